@@ -1,0 +1,46 @@
+"""What a user did that cannot work, said in one line."""
+
+import sys
+from types import TracebackType
+from typing import Iterator, Optional, Type
+
+
+class AdminError(ValueError):
+    """A user's mistake. The message says what was found, what was expected and what to do."""
+
+
+class DivergedError(AdminError):
+    """Training has diverged: the optimizer refuses update after update."""
+
+
+DIVERGED_ADVICE = (
+    "Resume from an earlier checkpoint (--restore-file) with a lower --lr, a longer --warmup-updates or "
+    "--clip-norm 1.0; under fp16 also try --amp. crash.pt holds the diverged model: do not resume from it."
+)
+
+
+def _chain(error: Optional[BaseException]) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def install_excepthook() -> None:
+    """Let an uncaught AdminError end the process with its one line and exit status 2.
+
+    fairseq's command lines catch nothing and print tracebacks, so the plugin can only reach them here. The error is
+    found behind whatever fairseq raised on top of it; every other exception goes to the hook that was there before.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+        for cause in _chain(error):
+            if isinstance(cause, AdminError):
+                print(f"fairseq-admin: {cause}", file=sys.stderr)
+                # CPython ends the process with this status when a hook raises SystemExit.
+                raise SystemExit(2)
+        previous(kind, error, trace)
+        if isinstance(error, FloatingPointError):
+            print(f"fairseq-admin: training diverged. {DIVERGED_ADVICE}", file=sys.stderr)
+
+    sys.excepthook = hook

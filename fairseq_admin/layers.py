@@ -1,0 +1,118 @@
+"""fairseq's Post-LN layers with the shortcut scaled by ω, nothing else changed.
+
+fairseq's layers compute `norm(residual_connection(branch, shortcut))` and do not say which sub-layer is at it. So
+`residual_connection` returns the pair, and each sub-layer's own norm, which knows its ω, adds it up. A forward hook on
+a norm therefore sees the sub-layer's branch, shortcut and output, and costs nothing where there is none.
+"""
+
+from typing import List, Tuple, Union
+
+import torch
+from fairseq.distributed import fsdp_wrap
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import Tensor, nn
+
+
+class ShortcutNorm(nn.LayerNorm):
+    """LN(shortcut ⊙ ω + branch), with ω = omega_init + omega_delta (Liu et al. 2020, section 4.3).
+
+    omega_init is a buffer: it is filled on the first batch, when the optimizer already holds its own copy of every
+    parameter. omega_delta, what training adds, is a parameter and starts at 0; weight decay thus pulls ω to its
+    profiled value. Both have shape (C,).
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.register_buffer("omega_init", torch.ones(channels))
+        self.omega_delta: Union[nn.Parameter, None] = nn.Parameter(torch.zeros(channels))
+
+    def freeze_omega(self) -> None:
+        """Keep ω as it was set: the first sub-layer of a stack.
+
+        Its shortcut is the embedding, often tied to two other matrices, so a learned vector ω could not be folded away.
+        """
+        self.omega_delta = None
+
+    def set_omega(self, omega: Union[float, Tensor]) -> None:
+        """Fill ω with one profiled scalar."""
+        with torch.no_grad():
+            self.omega_init.copy_(torch.as_tensor(omega).expand_as(self.omega_init))
+            if self.omega_delta is not None:
+                self.omega_delta.zero_()
+
+    @property
+    def omega(self) -> Tensor:
+        """ω as the forward uses it. Shape (C,)."""
+        return self.omega_init if self.omega_delta is None else self.omega_init + self.omega_delta
+
+    def forward(self, branch_and_shortcut: Tuple[Tensor, Tensor]) -> Tensor:
+        """Shapes: branch and shortcut (T, B, C), output (T, B, C)."""
+        branch, shortcut = branch_and_shortcut
+        # Under autocast the branch is half and the shortcut, a norm's output, is float: the sum is float, as stock's.
+        return super().forward(shortcut * self.omega.to(shortcut.dtype) + branch)
+
+
+def _xavier(linear: nn.Linear) -> nn.Linear:
+    """Initial weights of the fairseq under the paper; since 0.10 the feed-forward layers have nn.Linear's smaller ones."""
+    nn.init.xavier_uniform_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+class AdminEncoderLayer(TransformerEncoderLayerBase):
+    """Stock encoder layer; its two norms scale their shortcuts."""
+
+    def __init__(self, cfg, return_fc: bool = False) -> None:
+        super().__init__(cfg, return_fc=return_fc)
+        # fairseq 0.12.2 has an inference path that adds the shortcut itself, without ω.
+        self.can_use_fastpath = False
+        self.self_attn_layer_norm = ShortcutNorm(self.embed_dim)
+        self.final_layer_norm = ShortcutNorm(self.embed_dim)
+
+    def build_fc1(self, *args):
+        return _xavier(super().build_fc1(*args))
+
+    def build_fc2(self, *args):
+        return _xavier(super().build_fc2(*args))
+
+    def residual_connection(self, x: Tensor, residual: Tensor) -> Tuple[Tensor, Tensor]:
+        return x, residual
+
+
+class AdminDecoderLayer(TransformerDecoderLayerBase):
+    """Stock decoder layer; its three norms (two without encoder-attention) scale their shortcuts."""
+
+    def __init__(self, cfg, no_encoder_attn: bool = False) -> None:
+        super().__init__(cfg, no_encoder_attn)
+        self.self_attn_layer_norm = ShortcutNorm(self.embed_dim)
+        if self.encoder_attn_layer_norm is not None:
+            self.encoder_attn_layer_norm = ShortcutNorm(self.embed_dim)
+        self.final_layer_norm = ShortcutNorm(self.embed_dim)
+
+    def build_fc1(self, *args):
+        return _xavier(super().build_fc1(*args))
+
+    def build_fc2(self, *args):
+        return _xavier(super().build_fc2(*args))
+
+    def residual_connection(self, x: Tensor, residual: Tensor) -> Tuple[Tensor, Tensor]:
+        return x, residual
+
+
+def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
+    """What fairseq's build_encoder_layer and build_decoder_layer do to a layer they have made."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+
+def shortcut_norms(stack: nn.Module) -> List[ShortcutNorm]:
+    """The norms of the sub-layers of an encoder or a decoder, in forward order."""
+    norms = []
+    for layer in stack.layers.children():  # iterating over a LayerDropModuleList would skip some at random
+        for name in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"):
+            norm = getattr(layer, name, None)
+            if norm is not None:
+                norms.append(norm)
+    return norms

@@ -1,0 +1,92 @@
+"""The mathematics of Admin: branch variances, or a depth, to shortcut scales ω.
+
+A Post-LN sub-layer i of a stack of S sub-layers computes (Liu et al. 2020, section 4.3)
+
+    x_i = LN_i( x_{i-1} ⊙ ω_i + f_i(x_{i-1}) )
+
+with x_0 the stack's input and f_i the branch (attention or feed-forward, after its dropout). Every rule below gives one
+scalar a sub-layer; training turns it into a vector of C channels.
+
+    T time   B batch   C channels   S sub-layers
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def variance(x: Tensor, real: Tensor) -> Tensor:
+    """One variance over all channels of all real positions, in float32.
+
+    Args:
+        x: activations. Shape (T, B, C), any floating type.
+        real: which positions are not padding. Shape (T, B), bool.
+
+    Returns:
+        Var[x], a scalar on x's device; NaN if no position is real.
+    """
+    return x[real].float().var(correction=0)
+
+
+def next_omega(omega: Tensor, shortcut_variance: Tensor, branch_variance: Tensor) -> Tensor:
+    """Rule `reference`: the scale of sub-layer i+1 from what sub-layer i adds up.
+
+        ω_1 = 1,   ω_{i+1}² = Var[ω_i x_{i-1}] + Var[f_i]
+
+    This is what the authors' released code does, which made the published numbers: each ω is in place before the next
+    branch is measured. The paper's text describes `omega_from_variances` instead.
+
+    Args:
+        omega: ω_i, a scalar.
+        shortcut_variance: Var[x_{i-1}], before scaling.
+        branch_variance: Var[f_i].
+
+    Returns:
+        ω_{i+1}, a scalar.
+    """
+    return (omega**2 * shortcut_variance + branch_variance).sqrt()
+
+
+def omega_from_variances(branch_variances: Tensor, input_variance: Tensor) -> Tensor:
+    """Rule `paper`: shortcut scales that bound each branch's share of a Post-LN output.
+
+        ω_1 = 1,   ω_i² = Var[x_0] + Σ_{j<i} Var[f_j]  (i > 1)      Liu et al. 2020, section 4.3
+
+    Args:
+        branch_variances: Var[f_j] with every ω = 1, in forward order. Shape (S,), one stack.
+        input_variance: Var[x_0] of the stack's input, a scalar.
+
+    Returns:
+        ω, shape (S,). It multiplies the shortcut, never the branch.
+    """
+    omega = (input_variance + branch_variances.cumsum(0) - branch_variances).sqrt()
+    omega[0] = 1.0
+    return omega
+
+
+def omega_from_depth(rule: str, sublayers: int) -> float:
+    """Rules `log` and `constant`: one scale for every sub-layer of a stack, from its depth alone.
+
+        log:       ω² = (S + 1) / ln(S + 1) - 1        the output change then grows as O(log S)
+        constant:  ω² = S                              and stays O(1)
+
+    Both are the closed forms of the package admin-torch ("O(logn)" and "O(1)"), by the paper's first author.
+
+    Args:
+        rule: "log" or "constant".
+        sublayers: S, at least 1.
+
+    Returns:
+        ω.
+    """
+    if rule == "log":
+        return math.sqrt((sublayers + 1) / math.log(sublayers + 1) - 1)
+    assert rule == "constant", rule
+    return math.sqrt(sublayers)
+
+
+def omega_summary(omega: Tensor) -> dict[str, float]:
+    """Smallest, mean and largest entry of one ω. Shape (C,)."""
+    values = omega.detach().to(torch.float64)
+    return {"min": values.min().item(), "mean": values.mean().item(), "max": values.max().item()}

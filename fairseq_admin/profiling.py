@@ -1,0 +1,196 @@
+"""One measured pass over the first training batch: variances of every sub-layer, then ω.
+
+The pass runs before the first real forward, without gradients, on the first sentences of the batch. It leaves the
+model as it found it but for ω: random state, module modes and autocast's cache are what they would have been.
+"""
+
+import contextlib
+import logging
+import math
+import time
+from typing import Any, Dict, Iterator, List, Tuple
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+from fairseq.modules import LayerDropModuleList
+from torch import Tensor, nn
+
+from . import __version__
+from .errors import AdminError
+from .layers import ShortcutNorm, shortcut_norms
+from .omega import next_omega, omega_from_variances, variance
+
+logger = logging.getLogger(__name__)
+
+
+class StackProbe:
+    """Measures the sub-layers of one stack as they run, and sets their ω by the rule.
+
+    Args:
+        norms: the stack's norms in forward order, S of them.
+        rule: "reference" or "paper".
+        real: which positions of the stack are not padding. Shape (T, B), bool.
+    """
+
+    def __init__(self, norms: List[ShortcutNorm], rule: str, real: Tensor) -> None:
+        self.norms = norms
+        self.rule = rule
+        self.real = real
+        self.omegas = [torch.ones((), device=real.device)]
+        self.shortcut_variances: List[Tensor] = []
+        self.branch_variances: List[Tensor] = []
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        for norm in self.norms:
+            norm.set_omega(1.0)
+        handles = [norm.register_forward_pre_hook(self._observe) for norm in self.norms]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _observe(self, norm: nn.Module, inputs: Tuple[Tuple[Tensor, Tensor]]) -> None:
+        branch, shortcut = inputs[0]
+        self.shortcut_variances.append(variance(shortcut, self.real))
+        self.branch_variances.append(variance(branch, self.real))
+        if self.rule == "reference":
+            assert isinstance(norm, ShortcutNorm)
+            norm.set_omega(self.omegas[-1])
+            self.omegas.append(next_omega(self.omegas[-1], self.shortcut_variances[-1], self.branch_variances[-1]))
+
+    def omega(self) -> Tensor:
+        """ω of every sub-layer after the pass. Shape (S,), float32."""
+        assert len(self.branch_variances) == len(self.norms), "a sub-layer did not run exactly once"
+        if self.rule == "paper":
+            return omega_from_variances(torch.stack(self.branch_variances), self.shortcut_variances[0])
+        return torch.stack(self.omegas[:-1])
+
+
+@contextlib.contextmanager
+def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Dropout stays as in training; layerdrop and weight noise are off; everything is put back afterwards."""
+    # Quantisation noise overwrites the weights of linear and embedding layers, but only of those in training mode.
+    quiet = [m for m in model.modules() if m.training and isinstance(m, (LayerDropModuleList, nn.Linear, nn.Embedding))]
+    for module in quiet:
+        module.training = False
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+            yield
+    finally:
+        for module in quiet:
+            module.training = True
+        # Weights that autocast cast without gradients must not be found in its cache by the real forward.
+        torch.clear_autocast_cache()
+
+
+def measure(model: nn.Module, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str) -> Tensor:
+    """Run the batch once and set every ω by the rule.
+
+    Args:
+        model: an encoder-decoder of ShortcutNorms, in training mode.
+        src_tokens: source batch. Shape (B, T_source).
+        prev_output_tokens: decoder input. Shape (B, T_target).
+        rule: "reference" or "paper".
+
+    Returns:
+        ω of the encoder's, then of the decoder's sub-layers. Shape (S_encoder + S_decoder,), float32.
+    """
+    probes = [
+        StackProbe(shortcut_norms(stack), rule, tokens.ne(stack.padding_idx).t())
+        for stack, tokens in ((model.encoder, src_tokens), (model.decoder, prev_output_tokens))
+    ]
+    with _undisturbed(model, src_tokens.device), probes[0].attached(), probes[1].attached():
+        encoder_out = model.encoder(src_tokens)
+        model.decoder(prev_output_tokens, encoder_out=encoder_out, features_only=True)
+        return torch.cat([probe.omega() for probe in probes])
+
+
+def _within_budget(src_tokens: Tensor, prev_output_tokens: Tensor, tokens: int) -> Tuple[Tensor, Tensor]:
+    """The first sentences of a batch whose padded longer side holds at most that many tokens; at least one sentence."""
+    longest = max(src_tokens.size(1), prev_output_tokens.size(1))
+    sentences = max(1, tokens // longest)
+    return src_tokens[:sentences], prev_output_tokens[:sentences]
+
+
+def _measure_in_memory(
+    model: nn.Module, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str, tokens: int
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """`measure`, on half the tokens again and again while the device has no memory for it. Returns the batch used."""
+    while True:
+        src, prev = _within_budget(src_tokens, prev_output_tokens, tokens)
+        try:
+            return measure(model, src, prev, rule), src, prev
+        except RuntimeError as error:
+            if "out of memory" not in str(error) or len(src) == 1:
+                raise
+        tokens = len(src) // 2 * max(src.size(1), prev.size(1))
+        logger.warning("Admin: out of memory while profiling; trying again with %d tokens", tokens)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _from_first_rank(omega: Tensor) -> Tensor:
+    """The first data-parallel rank's ω. Every rank has to come here, whatever went wrong before."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        distributed_utils.broadcast(omega, src=0, group=distributed_utils.get_data_parallel_group())
+    return omega
+
+
+def profile(model: nn.Module, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str, tokens: int) -> Dict[str, Any]:
+    """Fill every ω of a model from one training batch, the same on all data-parallel ranks.
+
+    Args:
+        model, src_tokens, prev_output_tokens, rule: as for `measure`.
+        tokens: budget of padded tokens on the longer side; the batch's first sentences that fit are used.
+
+    Returns:
+        Where ω came from: rule, tokens used on either side, seed, version. Log it, and keep it in the checkpoint.
+
+    Raises:
+        AdminError: the batch holds no token, or a variance is not a finite number.
+    """
+    start = time.perf_counter()
+    stacks = {"encoder": shortcut_norms(model.encoder), "decoder": shortcut_norms(model.decoder)}
+    norms = stacks["encoder"] + stacks["decoder"]
+    failure = None
+    used = (src_tokens, prev_output_tokens)
+    try:
+        if not all(t.ne(s.padding_idx).any() for s, t in zip((model.encoder, model.decoder), used)):
+            raise AdminError(
+                f"the first training batch holds no token (source {tuple(src_tokens.shape)}, target "
+                f"{tuple(prev_output_tokens.shape)}, all padding); profiling needs one. Check the training data."
+            )
+        omega, *used = _measure_in_memory(model, src_tokens, prev_output_tokens, rule, tokens)
+    except Exception as error:
+        failure = error
+        omega = torch.full((len(norms),), math.nan, device=src_tokens.device)
+    omega = _from_first_rank(omega)
+    if failure is not None and not torch.isfinite(omega).all():
+        raise failure
+    for norm, value in zip(norms, omega):
+        norm.set_omega(value)
+    ranges = []
+    for name, part in zip(stacks, omega.split([len(part) for part in stacks.values()])):
+        bad = (~torch.isfinite(part)).nonzero()
+        if len(bad):
+            raise AdminError(
+                f"profiling measured {part[bad[0]].item()} for omega at sub-layer {bad[0].item() + 1} of the {name}; a "
+                "finite number was expected. The model overflows on its first batch (or rank 0 failed: see its log); "
+                "check the embeddings given, or train in fp32 or --amp."
+            )
+        ranges.append(f"{name} {len(part)} sub-layers, omega {part.min():.3f} to {part.max():.3f}")
+    record = {
+        "rule": rule,
+        "source_tokens": int(used[0].ne(model.encoder.padding_idx).sum()),
+        "target_tokens": int(used[1].ne(model.decoder.padding_idx).sum()),
+        "seed": torch.initial_seed(),
+        "version": __version__,
+    }
+    seconds = time.perf_counter() - start
+    logger.info(
+        "Admin: profiled by rule %s on %d source and %d target tokens in %.2f s: %s",
+        *(rule, record["source_tokens"], record["target_tokens"], seconds, "; ".join(ranges)),
+    )
+    return record

@@ -1,0 +1,42 @@
+"""Where a model's ω came from, kept as a tensor in its state dict.
+
+A state dict passes through casts to half precision, checkpoint averaging and exponential moving averages, all of which
+take every entry for a float tensor. So the record, a short JSON text, is stored as one float a byte: values up to 255
+survive float16, bfloat16, a mean of equal records and a decayed sum, and are rounded back when read.
+"""
+
+import json
+from typing import Any, Dict, Optional
+
+import torch
+from torch import Tensor
+
+KEY = "admin_provenance"
+LENGTH = 256
+
+
+def encode(record: Dict[str, Any]) -> Tensor:
+    """A record as a tensor. Shape (256,), float32, zero-padded."""
+    text = json.dumps(record, separators=(",", ":")).encode("ascii")
+    assert len(text) <= LENGTH, text
+    tensor = torch.zeros(LENGTH)
+    tensor[: len(text)] = torch.tensor(list(text), dtype=torch.float32)
+    return tensor
+
+
+def decode(tensor: Tensor) -> Optional[Dict[str, Any]]:
+    """The record that `encode` stored, or None where there is none yet.
+
+    Raises:
+        ValueError: the bytes are no record (an average of checkpoints with different provenance, for example).
+    """
+    text = bytes(int(value) for value in tensor.detach().float().round().clamp(0, 255).tolist()).rstrip(b"\0")
+    if not text:
+        return None
+    try:
+        record = json.loads(text)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise ValueError(f"{KEY} holds no record of where omega came from: were different runs averaged?")
+    return record

@@ -1,0 +1,134 @@
+"""`--optimizer radam`: rectified Adam (Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and Beyond").
+
+torch's implementation does the arithmetic. Where it differs from the optimizer behind Admin's published numbers, that
+one is followed: no step, rather than a momentum step, while the variance is not tractable (ρ_t ≤ 5: the first five
+steps at β2 = 0.98), and decoupled weight decay p ← p - lr·wd·p, in those steps too.
+"""
+
+import ast
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from omegaconf import II
+from torch import Tensor
+from torch.optim.radam import radam
+
+from .errors import AdminError
+
+
+def tractable(step: int, beta2: float) -> bool:
+    """Whether the adaptive learning rate has a variance at this step (counted from 1): ρ_t > 5.
+
+        ρ_∞ = 2 / (1 - β2) - 1,   ρ_t = ρ_∞ - 2 t β2^t / (1 - β2^t)      algorithm 2
+    """
+    rho_inf = 2 / (1 - beta2) - 1
+    return rho_inf - 2 * step * beta2**step / (1 - beta2**step) > 5
+
+
+class RAdam(torch.optim.Optimizer):
+    """Rectified Adam without steps while the variance is intractable, its state in float32 whatever the parameters'.
+
+    Args:
+        params: parameters or groups of them.
+        lr: learning rate.
+        betas: β1 and β2, each in [0, 1).
+        eps: added to the root of the second moment.
+        weight_decay: decoupled; multiplied by lr.
+    """
+
+    supports_flat_params = True
+    supports_memory_efficient_fp16 = True
+
+    def __init__(self, params, lr: float, betas: Tuple[float, float], eps: float, weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], float]] = None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._step_group(group, [p for p in group["params"] if p.grad is not None])
+        return loss
+
+    def _step_group(self, group: Dict[str, Any], params: List[Tensor]) -> None:
+        if not params:
+            return
+        beta1, beta2 = group["betas"]
+        for p in params:
+            state = self.state[p]
+            if not state:
+                state["step"] = torch.zeros(())
+                state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
+                state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
+        states = [self.state[p] for p in params]
+        # float() is the tensor itself in float32, and a working copy under --memory-efficient-fp16.
+        masters = [p.float() for p in params]
+        decay = 1 - group["lr"] * group["weight_decay"]
+        # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
+        held = {
+            i: masters[i] * decay for i, s in enumerate(states) if not tractable(int(s["step"].item()) + 1, beta2)
+        }
+        radam(
+            masters,
+            [p.grad.float() for p in params],
+            [s["exp_avg"] for s in states],
+            [s["exp_avg_sq"] for s in states],
+            [s["step"] for s in states],
+            decoupled_weight_decay=True,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+        )
+        for i, value in held.items():
+            masters[i].copy_(value)
+        for p, master in zip(params, masters):
+            if master is not p:
+                p.copy_(master)
+
+
+@dataclass
+class RAdamConfig(FairseqDataclass):
+    """Options of --optimizer radam, named as fairseq's adam names them."""
+
+    adam_betas: Any = field(default=(0.9, 0.98), metadata={"help": "beta1 and beta2, e.g. '(0.9, 0.98)'"})
+    adam_eps: float = field(default=1e-8, metadata={"help": "added to the root of the second moment"})
+    weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay, multiplied by the lr"})
+    lr: List[float] = II("optimization.lr")
+
+
+def _betas(given: Any) -> Tuple[float, float]:
+    try:
+        beta1, beta2 = (float(b) for b in (ast.literal_eval(given) if isinstance(given, str) else given))
+    except (ValueError, SyntaxError, TypeError):
+        raise AdminError(f"--adam-betas is {given!r}; two numbers were expected, e.g. '(0.9, 0.98)'.") from None
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
+        raise AdminError(f"--adam-betas is {given!r}; each beta must be at least 0 and below 1, e.g. '(0.9, 0.98)'.")
+    return beta1, beta2
+
+
+@register_optimizer("radam", dataclass=RAdamConfig)
+class FairseqRAdam(FairseqOptimizer):
+    """fairseq's handle on `RAdam`."""
+
+    def __init__(self, cfg: RAdamConfig, params) -> None:
+        super().__init__(cfg)
+        self._optimizer = RAdam(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> Dict[str, Any]:
+        """What overrides the options stored in a checkpoint."""
+        lr = self.cfg.lr
+        return {
+            "lr": lr[0] if isinstance(lr, Collection) else lr,
+            "betas": _betas(self.cfg.adam_betas),
+            "eps": self.cfg.adam_eps,
+            "weight_decay": self.cfg.weight_decay,
+        }

@@ -1,0 +1,35 @@
+"""Package metadata. Install with --no-build-isolation after torch, numpy, cython, setuptools and wheel (see README)."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+RECIPES = ["Babel", "matplotlib", "num2words", "sacremoses", "subword-nmt"]
+
+setup(
+    name="fairseq-admin",
+    version=re.search(r'__version__ = "(.+?)"', (HERE / "fairseq_admin/__init__.py").read_text())[1],
+    description="Train very deep Post-LN Transformers with Admin through stock fairseq-train",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    packages=find_packages(include=["fairseq_admin", "fairseq_admin.*"]),
+    python_requires=">=3.9",
+    install_requires=[
+        # The same fairseq twice: the newest official release neither installs with pip >= 24.1 nor imports on
+        # Python >= 3.11; fairseq-fixed is its main branch with only that mended.
+        "fairseq-fixed>=0.12.3.1; python_version >= '3.11'",
+        "fairseq==0.12.2; python_version < '3.11'",
+        "numpy<1.24; python_version < '3.11'",
+        "torch>=2.1",
+        "sacrebleu>=2.0",
+        "fastBPE",
+    ],
+    extras_require={
+        "recipes": RECIPES,
+        "dev": [*RECIPES, "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"],
+    },
+    entry_points={"console_scripts": ["fairseq-admin=fairseq_admin.cli:main"]},
+)

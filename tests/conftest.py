@@ -1,0 +1,136 @@
+"""What the tests share: a small corpus, tiny models, and fairseq's commands run in processes of their own."""
+
+import contextlib
+import io
+import multiprocessing
+import os
+import random
+import sys
+import traceback
+from pathlib import Path
+from typing import Callable, List, NamedTuple
+
+# One thread a process: the tests run several processes on few cores, where OpenMP's waiting costs more than it saves.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes more than about ten seconds; still part of `make test`")
+    config.addinivalue_line("markers", "cuda: needs a CUDA device")
+
+
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+class Run(NamedTuple):
+    """How a command ended: its exit status and everything it printed."""
+
+    status: int
+    output: str
+
+
+def _child(module: str, arguments: List[str], log: Path) -> None:
+    """Runs `python -m module arguments` inside a forked process that has torch and fairseq imported already."""
+    import runpy
+
+    sys.argv = [module, *arguments]
+    sys.path.insert(0, str(ROOT))
+    status = 0
+    with open(log, "w", buffering=1) as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            try:
+                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                status = 1
+            except SystemExit as end:
+                status = end.code  # type: ignore[assignment]
+            except BaseException:
+                traceback.print_exc(file=out)
+                status = 1
+    os._exit(status)
+
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["fairseq_cli.train", "fairseq_cli.generate", "fairseq_cli.preprocess"])
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., multiprocessing.process.BaseProcess]:
+    """start(module, *arguments, log=path) -> a running process; killed at the end of the test."""
+    running = []
+
+    def begin(module: str, *arguments: object, log: Path) -> multiprocessing.process.BaseProcess:
+        process = _processes.Process(target=_child, args=(module, [str(a) for a in arguments], log))
+        process.start()
+        running.append(process)
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.join()
+
+
+def run_module(module: str, *arguments: object, log: Path, timeout: float = 120) -> Run:
+    """Run a module as a command to its end, as `python -m` would."""
+    process = _processes.Process(target=_child, args=(module, [str(a) for a in arguments], log))
+    process.start()
+    process.join(timeout)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise TimeoutError(f"{module} ran for more than {timeout} s:\n{log.read_text()[-4000:]}")
+    return Run(process.exitcode or 0, log.read_text())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Run]:
+    """run(module, *arguments) -> Run, as `python -m module arguments` from the repository's root."""
+    counter = iter(range(1000))
+
+    def go(module: str, *arguments: object, timeout: float = 120) -> Run:
+        return run_module(module, *arguments, log=tmp_path / f"run{next(counter)}.log", timeout=timeout)
+
+    return go
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A binarised corpus a -> b: the source reversed and re-mapped, 40 words, 400 pairs, one dictionary."""
+    folder = tmp_path_factory.mktemp("corpus")
+    generator = random.Random(1)
+    for split, size in (("train", 400), ("valid", 40), ("test", 20)):
+        source, target = io.StringIO(), io.StringIO()
+        for _ in range(size):
+            words = [generator.randrange(40) for _ in range(generator.randint(3, 14))]
+            print(*[f"w{w}" for w in words], file=source)
+            print(*[f"w{(7 * w + 3) % 40}" for w in reversed(words)], file=target)
+        (folder / f"{split}.a").write_text(source.getvalue())
+        (folder / f"{split}.b").write_text(target.getvalue())
+    prefixes = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
+    arguments = ["-s", "a", "-t", "b", *prefixes, "--destdir", folder / "bin", "--joined-dictionary"]
+    done = run_module("fairseq_cli.preprocess", *arguments, log=folder / "preprocess.log")
+    assert done.status == 0, done.output
+    return folder / "bin"
+
+
+TRAIN = (
+    "--user-dir fairseq_admin --arch transformer_admin_tiny --optimizer radam --lr 1e-3 --lr-scheduler inverse_sqrt "
+    "--warmup-updates 10 --criterion label_smoothed_cross_entropy --max-tokens 300 --cpu --no-epoch-checkpoints "
+    "--share-all-embeddings --log-format simple --log-interval 1 --num-workers 0"
+).split()
+"""Options that train the tiny model on `corpus` within seconds; later options override them."""
