@@ -1,6 +1,7 @@
 """Reading and writing checkpoints safely; a stock model's weights taken over; averaging."""
 
 import argparse
+import importlib
 import logging
 import os
 import pickle
@@ -33,7 +34,7 @@ def allow_fairseq_globals() -> None:
     from omegaconf import AnyNode, DictConfig, ListConfig
     from omegaconf.base import ContainerMetadata, Metadata
 
-    multiarray = numpy.core.multiarray if numpy.__version__ < "2" else numpy._core.multiarray
+    multiarray = importlib.import_module(f"{'numpy.core' if numpy.__version__ < '2' else 'numpy._core'}.multiarray")
     dtypes = [type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdU"]
     torch.serialization.add_safe_globals(
         [argparse.Namespace, _TensorPlaceholder]

@@ -35,5 +35,5 @@ class SkippedUpdates:
         if self.limit and self.batches > self.limit * self.batches_per_update:
             raise DivergedError(
                 f"update {num_updates} was skipped {self.limit} times in a row (overflow, or out of memory); the loss "
-                f"has most likely diverged. {DIVERGED_ADVICE} --admin-max-skipped-updates changes the limit, 0 lifts it."
+                f"has most likely diverged. {DIVERGED_ADVICE} --admin-max-skipped-updates sets the limit, 0 lifts it."
             )

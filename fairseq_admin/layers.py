@@ -5,10 +5,11 @@ fairseq's layers compute `norm(residual_connection(branch, shortcut))` and do no
 a norm therefore sees the sub-layer's branch, shortcut and output, and costs nothing where there is none.
 """
 
-from typing import List, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 import torch
 from fairseq.distributed import fsdp_wrap
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
@@ -22,10 +23,13 @@ class ShortcutNorm(nn.LayerNorm):
     profiled value. Both have shape (C,).
     """
 
+    omega_init: Tensor
+    omega_delta: Optional[nn.Parameter]
+
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
         self.register_buffer("omega_init", torch.ones(channels))
-        self.omega_delta: Union[nn.Parameter, None] = nn.Parameter(torch.zeros(channels))
+        self.omega_delta = nn.Parameter(torch.zeros(channels))
 
     def freeze_omega(self) -> None:
         """Keep ω as it was set: the first sub-layer of a stack.
@@ -46,7 +50,7 @@ class ShortcutNorm(nn.LayerNorm):
         """ω as the forward uses it. Shape (C,)."""
         return self.omega_init if self.omega_delta is None else self.omega_init + self.omega_delta
 
-    def forward(self, branch_and_shortcut: Tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, branch_and_shortcut: Tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
         """Shapes: branch and shortcut (T, B, C), output (T, B, C)."""
         branch, shortcut = branch_and_shortcut
         # Under autocast the branch is half and the shortcut, a norm's output, is float: the sum is float, as stock's.
@@ -54,13 +58,26 @@ class ShortcutNorm(nn.LayerNorm):
 
 
 def _xavier(linear: nn.Linear) -> nn.Linear:
-    """Initial weights of the fairseq under the paper; since 0.10 the feed-forward layers have nn.Linear's smaller ones."""
+    """The paper's fairseq began feed-forward layers so; since 0.10 they have nn.Linear's smaller weights."""
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
 
 
-class AdminEncoderLayer(TransformerEncoderLayerBase):
+class _AdminLayer:
+    """What both of Admin's layers change in fairseq's."""
+
+    def build_fc1(self, *args):
+        return _xavier(super().build_fc1(*args))  # type: ignore[misc]
+
+    def build_fc2(self, *args):
+        return _xavier(super().build_fc2(*args))  # type: ignore[misc]
+
+    def residual_connection(self, x: Tensor, residual: Tensor) -> Tuple[Tensor, Tensor]:
+        return x, residual
+
+
+class AdminEncoderLayer(_AdminLayer, TransformerEncoderLayerBase):
     """Stock encoder layer; its two norms scale their shortcuts."""
 
     def __init__(self, cfg, return_fc: bool = False) -> None:
@@ -70,34 +87,16 @@ class AdminEncoderLayer(TransformerEncoderLayerBase):
         self.self_attn_layer_norm = ShortcutNorm(self.embed_dim)
         self.final_layer_norm = ShortcutNorm(self.embed_dim)
 
-    def build_fc1(self, *args):
-        return _xavier(super().build_fc1(*args))
 
-    def build_fc2(self, *args):
-        return _xavier(super().build_fc2(*args))
-
-    def residual_connection(self, x: Tensor, residual: Tensor) -> Tuple[Tensor, Tensor]:
-        return x, residual
-
-
-class AdminDecoderLayer(TransformerDecoderLayerBase):
+class AdminDecoderLayer(_AdminLayer, TransformerDecoderLayerBase):
     """Stock decoder layer; its three norms (two without encoder-attention) scale their shortcuts."""
 
     def __init__(self, cfg, no_encoder_attn: bool = False) -> None:
         super().__init__(cfg, no_encoder_attn)
         self.self_attn_layer_norm = ShortcutNorm(self.embed_dim)
-        if self.encoder_attn_layer_norm is not None:
+        if not no_encoder_attn:
             self.encoder_attn_layer_norm = ShortcutNorm(self.embed_dim)
         self.final_layer_norm = ShortcutNorm(self.embed_dim)
-
-    def build_fc1(self, *args):
-        return _xavier(super().build_fc1(*args))
-
-    def build_fc2(self, *args):
-        return _xavier(super().build_fc2(*args))
-
-    def residual_connection(self, x: Tensor, residual: Tensor) -> Tuple[Tensor, Tensor]:
-        return x, residual
 
 
 def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
@@ -107,7 +106,7 @@ def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
-def shortcut_norms(stack: nn.Module) -> List[ShortcutNorm]:
+def shortcut_norms(stack: Union[TransformerEncoderBase, TransformerDecoderBase]) -> List[ShortcutNorm]:
     """The norms of the sub-layers of an encoder or a decoder, in forward order."""
     norms = []
     for layer in stack.layers.children():  # iterating over a LayerDropModuleList would skip some at random

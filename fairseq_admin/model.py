@@ -36,7 +36,7 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
     flat = []
     for outer in fields(config):
         inner = outer.default if outer.name in ("encoder", "decoder", "quant_noise") else None
-        for item in fields(inner) if inner is not None else [outer]:
+        for item in fields(inner) if inner is not None else [outer]:  # type: ignore[arg-type]
             name = f"{outer.name}_{item.name}" if inner is not None else item.name
             metadata, kind, default = dict(item.metadata), item.type, item.default
             if item.name.startswith("_"):
@@ -101,10 +101,7 @@ def fill_sizes(
 
 def _nested(cfg: Any) -> TransformerConfig:
     """The options as fairseq's own layers read them, with Admin's beside them."""
-    if OmegaConf.is_config(cfg):
-        flat = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    else:
-        flat = dict(vars(cfg))
+    flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
     args = Namespace(**flat)
     fill_sizes(args)
     return TransformerConfig.from_namespace(args)
@@ -122,11 +119,13 @@ def _refuse_unsuitable(cfg: TransformerConfig) -> None:
             "scale_resids was given: a second learned scale on the shortcut that Admin scales already. Leave it out."
         )
     if cfg.base_layers:
-        raise AdminError(f"--base-layers {cfg.base_layers} was given; BASE layers add their own shortcut. Leave it out.")
+        raise AdminError(
+            f"--base-layers {cfg.base_layers} was given; BASE layers add their own shortcut. Leave it out."
+        )
     for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
         if stack.layers < 1:
             raise AdminError(f"--{side}-layers is {stack.layers}; at least 1 layer is needed.")
-        if stack.layers_to_keep and "0" not in stack.layers_to_keep.split(","):
+        if stack.layers_to_keep and "0" not in str(stack.layers_to_keep).split(","):
             raise AdminError(
                 f"--{side}-layers-to-keep {stack.layers_to_keep} drops layer 0, whose first omega is fixed at the "
                 "embedding. Keep layer 0."
@@ -248,4 +247,6 @@ _preset("transformer_admin_12l", encoder_layers=12, decoder_layers=12)
 _preset("transformer_admin_18l", encoder_layers=18, decoder_layers=18)
 _preset("transformer_admin_60l_12l", encoder_layers=60, decoder_layers=12)
 _preset("transformer_admin_iwslt_de_en", ffn_embed_dim=1024, attention_heads=4)
-_preset("transformer_admin_tiny", encoder_layers=2, decoder_layers=2, embed_dim=64, ffn_embed_dim=128, attention_heads=4)
+_preset(
+    "transformer_admin_tiny", encoder_layers=2, decoder_layers=2, embed_dim=64, ffn_embed_dim=128, attention_heads=4
+)

@@ -8,10 +8,11 @@ import contextlib
 import logging
 import math
 import time
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple, Union
 
 import torch
 from fairseq.distributed import utils as distributed_utils
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
@@ -85,7 +86,7 @@ def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def measure(model: nn.Module, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str) -> Tensor:
+def measure(model: TransformerModelBase, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str) -> Tensor:
     """Run the batch once and set every ω by the rule.
 
     Args:
@@ -115,7 +116,7 @@ def _within_budget(src_tokens: Tensor, prev_output_tokens: Tensor, tokens: int) 
 
 
 def _measure_in_memory(
-    model: nn.Module, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str, tokens: int
+    model: TransformerModelBase, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str, tokens: int
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """`measure`, on half the tokens again and again while the device has no memory for it. Returns the batch used."""
     while True:
@@ -138,7 +139,14 @@ def _from_first_rank(omega: Tensor) -> Tensor:
     return omega
 
 
-def profile(model: nn.Module, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str, tokens: int) -> Dict[str, Any]:
+def _tokens(stack: Union[TransformerEncoderBase, TransformerDecoderBase], tokens: Tensor) -> int:
+    """How many positions are not padding."""
+    return int(tokens.ne(stack.padding_idx).sum())
+
+
+def profile(
+    model: TransformerModelBase, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str, tokens: int
+) -> Dict[str, Any]:
     """Fill every ω of a model from one training batch, the same on all data-parallel ranks.
 
     Args:
@@ -155,14 +163,14 @@ def profile(model: nn.Module, src_tokens: Tensor, prev_output_tokens: Tensor, ru
     stacks = {"encoder": shortcut_norms(model.encoder), "decoder": shortcut_norms(model.decoder)}
     norms = stacks["encoder"] + stacks["decoder"]
     failure = None
-    used = (src_tokens, prev_output_tokens)
+    src, prev = src_tokens, prev_output_tokens
     try:
-        if not all(t.ne(s.padding_idx).any() for s, t in zip((model.encoder, model.decoder), used)):
+        if not (_tokens(model.encoder, src) and _tokens(model.decoder, prev)):
             raise AdminError(
                 f"the first training batch holds no token (source {tuple(src_tokens.shape)}, target "
                 f"{tuple(prev_output_tokens.shape)}, all padding); profiling needs one. Check the training data."
             )
-        omega, *used = _measure_in_memory(model, src_tokens, prev_output_tokens, rule, tokens)
+        omega, src, prev = _measure_in_memory(model, src_tokens, prev_output_tokens, rule, tokens)
     except Exception as error:
         failure = error
         omega = torch.full((len(norms),), math.nan, device=src_tokens.device)
@@ -183,8 +191,8 @@ def profile(model: nn.Module, src_tokens: Tensor, prev_output_tokens: Tensor, ru
         ranges.append(f"{name} {len(part)} sub-layers, omega {part.min():.3f} to {part.max():.3f}")
     record = {
         "rule": rule,
-        "source_tokens": int(used[0].ne(model.encoder.padding_idx).sum()),
-        "target_tokens": int(used[1].ne(model.decoder.padding_idx).sum()),
+        "source_tokens": _tokens(model.encoder, src),
+        "target_tokens": _tokens(model.decoder, prev),
         "seed": torch.initial_seed(),
         "version": __version__,
     }

@@ -6,7 +6,7 @@ steps at β2 = 0.98), and decoupled weight decay p ← p - lr·wd·p, in those s
 """
 
 import ast
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -23,7 +23,7 @@ from .errors import AdminError
 def tractable(step: int, beta2: float) -> bool:
     """Whether the adaptive learning rate has a variance at this step (counted from 1): ρ_t > 5.
 
-        ρ_∞ = 2 / (1 - β2) - 1,   ρ_t = ρ_∞ - 2 t β2^t / (1 - β2^t)      algorithm 2
+    ρ_∞ = 2 / (1 - β2) - 1,   ρ_t = ρ_∞ - 2 t β2^t / (1 - β2^t)      algorithm 2
     """
     rho_inf = 2 / (1 - beta2) - 1
     return rho_inf - 2 * step * beta2**step / (1 - beta2**step) > 5
@@ -71,12 +71,10 @@ class RAdam(torch.optim.Optimizer):
         masters = [p.float() for p in params]
         decay = 1 - group["lr"] * group["weight_decay"]
         # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
-        held = {
-            i: masters[i] * decay for i, s in enumerate(states) if not tractable(int(s["step"].item()) + 1, beta2)
-        }
+        held = {i: masters[i] * decay for i, s in enumerate(states) if not tractable(int(s["step"].item()) + 1, beta2)}
         radam(
             masters,
-            [p.grad.float() for p in params],
+            [p.grad.float() for p in params if p.grad is not None],
             [s["exp_avg"] for s in states],
             [s["exp_avg_sq"] for s in states],
             [s["step"] for s in states],
@@ -125,9 +123,8 @@ class FairseqRAdam(FairseqOptimizer):
     @property
     def optimizer_config(self) -> Dict[str, Any]:
         """What overrides the options stored in a checkpoint."""
-        lr = self.cfg.lr
         return {
-            "lr": lr[0] if isinstance(lr, Collection) else lr,
+            "lr": next(iter(self.cfg.lr)) if isinstance(self.cfg.lr, Iterable) else self.cfg.lr,
             "betas": _betas(self.cfg.adam_betas),
             "eps": self.cfg.adam_eps,
             "weight_decay": self.cfg.weight_decay,
