@@ -46,16 +46,21 @@ bench: $(VENV)/ready
 .PHONY: setup
 setup: $(VENV)/ready
 
-# torch first: fairseq builds against it, and in a build environment of its own pip would fetch a second, newest one.
-# Python < 3.11 gets the official fairseq 0.12.2, whose dependencies' metadata pip >= 24.1 and setuptools >= 81 reject.
+PIP := $(RUN) -m pip install -q --disable-pip-version-check
+
+# torch first: fairseq-fixed builds against it, and in a build environment of its own pip would fetch a second one.
+# Python < 3.11 gets the official fairseq 0.12.2. Its dependencies' metadata needs an older pip and setuptools, and its
+# source archive lacks a file that is only compiled where torch is found, so that one is built in isolation.
 $(VENV)/ready: setup.py
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 9) or sys.exit("$(PYTHON) is older than Python 3.9; give PYTHON=")'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -c 'import sys; print(*["wheel", "numpy", "cython"] + (["setuptools", "$(TORCH)" or "torch==2.13.0"] \
-	  if sys.version_info >= (3, 11) else ["pip<24.1", "setuptools<81", "$(TORCH)" or "torch==2.8.0"]), sep="\n")' \
-	  > $(VENV)/first.txt
-	$(RUN) -m pip install -q --disable-pip-version-check -r $(VENV)/first.txt
-	$(RUN) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev]'
+	if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 11))'; then \
+	  $(PIP) 'pip<24.1' 'setuptools<81' wheel cython 'numpy<1.24' '$(or $(TORCH),torch==2.8.0)'; \
+	  $(PIP) fairseq==0.12.2; \
+	else \
+	  $(PIP) setuptools wheel cython numpy '$(or $(TORCH),torch==2.13.0)'; \
+	fi
+	$(PIP) --no-build-isolation -e '.[dev]'
 	touch $@
 
 ## make clean: remove caches and runs/demo
