@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, MutableMapping
 
@@ -39,7 +40,8 @@ def allow_fairseq_globals() -> None:
     torch.serialization.add_safe_globals(
         [argparse.Namespace, _TensorPlaceholder]
         + [multiarray.scalar, multiarray._reconstruct, numpy.ndarray, numpy.dtype, *dict.fromkeys(dtypes)]
-        + [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any]
+        + [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any, defaultdict]
+        + [dict, list, str, int, float, bool]
     )
 
 
@@ -62,7 +64,7 @@ def read(path: Path) -> Dict[str, Any]:
             f"{path} {what}; a fairseq checkpoint was expected. Nothing in it was run. Give a file that fairseq-train "
             "wrote, and copy it again if it is one."
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # the unpickler of a file that is something else raises almost anything
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise AdminError(f"{path}: not a whole checkpoint ({line}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):

@@ -20,6 +20,10 @@ class SkippedUpdates:
     def __init__(self, limit: int, batches_per_update: int) -> None:
         self.limit = limit
         self.batches_per_update = batches_per_update
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget every batch counted."""
         self.num_updates = -1
         self.batches = 0
 

@@ -40,7 +40,8 @@ def install_excepthook() -> None:
                 # CPython ends the process with this status when a hook raises SystemExit.
                 raise SystemExit(2)
         previous(kind, error, trace)
-        if isinstance(error, FloatingPointError):
+        # fairseq's search for the culprit may itself fail on top of it (NanDetector does, with today's torch).
+        if any(isinstance(cause, FloatingPointError) for cause in _chain(error)):
             print(f"fairseq-admin: training diverged. {DIVERGED_ADVICE}", file=sys.stderr)
 
     sys.excepthook = hook

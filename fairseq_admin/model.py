@@ -230,6 +230,7 @@ class TransformerAdminModel(TransformerModelBase):
             if not stack.layers_to_keep
         }
         adopt(state_dict, self.state_dict(), depths)
+        self.skipped_updates.restart()  # fairseq has just told the number of updates, and no batch has come with it
         result = super().load_state_dict(state_dict, strict, model_cfg, args)
         self.profiled = provenance.decode(getattr(self, provenance.KEY)) is not None
         return result

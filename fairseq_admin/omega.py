@@ -21,12 +21,15 @@ def variance(x: Tensor, real: Tensor) -> Tensor:
 
     Args:
         x: activations. Shape (T, B, C), any floating type.
-        real: which positions are not padding. Shape (T, B), bool.
+        real: indices, in T·B, of the positions that are not padding. Shape (R,), int64. (A mask would be turned into
+            them, and the device waited for, at every call.)
 
     Returns:
         Var[x], a scalar on x's device; NaN if no position is real.
     """
-    return x[real].float().var(correction=0)
+    values = x.flatten(0, 1).index_select(0, real).float()
+    # Two passes are as accurate as torch.var and, on a CPU, twice as fast.
+    return (values - values.mean()).square_().mean()
 
 
 def next_omega(omega: Tensor, shortcut_variance: Tensor, branch_variance: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class StackProbe:
     def __init__(self, norms: List[ShortcutNorm], rule: str, real: Tensor) -> None:
         self.norms = norms
         self.rule = rule
-        self.real = real
+        self.real = real.flatten().nonzero().squeeze(1)
         self.omegas = [torch.ones((), device=real.device)]
         self.shortcut_variances: List[Tensor] = []
         self.branch_variances: List[Tensor] = []

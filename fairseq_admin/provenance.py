@@ -11,6 +11,8 @@ from typing import Any, Dict, Optional
 import torch
 from torch import Tensor
 
+from .errors import AdminError
+
 KEY = "admin_provenance"
 LENGTH = 256
 
@@ -28,7 +30,7 @@ def decode(tensor: Tensor) -> Optional[Dict[str, Any]]:
     """The record that `encode` stored, or None where there is none yet.
 
     Raises:
-        ValueError: the bytes are no record (an average of checkpoints with different provenance, for example).
+        AdminError: the bytes are no record (an average of checkpoints with different provenance, for example).
     """
     text = bytes(int(value) for value in tensor.detach().float().round().clamp(0, 255).tolist()).rstrip(b"\0")
     if not text:
@@ -38,5 +40,5 @@ def decode(tensor: Tensor) -> Optional[Dict[str, Any]]:
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        raise ValueError(f"{KEY} holds no record of where omega came from: were different runs averaged?")
+        raise AdminError(f"{KEY} holds no record of where omega came from: were different runs averaged?")
     return record

@@ -48,6 +48,9 @@ def _child(module: str, arguments: List[str], log: Path) -> None:
     sys.path.insert(0, str(ROOT))
     status = 0
     with open(log, "w", buffering=1) as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        # fairseq's log handlers were made in the server, on its stdout: they write to the descriptor, not to sys.stdout.
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         except SystemExit as end:
@@ -65,7 +68,9 @@ def _child(module: str, arguments: List[str], log: Path) -> None:
 
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["fairseq_cli.train", "fairseq_cli.generate", "fairseq_cli.preprocess"])
+_processes.set_forkserver_preload(
+    ["fairseq_cli.train", "fairseq_cli.generate", "fairseq_cli.preprocess", "torch._dynamo"]
+)
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""Joint byte-pair encoding: subword-nmt learns it, fastBPE applies it.
+
+    python -m recipes.steps.bpe learn 2000 tok/train.de tok/train.en -o codes
+    python -m recipes.steps.bpe apply codes tok/test.de -o bpe/test.de
+
+Two programs, because fastBPE's Python binding is quick but cannot learn.
+"""
+
+import argparse
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+import fastBPE
+from subword_nmt.learn_bpe import learn_bpe
+
+from recipes.steps.common import read_lines, run, write_lines
+
+SEPARATOR = "@@ "
+
+
+def learn(lines: Iterable[str], merges: int) -> list[str]:
+    """The merges, most frequent first, as fastBPE reads them.
+
+    subword-nmt writes a "#version" line and two columns; fastBPE wants no such line and a third column, a count that
+    it only checks the presence of.
+    """
+    codes = io.StringIO()
+    learn_bpe(lines, codes, merges)
+    return [f"{merge} 1" for merge in codes.getvalue().splitlines() if not merge.startswith("#version")]
+
+
+def apply(codes: str | Path, lines: list[str]) -> list[str]:
+    """Split each line's words into the codes' units; "@@" ends a unit inside a word."""
+    units = fastBPE.fastBPE(str(codes)).apply(lines)
+    assert len(units) == len(lines), "fastBPE changed the number of lines"
+    return units
+
+
+def remove(line: str) -> str:
+    """Undo `apply`."""
+    return f"{line} ".replace(SEPARATOR, "").rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    learning = commands.add_parser("learn")
+    learning.add_argument("merges", type=int)
+    learning.add_argument("texts", nargs="+")
+    applying = commands.add_parser("apply")
+    applying.add_argument("codes")
+    applying.add_argument("text")
+    for command in (learning, applying):
+        command.add_argument("-o", "--out", required=True)
+    args = parser.parse_args()
+
+    if args.command == "learn":
+        write_lines(args.out, learn((line for text in args.texts for line in read_lines(text)), args.merges))
+    else:
+        write_lines(args.out, apply(args.codes, read_lines(args.text)))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,201 @@
+"""Plain twins of the plugin's arithmetic, slow and obvious, and the small models the tests compare.
+
+T time   B batch   C channels   S sub-layers
+"""
+
+import math
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModelBase
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fairseq_admin  # noqa: F401  (registers transformer_admin)
+
+PAD = 1
+"""Index of padding in every fairseq dictionary."""
+
+
+def dictionary(words: int) -> Dictionary:
+    """fairseq's four special symbols and as many words."""
+    result = Dictionary()
+    for word in range(words):
+        result.add_symbol(f"w{word}")
+    assert result.pad() == PAD
+    return result
+
+
+def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> TransformerModelBase:
+    """A freshly initialised model in training mode: a stock `transformer…` or one of ours, options as in fairseq.
+
+    Vocabulary of words + 4, all embeddings tied.
+    """
+    args = Namespace(share_all_embeddings=True, max_source_positions=256, max_target_positions=256)
+    if arch.startswith("transformer_admin"):
+        args.admin_init, args.admin_profile_tokens, args.admin_max_skipped_updates = "reference", 8192, 100
+        args.update_freq = [1]
+    for name, value in options.items():
+        setattr(args, name, value)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    words_of = dictionary(words)
+    torch.manual_seed(seed)
+    task = SimpleNamespace(source_dictionary=words_of, target_dictionary=words_of)
+    return ARCH_MODEL_REGISTRY[arch].build_model(args, task).train()
+
+
+TINY = {
+    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+    **{f"{side}_embed_dim": 64 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_embed_dim": 128 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+}
+"""The sizes of transformer_admin_tiny, for the stock `transformer`."""
+
+
+def batch(
+    sentences: int = 8, source: int = 11, target: int = 9, words: int = 100, padded: bool = True, seed: int = 1
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """Random sentences: source tokens (B, source), their lengths (B,), decoder input (B, target).
+
+    With `padded`, sentence b is b % 4 tokens shorter; sources are padded on the left and targets on the right, as
+    fairseq's batches are.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    src = torch.randint(4, words + 4, (sentences, source), generator=generator)
+    prev = torch.randint(4, words + 4, (sentences, target), generator=generator)
+    src[:, -1] = prev[:, 0] = 2
+    lengths = torch.full((sentences,), source)
+    if padded:
+        for b in range(sentences):
+            lengths[b] -= b % 4
+            src[b, : b % 4] = PAD
+            prev[b, target - b % 4 :] = PAD
+    return src, lengths, prev
+
+
+def variance(x: Tensor, real: Tensor) -> float:
+    """Population variance over all channels of all real positions, entry by entry. Shapes (T, B, C) and (T, B)."""
+    values = [
+        float(x[t, b, c]) for t in range(x.size(0)) for b in range(x.size(1)) if real[t, b] for c in range(x.size(2))
+    ]
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / len(values)
+
+
+def omega_reference(shortcuts: List[float], branches: List[float]) -> List[float]:
+    """Rule `reference` from the variances of the unscaled shortcuts and of the branches."""
+    omega = [1.0]
+    for shortcut, branch in zip(shortcuts[:-1], branches[:-1]):
+        omega.append(math.sqrt(omega[-1] * omega[-1] * shortcut + branch))
+    return omega
+
+
+def omega_paper(input_variance: float, branches: List[float]) -> List[float]:
+    """Rule `paper`: ω_i² is the input's variance and that of all branches before."""
+    return [1.0] + [math.sqrt(input_variance + math.fsum(branches[:i])) for i in range(1, len(branches))]
+
+
+def profile_by_hand(model: TransformerModelBase, src: Tensor, prev: Tensor, rule: str, padding_counted: bool = False):
+    """ω of both stacks, the layers written out: no hooks, no use of the norms' forward or of ω in the model.
+
+    Draws dropout masks in the order in which the model does; works in the model's precision, variances in float64.
+
+    Args:
+        padding_counted: take the variances over padding too, as the authors' code does.
+
+    Returns:
+        ω of the encoder's and of the decoder's sub-layers, one list each.
+    """
+    src_pad, prev_pad = src.eq(PAD), prev.eq(PAD)
+    omegas: List[List[float]] = []
+
+    def run(layers: Iterable[nn.Module], x: Tensor, real: Tensor, encoder_out: Optional[Tensor]) -> Tensor:
+        if padding_counted:
+            real = torch.ones_like(real)
+        omega, omega_next = [], 1.0
+        branches: List[float] = []
+        input_variance = variance(x, real)
+
+        def add(branch: Tensor, shortcut: Tensor, norm: nn.LayerNorm) -> Tensor:
+            nonlocal omega_next
+            branches.append(variance(branch, real))
+            used = omega_next if rule == "reference" else 1.0
+            if rule == "reference":
+                omega.append(used)
+                omega_next = math.sqrt(used * used * variance(shortcut, real) + branches[-1])
+            return functional.layer_norm(shortcut * used + branch, (x.size(2),), norm.weight, norm.bias, norm.eps)
+
+        for layer in layers:
+            if encoder_out is None:
+                f, _ = layer.self_attn(x, x, x, key_padding_mask=src_pad if src_pad.any() else None, need_weights=False)
+            else:
+                future = torch.full((x.size(0), x.size(0)), -math.inf, dtype=x.dtype).triu(1)
+                mask = prev_pad if prev_pad.any() else None
+                f, _ = layer.self_attn(x, x, x, key_padding_mask=mask, need_weights=False, attn_mask=future)
+            x = add(layer.dropout_module(f), x, layer.self_attn_layer_norm)
+            if encoder_out is not None:
+                mask = src_pad if src_pad.any() else None
+                f, _ = layer.encoder_attn(x, encoder_out, encoder_out, key_padding_mask=mask, need_weights=False)
+                x = add(layer.dropout_module(f), x, layer.encoder_attn_layer_norm)
+            f = layer.fc2(layer.activation_dropout_module(layer.activation_fn(layer.fc1(x))))
+            x = add(layer.dropout_module(f), x, layer.final_layer_norm)
+        omegas.append(omega if rule == "reference" else omega_paper(input_variance, branches))
+        return x
+
+    with torch.no_grad():
+        x, _ = model.encoder.forward_embedding(src)
+        x = x.masked_fill(src_pad.unsqueeze(-1), 0).transpose(0, 1)
+        encoder_out = run(model.encoder.layers, x, ~src_pad.t(), None)
+        decoder = model.decoder
+        x = decoder.embed_scale * decoder.embed_tokens(prev) + decoder.embed_positions(prev)
+        run(decoder.layers, decoder.dropout_module(x).transpose(0, 1), ~prev_pad.t(), encoder_out)
+    return omegas
+
+
+class PlainRAdam:
+    """Rectified Adam as published (Liu et al. 2020, algorithm 2), one parameter, float64; the authors' variant.
+
+    No step while ρ_t ≤ 5; decoupled weight decay p ← p - lr·wd·p in every step.
+    """
+
+    def __init__(self, value: Tensor, lr: float, betas: Tuple[float, float], eps: float, weight_decay: float) -> None:
+        self.value = value.double().clone()
+        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
+        self.m = torch.zeros_like(self.value)
+        self.v = torch.zeros_like(self.value)
+        self.t = 0
+
+    def step(self, gradient: Tensor) -> None:
+        g = gradient.double()
+        beta1, beta2 = self.betas
+        self.t += 1
+        self.m = beta1 * self.m + (1 - beta1) * g
+        self.v = beta2 * self.v + (1 - beta2) * g * g
+        self.value = self.value - self.lr * self.weight_decay * self.value
+        rho_inf = 2 / (1 - beta2) - 1
+        rho = rho_inf - 2 * self.t * beta2**self.t / (1 - beta2**self.t)
+        if rho > 5:
+            rectifier = math.sqrt((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho))
+            # eps stands beside the root of the raw second moment in torch and in the authors' code, before the
+            # bias correction is divided out.
+            adaptive = math.sqrt(1 - beta2**self.t) / (self.v.sqrt() + self.eps)
+            self.value = self.value - self.lr * rectifier * (self.m / (1 - beta1**self.t)) * adaptive
+
+
+def oracle_state(state: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    """The authors' state dict under today's fairseq names: stacked q, k, v apart, their ω left out."""
+    renamed = {}
+    for key, tensor in state.items():
+        if key.endswith(("in_proj_weight", "in_proj_bias")):
+            module, kind = key.rsplit(".in_proj_", 1)
+            for name, part in zip("qkv", tensor.chunk(3)):
+                renamed[f"{module}.{name}_proj.{kind}"] = part
+        elif not key.endswith("_ratio_change"):
+            renamed[key] = tensor
+    renamed["decoder.output_projection.weight"] = state["decoder.embed_tokens.weight"]
+    return renamed

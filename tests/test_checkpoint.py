@@ -1,0 +1,291 @@
+"""Reading without running anything, taking over stock weights, averaging, writing whole files only."""
+
+import argparse
+import copy
+import logging
+import pickle
+
+import numpy
+import pytest
+import reference
+import torch
+from omegaconf import OmegaConf
+
+from fairseq_admin import checkpoint, provenance
+from fairseq_admin.errors import AdminError
+
+
+class Evil:
+    """Unpickling it by the book leaves a file behind."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def admin(seed=1, **options):
+    return reference.build("transformer_admin_tiny", seed=seed, **options)
+
+
+def save(path, model, updates=1, **more):
+    history = [{"num_updates": 0}, {"num_updates": updates}]
+    state = {
+        "model": model,
+        "optimizer_history": history,
+        "last_optimizer_state": {"state": {0: torch.ones(3)}},
+        **more,
+    }
+    torch.save(state, path)
+    return path
+
+
+def test_reads_what_fairseq_writes(tmp_path):
+    state = {
+        "model": admin().state_dict(),
+        "args": argparse.Namespace(lr=[0.1]),
+        "cfg": OmegaConf.create({"task": {"data": "here", "sizes": [1, 2]}}),
+        "extra_state": {"val_loss": numpy.float64(3.5), "best": numpy.arange(3)},
+    }
+    torch.save(state, tmp_path / "c.pt")
+    read = checkpoint.read(tmp_path / "c.pt")
+    assert read["args"].lr == [0.1] and read["cfg"].task.sizes[1] == 2 and read["extra_state"]["val_loss"] == 3.5
+    assert read["extra_state"]["best"].tolist() == [0, 1, 2]
+
+
+def test_missing(tmp_path):
+    with pytest.raises(AdminError, match=r"none\.pt: no such file; a fairseq checkpoint"):
+        checkpoint.read(tmp_path / "none.pt")
+
+
+def test_folder(tmp_path):
+    with pytest.raises(AdminError, match="is a folder; a fairseq checkpoint"):
+        checkpoint.read(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_truncated(tmp_path, share):
+    path = save(tmp_path / "c.pt", admin().state_dict())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(AdminError, match=r"c\.pt.* (not a whole checkpoint|is not a torch file)"):
+        checkpoint.read(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["hello\n", "2024-01-01 | INFO | fairseq_cli.train | loss 3.2\n" * 50, "\n", "(lp0\n", "}"]
+)
+def test_text(tmp_path, text):
+    (tmp_path / "train.log").write_text(text)
+    with pytest.raises(AdminError, match=r"train\.log.* (is not a torch file|not a whole checkpoint)"):
+        checkpoint.read(tmp_path / "train.log")
+
+
+@pytest.mark.parametrize("content", [torch.ones(3), [1, 2], {"weights": torch.ones(2)}, {"model": torch.ones(2)}])
+def test_torch_file_that_is_no_checkpoint(tmp_path, content):
+    torch.save(content, tmp_path / "c.pt")
+    with pytest.raises(AdminError, match=r"a torch file, but no fairseq checkpoint \(it has no entry 'model'\)"):
+        checkpoint.read(tmp_path / "c.pt")
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state))])
+def test_foreign_objects_are_named_and_not_run(tmp_path, write):
+    path, touched = tmp_path / "c.pt", tmp_path / "touched"
+    write({"model": {"w": torch.ones(2) if write is torch.save else 1}, "extra": Evil(touched)}, path)
+    with pytest.raises(AdminError, match=r"c\.pt .*a fairseq checkpoint was expected\. Nothing in it was run"):
+        checkpoint.read(path)
+    assert not touched.exists()
+    if write is torch.save:
+        with pytest.raises(AdminError, match=r"holds an object of (io|_io)\.open"):
+            checkpoint.read(path)
+        torch.load(path, weights_only=False)["extra"].close()
+        assert touched.exists()  # the unsafe way does run it
+
+
+def test_write_replaces_only_with_a_whole_file(tmp_path, monkeypatch):
+    path = tmp_path / "c.pt"
+    checkpoint.write({"model": {"w": torch.ones(2)}}, path)
+    before = path.read_bytes()
+
+    def full(state, part):
+        part.write_bytes(before[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(AdminError, match=r"c\.pt: could not be written \(.*No space left on device\)"):
+        checkpoint.write({"model": {"w": torch.zeros(2)}}, path)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_write_into_a_missing_folder(tmp_path):
+    with pytest.raises(AdminError, match="could not be written .* the folder missing"):
+        checkpoint.write({"model": {}}, tmp_path / "none" / "c.pt")
+
+
+def test_write_then_read(tmp_path):
+    model = admin().state_dict()
+    checkpoint.write({"model": model}, tmp_path / "c.pt")
+    read = checkpoint.read(tmp_path / "c.pt")["model"]
+    assert read.keys() == model.keys() and all(torch.equal(read[key], model[key]) for key in model)
+    assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+
+
+DEPTHS = {"encoder": 2, "decoder": 2}
+
+
+def test_adopt_completes_a_stock_model_with_omega_1(caplog):
+    stock, expected = reference.build("transformer", **reference.TINY).state_dict(), admin().state_dict()
+    for key in expected:
+        if key.endswith(".omega_init"):
+            expected[key].fill_(3)
+    state = copy.copy(stock)
+    with caplog.at_level(logging.INFO):
+        checkpoint.adopt(state, expected, DEPTHS)
+    assert state.keys() == expected.keys()
+    for key, tensor in state.items():
+        if key.endswith(".omega_init"):
+            assert tensor.eq(1).all() and tensor.shape == (64,)
+        elif key.endswith(".omega_delta"):
+            assert tensor.eq(0).all() and tensor.shape == (64,)
+        elif key != provenance.KEY:
+            assert tensor is stock[key]
+    assert provenance.decode(state[provenance.KEY]) == {"rule": "stock checkpoint, omega = 1"}
+    assert "every omega is 1, nothing will be profiled" in caplog.text
+
+
+def test_adopt_leaves_an_admin_model_alone():
+    model = admin()
+    model(*reference.batch())
+    state = model.state_dict()
+    before = dict(state)
+    checkpoint.adopt(state, admin().state_dict(), DEPTHS)
+    assert state == before
+
+
+@pytest.mark.parametrize("stack, option", [("encoder", "--encoder-layers 2"), ("decoder", "--decoder-layers 2")])
+def test_adopt_refuses_another_depth(stack, option):
+    state = admin().state_dict()
+    with pytest.raises(AdminError, match=f"checkpoint's {stack} has 2 layers and the model's has 3. Use .*{option}"):
+        checkpoint.adopt(state, state, {**DEPTHS, stack: 3})
+
+
+def test_adopt_does_not_check_a_stack_to_be_pruned():
+    state = admin().state_dict()
+    checkpoint.adopt(state, state, {"encoder": 2})
+
+
+def test_adopt_refuses_pre_ln():
+    pre_ln = reference.build("transformer", **reference.TINY, encoder_normalize_before=True).state_dict()
+    with pytest.raises(AdminError, match=r"is a Pre-LN Transformer \(it has encoder\.layer_norm\)"):
+        checkpoint.adopt(pre_ln, admin().state_dict(), DEPTHS)
+
+
+def test_omegas_stand_in_forward_order_and_include_what_was_learned():
+    model = admin(encoder_layers=12)
+    model(*reference.batch())
+    with torch.no_grad():
+        model.encoder.layers[10].final_layer_norm.omega_delta += 0.25
+    found = checkpoint.omegas(model.state_dict())
+    assert list(found) == ["encoder", "decoder"]
+    assert list(found["encoder"]) == [f"layers.{n}.{kind}" for n in range(12) for kind in ("self_attn", "ffn")]
+    kinds = ("self_attn", "encoder_attn", "ffn")
+    assert list(found["decoder"]) == [f"layers.{n}.{kind}" for n in range(2) for kind in kinds]
+    norm = model.encoder.layers[10].final_layer_norm
+    omega = found["encoder"]["layers.10.ffn"]
+    assert omega.dtype == torch.float64 and torch.equal(omega, norm.omega_init.double() + norm.omega_delta.double())
+    assert (omega - norm.omega_init).allclose(torch.tensor(0.25, dtype=torch.float64))
+    assert found["encoder"]["layers.0.self_attn"].eq(1).all()
+
+
+def test_stock_models_have_no_omega():
+    assert checkpoint.omegas(reference.build("transformer", **reference.TINY).state_dict()) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_average_is_the_float64_mean(tmp_path, dtype):
+    models = [admin(seed).to(dtype).state_dict() for seed in range(1, 6)]
+    record = {"rule": "log", "version": "0.1.0"}
+    for model in models:
+        model[provenance.KEY] = provenance.encode(record).to(dtype)
+    paths = [save(tmp_path / f"{n}.pt", model, updates=n) for n, model in enumerate(models)]
+    mean = checkpoint.average(paths)["model"]
+    assert mean.keys() == models[0].keys()
+    for key, tensor in mean.items():
+        expected = sum(model[key].double() for model in models) / 5
+        assert tensor.dtype == dtype and torch.equal(tensor, expected.to(dtype)), key
+    assert provenance.decode(mean[provenance.KEY]) == record
+
+
+def test_average_of_one_is_itself(tmp_path):
+    model = admin().state_dict()
+    mean = checkpoint.average([save(tmp_path / "c.pt", model)])["model"]
+    assert all(torch.equal(mean[key], model[key]) for key in model)
+
+
+def test_average_takes_the_rest_from_the_one_with_most_updates(tmp_path):
+    paths = []
+    for name, updates in (("a", 20), ("b", 100), ("c", 3)):
+        model = {"encoder.w": torch.full((2,), float(updates)), "encoder.count": torch.tensor(updates)}
+        paths.append(save(tmp_path / name, model, updates, args=argparse.Namespace(name=name)))
+    state = checkpoint.average(paths)
+    assert state["args"].name == "b" and state["optimizer_history"][-1]["num_updates"] == 100
+    assert state["model"]["encoder.w"].tolist() == [41.0, 41.0] and state["model"]["encoder.count"].item() == 100
+    assert "last_optimizer_state" not in state
+
+
+def test_average_refuses_other_entries_naming_the_first(tmp_path):
+    ours, stock = admin().state_dict(), reference.build("transformer", **reference.TINY).state_dict()
+    paths = [save(tmp_path / "a.pt", ours), save(tmp_path / "b.pt", stock)]
+    for pair in (paths, paths[::-1]):
+        with pytest.raises(AdminError, match="are not of one model: only one of them has admin_provenance") as refusal:
+            checkpoint.average(pair)
+        assert "a.pt" in str(refusal.value) and "b.pt" in str(refusal.value)
+
+
+def test_average_refuses_other_shapes_naming_the_first(tmp_path):
+    paths = [save(tmp_path / f"{n}.pt", admin(words=n).state_dict()) for n in (100, 90)]
+    message = r"90\.pt: encoder\.embed_tokens\.weight has shape \(94, 64\), and \(104, 64\) in .*100\.pt"
+    with pytest.raises(AdminError, match=message):
+        checkpoint.average(paths)
+
+
+def test_average_leaves_its_inputs_alone(tmp_path):
+    paths = [save(tmp_path / f"{n}.pt", admin(n).state_dict(), n) for n in (1, 2)]
+    before = [path.read_bytes() for path in paths]
+    checkpoint.average(paths)
+    assert [path.read_bytes() for path in paths] == before
+
+
+def test_newest_by_epochs(tmp_path):
+    for name in (
+        "checkpoint9",
+        "checkpoint10",
+        "checkpoint2",
+        "checkpoint_best",
+        "checkpoint_last",
+        "checkpoint_3_900",
+    ):
+        (tmp_path / f"{name}.pt").touch()
+    (tmp_path / "checkpoint11.pt.part").touch()
+    assert [path.name for path in checkpoint.newest(tmp_path, 2)] == ["checkpoint9.pt", "checkpoint10.pt"]
+
+
+def test_newest_by_updates_where_there_are_no_epochs(tmp_path):
+    for name in (
+        "checkpoint_1_90",
+        "checkpoint_2_100",
+        "checkpoint_2_1000",
+        "checkpoint_last",
+        "checkpoint.best_loss_3.20",
+    ):
+        (tmp_path / f"{name}.pt").touch()
+    assert [p.name for p in checkpoint.newest(tmp_path, 2)] == ["checkpoint_2_100.pt", "checkpoint_2_1000.pt"]
+
+
+def test_newest_refuses_too_few(tmp_path):
+    (tmp_path / "checkpoint1.pt").touch()
+    with pytest.raises(
+        AdminError, match="holds 1 numbered checkpoints and the last 5 were asked for. Lower --last, or"
+    ):
+        checkpoint.newest(tmp_path, 5)

@@ -1,0 +1,151 @@
+"""The command `fairseq-admin`: what it prints, where, and its exit status."""
+
+import json
+
+import pytest
+import reference
+import torch
+
+from fairseq_admin import __version__, checkpoint, cli, provenance
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run of four epochs: profiled once, ω moved on by 0.5 an epoch in one sub-layer."""
+    model = reference.build("transformer_admin_tiny")
+    torch.manual_seed(7)
+    model(*reference.batch())
+    for epoch in range(1, 5):
+        with torch.no_grad():
+            model.decoder.layers[1].encoder_attn_layer_norm.omega_delta[:32] += 0.5
+        state = {
+            "model": model.state_dict(),
+            "optimizer_history": [{"num_updates": 10 * epoch}],
+            "last_optimizer_state": {},
+        }
+        torch.save(state, tmp_path / f"checkpoint{epoch}.pt")
+    return tmp_path
+
+
+def test_omega_table(run_folder, capsys):
+    path = run_folder / "checkpoint4.pt"
+    assert cli.main(["omega", str(path)]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].startswith("profiled: rule reference, source_tokens ") and "seed 7" in lines[0]
+    assert lines[1].split() == ["stack", "sub-layer", "layer", "kind", "min", "mean", "max"]
+    rows = [line.split() for line in lines[2:]]
+    kinds = [["encoder", k] for _ in range(2) for k in ("self_attn", "ffn")]
+    kinds += [["decoder", k] for _ in range(2) for k in ("self_attn", "encoder_attn", "ffn")]
+    assert [[row[0], row[3]] for row in rows] == kinds
+    assert [int(row[1]) for row in rows] == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6]
+    assert [int(row[2]) for row in rows] == [0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
+    norm = checkpoint.read(path)["model"]["decoder.layers.1.encoder_attn_layer_norm.omega_init"][0].item()
+    assert rows[8][4:] == [f"{norm:.4f}", f"{norm + 1:.4f}", f"{norm + 2:.4f}"]
+    assert rows[0][4:] == ["1.0000"] * 3
+    assert not err
+
+
+def test_omega_json(run_folder, capsys):
+    assert cli.main(["omega", "--json", str(run_folder / "checkpoint1.pt")]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert list(table) == ["encoder", "decoder", "provenance"]
+    assert [len(table[stack]) for stack in ("encoder", "decoder")] == [4, 6]
+    assert table["provenance"]["rule"] == "reference" and table["provenance"]["version"] == __version__
+    entry = table["decoder"][4]
+    assert (entry["layer"], entry["sublayer"]) == (1, "encoder_attn")
+    assert entry["max"] - entry["min"] == pytest.approx(0.5, abs=1e-6)
+    assert entry["mean"] == pytest.approx((entry["min"] + entry["max"]) / 2, abs=1e-6)
+
+
+def test_omega_before_profiling(tmp_path, capsys):
+    torch.save({"model": reference.build("transformer_admin_tiny").state_dict()}, tmp_path / "c.pt")
+    assert cli.main(["omega", str(tmp_path / "c.pt")]) == 0
+    assert capsys.readouterr().out.startswith("profiled: not yet\n")
+
+
+def test_omega_of_a_stock_model(tmp_path, capsys):
+    torch.save({"model": reference.build("transformer", **reference.TINY).state_dict()}, tmp_path / "c.pt")
+    assert cli.main(["omega", str(tmp_path / "c.pt")]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("fairseq-admin: ") and "has no omega" in err and err.count("\n") == 1
+
+
+def test_missing_file_is_one_line_and_status_2(tmp_path, capsys):
+    assert cli.main(["omega", str(tmp_path / "none.pt")]) == 2
+    out, err = capsys.readouterr()
+    assert (
+        not out
+        and err == f"fairseq-admin: {tmp_path / 'none.pt'}: no such file; a fairseq checkpoint (.pt) was expected.\n"
+    )
+
+
+def test_average_last(run_folder, capsys):
+    output = run_folder / "average.pt"
+    assert cli.main(["average", str(run_folder), "--last", "2", "-o", str(output)]) == 0
+    assert capsys.readouterr().out == f"{output}: average of checkpoint3.pt, checkpoint4.pt\n"
+    model = checkpoint.read(output)["model"]
+    learned = model["decoder.layers.1.encoder_attn_layer_norm.omega_delta"]
+    assert learned.tolist() == [1.75] * 32 + [0.0] * 32  # the mean of 3 · 0.5 and 4 · 0.5
+    assert provenance.decode(model[provenance.KEY])["seed"] == 7
+    assert "last_optimizer_state" not in checkpoint.read(output)
+    reloaded = reference.build("transformer_admin_tiny", seed=3)
+    reloaded.load_state_dict(model)
+    assert reloaded.profiled
+
+
+def test_average_of_files(run_folder, capsys):
+    paths = [str(run_folder / f"checkpoint{n}.pt") for n in (4, 1)]
+    assert cli.main(["average", *paths, "-o", str(run_folder / "average.pt")]) == 0
+    learned = checkpoint.read(run_folder / "average.pt")["model"][
+        "decoder.layers.1.encoder_attn_layer_norm.omega_delta"
+    ]
+    assert learned[0].item() == 1.25
+
+
+@pytest.mark.parametrize("inputs", [["checkpoint3.pt", "checkpoint4.pt"], ["."]])
+def test_average_over_one_of_its_inputs_is_refused(run_folder, capsys, inputs, monkeypatch):
+    before = (run_folder / "checkpoint4.pt").read_bytes()
+    monkeypatch.chdir(run_folder)
+    assert cli.main(["average", *inputs, "--last", "2", "-o", str(run_folder / "checkpoint4.pt")]) == 2
+    assert "is one of the checkpoints to average; give another --output" in capsys.readouterr().err
+    assert (run_folder / "checkpoint4.pt").read_bytes() == before
+
+
+def test_average_of_too_few(run_folder, capsys):
+    assert cli.main(["average", str(run_folder), "-o", str(run_folder / "average.pt")]) == 2
+    assert "holds 4 numbered checkpoints and the last 10 were asked for" in capsys.readouterr().err
+    assert not (run_folder / "average.pt").exists()
+
+
+@pytest.mark.parametrize("last", ["0", "-1", "x"])
+def test_last_must_be_positive(run_folder, capsys, last):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["average", str(run_folder), f"--last={last}", "-o", "x.pt"])
+    assert end.value.code == 2
+    assert "--last" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["fold"], ["omega"], ["average", "a.pt"]])
+def test_wrong_usage_is_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2 and "usage: fairseq-admin" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_average_of_different_runs_is_told(tmp_path, capsys):
+    """Equal shapes, different provenance: the record is no record any more, and the table says so in one line."""
+    for n, rule in enumerate(("log", "constant")):
+        model = reference.build("transformer_admin_tiny", admin_init=rule, seed=n).state_dict()
+        torch.save({"model": model, "optimizer_history": [{"num_updates": n}]}, tmp_path / f"checkpoint{n}.pt")
+    average = str(tmp_path / "average.pt")
+    assert cli.main(["average", str(tmp_path), "--last", "2", "-o", average]) == 0
+    capsys.readouterr()
+    assert cli.main(["omega", average]) == 2
+    assert "were different runs averaged?" in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""fairseq's and our commands on one small trained run, as a user's shell would start them."""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import numpy
+import pytest
+import torch
+from conftest import ROOT, TRAIN, Run, run_module
+from fairseq import checkpoint_utils, utils
+
+from fairseq_admin import checkpoint, provenance
+from fairseq_admin.model import TransformerAdminModel
+
+SENTENCE = "w1 w2 w3 w4"
+USER_DIR = ["--user-dir", "fairseq_admin"]
+# fairseq's main branch otherwise leaves out the last sentences, those short of a batch of 8.
+ALL_SENTENCES = ["--required-batch-size-multiple", 1]
+# A data-loading worker would outlive the test's process, which ends without cleaning up.
+NO_WORKERS = ["--num-workers", 0]
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two epochs, 32 updates, every epoch's checkpoint kept."""
+    folder = tmp_path_factory.mktemp("trained")
+    options = [option for option in TRAIN if option != "--no-epoch-checkpoints"]
+    given = ["--save-dir", folder, "--max-epoch", 2]
+    done = run_module("fairseq_cli.train", corpus, *options, *given, log=folder / "log")
+    assert done.status == 0, done.output[-4000:]
+    return folder
+
+
+@pytest.fixture
+def generate(corpus: Path, run: Callable[..., Run]) -> Callable[..., List[str]]:
+    """generate(path, *arguments) -> "score<tab>hypothesis" of the test set's sentences, in the order of the file."""
+
+    def go(path: object, *arguments: object) -> List[str]:
+        given = [
+            "--gen-subset",
+            "test",
+            "--path",
+            path,
+            "--cpu",
+            "--beam",
+            2,
+            "--max-len-b",
+            20,
+            *ALL_SENTENCES,
+            *NO_WORKERS,
+        ]
+        done = run("fairseq_cli.generate", corpus, *USER_DIR, *given, *arguments)
+        assert done.status == 0, done.output[-4000:]
+        found = {}
+        for line in done.output.splitlines():
+            if line.startswith("H-"):
+                number, hypothesis = line[2:].split("\t", 1)
+                found[int(number)] = hypothesis
+        assert sorted(found) == list(range(20)), done.output[-4000:]
+        return [found[number] for number in range(20)]
+
+    return go
+
+
+def test_generate(trained: Path, generate: Callable) -> None:
+    """Does fairseq-generate read the checkpoint and translate every sentence?"""
+    assert len(set(generate(trained / "checkpoint_last.pt"))) == 20
+
+
+def test_generate_an_ensemble(trained: Path, generate: Callable) -> None:
+    """Does an ensemble of two checkpoints load, and score otherwise than either?"""
+    one, two = trained / "checkpoint1.pt", trained / "checkpoint2.pt"
+    assert generate(f"{one}{os.pathsep}{two}") not in (generate(one), generate(two))
+
+
+def test_generate_with_layers_dropped(trained: Path, generate: Callable) -> None:
+    """Do layers_to_keep, given when generating, drop layers with their ω, if layer 0 stays?"""
+    overrides = "{'encoder_layers_to_keep': '0', 'decoder_layers_to_keep': '0'}"
+    last = trained / "checkpoint_last.pt"
+    assert generate(last, "--model-overrides", overrides) != generate(last)
+
+
+@pytest.mark.parametrize("extra", [{}, {"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")}])
+def test_validate(extra: Dict[str, Any], corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+    """Does fairseq-validate give the loss that training printed, whatever fairseq has put in the file besides?"""
+    state = checkpoint.read(trained / "checkpoint2.pt")
+    state["extra_state"].update(extra)
+    checkpoint.write(state, tmp_path / "given.pt")
+    given = ["--valid-subset", "valid", "--path", tmp_path / "given.pt", "--max-tokens", 300, "--cpu"]
+    given += ["--task", "translation", *NO_WORKERS]
+    done = run("fairseq_cli.validate", corpus, *USER_DIR, *given)
+    assert done.status == 0, done.output[-4000:]
+    printed = (trained / "log").read_text().rsplit("valid on 'valid' subset | loss ")[-1].split()[0]
+    assert f"loss {printed} " in done.output, done.output[-500:]
+
+
+def test_interactive(corpus: Path, trained: Path) -> None:
+    """Does fairseq-interactive translate what comes on standard input?"""
+    given = [corpus, *USER_DIR, "--path", trained / "checkpoint_last.pt", "--cpu", "--max-len-b", 20]
+    done = subprocess.run(
+        [sys.executable, "-m", "fairseq_cli.interactive", *map(str, given)],
+        input=f"{SENTENCE}\n",
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = dict(line.split("\t", 1) for line in done.stdout.splitlines() if line[:3] in ("S-0", "H-0", "D-0"))
+    assert lines["S-0"] == SENTENCE and lines["H-0"].split("\t")[1].startswith("w")
+
+
+def test_hub(corpus: Path, trained: Path) -> None:
+    """Does from_pretrained give a model that translates as fairseq-interactive does?"""
+    hub = TransformerAdminModel.from_pretrained(str(trained), "checkpoint_last.pt", str(corpus))
+    assert hub.translate(SENTENCE, beam=2, max_len_b=20).startswith("w")
+    assert isinstance(hub.models[0], TransformerAdminModel) and hub.models[0].profiled
+
+
+@pytest.fixture(scope="module")
+def model(corpus: Path, trained: Path) -> TransformerAdminModel:
+    """The last checkpoint's model in evaluation mode."""
+    overrides = {"data": str(corpus)}
+    models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(trained / "checkpoint_last.pt")], overrides)
+    return models[0].eval()
+
+
+def test_generation_is_the_training_forward(model: TransformerAdminModel) -> None:
+    """Are log-probabilities, word by word with cached states, those of the whole sentence at once, as in training?"""
+    utils.set_torch_seed(1)
+    source = torch.randint(4, 44, (3, 9))
+    source[1, :4] = 1  # padding, on the left as fairseq has it
+    source[:, -1] = 2
+    lengths = source.ne(1).sum(1)
+    target = torch.cat([torch.full((3, 1), 2), torch.randint(4, 44, (3, 7))], 1)
+    with torch.no_grad():
+        whole = model.get_normalized_probs(model(source, lengths, target), log_probs=True)
+        encoder_out = model.encoder(source, lengths)
+        state: Dict[str, Dict[str, torch.Tensor]] = {}
+        for step in range(1, 9):
+            out = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
+            word = model.get_normalized_probs(out, log_probs=True)[:, -1]
+            # float32 sums in another order: rounding of some 10 units in the last place of numbers up to 8
+            torch.testing.assert_close(word, whole[:, step - 1], rtol=1e-5, atol=1e-5)
+        assert state, "no state was cached: nothing incremental was tested"
+        fast = model.encoder(source, lengths)["encoder_out"][0]
+    slow = model.encoder(source, lengths)["encoder_out"][0]  # with gradients, fairseq's fast path is not taken
+    assert slow.requires_grad and torch.equal(fast, slow)
+
+
+def admin(*arguments: object) -> subprocess.CompletedProcess:
+    """The command fairseq-admin."""
+    command = [sys.executable, "-m", "fairseq_admin.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_omega(trained: Path) -> None:
+    """Are the numbers that `fairseq-admin omega` prints, for people and for machines, those of the checkpoint?"""
+    last = trained / "checkpoint_last.pt"
+    state = checkpoint.read(last)["model"]
+    table, found = admin("omega", last), admin("omega", last, "--json")
+    assert (table.returncode, found.returncode) == (0, 0)
+    numbers = json.loads(found.stdout)
+    assert numbers["provenance"] == provenance.decode(state[provenance.KEY])
+    kinds = {"encoder": ["self_attn", "ffn"], "decoder": ["self_attn", "encoder_attn", "ffn"]}
+    rows = iter(table.stdout.splitlines()[2:])
+    for stack in ("encoder", "decoder"):
+        assert [(row["layer"], row["sublayer"]) for row in numbers[stack]] == [
+            (layer, kind) for layer in range(2) for kind in kinds[stack]
+        ]
+        for number, row in enumerate(numbers[stack], 1):
+            norm = f"{stack}.layers.{row['layer']}.{row['sublayer']}_layer_norm.".replace("ffn", "final")
+            omega = state[norm + "omega_init"].double() + state.get(norm + "omega_delta", torch.zeros(1)).double()
+            expected = {"min": omega.min().item(), "mean": omega.mean().item(), "max": omega.max().item()}
+            assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-12)
+            cells = [stack, str(number), str(row["layer"]), row["sublayer"]]
+            assert next(rows).split() == cells + [f"{value:.4f}" for value in expected.values()]
+    assert next(rows, None) is None
+    assert table.stdout.startswith("profiled: rule reference, source_tokens ")
+
+
+def test_average(trained: Path, tmp_path: Path, generate: Callable) -> None:
+    """Is `fairseq-admin average` the mean, with its provenance kept, and does it translate?"""
+    output = tmp_path / "average.pt"
+    done = admin("average", trained, "--last", 2, "-o", output)
+    assert done.returncode == 0 and done.stdout.strip().endswith("checkpoint1.pt, checkpoint2.pt")
+    inputs = [trained / "checkpoint1.pt", trained / "checkpoint2.pt"]
+    one, two, mean = (checkpoint.read(path)["model"] for path in (*inputs, output))
+    assert mean.keys() == one.keys()
+    for key in mean:
+        expected = (one[key].double() + two[key].double()) / 2
+        assert torch.equal(mean[key], expected.to(mean[key].dtype)), key
+    assert provenance.decode(mean[provenance.KEY]) == provenance.decode(one[provenance.KEY]) is not None
+    assert len(generate(output)) == 20

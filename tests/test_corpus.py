@@ -1,0 +1,96 @@
+"""The demo's corpus: the same every time, no sentence twice, both languages saying the same."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.demo import corpus
+
+ROOT = Path(__file__).parents[1]
+
+
+def write_corpus(folder: Path, size: int) -> dict[str, list[str]]:
+    files = {}
+    for split in ("train", "valid", "test"):
+        command = [sys.executable, "-m", "recipes.demo.corpus", split, "de", "en", str(folder / split)]
+        subprocess.run([*command, "--size", str(size)], cwd=ROOT, check=True)
+        for language in ("de", "en"):
+            files[f"{split}.{language}"] = (folder / f"{split}.{language}").read_text(encoding="utf-8").splitlines()
+    return files
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"), 30000)
+
+
+def test_has_thirty_thousand_pairs_in_three_splits(files):
+    counts = {name: len(lines) for name, lines in files.items()}
+    assert counts == {
+        **{"train.de": 28500, "train.en": 28500},
+        **{"valid.de": 500, "valid.en": 500},
+        **{"test.de": 1000, "test.en": 1000},
+    }
+
+
+@pytest.mark.parametrize("language", ["de", "en"])
+def test_no_sentence_occurs_twice_in_any_split(files, language):
+    sentences = [line for split in ("train", "valid", "test") for line in files[f"{split}.{language}"]]
+    assert len(set(sentences)) == len(sentences) == 30000
+
+
+def test_is_the_same_in_every_process(tmp_path):
+    """A hash seed or the order of a set must not leak into the draw: two processes, two hash seeds."""
+    assert write_corpus(tmp_path / "once", 300) == write_corpus(tmp_path / "again", 300)
+
+
+def test_another_seed_draws_another_corpus():
+    assert corpus.corpus(50) != corpus.corpus(50, seed=1)
+
+
+@pytest.mark.parametrize("template", corpus.TEMPLATES, ids=lambda template: template[1])
+def test_both_sides_of_a_template_name_the_same_phrases(template):
+    german, english = (sorted(corpus.re.findall(r"{(\w+)}", side)) for side in template)
+    assert german == english
+    assert set(german) <= corpus.SLOTS.keys()
+
+
+def test_sentences_are_whole(files):
+    """Capital first, full stop or question mark last, no phrase left open, 3 to 25 words."""
+    for lines in files.values():
+        for line in lines:
+            assert line[0].isupper() and line[-1] in ".?", line
+            assert not set("{}") & set(line) and ",." not in line and "  " not in line, line
+            assert 3 <= len(line.split()) <= 25, line
+
+
+def test_times_are_read_right():
+    """German counts a half towards the coming hour: halb acht is half past seven; twelve goes on to one."""
+    phrases = corpus.Phrases(1)
+    times = dict(phrases.time() for _ in range(2000))
+    assert times["halb acht"] == "half past seven"
+    assert times["halb eins"] == "half past twelve"
+    assert times["ein Uhr"] == "one o'clock"
+    assert times["Viertel vor eins"] == "a quarter to one"
+    assert times["zwanzig nach sechs"] == "twenty past six"
+
+
+def test_dates_and_numbers_are_read_right():
+    phrases = corpus.Phrases(1)
+    assert dict(phrases.ordinal_date() for _ in range(3000))["dritten März"] == "the third of March"
+    assert dict(phrases.number(2, 99) for _ in range(3000))["einundzwanzig"] == "twenty-one"
+    assert dict(phrases.territory() for _ in range(3000))["Österreich"] == "Austria"
+
+
+def test_a_sentence_of_either_side_counts_once(monkeypatch):
+    monkeypatch.setattr(corpus, "TEMPLATES", [("{weekday}: ja.", "{weekday}."), ("{weekday}: nein.", "{weekday}.")])
+    with pytest.raises(ValueError, match="gave 7 distinct pairs, expected 8"):
+        corpus.corpus(8)
+
+
+def test_too_large_a_corpus_is_refused(monkeypatch):
+    monkeypatch.setattr(corpus, "TEMPLATES", [("Am {weekday}.", "On {weekday}.")])
+    with pytest.raises(ValueError, match="gave 7 distinct pairs, expected 8"):
+        corpus.corpus(8)

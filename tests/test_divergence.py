@@ -1,0 +1,136 @@
+"""Does a run that has diverged end, and say what to do, and does no other run?"""
+
+import re
+from pathlib import Path
+from typing import Callable, List
+
+import conftest
+import pytest
+import torch
+from conftest import TRAIN, Run
+
+from fairseq_admin.divergence import SkippedUpdates
+from fairseq_admin.errors import DIVERGED_ADVICE, DivergedError
+
+
+def feed(counter: SkippedUpdates, updates: List[int]) -> None:
+    for num_updates in updates:
+        counter.before_batch(num_updates)
+
+
+def test_skipped_updates_are_allowed_up_to_the_limit() -> None:
+    """Do 3 skipped updates pass, and does the batch after the fourth time of asking not?"""
+    counter = SkippedUpdates(limit=3, batches_per_update=1)
+    feed(counter, [0, 0, 0])
+    with pytest.raises(DivergedError, match="update 0 was skipped 3 times in a row"):
+        counter.before_batch(0)
+
+
+def test_an_update_resets_the_count() -> None:
+    """Does only an unbroken row of skipped updates count?"""
+    counter = SkippedUpdates(limit=3, batches_per_update=1)
+    feed(counter, [0, 0, 0, 1, 1, 1, 2, 2, 2, 3])
+    with pytest.raises(DivergedError, match="update 3 "):
+        feed(counter, [3, 3, 3])
+
+
+def test_accumulated_batches_are_one_update() -> None:
+    """With --update-freq 4, are 4 batches in a row with the same number of updates normal?"""
+    counter = SkippedUpdates(limit=2, batches_per_update=4)
+    feed(counter, [0] * 8 + [1] * 8)
+    with pytest.raises(DivergedError):
+        counter.before_batch(1)
+
+
+def test_limit_zero_never_stops() -> None:
+    """Does 0 lift the limit?"""
+    feed(SkippedUpdates(limit=0, batches_per_update=1), [7] * 10_000)
+
+
+ABSURD = ["--lr", "1e30", "--warmup-updates", 1, "--optimizer", "adam"]
+OVERFLOW = "gradient overflow detected"
+FP16 = "--fp16 --fp16-no-flatten-grads --threshold-loss-scale 0.03125".split()  # above --min-loss-scale, 0.0001
+
+
+def test_non_finite_loss_stops(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+    """Does a float32 run with an absurd learning rate end, not with status 0, and the advice in the last line?"""
+    done = run("fairseq_cli.train", corpus, *TRAIN, *ABSURD, "--save-dir", tmp_path, "--max-update", 100)
+    assert done.status != 0
+    assert done.output.splitlines()[-1] == f"fairseq-admin: training diverged. {DIVERGED_ADVICE}"
+    assert (tmp_path / "crash.pt").exists()
+
+
+def _fp16_on_cpu(arguments: List[str], log: Path) -> None:
+    """fairseq-train where fairseq's overflow handler, which makes a tensor of 0.0 with .cuda(), can run on a CPU."""
+    torch.Tensor.cuda = lambda self: self  # type: ignore[assignment,method-assign]
+    conftest._child("fairseq_cli.train", arguments, log)
+
+
+def fp16(corpus: Path, folder: Path, *arguments: object, seconds: float = 60) -> Run:
+    """Train in float16 on the CPU; a run that does not end in that time has status -9."""
+    given = [str(a) for a in (corpus, *TRAIN, *FP16, "--disable-validation", "--save-dir", folder, *arguments)]
+    process = conftest._processes.Process(target=_fp16_on_cpu, args=(given, folder / "log"))
+    process.start()
+    process.join(seconds)
+    process.kill()
+    process.join()
+    return Run(process.exitcode or 0, (folder / "log").read_text())
+
+
+def check_stop(done: Run) -> None:
+    """Five overflows, then the end, in one line and without a traceback?"""
+    assert done.output.count(OVERFLOW) == 5
+    last = done.output.splitlines()[-1]
+    assert done.status == 2 and re.match(r"fairseq-admin: update [12] was skipped 5 times in a row", last), last
+    assert DIVERGED_ADVICE in last and "--admin-max-skipped-updates" in last
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.slow
+def test_fp16_overflows_stop(corpus: Path, tmp_path: Path) -> None:
+    """Does a float16 run that overflows at every batch after its first update end after 5 of them?"""
+    check_stop(fp16(corpus, tmp_path, *ABSURD, "--admin-max-skipped-updates", 5))
+
+
+@pytest.mark.slow
+def test_fp16_overflows_without_limit(corpus: Path, tmp_path: Path) -> None:
+    """Does the same run go on for as long as one waits, if the limit is lifted? (What stock fairseq does.)"""
+    done = fp16(corpus, tmp_path, *ABSURD, "--admin-max-skipped-updates", 0, "--max-epoch", 3)
+    assert done.status == 0 and done.output.count(OVERFLOW) > 40, done.output[-3000:]
+
+
+def test_fp16_is_not_stopped_while_it_finds_its_loss_scale(corpus: Path, tmp_path: Path) -> None:
+    """Does a healthy run that overflows some times at first, from too high a loss scale, end as usual?"""
+    given = ["--fp16-init-scale", 2**26, "--max-update", 3, "--admin-max-skipped-updates", 20]
+    done = fp16(corpus, tmp_path, *given)
+    assert done.status == 0 and 3 <= done.output.count(OVERFLOW) < 20, done.output[-3000:]
+    assert "num_updates: 3 >= max_update: 3" in done.output
+
+
+def test_limit_of_one_when_resumed(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+    """Does a healthy run under the strictest limit go on when resumed? (Loading a checkpoint is not a batch.)"""
+    given = ["--disable-validation", "--save-dir", tmp_path, "--admin-max-skipped-updates", 1]
+    for updates in (2, 4):
+        done = run("fairseq_cli.train", corpus, *TRAIN, *given, "--max-update", updates)
+        assert done.status == 0, done.output.splitlines()[-1]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", [[], ["--amp"], ["--memory-efficient-fp16"]])
+def test_non_finite_loss_stops_on_cuda(
+    precision: List[str], corpus: Path, tmp_path: Path, run: Callable[..., Run]
+) -> None:
+    """Does the run end with the advice on a GPU too? (There the loss scale falls to its minimum first.)"""
+    options = [option for option in TRAIN if option != "--cpu"]
+    given = [*options, *ABSURD, *precision, "--disable-validation", "--save-dir", tmp_path, "--max-update", 100]
+    done = run("fairseq_cli.train", corpus, *given)
+    assert done.status != 0 and DIVERGED_ADVICE in done.output.splitlines()[-1]
+
+
+@pytest.mark.cuda
+def test_fp16_overflows_stop_on_cuda(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+    """Does flat float16 on a GPU, nothing patched, end in the same way?"""
+    options = [option for option in TRAIN if option != "--cpu"]
+    flat = [option for option in FP16 if option != "--fp16-no-flatten-grads"]
+    given = [*options, *flat, *ABSURD, "--disable-validation", "--admin-max-skipped-updates", 5]
+    check_stop(run("fairseq_cli.train", corpus, *given, "--save-dir", tmp_path))

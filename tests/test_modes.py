@@ -1,0 +1,500 @@
+"""Every mode of training on the command line: is ω right in the checkpoint, and does a stopped run go on exactly?
+
+Each mode trains the tiny model once to update 10, keeping the checkpoint of update 7 in mid-epoch, and then goes on
+from that one. (With β2 = 0.98 radam makes its first step at update 6.)
+"""
+
+import re
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple
+
+import conftest
+import numpy
+import pytest
+import torch
+from conftest import ROOT, TRAIN, Run, run_module
+from fairseq import options as fairseq_options
+from fairseq import tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.modules import LayerDropModuleList
+from fairseq.trainer import Trainer
+
+import fairseq_admin  # noqa: F401  (registers the model)
+from fairseq_admin import checkpoint, provenance
+from fairseq_admin.layers import shortcut_norms
+from fairseq_admin.profiling import profile
+
+SEPARATE = [option for option in TRAIN if option != "--share-all-embeddings"]
+QUICK = ["--disable-validation"]
+TO_10 = ["--max-update", 10]
+
+
+class Mode(NamedTuple):
+    """A row of the table below."""
+
+    options: str = ""
+    """How it is trained; the profiled ω does not depend on these."""
+    model: str = ""
+    """What the model is."""
+    train: List[str] = TRAIN
+    tolerance: float = 1e-5
+    """Relative, of ω. The profile sums some 10^4 float32 numbers pairwise, the twin below in float64."""
+    exact: bool = True
+    """Whether a resumed run goes on bit for bit."""
+
+
+# In float16 ω is rounded when it is stored, and so is every weight and activation behind it. The latter errors are
+# independent and nearly average out in a variance over 10^4 elements; as much again is left for them.
+HALF = 2**-11
+FP16 = Mode("--fp16 --fp16-no-flatten-grads", tolerance=2 * HALF, exact=False)
+MODES = {
+    "fp32": Mode(),
+    "fp16": FP16,
+    "memory-efficient fp16": Mode("--memory-efficient-fp16", tolerance=2 * HALF),
+    "amp": Mode("--amp"),
+    "update-freq": Mode("--update-freq 2", "--max-tokens 150"),
+    # Each layer counts its own steps, and radam would take too few on one that is often dropped.
+    "layerdrop": Mode("--optimizer adam", "--encoder-layerdrop 0.5 --decoder-layerdrop 0.5"),
+    "checkpointed activations": Mode("--checkpoint-activations"),
+    "quantisation noise": Mode(model="--quant-noise-pq 0.5"),
+    "ema": Mode("--store-ema --ema-decay 0.9"),
+    "ema in fp32": FP16._replace(options=FP16.options + " --store-ema --ema-decay 0.9 --ema-fp32"),
+    "adam": Mode("--optimizer adam --weight-decay 0.1"),
+    "weight decay": Mode("--weight-decay 0.1"),
+    "token budget": Mode("--admin-profile-tokens 64"),
+    "token budget below one sentence": Mode("--admin-profile-tokens 1"),
+    "rule paper": Mode("--admin-init paper"),
+    "rule log": Mode("--admin-init log"),
+    "rule constant": Mode("--admin-init constant"),
+    "separate embeddings": Mode(train=SEPARATE),
+    "tied decoder embeddings": Mode(model="--share-decoder-input-output-embed", train=SEPARATE),
+    "cross-self-attention": Mode(model="--cross-self-attention"),
+    "no cross-attention": Mode(model="--cross-self-attention --no-cross-attention"),
+    "embedding norm": Mode(model="--layernorm-embedding"),
+    "learned positions": Mode(model="--encoder-learned-pos --decoder-learned-pos"),
+    "gelu": Mode(model="--activation-fn gelu"),
+    "unequal sizes": Mode(model="--encoder-layers 3 --decoder-layers 1 --decoder-ffn-embed-dim 32"),
+}
+
+
+def train(corpus: Path, folder: Path, *arguments: object, options: List[str] = TRAIN) -> Run:
+    """Train, or go on, in a folder; fails the test if the command does."""
+    folder.mkdir(exist_ok=True)
+    log = folder / f"log{len(list(folder.glob('log*')))}"
+    done = run_module("fairseq_cli.train", corpus, *options, "--save-dir", folder, *arguments, log=log)
+    assert done.status == 0, done.output[-4000:]
+    return done
+
+
+def resume(corpus: Path, saved: Path, folder: Path, *arguments: object, options: List[str] = TRAIN) -> Run:
+    """Go on from one checkpoint in a new folder, as the run that wrote it would have, had it been stopped there."""
+    folder.mkdir()
+    shutil.copy(saved, folder / "checkpoint_last.pt")
+    return train(corpus, folder, *arguments, options=options)
+
+
+def last(folder: Path) -> Dict[str, Any]:
+    return checkpoint.read(folder / "checkpoint_last.pt")
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees are equal in every tensor, bit for bit, and in every other leaf."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def assert_same_state(a: Dict[str, Any], b: Dict[str, Any]) -> None:
+    """Model, optimizer, learning rate, moving average and place in the data are the same."""
+    assert len(a["model"]) > 50 and a["last_optimizer_state"]["state"]
+    assert [key for key in a["model"] if not same(a["model"][key], b["model"][key])] == []
+    assert a["model"].keys() == b["model"].keys()
+    assert same(a["last_optimizer_state"], b["last_optimizer_state"])
+    for key in ("num_updates", "lr_scheduler_state"):
+        assert a["optimizer_history"][-1][key] == b["optimizer_history"][-1][key]
+    for key in ("ema", "ema_fp32_params", "train_iterator"):
+        assert same(a["extra_state"].get(key), b["extra_state"].get(key)), key
+
+
+def assert_near(a: Dict[str, Any], b: Dict[str, Any]) -> None:
+    """The profiled ω are the same, and all else is what it was but for one rounding of the weights to float16.
+
+    fairseq's --fp16 does not save its float32 copy of the weights: a resumed run starts from the float16 weights,
+    whatever the model. (On a GPU, sums of gradients have no fixed order either.) An update of Adam's kind moves a
+    weight by about the learning rate, at most 1e-3 here, so three updates from slightly different weights differ by no
+    more than 3e-3 either way.
+    """
+    assert profiled(a) == profiled(b) and torch.equal(a["model"][provenance.KEY], b["model"][provenance.KEY])
+    for key, tensor in a["model"].items():
+        torch.testing.assert_close(tensor, b["model"][key], rtol=2 * HALF, atol=6e-3, msg=key)
+    assert a["optimizer_history"][-1]["num_updates"] == b["optimizer_history"][-1]["num_updates"]
+    assert same(a["extra_state"]["train_iterator"], b["extra_state"]["train_iterator"])
+
+
+def initial(corpus: Path, *arguments: str, options: List[str] = TRAIN):
+    """The model that a run starts with, and the first training batch, as fairseq's trainer makes them."""
+    given = [str(corpus), *options[2:], *arguments]  # without --user-dir
+    cfg = convert_namespace_to_omegaconf(
+        fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), given)
+    )
+    numpy.random.seed(cfg.common.seed)
+    utils.set_torch_seed(cfg.common.seed)
+    task = tasks.setup_task(cfg.task)
+    model = task.build_model(cfg.model)
+    task.load_dataset("train")
+    batches = task.get_batch_iterator(
+        task.dataset("train"),
+        max_tokens=cfg.dataset.max_tokens,
+        max_positions=(1024, 1024),
+        required_batch_size_multiple=8,
+        seed=cfg.common.seed,
+    )
+    return model, next(batches.next_epoch_itr(shuffle=True))["net_input"]
+
+
+def plain_omegas(model: torch.nn.Module, batch: Dict[str, torch.Tensor], rule: str, tokens: int) -> Dict[str, list]:
+    """ω of either stack by a plain loop: a whole forward for every sub-layer, in which only that one is looked at."""
+    source, target = batch["src_tokens"], batch["prev_output_tokens"]
+    sentences = max(1, tokens // max(source.size(1), target.size(1)))
+    source, target = source[:sentences], target[:sentences]
+    model.train()
+    model.profiled = True
+    for module in model.modules():  # no layerdrop, no quantisation noise
+        if isinstance(module, (LayerDropModuleList, torch.nn.Linear, torch.nn.Embedding)):
+            module.training = False
+    seen: Dict[str, Any] = {}
+    found: Dict[str, list] = {}
+    for name, words in (("encoder", source), ("decoder", target)):
+        norms = shortcut_norms(getattr(model, name))
+        real = words.ne(1).t()
+        if rule in ("log", "constant"):
+            size = len(norms)
+            square = size if rule == "constant" else (size + 1) / numpy.log(size + 1) - 1
+            found[name] = [square**0.5] * size
+            continue
+        omega = [1.0]
+        total = 0.0
+        for i, norm in enumerate(norms):
+            norm.set_omega(omega[i] if rule == "reference" else 1.0)
+            hook = norm.register_forward_pre_hook(lambda _, pair: seen.update(pair=pair[0]))
+            utils.set_torch_seed(1)
+            with torch.no_grad():
+                model(source, None, target)
+            hook.remove()
+            branch, shortcut = (x[real].double().var(correction=0).item() for x in seen["pair"])
+            total = (total or shortcut) + branch
+            square = omega[i] ** 2 * shortcut + branch if rule == "reference" else total
+            omega.append(square**0.5)
+        found[name] = omega[:-1]
+    return found
+
+
+def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
+    """Is ω in the checkpoint the profiled one plus what was learned, and does a stopped run go on exactly?"""
+    options = [*QUICK, *mode.model.split(), *mode.options.split()]
+    whole = train(corpus, folder / "whole", *options, *TO_10, "--save-interval-updates", 7, options=mode.train)
+    state = last(folder / "whole")
+    weight = state["model"]["encoder.layers.0.fc1.weight"]  # fairseq saves it as float32
+    assert torch.equal(weight, weight.half().float()) == ("fp16" in mode.options)
+    plain, batch = initial(corpus, *mode.model.split(), options=mode.train)
+    given = dict(zip(options, options[1:]))
+    rule, tokens = given.get("--admin-init", "reference"), int(given.get("--admin-profile-tokens", 8192))
+    check_omegas(state["model"], plain_omegas(plain, batch, rule, tokens), rule, mode.tolerance)
+
+    record = provenance.decode(state["model"][provenance.KEY])
+    assert record is not None and record["rule"] == rule and record["version"] == fairseq_admin.__version__
+    measured = rule in ("reference", "paper")
+    assert whole.output.count("Admin: profiled by rule") == measured
+    if measured:
+        source, target = batch["src_tokens"], batch["prev_output_tokens"]
+        sentences = max(1, tokens // max(source.size(1), target.size(1)))
+        used = [int(words[:sentences].ne(1).sum()) for words in (source, target)]
+        assert [record["source_tokens"], record["target_tokens"]] == used and record["seed"] == 1
+        assert f"profiled by rule {rule} on {used[0]} source and {used[1]} target tokens in" in whole.output
+        assert (sentences < len(source)) == (tokens < 8192), "the budget was to cut this batch, and only then"
+    if "--store-ema" in options:
+        average = state["extra_state"]["ema"]
+        assert provenance.decode(average[provenance.KEY]) == record
+        for key in [key for key in state["model"] if key.endswith("omega_init")]:
+            # a·0.9 + a·0.1, ten times, each time rounded
+            torch.testing.assert_close(average[key], state["model"][key], rtol=10 * mode.tolerance, atol=0)
+
+    saved = folder / "whole/checkpoint_1_7.pt"
+    resumed = resume(corpus, saved, folder / "resumed", *options, *TO_10, options=mode.train)
+    assert f"Loaded checkpoint {folder / 'resumed/checkpoint_last.pt'} (epoch 1 @ 7 updates)" in resumed.output
+    assert "profiled by rule" not in resumed.output
+    if mode.exact:
+        assert_same_state(last(folder / "resumed"), state)
+    else:
+        assert_near(last(folder / "resumed"), state)
+
+
+def check_omegas(model: Dict[str, torch.Tensor], expected: Dict[str, list], rule: str, tolerance: float) -> None:
+    """Are all ω there, profiled as expected, read back as profiled plus learned, and learned but for the first?"""
+    stacks = checkpoint.omegas(model)
+    assert {stack: len(part) for stack, part in stacks.items()} == {
+        stack: len(part) for stack, part in expected.items()
+    }
+    for stack, part in stacks.items():
+        for i, (name, omega) in enumerate(part.items()):
+            norm = f"{stack}.{name}_layer_norm".replace("ffn", "final")
+            profiled = model[f"{norm}.omega_init"].double()
+            assert (profiled == profiled[0]).all()
+            exactly_one = i == 0 and rule in ("reference", "paper")
+            assert profiled[0].item() == pytest.approx(expected[stack][i], rel=0 if exactly_one else tolerance)
+            learned = model.get(f"{norm}.omega_delta", torch.zeros(1)).double()
+            assert torch.equal(omega, profiled + learned)
+            assert (learned.abs().max() > 1e-5) == (i > 0), norm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODES)
+def test_mode(name: str, corpus: Path, tmp_path: Path) -> None:
+    """The above, in every mode the CPU can run."""
+    check_mode(MODES[name], corpus, tmp_path)
+
+
+CUDA_MODES = {
+    "fp32": Mode(exact=False),
+    "fp16, flat": Mode("--fp16", tolerance=2 * HALF, exact=False),
+    "fp16, not flat": FP16,
+    "memory-efficient fp16": Mode("--memory-efficient-fp16", tolerance=2 * HALF, exact=False),
+    # Matrix products round to float16, once each; a branch has two or three in a row. ω itself stays float32.
+    "amp": Mode("--amp", tolerance=2 * HALF, exact=False),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", CUDA_MODES)
+def test_mode_on_cuda(name: str, corpus: Path, tmp_path: Path) -> None:
+    """The above on a GPU, against the same twin on the CPU; without dropout, whose random numbers are the device's."""
+    options = [option for option in TRAIN if option != "--cpu"]
+    check_mode(CUDA_MODES[name]._replace(model="--dropout 0", train=options), corpus, tmp_path)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus_over_nccl(corpus: Path, tmp_path: Path) -> None:
+    """Do two GPUs get the ω that one gets?"""
+    options = [option for option in TRAIN if option != "--cpu"]
+    one = ["--distributed-world-size", 1, "--max-update", 1]
+    train(corpus, tmp_path / "one", *QUICK, *one, options=options)
+    done = train(corpus, tmp_path / "two", *QUICK, "--max-update", 7, options=options)
+    assert "distributed init (rank 1)" in done.output
+    assert profiled(last(tmp_path / "two")) == profiled(last(tmp_path / "one"))
+
+
+@pytest.mark.parametrize("options", ["", "--quant-noise-pq 0.5", "--encoder-layerdrop 0.5", "--checkpoint-activations"])
+def test_profiling_leaves_no_trace(options: str, corpus: Path) -> None:
+    """Are weights, random state and module modes after profiling what they were before?"""
+    model, batch = initial(corpus, *options.split())
+    model.train()
+    model.encoder.layers[0].fc1.eval()  # a mode of its own, to be kept
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    random = torch.get_rng_state()
+    profile(model, batch["src_tokens"], batch["prev_output_tokens"], "reference", 8192)
+    after = model.state_dict()
+    changed = [key for key in before if not torch.equal(before[key], after[key])]
+    assert changed and all(key.endswith(".omega_init") for key in changed)
+    assert torch.equal(random, torch.get_rng_state())
+    assert modes == [module.training for module in model.modules()]
+
+
+def profiled(state: Dict[str, Any]) -> Dict[str, list]:
+    """Every ω as it was profiled."""
+    return {key: tensor.tolist() for key, tensor in state["model"].items() if key.endswith(".omega_init")}
+
+
+def _rank(arguments: List[str], log: Path) -> None:
+    """One of two ranks. Each saves its own checkpoints, where fairseq saves the first rank's only, to compare them."""
+    Trainer.should_save_checkpoint_on_current_rank = property(lambda self: True)
+    conftest._child("fairseq_cli.train", arguments, log)
+
+
+def two_processes(corpus: Path, folders: List[Path], *arguments: object) -> List[str]:
+    """Train on two CPU processes over gloo. Returns what either printed."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank, folder in enumerate(folders):
+        folder.mkdir(exist_ok=True)
+        ddp = f"--distributed-world-size 2 --distributed-rank {rank} --distributed-init-method tcp://127.0.0.1:{port} "
+        ddp += "--distributed-backend gloo --distributed-no-spawn --ddp-backend legacy_ddp"
+        given = [str(a) for a in (corpus, *TRAIN, *ddp.split(), *QUICK, "--save-dir", folder, *arguments)]
+        processes.append(conftest._processes.Process(target=_rank, args=(given, folder / "log")))
+        processes[-1].start()
+    try:
+        for process in processes:
+            process.join(120)
+    finally:
+        for process in processes:
+            process.kill()
+    outputs = [(folder / "log").read_text() for folder in folders]
+    assert [process.exitcode for process in processes] == [0, 0], outputs[0][-3000:] + outputs[1][-3000:]
+    return outputs
+
+
+@pytest.mark.slow
+def test_two_processes(corpus: Path, tmp_path: Path) -> None:
+    """Do two processes get the ω of one, bit for bit, stay equal to each other, and go on exactly when resumed?"""
+    small = ["--max-tokens", 150]
+    train(corpus, tmp_path / "one", *QUICK, *small, "--max-update", 1)
+    whole = [tmp_path / "whole0", tmp_path / "whole1"]
+    outputs = two_processes(corpus, whole, *small, *TO_10, "--save-interval-updates", 7)
+    assert outputs[0].count("profiled by rule") == 1  # fairseq lets the first rank only log
+    assert profiled(last(whole[0])) == profiled(last(tmp_path / "one"))
+    states = [last(folder) for folder in whole]
+    for state in states:
+        del state["model"][provenance.KEY]  # it counts the rank's own tokens, and only the first rank's is kept
+    assert_same_state(*states)
+    resumed = [tmp_path / "resumed0", tmp_path / "resumed1"]
+    for before, folder in zip(whole, resumed):
+        folder.mkdir()
+        shutil.copy(before / "checkpoint_1_7.pt", folder / "checkpoint_last.pt")
+    assert "profiled by rule" not in "".join(two_processes(corpus, resumed, *small, *TO_10))
+    assert_same_state(last(resumed[0]), last(whole[0]))
+    assert_same_state(last(resumed[1]), last(whole[0]))
+
+
+@pytest.mark.slow
+def test_killed_and_started_again(corpus: Path, tmp_path: Path, start: Callable) -> None:
+    """Does a run killed with SIGKILL in mid-epoch, and started again, end with the tensors of an undisturbed one?"""
+    options = ["--save-interval-updates", 5, "--keep-interval-updates", 1, "--max-update", 24]
+    train(corpus, tmp_path / "whole", *options)
+    (tmp_path / "killed").mkdir()
+    log = tmp_path / "killed.log"
+    process = start("fairseq_cli.train", corpus, *TRAIN, *options, "--save-dir", tmp_path / "killed", log=log)
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "Saved checkpoint" in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    assert process.exitcode == -9 and "done training" not in log.read_text()
+    again = train(corpus, tmp_path / "killed", *options)
+    assert "(epoch 1 @ " in again.output and "profiled by rule" not in again.output
+    assert_same_state(last(tmp_path / "killed"), last(tmp_path / "whole"))
+
+
+@pytest.fixture(scope="module")
+def ten(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ten updates of fp32 in checkpoint_last.pt."""
+    folder = tmp_path_factory.mktemp("ten")
+    train(corpus, folder, *TO_10)
+    return folder
+
+
+def test_preset_omega(corpus: Path, ten: Path, tmp_path: Path) -> None:
+    """Is an auto-profiled run the run that starts from the same weights with the same ω already there, bit for bit?"""
+    auto = last(ten)
+    model, _ = initial(corpus)
+    preset = {**model.state_dict(), **{key: t for key, t in auto["model"].items() if key.endswith(".omega_init")}}
+    preset[provenance.KEY] = provenance.encode({"rule": "preset by a test"})
+    checkpoint.write({**auto, "model": preset, "last_optimizer_state": None}, tmp_path / "preset.pt")
+    done = train(corpus, tmp_path / "run", *TO_10, "--finetune-from-model", tmp_path / "preset.pt")
+    assert "profiled by rule" not in done.output
+    state = last(tmp_path / "run")
+    del auto["model"][provenance.KEY], state["model"][provenance.KEY]
+    assert_same_state(state, auto)
+
+
+@pytest.mark.parametrize("how", ["--reset-optimizer", "--finetune-from-model"])
+def test_starting_from_an_admin_checkpoint(how: str, corpus: Path, ten: Path, tmp_path: Path) -> None:
+    """Does a new optimizer keep ω, profiled and learned, and profile nothing?"""
+    # radam's first five steps move nothing: after one, every tensor has to be the old checkpoint's.
+    if how == "--reset-optimizer":
+        done = resume(corpus, ten / "checkpoint_last.pt", tmp_path / "run", how, "--max-update", 1)
+    else:
+        done = train(corpus, tmp_path / "run", how, ten / "checkpoint_last.pt", "--max-update", 1)
+    assert "profiled by rule" not in done.output
+    state = last(tmp_path / "run")
+    assert same(state["model"], last(ten)["model"])
+    assert state["optimizer_history"][-1]["num_updates"] == 1
+
+
+STOCK = "--arch transformer --optimizer adam " + " ".join(
+    f"--{side}-layers 2 --{side}-embed-dim 64 --{side}-ffn-embed-dim 128 --{side}-attention-heads 4"
+    for side in ("encoder", "decoder")
+)
+
+
+def test_starting_from_a_stock_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    """Does a stock Post-LN model's function stay what it was, with ω = 1, and does the log say so?"""
+    stock = train(corpus, tmp_path / "stock", *STOCK.split(), "--max-update", 4)
+    given = ["--finetune-from-model", tmp_path / "stock/checkpoint_last.pt", "--max-update", 1]  # radam: no step yet
+    done = train(corpus, tmp_path / "run", *given)
+    assert "the checkpoint has no omega (a stock Transformer): every omega is 1" in done.output
+    assert "profiled by rule" not in done.output
+    assert valid_losses(done) == valid_losses(stock) and len(valid_losses(done)) == 1
+    before, after = last(tmp_path / "stock")["model"], last(tmp_path / "run")["model"]
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert {value for omega in profiled({"model": after}).values() for value in omega} == {1.0}
+    assert provenance.decode(after[provenance.KEY]) == {"rule": "stock checkpoint, omega = 1"}
+
+
+def valid_losses(done: Run) -> List[str]:
+    """Validation losses in the order in which they were printed."""
+    return re.findall(r"valid on .*? \| loss ([\d.]+)", done.output)
+
+
+HYDRA = """# @package _group_
+common: {{cpu: true, user_dir: {user_dir}, log_format: simple, log_interval: 1, {common}}}
+task: {{_name: translation, data: {corpus}}}
+criterion: label_smoothed_cross_entropy
+dataset: {{max_tokens: 300, num_workers: 0, disable_validation: true}}
+optimization: {{max_update: 10, lr: [0.001]}}
+optimizer: {{_name: radam}}
+lr_scheduler: {{_name: inverse_sqrt, warmup_updates: 10}}
+checkpoint: {{save_dir: {folder}, no_epoch_checkpoints: true, save_interval_updates: 7}}
+model: {{{model}, share_all_embeddings: true}}
+hydra: {{run: {{dir: {folder}}}}}
+"""
+
+
+def hydra_train(corpus: Path, folder: Path, model: str, common: str = "seed: 1") -> Run:
+    """fairseq-hydra-train with a configuration file of one's own."""
+    folder.mkdir(exist_ok=True)
+    text = HYDRA.format(user_dir=ROOT / "fairseq_admin", corpus=corpus, folder=folder, model=model, common=common)
+    (folder / "run.yaml").write_text(text)
+    given = ["--config-dir", folder, "--config-name", "run"]
+    done = run_module("fairseq_cli.hydra_train", *given, log=folder / "log")
+    assert done.status == 0, done.output[-4000:]
+    return done
+
+
+SIZES = ", ".join(
+    f"{side}_layers: 2, {side}_embed_dim: 64, {side}_ffn_embed_dim: 128, {side}_attention_heads: 4"
+    for side in ("encoder", "decoder")
+)
+
+
+@pytest.mark.parametrize("model", ["_name: transformer_admin_tiny", f"_name: transformer_admin, {SIZES}"])
+def test_hydra(model: str, corpus: Path, ten: Path, tmp_path: Path) -> None:
+    """Does fairseq-hydra-train do what fairseq-train does, with a preset's name and with sizes?"""
+    done = hydra_train(corpus, tmp_path / "hydra", model)
+    assert done.output.count("profiled by rule reference") == 1
+    assert same(last(tmp_path / "hydra")["model"], last(ten)["model"])
+
+
+@pytest.mark.slow
+def test_hydra_in_bf16(corpus: Path, tmp_path: Path) -> None:
+    """Does memory-efficient bf16, which only fairseq-hydra-train can run, keep ω and go on bit for bit?"""
+    name, bf16 = "_name: transformer_admin_tiny", "bf16: true, memory_efficient_bf16: true"
+    hydra_train(corpus, tmp_path / "whole", name, bf16)
+    state = last(tmp_path / "whole")
+    weight = state["model"]["encoder.layers.0.fc1.weight"]  # fairseq saves it as float32
+    assert torch.equal(weight, weight.bfloat16().float())
+    # As for float16, which has three more bits. (Of the learned ω no more is asked than that it moved.)
+    check_omegas(state["model"], plain_omegas(*initial(corpus), "reference", 8192), "reference", 2 * 8 * HALF)
+    (tmp_path / "resumed").mkdir()
+    shutil.copy(tmp_path / "whole/checkpoint_1_7.pt", tmp_path / "resumed/checkpoint_last.pt")
+    assert "profiled by rule" not in hydra_train(corpus, tmp_path / "resumed", name, bf16).output
+    assert_same_state(last(tmp_path / "resumed"), state)

@@ -1,0 +1,241 @@
+"""`--optimizer radam` against the published algorithm in float64, and what fairseq asks of an optimizer."""
+
+import copy
+
+import pytest
+import reference
+import torch
+from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer
+from fairseq.optim.fp16_optimizer import MemoryEfficientFP16Optimizer
+from omegaconf import OmegaConf
+
+from fairseq_admin.errors import AdminError
+from fairseq_admin.radam import FairseqRAdam, RAdam, RAdamConfig, tractable
+
+SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
+STEPS = 200
+
+
+def parameters(dtype=torch.float64, flat=False):
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(33,)] if flat else [(5, 4), (4,), (1,), (2, 3, 2)]
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+
+
+def gradients(params, step):
+    """Like a model's: of other size for every parameter and step, with a constant part."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    return [
+        (torch.randn(p.shape, generator=generator, dtype=torch.float64) + 0.3) * 10.0 ** (step % 3 - i)
+        for i, p in enumerate(params)
+    ]
+
+
+def plain(params, settings):
+    return [reference.PlainRAdam(p.detach(), **settings) for p in params]
+
+
+def train(params, optimizer, steps, twins=()):
+    for step in steps:
+        for p, g in zip(params, gradients(params, step)):
+            p.grad = g.to(p.dtype)
+        optimizer.step()
+        for p, twin in zip(params, twins):
+            twin.step(p.grad)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("betas", [(0.9, 0.98), (0.9, 0.999), (0.0, 0.9)])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_against_plain_float64(flat, betas, weight_decay):
+    settings = {**SETTINGS, "betas": betas, "weight_decay": weight_decay}
+    params = parameters(torch.float32, flat)
+    twins = plain(params, settings)
+    start = [p.detach().clone() for p in params]
+    train(params, RAdam(params, **settings), range(STEPS), twins)
+    for p, twin, before in zip(params, twins, start):
+        assert (p - before).abs().max() > 0.05
+        # 200 float32 updates of at most lr each, rounded to the size of p (up to 3): 200 · 2e-7 at the very most.
+        assert torch.allclose(p.double(), twin.value, rtol=1e-5, atol=1e-5)
+
+
+def test_eps_stands_where_the_plain_version_has_it():
+    settings = {**SETTINGS, "eps": 0.1}
+    params = parameters(torch.float32)
+    twins = plain(params, settings)
+    train(params, RAdam(params, **settings), range(50), twins)
+    for p, twin in zip(params, twins):
+        assert torch.allclose(p.double(), twin.value, rtol=1e-5, atol=1e-5)
+
+
+def test_tractable_from_the_sixth_step_at_beta2_098():
+    # ρ_∞ = 99; ρ_5 = 99 - 10 · 0.98^5 / (1 - 0.98^5) = 99 - 10 · 0.9039208 / 0.0960792 = 4.919; ρ_6 = 5.88.
+    assert [tractable(step, 0.98) for step in range(1, 9)] == [False] * 5 + [True] * 3
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_only_decay_while_intractable(weight_decay):
+    params = parameters(torch.float32)
+    start = [p.detach().clone() for p in params]
+    optimizer = RAdam(params, **{**SETTINGS, "weight_decay": weight_decay})
+    train(params, optimizer, range(5))
+    for p, before in zip(params, start):
+        # Five products in float32.
+        assert torch.allclose(p, before * (1 - 1e-2 * weight_decay) ** 5, rtol=1e-6, atol=0)
+        assert weight_decay or torch.equal(p, before)
+    train(params, optimizer, range(5, 6))
+    assert not any(torch.allclose(p, before * (1 - 1e-2 * weight_decay) ** 6) for p, before in zip(params, start))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_parameters_keep_float_state(dtype):
+    params = parameters(dtype)
+    floats = [p.detach().float().requires_grad_() for p in params]
+    optimizer, twin = RAdam(params, **SETTINGS), RAdam(floats, **SETTINGS)
+    for step in range(20):
+        for p, q, g in zip(params, floats, gradients(params, step)):
+            p.grad, q.grad = g.to(dtype), g.to(dtype).float()
+        optimizer.step()
+        twin.step()
+    for p, q in zip(params, floats):
+        assert p.dtype == dtype
+        for name in ("exp_avg", "exp_avg_sq"):
+            state = optimizer.state[p][name]
+            assert state.dtype == torch.float32 and torch.equal(state, twin.state[q][name])
+        # The parameter is rounded to half in every one of 20 steps: half a unit in the last place of 2 each time.
+        assert torch.allclose(p.float(), q, atol=20 * torch.finfo(dtype).eps)
+        assert not torch.equal(p.float(), q) or q.numel() == 1
+
+
+def test_a_parameter_without_gradient_counts_its_own_steps():
+    params = parameters(torch.float32)
+    twins = plain(params, SETTINGS)
+    optimizer = RAdam(params, **SETTINGS)
+    for step in range(60):
+        for i, (p, g) in enumerate(zip(params, gradients(params, step))):
+            present = i == 0 or (i == 1 and step % 3 == 0) or (i == 2 and step >= 10)
+            p.grad = g.to(p.dtype) if present else None
+            if present:
+                twins[i].step(p.grad)
+        optimizer.step()
+    assert [int(optimizer.state[p]["step"]) for p in params[:3]] == [60, 20, 50]
+    assert params[3] not in optimizer.state
+    for p, twin in zip(params, twins):
+        assert torch.allclose(p.double(), twin.value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("split", [3, 5, 50])
+def test_state_dict_continues_bit_for_bit(split):
+    whole = parameters(torch.float32)
+    train(whole, RAdam(whole, **SETTINGS), range(60))
+    params = parameters(torch.float32)
+    optimizer = RAdam(params, **SETTINGS)
+    train(params, optimizer, range(split))
+    state = copy.deepcopy(optimizer.state_dict())
+    resumed = [p.detach().clone().requires_grad_() for p in params]
+    optimizer = RAdam(resumed, lr=9.0, betas=(0.5, 0.5), eps=1.0, weight_decay=9.0)  # the state dict's settings count
+    optimizer.load_state_dict(state)
+    train(resumed, optimizer, range(split, 60))
+    for p, q in zip(whole, resumed):
+        assert torch.equal(p, q)
+
+
+def memory_efficient(params):
+    """fairseq's --memory-efficient-fp16 around our optimizer, its loss scale 1."""
+    cfg = {
+        "optimizer": {
+            "_name": "radam",
+            "lr": [1e-2],
+            "weight_decay": 0.1,
+            "adam_betas": "(0.9, 0.98)",
+            "adam_eps": 1e-8,
+        }
+    }
+    cfg["common"] = {"min_loss_scale": 1e-4, "threshold_loss_scale": None, "fp16_scale_window": 1000}
+    cfg["common"].update(fp16_init_scale=1, fp16_scale_tolerance=0.0, bf16=False)
+    cfg.update(distributed_training={"distributed_world_size": 1}, optimization={"update_freq": [1]})
+    return MemoryEfficientFP16Optimizer(
+        OmegaConf.create(cfg), params, FairseqRAdam(options(lr=[1e-2], weight_decay=0.1), params)
+    )
+
+
+def test_state_dict_continues_bit_for_bit_under_memory_efficient_fp16():
+    whole = parameters(torch.float16)
+    train(whole, memory_efficient(whole), range(40))
+    params = parameters(torch.float16)
+    optimizer = memory_efficient(params)
+    train(params, optimizer, range(20))
+    resumed = [p.detach().clone().requires_grad_() for p in params]
+    state, optimizer = copy.deepcopy(optimizer.state_dict()), memory_efficient(resumed)
+    optimizer.load_state_dict(state)
+    train(resumed, optimizer, range(20, 40))
+    for p, q in zip(whole, resumed):
+        assert p.dtype == torch.float16 and torch.equal(p, q)
+
+
+def test_groups_have_settings_of_their_own():
+    params = parameters(torch.float32)
+    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 1e-3, "weight_decay": 0.0}]
+    optimizer = RAdam(groups, **SETTINGS)
+    twins = plain(params[:2], SETTINGS) + plain(params[2:], {**SETTINGS, "lr": 1e-3, "weight_decay": 0.0})
+    train(params, optimizer, range(30), twins)
+    for p, twin in zip(params, twins):
+        assert torch.allclose(p.double(), twin.value, rtol=1e-5, atol=1e-5)
+
+
+def test_closure_is_called_with_gradients_on():
+    (p,) = params = parameters(torch.float32, flat=True)
+
+    def closure():
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        loss = RAdam(params, **SETTINGS).step(closure)
+    assert loss.item() == pytest.approx(p.square().sum().item(), rel=1e-2) and p.grad is not None
+
+
+def test_registered_and_able_to_do_what_fairseq_asks():
+    assert OPTIMIZER_REGISTRY["radam"] is FairseqRAdam and issubclass(FairseqRAdam, FairseqOptimizer)
+    handle = FairseqRAdam(RAdamConfig(lr=[1e-3]), parameters(torch.float32))
+    assert handle.supports_flat_params and handle.supports_memory_efficient_fp16
+    assert not handle.supports_step_with_scale
+    handle.set_lr(5e-4)
+    assert handle.get_lr() == 5e-4
+
+
+def options(**given):
+    return RAdamConfig(**{"lr": [1e-3], **given})
+
+
+@pytest.mark.parametrize("betas", ["(0.8, 0.99)", "[0.8,0.99]", "0.8, 0.99", (0.8, 0.99), [0.8, 0.99], ["0.8", "0.99"]])
+def test_betas_are_parsed(betas):
+    handle = FairseqRAdam(options(adam_betas=betas, adam_eps=1e-6, weight_decay=0.2), parameters(torch.float32))
+    (group,) = handle.optimizer.param_groups
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (1e-3, (0.8, 0.99), 1e-6, 0.2)
+
+
+def test_default_betas_are_the_papers():
+    assert FairseqRAdam(options(), parameters(torch.float32)).optimizer_config["betas"] == (0.9, 0.98)
+
+
+@pytest.mark.parametrize("betas", ["0.9", "(0.9,)", "(0.9, 0.98, 0.1)", "beta", "(0.9, x)", "", "('a', 'b')", None])
+def test_bad_betas_are_refused(betas):
+    with pytest.raises(AdminError, match=r"--adam-betas is .*; two numbers were expected, e\.g\. '\(0\.9, 0\.98\)'"):
+        FairseqRAdam(options(adam_betas=betas), parameters(torch.float32))
+
+
+@pytest.mark.parametrize("betas", ["(0.9, 1.0)", "(-0.1, 0.98)", "(1, 0.98)"])
+def test_betas_out_of_range_are_refused(betas):
+    with pytest.raises(AdminError, match="each beta must be at least 0 and below 1"):
+        FairseqRAdam(options(adam_betas=betas), parameters(torch.float32))
+
+
+def test_plain_number_as_learning_rate():
+    assert FairseqRAdam(options(lr=3e-4), parameters(torch.float32)).get_lr() == 3e-4
+
+
+def test_help_texts():
+    fields = RAdamConfig.__dataclass_fields__
+    assert all("help" in fields[name].metadata for name in ("adam_betas", "adam_eps", "weight_decay"))

@@ -1,0 +1,513 @@
+"""The recipes' steps, and the demo's chain run small from the shell: interrupted, resumed, wrong input."""
+
+import csv
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from recipes.multi30k import fetch
+from recipes.steps import bpe, logs, score, settings, summary, tokenise
+from recipes.steps.common import read_lines, write_lines
+from recipes.steps.progress import progress
+
+ROOT = Path(__file__).parents[1]
+ACCENTS = [
+    "Élève, où est l'été ? « Ça va »",
+    "Łódź — naïve façade",
+    "Größe: 3,5 m²",
+    "Привет, мир!",
+    "日本語の文です。",
+]
+
+
+def step(name: str, *args: object) -> subprocess.CompletedProcess:
+    """Run a step as the Makefile does."""
+    command = [sys.executable, "-m", f"recipes.{name}", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def refused(done: subprocess.CompletedProcess) -> str:
+    """The one line a step ends with when the user must mend something."""
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_end_at_newlines_only(tmp_path):
+    lines = ["a\u2028b", "c\x85d", "", "e\rf", "g\x0bh"]
+    write_lines(tmp_path / "text", lines)
+    assert read_lines(tmp_path / "text") == lines
+
+
+def test_a_last_line_without_newline_counts(tmp_path):
+    (tmp_path / "text").write_bytes(b"one\ntwo")
+    assert read_lines(tmp_path / "text") == ["one", "two"]
+
+
+@pytest.mark.parametrize("language", ["de", "en", "fr"])
+def test_tokenising_keeps_every_line_in_its_place(language):
+    lines = ["", *ACCENTS, "  ", "tab\there", "a\u2028b"]
+    tokens = tokenise.tokenise(lines, language)
+    assert len(tokens) == len(lines)
+    assert tokens[0] == tokens[6] == ""
+    assert tokens[-1] == "a b"
+    assert all(line == " ".join(line.split()) for line in tokens)
+
+
+def test_tokens_are_not_escaped():
+    (line,) = tokenise.tokenise(['It\'s a "test" & [more] | <b>'], "en")
+    assert line == 'It \'s a " test " & [ more ] | < b >'
+
+
+@pytest.mark.parametrize(
+    ("language", "line"),
+    [
+        ("en", "The shop doesn't open until seven o'clock on Monday, the third of March."),
+        ("de", "Am Montag, dem dritten März, kostet es zwölf Euro."),
+        ("fr", "L'été, l'élève n'aime pas l'école."),
+    ],
+)
+def test_detokenising_undoes_tokenising(language, line):
+    assert score.detokenise(tokenise.tokenise([line], language), language) == [line]
+
+
+def test_empty_pairs_leave_the_training_text_only(tmp_path):
+    for folder in ("raw", "train", "test"):
+        (tmp_path / folder).mkdir()
+    write_lines(tmp_path / "raw/x.de", ["eins", "", "drei", "  "])
+    write_lines(tmp_path / "raw/x.en", ["one", "two", "", "four"])
+    dropped = step("steps.tokenise", "de", "en", tmp_path / "raw/x", tmp_path / "train/x", "--drop-empty")
+    assert "dropped 3 pairs with an empty side, kept 1" in dropped.stderr
+    assert step("steps.tokenise", "de", "en", tmp_path / "raw/x", tmp_path / "test/x").returncode == 0
+    assert read_lines(tmp_path / "train/x.de") == ["eins"]
+    assert read_lines(tmp_path / "train/x.en") == ["one"]
+    assert read_lines(tmp_path / "test/x.de") == ["eins", "", "drei", ""]
+
+
+@pytest.mark.parametrize(
+    ("german", "english", "message"),
+    [
+        (b"eins\nzwei\n", b"one\n", "has 2 lines, .* has 1"),
+        (b"eins\nf\xfcnf\n", b"one\nfive\n", r"x.de: line 2 is not UTF-8 \(byte 0xfc at column 2\)"),
+        (b"eins\n", None, "x.en: No such file"),
+        (b"\n\n", b"\n\n", "no pair has text on both sides"),
+    ],
+)
+def test_bad_text_is_refused_and_nothing_written(tmp_path, german, english, message):
+    (tmp_path / "x.de").write_bytes(german)
+    if english is not None:
+        (tmp_path / "x.en").write_bytes(english)
+    done = step("steps.tokenise", "de", "en", tmp_path / "x", tmp_path / "out/x", "--drop-empty")
+    assert re.search(message, refused(done))
+    assert not names(tmp_path / "out")
+
+
+# -- BPE -------------------------------------------------------------------------------------------------------------
+
+WORDS = ["lower lowest newer newest wider", "", *ACCENTS, "low low low new new wide"] * 3
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bpe") / "codes"
+    write_lines(path, bpe.learn(WORDS, 20))
+    return path
+
+
+def test_codes_are_in_fastbpe_format(codes):
+    lines = read_lines(codes)
+    assert lines and all(len(line.split(" ")) == 3 for line in lines)
+
+
+def test_bpe_can_be_undone_and_keeps_empty_lines(codes):
+    lines = [*WORDS, "unseen wörter Ωmega", ""]
+    units = bpe.apply(codes, lines)
+    assert [bpe.remove(line) for line in units] == lines
+    assert any("@@ " in line for line in units)
+
+
+def test_fastbpe_splits_as_subword_nmt_does(codes):
+    """The reference: subword-nmt's own merges, applied by itself."""
+    from subword_nmt.apply_bpe import BPE
+    from subword_nmt.learn_bpe import learn_bpe
+
+    merges = io.StringIO()
+    learn_bpe(WORDS, merges, 20)
+    assert [line.rpartition(" ")[0] for line in read_lines(codes)] == merges.getvalue().splitlines()[1:]
+    merges.seek(0)
+    reference = BPE(merges)
+    assert bpe.apply(codes, WORDS) == [reference.process_line(line) for line in WORDS]
+
+
+# -- settings, logs, progress ----------------------------------------------------------------------------------------
+
+
+def test_settings_are_written_once_and_held(tmp_path):
+    path = tmp_path / "settings.json"
+    settings.hold(path, {"width": "64"})
+    written = path.stat().st_mtime_ns
+    settings.hold(path, {"width": "64"})
+    assert path.stat().st_mtime_ns == written
+    with pytest.raises(ValueError, match="width 64 -> 128"):
+        settings.hold(path, {"width": "128"})
+    with pytest.raises(ValueError, match="depth unset -> 2"):
+        settings.hold(path, {"width": "64", "depth": "2"})
+
+
+HEAD = "2026-01-01 00:00:00 | INFO |"
+
+
+def log_line(tag: str, updates: int, bits: float) -> str:
+    if tag == "valid":
+        values = {"epoch": 1, "valid_nll_loss": str(bits), "valid_num_updates": str(updates)}
+    else:
+        values = {"nll_loss": str(bits), "num_updates": str(updates), "lr": "0.001", "train_wall": "36"}
+    return f"{HEAD} {tag} | {json.dumps(values)}"
+
+
+PARAMS = f"{HEAD} fairseq_cli.train | num. shared model params: 1,234 (num. trained: 1,234)"
+LOG = [
+    PARAMS,
+    log_line("train_inner", 10, 8.0),
+    log_line("train_inner", 20, 7.0),
+    log_line("valid", 20, 6.5),
+    # Killed in mid-line, resumed from update 10: the new log goes on in that line.
+    log_line("train_inner", 30, 6.0)[:-20] + log_line("valid", 10, 8.0),
+    PARAMS,
+    log_line("train_inner", 20, 7.5),
+    log_line("valid", 20, 6.25),
+]
+
+
+def test_a_resumed_run_counts_once(tmp_path):
+    write_lines(tmp_path / "train.log", LOG)
+    log = logs.read_log(tmp_path / "train.log")
+    assert log.train == {10: 8.0, 20: 7.5}
+    assert log.valid == {20: 6.25}
+    assert log.params == 1234
+    # Two intervals of 36 seconds.
+    assert log.hours == pytest.approx(0.02)
+
+
+def test_a_log_without_training_is_refused(tmp_path):
+    write_lines(tmp_path / "train.log", [PARAMS])
+    with pytest.raises(ValueError, match="found 0 training intervals, 0 validations and a parameter count"):
+        logs.read_log(tmp_path / "train.log")
+
+
+def test_progress_shows_the_pace_and_hides_no_error():
+    lines = [
+        f"{HEAD} fairseq_cli.train | TransformerModel(",
+        "  (encoder): TransformerEncoder(",
+        ")",
+        log_line("train_inner", 10, 8.0),
+        log_line("train_inner", 20, 7.0),
+        log_line("valid", 20, 6.5),
+        f"{HEAD} fairseq_admin.profiling | Admin: profiled",
+        "2026-01-01 00:00:00 | WARNING | fairseq.trainer | beware",
+        f"{HEAD} fairseq.trainer | nothing new",
+        "Traceback (most recent call last):",
+        '  File "x.py", line 1, in <module>',
+        "ZeroDivisionError: division by zero",
+    ]
+    ticks = iter([100.0, 105.0])
+    shown = list(progress(lines, updates=100, clock=lambda: next(ticks)))
+    # Ten updates in five seconds, and eighty to go.
+    assert "0.50 s/update  40 s left" in shown[1]
+    assert [line.split()[0] for line in shown[:3]] == ["update"] * 3
+    assert "Admin: profiled" in shown[3] and "beware" in shown[4]
+    assert shown[5:] == lines[-3:]
+
+
+# -- score -----------------------------------------------------------------------------------------------------------
+
+GENERATED = ["S-1\tb", "T-1\tB", "H-1\t-0.5\tB@@ e .", "D-1\t-0.5\tBe .", "P-1\t-0.1", "H-0\t-0.2\tA", "H-2\t-1\t"]
+
+
+def test_hypotheses_come_in_the_order_of_the_test_set():
+    assert score.hypotheses(GENERATED, 3) == ["A", "B@@ e .", ""]
+
+
+@pytest.mark.parametrize(
+    ("lines", "count", "message"),
+    [
+        (GENERATED, 5, "2 of 5 hypotheses are missing, the first for sentence 4"),
+        (GENERATED, 2, "H-2 lies outside"),
+        ([*GENERATED, "H-0\t-1\tA"], 3, "H-0 comes twice"),
+        ([], 1, "1 of 1 hypotheses are missing"),
+    ],
+)
+def test_missing_or_strange_hypotheses_are_refused(lines, count, message):
+    with pytest.raises(ValueError, match=message):
+        score.hypotheses(lines, count)
+
+
+REFERENCES = ["The concert starts at seven o'clock.", "Anna was born in Italy.", "Peter has to pay two euros, I think."]
+
+
+def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6.0) -> Path:
+    """A run's folder as it is before scoring, and the raw test set two levels up."""
+    write_lines(folder.parent / "raw/test.de", ["eins", "zwei", "drei"])
+    write_lines(folder.parent / "raw/test.en", REFERENCES)
+    write_lines(folder / "train.log", [*LOG, log_line("valid", 30, bits)])
+    tokens = tokenise.tokenise(translations, "en")
+    write_lines(folder / "generate.txt", reversed([f"H-{n}\t-1\t{line}" for n, line in enumerate(tokens)]))
+    return folder
+
+
+def run_score(folder: Path, method: str = "admin", seed: int = 1) -> subprocess.CompletedProcess:
+    key = ("--recipe", "demo", "--method", method, "--preset", "cpu", "--seed", seed, "--tokens", 2048)
+    where = ("--raw", folder.parent / "raw/test", "--pair", "de-en", "--results", folder.parent / "results.csv")
+    return step("steps.score", folder, *where, *key)
+
+
+def read_results(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
+    folder = make_run(tmp_path / "admin-cpu-s1")
+    for seed in (1, 2, 1):
+        done = run_score(folder, seed=seed)
+        assert done.returncode == 0, done.stderr
+    rows = read_results(tmp_path)
+    assert sorted(row["seed"] for row in rows) == ["1", "2"]
+    # Translations equal to the references, character by character.
+    assert {row["score"] for row in rows} == {"100.00"}
+    assert all(row["signature"].startswith("nrefs:1|case:mixed") and row["updates"] == "20" for row in rows)
+    assert read_lines(folder / "translations.txt") == REFERENCES
+
+
+def test_score_refuses_a_missing_hypothesis_and_leaves_no_result(tmp_path):
+    folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
+    assert "1 of 3 hypotheses are missing" in refused(run_score(folder))
+    assert "score.json" not in names(folder) and not (tmp_path / "results.csv").exists()
+
+
+# -- summary ---------------------------------------------------------------------------------------------------------
+
+
+def run_summary(folder: Path) -> str:
+    where = ("--raw", folder.parent / "raw/test", "--pair", "de-en", "--command", "make demo")
+    done = step("steps.summary", folder, *where)
+    assert done.returncode == 0, done.stderr
+    return (folder / "summary.txt").read_text(encoding="utf-8")
+
+
+def test_summary_of_one_run_and_then_of_two(tmp_path):
+    admin = make_run(tmp_path / "admin-cpu-s1", bits=1.5)
+    assert run_score(admin).returncode == 0
+    stack = [{"layer": 0, "sublayer": "self_attn", "min": 1.0, "mean": 1.5, "max": 2.0}]
+    write_lines(admin / "omega.json", [json.dumps({"encoder": stack, "decoder": stack, "provenance": {}})])
+    alone = run_summary(admin)
+    assert "100.00" in alone and "Post-LN" not in alone and "make demo METHOD=post-ln" in alone
+    assert all(line in alone for line in REFERENCES)
+    assert (admin / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (admin / "omega.png").read_bytes().startswith(b"\x89PNG")
+
+    post_ln = make_run(tmp_path / "post-ln-cpu-s1", ["at at at"] * 3, bits=5.5)
+    make_run(tmp_path / "pre-ln-cpu-s1")  # Not scored, so not shown.
+    make_run(tmp_path / "post-ln-cpu-s2")  # Another seed, so not shown.
+    assert run_score(post_ln, "post-ln").returncode == 0
+    both = run_summary(post_ln)
+    (head, scores, *_) = (line.split() for line in both.splitlines()[2:])
+    assert head == ["Admin", "Post-LN"]
+    assert scores == ["sacreBLEU", "100.00", "0.00"]
+    assert "1.500    5.500" in both
+    assert "at at at" in both and "make demo METHOD=pre-ln" in both and "METHOD=post-ln" not in both
+    assert "omega.png" not in both
+
+
+def test_long_runs_get_a_short_table(tmp_path):
+    log = logs.Log({}, {update: 1.0 for update in range(1, 1001)}, 1, 1.0)
+    table = summary.losses([summary.Run("Admin", tmp_path, {}, log)])
+    assert len(table) <= summary.ROWS + 1
+    assert "update 1000" in table[-1]
+
+
+# -- fetch -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The published layout, small, on a server of our own; and its checksums."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    text = "Ein Mann schläft.\n" * 50
+    (folder / "train.de.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "sums").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}  train.de\n{'0' * 64}  val.de\n")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        """With ?short, announces the whole file and breaks off in the middle."""
+
+        cut = False
+
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(folder))
+
+        def copyfile(self, source, outputfile):
+            data = source.read()
+            outputfile.write(data[: len(data) // 2] if type(self).cut else data)
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        serving.folder, serving.text, serving.handler = folder, text, Handler
+        yield serving
+        serving.shutdown()
+
+
+def run_fetch(server, tmp_path, *args, name="train.de"):
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    return step(
+        "multi30k.fetch", name, "--out", tmp_path / "out" / name, "--url", url, "--sums", tmp_path / "sums", *args
+    )
+
+
+def test_fetch_downloads_and_checks(server, tmp_path):
+    done = run_fetch(server, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/train.de").read_text(encoding="utf-8") == server.text
+    assert names(tmp_path / "out") == {"train.de"}
+
+
+def test_fetch_takes_a_folder_compressed_or_plain(server, tmp_path):
+    assert run_fetch(server, tmp_path, "--data", server.folder).returncode == 0
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "out/train.de").rename(tmp_path / "plain/train.de")
+    assert run_fetch(server, tmp_path, "--data", tmp_path / "plain").returncode == 0
+    assert "found neither val.de.gz nor val.de" in refused(
+        run_fetch(server, tmp_path, "--data", tmp_path / "plain", name="val.de")
+    )
+
+
+def test_fetch_after_a_broken_connection_starts_over(server, tmp_path):
+    server.handler.cut = True
+    assert "broke off after" in refused(run_fetch(server, tmp_path))
+    assert not names(tmp_path / "out")
+    server.handler.cut = False
+    assert run_fetch(server, tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-20], "broken archive"),
+        (lambda data: b"not gzip", "broken archive of 8 bytes"),
+        (lambda data: data[:30] + bytes([data[30] ^ 255]) + data[31:], "broken archive"),
+        (lambda data: gzip.compress(b"another text\n"), "its text has SHA-256 .* expected"),
+    ],
+    ids=["truncated", "not gzip", "corrupt", "another text"],
+)
+def test_fetch_refuses_a_damaged_file_and_writes_nothing(server, tmp_path, damage, message):
+    path = server.folder / "train.de.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(refused(run_fetch(server, tmp_path)))
+    assert not names(tmp_path / "out")
+
+
+def test_fetch_names_what_the_server_lacks(server, tmp_path):
+    assert "/val.de.gz: the server answers 404" in refused(run_fetch(server, tmp_path, name="val.de"))
+    assert "no checksum of test.de" in refused(run_fetch(server, tmp_path, name="test.de"))
+
+
+def test_fetch_says_when_there_is_no_server(tmp_path):
+    (tmp_path / "sums").write_text(f"{'0' * 64}  train.de\n")
+    done = step(
+        "multi30k.fetch", "train.de", "--out", tmp_path / "out/train.de", "--url", "http://127.0.0.1:9",
+        "--sums", tmp_path / "sums",
+    )  # fmt: skip
+    assert "DATA=DIR" in refused(done)
+
+
+def test_every_published_file_has_a_checksum():
+    lines = read_lines(ROOT / "recipes/multi30k/SHA256SUMS")
+    splits = ("train", "val", "test_2016_flickr")
+    assert {line.split()[1] for line in lines} == {f"{split}.{lang}" for split in splits for lang in ("de", "en", "fr")}
+    assert len(fetch.checksum(ROOT / "recipes/multi30k/SHA256SUMS", "train.fr")) == 64
+
+
+# -- make ------------------------------------------------------------------------------------------------------------
+
+
+def make(recipe: str, *variables: str, **kwargs) -> subprocess.CompletedProcess:
+    command = ["make", "-f", f"recipes/{recipe}/Makefile", f"PYTHON={sys.executable}", *variables]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment(), **kwargs)
+
+
+def environment() -> dict[str, str]:
+    """Ours without what `make test` hands to the makes below it."""
+    return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "variable", "message"),
+    [
+        ("demo", "METHOD=deepnorm", "METHOD=deepnorm is unknown; expected admin, post-ln or pre-ln"),
+        ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is unknown"),
+        ("multi30k", "PAIR=en-cs", "PAIR=en-cs is unknown; expected one of de-en"),
+        ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown"),
+        ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
+    ],
+)
+def test_unknown_choices_are_refused(recipe, variable, message):
+    done = make(recipe, "-n", variable)
+    assert done.returncode == 2
+    assert message in refused(done)
+
+
+@pytest.mark.slow
+def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
+    """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint lies there."""
+    small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
+    command = ["make", "-f", "recipes/demo/Makefile", f"PYTHON={sys.executable}", *small]
+    run = tmp_path / "demo/admin-cpu-s1"
+    making = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 300
+    while not list(run.glob("checkpoints/checkpoint_*_*.pt")):
+        assert making.poll() is None and time.monotonic() < deadline, "no checkpoint"
+        time.sleep(0.05)
+    os.killpg(making.pid, signal.SIGKILL)
+    making.wait()
+    assert not list(run.glob("trained-*")) and not (run / "summary.txt").exists()
+
+    done = make("demo", *small, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = (run / "train.log").read_text(encoding="utf-8")
+    assert "Loaded checkpoint" in log and log.count("num. shared model params") == 2
+    assert log.count("Admin: profiled") == 1, "a resumed run profiles nothing"
+    text = (run / "summary.txt").read_text(encoding="utf-8")
+    assert text in done.stdout
+    assert names(run) >= {"loss.png", "omega.png", "average.pt", "omega.json", "translations.txt", "score.json"}
+    assert [row["updates"] for row in read_results(tmp_path)] == ["200"]
+
+    again = make("demo", *small, timeout=60)
+    assert again.returncode == 0 and "fairseq_cli" not in again.stdout, "the second time, all is there"
+    other = make("demo", *small, "WIDTH=32", timeout=60)
+    assert "made with other settings" in other.stderr and other.returncode == 2
