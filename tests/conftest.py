@@ -48,7 +48,7 @@ def _child(module: str, arguments: List[str], log: Path) -> None:
     sys.path.insert(0, str(ROOT))
     status = 0
     with open(log, "w", buffering=1) as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        # fairseq's log handlers were made in the server, on its stdout: they write to the descriptor, not to sys.stdout.
+        # fairseq's log handlers were made in the server, on its stdout: they write to the descriptor itself.
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
         try:
