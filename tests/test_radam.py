@@ -124,11 +124,12 @@ def test_a_parameter_without_gradient_counts_its_own_steps():
         assert torch.allclose(p.double(), twin.value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("split", [3, 5, 50])
-def test_state_dict_continues_bit_for_bit(split):
-    whole = parameters(torch.float32)
+def test_state_dict_continues_bit_for_bit(split, dtype):
+    whole = parameters(dtype)
     train(whole, RAdam(whole, **SETTINGS), range(60))
-    params = parameters(torch.float32)
+    params = parameters(dtype)
     optimizer = RAdam(params, **SETTINGS)
     train(params, optimizer, range(split))
     state = copy.deepcopy(optimizer.state_dict())

@@ -12,8 +12,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_admin  # noqa: F401  (registers the model)
 from fairseq_admin import checkpoint
+from fairseq_admin.config import nested, refuse_unsuitable
 from fairseq_admin.errors import AdminError
-from fairseq_admin.model import _nested, _refuse_unsuitable
 from fairseq_admin.profiling import profile
 
 
@@ -103,11 +103,11 @@ def initial(corpus: Path):
 
 def test_scale_resids(corpus: Path) -> None:
     """Is the decoder's other shortcut scale refused? (fairseq has no command line option for it.)"""
-    nested = _nested(initial(corpus)[1])
-    _refuse_unsuitable(nested)
-    nested.scale_resids = True
+    cfg = nested(initial(corpus)[1])
+    refuse_unsuitable(cfg)
+    cfg.scale_resids = True
     with pytest.raises(AdminError, match="^scale_resids was given"):
-        _refuse_unsuitable(nested)
+        refuse_unsuitable(cfg)
 
 
 @pytest.mark.parametrize("side", [0, 1])

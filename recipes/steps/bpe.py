@@ -6,6 +6,8 @@
 Two programs, because fastBPE's Python binding is quick but cannot learn.
 """
 
+from __future__ import annotations
+
 import argparse
 import io
 from collections.abc import Iterable

@@ -36,8 +36,7 @@ class Run:
 
 def finished_runs(folder: Path) -> list[Run]:
     """The scored runs that differ from this one in method only, in the order of NAMES."""
-    settings = folder.name.split("-", maxsplit=0)[0]
-    method = next(name for name in NAMES if settings.startswith(f"{name}-"))
+    method = next(name for name in NAMES if folder.name.startswith(f"{name}-"))
     runs = []
     for other in NAMES:
         path = folder.with_name(folder.name.replace(method, other, 1))
@@ -150,7 +149,7 @@ def main() -> None:
         "",
         *samples(runs, args.raw, args.pair),
         "Where everything lies:",
-        *table([[f"  {what}", f"{args.run / name}"] for what, name in files.items()]),
+        *(f"  {what:18}  {args.run / name}" for what, name in files.items()),
         "",
         "What to run next:",
         *(f"  {command}" for command in following),
