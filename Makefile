@@ -28,7 +28,7 @@ multi30k: $(VENV)/ready
 ## make test: lint, types and all tests
 .PHONY: test
 test: lint
-	$(RUN) -m pytest tests -q -n 2 --dist loadgroup --timeout 900 $(PYTEST)
+	$(RUN) -m pytest tests -q -n 2 --dist loadfile --timeout 900 $(PYTEST)
 
 ## make lint: ruff and mypy only
 .PHONY: lint

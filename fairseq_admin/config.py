@@ -1,0 +1,127 @@
+"""The options of `transformer_admin`: fairseq's Transformer's and Admin's own, sizes filled in, misfits refused."""
+
+from argparse import Namespace
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any, List, Optional, Type
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models.transformer import TransformerConfig
+from omegaconf import II, OmegaConf
+
+from .errors import AdminError
+
+DEPTH_RULES = ("log", "constant")
+RULES = ("reference", "paper") + DEPTH_RULES
+
+
+def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
+    """fairseq's nested TransformerConfig as one flat dataclass: encoder.layers becomes encoder_layers.
+
+    fairseq turns command-line options into a registered dataclass only where the names match, and they are flat. Sizes
+    have no default here: an --arch preset, or else the base preset, fills in those that were not given.
+    """
+    flat = []
+    for outer in fields(config):
+        inner = outer.default if outer.name in ("encoder", "decoder", "quant_noise") else None
+        for item in fields(inner) if inner is not None else [outer]:  # type: ignore[arg-type]
+            name = f"{outer.name}_{item.name}" if inner is not None else item.name
+            metadata, kind, default = dict(item.metadata), item.type, item.default
+            if item.name.startswith("_"):
+                continue
+            if inner is not None and "help" in metadata:
+                metadata["help"] = f"{outer.name}: {metadata['help']}"
+            if item.name in ("input_dim", "output_dim", "embed_dim", "ffn_embed_dim", "layers", "attention_heads"):
+                kind, default = Optional[int], None
+            elif item.name == "layers_to_keep":
+                kind = Optional[str]  # fairseq splits it at commas
+            flat.append((name, kind, field(default=default, metadata=metadata)))
+    return make_dataclass("FlatTransformerConfig", flat, bases=(FairseqDataclass,))
+
+
+@dataclass
+class TransformerAdminConfig(_flat(TransformerConfig)):  # type: ignore[misc]
+    """Every option of fairseq's Transformer, and Admin's own."""
+
+    admin_init: ChoiceEnum(RULES) = field(  # type: ignore[valid-type]
+        default="reference",
+        metadata={
+            "help": "how the shortcut scales omega are set: from the first training batch as the authors' code does "
+            "(reference) or as the paper says (paper), or from the depth alone (log, constant)"
+        },
+    )
+    admin_profile_tokens: int = field(
+        default=8192,
+        metadata={"help": "tokens of the first training batch, padding included, to profile on at most"},
+    )
+    admin_max_skipped_updates: int = field(
+        default=100,
+        metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
+    )
+    update_freq: List[int] = II("optimization.update_freq")
+
+
+def _default(args: Any, name: str, value: Any) -> None:
+    if getattr(args, name, None) is None:
+        setattr(args, name, value)
+
+
+def fill_sizes(
+    args: Any,
+    encoder_layers: int = 6,
+    decoder_layers: int = 6,
+    embed_dim: int = 512,
+    ffn_embed_dim: int = 2048,
+    attention_heads: int = 8,
+) -> None:
+    """Give every size that is still open a preset's value; an open width of the decoder follows the encoder's."""
+    _default(args, "encoder_embed_dim", embed_dim)
+    _default(args, "encoder_ffn_embed_dim", ffn_embed_dim)
+    _default(args, "encoder_attention_heads", attention_heads)
+    _default(args, "encoder_layers", encoder_layers)
+    _default(args, "decoder_embed_dim", args.encoder_embed_dim)
+    _default(args, "decoder_ffn_embed_dim", args.encoder_ffn_embed_dim)
+    _default(args, "decoder_attention_heads", attention_heads)
+    _default(args, "decoder_layers", decoder_layers)
+    _default(args, "decoder_input_dim", args.decoder_embed_dim)
+    _default(args, "decoder_output_dim", args.decoder_embed_dim)
+
+
+def nested(cfg: Any) -> TransformerConfig:
+    """The options as fairseq's own layers read them, with Admin's beside them."""
+    flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
+    args = Namespace(**flat)
+    fill_sizes(args)
+    return TransformerConfig.from_namespace(args)
+
+
+def refuse_unsuitable(cfg: TransformerConfig) -> None:
+    """Raises AdminError for options under which Admin is not Admin."""
+    if cfg.encoder.normalize_before or cfg.decoder.normalize_before:
+        raise AdminError(
+            "--encoder-normalize-before or --decoder-normalize-before was given, and Admin is for Post-LN. Leave the "
+            "flag out, or train Pre-LN with --arch transformer."
+        )
+    if getattr(cfg, "scale_resids", False):
+        raise AdminError(
+            "scale_resids was given: a second learned scale on the shortcut that Admin scales already. Leave it out."
+        )
+    if cfg.base_layers:
+        raise AdminError(
+            f"--base-layers {cfg.base_layers} was given; BASE layers add their own shortcut. Leave it out."
+        )
+    for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
+        if stack.layers < 1:
+            raise AdminError(f"--{side}-layers is {stack.layers}; at least 1 layer is needed.")
+        if stack.layers_to_keep and "0" not in str(stack.layers_to_keep).split(","):
+            raise AdminError(
+                f"--{side}-layers-to-keep {stack.layers_to_keep} drops layer 0, whose first omega is fixed at the "
+                "embedding. Keep layer 0."
+            )
+    if cfg.admin_init not in RULES:
+        raise AdminError(f"--admin-init is {cfg.admin_init}; expected one of {', '.join(RULES)}.")
+    if cfg.admin_profile_tokens < 1:
+        raise AdminError(f"--admin-profile-tokens is {cfg.admin_profile_tokens}; at least 1 token is needed (8192).")
+    if cfg.admin_max_skipped_updates < 0:
+        raise AdminError(
+            f"--admin-max-skipped-updates is {cfg.admin_max_skipped_updates}; expected 0 (never stop) or more (100)."
+        )
