@@ -28,7 +28,7 @@ multi30k: $(VENV)/ready
 ## make test: lint, types and all tests
 .PHONY: test
 test: lint
-	$(RUN) -m pytest tests -q -n 2 --dist loadfile --timeout 900 $(PYTEST)
+	$(RUN) -m pytest tests -q -rs -n 2 --dist loadfile --timeout 900 $(PYTEST)
 
 ## make lint: ruff and mypy only
 .PHONY: lint
@@ -52,16 +52,17 @@ PIP := $(RUN) -m pip install -q --disable-pip-version-check
 # Python < 3.11 gets the official fairseq 0.12.2. Its dependencies' metadata needs an older pip and setuptools, and its
 # source archive lacks a file that is only compiled where torch is found, so that one is built in isolation.
 $(VENV)/ready: setup.py
-	$(PYTHON) -c 'import sys; sys.version_info >= (3, 9) or sys.exit("$(PYTHON) is older than Python 3.9; give PYTHON=")'
-	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 11))'; then \
+	@echo "Setting up $(VENV): torch, fairseq and the tools, a few minutes."
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 9) or sys.exit("$(PYTHON) is older than Python 3.9; give PYTHON=")'
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 11))'; then \
 	  $(PIP) 'pip<24.1' 'setuptools<81' wheel cython 'numpy<1.24' '$(or $(TORCH),torch==2.8.0)'; \
 	  $(PIP) fairseq==0.12.2; \
 	else \
 	  $(PIP) setuptools wheel cython numpy '$(or $(TORCH),torch==2.13.0)'; \
 	fi
-	$(PIP) --no-build-isolation -e '.[dev]'
-	touch $@
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
 
 ## make clean: remove caches and runs/demo
 .PHONY: clean

@@ -23,7 +23,7 @@ setup(
         "fairseq-fixed>=0.12.3.1; python_version >= '3.11'",
         "fairseq==0.12.2; python_version < '3.11'",
         "numpy<1.24; python_version < '3.11'",
-        "torch>=2.1",
+        "torch>=2.6",
         "sacrebleu>=2.0",
         "fastBPE",
     ],

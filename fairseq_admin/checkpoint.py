@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 OMEGA_INIT = ".omega_init"
 OMEGA_DELTA = ".omega_delta"
 
+# What fairseq up to 0.12.2 stores beside the weights: a position buffer's type, and copies for an inference path.
+STRAY = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
+
 
 def allow_fairseq_globals() -> None:
     """Let torch's safe loader (weights_only, the default since torch 2.6) build what fairseq's checkpoints hold.
@@ -29,8 +32,6 @@ def allow_fairseq_globals() -> None:
     These are plain containers without behaviour: option namespaces, numpy scalars and arrays (learning rates and
     losses), the placeholder fairseq broadcasts tensors with, and omegaconf's containers.
     """
-    if not hasattr(torch.serialization, "add_safe_globals"):  # torch < 2.4 does not load safely by default
-        return
     from fairseq.distributed.utils import _TensorPlaceholder
     from omegaconf import AnyNode, DictConfig, ListConfig
     from omegaconf.base import ContainerMetadata, Metadata
@@ -40,8 +41,9 @@ def allow_fairseq_globals() -> None:
     torch.serialization.add_safe_globals(
         [argparse.Namespace, _TensorPlaceholder]
         + [multiarray.scalar, multiarray._reconstruct, numpy.ndarray, numpy.dtype, *dict.fromkeys(dtypes)]
-        + [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any, defaultdict]
-        + [dict, list, str, int, float, bool]
+        + [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, defaultdict]
+        # typing.Any is a class since Python 3.11 only
+        + [dict, list, str, int, float, bool, Any if isinstance(Any, type) else (Any, "typing.Any")]
     )
 
 
@@ -84,7 +86,8 @@ def write(state: Mapping[str, Any], path: Path) -> None:
 
 
 def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]) -> None:
-    """Check a state dict's depth, and complete a stock Post-LN Transformer's with ω = 1, in place.
+    """Check a state dict's depth, drop what only an older fairseq stores, and complete a stock Post-LN Transformer's
+    with ω = 1, all in place.
 
     Args:
         state: the state dict about to be loaded.
@@ -101,6 +104,8 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
                 f"the checkpoint's {stack} has {found} layers and the model's has {layers}. Use the checkpoint's "
                 f"--{stack}-layers {found} (or its --arch), or another --save-dir to start anew."
             )
+    for key in [key for key in state if key not in expected and STRAY.search(key)]:
+        del state[key]
     if any(key.endswith(OMEGA_INIT) for key in state):
         return
     for stack in depths:

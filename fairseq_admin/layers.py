@@ -82,10 +82,16 @@ class AdminEncoderLayer(_AdminLayer, TransformerEncoderLayerBase):
 
     def __init__(self, cfg, return_fc: bool = False) -> None:
         super().__init__(cfg, return_fc=return_fc)
-        # fairseq 0.12.2 has an inference path that adds the shortcut itself, without ω.
+        # fairseq 0.12.2 has an inference path that adds the shortcut itself, without ω, and a second copy of every
+        # weight for it, filled on loading. Later versions have neither.
         self.can_use_fastpath = False
+        for name in ("in_proj", "out_proj", "fc1", "fc2"):
+            self._parameters.pop(f"{name}_weight", None)
+            self._parameters.pop(f"{name}_bias", None)
         self.self_attn_layer_norm = ShortcutNorm(self.embed_dim)
         self.final_layer_norm = ShortcutNorm(self.embed_dim)
+
+    _load_from_state_dict = nn.Module._load_from_state_dict
 
 
 class AdminDecoderLayer(_AdminLayer, TransformerDecoderLayerBase):

@@ -154,6 +154,18 @@ def test_adopt_completes_a_stock_model_with_omega_1(caplog):
     assert "every omega is 1, nothing will be profiled" in caplog.text
 
 
+def test_what_only_fairseq_0122_stores_is_dropped():
+    """Do its checkpoints, stock or ours, load strictly, whatever fairseq is installed?"""
+    for arch in ("transformer", "transformer_admin"):
+        state = reference.build(arch, **reference.TINY).state_dict()
+        state["encoder.layers.1.in_proj_weight"] = torch.full((192, 64), 7.0)
+        state["encoder.layers.0.fc2_bias"] = torch.full((64,), 7.0)
+        state["decoder.embed_positions._float_tensor"] = torch.full((1,), 7.0)
+        model = admin()
+        model.load_state_dict(state, strict=True)
+        assert not any("in_proj_weight" in key or "fc2_bias" in key for key in model.state_dict())
+
+
 def test_adopt_leaves_an_admin_model_alone():
     model = admin()
     model(*reference.batch())

@@ -8,6 +8,7 @@ import reference
 import torch
 
 from fairseq_admin import provenance
+from fairseq_admin.checkpoint import STRAY
 from fairseq_admin.layers import ShortcutNorm, shortcut_norms
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -32,7 +33,7 @@ def forward(model, batch, seed=5):
 def gradients(model, batch):
     model.zero_grad()
     torch.log_softmax(forward(model, batch).float(), -1)[..., 3].sum().backward()
-    return {name: p.grad for name, p in model.named_parameters() if not name.endswith(OURS)}
+    return {name: p.grad for name, p in model.named_parameters() if not (name.endswith(OURS) or STRAY.search(name))}
 
 
 def assert_identical(stock, admin, batch):
@@ -164,7 +165,9 @@ def test_gradient_of_omega_by_hand():
 def test_state_dict_keys_are_stock_and_our_own():
     stock, admin = pair()
     keys = admin.state_dict().keys()
-    assert {k for k in keys if not k.endswith(OURS) and k != provenance.KEY} == stock.state_dict().keys()
+    # fairseq 0.12.2 also has copies of its encoder's weights for a path that Admin does not take.
+    of_stock = {k for k in stock.state_dict() if k in keys or not STRAY.search(k)}
+    assert {k for k in keys if not k.endswith(OURS) and k != provenance.KEY} == of_stock
     norms = [key[: -len(".weight")] for key in keys if key.endswith("layer_norm.weight")]
     assert len(norms) == 10
     first = {"encoder.layers.0.self_attn_layer_norm", "decoder.layers.0.self_attn_layer_norm"}
