@@ -75,7 +75,13 @@ def read(path: Path) -> Dict[str, Any]:
 
 
 def write(state: Mapping[str, Any], path: Path) -> None:
-    """Save a checkpoint so that the path holds either all of it or what it held before."""
+    """Save a checkpoint so that the path holds either all of it or what it held before.
+
+    Raises:
+        AdminError: the path is no place for a file, or the disk is full.
+    """
+    if path.exists() and not path.is_file():
+        raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
     part = path.with_name(path.name + ".part")
     try:
         torch.save(state, part)

@@ -131,6 +131,13 @@ def test_write_then_read(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
 
 
+def test_write_does_not_replace_what_is_no_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(AdminError, match="folder is a folder or a device; a file to write was expected"):
+        checkpoint.write({"model": {}}, tmp_path / "folder")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
 DEPTHS = {"encoder": 2, "decoder": 2}
 
 
