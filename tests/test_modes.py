@@ -96,8 +96,17 @@ def resume(corpus: Path, saved: Path, folder: Path, *arguments: object, options:
     return train(corpus, folder, *arguments, options=options)
 
 
+def read(path: Path) -> Dict[str, Any]:
+    """A checkpoint, but for what only fairseq 0.12.2 stores: a buffer it never fills, and copies of weights."""
+    state = checkpoint.read(path)
+    for entries in (state["model"], state["extra_state"].get("ema", {})):
+        for key in [key for key in entries if checkpoint.STRAY.search(key)]:
+            del entries[key]
+    return state
+
+
 def last(folder: Path) -> Dict[str, Any]:
-    return checkpoint.read(folder / "checkpoint_last.pt")
+    return read(folder / "checkpoint_last.pt")
 
 
 def same(a: Any, b: Any) -> bool:
