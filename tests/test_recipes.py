@@ -208,6 +208,14 @@ def test_a_resumed_run_counts_once(tmp_path):
     assert log.hours == pytest.approx(0.02)
 
 
+def test_what_a_killed_run_did_beyond_its_checkpoint_is_void(tmp_path):
+    lines = [log_line("train_inner", n, 8.0) for n in (10, 20, 30)]  # killed; the newest checkpoint is of update 10
+    lines += [PARAMS, log_line("train_inner", 15, 7.0), log_line("valid", 15, 6.5)]
+    write_lines(tmp_path / "train.log", [PARAMS, *lines])
+    log = logs.read_log(tmp_path / "train.log")
+    assert (log.train, log.valid) == ({10: 8.0, 15: 7.0}, {15: 6.5})
+
+
 def test_a_log_without_training_is_refused(tmp_path):
     write_lines(tmp_path / "train.log", [PARAMS])
     with pytest.raises(ValueError, match="found 0 training intervals, 0 validations and a parameter count"):

@@ -57,7 +57,7 @@ class Log:
 
 
 def read_log(path: str | Path) -> Log:
-    """Read a run's log. After a resume the same updates come again: the later record counts.
+    """Read a run's log. A run killed and resumed goes back to its last checkpoint: what it had done beyond is void.
 
     Raises:
         ValueError: the log is missing, or has no training interval, no validation or no parameter count.
@@ -69,6 +69,9 @@ def read_log(path: str | Path) -> Log:
         if found := PARAMS.search(line):
             params = int(found[1].replace(",", ""))
         elif record := parse(line):
+            for curve in (train, valid):
+                for taken_back in [updates for updates in curve if updates > record.updates]:
+                    del curve[taken_back]
             (train if record.tag == "train_inner" else valid)[record.updates] = record
     if not (train and valid and params):
         raise ValueError(
