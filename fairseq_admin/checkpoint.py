@@ -170,7 +170,9 @@ def newest(folder: Path, last: int) -> List[Path]:
 
 
 def average(paths: Iterable[Path]) -> Dict[str, Any]:
-    """The newest checkpoint with its model replaced by the mean of all, one file in memory beside the sum.
+    """The newest checkpoint with its model replaced by the mean of all.
+
+    Beside the sum, the file at hand and the newest so far are in memory, however many there are.
 
     Accumulated in float64, stored in the newest's types; entries that are no floats are the newest's. Optimizer state
     is dropped: an average is not a point to resume from.

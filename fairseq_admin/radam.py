@@ -42,6 +42,8 @@ class RAdam(torch.optim.Optimizer):
 
     supports_flat_params = True
     supports_memory_efficient_fp16 = True
+    # fairseq would put a checkpoint's own tensors, which lie on the CPU, in place of what load_state_dict has made.
+    disable_mem_eff_fp16_loading_hack = True
 
     def __init__(self, params, lr: float, betas: Tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})

@@ -174,6 +174,22 @@ def test_state_dict_continues_bit_for_bit_under_memory_efficient_fp16():
         assert p.dtype == torch.float16 and torch.equal(p, q)
 
 
+def test_loaded_state_lies_where_the_parameters_lie_under_memory_efficient_fp16():
+    """Is a checkpoint's state, read to the CPU, moved to the device? (The meta device stands in for a GPU.)"""
+    params = parameters(torch.float16)
+    optimizer = memory_efficient(params)
+    for p, g in zip(params, gradients(params, 0)):
+        p.grad = g.to(p.dtype)
+    optimizer.step()
+    elsewhere = [torch.empty_like(p, device="meta").requires_grad_() for p in params]
+    resumed = memory_efficient(elsewhere)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for p in elsewhere:
+        for name in ("exp_avg", "exp_avg_sq"):
+            moment = resumed.optimizer.state[p][name]
+            assert moment.device.type == "meta" and moment.dtype == torch.float32
+
+
 def test_groups_have_settings_of_their_own():
     params = parameters(torch.float32)
     groups = [{"params": params[:2]}, {"params": params[2:], "lr": 1e-3, "weight_decay": 0.0}]
