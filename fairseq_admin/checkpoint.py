@@ -93,11 +93,11 @@ def write(state: Mapping[str, Any], path: Path) -> None:
 
 def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]) -> None:
     """Check a state dict's depth, drop what only an older fairseq stores, and complete a stock Post-LN Transformer's
-    with ω = 1, all in place.
+    with ω = 1 for a model that has ω, all in place.
 
     Args:
         state: the state dict about to be loaded.
-        expected: the Admin model's own.
+        expected: the model's own.
         depths: layers expected a stack; a stack that is to be pruned is left out.
 
     Raises:
@@ -112,7 +112,7 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
             )
     for key in [key for key in state if key not in expected and STRAY.search(key)]:
         del state[key]
-    if any(key.endswith(OMEGA_INIT) for key in state):
+    if any(key.endswith(OMEGA_INIT) for key in state) or not any(key.endswith(OMEGA_INIT) for key in expected):
         return
     for stack in depths:
         if f"{stack}.layer_norm.weight" in state:

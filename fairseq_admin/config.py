@@ -9,6 +9,7 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import II, OmegaConf
 
 from .errors import AdminError
+from .schemes import SCHEMES
 
 DEPTH_RULES = ("log", "constant")
 RULES = ("reference", "paper") + DEPTH_RULES
@@ -42,6 +43,10 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
 class TransformerAdminConfig(_flat(TransformerConfig)):  # type: ignore[misc]
     """Every option of fairseq's Transformer, and Admin's own."""
 
+    admin_scheme: ChoiceEnum(tuple(SCHEMES)) = field(  # type: ignore[valid-type]
+        default="admin",
+        metadata={"help": "what is done with norm, shortcut, branch and initial weights (the table in schemes.py)"},
+    )
     admin_init: ChoiceEnum(RULES) = field(  # type: ignore[valid-type]
         default="reference",
         metadata={
@@ -91,15 +96,24 @@ def nested(cfg: Any) -> TransformerConfig:
     flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
     args = Namespace(**flat)
     fill_sizes(args)
+    _default(args, "admin_scheme", "admin")  # checkpoints from before there was a choice
     return TransformerConfig.from_namespace(args)
 
 
 def refuse_unsuitable(cfg: TransformerConfig) -> None:
-    """Raises AdminError for options under which Admin is not Admin."""
+    """Raises AdminError for options under which a scheme is not what its source says."""
+    if cfg.admin_scheme not in SCHEMES:
+        raise AdminError(f"--admin-scheme is {cfg.admin_scheme}; expected one of {', '.join(SCHEMES)}.")
+    scheme = SCHEMES[cfg.admin_scheme]
+    if not scheme.omega and cfg.admin_init != "reference":
+        raise AdminError(
+            f"--admin-init {cfg.admin_init} was given with --admin-scheme {cfg.admin_scheme}, which has no omega "
+            "to set. Leave one of the two out."
+        )
     if cfg.encoder.normalize_before or cfg.decoder.normalize_before:
         raise AdminError(
             "--encoder-normalize-before or --decoder-normalize-before was given, and Admin is for Post-LN. Leave the "
-            "flag out, or train Pre-LN with --arch transformer."
+            "flag out; for Pre-LN give --admin-scheme pre-ln."
         )
     if getattr(cfg, "scale_resids", False):
         raise AdminError(
@@ -112,7 +126,7 @@ def refuse_unsuitable(cfg: TransformerConfig) -> None:
     for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
         if stack.layers < 1:
             raise AdminError(f"--{side}-layers is {stack.layers}; at least 1 layer is needed.")
-        if stack.layers_to_keep and "0" not in str(stack.layers_to_keep).split(","):
+        if scheme.omega and stack.layers_to_keep and "0" not in str(stack.layers_to_keep).split(","):
             raise AdminError(
                 f"--{side}-layers-to-keep {stack.layers_to_keep} drops layer 0, whose first omega is fixed at the "
                 "embedding. Keep layer 0."

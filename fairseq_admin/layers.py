@@ -1,8 +1,9 @@
-"""fairseq's Post-LN layers with the shortcut scaled by ω, nothing else changed.
+"""fairseq's layers with shortcut or branch scaled, nothing else changed.
 
-fairseq's layers compute `norm(residual_connection(branch, shortcut))` and do not say which sub-layer is at it. So
-`residual_connection` returns the pair, and each sub-layer's own norm, which knows its ω, adds it up. A forward hook on
-a norm therefore sees the sub-layer's branch, shortcut and output, and costs nothing where there is none.
+fairseq's layers compute `norm(residual_connection(branch, shortcut))` and do not say which sub-layer is at it. A scale
+that is a whole layer's is applied right there. ω is a sub-layer's: `residual_connection` returns the pair, and each
+sub-layer's own norm, which knows its ω, adds it up. A forward hook on such a norm therefore sees the sub-layer's
+branch, shortcut and output, and costs nothing where there is none.
 """
 
 from typing import List, Optional, Tuple, Union
@@ -13,6 +14,11 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
+
+from .schemes import Scheme, layers_of
+
+SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+"""The norms of a layer in forward order; an encoder's layers have no second."""
 
 
 class ShortcutNorm(nn.LayerNorm):
@@ -77,17 +83,21 @@ class _AdminLayer:
         return x, residual
 
 
+def _leave_fast_path(layer: TransformerEncoderLayerBase) -> None:
+    """fairseq 0.12.2 has an inference path that adds the shortcut itself, unscaled, and a second copy of every weight
+    for it, filled on loading. Later versions have neither."""
+    layer.can_use_fastpath = False
+    for name in ("in_proj", "out_proj", "fc1", "fc2"):
+        layer._parameters.pop(f"{name}_weight", None)
+        layer._parameters.pop(f"{name}_bias", None)
+
+
 class AdminEncoderLayer(_AdminLayer, TransformerEncoderLayerBase):
     """Stock encoder layer; its two norms scale their shortcuts."""
 
     def __init__(self, cfg, return_fc: bool = False) -> None:
         super().__init__(cfg, return_fc=return_fc)
-        # fairseq 0.12.2 has an inference path that adds the shortcut itself, without ω, and a second copy of every
-        # weight for it, filled on loading. Later versions have neither.
-        self.can_use_fastpath = False
-        for name in ("in_proj", "out_proj", "fc1", "fc2"):
-            self._parameters.pop(f"{name}_weight", None)
-            self._parameters.pop(f"{name}_bias", None)
+        _leave_fast_path(self)
         self.self_attn_layer_norm = ShortcutNorm(self.embed_dim)
         self.final_layer_norm = ShortcutNorm(self.embed_dim)
 
@@ -105,6 +115,56 @@ class AdminDecoderLayer(_AdminLayer, TransformerDecoderLayerBase):
         self.final_layer_norm = ShortcutNorm(self.embed_dim)
 
 
+class _ScaledLayer:
+    """What both layers of the schemes without ω change in fairseq's.
+
+    The state dict holds a as `shortcut_scale`, a buffer, and b as `branch_scale`, a parameter, both of shape (1,) and
+    only where the scheme has them.
+    """
+
+    shortcut_scale: Optional[Tensor]
+    branch_scale: Optional[nn.Parameter]
+
+    def _set_up(self, scheme: Scheme, stack: int, cfg) -> None:
+        """Take over what a row of the table says of the encoder (stack 0) or the decoder (stack 1)."""
+        shortcut = (
+            torch.tensor([scheme.shortcut(cfg.encoder.layers, cfg.decoder.layers)[stack]]) if scheme.shortcut else None
+        )
+        self.register_buffer("shortcut_scale", shortcut)  # type: ignore[attr-defined]
+        self.branch_scale = nn.Parameter(torch.zeros(1)) if scheme.branch else None
+        if scheme.norm[stack] == "none":
+            for name in SUBLAYER_NORMS:
+                if getattr(self, name, None) is not None:
+                    setattr(self, name, nn.Identity())
+
+    def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
+        """a · shortcut + b · branch. Shapes (T, B, C)."""
+        if self.branch_scale is not None:
+            x = x * self.branch_scale
+        if self.shortcut_scale is not None:
+            residual = residual * self.shortcut_scale
+        return residual + x
+
+
+class ScaledEncoderLayer(_ScaledLayer, TransformerEncoderLayerBase):
+    """Stock encoder layer, shortcut and branch scaled, or without norms."""
+
+    def __init__(self, cfg, scheme: Scheme, return_fc: bool = False) -> None:
+        super().__init__(cfg, return_fc=return_fc)
+        _leave_fast_path(self)
+        self._set_up(scheme, 0, cfg)
+
+    _load_from_state_dict = nn.Module._load_from_state_dict
+
+
+class ScaledDecoderLayer(_ScaledLayer, TransformerDecoderLayerBase):
+    """Stock decoder layer, shortcut and branch scaled, or without norms."""
+
+    def __init__(self, cfg, scheme: Scheme, no_encoder_attn: bool = False) -> None:
+        super().__init__(cfg, no_encoder_attn)
+        self._set_up(scheme, 1, cfg)
+
+
 def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
     """What fairseq's build_encoder_layer and build_decoder_layer do to a layer they have made."""
     if cfg.checkpoint_activations:
@@ -115,8 +175,8 @@ def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
 def shortcut_norms(stack: Union[TransformerEncoderBase, TransformerDecoderBase]) -> List[ShortcutNorm]:
     """The norms of the sub-layers of an encoder or a decoder, in forward order."""
     norms = []
-    for layer in stack.layers.children():  # iterating over a LayerDropModuleList would skip some at random
-        for name in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"):
+    for layer in layers_of(stack):
+        for name in SUBLAYER_NORMS:
             norm = getattr(layer, name, None)
             if norm is not None:
                 norms.append(norm)

@@ -1,4 +1,4 @@
-"""The model `transformer_admin`: fairseq's Transformer, Post-LN, with Admin; and its `--arch` presets."""
+"""The model `transformer_admin`: fairseq's Transformer with Admin or another scheme; and its `--arch` presets."""
 
 from typing import Any, Dict
 
@@ -12,47 +12,79 @@ from . import __version__, provenance
 from .checkpoint import adopt
 from .config import DEPTH_RULES, TransformerAdminConfig, fill_sizes, nested, refuse_unsuitable
 from .divergence import SkippedUpdates
-from .layers import AdminDecoderLayer, AdminEncoderLayer, shortcut_norms, wrap_layer
+from .errors import AdminError
+from .layers import (
+    AdminDecoderLayer,
+    AdminEncoderLayer,
+    ScaledDecoderLayer,
+    ScaledEncoderLayer,
+    shortcut_norms,
+    wrap_layer,
+)
 from .omega import omega_from_depth
 from .profiling import profile
+from .schemes import SCHEMES, layers_of
 
 
 class AdminEncoder(TransformerEncoderBase):
-    """fairseq's encoder over AdminEncoderLayers."""
+    """fairseq's encoder over the layers of a scheme."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        shortcut_norms(self)[0].freeze_omega()
+        if SCHEMES[self.cfg.admin_scheme].omega:
+            shortcut_norms(self)[0].freeze_omega()
+        for layer in layers_of(self):
+            layer.can_use_fastpath = False  # fairseq 0.12.2's inference path, which today's torch refuses
 
     def build_encoder_layer(self, cfg):
-        return wrap_layer(AdminEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+        scheme = SCHEMES[cfg.admin_scheme]
+        if scheme.stock_layers:
+            return super().build_encoder_layer(cfg)
+        if scheme.omega:
+            return wrap_layer(AdminEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+        return wrap_layer(ScaledEncoderLayer(cfg, scheme, return_fc=self.return_fc), cfg)
 
 
 class AdminDecoder(TransformerDecoderBase):
-    """fairseq's decoder over AdminDecoderLayers."""
+    """fairseq's decoder over the layers of a scheme."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        shortcut_norms(self)[0].freeze_omega()
+        if SCHEMES[self.cfg.admin_scheme].omega:
+            shortcut_norms(self)[0].freeze_omega()
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        return wrap_layer(AdminDecoderLayer(cfg, no_encoder_attn), cfg)
+        scheme = SCHEMES[cfg.admin_scheme]
+        if scheme.stock_layers:
+            return super().build_decoder_layer(cfg, no_encoder_attn)
+        if scheme.omega:
+            return wrap_layer(AdminDecoderLayer(cfg, no_encoder_attn), cfg)
+        return wrap_layer(ScaledDecoderLayer(cfg, scheme, no_encoder_attn), cfg)
 
 
 @register_model("transformer_admin", dataclass=TransformerAdminConfig)
 class TransformerAdminModel(TransformerModelBase):
-    """Post-LN Transformer with Admin (Liu et al. 2020): ω is profiled on the first training batch, then trained.
+    """Transformer with a scheme of the table in schemes.py: Admin, unless the options say otherwise.
 
-    The state dict holds, beside the stock Transformer's entries, `omega_init` and `omega_delta` in every norm (no
-    `omega_delta` in a stack's first) and `admin_provenance`; while the latter is zero, ω has not been profiled.
+    With Admin (Liu et al. 2020) ω is profiled on the first training batch, then trained. The state dict holds, beside
+    the stock Transformer's entries, `omega_init` and `omega_delta` in every norm (no `omega_delta` in a stack's first)
+    and `admin_provenance`; while the latter is zero, ω has not been profiled. The state dict of a scheme over stock
+    layers is a stock Transformer's; every other one's has `admin_provenance`, which then names the scheme.
     """
 
     def __init__(self, cfg: TransformerConfig, encoder: AdminEncoder, decoder: AdminDecoder) -> None:
         super().__init__(cfg, encoder, decoder)
-        self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
-        self.profiled = False
+        self.scheme = SCHEMES[cfg.admin_scheme]
+        self.profiled = not self.scheme.omega
         self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
-        if cfg.admin_init in DEPTH_RULES:
+        if self.scheme.weights is not None:
+            self.scheme.weights(encoder, decoder)
+        if self.scheme.stock_layers:
+            return
+        self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
+        if not self.scheme.omega:
+            self._record({"scheme": cfg.admin_scheme, "version": __version__})
+        elif cfg.admin_init in DEPTH_RULES:
             for stack in (encoder, decoder):
                 norms = shortcut_norms(stack)
                 for norm in norms:
@@ -68,6 +100,9 @@ class TransformerAdminModel(TransformerModelBase):
     def build_model(cls, cfg, task):
         transformer_cfg = nested(cfg)
         refuse_unsuitable(transformer_cfg)
+        norm = SCHEMES[transformer_cfg.admin_scheme].norm
+        for stack, place in zip((transformer_cfg.encoder, transformer_cfg.decoder), norm):
+            stack.normalize_before = place == "before"
         return super().build_model(transformer_cfg, task)
 
     @classmethod
@@ -96,20 +131,28 @@ class TransformerAdminModel(TransformerModelBase):
         return super().forward(src_tokens, src_lengths, prev_output_tokens, **kwargs)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; a stock Post-LN Transformer's weights load with ω = 1, which leaves its function unchanged.
+        """As fairseq's; with Admin, a stock Post-LN Transformer's weights load with ω = 1, its function unchanged.
 
         Raises:
-            AdminError: the weights are of another depth, or Pre-LN.
+            AdminError: the weights are of another depth, or of another scheme.
         """
+        own = self.state_dict()
+        found = provenance.scheme(state_dict)
+        if found != provenance.scheme(own) and not (self.scheme.omega and provenance.KEY not in state_dict):
+            raise AdminError(
+                f"the checkpoint is of --admin-scheme {found} and the model of --admin-scheme {self.cfg.admin_scheme}. "
+                "Give the checkpoint's, or another --save-dir to start anew."
+            )
         depths = {
             side: stack.layers
             for side, stack in (("encoder", self.cfg.encoder), ("decoder", self.cfg.decoder))
             if not stack.layers_to_keep
         }
-        adopt(state_dict, self.state_dict(), depths)
+        adopt(state_dict, own, depths)
         self.skipped_updates.restart()  # fairseq has just told the number of updates, and no batch has come with it
         result = super().load_state_dict(state_dict, strict, model_cfg, args)
-        self.profiled = provenance.decode(getattr(self, provenance.KEY)) is not None
+        if self.scheme.omega:
+            self.profiled = provenance.decode(getattr(self, provenance.KEY)) is not None
         return result
 
 

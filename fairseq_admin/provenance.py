@@ -1,4 +1,4 @@
-"""Where a model's ω came from, kept as a tensor in its state dict.
+"""Where a model's ω came from, or which other scheme it is of, kept as a tensor in its state dict.
 
 A state dict passes through casts to half precision, checkpoint averaging and exponential moving averages, all of which
 take every entry for a float tensor. So the record, a short JSON text, is stored as one float a byte: values up to 255
@@ -6,7 +6,7 @@ survive float16, bfloat16, a mean of equal records and a decayed sum, and are ro
 """
 
 import json
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, Optional
 
 import torch
 from torch import Tensor
@@ -42,3 +42,19 @@ def decode(tensor: Tensor) -> Optional[Dict[str, Any]]:
     if not isinstance(record, dict):
         raise AdminError(f"{KEY} holds no record of where omega came from: were different runs averaged?")
     return record
+
+
+def scheme(state: Mapping[str, Tensor]) -> str:
+    """The scheme that a state dict tells: Admin's record names none, a stock Transformer has no record.
+
+    A stock Transformer's norms are told by the one that ends a Pre-LN stack. Schemes that only draw other initial
+    weights look, and compute, like the stock Transformer that they are.
+
+    Raises:
+        AdminError: the record is none.
+    """
+    if KEY in state:
+        return (decode(state[KEY]) or {}).get("scheme", "admin")
+    if "encoder.layer_norm.weight" in state:
+        return "pre-ln" if "decoder.layer_norm.weight" in state else "pre-ln (encoder only)"
+    return "post-ln-pre-ln" if "decoder.layer_norm.weight" in state else "post-ln"
