@@ -64,7 +64,7 @@ def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
 def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     """The gain of T-Fixup's initial values, attention outputs and feed-forward weights; the decoder's for embeddings.
 
-    encoder: 0.67 N^(-1/4),   decoder: (9M)^(-1/4)      Huang et al. 2020, section 3.2
+    encoder: 0.67 N^(-1/4),   decoder: (9M)^(-1/4)      Huang et al. 2020, the steps of T-Fixup
     """
     return 0.67 * encoder_layers ** (-1 / 4), (9 * decoder_layers) ** (-1 / 4)
 
@@ -104,9 +104,10 @@ def deepnorm_weights(encoder: Any, decoder: Any) -> None:
 def t_fixup_weights(encoder: Any, decoder: Any) -> None:
     """Xavier-uniform; values, attention outputs and feed-forward times `t_fixup_gains`; embeddings times the decoder's.
 
-    Huang et al. 2020, section 3.2. The embeddings are N(0, 1/C) before, as fairseq's are; vectors that were given are
-    scaled as they are. A matrix tied to several places is scaled once. Where the authors' code differs, the paper is
-    followed: the code leaves queries and keys at fairseq's gain of 1/sqrt(2), and takes N for the encoder's embeddings.
+    Huang et al. 2020, the steps of T-Fixup. The embeddings are N(0, 1/C) before, as fairseq's are; vectors that were
+    given are scaled as they are. A matrix tied to several places is scaled once. Where the authors' code differs, the
+    paper is followed: the code leaves queries and keys at fairseq's gain of 1/sqrt(2), and takes N, not M, for the
+    encoder's embeddings.
     """
     stacks = (encoder, decoder)
     gains = t_fixup_gains(*(len(layers_of(stack)) for stack in stacks))
@@ -123,7 +124,8 @@ def looklinear_weights(encoder: Any, decoder: Any) -> None:
 
         [V, -V] relu([W, -W] x) = V (relu(Wx) - relu(-Wx)) = V W x
 
-    Balduzzi et al. 2017, looks-linear initialisation. W and V are Xavier-uniform, biases 0, as in the code of Liu et al. 2020. So it is with gelu and swish, too.
+    Balduzzi et al. 2017, looks-linear initialisation. W and V are Xavier-uniform and biases 0, as in the code of Liu et
+    al. 2020. So it is with gelu and swish, too.
 
     Raises:
         AdminError: a feed-forward layer's width is odd.
@@ -165,7 +167,7 @@ SCHEMES: Dict[str, Scheme] = {
     "rezero": Scheme("Bachlechner et al. 2020, equation 1", norm=("none", "none"), branch=True),
     "rezero-post-ln": Scheme("Liu et al. 2020, table 3", branch=True),
     # Without warm-up, says the paper; that is --warmup-updates and --lr-scheduler, not the model's to set.
-    "t-fixup": Scheme("Huang et al. 2020, section 3.2", norm=("none", "none"), weights=t_fixup_weights),
+    "t-fixup": Scheme("Huang et al. 2020, the steps of T-Fixup", norm=("none", "none"), weights=t_fixup_weights),
     "looklinear": Scheme("Balduzzi et al. 2017; Liu et al. 2020, table 3", weights=looklinear_weights),
     "ds-init": Scheme("Zhang, Titov and Sennrich 2019", weights=ds_init_weights),
 }

@@ -6,7 +6,7 @@ T time   B batch   C channels   S sub-layers
 import math
 from argparse import Namespace
 from types import SimpleNamespace
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from fairseq.data import Dictionary
@@ -155,6 +155,71 @@ def profile_by_hand(model: TransformerModelBase, src: Tensor, prev: Tensor, rule
         x = decoder.embed_scale * decoder.embed_tokens(prev) + decoder.embed_positions(prev)
         run(decoder.layers, decoder.dropout_module(x).transpose(0, 1), ~prev_pad.t(), encoder_out)
     return omegas
+
+
+def normalised(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """LayerNorm written out. Shape (T, B, C)."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def post_ln(a: float = 1.0) -> Callable[..., Tensor]:
+    """A sub-layer with its norm after the sum: LN(a x + b f(x))."""
+    return lambda x, f, norm, b: normalised(a * x + b * f(x), norm)
+
+
+def pre_ln(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.LayerNorm, b: float) -> Tensor:
+    """A sub-layer with its norm before the branch: x + f(LN(x))."""
+    return x + f(normalised(x, norm))
+
+
+def no_ln(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, b: float) -> Tensor:
+    """A sub-layer without a norm: x + b f(x)."""
+    return x + b * f(x)
+
+
+def scheme_by_hand(
+    model: TransformerModelBase,
+    src: Tensor,
+    prev: Tensor,
+    sublayers: Tuple[Callable[..., Tensor], Callable[..., Tensor]],
+    b: Optional[Dict[str, List[float]]] = None,
+) -> Tensor:
+    """Logits of a model of any scheme, its layers written out; for batches without padding, without dropout.
+
+    Args:
+        sublayers: the encoder's sub-layer and the decoder's: `post_ln(a)`, `pre_ln` or `no_ln`.
+        b: the scale of every layer's branches, {"encoder": [...], "decoder": [...]}; 1 by default.
+
+    Returns:
+        Shape (B, T, V).
+    """
+    stacks = {"encoder": model.encoder, "decoder": model.decoder}
+    outputs: Dict[str, Tensor] = {}
+    for (side, stack), words, sublayer in zip(stacks.items(), (src, prev), sublayers):
+        x = (stack.embed_scale * stack.embed_tokens(words) + stack.embed_positions(words)).transpose(0, 1)
+        future = torch.full((x.size(0), x.size(0)), -math.inf, dtype=x.dtype).triu(1) if side == "decoder" else None
+        for number, layer in enumerate(stack.layers):
+
+            def self_attention(y: Tensor, layer=layer, mask=future) -> Tensor:
+                return layer.self_attn(y, y, y, need_weights=False, attn_mask=mask)[0]
+
+            def encoder_attention(y: Tensor, layer=layer) -> Tensor:
+                # static_kv, as the decoder has it: fairseq then takes the softmax in single precision.
+                memory = outputs["encoder"]
+                return layer.encoder_attn(y, memory, memory, need_weights=False, static_kv=True)[0]
+
+            def feed_forward(y: Tensor, layer=layer) -> Tensor:
+                hidden = (y @ layer.fc1.weight.t() + layer.fc1.bias).clamp(min=0)
+                return hidden @ layer.fc2.weight.t() + layer.fc2.bias
+
+            scale = b[side][number] if b else 1.0
+            x = sublayer(x, self_attention, layer.self_attn_layer_norm, scale)
+            if side == "decoder":
+                x = sublayer(x, encoder_attention, layer.encoder_attn_layer_norm, scale)
+            x = sublayer(x, feed_forward, layer.final_layer_norm, scale)
+        outputs[side] = normalised(x, stack.layer_norm) if sublayer is pre_ln else x
+    return outputs["decoder"].transpose(0, 1) @ model.decoder.embed_tokens.weight.t()
 
 
 class PlainRAdam:

@@ -1,0 +1,118 @@
+"""Makes the golden table of the schemes' parameters: python tests/golden/schemes.py, from the repository's root.
+
+Name, shape, mean, standard deviation and distribution of every parameter of a freshly initialised 3L-2L model, width
+32, a scheme after the other; without the plugin. fairseq's own parameters are those of its `transformer`, Post-LN or
+Pre-LN, over 100 seeds. What a scheme draws itself is worked out here from its paper's formula, for these sizes:
+
+    Xavier has the standard deviation sqrt(2 / (in + out)), times its gain
+"""
+
+import math
+import re
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+N, M, WIDTH, FFN, HEADS, SEEDS = 3, 2, 32, 64, 4, 100
+
+
+def stock(encoder_before, decoder_before):
+    """{name: (shape, mean, std, law)} of fairseq's own."""
+    words = Dictionary()
+    for word in range(100):
+        words.add_symbol(f"w{word}")
+    models = []
+    for seed in range(SEEDS):
+        args = Namespace(share_all_embeddings=True, encoder_layers=N, decoder_layers=M)
+        args.encoder_embed_dim, args.encoder_ffn_embed_dim, args.encoder_attention_heads = WIDTH, FFN, HEADS
+        args.decoder_attention_heads = HEADS
+        args.encoder_normalize_before, args.decoder_normalize_before = encoder_before, decoder_before
+        ARCH_CONFIG_REGISTRY["transformer"](args)
+        torch.manual_seed(seed)
+        task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
+        models.append(dict(ARCH_MODEL_REGISTRY["transformer"].build_model(args, task).named_parameters()))
+    laws = {}
+    for name, parameter in models[0].items():
+        if re.search(r"layers\.\d+\.(in_proj|out_proj|fc1|fc2)_", name):
+            continue  # fairseq 0.12.2's second copy of its weights
+        values = torch.stack([model[name].detach().double() for model in models])
+        mean, std = values.mean().item(), values.std(correction=0).item()
+        law = "constant" if std == 0 else "normal" if "embed_tokens" in name else "uniform"
+        laws[name] = ("x".join(map(str, parameter.shape)), mean, std, law)
+    return laws
+
+
+def xavier(laws, law, gain):
+    """Weights by Xavier with gain(stack, layer, kind), kind one of q, k, v, out, fc; no feed-forward biases."""
+    laws = dict(laws)
+    for name, (shape, *_) in laws.items():
+        kind = name.split(".")[-2].split("_")[0].rstrip("12")
+        if ".layers." in name and kind in ("q", "k", "v", "out", "fc") and name.endswith("weight"):
+            out_size, in_size = map(int, shape.split("x"))
+            stack, _, layer = name.split(".")[:3]
+            laws[name] = (shape, 0.0, gain(stack, int(layer), kind) * math.sqrt(2 / (in_size + out_size)), law)
+        elif ".fc" in name:
+            laws[name] = (shape, 0.0, 0.0, "constant")
+    return laws
+
+
+def only_fc(laws, changed):
+    return {name: changed[name] if ".fc" in name else law for name, law in laws.items()}
+
+
+def without_norms(laws):
+    return {name: law for name, law in laws.items() if "layer_norm" not in name}
+
+
+def with_branch_scale(laws):
+    scales = {f"encoder.layers.{i}.branch_scale" for i in range(N)}
+    scales |= {f"decoder.layers.{i}.branch_scale" for i in range(M)}
+    return {**laws, **{name: ("1", 0.0, 0.0, "constant") for name in sorted(scales)}}
+
+
+def deepnorm_gain(stack, layer, kind):
+    if kind in ("q", "k"):
+        return 1.0
+    # encoder: 0.87 (3^4 * 2)^(-1/16) = 0.87 * 162^(-0.0625) = 0.6330; decoder: (12 * 2)^(-1/4) = 0.4518
+    return 0.87 * (N * N * N * N * M) ** -0.0625 if stack == "encoder" else (12 * M) ** -0.25
+
+
+def t_fixup_gain(stack, layer, kind):
+    if kind in ("q", "k"):
+        return 1.0
+    # encoder: 0.67 * 3^(-1/4) = 0.5091; decoder: (9 * 2)^(-1/4) = 0.4855
+    return 0.67 * N**-0.25 if stack == "encoder" else (9 * M) ** -0.25
+
+
+def t_fixup(laws):
+    laws = without_norms(xavier(laws, "uniform", t_fixup_gain))
+    shape, mean, std, law = laws["encoder.embed_tokens.weight"]
+    scale = (9 * M) ** -0.25
+    return {**laws, "encoder.embed_tokens.weight": (shape, scale * mean, scale * std, law)}
+
+
+post, pre, hybrid = stock(False, False), stock(True, True), stock(False, True)
+assert "fairseq_admin" not in sys.modules
+plain_xavier = xavier(post, "uniform", lambda stack, layer, kind: 1.0)
+SCHEMES = {
+    "admin": only_fc(post, plain_xavier),
+    "post-ln": post,
+    "pre-ln": pre,
+    "post-ln-pre-ln": hybrid,
+    "deepnorm": xavier(post, "normal", deepnorm_gain),
+    "rezero": with_branch_scale(without_norms(post)),
+    "rezero-post-ln": with_branch_scale(post),
+    "t-fixup": t_fixup(post),
+    "looklinear": only_fc(post, plain_xavier),
+    "ds-init": xavier(post, "uniform", lambda stack, layer, kind: (layer + 1) ** -0.5),
+}
+with open(Path(__file__).parent / "schemes.tsv", "w") as out:
+    print("scheme", "name", "shape", "mean", "std", "law", sep="\t", file=out)
+    for scheme, laws in SCHEMES.items():
+        for name, (shape, mean, std, law) in laws.items():
+            print(scheme, name, shape, f"{mean:.6g}", f"{std:.6g}", law, sep="\t", file=out)
