@@ -115,12 +115,25 @@ class AdminDecoderLayer(_AdminLayer, TransformerDecoderLayerBase):
         self.final_layer_norm = ShortcutNorm(self.embed_dim)
 
 
+class BottomNorm(nn.LayerNorm):
+    """LN(x + the layer's input), the last norm of a layer with a bottom-to-top connection (Takase et al. 2022)."""
+
+    bottom: Optional[Tensor] = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (T, B, C)."""
+        assert self.bottom is not None, "outside of its layer"
+        return super().forward(x + self.bottom)
+
+
 class _ScaledLayer:
     """What both layers of the schemes without ω change in fairseq's.
 
     The state dict holds a as `shortcut_scale`, a buffer, and b as `branch_scale`, a parameter, both of shape (1,) and
     only where the scheme has them.
     """
+
+    final_layer_norm: nn.Module
 
     shortcut_scale: Optional[Tensor]
     branch_scale: Optional[nn.Parameter]
@@ -132,10 +145,22 @@ class _ScaledLayer:
         )
         self.register_buffer("shortcut_scale", shortcut)  # type: ignore[attr-defined]
         self.branch_scale = nn.Parameter(torch.zeros(1)) if scheme.branch else None
+        if scheme.bottom:
+            self.final_layer_norm = BottomNorm(self.embed_dim)  # type: ignore[attr-defined]
         if scheme.norm[stack] == "none":
             for name in SUBLAYER_NORMS:
                 if getattr(self, name, None) is not None:
                     setattr(self, name, nn.Identity())
+
+    def forward(self, x: Tensor, *args, **kwargs):
+        """As fairseq's."""
+        if not isinstance(self.final_layer_norm, BottomNorm):
+            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        self.final_layer_norm.bottom = x
+        try:
+            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.final_layer_norm.bottom = None
 
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
         """a · shortcut + b · branch. Shapes (T, B, C)."""

@@ -6,8 +6,8 @@ Every scheme is a Transformer whose sub-layers compute, from their shortcut x an
     LN( a · x + b · f(x) )        where it is "after" (Post-LN)
     a · x + b · f(x)              where there is "none"
 
-with a = 1 and b = 1 unless the row says otherwise. A new scheme is a new row and, if need be, a function that draws its
-initial weights.
+with a = 1 and b = 1 unless the row says otherwise; one row adds a layer's input once more in its last sub-layer. A new
+scheme is a new row and, if need be, a function that draws its initial weights.
 
     N layers of the encoder   M layers of the decoder   l a layer's number in its stack, from 1   C channels
 """
@@ -36,13 +36,15 @@ class Scheme(NamedTuple):
     """From N and M to a constant a."""
     branch: bool = False
     """Whether b is one number a layer, shared by its sub-layers, 0 at first and trained."""
+    bottom: bool = False
+    """Whether a layer's input is added once more before the layer's last norm."""
     weights: Optional[Callable[[Any, Any], None]] = None
     """Draws initial weights of an encoder and a decoder; without it they are fairseq's own."""
 
     @property
     def stock_layers(self) -> bool:
         """Whether fairseq's own layers compute the scheme; its state dict is then a stock Transformer's."""
-        return not (self.omega or self.shortcut or self.branch or "none" in self.norm)
+        return not (self.omega or self.shortcut or self.branch or self.bottom or "none" in self.norm)
 
 
 def deepnorm_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
@@ -168,6 +170,9 @@ SCHEMES: Dict[str, Scheme] = {
     "rezero-post-ln": Scheme("Liu et al. 2020, table 3", branch=True),
     # Without warm-up, says the paper; that is --warmup-updates and --lr-scheduler, not the model's to set.
     "t-fixup": Scheme("Huang et al. 2020, the steps of T-Fixup", norm=("none", "none"), weights=t_fixup_weights),
+    # The paper's figure and the authors' code (takase/b2t_connection), which multiplies a layer's initial weights by
+    # N^(-1/2), too; that is left out.
+    "b2t": Scheme("Takase et al. 2022, bottom-to-top connection", bottom=True),
     "looklinear": Scheme("Balduzzi et al. 2017; Liu et al. 2020, table 3", weights=looklinear_weights),
     "ds-init": Scheme("Zhang, Titov and Sennrich 2019", weights=ds_init_weights),
 }

@@ -178,6 +178,11 @@ def no_ln(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, b: float) -
     return x + b * f(x)
 
 
+def b2t(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.LayerNorm, b: float, bottom: Optional[Tensor]) -> Tensor:
+    """A sub-layer with its norm after the sum, to which the last of a layer adds the layer's input."""
+    return normalised(x + f(x) + (0 if bottom is None else bottom), norm)
+
+
 def scheme_by_hand(
     model: TransformerModelBase,
     src: Tensor,
@@ -214,10 +219,14 @@ def scheme_by_hand(
                 return hidden @ layer.fc2.weight.t() + layer.fc2.bias
 
             scale = b[side][number] if b else 1.0
-            x = sublayer(x, self_attention, layer.self_attn_layer_norm, scale)
+            if sublayer is b2t:
+                first, last = (lambda *a: b2t(*a, None)), (lambda *a, bottom=x: b2t(*a, bottom))
+            else:
+                first = last = sublayer
+            x = first(x, self_attention, layer.self_attn_layer_norm, scale)
             if side == "decoder":
-                x = sublayer(x, encoder_attention, layer.encoder_attn_layer_norm, scale)
-            x = sublayer(x, feed_forward, layer.final_layer_norm, scale)
+                x = first(x, encoder_attention, layer.encoder_attn_layer_norm, scale)
+            x = last(x, feed_forward, layer.final_layer_norm, scale)
         outputs[side] = normalised(x, stack.layer_norm) if sublayer is pre_ln else x
     return outputs["decoder"].transpose(0, 1) @ model.decoder.embed_tokens.weight.t()
 

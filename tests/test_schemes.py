@@ -141,6 +141,20 @@ def test_looklinear_starts_linear(activation):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 if activation == "relu" else 1e-6)
 
 
+def test_b2t_by_hand():
+    """One position, branches 0: x = (2, 6), LN(x) = (-1, 1), and the last norm gets LN(x) + x = (1, 7)."""
+    layer = build("b2t", **STILL).encoder.layers[0]
+    seen = []
+    layer.final_layer_norm.register_forward_hook(lambda norm, inputs, output: seen.append(inputs[0] + norm.bottom))
+    with torch.no_grad():
+        for name, p in layer.named_parameters():
+            p.zero_() if "norm" not in name else None
+    x = torch.tensor([2.0, 6.0] * 16).view(1, 1, 32)
+    torch.testing.assert_close(layer(x, None), torch.tensor([-1.0, 1.0] * 16).view(1, 1, 32), rtol=0, atol=1e-4)
+    torch.testing.assert_close(seen[0], torch.tensor([1.0, 7.0] * 16).view(1, 1, 32), rtol=0, atol=1e-4)
+    assert layer.final_layer_norm.bottom is None
+
+
 def test_looklinear_needs_an_even_width():
     with pytest.raises(AdminError, match="^--decoder-ffn-embed-dim is 63; --admin-scheme looklinear .* an even width"):
         build("looklinear", decoder_ffn_embed_dim=63)
@@ -156,6 +170,7 @@ BY_HAND = {
     "rezero": (reference.no_ln, reference.no_ln),
     "rezero-post-ln": (reference.post_ln(), reference.post_ln()),
     "t-fixup": (reference.no_ln, reference.no_ln),
+    "b2t": (reference.b2t, reference.b2t),
     "looklinear": (reference.post_ln(), reference.post_ln()),
     "ds-init": (reference.post_ln(), reference.post_ln()),
 }

@@ -108,6 +108,7 @@ SCHEMES = {
     "rezero": with_branch_scale(without_norms(post)),
     "rezero-post-ln": with_branch_scale(post),
     "t-fixup": t_fixup(post),
+    "b2t": post,
     "looklinear": only_fc(post, plain_xavier),
     "ds-init": xavier(post, "uniform", lambda stack, layer, kind: (layer + 1) ** -0.5),
 }
