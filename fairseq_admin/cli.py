@@ -1,16 +1,17 @@
-"""The command `fairseq-admin`: what a checkpoint's ω are, and the average of a run's last checkpoints."""
+"""The command `fairseq-admin`: what is done with a model once it is trained, one verb each."""
 
 import argparse
+import contextlib
 import json
 import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import List, Optional
+from typing import Iterator, List, Optional
 
 import torch
 
-from . import __version__, averaging, checkpoint, equivalence, fold, provenance
+from . import __version__, averaging, checkpoint, equivalence, fold, options, provenance
 from .errors import AdminError
 from .omega import omega_summary
 
@@ -61,34 +62,30 @@ def _fold(args: argparse.Namespace) -> None:
                 f"{args.checkpoint} folded is not the same: {apart}, more than {bound:g}. Nothing was written. Keep "
                 "the model unfolded, with --user-dir, or allow --tolerance."
             )
-        print(f"{args.output}: {fold.ARCH}, {args.dtype}; {apart} (bound {bound:g})")
+        print(f"{args.output}: {options.ARCH}, {args.dtype}; {apart} (bound {bound:g})")
 
     checkpoint.write(fold.fold(unfolded, dtype, args.min_omega), args.output, check)
 
 
 def _translate(args: argparse.Namespace) -> None:
-    from . import streams, translate, translators  # tokenisers and engines, which no other verb needs
+    from .translation import engines, pipeline, streams  # with engines and tokenisers, which no other verb needs
 
     if args.nbest > args.beam:
         raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
     if args.output and args.text and args.output.exists() and args.text.exists() and args.output.samefile(args.text):
         raise AdminError(f"{args.output} is the text to translate; give another --output.")
-    search = translators.Search(args.beam, args.lenpen, args.nbest)
-    with streams.opened(args.text) as (source, name), streams.written(args.output) as sink, streams.quiet():
-        pipeline = translate.Pipeline.load(args.model, args.data, args.tokenised, args.device)
-        streams.flow(pipeline, source, name, sink, search, args.batch_tokens)
+    search = engines.Search(args.beam, args.lenpen, args.nbest)
+    with streams.opened(args.text) as (source, name), streams.written(args.output) as sink:
+        with contextlib.redirect_stdout(sys.stderr):  # what a library may print is no translation
+            model = pipeline.Pipeline.load(args.model, args.data, args.tokenised, args.device)
+            streams.flow(model, source, name, sink, search, args.batch_tokens)
 
 
 def _export(args: argparse.Namespace) -> None:
-    from . import export  # engines, which no other verb needs
+    from .export import folder  # with engines, which no other verb needs
 
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
     state = checkpoint.read(args.checkpoint)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, of what fairseq does
-        exported = export.export(
-            state, args.checkpoint, args.to, args.output, args.data, args.quantization, args.tolerance
-        )
+    exported = folder.export(state, args.checkpoint, args.to, args.output, args.data, args.quantization, args.tolerance)
     for note in exported.notes:
         print(f"fairseq-admin: {note}", file=sys.stderr)
     print(f"{args.output}: {exported.summary}")
@@ -179,11 +176,22 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Libraries tell nothing that the user cannot mend."""
+    for library in ("fairseq", "hydra"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run one command; a user's mistake is one line on standard error and status 2."""
     args = parser().parse_args(arguments)
     try:
-        args.run(args)
+        with _quiet():
+            args.run(args)
     except AdminError as error:
         print(f"fairseq-admin: {error}", file=sys.stderr)
         return 2

@@ -12,11 +12,12 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 import torch
 from fairseq import tasks
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from torch import Tensor
 
+from . import options
 from .errors import AdminError
-from .fold import options
+from .layers import avoid_fast_path
 
 PAD, EOS, FIRST_WORD = 1, 2, 4
 """Indices in every fairseq dictionary: padding, end of sentence, and where words begin."""
@@ -55,24 +56,18 @@ def build(state: Mapping[str, Any]) -> BaseFairseqModel:
     Raises:
         AdminError: the architecture is unknown, or the weights are not its own.
     """
-    model_options, _, _ = options(state)
-    args = Namespace(**model_options)
-    arch = args._name
-    if arch not in ARCH_MODEL_REGISTRY:
-        raise AdminError(f"the checkpoint's architecture is {arch}, which this fairseq does not know.")
-    ARCH_CONFIG_REGISTRY[arch](args)
+    args = options.complete(state)
     symbols = {stack: vocabulary(state["model"], stack) for stack in ("encoder", "decoder")}
     source = _dictionary(symbols["encoder"])
     target = source if symbols["encoder"] == symbols["decoder"] else _dictionary(symbols["decoder"])
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
-    model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
-    for layer in model.encoder.layers.children():
-        layer.can_use_fastpath = False  # fairseq 0.12.2's own inference path calls a torch of its time
+    model = ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
+    avoid_fast_path(model)
     try:
         model.load_state_dict(dict(state["model"]), strict=True, model_cfg=args)
     except RuntimeError as error:
         said = " ".join(str(error).split())[:200]
-        raise AdminError(f"the checkpoint's weights do not fit its architecture {arch} ({said} ...).") from None
+        raise AdminError(f"the checkpoint's weights do not fit its architecture {args._name} ({said} ...).") from None
     return model.eval()
 
 
@@ -80,7 +75,7 @@ def random_batches(state: Mapping[str, Any], batches: int = 3, sentences: int = 
     """Sentences of random words and lengths, padded as fairseq pads. Seeded: the same for the same vocabulary."""
     generator = torch.Generator().manual_seed(1)
     longest = min(
-        longest, *(options(state)[0].get(f"max_{side}_positions") or longest for side in ("source", "target"))
+        longest, *(options.stored(state).model.get(f"max_{side}_positions") or longest for side in ("source", "target"))
     )
     found = []
     for _ in range(batches):
@@ -105,7 +100,7 @@ def real_batches(state: Mapping[str, Any], data: Path, split: str = "valid", bat
     Raises:
         AdminError: the folder has no such split, or its dictionaries are not the model's.
     """
-    _, task_options, _ = options(state)
+    task_options = options.stored(state).task
     args = Namespace(**{**task_options, "task": task_options["_name"], "data": str(data)})
     del args._name
     try:

@@ -12,20 +12,15 @@ This is exact but for the norm's eps, 1e-5, which should be divided by c² and c
 up to a share eps/(2·Var[x]), which only embeddings that are neither scaled nor normalised make large.
 """
 
-from argparse import Namespace
 from collections import OrderedDict
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
-from . import __version__, provenance
+from . import __version__, options, provenance
 from .checkpoint import OMEGA_DELTA, OMEGA_INIT, STRAY, omegas
 from .errors import AdminError
-
-ARCH = "transformer_wmt_en_de"
-"""The stock architecture of a folded model; every size stands beside it, so the name sets none."""
 
 READERS = {
     "self_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -108,63 +103,6 @@ def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp:
     return folded
 
 
-def _plain(section: Any) -> Dict[str, Any]:
-    """A section of fairseq's configuration, of whatever kind, as a dict of plain values."""
-    if section is None:
-        return {}
-    if isinstance(section, Namespace):
-        return dict(vars(section))
-    if OmegaConf.is_config(section):
-        return dict(OmegaConf.to_container(section, resolve=True, enum_to_str=True))  # type: ignore[arg-type]
-    return dict(section)
-
-
-def options(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Any], Dict[str, Any]]:
-    """The options of a checkpoint's model, task and criterion; each names its kind under `_name`.
-
-    Raises:
-        AdminError: the checkpoint has none.
-    """
-    args, cfg = state.get("args"), state.get("cfg")
-    if args is not None:
-        flat = dict(vars(args))
-        return tuple({**flat, "_name": flat.get(kind)} for kind in ("arch", "task", "criterion"))  # type: ignore
-    if cfg is None:
-        raise AdminError(
-            "the checkpoint has neither 'cfg' nor 'args', which tell the model's sizes. Use fairseq-train's own."
-        )
-    return tuple(_plain(cfg.get(kind)) for kind in ("model", "task", "criterion"))  # type: ignore[return-value]
-
-
-def stock_options(state: Mapping[str, Any], layers: Mapping[str, int]) -> "OrderedDict[str, Any]":
-    """The options of the folded model, as the entry `args` of its checkpoint.
-
-    fairseq and CTranslate2 read the options of such a file as attributes, as of an argparse.Namespace, and torch's safe
-    loader (the default since torch 2.6) refuses a Namespace. An OrderedDict it takes, with its attributes.
-
-    Args:
-        state: the unfolded checkpoint.
-        layers: how many layers each stack has.
-    """
-    model, task, criterion = options(state)
-    if model.get("cross_self_attention"):
-        raise AdminError(
-            "the model was trained with --cross-self-attention: its decoder's keys and values read the encoder's "
-            "output and the shortcut through one matrix, so omega cannot be folded. Keep the model unfolded, with "
-            "--user-dir."
-        )
-    flat = {**criterion, **task, **model}
-    flat.update(arch=ARCH, _name=ARCH, task=task.get("_name") or "translation", criterion=criterion.get("_name"))
-    for name in [name for name in flat if name.startswith("admin_") or name == "update_freq"]:
-        del flat[name]
-    for stack, count in layers.items():
-        # Of a model pruned with --encoder-layers-to-keep the file holds what was kept; its embeddings are in the file.
-        flat.update({f"{stack}_layers": count, f"{stack}_layers_to_keep": None, f"{stack}_embed_path": None})
-    attributes: "OrderedDict[str, Any]" = OrderedDict(sorted(flat.items()))
-    attributes.__dict__.update(flat)
-    return attributes
-
-
 def fold(
     state: Mapping[str, Any], dtype: torch.dtype = torch.float32, min_omega: Optional[float] = None
 ) -> Dict[str, Any]:
@@ -178,12 +116,18 @@ def fold(
     Raises:
         AdminError: it is no Admin model, an ω cannot be divided by, or `dtype` cannot hold a folded weight.
     """
+    if options.stored(state).model.get("cross_self_attention"):
+        raise AdminError(
+            "the model was trained with --cross-self-attention: its decoder's keys and values read the encoder's "
+            "output and the shortcut through one matrix, so omega cannot be folded. Keep the model unfolded, with "
+            "--user-dir."
+        )
     model = state["model"]
     folded = fold_weights(model, SMALLEST if min_omega is None else min_omega, clamp=min_omega is not None)
     layers = {stack: 1 + max(int(name.split(".")[1]) for name in subs) for stack, subs in omegas(model).items()}
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
     return {
-        "args": stock_options(state, layers),
+        "args": options.stock(state, layers),
         "model": _stored(folded, dtype),
         "optimizer_history": [
             {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": updates}

@@ -14,8 +14,9 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_admin import checkpoint, cli, equivalence, export, export_ctranslate2, export_huggingface, export_tokenizer
+from fairseq_admin import checkpoint, cli, equivalence
 from fairseq_admin.errors import AdminError
+from fairseq_admin.export import ctranslate2, folder, huggingface, tokenizer
 from fairseq_admin.layers import shortcut_norms
 from fairseq_admin.text import BPE, Text
 
@@ -83,7 +84,7 @@ class Given:
         checkpoint.write(state, self.path)
 
     def export(self, engine, output, **options):
-        return export.export(checkpoint.read(self.path), self.path, engine, output, **options)
+        return folder.export(checkpoint.read(self.path), self.path, engine, output, **options)
 
 
 @pytest.fixture
@@ -198,11 +199,11 @@ def test_fp16_and_folded_checkpoints(given, tmp_path):
     it = given()
     folded = it.path.with_name("folded.pt")
     assert cli.main(["fold", str(it.path), "-o", str(folded)]) == 0
-    done = export.export(checkpoint.read(folded), folded, "ctranslate2", tmp_path / "folded")
+    done = folder.export(checkpoint.read(folded), folded, "ctranslate2", tmp_path / "folded")
     assert "float32" in done.summary
     stock = state_of(it.source, it.target, "transformer")
     stock["model"] = {key: tensor.half() for key, tensor in stock["model"].items()}
-    export.export(stock, it.path, "ctranslate2", tmp_path / "half")
+    folder.export(stock, it.path, "ctranslate2", tmp_path / "half")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -217,7 +218,7 @@ def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
         data.mkdir(exist_ok=True)
         for name in ("dict.a.txt", "dict.b.txt"):
             (data / name).write_bytes((corpus / name).read_bytes())
-        done = export.export(state, tmp_path / "model.pt", engine, tmp_path / f"out-{data.name}", data=data)
+        done = folder.export(state, tmp_path / "model.pt", engine, tmp_path / f"out-{data.name}", data=data)
         counted.append(int(done.summary.split("log-probabilities of ")[1].split()[0]))
     valid = sum(len(line.split()) + 1 for line in (corpus.parent / "valid.b").read_text().splitlines())
     # transformers are compared twice, with padding on either side
@@ -243,7 +244,7 @@ def test_a_wrong_export_is_refused(given, tmp_path, monkeypatch, engine):
     """Is a folder that computes something else found out, and is nothing left of it?"""
     needs(engine)
     it = given()
-    module = export_ctranslate2 if engine == "ctranslate2" else export_huggingface
+    module = ctranslate2 if engine == "ctranslate2" else huggingface
     convert = module.convert
 
     def wrong(model, *rest):
@@ -263,7 +264,7 @@ def test_nonsense_is_refused_when_quantised(given, tmp_path, monkeypatch):
     """Is a quantised folder of another model found out?"""
     needs("ctranslate2")
     it = given()
-    convert = export_ctranslate2.convert
+    convert = ctranslate2.convert
 
     def wrong(model, work, folder, quantization):
         if quantization:
@@ -272,7 +273,7 @@ def test_nonsense_is_refused_when_quantised(given, tmp_path, monkeypatch):
                     model.stock["model"][key] = -tensor
         convert(model, work, folder, quantization)
 
-    monkeypatch.setattr(export_ctranslate2, "convert", wrong)
+    monkeypatch.setattr(ctranslate2, "convert", wrong)
     with pytest.raises(AdminError, match="on average, more than 0.5.*another --quantization"):
         it.export("ctranslate2", tmp_path / "out", quantization="int8")
 
@@ -322,7 +323,7 @@ def test_what_neither_is(given, tmp_path, engine):
         it.export(engine, tmp_path / "out")
     state = state_of(it.source, it.target, "transformer", decoder_output_dim=32, **UNTIED)
     with pytest.raises(AdminError, match="--decoder-output-dim 32 and --decoder-embed-dim 64: a projection"):
-        export.export(state, it.path, engine, tmp_path / "out")
+        folder.export(state, it.path, engine, tmp_path / "out")
     state = state_of(it.source, it.target, "transformer")
     changes = {
         "architecture is fconv": lambda: state["cfg"]["model"].update(_name="fconv"),
@@ -337,7 +338,7 @@ def test_what_neither_is(given, tmp_path, engine):
     for message, change in changes.items():
         change()
         with pytest.raises(AdminError, match=message):
-            export.export(state, it.path, engine, tmp_path / "out")
+            folder.export(state, it.path, engine, tmp_path / "out")
     assert left_over(tmp_path) == []
 
 
@@ -350,7 +351,7 @@ def test_dictionaries_and_text_must_be_the_models(given, tmp_path):
     with pytest.raises(AdminError, match=f"no dict.de.txt in {empty} or {empty}/bin.*--data"):
         it.export("ctranslate2", tmp_path / "out", data=empty)
     words(59).save(str(folder / "dict.en.txt"))
-    with pytest.raises(AdminError, match="dict.en.txt has 63 symbols and the model's decoder 64"):
+    with pytest.raises(AdminError, match="dict.en.txt has 63 symbols and the model 64"):
         it.export("ctranslate2", tmp_path / "out")
     (folder / "dict.en.txt").write_text("no count\n")
     with pytest.raises(AdminError, match="dict.en.txt is no dictionary"):
@@ -496,7 +497,7 @@ def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
     pytest.importorskip("subword_nmt")
     # A unit that is left out of the dictionary, so that one is unknown.
     it = TextModel(tmp_path / "text", LINES, Text("de", "en", lowercase, True, True, True), rare=20)
-    done = export.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / "out")
+    done = folder.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / "out")
     assert done.notes == [] and "FSMT with its tokenizer" in done.summary
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(tokenizer).__name__ == "FSMTTokenizer"
@@ -527,7 +528,7 @@ def test_tokenizer_on_multi30k(tmp_path):
     with gzip.open(file, "rt", encoding="utf-8") as source:
         lines = [line.rstrip("\n") for line in source][:300]
     it = TextModel(tmp_path / "text", lines, Text("de", "en", False, True, True, True), merges=300)
-    export.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / "out")
+    folder.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert [tokenizer(line).input_ids for line in lines] == [it.numbers(units) for units in it.units]
 
@@ -541,14 +542,14 @@ def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch
     names = {"vocab-src.json", "vocab-tgt.json", "merges.txt", "tokenizer_config.json"}
 
     def note(out):
-        done = export.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / out)
+        done = folder.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / out)
         assert not names & {path.name for path in (tmp_path / out).iterdir()}
         assert {"codes", "text.json", "config.json", "model.safetensors"} <= {
             p.name for p in (tmp_path / out).iterdir()
         }
         return done.notes[0]
 
-    write = export_tokenizer.write
+    write = tokenizer.write
 
     def without_merges(model, folder):
         written = write(model, folder)
@@ -556,7 +557,7 @@ def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch
         return written
 
     with monkeypatch.context() as patch:
-        patch.setattr(export_tokenizer, "write", without_merges)
+        patch.setattr(tokenizer, "write", without_merges)
         assert "FSMTTokenizer splits" in note("other")
     Text("de", "en", False, False, True, False).write(it.folder / "text.json")
     assert "always does what text.json has off (normalise, escape)" in note("off")
@@ -577,10 +578,10 @@ def test_vocabulary_keeps_every_unit_apart():
         "un</w>": 6,
         "madeupword0000</w>": 7,
     }
-    assert export_tokenizer.vocabulary(found) == expected
+    assert tokenizer.vocabulary(found) == expected
     found.add_symbol("able</w>@@")
     with pytest.raises(AdminError, match="ends with </w>"):
-        export_tokenizer.vocabulary(found)
+        tokenizer.vocabulary(found)
 
 
 def test_config_names_what_readers_need(given, tmp_path):

@@ -266,6 +266,18 @@ def test_pretrained_embeddings_and_pruning_are_not_asked_for_again():
     assert args.encoder_embed_path is None and args.encoder_layers_to_keep is None and args.encoder_layers == 2
 
 
+def test_sizes_of_a_preset_alone(tmp_path):
+    """hydra stores `_name: transformer_admin_18l` and no sizes; a stock model knows no such preset."""
+    state = tiny(share_decoder_input_output_embed=False)
+    given = ("_name", "admin_init", "update_freq", "admin_profile_tokens", "admin_max_skipped_updates")
+    state["cfg"]["model"] = {name: state["cfg"]["model"][name] for name in given}
+    state["cfg"]["model"].update(_name="transformer_admin_tiny", share_all_embeddings=True, encoder_layers=None)
+    args = fold.fold(state)["args"]
+    assert (args.encoder_embed_dim, args.decoder_ffn_embed_dim, args.decoder_attention_heads) == (64, 128, 4)
+    assert args.max_source_positions == 1024 and args.encoder_normalize_before is False
+    assert apart(state, tmp_path) <= 1e-4
+
+
 def test_old_options_in_a_namespace(tmp_path):
     """A checkpoint whose options are one flat Namespace, as fairseq before 0.10 wrote them."""
     state = tiny()

@@ -14,11 +14,12 @@ import pytest
 import torch
 from conftest import ROOT, TRAIN, Run, run_module
 
-from fairseq_admin import checkpoint, cli, fold, streams
+from fairseq_admin import checkpoint, cli, fold
 from fairseq_admin.errors import AdminError
 from fairseq_admin.text import BPE, Text, remove_bpe
-from fairseq_admin.translate import Pipeline, Translation, batches, split
-from fairseq_admin.translators import Hypothesis, Search, Translator
+from fairseq_admin.translation import streams
+from fairseq_admin.translation.engines import Hypothesis, Search, Translator
+from fairseq_admin.translation.pipeline import Pipeline, Translation, batches, split
 from recipes.steps import bpe
 
 TEXT = Text("de", "en", normalise=True, aggressive_dashes=True, escape=True)
@@ -297,7 +298,7 @@ def test_broken_folders_are_one_line(
     shutil.copy(fsmt / "config.json", broken)
     shutil.copy(fsmt / "model.safetensors", broken)
     (broken / "dict.de.txt").write_text("ba 1\n")
-    assert "dict.de.txt has 5 units and the model" in refused(capfd, broken, text)
+    assert "dict.de.txt has 5 symbols and the model" in refused(capfd, broken, text)
 
 
 @pytest.mark.parametrize(("engine", "package"), [("ct2", "ctranslate2"), ("fsmt", "transformers")])

@@ -27,10 +27,12 @@ from fairseq.data import Dictionary  # noqa: E402
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY  # noqa: E402
 from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
 
-from fairseq_admin import checkpoint, equivalence, export, fold  # noqa: E402
-from fairseq_admin.exportable import prepare  # noqa: E402
+from fairseq_admin import checkpoint, equivalence  # noqa: E402
+from fairseq_admin.export.exportable import prepare  # noqa: E402
+from fairseq_admin.export.folder import export  # noqa: E402
 from fairseq_admin.layers import shortcut_norms  # noqa: E402
-from fairseq_admin.translators import padded  # noqa: E402
+from fairseq_admin.options import ARCH  # noqa: E402
+from fairseq_admin.translation.engines import padded  # noqa: E402
 from recipes.bench.step import paired  # noqa: E402
 
 BEAM = 5
@@ -133,7 +135,7 @@ def stock_twin(options: Namespace, source: Dictionary, target: Dictionary) -> An
     """A freshly initialised stock `transformer` of the same sizes."""
     torch.manual_seed(2)
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
-    return ARCH_MODEL_REGISTRY[fold.ARCH].build_model(copy.deepcopy(options), task).eval()
+    return ARCH_MODEL_REGISTRY[ARCH].build_model(copy.deepcopy(options), task).eval()
 
 
 def row(name: str, times: List, count: int, target: Optional[float] = None) -> str:
@@ -168,7 +170,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         ours = in_fairseq(folded, model.source, model.target, batches, length)
         for quantization in ("float32", "int8"):
             folder = Path(place) / quantization
-            export.export(state, path, "ctranslate2", folder, args.data, quantization)
+            export(state, path, "ctranslate2", folder, args.data, quantization)
             quick = in_ctranslate2(folder, batches, length, args.threads)
             times = paired(quick, ours, args, f"CTranslate2 {quantization}")
             rows.append(row(f"CTranslate2 {quantization} / fairseq, folded", times, count))

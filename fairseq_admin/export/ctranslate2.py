@@ -12,9 +12,9 @@ from typing import Any, Iterator, List, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from . import checkpoint
-from .equivalence import EOS, Batch, build, log_probabilities
-from .errors import AdminError
+from .. import checkpoint
+from ..equivalence import EOS, Batch, build, log_probabilities
+from ..errors import AdminError
 from .exportable import Exportable, batches, sentences
 
 BOUND = 1e-4

@@ -12,8 +12,8 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from .equivalence import EOS, PAD, Batch, build, log_probabilities
-from .errors import AdminError
+from ..equivalence import EOS, PAD, Batch, build, log_probabilities
+from ..errors import AdminError
 from .exportable import Exportable, batches, sentences
 
 BOUND = 1e-4

@@ -5,19 +5,20 @@ T units of a sentence   V vocabulary
 
 import re
 from argparse import Namespace
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-from . import fold
-from .checkpoint import STRAY, omegas
-from .equivalence import EOS, PAD, Batch, random_batches, real_batches, vocabulary
-from .errors import AdminError
-from .text import CODES, FILE, Text
+from .. import fold
+from .. import options as stored_options
+from ..assets import Assets
+from ..checkpoint import STRAY, omegas
+from ..equivalence import EOS, PAD, Batch, random_batches, real_batches, vocabulary
+from ..errors import AdminError
+from ..text import CODES, FILE, Text
 
 UNKNOWN_TO_BOTH = {
     "cross_self_attention": "a decoder that attends to both sides at once",
@@ -65,7 +66,7 @@ def stock(state: Mapping[str, Any]) -> Dict[str, Any]:
     model = state["model"]
     if omegas(model):
         return fold.fold(state)
-    arch = fold.options(state)[0].get("_name")
+    arch = stored_options.stored(state).model.get("_name")
     if ARCH_MODEL_NAME_REGISTRY.get(arch) != "transformer":
         raise AdminError(
             f"the checkpoint's architecture is {arch}; transformer_admin or fairseq's transformer was expected. "
@@ -76,7 +77,7 @@ def stock(state: Mapping[str, Any]) -> Dict[str, Any]:
         for stack in ("encoder", "decoder")
     }
     return {
-        "args": fold.stock_options(state, layers),
+        "args": stored_options.stock(state, layers),
         "model": {key: tensor for key, tensor in model.items() if not STRAY.search(key)},
     }
 
@@ -93,7 +94,8 @@ def prepare(state: Mapping[str, Any], path: Path, data: Optional[Path]) -> Expor
         AdminError: the model is of another kind, or its dictionaries are missing or another model's.
     """
     plain = stock(state)
-    options = _complete(plain["args"])
+    options = Namespace(**plain["args"])
+    options.task = "translation"  # whatever task taught the model, it translates from one dictionary to the other
     for option, what in UNKNOWN_TO_BOTH.items():
         if getattr(options, option, None):
             raise AdminError(f"{path} was trained with --{option.replace('_', '-')}: {what} cannot be exported.")
@@ -109,31 +111,16 @@ def prepare(state: Mapping[str, Any], path: Path, data: Optional[Path]) -> Expor
                 f"{path} holds {key}, which is no part of a plain Transformer, and no other engine computes more than "
                 "that. It cannot be exported."
             )
-    folders = [data, data / "bin"] if data else [path.parent]
-    text_file = _find(FILE, folders)
-    text = Text.read(text_file) if text_file else None
-    options.source_lang, options.target_lang = languages = _languages(options, path, text, text_file)
-    plain["args"] = OrderedDict(vars(options))
-    plain["args"].__dict__.update(vars(options))
-    files, dictionaries = {}, {}
-    for stack, language in zip(("encoder", "decoder"), languages):
-        name = f"dict.{language}.txt"
-        found = _find(name, folders)
-        if found is None:
-            raise AdminError(
-                f"there is no {name} in {' or '.join(map(str, folders))}. Give the folder that fairseq-preprocess "
-                "wrote as --data."
-            )
-        files[name], dictionaries[stack] = found, _dictionary(found)
-        size, expected = len(dictionaries[stack]), vocabulary(plain["model"], stack)
-        if size != expected:
-            raise AdminError(
-                f"{found} has {size} symbols and the model's {stack} {expected}. Give the dictionary the model was "
-                "trained with."
-            )
-    codes = _find(CODES, folders)
-    files.update({name: found for name, found in ((CODES, codes), (FILE, text_file)) if found})
-    return Exportable(state, plain, options, dictionaries["encoder"], dictionaries["decoder"], files, text)
+    assets = Assets(path, data)
+    options.source_lang, options.target_lang = languages = assets.languages(options.source_lang, options.target_lang)
+    plain["args"] = stored_options.attributes(vars(options))
+    names = [f"dict.{language}.txt" for language in languages]
+    source, target = (
+        assets.dictionary(language, vocabulary(plain["model"], stack))
+        for language, stack in zip(languages, ("encoder", "decoder"))
+    )
+    files = {name: found for name in (*names, CODES, FILE) if (found := assets.find(name))}
+    return Exportable(state, plain, options, source, target, files, assets.text())
 
 
 def batches(model: Exportable) -> List[Batch]:
@@ -148,52 +135,3 @@ def batches(model: Exportable) -> List[Batch]:
 def sentences(tokens: torch.Tensor) -> List[torch.Tensor]:
     """The rows without padding and, where a sentence ends, its end. Shape (B, T) to B shapes (T,)."""
     return [row[row.ne(PAD) & row.ne(EOS)] for row in tokens]
-
-
-def _complete(args: Mapping[str, Any]) -> Namespace:
-    """A stock model's options with a value each: training with hydra, and older fairseqs, store only some of them.
-
-    Whatever task taught the model, it translates from one dictionary's language to the other's.
-    """
-    options = Namespace(**args)
-    options.task = "translation"
-    ARCH_CONFIG_REGISTRY[fold.ARCH](options)
-    defaults = dict(max_source_positions=1024, max_target_positions=1024)
-    defaults.update(encoder_layerdrop=0, decoder_layerdrop=0, relu_dropout=0)
-    for name, default in defaults.items():
-        if getattr(options, name, None) is None:
-            setattr(options, name, default)
-    return options
-
-
-def _languages(options: Namespace, path: Path, text: Optional[Text], text_file: Optional[Path]) -> Tuple[str, str]:
-    """The checkpoint's languages, or else those of its text.
-
-    Raises:
-        AdminError: neither tells them, or they tell different ones.
-    """
-    source, target = (str(getattr(options, f"{side}_lang", None) or "") for side in ("source", "target"))
-    if text and not (source and target):
-        source, target = text.source, text.target
-    if not all(re.fullmatch(r"[\w.-]+", language) for language in (source, target)):
-        raise AdminError(
-            f"{path} was trained from {source!r} to {target!r}; the codes of two languages were expected, as in "
-            f"dict.de.txt. Give a folder with a {FILE} as --data."
-        )
-    if text and (source, target) != (text.source, text.target):
-        raise AdminError(
-            f"{text_file} is for {text.source}-{text.target} and {path} for {source}-{target}. Give the model's own."
-        )
-    return source, target
-
-
-def _find(name: str, folders: List[Path]) -> Optional[Path]:
-    return next((folder / name for folder in folders if (folder / name).is_file()), None)
-
-
-def _dictionary(path: Path) -> Dictionary:
-    try:
-        return Dictionary.load(str(path))
-    except Exception as error:  # whatever its parser trips over
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise AdminError(f"{path} is no dictionary of fairseq's ({reason}). Give the folder that holds it.") from None

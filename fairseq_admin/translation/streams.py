@@ -2,18 +2,16 @@
 
 import contextlib
 import itertools
-import logging
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import BinaryIO, Iterable, Iterator, List, Optional, Tuple
 
 from tqdm import tqdm
 
-from .errors import AdminError
-from .translate import Pipeline, Translation
-from .translators import Search
+from ..errors import AdminError
+from .engines import Search
+from .pipeline import Pipeline, Translation
 
 CHUNK = 2000
 """Lines read at a time, of anything but a terminal."""
@@ -86,16 +84,6 @@ def written(path: Optional[Path]) -> Iterator[BinaryIO]:
         if part:
             with contextlib.suppress(OSError):
                 part.unlink()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Libraries keep off standard output, and tell nothing that the user cannot mend."""
-    for library in ("fairseq", "hydra"):
-        logging.getLogger(library).setLevel(logging.WARNING)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
-        warnings.simplefilter("ignore")
-        yield
 
 
 def formatted(number: int, translations: Iterable[Translation], search: Search) -> str:

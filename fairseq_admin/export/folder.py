@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
-from . import export_ctranslate2, export_huggingface, export_tokenizer
-from .errors import AdminError
+from ..errors import AdminError
+from ..text import CODES, FILE
+from . import ctranslate2, huggingface, tokenizer
 from .exportable import Exportable, prepare
-from .text import CODES, FILE
 
 ENGINES = ("ctranslate2", "huggingface")
 
@@ -48,9 +48,9 @@ def export(
     if engine == "huggingface" and quantization:
         raise AdminError("--quantization is for --to ctranslate2; transformers quantise while they load a model.")
     if engine == "huggingface":
-        export_huggingface.installed()
+        huggingface.installed()
     else:
-        export_ctranslate2.refuse_unknown(quantization)
+        ctranslate2.refuse_unknown(quantization)
     with _new(output) as (work, folder):
         model = prepare(state, path, data)
         write = _ctranslate2 if engine == "ctranslate2" else _huggingface
@@ -69,13 +69,13 @@ def _ctranslate2(
     model: Exportable, work: Path, folder: Path, quantization: Optional[str], tolerance: Optional[float]
 ) -> Exported:
     exact = folder if quantization in (None, "float32") else work / "exact"
-    export_ctranslate2.convert(model, work, exact, None)
-    found = export_ctranslate2.check(model, exact, export_ctranslate2.BOUND if tolerance is None else tolerance)
+    ctranslate2.convert(model, work, exact, None)
+    found = ctranslate2.check(model, exact, ctranslate2.BOUND if tolerance is None else tolerance)
     summary = f"CTranslate2, float32; log-probabilities of {found.units} units differ by up to {found.largest:.2g}"
     if exact != folder:
         shutil.rmtree(exact)
-        export_ctranslate2.convert(model, work, folder, quantization)
-        found = export_ctranslate2.check(model, folder, None)
+        ctranslate2.convert(model, work, folder, quantization)
+        found = ctranslate2.check(model, folder, None)
         summary += (
             f"; as {quantization}, here computed in {found.compute_type}, by up to {found.largest:.2g}, "
             f"{found.mean:.2g} on average"
@@ -87,12 +87,12 @@ def _huggingface(
     model: Exportable, work: Path, folder: Path, quantization: Optional[str], tolerance: Optional[float]
 ) -> Exported:
     folder.mkdir()
-    export_huggingface.convert(model, folder)
-    found = export_huggingface.check(model, folder, tolerance)
-    reason = export_tokenizer.unlike(model)
+    huggingface.convert(model, folder)
+    found = huggingface.check(model, folder, tolerance)
+    reason = tokenizer.unlike(model)
     if reason is None:
-        written = export_tokenizer.write(model, folder)
-        reason = export_tokenizer.difference(model, folder)
+        written = tokenizer.write(model, folder)
+        reason = tokenizer.difference(model, folder)
         if reason:
             for file in written:
                 file.unlink()

@@ -10,10 +10,10 @@ from typing import Dict, List, Optional
 
 from fairseq.data import Dictionary
 
-from .equivalence import FIRST_WORD
-from .errors import AdminError
+from ..equivalence import FIRST_WORD
+from ..errors import AdminError
+from ..text import BPE, CODES, FILE, remove_bpe
 from .exportable import Exportable
-from .text import BPE, CODES, FILE, remove_bpe
 
 ALWAYS = ("normalise", "aggressive_dashes", "escape")
 """What FSMTTokenizer does to every text."""

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from . import checkpoint
-from .errors import AdminError
-from .fold import options
-from .text import BPE, CODES, FILE, Text, remove_bpe
-from .translators import (
+from .. import checkpoint, options
+from ..assets import Assets
+from ..errors import AdminError
+from ..text import BPE, CODES, FILE, Text, remove_bpe
+from .engines import (
     CTranslate2Translator,
     FairseqTranslator,
     HuggingFaceTranslator,
@@ -48,25 +48,17 @@ class Pipeline(NamedTuple):
         Raises:
             AdminError: something is missing or broken.
         """
-        folders = [data, data / "bin"] if data else [model if model.is_dir() else model.parent]
+        assets = Assets(model, data)
         compiled = (model / "model.bin").exists()
-        languages = None if compiled else _fsmt_languages(model) if model.is_dir() else _languages(model)
-        bpe = BPE(_find(CODES, folders))
-        text = None if tokenised else Text.read(_find(FILE, folders))
+        if not compiled:
+            languages = assets.languages(*(_fsmt_languages(model) if model.is_dir() else _languages(model)))
+        bpe = BPE(assets.need(CODES))
+        text = None if tokenised else Text.read(assets.need(FILE))
         if compiled:
             return cls(CTranslate2Translator(model, device), text, bpe)
-        if languages is None:  # fairseq-train has found them by the names of the data's files, and not noted them
-            said = text or Text.read(_find(FILE, folders))
-            languages = said.source, said.target
-        if text and languages != (text.source, text.target):
-            raise AdminError(
-                f"{_find(FILE, folders)} is for {text.source}-{text.target} and {model} for {'-'.join(languages)}. "
-                "Give the model's own."
-            )
-        source, target = (_find(f"dict.{language}.txt", folders) for language in languages)
         if model.is_dir():
-            return cls(HuggingFaceTranslator(model, source, target, device), text, bpe)
-        return cls(FairseqTranslator(model, source.parent, languages, device), text, bpe)
+            return cls(HuggingFaceTranslator(model, assets, languages, device), text, bpe)
+        return cls(FairseqTranslator(model, assets, languages, device), text, bpe)
 
     def translate(
         self,
@@ -128,23 +120,12 @@ class Pipeline(NamedTuple):
         return found
 
 
-def _find(name: str, folders: List[Path]) -> Path:
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
-    raise AdminError(
-        f"there is no {name} in {' or '.join(map(str, folders))}. Give the folder of the model's training text, where "
-        f"{name} lies, as --data."
-    )
-
-
-def _languages(path: Path) -> Optional[Tuple[str, str]]:
-    """Of a checkpoint, if it says so."""
-    task = options(checkpoint.read(path))[1]
+def _languages(path: Path) -> Tuple[Optional[str], Optional[str]]:
+    """Of a checkpoint, as far as it says so."""
+    task = options.stored(checkpoint.read(path)).task
     if task.get("_name") != "translation":
         raise AdminError(f"{path} was trained for the task {task.get('_name')!r}; expected 'translation'.")
-    source, target = task.get("source_lang"), task.get("target_lang")
-    return (source, target) if source and target else None
+    return task.get("source_lang"), task.get("target_lang")
 
 
 def _fsmt_languages(folder: Path) -> Tuple[str, str]:

@@ -18,7 +18,9 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from torch.nn import functional
 
-from .errors import AdminError
+from ..assets import Assets
+from ..errors import AdminError
+from ..layers import avoid_fast_path
 
 MORE = 200
 """How many units longer than the source a translation may become: fairseq's bound for any source, plus the source."""
@@ -60,12 +62,12 @@ class Translator(abc.ABC):
 class FairseqTranslator(Translator):
     """A checkpoint of fairseq's, Admin's or a stock Transformer's."""
 
-    def __init__(self, path: Path, data: Path, languages: Tuple[str, str], device: Optional[str]) -> None:
+    def __init__(self, path: Path, assets: Assets, languages: Tuple[str, str], device: Optional[str]) -> None:
         """Load the model, through torch's safe loader.
 
         Args:
             path: a checkpoint that `checkpoint.read` accepts.
-            data: folder with the dictionaries.
+            assets: with the dictionaries.
             languages: source and target, by which the dictionaries are named.
             device: "cpu" or "cuda"; None: the best there is.
 
@@ -73,6 +75,7 @@ class FairseqTranslator(Translator):
             AdminError: the model is of an unknown kind, or the dictionaries are not its own.
         """
         self.device = chosen(device, torch.cuda.is_available())
+        data, _ = (assets.need(f"dict.{language}.txt").parent for language in languages)
         try:
             overrides = {"data": str(data), "source_lang": languages[0], "target_lang": languages[1]}
             (self.model,), _, self.task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides)
@@ -86,11 +89,7 @@ class FairseqTranslator(Translator):
             ) from None
         self.model.eval().to(self.device)
         self.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
-        for layer in self.model.modules():
-            if hasattr(layer, "ever_training"):
-                # Official fairseq's quick path for stock encoders calls today's torch wrongly ("Mask Type should be
-                # defined"); a layer that has been trained does not take it.
-                layer.ever_training = True
+        avoid_fast_path(self.model)
         self.longest = min(self.model.max_positions()) - 1
 
     def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
@@ -150,13 +149,13 @@ class CTranslate2Translator(Translator):
 class HuggingFaceTranslator(Translator):
     """A folder with an FSMT model: the Transformer that fairseq calls transformer_wmt_en_de."""
 
-    def __init__(self, folder: Path, source: Path, target: Path, device: Optional[str]) -> None:
+    def __init__(self, folder: Path, assets: Assets, languages: Tuple[str, str], device: Optional[str]) -> None:
         """Load the model.
 
         Args:
             folder: with config.json and model.safetensors.
-            source: fairseq's dictionary of the source language, its units numbered as the model's are.
-            target: that of the target language.
+            assets: with fairseq's dictionaries, whose units are numbered as the model's are.
+            languages: source and target, by which the dictionaries are named.
 
         Raises:
             AdminError: transformers is not installed, the folder is damaged, or a dictionary is not the model's.
@@ -176,7 +175,7 @@ class HuggingFaceTranslator(Translator):
             raise AdminError(f"{folder} is no whole FSMT model ({_line(error)}). Export it again.") from None
         self.model.eval().to(self.device)
         sizes = self.model.config.src_vocab_size, self.model.config.tgt_vocab_size
-        self.source, self.target = (_dictionary(path, size) for path, size in zip((source, target), sizes))
+        self.source, self.target = map(assets.dictionary, languages, sizes)
         self.positions = self.model.config.max_position_embeddings
         self.longest = self.positions - 1
 
@@ -237,16 +236,6 @@ def padded(batch: Sequence[List[str]], words: Dictionary, left: bool) -> Tensor:
 def spelled(numbers: List[int], words: Dictionary) -> List[str]:
     """The units of a hypothesis, without beginning, end and padding."""
     return [words[number] for number in numbers if number not in (words.bos(), words.eos(), words.pad())]
-
-
-def _dictionary(path: Path, size: int) -> Dictionary:
-    try:
-        words = Dictionary.load(str(path))
-    except Exception as error:
-        raise AdminError(f"{path} is no dictionary of fairseq's ({_line(error)}). Export the model again.") from None
-    if len(words) != size:
-        raise AdminError(f"{path} has {len(words)} units and the model {size}. Give the model's own dictionary.")
-    return words
 
 
 def _missing(package: str, folder: Path) -> str:
