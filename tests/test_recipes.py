@@ -527,6 +527,21 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     assert names(run) >= {"loss.png", "omega.png", "average.pt", "omega.json", "translations.txt", "score.json"}
     assert [row["updates"] for row in read_results(tmp_path)] == ["200"]
 
+    assert "model.pt: transformer_wmt_en_de, fp32; log-probabilities of" in done.stdout
+    assert names(run / "model") == {"model.pt", "codes", "text.json", "dict.de.txt", "dict.en.txt"}
+    translations = read_lines(run / "translations.txt")
+    given = ["--user-dir", "fairseq_admin", "--path", run / "average.pt", "--gen-subset", "test", "--beam", 5, "--cpu"]
+    given += ["--max-tokens", 1024, "--required-batch-size-multiple", 1, "--num-workers", 0]
+    unfolded = run_module("fairseq_cli.generate", tmp_path / "demo/data/bin", *given, log=tmp_path / "unfolded.log")
+    found = [read_lines(path) for path in (run / "generate.txt", tmp_path / "unfolded.log")]
+    folded, unfolded = (score.hypotheses(lines, len(translations)) for lines in found)
+    assert folded == unfolded and len(set(folded)) > 20
+    lines = read_lines(tmp_path / "demo/data/raw/test.de")
+    write_lines(tmp_path / "some.de", lines[:20])
+    command = ["translate", run / "model/model.pt", tmp_path / "some.de", "-o", tmp_path / "some.en", "--device", "cpu"]
+    assert run_module("fairseq_admin.cli", *command, log=tmp_path / "log").status == 0
+    assert read_lines(tmp_path / "some.en") == translations[:20]
+
     again = make("demo", *small, timeout=60)
     assert again.returncode == 0 and "fairseq_cli" not in again.stdout, "the second time, all is there"
     other = make("demo", *small, "WIDTH=32", timeout=60)
