@@ -101,7 +101,8 @@ def read(
         ) from None
     except Exception as error:  # the unpickler of a file that is something else raises almost anything
         if path.is_file() and not zipfile.is_zipfile(path):
-            raise AdminError(f"{path}: not a whole checkpoint, or no torch file at all. Copy or train it again.") from None
+            what = "not a whole checkpoint, or no torch file at all"
+            raise AdminError(f"{path}: {what}. Copy or train it again.") from None
         raise AdminError(f"{path}: not a whole checkpoint ({_line(error)}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise AdminError(f"{path}: a torch file, but no fairseq checkpoint (it has no entry 'model').")
