@@ -37,10 +37,12 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check --line-length 120 .
 	$(RUN) -m mypy --ignore-missing-imports fairseq_admin
 
-## make bench: what Admin costs beside stock Post-LN (time of a step, of profiling, memory)
+## make bench: what Admin costs beside stock Post-LN in training and folded, CTranslate2's speed, an average's memory
 .PHONY: bench
 bench: $(VENV)/ready
 	$(RUN) recipes/bench/step.py
+	$(RUN) recipes/bench/engines.py
+	$(RUN) recipes/bench/average.py
 
 ## make setup: only the virtual environment
 .PHONY: setup

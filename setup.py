@@ -6,7 +6,10 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
-RECIPES = ["Babel", "matplotlib", "num2words", "sacremoses", "subword-nmt"]
+TEXT = ["sacremoses"]
+# Engines of today; their last versions for Python 3.9 tie FSMT's weights otherwise and load pickles by default.
+EXPORT = [f"{name}; python_version >= '3.10'" for name in ("ctranslate2>=4.8.1", "transformers>=5", "safetensors")]
+RECIPES = [*TEXT, "Babel", "matplotlib", "num2words", "subword-nmt"]
 
 setup(
     name="fairseq-admin",
@@ -28,8 +31,10 @@ setup(
         "fastBPE",
     ],
     extras_require={
+        "text": TEXT,
+        "export": [*TEXT, *EXPORT],
         "recipes": RECIPES,
-        "dev": [*RECIPES, "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"],
+        "dev": [*RECIPES, *EXPORT, "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"],
     },
     entry_points={"console_scripts": ["fairseq-admin=fairseq_admin.cli:main"]},
 )

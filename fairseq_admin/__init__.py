@@ -4,9 +4,14 @@ Importing the package registers the model, its architectures and `--optimizer ra
 fairseq's checkpoints, and shows users' mistakes as one line instead of a traceback.
 """
 
+import logging
+
 __version__ = "0.1.0"
 
-from . import checkpoint, errors, model, radam  # noqa: F401  (importing model and radam registers them)
+# Said at the import of fairseq: that it lacks tensorboardX, for speech.
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+from . import checkpoint, errors, model, radam  # noqa: E402, F401  (importing model and radam registers them)
 
 checkpoint.allow_fairseq_globals()
 errors.install_excepthook()

@@ -1,14 +1,16 @@
-"""Reading and writing checkpoints safely; a stock model's weights taken over; averaging."""
+"""Reading and writing checkpoints safely; a stock model's weights taken over."""
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
 import pickle
 import re
+import zipfile
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, MutableMapping
+from typing import Any, Callable, Dict, Iterable, Mapping, MutableMapping, Optional
 
 import numpy
 import torch
@@ -24,6 +26,9 @@ OMEGA_DELTA = ".omega_delta"
 
 # What fairseq up to 0.12.2 stores beside the weights: a position buffer's type, and copies for an inference path.
 STRAY = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
+
+SHARD = re.compile(r"-shard\d+\.pt$")
+"""How fairseq names the parts of a checkpoint under --use-sharded-state."""
 
 
 def allow_fairseq_globals() -> None:
@@ -47,15 +52,43 @@ def allow_fairseq_globals() -> None:
     )
 
 
-def read(path: Path) -> Dict[str, Any]:
+def sharded(path: Path) -> AdminError:
+    """The refusal of a file that holds one GPU's part of a model (fully_sharded with --use-sharded-state)."""
+    return AdminError(
+        f"{path} is one shard of a checkpoint; a whole one was expected. Train without --use-sharded-state, which "
+        "saves whole ones. fairseq puts shards together in memory only (FSDP.consolidate_shard_weights, which "
+        "fairseq-generate --checkpoint-shard-count N calls)."
+    )
+
+
+def read(
+    path: Path, place: Optional[Callable[[torch.UntypedStorage, str], torch.UntypedStorage]] = None
+) -> Dict[str, Any]:
     """A fairseq checkpoint's contents, on the CPU, loaded without running code it may carry.
 
+    Args:
+        path: the file.
+        place: called with each storage before a tensor is made of it, as torch.load's `map_location`; the storages are
+            then mapped from the file, which must be of torch's zip format, instead of read.
+
     Raises:
-        AdminError: the file is missing, truncated, no checkpoint, or holds objects a checkpoint has no need of.
+        AdminError: the file is missing, truncated, no checkpoint or only a shard of one, or holds objects a checkpoint
+            has no need of.
     """
+    if SHARD.search(path.name) and path.exists():
+        raise sharded(path)
+    target: Any = place or "cpu"
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        if place is None and zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()  # torch.load compares no checksums
+            if damaged:
+                raise ValueError(f"{damaged} does not match its checksum")
+        state = torch.load(path, map_location=target, mmap=place is not None, weights_only=True)
     except FileNotFoundError:
+        shard = path.with_name(f"{path.stem}-shard0.pt")
+        if shard.exists():
+            raise sharded(shard) from None
         raise AdminError(f"{path}: no such file; a fairseq checkpoint (.pt) was expected.") from None
     except IsADirectoryError:
         raise AdminError(f"{path} is a folder; a fairseq checkpoint (.pt) was expected.") from None
@@ -67,28 +100,71 @@ def read(path: Path) -> Dict[str, Any]:
             "wrote, and copy it again if it is one."
         ) from None
     except Exception as error:  # the unpickler of a file that is something else raises almost anything
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise AdminError(f"{path}: not a whole checkpoint ({line}). Copy or train it again.") from None
+        if path.is_file() and not zipfile.is_zipfile(path):
+            what = "not a whole checkpoint, or no torch file at all"
+            raise AdminError(f"{path}: {what}. Copy or train it again.") from None
+        raise AdminError(f"{path}: not a whole checkpoint ({_line(error)}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise AdminError(f"{path}: a torch file, but no fairseq checkpoint (it has no entry 'model').")
+    if {"fsdp_metadata", "shard_metadata"} & state.keys():
+        raise sharded(path)
     return state
 
 
-def write(state: Mapping[str, Any], path: Path) -> None:
+def _line(error: BaseException) -> str:
+    """The first line of an error's text, or else its name."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def check_output(path: Path, inputs: Iterable[Path] = ()) -> None:
+    """Tell before the work, not after it, that a file cannot be written to a path.
+
+    Args:
+        path: the file to write.
+        inputs: files that must stay as they are.
+
+    Raises:
+        AdminError: the path is no place for a file, or is one of the inputs, be it by another name.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
+    if not os.path.isdir(path.parent):
+        raise AdminError(f"{path}: could not be written (no folder {path.parent}). Make it, or give another --output.")
+    for taken in (path, _part(path)):
+        for source in inputs:
+            if os.path.exists(taken) and os.path.exists(source) and os.path.samefile(taken, source):
+                raise AdminError(f"{path} would overwrite its input {source}; give another --output.")
+
+
+def _part(path: Path) -> Path:
+    """Where a file is written before it is renamed into place."""
+    return path.with_name(path.name + ".part")
+
+
+def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = lambda written: None) -> None:
     """Save a checkpoint so that the path holds either all of it or what it held before.
+
+    Args:
+        state: the checkpoint.
+        path: where it is to lie.
+        check: called with where it lies meanwhile; if that raises, the path stays as it was.
 
     Raises:
         AdminError: the path is no place for a file, or the disk is full.
     """
-    if path.exists() and not path.is_file():
-        raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
-    part = path.with_name(path.name + ".part")
+    check_output(path)
+    part = _part(path)
     try:
-        torch.save(state, part)
+        try:
+            torch.save(state, part)
+        except (OSError, RuntimeError) as error:
+            line = _line(error)
+            raise AdminError(f"{path}: could not be written ({line}). Is the disk full, or not yours?") from None
+        check(part)
         os.replace(part, path)
-    except (OSError, RuntimeError) as error:
-        part.unlink(missing_ok=True)
-        raise AdminError(f"{path}: could not be written ({error}). Is the disk full, or the folder missing?") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
 def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]) -> None:
@@ -147,66 +223,3 @@ def omegas(state: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
 def _forward_order(item: Any) -> tuple:
     _, layer, sublayer = item[0].split(".")
     return int(layer), ("self_attn", "encoder_attn", "ffn").index(sublayer)
-
-
-def newest(folder: Path, last: int) -> List[Path]:
-    """The last checkpoints of a run, by epochs (checkpoint7.pt) or, without those, by updates (checkpoint_3_900.pt).
-
-    Raises:
-        AdminError: fewer checkpoints than asked for.
-    """
-    found: List[Path] = []
-    for pattern in (r"checkpoint(\d+)\.pt", r"checkpoint_\d+_(\d+)\.pt"):
-        matches = [(int(m[1]), path) for path in folder.glob("*.pt") if (m := re.fullmatch(pattern, path.name))]
-        found = [path for _, path in sorted(matches)]
-        if found:
-            break
-    if len(found) < last:
-        raise AdminError(
-            f"{folder} holds {len(found)} numbered checkpoints and the last {last} were asked for. Lower --last, or "
-            "train with --keep-last-epochs or --keep-interval-updates that high."
-        )
-    return found[-last:]
-
-
-def average(paths: Iterable[Path]) -> Dict[str, Any]:
-    """The newest checkpoint with its model replaced by the mean of all.
-
-    Beside the sum, the file at hand and the newest so far are in memory, however many there are.
-
-    Accumulated in float64, stored in the newest's types; entries that are no floats are the newest's. Optimizer state
-    is dropped: an average is not a point to resume from.
-
-    Args:
-        paths: checkpoints in any order, at least one, all of one architecture.
-
-    Raises:
-        AdminError: a file is no checkpoint, or its entries or shapes differ from the first's.
-    """
-    paths = list(paths)
-    total: Dict[str, Tensor] = {}
-    newest_state: Dict[str, Any] = {}
-    newest_updates = -1
-    for path in paths:
-        state = read(path)
-        model = state["model"]
-        for key in sorted(total.keys() ^ model.keys()) if total else []:
-            raise AdminError(f"{path} and {paths[0]} are not of one model: only one of them has {key}.")
-        for key, tensor in model.items():
-            if key not in total:
-                total[key] = tensor.double()
-            elif total[key].shape != tensor.shape:
-                raise AdminError(
-                    f"{path}: {key} has shape {tuple(tensor.shape)}, and {tuple(total[key].shape)} in {paths[0]}."
-                )
-            else:
-                total[key] += tensor.double()
-        updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
-        if updates > newest_updates:
-            newest_updates, newest_state = updates, state
-            state.pop("last_optimizer_state", None)
-    model = newest_state["model"]
-    for key, tensor in model.items():
-        if tensor.is_floating_point():
-            model[key] = (total.pop(key) / len(paths)).to(tensor.dtype)
-    return newest_state

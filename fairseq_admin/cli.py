@@ -1,12 +1,17 @@
-"""The command `fairseq-admin`: what a checkpoint's ω are, and the average of a run's last checkpoints."""
+"""The command `fairseq-admin`: what is done with a model once it is trained, one verb each."""
 
 import argparse
+import contextlib
 import json
+import logging
 import sys
+import warnings
 from pathlib import Path
-from typing import List, Optional
+from typing import Iterator, List, Optional
 
-from . import __version__, checkpoint, provenance
+import torch
+
+from . import __version__, averaging, checkpoint, equivalence, fold, options, provenance
 from .errors import AdminError
 from .omega import omega_summary
 
@@ -37,19 +42,66 @@ def _omega(args: argparse.Namespace) -> None:
 
 
 def _average(args: argparse.Namespace) -> None:
-    paths: List[Path] = args.inputs
-    if len(paths) == 1 and paths[0].is_dir():
-        paths = checkpoint.newest(paths[0], args.last)
-    if args.output.resolve() in [path.resolve() for path in paths]:
-        raise AdminError(f"{args.output} is one of the checkpoints to average; give another --output.")
-    checkpoint.write(checkpoint.average(paths), args.output)
+    paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
+    checkpoint.check_output(args.output, paths)
+    checkpoint.write(averaging.average(paths), args.output)
     print(f"{args.output}: average of {', '.join(path.name for path in paths)}")
+
+
+def _fold(args: argparse.Namespace) -> None:
+    checkpoint.check_output(args.output, [args.checkpoint])
+    unfolded = checkpoint.read(args.checkpoint)
+    dtype = {"fp16": torch.float16, "fp32": torch.float32}[args.dtype]
+    bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
+
+    def check(written: Path) -> None:
+        found = equivalence.difference(unfolded, checkpoint.read(written), args.data)
+        apart = f"log-probabilities of {found.positions} positions differ by up to {found.largest:.2g}"
+        if found.largest > bound:
+            raise AdminError(
+                f"{args.checkpoint} folded is not the same: {apart}, more than {bound:g}. Nothing was written. Keep "
+                "the model unfolded, with --user-dir, or allow --tolerance."
+            )
+        print(f"{args.output}: {options.ARCH}, {args.dtype}; {apart} (bound {bound:g})")
+
+    checkpoint.write(fold.fold(unfolded, dtype, args.min_omega), args.output, check)
+
+
+def _translate(args: argparse.Namespace) -> None:
+    from .translation import engines, pipeline, streams  # with engines and tokenisers, which no other verb needs
+
+    if args.nbest > args.beam:
+        raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
+    if args.output and args.text and args.output.exists() and args.text.exists() and args.output.samefile(args.text):
+        raise AdminError(f"{args.output} is the text to translate; give another --output.")
+    search = engines.Search(args.beam, args.lenpen, args.nbest)
+    with streams.opened(args.text) as (source, name), streams.written(args.output) as sink:
+        with contextlib.redirect_stdout(sys.stderr):  # what a library may print is no translation
+            model = pipeline.Pipeline.load(args.model, args.data, args.tokenised, args.device)
+            streams.flow(model, source, name, sink, search, args.batch_tokens)
+
+
+def _export(args: argparse.Namespace) -> None:
+    from .export import folder  # with engines, which no other verb needs
+
+    state = checkpoint.read(args.checkpoint)
+    exported = folder.export(state, args.checkpoint, args.to, args.output, args.data, args.quantization, args.tolerance)
+    for note in exported.notes:
+        print(f"fairseq-admin: {note}", file=sys.stderr)
+    print(f"{args.output}: {exported.summary}")
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value}: at least 1 is needed")
+    return value
+
+
+def _above_zero(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value}: a positive number is needed")
     return value
 
 
@@ -65,16 +117,81 @@ def parser() -> argparse.ArgumentParser:
     average = verbs.add_parser("average", help="average checkpoints into one")
     average.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
     average.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    average.add_argument("--last", type=_positive, default=10, help="of a run folder, how many (default: 10)")
+    average.add_argument("--last", type=_positive, help=f"of a run folder, how many (default: {averaging.LAST})")
+    average.add_argument("--upto", type=_positive, help="of a run folder, none beyond this epoch, or update")
+    average.add_argument(
+        "--by", choices=list(averaging.NUMBERED), help="of a run folder, which (default: epochs where there are any)"
+    )
     average.set_defaults(run=_average)
+    folding = verbs.add_parser("fold", help="fold omega away: a stock Transformer that computes the same")
+    folding.add_argument("checkpoint", type=Path, help="a checkpoint of transformer_admin; average first, then fold")
+    folding.add_argument("-o", "--output", type=Path, required=True, help="file to write")
+    folding.add_argument("--data", type=Path, help="binarised data whose validation set to check on, besides noise")
+    folding.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")
+    folding.add_argument(
+        "--min-omega",
+        type=_above_zero,
+        help=f"clamp entries nearer to 0 than this (default: refuse below {fold.SMALLEST:g})",
+    )
+    folding.add_argument(
+        "--tolerance", type=_above_zero, help="largest difference of log-probabilities (default: 1e-4; fp16: 0.1)"
+    )
+    folding.set_defaults(run=_fold)
+    translating = verbs.add_parser(
+        "translate",
+        help="translate raw text, a line a sentence",
+        description="Translate raw text, a line a sentence. Dictionaries, codes and text.json lie beside the model.",
+    )
+    translating.add_argument("model", type=Path, help="a checkpoint (.pt), or a folder for CTranslate2 or transformers")
+    translating.add_argument("text", type=Path, nargs="?", help="UTF-8 text (default, or -: standard input)")
+    translating.add_argument("-o", "--output", type=Path, help="file to write (default: standard output)")
+    translating.add_argument("--data", type=Path, help="folder with the files that do not lie beside the model")
+    translating.add_argument("--tokenised", action="store_true", help="the text is tokens, the translation too")
+    translating.add_argument("--beam", type=_positive, default=5, help="width of the beam (default: 5)")
+    translating.add_argument(
+        "--lenpen", type=float, default=1.0, help="power of the length that divides scores (default: 1)"
+    )
+    translating.add_argument(
+        "--nbest",
+        type=_positive,
+        default=1,
+        help="above 1, that many hypotheses a line, as NUMBER<tab>SCORE<tab>TEXT: the line's number from 1, the "
+        "hypothesis' log-probability (natural) over its length to the power --lenpen, and its text",
+    )
+    translating.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if it is there")
+    translating.add_argument(
+        "--batch-tokens", type=_positive, default=4096, help="source units a batch, padding included (default: 4096)"
+    )
+    translating.set_defaults(run=_translate)
+    exporting = verbs.add_parser("export", help="write a folder that CTranslate2 or Hugging Face's transformers read")
+    exporting.add_argument("checkpoint", type=Path, help="of an Admin model, folded or not, or of a stock Transformer")
+    exporting.add_argument("--to", choices=("ctranslate2", "huggingface"), required=True, help="whose folder")
+    exporting.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
+    exporting.add_argument("--data", type=Path, help="folder with the files that do not lie beside the model")
+    exporting.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
+    exporting.add_argument(
+        "--tolerance", type=_above_zero, help="largest difference of log-probabilities, in float32 (default: 1e-4)"
+    )
+    exporting.set_defaults(run=_export)
     return top
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Libraries tell nothing that the user cannot mend."""
+    for library in ("fairseq", "hydra"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run one command; a user's mistake is one line on standard error and status 2."""
     args = parser().parse_args(arguments)
     try:
-        args.run(args)
+        with _quiet():
+            args.run(args)
     except AdminError as error:
         print(f"fairseq-admin: {error}", file=sys.stderr)
         return 2

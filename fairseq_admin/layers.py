@@ -197,6 +197,13 @@ def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
+def avoid_fast_path(model: nn.Module) -> None:
+    """Keep official fairseq 0.12.2 off its inference path for stock encoders, which today's torch refuses."""
+    for layer in model.modules():
+        if isinstance(layer, TransformerEncoderLayerBase):
+            layer.can_use_fastpath = False
+
+
 def shortcut_norms(stack: Union[TransformerEncoderBase, TransformerDecoderBase]) -> List[ShortcutNorm]:
     """The norms of the sub-layers of an encoder or a decoder, in forward order."""
     norms = []

@@ -1,5 +1,5 @@
-# The shared steps: raw text -> tokens -> joint BPE -> fairseq's binary data -> training -> average -> translations
-# -> sacreBLEU -> summary. One file a target; interrupt anywhere, run again, it goes on.
+# The shared steps: raw text -> tokens -> joint BPE -> fairseq's binary data -> training -> average -> fold ->
+# translations -> sacreBLEU -> summary. One file a target; interrupt anywhere, run again, it goes on.
 #
 # A recipe sets NAME, PAIR, COMMAND, PRESET and the sizes, includes this file, and says how $(RAW)/% is made: the six
 # files train, valid and test of both languages. Run from the repository's root.
@@ -20,6 +20,8 @@ TRAIN_ARGS ?=
 AVERAGE ?= 5
 BEAM ?= 5
 UPDATE_FREQ ?= 1
+# What tokenising does besides: lowercase, normalise, aggressive_dashes, escape (fairseq_admin/text.py says what each is).
+TOKENISER ?=
 
 ARCH_admin := transformer_admin_18l
 ARCH_post-ln := transformer
@@ -66,17 +68,22 @@ all: $(RUN)/summary.txt
 # -- text ------------------------------------------------------------------------------------------------------------
 
 $(TEXT)/settings.json: FORCE
-	@$(STEP).settings $@ pair=$(PAIR) merges=$(MERGES) $(TEXT_SETTINGS)
+	@$(STEP).settings $@ pair=$(PAIR) merges=$(MERGES) $(TEXT_SETTINGS) \
+		$(if $(strip $(TOKENISER)),'tokeniser=$(sort $(TOKENISER))')
+
+# Of this file nothing is made anew: it changes with the settings only, and those are held.
+$(TEXT)/text.json: | $(TEXT)/settings.json
+	$(STEP).text $(SOURCE) $(TARGET) $(TOKENISER) -o $@
 
 $(TEXT)/tok/train.$(SOURCE) $(TEXT)/tok/train.$(TARGET): DROP := --drop-empty
-$(TEXT)/tok/%.$(SOURCE) $(TEXT)/tok/%.$(TARGET): $(RAW)/%.$(SOURCE) $(RAW)/%.$(TARGET) | $(TEXT)/settings.json
-	$(STEP).tokenise $(SOURCE) $(TARGET) $(RAW)/$* $(TEXT)/tok/$* $(DROP)
+$(TEXT)/tok/%.$(SOURCE) $(TEXT)/tok/%.$(TARGET): $(RAW)/%.$(SOURCE) $(RAW)/%.$(TARGET) | $(TEXT)/text.json
+	$(STEP).tokenise $(TEXT)/text.json $(RAW)/$* $(TEXT)/tok/$* $(DROP)
 
 $(TEXT)/codes: $(TEXT)/tok/train.$(SOURCE) $(TEXT)/tok/train.$(TARGET)
 	$(STEP).bpe learn $(MERGES) $^ -o $@
 
-$(TEXT)/bpe/%: $(TEXT)/tok/% $(TEXT)/codes
-	$(STEP).bpe apply $(TEXT)/codes $< -o $@
+$(TEXT)/bpe/%.$(SOURCE) $(TEXT)/bpe/%.$(TARGET): $(TEXT)/tok/%.$(SOURCE) $(TEXT)/tok/%.$(TARGET) $(TEXT)/codes
+	$(STEP).bpe apply $(TEXT)/codes $(TEXT)/tok/$*.$(SOURCE) $(TEXT)/tok/$*.$(TARGET) -o $(@D)
 
 $(TEXT)/bin/dict.$(TARGET).txt: $(call files,$(TEXT)/bpe)
 	rm -rf $(@D) $(@D).part
@@ -112,15 +119,26 @@ $(RUN)/omega.json: $(RUN)/average.pt
 	$(PYTHON) -m fairseq_admin.cli omega $< --json > $@.part
 	mv $@.part $@
 
+# All that translating takes, in one folder. Admin's model is folded there, which compares the two on the validation set.
+ASSETS := $(TEXT)/bin/dict.$(SOURCE).txt $(TEXT)/bin/dict.$(TARGET).txt $(TEXT)/codes $(TEXT)/text.json
+FOLD_admin = $(PYTHON) -m fairseq_admin.cli fold $< -o $@ --data $(TEXT)/bin
+FOLD = $(or $(FOLD_$(METHOD)),cp $< $@.part && mv $@.part $@)
+$(RUN)/model/model.pt: $(RUN)/average.pt
+	mkdir -p $(@D)
+	cp $(ASSETS) $(@D)
+	$(FOLD)
+
 # -- result ----------------------------------------------------------------------------------------------------------
 
-$(RUN)/generate.txt: $(RUN)/average.pt
-	$(PYTHON) -m fairseq_cli.generate $(TEXT)/bin --user-dir fairseq_admin --path $< --gen-subset test \
+# A folded model needs no plugin. Another method's does: it lets torch's safe loader read the rest of the checkpoint.
+USER_DIR = $(if $(FOLD_$(METHOD)),,--user-dir fairseq_admin)
+$(RUN)/generate.txt: $(RUN)/model/model.pt
+	$(PYTHON) -m fairseq_cli.generate $(TEXT)/bin $(USER_DIR) --path $< --gen-subset test \
 		--source-lang $(SOURCE) --target-lang $(TARGET) --beam $(BEAM) $(BATCH) $(GENERATE_ARGS) 2>&1 | tee $@.part | $(STEP).progress
 	mv $@.part $@
 
-$(RUN)/score.json: $(RUN)/generate.txt $(RAW)/test.$(SOURCE) $(RAW)/test.$(TARGET)
-	$(STEP).score $(RUN) --raw $(RAW)/test --pair $(PAIR) --results $(RUNS)/results.csv --recipe $(NAME) \
+$(RUN)/score.json: $(RUN)/generate.txt $(RAW)/test.$(SOURCE) $(RAW)/test.$(TARGET) | $(TEXT)/text.json
+	$(STEP).score $(RUN) --raw $(RAW)/test --text $(TEXT)/text.json --results $(RUNS)/results.csv --recipe $(NAME) \
 		--method $(METHOD) --preset $(PRESET) --seed $(SEED) --tokens $$(( $(MAX_TOKENS) * $(UPDATE_FREQ) ))
 
 # The other methods' results, once they are there, are part of the summary.

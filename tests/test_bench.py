@@ -1,4 +1,4 @@
-"""recipes/bench/step.py: does it measure and report? (Not how fast: a timed test would fail on a busy machine.)"""
+"""recipes/bench: do they measure and report? (Not how fast: a timed test would fail on a busy machine.)"""
 
 import re
 import subprocess
@@ -21,3 +21,21 @@ def test_reports_three_ratios() -> None:
         "peak memory",
     ]
     assert all(float(re.search(r"(ms|MiB) +([\d.]+)", row)[2]) > 0 for row in rows), done.stdout
+
+
+@pytest.mark.slow
+def test_reports_what_an_average_costs(tmp_path) -> None:
+    """Does a tiny run print finite ratios of memory, time and size, and leave nothing behind?"""
+    sizes = f"--arch transformer_admin_tiny --words 50 --number 2 --optimizer-state --folder {tmp_path}".split()
+    command = [sys.executable, str(ROOT / "recipes/bench/average.py"), *sizes]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    rows = re.findall(r"^(\S.*?), average / (.*?)  .*?([\d.]+) +([\d.]+) (?:MiB|s) +([\d.]+)", done.stdout, re.M)
+    assert [(what, beside) for what, beside, *_ in rows] == [
+        ("peak memory", "one model"),
+        ("peak memory", "plain average"),
+        ("wall time", "plain average"),
+        ("size of the file", "plain"),
+    ], done.stdout
+    assert all(float(number) > 0 for row in rows for number in row[2:]), done.stdout
+    assert float(rows[0][2]) > 50, "less than a process with torch needs"
+    assert not list(tmp_path.iterdir())

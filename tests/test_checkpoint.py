@@ -1,9 +1,11 @@
-"""Reading without running anything, taking over stock weights, averaging, writing whole files only."""
+"""Reading without running anything, taking over stock weights, writing whole files only."""
 
 import argparse
 import copy
 import logging
+import os
 import pickle
+import resource
 
 import numpy
 import pytest
@@ -103,24 +105,99 @@ def test_foreign_objects_are_named_and_not_run(tmp_path, write):
         assert touched.exists()  # the unsafe way does run it
 
 
-def test_write_replaces_only_with_a_whole_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("No space left on device\nframe #0: a C++ trace")]
+)
+def test_write_replaces_only_with_a_whole_file(tmp_path, monkeypatch, error):
     path = tmp_path / "c.pt"
     checkpoint.write({"model": {"w": torch.ones(2)}}, path)
     before = path.read_bytes()
 
     def full(state, part):
         part.write_bytes(before[:10])
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(AdminError, match=r"c\.pt: could not be written \(.*No space left on device\)"):
+    with pytest.raises(AdminError, match=r"^.*c\.pt: could not be written \(.*No space left on device\)\..*\Z"):
         checkpoint.write({"model": {"w": torch.zeros(2)}}, path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["c.pt"]
 
 
 def test_write_into_a_missing_folder(tmp_path):
-    with pytest.raises(AdminError, match="could not be written .* the folder missing"):
+    with pytest.raises(
+        AdminError, match=r"c\.pt: could not be written \(no folder .*none\)\. Make it, or give another"
+    ):
         checkpoint.write({"model": {}}, tmp_path / "none" / "c.pt")
+
+
+def test_write_on_a_full_disk(tmp_path):
+    """Is it one line, does nothing stay behind, and is what was there before still there?"""
+    path = tmp_path / "c.pt"
+    checkpoint.write({"model": {"w": torch.ones(2)}}, path)
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A write past the limit fails as one on a full disk does, with another errno.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(AdminError, match=r"c\.pt: could not be written \(.+\)\. Is the disk full") as refusal:
+            checkpoint.write({"model": {"w": torch.ones(1 << 20)}}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(refusal.value)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_write_under_ctrl_c_leaves_a_part_at_most(tmp_path, monkeypatch):
+    path = tmp_path / "c.pt"
+    checkpoint.write({"model": {"w": torch.ones(2)}}, path)
+    before = path.read_bytes()
+
+    def interrupted(state, part):
+        part.write_bytes(before[:10])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write({"model": {}}, path)
+    assert path.read_bytes() == before and {p.name for p in tmp_path.iterdir()} <= {"c.pt", "c.pt.part"}
+
+
+@pytest.mark.parametrize("name", ["c.pt", "symbolic.pt", "hard.pt", "folder/../c.pt", "other.pt"])
+def test_an_output_that_is_an_input_is_refused_by_any_name(tmp_path, name):
+    source = save(tmp_path / "c.pt", {"w": torch.ones(2)})
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "symbolic.pt").symlink_to(source)
+    os.link(source, tmp_path / "hard.pt")
+    os.link(source, tmp_path / "other.pt.part")  # where other.pt would be written first
+    (tmp_path / "free.pt").touch()
+    with pytest.raises(AdminError, match=r"would overwrite its input .*c\.pt; give another --output"):
+        checkpoint.check_output(tmp_path / name, [tmp_path / "missing.pt", source])
+    checkpoint.check_output(tmp_path / "free.pt", [tmp_path / "missing.pt", source])
+    checkpoint.check_output(tmp_path / "new.pt", [source])
+
+
+SHARDED = r"shard0\.pt is one shard of a checkpoint; a whole one was expected\. Train without --use-sharded-state.*FSDP"
+
+
+def test_shards_are_refused_by_name_unread(tmp_path):
+    (tmp_path / "checkpoint_last-shard0.pt").write_text("of any content")
+    with pytest.raises(AdminError, match=SHARDED):
+        checkpoint.read(tmp_path / "checkpoint_last-shard0.pt")
+
+
+def test_a_checkpoint_that_is_there_in_shards_only(tmp_path):
+    (tmp_path / "checkpoint_last-shard0.pt").touch()
+    with pytest.raises(AdminError, match=SHARDED):
+        checkpoint.read(tmp_path / "checkpoint_last.pt")
+    with pytest.raises(AdminError, match=r"checkpoint_last-shard1\.pt: no such file"):
+        checkpoint.read(tmp_path / "checkpoint_last-shard1.pt")
+
+
+@pytest.mark.parametrize("key", ["fsdp_metadata", "shard_metadata"])
+def test_shards_are_refused_by_content(tmp_path, key):
+    path = save(tmp_path / "shard0.pt", {"flat_param_0": torch.ones(2)}, **{key: {"num_padded": [0]}})
+    with pytest.raises(AdminError, match=SHARDED):
+        checkpoint.read(path)
 
 
 def test_write_then_read(tmp_path):
@@ -221,90 +298,28 @@ def test_stock_models_have_no_omega():
     assert checkpoint.omegas(reference.build("transformer", **reference.TINY).state_dict()) == {}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_average_is_the_float64_mean(tmp_path, dtype):
-    models = [admin(seed).to(dtype).state_dict() for seed in range(1, 6)]
-    record = {"rule": "log", "version": "0.1.0"}
-    for model in models:
-        model[provenance.KEY] = provenance.encode(record).to(dtype)
-    paths = [save(tmp_path / f"{n}.pt", model, updates=n) for n, model in enumerate(models)]
-    mean = checkpoint.average(paths)["model"]
-    assert mean.keys() == models[0].keys()
-    for key, tensor in mean.items():
-        expected = sum(model[key].double() for model in models) / 5
-        assert tensor.dtype == dtype and torch.equal(tensor, expected.to(dtype)), key
-    assert provenance.decode(mean[provenance.KEY]) == record
+def test_a_changed_byte_is_found(tmp_path):
+    """torch.load itself would give the wrong weight in silence."""
+    path = save(tmp_path / "c.pt", {"encoder.w": torch.full((1000,), 1.5)})
+    content = bytearray(path.read_bytes())
+    at = content.index(torch.full((4,), 1.5).numpy().tobytes())
+    content[at : at + 4] = bytes(4)
+    path.write_bytes(content)
+    assert torch.load(path, weights_only=True)["model"]["encoder.w"][0] == 0
+    with pytest.raises(AdminError, match=r"c\.pt: not a whole checkpoint \(.*does not match its checksum\)"):
+        checkpoint.read(path)
 
 
-def test_average_of_one_is_itself(tmp_path):
-    model = admin().state_dict()
-    mean = checkpoint.average([save(tmp_path / "c.pt", model)])["model"]
-    assert all(torch.equal(mean[key], model[key]) for key in model)
+@pytest.mark.parametrize("error", [AdminError("not the same"), RuntimeError("in a forward"), KeyboardInterrupt()])
+def test_a_check_that_fails_leaves_what_was_there(tmp_path, error):
+    path = save(tmp_path / "c.pt", {})
+    before = path.read_bytes()
 
+    def check(written):
+        assert checkpoint.read(written)["model"] == {"new": 1}
+        raise error
 
-def test_average_takes_the_rest_from_the_one_with_most_updates(tmp_path):
-    paths = []
-    for name, updates in (("a", 20), ("b", 100), ("c", 3)):
-        model = {"encoder.w": torch.full((2,), float(updates)), "encoder.count": torch.tensor(updates)}
-        paths.append(save(tmp_path / name, model, updates, args=argparse.Namespace(name=name)))
-    state = checkpoint.average(paths)
-    assert state["args"].name == "b" and state["optimizer_history"][-1]["num_updates"] == 100
-    assert state["model"]["encoder.w"].tolist() == [41.0, 41.0] and state["model"]["encoder.count"].item() == 100
-    assert "last_optimizer_state" not in state
-
-
-def test_average_refuses_other_entries_naming_the_first(tmp_path):
-    ours, stock = admin().state_dict(), reference.build("transformer", **reference.TINY).state_dict()
-    paths = [save(tmp_path / "a.pt", ours), save(tmp_path / "b.pt", stock)]
-    for pair in (paths, paths[::-1]):
-        with pytest.raises(AdminError, match="are not of one model: only one of them has admin_provenance") as refusal:
-            checkpoint.average(pair)
-        assert "a.pt" in str(refusal.value) and "b.pt" in str(refusal.value)
-
-
-def test_average_refuses_other_shapes_naming_the_first(tmp_path):
-    paths = [save(tmp_path / f"{n}.pt", admin(words=n).state_dict()) for n in (100, 90)]
-    message = r"90\.pt: encoder\.embed_tokens\.weight has shape \(94, 64\), and \(104, 64\) in .*100\.pt"
-    with pytest.raises(AdminError, match=message):
-        checkpoint.average(paths)
-
-
-def test_average_leaves_its_inputs_alone(tmp_path):
-    paths = [save(tmp_path / f"{n}.pt", admin(n).state_dict(), n) for n in (1, 2)]
-    before = [path.read_bytes() for path in paths]
-    checkpoint.average(paths)
-    assert [path.read_bytes() for path in paths] == before
-
-
-def test_newest_by_epochs(tmp_path):
-    for name in (
-        "checkpoint9",
-        "checkpoint10",
-        "checkpoint2",
-        "checkpoint_best",
-        "checkpoint_last",
-        "checkpoint_3_900",
-    ):
-        (tmp_path / f"{name}.pt").touch()
-    (tmp_path / "checkpoint11.pt.part").touch()
-    assert [path.name for path in checkpoint.newest(tmp_path, 2)] == ["checkpoint9.pt", "checkpoint10.pt"]
-
-
-def test_newest_by_updates_where_there_are_no_epochs(tmp_path):
-    for name in (
-        "checkpoint_1_90",
-        "checkpoint_2_100",
-        "checkpoint_2_1000",
-        "checkpoint_last",
-        "checkpoint.best_loss_3.20",
-    ):
-        (tmp_path / f"{name}.pt").touch()
-    assert [p.name for p in checkpoint.newest(tmp_path, 2)] == ["checkpoint_2_100.pt", "checkpoint_2_1000.pt"]
-
-
-def test_newest_refuses_too_few(tmp_path):
-    (tmp_path / "checkpoint1.pt").touch()
-    with pytest.raises(
-        AdminError, match="holds 1 numbered checkpoints and the last 5 were asked for. Lower --last, or"
-    ):
-        checkpoint.newest(tmp_path, 5)
+    with pytest.raises(type(error)) as raised:
+        checkpoint.write({"model": {"new": 1}}, path, check)
+    assert raised.value is error and path.read_bytes() == before
+    assert [found.name for found in tmp_path.iterdir()] == ["c.pt"]

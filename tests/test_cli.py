@@ -6,7 +6,7 @@ import pytest
 import reference
 import torch
 
-from fairseq_admin import __version__, checkpoint, cli, provenance
+from fairseq_admin import __version__, averaging, checkpoint, cli, provenance
 
 
 @pytest.fixture
@@ -103,18 +103,18 @@ def test_average_of_files(run_folder, capsys):
     assert learned[0].item() == 1.25
 
 
-@pytest.mark.parametrize("inputs", [["checkpoint3.pt", "checkpoint4.pt"], ["."]])
+@pytest.mark.parametrize("inputs", [["checkpoint3.pt", "checkpoint4.pt"], [".", "--last", "2"]])
 def test_average_over_one_of_its_inputs_is_refused(run_folder, capsys, inputs, monkeypatch):
     before = (run_folder / "checkpoint4.pt").read_bytes()
     monkeypatch.chdir(run_folder)
-    assert cli.main(["average", *inputs, "--last", "2", "-o", str(run_folder / "checkpoint4.pt")]) == 2
-    assert "is one of the checkpoints to average; give another --output" in capsys.readouterr().err
+    assert cli.main(["average", *inputs, "-o", str(run_folder / "checkpoint4.pt")]) == 2
+    assert "checkpoint4.pt would overwrite its input checkpoint4.pt; give another --output" in capsys.readouterr().err
     assert (run_folder / "checkpoint4.pt").read_bytes() == before
 
 
 def test_average_of_too_few(run_folder, capsys):
     assert cli.main(["average", str(run_folder), "-o", str(run_folder / "average.pt")]) == 2
-    assert "holds 4 numbered checkpoints and the last 10 were asked for" in capsys.readouterr().err
+    assert "holds 4 checkpoints numbered by epochs and the last 10 were asked for" in capsys.readouterr().err
     assert not (run_folder / "average.pt").exists()
 
 
@@ -139,13 +139,35 @@ def test_version(capsys):
     assert end.value.code == 0 and capsys.readouterr().out == f"{__version__}\n"
 
 
-def test_average_of_different_runs_is_told(tmp_path, capsys):
-    """Equal shapes, different provenance: the record is no record any more, and the table says so in one line."""
+def test_average_of_different_runs_is_refused(tmp_path, capsys):
+    """Equal shapes, different provenance: the mean of the records would be no record."""
     for n, rule in enumerate(("log", "constant")):
         model = reference.build("transformer_admin_tiny", admin_init=rule, seed=n).state_dict()
         torch.save({"model": model, "optimizer_history": [{"num_updates": n}]}, tmp_path / f"checkpoint{n}.pt")
-    average = str(tmp_path / "average.pt")
-    assert cli.main(["average", str(tmp_path), "--last", "2", "-o", average]) == 0
-    capsys.readouterr()
-    assert cli.main(["omega", average]) == 2
-    assert "were different runs averaged?" in capsys.readouterr().err
+    assert cli.main(["average", str(tmp_path), "--last", "2", "-o", str(tmp_path / "average.pt")]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and "omega was profiled with rule log in the first and constant in" in err
+    assert not list(tmp_path.glob("average*"))
+
+
+def test_average_upto_and_by(run_folder, capsys):
+    output = str(run_folder / "average.pt")
+    assert cli.main(["average", str(run_folder), "--last", "2", "--upto", "3", "-o", output]) == 0
+    assert capsys.readouterr().out.endswith("average of checkpoint2.pt, checkpoint3.pt\n")
+    for epoch in (1, 2):
+        (run_folder / f"checkpoint{epoch}.pt").rename(run_folder / f"checkpoint_{epoch}_{10 * epoch}.pt")
+    assert cli.main(["average", str(run_folder), "--by", "updates", "--last", "2", "-o", output]) == 0
+    assert capsys.readouterr().out.endswith("average of checkpoint_1_10.pt, checkpoint_2_20.pt\n")
+
+
+@pytest.mark.parametrize("option", [["--last", "1"], ["--upto", "3"], ["--by", "epochs"]])
+def test_options_of_a_folder_with_files_are_refused(run_folder, capsys, option):
+    assert cli.main(["average", str(run_folder / "checkpoint1.pt"), *option, "-o", str(run_folder / "a.pt")]) == 2
+    assert f"{option[0]} chooses from a run folder, and {run_folder}/checkpoint1.pt is none" in capsys.readouterr().err
+    assert not (run_folder / "a.pt").exists()
+
+
+def test_average_into_a_missing_folder_is_told_before_the_work(run_folder, capsys, monkeypatch):
+    monkeypatch.setattr(averaging, "average", lambda paths: pytest.fail("was averaged first"))
+    assert cli.main(["average", str(run_folder), "--last", "2", "-o", str(run_folder / "none" / "a.pt")]) == 2
+    assert "no folder" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Joint byte-pair encoding: subword-nmt learns it, fastBPE applies it.
 
     python -m recipes.steps.bpe learn 2000 tok/train.de tok/train.en -o codes
-    python -m recipes.steps.bpe apply codes tok/test.de -o bpe/test.de
+    python -m recipes.steps.bpe apply codes tok/test.de tok/test.en -o bpe
 
 Two programs, because fastBPE's Python binding is quick but cannot learn.
 """
@@ -13,12 +13,10 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-import fastBPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from recipes.steps.common import read_lines, run, write_lines
-
-SEPARATOR = "@@ "
+from recipes.steps.text import BPE
 
 
 def learn(lines: Iterable[str], merges: int) -> list[str]:
@@ -32,18 +30,6 @@ def learn(lines: Iterable[str], merges: int) -> list[str]:
     return [f"{merge} 1" for merge in codes.getvalue().splitlines() if not merge.startswith("#version")]
 
 
-def apply(codes: str | Path, lines: list[str]) -> list[str]:
-    """Split each line's words into the codes' units; "@@" ends a unit inside a word."""
-    units = fastBPE.fastBPE(str(codes)).apply(lines)
-    assert len(units) == len(lines), "fastBPE changed the number of lines"
-    return units
-
-
-def remove(line: str) -> str:
-    """Undo `apply`."""
-    return f"{line} ".replace(SEPARATOR, "").rstrip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -51,16 +37,18 @@ def main() -> None:
     learning.add_argument("merges", type=int)
     learning.add_argument("texts", nargs="+")
     applying = commands.add_parser("apply")
-    applying.add_argument("codes")
-    applying.add_argument("text")
-    for command in (learning, applying):
-        command.add_argument("-o", "--out", required=True)
+    applying.add_argument("codes", type=Path)
+    applying.add_argument("texts", nargs="+", type=Path)
+    learning.add_argument("-o", "--out", type=Path, required=True, help="the codes, a file")
+    applying.add_argument("-o", "--out", type=Path, required=True, help="a folder for files of the texts' names")
     args = parser.parse_args()
 
     if args.command == "learn":
         write_lines(args.out, learn((line for text in args.texts for line in read_lines(text)), args.merges))
     else:
-        write_lines(args.out, apply(args.codes, read_lines(args.text)))
+        codes = BPE(args.codes)
+        for text in args.texts:
+            write_lines(args.out / text.name, codes.apply(read_lines(text)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Score a test set's translations with sacreBLEU against the raw reference, and keep the result.
 
-    python -m recipes.steps.score runs/demo/admin-cpu-s1 --raw runs/demo/data/raw/test --pair de-en ...
+    D=runs/demo/data; python -m recipes.steps.score runs/demo/admin-cpu-s1 --raw $D/raw/test --text $D/text.json ...
 
 reads RUN/generate.txt and RUN/train.log; writes RUN/translations.txt, RUN/score.json and a row of results.csv.
 """
@@ -16,11 +16,10 @@ from pathlib import Path
 
 import torch
 from sacrebleu.metrics import BLEU
-from sacremoses import MosesDetokenizer
 
-from recipes.steps import bpe
 from recipes.steps.common import read_lines, replacing, run, write_lines
 from recipes.steps.logs import read_log
+from recipes.steps.text import Text, remove_bpe
 
 HYPOTHESIS = re.compile(r"H-(\d+)\t[^\t]*\t(.*)")
 # One run is one row: the columns that tell runs apart, then what was measured.
@@ -51,11 +50,6 @@ def hypotheses(lines: list[str], count: int) -> list[str]:
             "expected one for every sentence. Remove the generated text and generate it again."
         )
     return [found[number] for number in range(count)]
-
-
-def detokenise(lines: list[str], language: str) -> list[str]:
-    detokenizer = MosesDetokenizer(language)
-    return [detokenizer.detokenize(line.split()) for line in lines]
 
 
 def commit() -> str:
@@ -95,17 +89,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--raw", required=True, help="prefix of the raw test set: RAW.de, RAW.en")
-    parser.add_argument("--pair", required=True, help="source and target, as in de-en")
+    parser.add_argument("--text", type=Path, required=True, help="text.json")
     parser.add_argument("--results", type=Path, required=True, help="the table of results to update")
     parser.add_argument("--tokens", required=True, help="tokens an update, for the table")
     for name in KEY:
         parser.add_argument(f"--{name}", required=True, help="for the table")
     args = parser.parse_args()
 
-    language = args.pair.partition("-")[2]
-    references = read_lines(f"{args.raw}.{language}")
+    text = Text.read(args.text)
+    references = read_lines(f"{args.raw}.{text.target}")
     units = hypotheses(read_lines(args.run / "generate.txt"), len(references))
-    translations = detokenise([bpe.remove(line) for line in units], language)
+    translations = [text.detokenise(remove_bpe(line)) for line in units]
     metric = BLEU()
     score = metric.corpus_score(translations, [references]).score
     log = read_log(args.run / "train.log")

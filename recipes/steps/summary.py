@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,13 +136,17 @@ def main() -> None:
         files["omega by sub-layer"] = "omega.png"
     files |= {
         "translations": "translations.txt",
-        "averaged model": "average.pt",
+        "model": "model/",
+        "averaged, unfolded": "average.pt",
         "checkpoints": "checkpoints/",
         "log": "train.log",
         "this text": "summary.txt",
     }
     missing = [method for method, name in NAMES.items() if name not in [run.name for run in runs]]
     following = [f"{args.command} METHOD={method}" for method in missing] or [f"{args.command} SEED=2"]
+    example = read_lines(f"{args.raw}.{args.pair.partition('-')[0]}")[0]
+    program = os.path.relpath(Path(sys.executable).with_name("fairseq-admin"))
+    following.append(f"echo {shlex.quote(example)} | {program} translate {args.run}/model/model.pt")
     text = [
         f"{args.run}: {args.pair}",
         "",

@@ -1,0 +1,91 @@
+"""What lies beside a model and tells how its text is treated: dictionaries, text.json, the codes of its units."""
+
+import re
+from pathlib import Path
+from typing import Optional, Tuple
+
+from fairseq.data import Dictionary
+
+from .errors import AdminError
+from .text import FILE, Text
+
+
+class Assets:
+    """The files that belong to one model.
+
+    They lie in a folder the user names, or in its folder `bin`, where fairseq-preprocess writes; else beside the model.
+    """
+
+    def __init__(self, model: Path, data: Optional[Path]) -> None:
+        self.model = model
+        self.folders = [data, data / "bin"] if data else [model if model.is_dir() else model.parent]
+
+    def find(self, name: str) -> Optional[Path]:
+        """A file by its name, if it is there."""
+        return next((folder / name for folder in self.folders if (folder / name).is_file()), None)
+
+    def need(self, name: str) -> Path:
+        """A file by its name.
+
+        Raises:
+            AdminError: it is not there.
+        """
+        found = self.find(name)
+        if found is None:
+            raise AdminError(
+                f"there is no {name} in {' or '.join(map(str, self.folders))}. Give the folder of the model's training "
+                f"text, where {name} lies, as --data."
+            )
+        return found
+
+    def text(self) -> Optional[Text]:
+        """How the text is tokenised, if text.json is there.
+
+        Raises:
+            AdminError: it is malformed.
+        """
+        path = self.find(FILE)
+        return Text.read(path) if path else None
+
+    def languages(self, source: Optional[str], target: Optional[str]) -> Tuple[str, str]:
+        """Source and target: the model's own, or else text.json's. (fairseq-train notes only those it was given.)
+
+        Raises:
+            AdminError: nobody tells them, they are no codes of languages, or text.json is another pair's.
+        """
+        text = self.text()
+        if text and not (source and target):
+            source, target = text.source, text.target
+        if not (source and target):
+            self.need(FILE)
+        if not all(re.fullmatch(r"[\w.-]+", str(language)) for language in (source, target)):
+            raise AdminError(
+                f"{self.model} was trained from {source!r} to {target!r}; the codes of two languages were expected, as "
+                "in dict.de.txt. Train it anew with --source-lang and --target-lang."
+            )
+        if text and (source, target) != (text.source, text.target):
+            raise AdminError(
+                f"{self.find(FILE)} is for {text.source}-{text.target} and {self.model} for {source}-{target}. Give "
+                "the model's own."
+            )
+        return str(source), str(target)
+
+    def dictionary(self, language: str, size: int) -> Dictionary:
+        """fairseq's dictionary of a language.
+
+        Args:
+            language: its code.
+            size: how many symbols the model has.
+
+        Raises:
+            AdminError: it is not there, or is no dictionary, or another model's.
+        """
+        path = self.need(f"dict.{language}.txt")
+        try:
+            words = Dictionary.load(str(path))
+        except Exception as error:  # whatever its parser trips over
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise AdminError(f"{path} is no dictionary of fairseq's ({reason}). Give the model's own.") from None
+        if len(words) != size:
+            raise AdminError(f"{path} has {len(words)} symbols and the model {size}. Give the model's own dictionary.")
+        return words

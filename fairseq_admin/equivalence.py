@@ -1,0 +1,152 @@
+"""Are two checkpoints the same function? Their log-probabilities, compared on random and on real sentences.
+
+T time   B batch   V vocabulary
+"""
+
+import math
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
+
+import torch
+from fairseq import tasks
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
+from torch import Tensor
+
+from . import options
+from .errors import AdminError
+from .layers import avoid_fast_path
+
+PAD, EOS, FIRST_WORD = 1, 2, 4
+"""Indices in every fairseq dictionary: padding, end of sentence, and where words begin."""
+
+
+class Batch(NamedTuple):
+    """What a translation model's forward takes: (B, T_source), (B,), and the decoder's input (B, T_target)."""
+
+    src_tokens: Tensor
+    src_lengths: Tensor
+    prev_output_tokens: Tensor
+
+
+def vocabulary(model: Mapping[str, Tensor], stack: str) -> int:
+    """How many symbols a stack's embedding has, from a state dict.
+
+    Raises:
+        AdminError: the stack has no embedding: this is no translation model.
+    """
+    rows = [tensor.size(0) for key, tensor in model.items() if key == f"{stack}.embed_tokens.weight"]
+    if not rows:
+        raise AdminError(f"the checkpoint has no {stack}.embed_tokens.weight: it is no encoder-decoder Transformer.")
+    return rows[0]
+
+
+def _dictionary(symbols: int) -> Dictionary:
+    words = Dictionary()
+    for number in range(symbols - len(words)):
+        words.add_symbol(f"w{number}")
+    return words
+
+
+def build(state: Mapping[str, Any]) -> BaseFairseqModel:
+    """The model of a checkpoint with its weights, float32, in evaluation mode; words are but numbers to it.
+
+    Raises:
+        AdminError: the architecture is unknown, or the weights are not its own.
+    """
+    args = options.complete(state)
+    symbols = {stack: vocabulary(state["model"], stack) for stack in ("encoder", "decoder")}
+    source = _dictionary(symbols["encoder"])
+    target = source if symbols["encoder"] == symbols["decoder"] else _dictionary(symbols["decoder"])
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
+    model = ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
+    avoid_fast_path(model)
+    try:
+        model.load_state_dict(dict(state["model"]), strict=True, model_cfg=args)
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:200]
+        raise AdminError(f"the checkpoint's weights do not fit its architecture {args._name} ({said} ...).") from None
+    return model.eval()
+
+
+def random_batches(state: Mapping[str, Any], batches: int = 3, sentences: int = 8, longest: int = 40) -> List[Batch]:
+    """Sentences of random words and lengths, padded as fairseq pads. Seeded: the same for the same vocabulary."""
+    generator = torch.Generator().manual_seed(1)
+    longest = min(
+        longest, *(options.stored(state).model.get(f"max_{side}_positions") or longest for side in ("source", "target"))
+    )
+    found = []
+    for _ in range(batches):
+        sides = []
+        for stack in ("encoder", "decoder"):
+            symbols = vocabulary(state["model"], stack)
+            words = torch.randint(min(FIRST_WORD, symbols - 1), symbols, (sentences, longest), generator=generator)
+            lengths = torch.randint(1, longest + 1, (sentences, 1), generator=generator)
+            sides.append((words, lengths))
+        (source, lengths), (target, target_lengths) = sides
+        source[:, -1] = EOS
+        source.masked_fill_(torch.arange(longest) < longest - lengths, PAD)
+        target[:, 0] = EOS
+        target.masked_fill_(torch.arange(longest) >= target_lengths, PAD)
+        found.append(Batch(source, lengths.squeeze(1), target))
+    return found
+
+
+def real_batches(state: Mapping[str, Any], data: Path, split: str = "valid", batches: int = 4) -> List[Batch]:
+    """The first batches of a split of binarised data.
+
+    Raises:
+        AdminError: the folder has no such split, or its dictionaries are not the model's.
+    """
+    task_options = options.stored(state).task
+    args = Namespace(**{**task_options, "task": task_options["_name"], "data": str(data)})
+    del args._name
+    try:
+        task = tasks.setup_task(args)
+        task.load_dataset(split)
+    except (OSError, ValueError, AssertionError) as error:
+        raise AdminError(f"{data}: no data to check on ({error}). Give the folder fairseq-preprocess wrote.") from None
+    for stack, words in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):
+        if len(words) != vocabulary(state["model"], stack):
+            raise AdminError(
+                f"{data}: the dictionary has {len(words)} symbols and the model's {stack} "
+                f"{vocabulary(state['model'], stack)}. Give the data the model was trained on."
+            )
+    iterator = task.get_batch_iterator(
+        task.dataset(split), max_tokens=2048, max_positions=task.max_positions(), ignore_invalid_inputs=True
+    ).next_epoch_itr(shuffle=False)
+    inputs = (sample["net_input"] for _, sample in zip(range(batches), iterator))
+    return [Batch(*(sample[name] for name in Batch._fields)) for sample in inputs]
+
+
+def log_probabilities(model: BaseFairseqModel, batches: List[Batch]) -> Iterator[Tensor]:
+    """Of every real target position of each batch. Shape (positions, V)."""
+    with torch.no_grad():
+        for batch in batches:
+            scores = model.get_normalized_probs(model(*batch), log_probs=True)
+            yield scores[batch.prev_output_tokens.ne(PAD)]
+
+
+class Difference(NamedTuple):
+    """The largest difference of two log-probabilities, and over how many target positions."""
+
+    largest: float
+    positions: int
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any], data: Optional[Path] = None) -> Difference:
+    """Compare two checkpoints; one model is in memory at a time.
+
+    Args:
+        one, other: checkpoints of the same vocabulary, as `checkpoint.read` gives them.
+        data: binarised data to compare on, besides random sentences.
+    """
+    batches = random_batches(one) + (real_batches(one, data) if data else [])
+    expected = list(log_probabilities(build(one), batches))
+    largest = 0.0
+    for before, after in zip(expected, log_probabilities(build(other), batches)):
+        apart = (before - after).abs().max().item()
+        largest = max(largest, math.inf if math.isnan(apart) else apart)
+    return Difference(largest, sum(len(scores) for scores in expected))

@@ -1,0 +1,134 @@
+"""A checkpoint as a folder of another engine's, checked before it is there."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
+
+from ..errors import AdminError
+from ..text import CODES, FILE
+from . import ctranslate2, huggingface, tokenizer
+from .exportable import Exportable, prepare
+
+ENGINES = ("ctranslate2", "huggingface")
+
+
+class Exported(NamedTuple):
+    """What was checked, in words, and what the user should know besides."""
+
+    summary: str
+    notes: List[str]
+
+
+def export(
+    state: Mapping[str, Any],
+    path: Path,
+    engine: str,
+    output: Path,
+    data: Optional[Path] = None,
+    quantization: Optional[str] = None,
+    tolerance: Optional[float] = None,
+) -> Exported:
+    """Write a folder that an engine reads, with the dictionaries and whatever else the text needs.
+
+    Args:
+        state: a checkpoint of an Admin model, folded or not, or of a stock Transformer, as `checkpoint.read` gives it.
+        path: where it lies.
+        engine: one of ENGINES.
+        output: the folder to write; it may exist, empty.
+        data: where dictionaries, codes and text.json lie, itself or its folder `bin`; None: beside the checkpoint.
+        quantization: CTranslate2's name of a type to store the weights in; None: float32.
+        tolerance: the largest difference of log-probabilities in float32; None: the engine's own bound.
+
+    Raises:
+        AdminError: the model or the folder cannot be exported, or what was exported is not the same function.
+    """
+    if engine == "huggingface" and quantization:
+        raise AdminError("--quantization is for --to ctranslate2; transformers quantise while they load a model.")
+    if engine == "huggingface":
+        huggingface.installed()
+    else:
+        ctranslate2.refuse_unknown(quantization)
+    with _new(output) as (work, folder):
+        model = prepare(state, path, data)
+        write = _ctranslate2 if engine == "ctranslate2" else _huggingface
+        exported = write(model, work, folder, quantization, tolerance)
+        for name, found in model.files.items():
+            shutil.copyfile(found, folder / name)
+    missing = [name for name in (CODES, FILE) if name not in model.files]
+    if missing:
+        exported.notes.append(
+            f"found no {' and no '.join(missing)}, which `fairseq-admin translate {output}` needs; put it there."
+        )
+    return exported
+
+
+def _ctranslate2(
+    model: Exportable, work: Path, folder: Path, quantization: Optional[str], tolerance: Optional[float]
+) -> Exported:
+    exact = folder if quantization in (None, "float32") else work / "exact"
+    ctranslate2.convert(model, work, exact, None)
+    found = ctranslate2.check(model, exact, ctranslate2.BOUND if tolerance is None else tolerance)
+    summary = f"CTranslate2, float32; log-probabilities of {found.units} units differ by up to {found.largest:.2g}"
+    if exact != folder:
+        shutil.rmtree(exact)
+        ctranslate2.convert(model, work, folder, quantization)
+        found = ctranslate2.check(model, folder, None)
+        summary += (
+            f"; as {quantization}, here computed in {found.compute_type}, by up to {found.largest:.2g}, "
+            f"{found.mean:.2g} on average"
+        )
+    return Exported(summary, [])
+
+
+def _huggingface(
+    model: Exportable, work: Path, folder: Path, quantization: Optional[str], tolerance: Optional[float]
+) -> Exported:
+    folder.mkdir()
+    huggingface.convert(model, folder)
+    found = huggingface.check(model, folder, tolerance)
+    reason = tokenizer.unlike(model)
+    if reason is None:
+        written = tokenizer.write(model, folder)
+        reason = tokenizer.difference(model, folder)
+        if reason:
+            for file in written:
+                file.unlink()
+    return Exported(
+        f"FSMT{'' if reason else ' with its tokenizer'}; log-probabilities of {found.positions} positions differ by up "
+        f"to {found.largest:.2g}, {found.equal} of {found.translations} greedy translations are equal",
+        [f"no tokenizer was written: {reason}."] if reason else [],
+    )
+
+
+@contextlib.contextmanager
+def _new(output: Path) -> Iterator["tuple[Path, Path]"]:
+    """A folder to work in and the name of one to make there, which becomes `output` if all goes well.
+
+    Nothing is left of them if not.
+
+    Raises:
+        AdminError: `output` holds something, or nothing can be written there.
+    """
+    if os.path.lexists(output) and not (output.is_dir() and not output.is_symlink() and not any(output.iterdir())):
+        raise AdminError(f"{output} exists; a new or empty folder was expected. Remove it, or give another --output.")
+    target = output.absolute()
+    work = None
+    try:
+        work = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".part", dir=target.parent))
+        folder = work / "folder"
+        yield work, folder
+        mask = os.umask(0)
+        os.umask(mask)
+        for file in folder.iterdir():  # safetensors writes for the owner alone
+            file.chmod(0o666 & ~mask)
+        os.replace(folder, target)
+    except OSError as error:
+        raise AdminError(
+            f"{output}: could not be written ({error}). Is the disk full, or the folder missing?"
+        ) from None
+    finally:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)

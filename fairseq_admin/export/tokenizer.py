@@ -1,0 +1,108 @@
+"""The files of an FSMTTokenizer, for texts that were prepared as it prepares them.
+
+It ends a word's last unit with "</w>" where fairseq ends every other unit with "@@", and numbers units as fairseq does.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from fairseq.data import Dictionary
+
+from ..equivalence import FIRST_WORD
+from ..errors import AdminError
+from ..text import BPE, CODES, FILE, remove_bpe
+from .exportable import Exportable
+
+ALWAYS = ("normalise", "aggressive_dashes", "escape")
+"""What FSMTTokenizer does to every text."""
+
+
+def unlike(model: Exportable) -> Optional[str]:
+    """Why FSMTTokenizer cannot be this model's, or None."""
+    if model.text is None or CODES not in model.files:
+        return f"{FILE if model.text is None else CODES} was not found"
+    off = [name for name in ALWAYS if not getattr(model.text, name)]
+    return f"FSMTTokenizer always does what {FILE} has off ({', '.join(off)})" if off else None
+
+
+def write(model: Exportable, folder: Path) -> List[Path]:
+    """Write vocab-src.json, vocab-tgt.json, merges.txt and tokenizer_config.json; these are returned.
+
+    Raises:
+        AdminError: two units would become one.
+        OSError: the disk is full.
+    """
+    assert model.text is not None
+    longest = min(model.options.max_source_positions, model.options.max_target_positions)
+    config = {
+        "tokenizer_class": "FSMTTokenizer",
+        "langs": list(model.languages),
+        "do_lower_case": model.text.lowercase,
+        "model_max_length": longest,
+        "clean_up_tokenization_spaces": False,
+    }
+    codes = model.files[CODES].read_text(encoding="utf-8").rstrip("\n").split("\n")
+    files = {
+        "vocab-src.json": _json(vocabulary(model.source)),
+        "vocab-tgt.json": _json(vocabulary(model.target)),
+        "merges.txt": "".join(" ".join(merge.split()[:2]) + "\n" for merge in codes),
+        "tokenizer_config.json": _json(config),
+    }
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return [folder / name for name in files]
+
+
+def vocabulary(words: Dictionary) -> Dict[str, int]:
+    """FSMTTokenizer's units and their numbers.
+
+    Raises:
+        AdminError: two units would become one.
+    """
+    units = {unit if number < FIRST_WORD else spelled(unit): number for number, unit in enumerate(words.symbols)}
+    if len(units) != len(words):
+        raise AdminError(
+            "the dictionary has a unit that ends with </w>, or one twice; FSMTTokenizer would mix them up."
+        )
+    return units
+
+
+def spelled(unit: str) -> str:
+    """A unit in FSMTTokenizer's spelling: "un@@" is "un", and "able" is "able</w>"."""
+    return unit[:-2] if unit.endswith("@@") else unit + "</w>"
+
+
+def difference(model: Exportable, folder: Path, lines: int = 50) -> Optional[str]:
+    """Where the tokenizer, loaded from the folder, does otherwise than the model's text was treated; None: nowhere.
+
+    The lines are random units of the dictionaries. Seeded.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    assert model.text is not None
+    bpe = BPE(model.files[CODES])
+    generator = random.Random(1)
+    for _ in range(lines):
+        line = remove_bpe(" ".join(_random_units(model.source, generator)))
+        (units,) = bpe.apply([model.text.tokenise(line, model.text.source)])
+        expected = [model.source.index(unit) for unit in units.split()] + [model.source.eos()]
+        if tokenizer(line).input_ids != expected:
+            return f"FSMTTokenizer splits {line!r} otherwise"
+        translation = _random_units(model.target, generator)
+        numbers = [model.target.index(unit) for unit in translation] + [model.target.eos()]
+        if tokenizer.decode(numbers, skip_special_tokens=True) != model.text.detokenise(
+            remove_bpe(" ".join(translation))
+        ):
+            return f"FSMTTokenizer joins {' '.join(translation)!r} otherwise"
+    return None
+
+
+def _random_units(words: Dictionary, generator: random.Random) -> List[str]:
+    return [words[generator.randrange(FIRST_WORD, len(words))] for _ in range(generator.randint(1, 12))]
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"

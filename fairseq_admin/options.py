@@ -1,0 +1,110 @@
+"""What a checkpoint says of its model's, task's and criterion's options, and the options of a stock model like it."""
+
+from argparse import Namespace
+from collections import OrderedDict
+from typing import Any, Dict, Mapping, NamedTuple
+
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from omegaconf import OmegaConf
+
+from .config import fill_sizes
+from .errors import AdminError
+
+ARCH = "transformer_wmt_en_de"
+"""The architecture of a stock model; every size stands beside it, so the name sets none."""
+
+DEFAULTS = {
+    **{f"max_{side}_positions": 1024 for side in ("source", "target")},
+    **{f"{stack}_layerdrop": 0 for stack in ("encoder", "decoder")},
+    "relu_dropout": 0,
+}
+"""What fairseq takes where a checkpoint, of hydra or of an older fairseq, has nothing."""
+
+
+class Stored(NamedTuple):
+    """The options in a checkpoint; each part names its kind under `_name`."""
+
+    model: Dict[str, Any]
+    task: Dict[str, Any]
+    criterion: Dict[str, Any]
+
+
+def stored(state: Mapping[str, Any]) -> Stored:
+    """The options as they lie in a checkpoint, of fairseq's before or after 0.10, of its command line or of hydra.
+
+    Raises:
+        AdminError: there are none.
+    """
+    args, cfg = state.get("args"), state.get("cfg")
+    if args is not None:
+        flat = dict(vars(args))
+        return Stored(*({**flat, "_name": flat.get(kind)} for kind in ("arch", "task", "criterion")))
+    if cfg is None:
+        raise AdminError(
+            "the checkpoint has neither 'cfg' nor 'args', which tell the model's sizes. Use fairseq-train's own."
+        )
+    return Stored(*(_plain(cfg.get(kind)) for kind in Stored._fields))
+
+
+def _plain(section: Any) -> Dict[str, Any]:
+    """A section of fairseq's configuration, of whatever kind, as a dict of plain values."""
+    if section is None:
+        return {}
+    if isinstance(section, Namespace):
+        return dict(vars(section))
+    if OmegaConf.is_config(section):
+        return dict(OmegaConf.to_container(section, resolve=True, enum_to_str=True))  # type: ignore[arg-type]
+    return dict(section)
+
+
+def complete(state: Mapping[str, Any]) -> Namespace:
+    """The model's options, with the sizes that it was trained with by its --arch alone.
+
+    Raises:
+        AdminError: the architecture is unknown.
+    """
+    args = Namespace(**stored(state).model)
+    if args._name not in ARCH_CONFIG_REGISTRY:
+        raise AdminError(
+            f"the checkpoint's architecture is {args._name}, which this fairseq does not know. Use the fairseq, or the "
+            "--user-dir, it was trained with."
+        )
+    ARCH_CONFIG_REGISTRY[args._name](args)
+    fill_sizes(args)
+    return args
+
+
+def stock(state: Mapping[str, Any], layers: Mapping[str, int]) -> "OrderedDict[str, Any]":
+    """The options of a stock Transformer of a checkpoint's sizes, as the entry `args` of its own.
+
+    Args:
+        state: the checkpoint of an Admin model, or of a stock Transformer.
+        layers: how many layers each stack has.
+    """
+    found = stored(state)
+    model = vars(complete(state))
+    flat = {**found.criterion, **found.task, **model}
+    flat.update(arch=ARCH, _name=ARCH, task=found.task.get("_name") or "translation")
+    flat.update(criterion=found.criterion.get("_name"))
+    for name in [name for name in flat if name.startswith("admin_") or name == "update_freq"]:
+        del flat[name]
+    for stack, count in layers.items():
+        # Of a model pruned with --encoder-layers-to-keep the file holds what was kept; its embeddings are in the file.
+        flat.update({f"{stack}_layers": count, f"{stack}_layers_to_keep": None, f"{stack}_embed_path": None})
+    args = Namespace(**flat)
+    ARCH_CONFIG_REGISTRY[ARCH](args)
+    for name, default in DEFAULTS.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, default)
+    return attributes(vars(args))
+
+
+def attributes(flat: Mapping[str, Any]) -> "OrderedDict[str, Any]":
+    """Options as a mapping that has them as attributes too.
+
+    fairseq and CTranslate2 read a checkpoint's `args` as an argparse.Namespace, which torch's safe loader (the default
+    since torch 2.6) refuses. An OrderedDict it takes, with its attributes.
+    """
+    result: "OrderedDict[str, Any]" = OrderedDict(sorted(flat.items()))
+    result.__dict__.update(flat)
+    return result

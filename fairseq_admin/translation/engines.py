@@ -1,0 +1,271 @@
+"""Three engines behind one interface: fairseq's checkpoints, CTranslate2's folders, Hugging Face's FSMT folders.
+
+They search alike: beam search that ends when as many hypotheses as the beam is wide are complete, scores divided by the
+length (end of sentence included) to a power, at most MORE units longer than the source.
+
+    B sentences   T target units
+"""
+
+import abc
+import struct
+from pathlib import Path
+from typing import BinaryIO, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor
+from torch.nn import functional
+
+from ..assets import Assets
+from ..errors import AdminError
+from ..layers import avoid_fast_path
+
+MORE = 200
+"""How many units longer than the source a translation may become: fairseq's bound for any source, plus the source."""
+
+POSITIONS = 1024
+"""How many positions fairseq's Transformers have, unless told otherwise."""
+
+
+class Hypothesis(NamedTuple):
+    """A translation in units, and its log-probability (natural logarithm) over its length to the length penalty."""
+
+    score: float
+    units: List[str]
+
+
+class Search(NamedTuple):
+    """How to search: width of the beam, power of the length that divides scores, how many hypotheses to return."""
+
+    beam: int = 5
+    length_penalty: float = 1.0
+    nbest: int = 1
+
+
+class Translator(abc.ABC):
+    """A model that translates units into units."""
+
+    longest: int
+    """The most units a source sentence may have."""
+
+    @abc.abstractmethod
+    def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
+        """The best hypotheses of each sentence, the best first: search.nbest of them, or as many as were found.
+
+        Args:
+            batch: sentences of 1 to `longest` units, translated all at once.
+        """
+
+
+class FairseqTranslator(Translator):
+    """A checkpoint of fairseq's, Admin's or a stock Transformer's."""
+
+    def __init__(self, path: Path, assets: Assets, languages: Tuple[str, str], device: Optional[str]) -> None:
+        """Load the model, through torch's safe loader.
+
+        Args:
+            path: a checkpoint that `checkpoint.read` accepts.
+            assets: with the dictionaries.
+            languages: source and target, by which the dictionaries are named.
+            device: "cpu" or "cuda"; None: the best there is.
+
+        Raises:
+            AdminError: the model is of an unknown kind, or the dictionaries are not its own.
+        """
+        self.device = chosen(device, torch.cuda.is_available())
+        data, _ = (assets.need(f"dict.{language}.txt").parent for language in languages)
+        try:
+            overrides = {"data": str(data), "source_lang": languages[0], "target_lang": languages[1]}
+            (self.model,), _, self.task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides)
+        except AdminError:
+            raise
+        except Exception as error:  # fairseq checks little: what does not fit fails wherever it is used first
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise AdminError(
+                f"{path} does not load with the dictionaries in {data} ({reason}). Give the folder the model was "
+                "trained with as --data."
+            ) from None
+        self.model.eval().to(self.device)
+        self.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
+        avoid_fast_path(self.model)
+        self.longest = min(self.model.max_positions()) - 1
+
+    def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
+        words = self.task.target_dictionary
+        generator = SequenceGenerator(
+            [self.model], words, search.beam, max_len_a=1, max_len_b=MORE, len_penalty=search.length_penalty
+        )
+        tokens = padded(batch, self.task.source_dictionary, left=self.task.cfg.left_pad_source)
+        lengths = tokens.ne(words.pad()).sum(1)
+        sample = {"net_input": {"src_tokens": tokens.to(self.device), "src_lengths": lengths.to(self.device)}}
+        return [
+            [Hypothesis(h["score"].item(), spelled(h["tokens"].tolist(), words)) for h in found[: search.nbest]]
+            for found in generator.generate([self.model], sample)
+        ]
+
+
+class CTranslate2Translator(Translator):
+    """A folder that a converter of CTranslate2 wrote."""
+
+    def __init__(self, folder: Path, device: Optional[str]) -> None:
+        """Load the model.
+
+        Raises:
+            AdminError: ctranslate2 is not installed, or the folder is damaged.
+        """
+        try:
+            import ctranslate2
+        except ImportError:
+            raise AdminError(_missing("ctranslate2", folder)) from None
+        device = chosen(device, ctranslate2.get_cuda_device_count() > 0)
+        try:
+            self.model = ctranslate2.Translator(str(folder), device=device)
+            self.positions = _positions(folder / "model.bin")
+        except (OSError, RuntimeError, ValueError, struct.error) as error:
+            raise AdminError(f"{folder} is no whole CTranslate2 model ({_line(error)}). Export it again.") from None
+        self.longest = self.positions - 1
+
+    def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
+        found = self.model.translate_batch(
+            list(batch),
+            beam_size=search.beam,
+            num_hypotheses=search.nbest,
+            length_penalty=search.length_penalty,
+            max_input_length=0,
+            max_decoding_length=min(max(map(len, batch)) + 1 + MORE, self.positions - 1) + 1,
+            return_scores=True,
+        )
+        return [
+            [
+                Hypothesis(score, [unit for unit in units if unit not in ("<s>", "</s>", "<blank>")])
+                for score, units in zip(result.scores, result.hypotheses)
+            ]
+            for result in found
+        ]
+
+
+class HuggingFaceTranslator(Translator):
+    """A folder with an FSMT model: the Transformer that fairseq calls transformer_wmt_en_de."""
+
+    def __init__(self, folder: Path, assets: Assets, languages: Tuple[str, str], device: Optional[str]) -> None:
+        """Load the model.
+
+        Args:
+            folder: with config.json and model.safetensors.
+            assets: with fairseq's dictionaries, whose units are numbered as the model's are.
+            languages: source and target, by which the dictionaries are named.
+
+        Raises:
+            AdminError: transformers is not installed, the folder is damaged, or a dictionary is not the model's.
+        """
+        try:
+            import transformers
+        except ImportError:
+            raise AdminError(_missing("transformers", folder)) from None
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        self.device = chosen(device, torch.cuda.is_available())
+        try:
+            self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+                folder, local_files_only=True, use_safetensors=True
+            )
+        except Exception as error:  # of its files' many readers
+            raise AdminError(f"{folder} is no whole FSMT model ({_line(error)}). Export it again.") from None
+        self.model.eval().to(self.device)
+        sizes = self.model.config.src_vocab_size, self.model.config.tgt_vocab_size
+        self.source, self.target = map(assets.dictionary, languages, sizes)
+        self.positions = self.model.config.max_position_embeddings
+        self.longest = self.positions - 1
+
+    @torch.no_grad()
+    def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
+        tokens = padded(batch, self.source, left=False).to(self.device)
+        mask = tokens.ne(self.source.pad())
+        hypotheses = self.model.generate(
+            tokens,
+            attention_mask=mask,
+            num_beams=search.beam,
+            num_return_sequences=search.nbest,
+            length_penalty=search.length_penalty,
+            early_stopping=search.beam > 1,
+            do_sample=False,
+            min_new_tokens=1,
+            max_new_tokens=min(tokens.size(1) + MORE, self.positions - 1) + 1,
+            max_length=None,
+            suppress_tokens=[self.target.pad()],
+        ).view(len(batch), search.nbest, -1)
+        found: List[List[Hypothesis]] = [[] for _ in batch]
+        for rank in hypotheses.unbind(1):
+            scores = self._scores(tokens, mask, rank, search.length_penalty)
+            for row, (score, units) in enumerate(zip(scores.tolist(), rank.tolist())):
+                found[row].append(Hypothesis(score, spelled(units, self.target)))
+        return found
+
+    def _scores(self, tokens: Tensor, mask: Tensor, hypotheses: Tensor, length_penalty: float) -> Tensor:
+        """Scores of one hypothesis a sentence, shape (B, T + 1), shape (B,). generate() would keep every step's."""
+        decoded = hypotheses[:, :-1]
+        logits = self.model(tokens, attention_mask=mask, decoder_input_ids=decoded, use_cache=False).logits
+        losses = functional.cross_entropy(
+            logits.transpose(1, 2), hypotheses[:, 1:], ignore_index=self.target.pad(), reduction="none"
+        )
+        return -losses.sum(1) / hypotheses[:, 1:].ne(self.target.pad()).sum(1).pow(length_penalty)
+
+
+def chosen(device: Optional[str], cuda: bool) -> str:
+    """The device asked for, or the best there is.
+
+    Raises:
+        AdminError: CUDA was asked for and is not there.
+    """
+    if device == "cuda" and not cuda:
+        raise AdminError("--device cuda: no CUDA device was found. Give --device cpu, or install a build for CUDA.")
+    return device or ("cuda" if cuda else "cpu")
+
+
+def padded(batch: Sequence[List[str]], words: Dictionary, left: bool) -> Tensor:
+    """The sentences' numbers, each ended and padded on one side to the longest. Shape (B, longest + 1)."""
+    tokens = torch.full((len(batch), max(map(len, batch)) + 1), words.pad())
+    for row, units in zip(tokens, batch):
+        numbers = torch.tensor([*map(words.index, units), words.eos()])
+        row[len(row) - len(numbers) if left else 0 :][: len(numbers)] = numbers
+    return tokens
+
+
+def spelled(numbers: List[int], words: Dictionary) -> List[str]:
+    """The units of a hypothesis, without beginning, end and padding."""
+    return [words[number] for number in numbers if number not in (words.bos(), words.eos(), words.pad())]
+
+
+def _missing(package: str, folder: Path) -> str:
+    return f"{folder} needs {package}, which is not installed. Run pip install fairseq-admin[export]."
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _positions(path: Path) -> int:
+    """How many positions a CTranslate2 model has, from its file; CTranslate2 does not tell.
+
+    The file lists every tensor's name, shape, type and bytes (ModelSpec._serialize in ctranslate2/specs/model_spec.py).
+    """
+    with path.open("rb") as file:
+        found = [shape[0] for name, shape in _tensors(file) if "/position_encodings/" in name]
+    return min(found, default=POSITIONS)
+
+
+def _tensors(file: BinaryIO) -> Iterator[Tuple[str, Tuple[int, ...]]]:
+    def number(kind: str) -> int:
+        return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
+
+    def string() -> str:
+        return file.read(number("H"))[:-1].decode("utf-8")
+
+    number("I"), string(), number("I")  # versions of the format, and the kind of model
+    for _ in range(number("I")):
+        name, shape = string(), tuple(number("I") for _ in range(number("B")))
+        number("B")
+        file.seek(number("I"), 1)
+        yield name, shape

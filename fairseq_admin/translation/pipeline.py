@@ -1,0 +1,176 @@
+"""Raw text in, raw text out: a model, and what is done to the text before and after it; lines too long in pieces."""
+
+import json
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from .. import checkpoint, options
+from ..assets import Assets
+from ..errors import AdminError
+from ..text import BPE, CODES, FILE, Text, remove_bpe
+from .engines import (
+    CTranslate2Translator,
+    FairseqTranslator,
+    HuggingFaceTranslator,
+    Hypothesis,
+    Search,
+    Translator,
+)
+
+SENTENCE_ENDS = {".", "!", "?", "...", "…", "。", "！", "？", "।", "؟", "۔"}
+CLOSING = {'"', "&quot;", "'", "&apos;", ")", "]", "&#93;", "”", "“", "»", "’"}
+
+
+class Translation(NamedTuple):
+    """One translation of a line."""
+
+    score: float
+    text: str
+
+
+class Pipeline(NamedTuple):
+    """A model and what is done to the text before and after it; without `text`, the text is tokenised already."""
+
+    translator: Translator
+    text: Optional[Text]
+    bpe: BPE
+
+    @classmethod
+    def load(cls, model: Path, data: Optional[Path], tokenised: bool, device: Optional[str]) -> "Pipeline":
+        """The pipeline of a checkpoint, or of a folder that CTranslate2 or Hugging Face's transformers read.
+
+        Args:
+            model: the checkpoint or folder.
+            data: where text.json, codes and the dictionaries lie, itself or its folder `bin`; None: beside the model.
+            tokenised: the text is tokenised, and its translation shall be.
+            device: "cpu" or "cuda"; None: the best there is.
+
+        Raises:
+            AdminError: something is missing or broken.
+        """
+        assets = Assets(model, data)
+        compiled = (model / "model.bin").exists()
+        if not compiled:
+            languages = assets.languages(*(_fsmt_languages(model) if model.is_dir() else _languages(model)))
+        bpe = BPE(assets.need(CODES))
+        text = None if tokenised else Text.read(assets.need(FILE))
+        if compiled:
+            return cls(CTranslate2Translator(model, device), text, bpe)
+        if model.is_dir():
+            return cls(HuggingFaceTranslator(model, assets, languages, device), text, bpe)
+        return cls(FairseqTranslator(model, assets, languages, device), text, bpe)
+
+    def translate(
+        self,
+        lines: List[str],
+        search: Search,
+        batch_tokens: int = 4096,
+        first: int = 1,
+        warn: Callable[[str], None] = lambda message: None,
+        done: Callable[[int], None] = lambda lines: None,
+    ) -> List[List[Translation]]:
+        """Translate lines of text; one without words has one translation, empty.
+
+        Args:
+            lines: raw text, or tokens.
+            search: how.
+            batch_tokens: units in a batch at most, padding included, unless a sentence alone has more.
+            first: number of the first line, for warnings.
+            warn: is told of each line that is too long for the model and is translated in pieces.
+            done: is told how many lines more are translated.
+
+        Returns:
+            The best translations of each line, the best first, up to search.nbest.
+        """
+        pieces: List[List[str]] = []
+        of_line: List[range] = []
+        for number, units in enumerate(self._units(lines), first):
+            parts = split(units, self.translator.longest)
+            of_line.append(range(len(pieces), len(pieces) + len(parts)))
+            pieces += parts
+            if len(parts) > 1:
+                warn(
+                    f"line {number} has {len(units)} units and the model takes {self.translator.longest}: translated "
+                    f"in {len(parts)} pieces."
+                )
+        firsts = {numbers.start for numbers in of_line if numbers}
+        done(len(lines) - len(firsts))
+        found: Dict[int, List[Hypothesis]] = {}
+        for batch in batches([len(piece) for piece in pieces], batch_tokens):
+            found.update(zip(batch, self.translator.translate([pieces[i] for i in batch], search)))
+            done(len(firsts.intersection(batch)))
+        return [self._joined([found[i] for i in numbers]) for numbers in of_line]
+
+    def _units(self, lines: List[str]) -> List[List[str]]:
+        text = self.text
+        tokens = [" ".join(line.split()) if text is None else text.tokenise(line, text.source) for line in lines]
+        return [line.split(" ") if line else [] for line in self.bpe.apply(tokens)]
+
+    def _joined(self, pieces: List[List[Hypothesis]]) -> List[Translation]:
+        """A line's translations: the first of all its pieces, the second of all, ...; the mean of their scores."""
+        if not pieces:
+            return [Translation(0.0, "")]
+        found = []
+        for hypotheses in zip(*pieces):
+            texts = [remove_bpe(" ".join(hypothesis.units)) for hypothesis in hypotheses]
+            if self.text:
+                texts = [self.text.detokenise(tokens) for tokens in texts]
+            score = sum(hypothesis.score for hypothesis in hypotheses) / len(hypotheses)
+            found.append(Translation(score, " ".join(filter(None, texts))))
+        return found
+
+
+def _languages(path: Path) -> Tuple[Optional[str], Optional[str]]:
+    """Of a checkpoint, as far as it says so."""
+    task = options.stored(checkpoint.read(path)).task
+    if task.get("_name") != "translation":
+        raise AdminError(f"{path} was trained for the task {task.get('_name')!r}; expected 'translation'.")
+    return task.get("source_lang"), task.get("target_lang")
+
+
+def _fsmt_languages(folder: Path) -> Tuple[str, str]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kind, (source, target) = config["model_type"], config["langs"]
+    except OSError:
+        raise AdminError(
+            f"{folder} has neither model.bin nor config.json; expected a checkpoint (.pt), or a folder that "
+            "CTranslate2 or transformers read."
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        kind = None
+    if kind != "fsmt":
+        raise AdminError(f"{path} is not that of an FSMT model; of Hugging Face's, only these are read.")
+    return source, target
+
+
+def split(units: List[str], longest: int) -> List[List[str]]:
+    """A sentence in pieces of at most `longest` units; none if it has no units.
+
+    A piece ends with the last sentence that ends within the bound, or else the last word, or else anywhere.
+    """
+    pieces = []
+    while len(units) > longest:
+        words = [n for n in range(1, longest + 1) if not units[n - 1].endswith("@@")]
+        sentences = [n for n in words if units[n - 1] in SENTENCE_ENDS]
+        cut = (sentences or words or [longest])[-1]
+        while sentences and cut < longest and units[cut] in CLOSING:
+            cut += 1
+        pieces.append(units[:cut])
+        units = units[cut:]
+    return [*pieces, units] if units else pieces
+
+
+def batches(lengths: List[int], tokens: int) -> Iterator[List[int]]:
+    """Numbers of sentences to translate together: of like length, the longest first, and every one once.
+
+    Args:
+        lengths: units a sentence.
+        tokens: units a batch at most, padding included; a longer sentence is a batch of its own.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    while order:
+        size = max(1, tokens // lengths[order[0]])
+        yield order[:size]
+        order = order[size:]

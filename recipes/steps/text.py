@@ -1,0 +1,41 @@
+"""Say how a recipe's text is tokenised, once, for its steps and for whoever translates with the model.
+
+    python -m recipes.steps.text de en normalise aggressive_dashes escape -o runs/demo/data/text.json
+
+The steps import the package's text from here, for quiet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+from pathlib import Path
+
+from recipes.steps.common import replacing, run
+
+# fairseq sets logging up at import, unless someone has, and then logs what it lacks for speech.
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+logging.getLogger("fairseq.tasks").setLevel(logging.WARNING)
+
+from fairseq_admin.text import BPE, Text, remove_bpe  # noqa: E402
+
+__all__ = ["BPE", "Text", "remove_bpe"]
+
+
+def main() -> None:
+    settings = [field.name for field in dataclasses.fields(Text) if field.type is bool]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("source")
+    parser.add_argument("target")
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help=f"what is done: {', '.join(settings)}")
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    args = parser.parse_args()
+    for unknown in sorted(set(args.settings) - set(settings)):
+        raise ValueError(f"{unknown} is no setting of the text; expected some of {', '.join(settings)}.")
+    with replacing(args.out) as part:
+        Text(args.source, args.target, **dict.fromkeys(args.settings, True)).write(part)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,618 @@
+"""fairseq-admin export: the same function in CTranslate2 and in transformers, the same tokens, or one line why not."""
+
+import gzip
+import json
+import resource
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import reference
+import torch
+from conftest import SHARED
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_admin import checkpoint, cli, equivalence
+from fairseq_admin.errors import AdminError
+from fairseq_admin.export import ctranslate2, folder, huggingface, tokenizer
+from fairseq_admin.layers import shortcut_norms
+from fairseq_admin.text import BPE, Text
+
+ENGINES = ("ctranslate2", "huggingface")
+TASK = {"_name": "translation", "data": "nowhere", "source_lang": "de", "target_lang": "en", "left_pad_source": True}
+TASK.update(left_pad_target=False, dataset_impl=None, train_subset="train", required_seq_len_multiple=1)
+TIED = {"share_all_embeddings": True}
+UNTIED = {"share_all_embeddings": False}
+
+
+def needs(engine):
+    package = {"ctranslate2": "ctranslate2", "huggingface": "transformers"}[engine]
+    return pytest.importorskip(package, reason=f"{package} is not installed")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def words(count, first=0):
+    found = Dictionary()
+    for number in range(first, first + count):
+        found.add_symbol(f"w{number}")
+    return found
+
+
+def state_of(source, target, arch="transformer_admin", **options):
+    """A checkpoint as fairseq-train writes it: a tiny model, every weight random, none left at 0 or 1."""
+    flat = {"_name": arch, "max_source_positions": 64, "max_target_positions": 48, **reference.TINY, **TIED}
+    if arch == "transformer_admin":
+        flat.update(admin_init="reference", admin_profile_tokens=8192, admin_max_skipped_updates=100, update_freq=[1])
+    flat.update(options)
+    args = Namespace(**flat)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    torch.manual_seed(1)
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
+    model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+        for stack in (model.encoder, model.decoder) if arch == "transformer_admin" else ():
+            for norm in shortcut_norms(stack):
+                norm.omega_init.fill_(1.0)
+                if norm.omega_delta is not None:
+                    norm.omega_delta.copy_(3 * torch.rand(norm.omega_init.shape, generator=generator))
+    return {
+        "args": None,
+        "cfg": {"model": vars(args), "task": TASK, "criterion": {"_name": "cross_entropy"}},
+        "model": {key: tensor.clone() for key, tensor in model.state_dict().items()},
+        "optimizer_history": [{"num_updates": 7}],
+    }
+
+
+class Given:
+    """A checkpoint with its dictionaries beside it."""
+
+    def __init__(self, folder, state, source, target):
+        folder.mkdir()
+        self.path, self.state, self.source, self.target = folder / "model.pt", state, source, target
+        source.save(str(folder / "dict.de.txt"))
+        target.save(str(folder / "dict.en.txt"))
+        checkpoint.write(state, self.path)
+
+    def export(self, engine, output, **options):
+        return folder.export(checkpoint.read(self.path), self.path, engine, output, **options)
+
+
+@pytest.fixture
+def given(tmp_path):
+    def make(source=60, target=None, arch="transformer_admin", **options):
+        first = words(source)
+        second = first if target is None else words(target, 7)
+        return Given(tmp_path / "given", state_of(first, second, arch, **options), first, second)
+
+    return make
+
+
+def left_over(tmp_path):
+    return sorted(path.name for path in tmp_path.iterdir() if path.name != "given")
+
+
+def greedy(given, tokens, longest):
+    """fairseq's own, with the unfolded model."""
+    model = equivalence.build(given.state)
+    generator = SequenceGenerator([model], given.target, beam_size=1, max_len_a=0, max_len_b=longest)
+    sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}}
+    return [found[0]["tokens"].tolist()[:-1] for found in generator.generate([model], sample)]
+
+
+# -- the same function -----------------------------------------------------------------------------------------------
+
+BOTH = {
+    "tied": {},
+    "two dictionaries": {"target": 50, **UNTIED},
+    "output tied": {"target": 50, **UNTIED, "share_decoder_input_output_embed": True},
+    "nothing tied, one size": {"target": 60, **UNTIED},
+    "sizes": {"encoder_layers": 1, "decoder_layers": 3, "encoder_ffn_embed_dim": 48},
+    "gelu": {"activation_fn": "gelu"},
+    "gelu_accurate": {"activation_fn": "gelu_accurate"},
+    "unscaled": {"no_scale_embedding": True},
+    "stock": {"arch": "transformer"},
+    "iwslt": {"arch": "transformer_iwslt_de_en"},
+}
+CTRANSLATE2 = {
+    "normalised embeddings": {"layernorm_embedding": True},
+    "learned positions": {"encoder_learned_pos": True, "decoder_learned_pos": True},
+    "pre-ln": {"arch": "transformer", "encoder_normalize_before": True, "decoder_normalize_before": True},
+}
+
+
+@pytest.mark.parametrize("name", [*BOTH, *CTRANSLATE2])
+def test_ctranslate2_computes_the_same(given, tmp_path, name):
+    """Are the log-probabilities of given translations the unfolded model's, and its greedy translations fairseq's?"""
+    ctranslate2 = needs("ctranslate2")
+    it = given(**{**BOTH, **CTRANSLATE2}[name])
+    it.export("ctranslate2", tmp_path / "out")
+    tokens, lengths, prev = reference.batch(words=46)
+    translator = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
+    source = [[it.source[n] for n in row.tolist() if n > 3] for row in tokens]
+    target = [[it.target[n] for n in row.tolist() if n > 3] for row in prev]
+    with torch.no_grad():
+        expected = equivalence.build(it.state)(tokens, lengths, prev)[0].log_softmax(-1)
+    for row, found in enumerate(translator.score_batch(source, target)):
+        numbers = [it.target.index(unit) for unit in target[row]] + [2]
+        theirs = torch.tensor([expected[row, step, number] for step, number in enumerate(numbers)])
+        # float32's rounding through five layers, in another order
+        assert (torch.tensor(found.log_probs) - theirs).abs().max() < 1e-4
+    found = translator.translate_batch(source, beam_size=1, max_decoding_length=12, suppress_sequences=[["<blank>"]])
+    units = [[it.target[n] for n in row] for row in greedy(it, tokens, 12)]
+    assert [result.hypotheses[0][:12] for result in found] == [row[:12] for row in units]
+
+
+@pytest.mark.parametrize("name", [*BOTH, "unequal heads"])
+def test_transformers_compute_the_same(given, tmp_path, name, caplog):
+    """Are FSMT's log-probabilities the unfolded model's, and are there no warnings when it is loaded?"""
+    transformers = needs("huggingface")
+    it = given(**{**BOTH, "unequal heads": {"decoder_attention_heads": 2}}[name])
+    done = it.export("huggingface", tmp_path / "out")
+    assert "8 of 8 greedy translations are equal" in done.summary
+    transformers.utils.logging.enable_propagation()
+    try:
+        fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
+    finally:
+        transformers.utils.logging.disable_propagation()
+    assert not caplog.records
+    tokens, lengths, prev = reference.batch(words=46)
+    right = torch.ones_like(tokens)
+    for row, sentence in zip(right, tokens):
+        row[: sentence.ne(1).sum()] = sentence[sentence.ne(1)]
+    assert right[1, -1] == 1 and tokens[1, 0] == 1
+    with torch.no_grad():
+        expected = equivalence.build(it.state)(tokens, lengths, prev)[0].log_softmax(-1)[prev.ne(1)]
+        for padded in (tokens, right):
+            logits = fsmt(padded, attention_mask=padded.ne(1), decoder_input_ids=prev, use_cache=False).logits
+            # float32's rounding through five layers, in another order
+            assert (logits.log_softmax(-1)[prev.ne(1)] - expected).abs().max() < 1e-4
+
+
+def test_beam_search_of_the_generation_config_is_fairseqs(given, tmp_path):
+    """Does generate() with the folder's own settings find what fairseq-generate's defaults find?"""
+    transformers = needs("huggingface")
+    it = given()
+    it.export("huggingface", tmp_path / "out")
+    fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
+    tokens = reference.batch(words=56)[0]
+    found = fsmt.generate(tokens, attention_mask=tokens.ne(1))
+    model = equivalence.build(it.state)
+    generator = SequenceGenerator([model], it.target, beam_size=5, max_len_a=0, max_len_b=200)
+    sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}}
+    expected = [hypotheses[0]["tokens"].tolist() for hypotheses in generator.generate([model], sample)]
+    assert [[n for n in row.tolist() if n != 1][1:] for row in found] == expected
+
+
+def test_fp16_and_folded_checkpoints(given, tmp_path):
+    """Do a folded file, and a stock one in half precision, export as the model they are?"""
+    needs("ctranslate2")
+    it = given()
+    folded = it.path.with_name("folded.pt")
+    assert cli.main(["fold", str(it.path), "-o", str(folded)]) == 0
+    done = folder.export(checkpoint.read(folded), folded, "ctranslate2", tmp_path / "folded")
+    assert "float32" in done.summary
+    stock = state_of(it.source, it.target, "transformer")
+    stock["model"] = {key: tensor.half() for key, tensor in stock["model"].items()}
+    folder.export(stock, it.path, "ctranslate2", tmp_path / "half")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
+    """Does binarised data beside the dictionaries add its validation set to what is compared?"""
+    needs(engine)
+    source = Dictionary.load(str(corpus / "dict.a.txt"))
+    state = state_of(source, source)
+    state["cfg"]["task"] = {**TASK, "source_lang": "a", "target_lang": "b"}
+    counted = []
+    for data in (corpus, tmp_path / "plain"):
+        data.mkdir(exist_ok=True)
+        for name in ("dict.a.txt", "dict.b.txt"):
+            (data / name).write_bytes((corpus / name).read_bytes())
+        done = folder.export(state, tmp_path / "model.pt", engine, tmp_path / f"out-{data.name}", data=data)
+        counted.append(int(done.summary.split("log-probabilities of ")[1].split()[0]))
+    valid = sum(len(line.split()) + 1 for line in (corpus.parent / "valid.b").read_text().splitlines())
+    # transformers are compared twice, with padding on either side
+    assert counted[0] - counted[1] == valid * (2 if engine == "huggingface" else 1)
+
+
+def test_quantised_differs_and_says_by_how_much(given, tmp_path):
+    """Is int8 smaller, and is its difference told beside float32's?"""
+    needs("ctranslate2")
+    it = given()
+    for quantization in (None, "int8"):
+        done = it.export("ctranslate2", tmp_path / str(quantization), quantization=quantization)
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("None", "int8")]
+    assert sizes[1] < 0.6 * sizes[0]
+    assert "as int8, here computed in int8" in done.summary
+    with pytest.raises(AdminError, match="--quantization int7 is none .* int8, int8_float32"):
+        it.export("ctranslate2", tmp_path / "no", quantization="int7")
+    assert left_over(tmp_path) == ["None", "int8"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_wrong_export_is_refused(given, tmp_path, monkeypatch, engine):
+    """Is a folder that computes something else found out, and is nothing left of it?"""
+    needs(engine)
+    it = given()
+    module = ctranslate2 if engine == "ctranslate2" else huggingface
+    convert = module.convert
+
+    def wrong(model, *rest):
+        key = "decoder.layers.1.encoder_attn.out_proj.bias"
+        model.stock["model"][key] = model.stock["model"][key] + 0.01 * torch.arange(64)
+        convert(model, *rest)
+
+    monkeypatch.setattr(module, "convert", wrong)
+    with pytest.raises(AdminError, match="differ by up to .* more than 0.0001. Nothing was written"):
+        it.export(engine, tmp_path / "out")
+    assert left_over(tmp_path) == []
+    it.export(engine, tmp_path / "out", tolerance=100.0)
+    assert left_over(tmp_path) == ["out"]
+
+
+def test_nonsense_is_refused_when_quantised(given, tmp_path, monkeypatch):
+    """Is a quantised folder of another model found out?"""
+    needs("ctranslate2")
+    it = given()
+    convert = ctranslate2.convert
+
+    def wrong(model, work, folder, quantization):
+        if quantization:
+            for key, tensor in model.stock["model"].items():
+                if key.endswith("layer_norm.weight"):
+                    model.stock["model"][key] = -tensor
+        convert(model, work, folder, quantization)
+
+    monkeypatch.setattr(ctranslate2, "convert", wrong)
+    with pytest.raises(AdminError, match="on average, more than 0.5.*another --quantization"):
+        it.export("ctranslate2", tmp_path / "out", quantization="int8")
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+UNLIKE_FSMT = {
+    "Pre-LN": {"arch": "transformer", "encoder_normalize_before": True, "decoder_normalize_before": True},
+    "--encoder-learned-pos": {"encoder_learned_pos": True},
+    "--layernorm-embedding": {"layernorm_embedding": True},
+    "--encoder-embed-dim is 32": {"arch": "transformer", "encoder_embed_dim": 32, "target": 50, **UNTIED},
+    "--activation-fn is relu_squared": {"activation_fn": "relu_squared"},
+}
+
+
+@pytest.mark.parametrize("reason", UNLIKE_FSMT)
+def test_what_fsmt_is_not(given, tmp_path, reason):
+    needs("huggingface")
+    it = given(**UNLIKE_FSMT[reason])
+    with pytest.raises(AdminError, match=f"no FSMT: .*{reason}.* --to ctranslate2"):
+        it.export("huggingface", tmp_path / "out")
+    assert left_over(tmp_path) == []
+
+
+UNLIKE_CTRANSLATE2 = {
+    "decoder-attention-heads must have the same value": {"decoder_attention_heads": 2},
+    "--activation-fn tanh is not supported": {"activation_fn": "tanh"},
+}
+
+
+@pytest.mark.parametrize("reason", UNLIKE_CTRANSLATE2)
+def test_what_ctranslate2_is_not(given, tmp_path, reason):
+    needs("ctranslate2")
+    it = given(**UNLIKE_CTRANSLATE2[reason])
+    with pytest.raises(AdminError, match=reason) as refused:
+        it.export("ctranslate2", tmp_path / "out")
+    assert "\n" not in str(refused.value)
+    assert left_over(tmp_path) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_neither_is(given, tmp_path, engine):
+    """Other architectures, and options and weights beyond a plain Transformer's."""
+    needs(engine)
+    it = given(arch="transformer", adaptive_softmax_cutoff="20,40", **UNTIED)
+    with pytest.raises(AdminError, match="--adaptive-softmax-cutoff: an adaptive softmax"):
+        it.export(engine, tmp_path / "out")
+    state = state_of(it.source, it.target, "transformer", decoder_output_dim=32, **UNTIED)
+    with pytest.raises(AdminError, match="--decoder-output-dim 32 and --decoder-embed-dim 64: a projection"):
+        folder.export(state, it.path, engine, tmp_path / "out")
+    state = state_of(it.source, it.target, "transformer")
+    changes = {
+        "architecture is fconv": lambda: state["cfg"]["model"].update(_name="fconv"),
+        "holds decoder.layers.0.w_resid, which is no part": lambda: (
+            state["cfg"]["model"].update(_name="transformer"),
+            state["model"].update({"decoder.layers.0.w_resid": torch.ones(64)}),
+        ),
+        "no-token-positional-embeddings: a model without": lambda: state["cfg"]["model"].update(
+            no_token_positional_embeddings=True
+        ),
+    }
+    for message, change in changes.items():
+        change()
+        with pytest.raises(AdminError, match=message):
+            folder.export(state, it.path, engine, tmp_path / "out")
+    assert left_over(tmp_path) == []
+
+
+def test_dictionaries_and_text_must_be_the_models(given, tmp_path):
+    """Is a missing, wrong or broken file beside the model told in one line?"""
+    needs("ctranslate2")
+    it = given()
+    folder, empty = it.path.parent, tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(AdminError, match=f"no dict.de.txt in {empty} or {empty}/bin.*--data"):
+        it.export("ctranslate2", tmp_path / "out", data=empty)
+    words(59).save(str(folder / "dict.en.txt"))
+    with pytest.raises(AdminError, match="dict.en.txt has 63 symbols and the model 64"):
+        it.export("ctranslate2", tmp_path / "out")
+    (folder / "dict.en.txt").write_text("no count\n")
+    with pytest.raises(AdminError, match="dict.en.txt is no dictionary"):
+        it.export("ctranslate2", tmp_path / "out")
+    Text("en", "de").write(folder / "text.json")
+    with pytest.raises(AdminError, match="text.json is for en-de and .*model.pt for de-en"):
+        it.export("ctranslate2", tmp_path / "out")
+    (folder / "text.json").unlink()
+    it.state["cfg"]["task"] = {**TASK, "source_lang": "../x"}
+    checkpoint.write(it.state, it.path)
+    with pytest.raises(AdminError, match="from '../x' to 'en'; the codes of two languages"):
+        it.export("ctranslate2", tmp_path / "out")
+    assert left_over(tmp_path) == ["empty"]
+
+
+def test_an_old_checkpoint_without_languages_takes_its_texts(given, tmp_path):
+    needs("ctranslate2")
+    it = given()
+    Text("de", "en").write(it.path.with_name("text.json"))
+    it.state["cfg"]["task"] = {**TASK, "source_lang": None, "target_lang": None}
+    checkpoint.write(it.state, it.path)
+    it.export("ctranslate2", tmp_path / "out")
+    assert {"dict.de.txt", "dict.en.txt", "text.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+# -- the folder ------------------------------------------------------------------------------------------------------
+
+
+def test_only_a_new_or_empty_folder_is_written(given, tmp_path):
+    needs("ctranslate2")
+    it = given()
+    empty, full, file = (tmp_path / name for name in ("empty", "full", "file"))
+    empty.mkdir()
+    full.mkdir()
+    (full / "precious").write_text("x")
+    file.write_text("x")
+    for taken in (full, file):
+        with pytest.raises(AdminError, match="exists; a new or empty folder"):
+            it.export("ctranslate2", taken)
+    with pytest.raises(AdminError, match="could not be written"):
+        it.export("ctranslate2", tmp_path / "nowhere" / "out")
+    it.export("ctranslate2", empty)
+    assert (empty / "model.bin").stat().st_mode & 0o777 == 0o644
+    assert [path.name for path in full.iterdir()] == ["precious"]
+    assert left_over(tmp_path) == ["empty", "file", "full"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_full_disk_leaves_nothing(given, tmp_path, engine):
+    """Is a write that fails halfway one line, and no folder?"""
+    needs(engine)
+    it = given()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        with pytest.raises(AdminError, match="could not be written.*Is the disk full") as refused:
+            it.export(engine, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(refused.value)
+    assert left_over(tmp_path) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_command_line(given, tmp_path, capfd, engine, monkeypatch):
+    """One line of result on stdout, notes on stderr; a refusal is one line and status 2; a missing package too."""
+    needs(engine)
+    it = given()
+    out = tmp_path / "out"
+    capfd.readouterr()
+    assert cli.main(["export", str(it.path), "--to", engine, "-o", str(out)]) == 0
+    told = capfd.readouterr()
+    assert told.out.startswith(f"{out}: ") and told.out.count("\n") == 1 and "differ by up to" in told.out
+    notes = ["found no codes and no text.json, which `fairseq-admin translate"]
+    notes += ["no tokenizer was written: text.json was not found"] if engine == "huggingface" else []
+    lines = [line for line in told.err.splitlines() if line.startswith("fairseq-admin: ")]
+    assert sorted(lines) == lines[::-1] and len(lines) == len(notes)
+    assert all(any(note in line for line in lines) for note in notes)
+    assert cli.main(["export", str(it.path), "--to", engine, "-o", str(out)]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+    package = {"ctranslate2": "ctranslate2", "huggingface": "transformers"}[engine]
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    assert cli.main(["export", str(it.path), "--to", engine, "-o", str(tmp_path / "other")]) == 2
+    assert capfd.readouterr().err == (
+        f"fairseq-admin: {package} is not installed. Run pip install 'fairseq-admin[export]'.\n"
+    )
+    assert left_over(tmp_path) == ["out"]
+
+
+def test_quantisation_is_ctranslate2s(given, tmp_path):
+    with pytest.raises(AdminError, match="--quantization is for --to ctranslate2"):
+        given().export("huggingface", tmp_path / "out", quantization="int8")
+
+
+# -- the tokenizer ---------------------------------------------------------------------------------------------------
+
+LINES = [
+    "Der Arzt möchte 81 Tage in Vietnam bleiben.",
+    "„Wohl-bekannt“ – sagte er… und ging, z.B. um 10:30 Uhr!",
+    'A "well-known" man said: it\'s 5 % cheaper & 1,000.50 more <today> [sic] | #1',
+    "全角：（１２３）。「Hallo」！",
+    "  Tabs\tund\u00a0geschützte \u200bLeerzeichen \x07 ",
+    "Straße ÄÖÜ İstanbul naïve café",
+    "&amp; &lt;b&gt; @-@ un@@ able </w> x@y.de http://a-b.c/d?e=f",
+    "...",
+    "x",
+    "",
+]
+
+
+class TextModel:
+    """A model whose dictionary and merges were learnt on lines, as the recipes learn them."""
+
+    def __init__(self, folder, lines, text, merges=60, rare=1):
+        from recipes.steps import bpe
+
+        folder.mkdir()
+        tokens = [text.tokenise(line, text.source) for line in lines]
+        (folder / "codes").write_text("".join(line + "\n" for line in bpe.learn(tokens, merges)), encoding="utf-8")
+        text.write(folder / "text.json")
+        self.units = BPE(folder / "codes").apply(tokens)
+        self.words = Dictionary()
+        for line in self.units:
+            for unit in line.split():
+                self.words.add_symbol(unit)
+        self.words.finalize(nwords=len(self.words) - 4 - rare, padding_factor=8)
+        for language in (text.source, text.target):
+            self.words.save(str(folder / f"dict.{language}.txt"))
+        self.folder, self.path, self.text = folder, folder / "model.pt", text
+        state = state_of(self.words, self.words, encoder_layers=1, decoder_layers=1)
+        state["cfg"]["task"] = {**TASK, "source_lang": text.source, "target_lang": text.target}
+        checkpoint.write(state, self.path)
+
+    def numbers(self, units):
+        return [self.words.index(unit) for unit in units.split()] + [2]
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
+    """Does AutoTokenizer number raw lines as text.json, codes and dictionary do, unknown units too, and join alike?"""
+    transformers = needs("huggingface")
+    pytest.importorskip("sacremoses")
+    pytest.importorskip("subword_nmt")
+    # A unit that is left out of the dictionary, so that one is unknown.
+    it = TextModel(tmp_path / "text", LINES, Text("de", "en", lowercase, True, True, True), rare=20)
+    done = folder.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / "out")
+    assert done.notes == [] and "FSMT with its tokenizer" in done.summary
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert type(tokenizer).__name__ == "FSMTTokenizer"
+    for line, units in zip(LINES, it.units):
+        # transformers take "</s>" and its like out of raw text before FSMTTokenizer sees it; no other text is special.
+        assert tokenizer(line).input_ids == it.numbers(units), line
+    assert any(it.words.unk() in it.numbers(units) for units in it.units)
+    # Back: what the dictionary holds of each line, through fairseq's numbers and through transformers'.
+    for units in it.units:
+        numbers = it.numbers(units)
+        known = " ".join(it.words[number] for number in numbers[:-1] if number > 3)
+        kept = [number for number in numbers if number != it.words.unk()]
+        plain = f"{known} ".replace("@@ ", "").rstrip()
+        assert tokenizer.decode(kept, skip_special_tokens=True) == it.text.detokenise(plain)
+    fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
+    batch = tokenizer(LINES[:2], return_tensors="pt", padding=True)
+    assert all(isinstance(line, str) for line in tokenizer.batch_decode(fsmt.generate(**batch, max_length=9)))
+
+
+def test_tokenizer_on_multi30k(tmp_path):
+    """The same on 300 real captions."""
+    transformers = needs("huggingface")
+    pytest.importorskip("sacremoses")
+    pytest.importorskip("subword_nmt")
+    file = SHARED / "data/multi30k/test_2016_flickr.de.gz"
+    if not file.exists():
+        pytest.skip(f"{file} is not there")
+    with gzip.open(file, "rt", encoding="utf-8") as source:
+        lines = [line.rstrip("\n") for line in source][:300]
+    it = TextModel(tmp_path / "text", lines, Text("de", "en", False, True, True, True), merges=300)
+    folder.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert [tokenizer(line).input_ids for line in lines] == [it.numbers(units) for units in it.units]
+
+
+def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch):
+    """Are its files left out, with the reason, if text.json says otherwise or it does otherwise?"""
+    needs("huggingface")
+    pytest.importorskip("sacremoses")
+    pytest.importorskip("subword_nmt")
+    it = TextModel(tmp_path / "text", LINES, Text("de", "en", False, True, True, True))
+    names = {"vocab-src.json", "vocab-tgt.json", "merges.txt", "tokenizer_config.json"}
+
+    def note(out):
+        done = folder.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / out)
+        assert not names & {path.name for path in (tmp_path / out).iterdir()}
+        assert {"codes", "text.json", "config.json", "model.safetensors"} <= {
+            p.name for p in (tmp_path / out).iterdir()
+        }
+        return done.notes[0]
+
+    write = tokenizer.write
+
+    def without_merges(model, folder):
+        written = write(model, folder)
+        (folder / "merges.txt").write_text("")
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer, "write", without_merges)
+        assert "FSMTTokenizer splits" in note("other")
+    Text("de", "en", False, False, True, False).write(it.folder / "text.json")
+    assert "always does what text.json has off (normalise, escape)" in note("off")
+
+
+def test_vocabulary_keeps_every_unit_apart():
+    """un@@ -> un, able -> able</w>; a unit that would take another's name is refused."""
+    found = Dictionary()
+    for unit in ("un@@", "able", "un", "madeupword0000"):
+        found.add_symbol(unit)
+    expected = {
+        "<s>": 0,
+        "<pad>": 1,
+        "</s>": 2,
+        "<unk>": 3,
+        "un": 4,
+        "able</w>": 5,
+        "un</w>": 6,
+        "madeupword0000</w>": 7,
+    }
+    assert tokenizer.vocabulary(found) == expected
+    found.add_symbol("able</w>@@")
+    with pytest.raises(AdminError, match="ends with </w>"):
+        tokenizer.vocabulary(found)
+
+
+def test_config_names_what_readers_need(given, tmp_path):
+    """Are languages, sizes, special units and the bounds of fairseq-generate in the folder's JSON?"""
+    needs("huggingface")
+    it = given(target=50, **UNTIED)
+    it.export("huggingface", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    expected = dict(model_type="fsmt", langs=["de", "en"], src_vocab_size=64, tgt_vocab_size=54, d_model=64)
+    expected.update(decoder_start_token_id=2, eos_token_id=2, pad_token_id=1, bos_token_id=0, scale_embedding=True)
+    expected.update(tie_word_embeddings=False, max_position_embeddings=48)
+    assert {name: config[name] for name in expected} == expected
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    # 47 units, the one that starts and the one that ends: the decoder has 48 positions.
+    assert (generation["max_length"], generation["num_beams"], generation["early_stopping"]) == (49, 5, True)
+    assert (generation["length_penalty"], generation["suppress_tokens"], generation["min_new_tokens"]) == (1.0, [1], 1)
+
+
+# -- the bench -------------------------------------------------------------------------------------------------------
+
+
+def test_bench_reports_three_ratios(capsys):
+    """Does recipes/bench/engines.py measure and report on a tiny model? (Not how fast: the machine may be busy.)"""
+    needs("ctranslate2")
+    from recipes.bench import engines
+
+    sizes = "--layers 1 --width 16 --ffn 16 --heads 2 --words 50 --sentences 3 --batch 2 --length 6 --pairs 1".split()
+    assert engines.main(sizes) == 0
+    told = capsys.readouterr().out
+    assert "(equal)" in told
+    rows = [line.split() for line in told.splitlines() if " / " in line]
+    assert [row[0] for row in rows] == ["fairseq:", "CTranslate2", "CTranslate2"]
+    assert rows[0][-1] in ("met", "missed") and "1.02" in rows[0]
+    assert all(float(number) > 0 for number in rows[0][5:8])

@@ -1,0 +1,439 @@
+"""The fold: formulas, the same function in every configuration, stock files that stock fairseq loads, refusals."""
+
+import argparse
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import reference
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from fairseq_admin import checkpoint, cli, equivalence, fold, provenance
+from fairseq_admin.errors import AdminError
+from fairseq_admin.layers import shortcut_norms
+
+TASK = {"_name": "translation", "data": "nowhere", "source_lang": "a", "target_lang": "b", "left_pad_source": True}
+TASK.update(dataset_impl=None, train_subset="train", required_seq_len_multiple=1)
+
+
+def scramble(model, low=-3.0, high=3.0, seed=1):
+    """Norm weights of their own, and trainable ω entries of either sign, log-uniform in 10^low .. 10^high."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for stack in (model.encoder, model.decoder):
+            for norm in shortcut_norms(stack):
+                for parameter in (norm.weight, norm.bias):
+                    parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+                if norm.omega_delta is not None:
+                    size = 10 ** (low + (high - low) * torch.rand(norm.omega_init.shape, generator=generator))
+                    sign = torch.randint(0, 2, size.shape, generator=generator) * 2 - 1
+                    norm.omega_init.copy_(0.75 * size * sign)
+                    norm.omega_delta.copy_(0.25 * size * sign)
+    return model
+
+
+def state_of(model, arch="transformer_admin", **options):
+    """A checkpoint as fairseq-train writes it, of a model built by `reference.build` with these options."""
+    flat = {"_name": arch, "share_all_embeddings": True, "max_source_positions": 256, "max_target_positions": 256}
+    flat.update(admin_init="reference", admin_profile_tokens=8192, admin_max_skipped_updates=100, update_freq=[1])
+    return {
+        "args": None,
+        "cfg": {"model": {**flat, **options}, "task": TASK, "criterion": {"_name": "cross_entropy"}},
+        "model": model.state_dict(),
+        "optimizer_history": [{"num_updates": 7}],
+        "last_optimizer_state": {"state": {0: torch.ones(3)}},
+    }
+
+
+def tiny(seed=1, low=-3.0, high=3.0, **options):
+    sizes = {**reference.TINY, **options}
+    model = scramble(reference.build("transformer_admin", seed=seed, **sizes), low, high, seed)
+    return state_of(model, **sizes)
+
+
+# -- formula ---------------------------------------------------------------------------------------------------------
+
+
+def test_fold_by_hand():
+    """Sub-layer 2 of an encoder: ω = 4 scales the norm before it and divides fc1's columns; c = 2 halves out_proj."""
+    layer = "encoder.layers.0"
+    state = {
+        f"{layer}.self_attn.out_proj.weight": torch.tensor([[6.0, 1.0]]),
+        f"{layer}.self_attn.out_proj.bias": torch.tensor([3.0]),
+        f"{layer}.self_attn_layer_norm.weight": torch.tensor([2.0, 1.0]),
+        f"{layer}.self_attn_layer_norm.bias": torch.tensor([1.0, -3.0]),
+        f"{layer}.self_attn_layer_norm.omega_init": torch.tensor([2.0, 2.0]),
+        f"{layer}.fc1.weight": torch.tensor([[6.0, 5.0], [1.0, 1.0]]),
+        f"{layer}.fc1.bias": torch.tensor([7.0, 8.0]),
+        f"{layer}.final_layer_norm.weight": torch.tensor([1.0, 1.0]),
+        f"{layer}.final_layer_norm.omega_init": torch.tensor([1.0, 1.0]),
+        f"{layer}.final_layer_norm.omega_delta": torch.tensor([3.0, -3.0]),  # ω = (4, -2)
+        provenance.KEY: torch.zeros(256),
+        "encoder.embed_positions._float_tensor": torch.zeros(1),  # fairseq 0.12.2 writes it, no fairseq asks for it
+    }
+    before = copy.deepcopy(state)
+    folded = {key.replace(f"{layer}.", ""): tensor.tolist() for key, tensor in fold.fold_weights(state).items()}
+    assert folded == {
+        "self_attn.out_proj.weight": [[3.0, 0.5]],
+        "self_attn.out_proj.bias": [1.5],
+        "self_attn_layer_norm.weight": [8.0, -2.0],
+        "self_attn_layer_norm.bias": [4.0, 6.0],
+        "fc1.weight": [[1.5, -2.5], [0.25, -0.5]],
+        "fc1.bias": [7.0, 8.0],
+        "final_layer_norm.weight": [1.0, 1.0],
+    }
+    assert all(torch.equal(state[key], before[key]) for key in state)
+
+
+def test_only_the_readers_of_the_shortcut_change():
+    """Coverage: which entries of a whole model the fold touches, and that names and shapes are stock fairseq's."""
+    state = tiny()
+    folded = fold.fold_weights(state["model"])
+    stock = reference.build("transformer", **reference.TINY).state_dict()
+    assert {key: tensor.shape for key, tensor in folded.items()} == {key: t.shape for key, t in stock.items()}
+    changed = {key for key, tensor in folded.items() if not torch.equal(tensor, state["model"][key].to(tensor.dtype))}
+    expected = set()
+    for n in (0, 1):
+        for stack, kinds in (("encoder", ("self_attn", "final")), ("decoder", ("self_attn", "encoder_attn", "final"))):
+            layer = f"{stack}.layers.{n}"
+            last = n == 1
+            norms = [kind for kind in kinds if not (last and kind == "final")]
+            expected |= {f"{layer}.{kind}_layer_norm.{name}" for kind in norms for name in ("weight", "bias")}
+            expected.add(f"{layer}.fc1.weight")
+            if n > 0:
+                expected |= {f"{layer}.self_attn.{name}_proj.weight" for name in "qkv"}
+            if stack == "decoder":
+                expected.add(f"{layer}.encoder_attn.q_proj.weight")
+    assert changed == expected
+
+
+# -- the same function -----------------------------------------------------------------------------------------------
+
+
+def apart(state, tmp_path, dtype=torch.float32, **options):
+    """Fold, write, read, compare: the largest difference of log-probabilities."""
+    checkpoint.write(fold.fold(state, dtype, **options), tmp_path / "folded.pt")
+    folded = checkpoint.read(tmp_path / "folded.pt")
+    stock = equivalence.build(folded)
+    assert type(stock).__name__ == "TransformerModel" and not any("omega" in key for key in stock.state_dict())
+    return equivalence.difference(state, folded).largest
+
+
+CONFIGURATIONS = st.fixed_dictionaries(
+    {
+        "encoder_layers": st.integers(1, 4),
+        "decoder_layers": st.integers(1, 4),
+        "encoder_attention_heads": st.sampled_from([1, 4]),
+        "decoder_ffn_embed_dim": st.sampled_from([32, 128]),
+        "activation_fn": st.sampled_from(["relu", "gelu", "tanh"]),
+        "admin_init": st.sampled_from(["reference", "paper", "log", "constant"]),
+        "layernorm_embedding": st.booleans(),
+        "encoder_learned_pos": st.booleans(),
+        "decoder_learned_pos": st.booleans(),
+        "no_scale_embedding": st.booleans(),
+        "no_cross_attention": st.sampled_from([False, False, True]),
+        "tied": st.sampled_from(["all", "decoder", "none"]),
+        "half": st.booleans(),
+    }
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(configuration=CONFIGURATIONS, seed=st.integers(1, 1000), low=st.sampled_from([-3.0, 0.0]))
+def test_the_fold_is_the_same_function(tmp_path_factory, configuration, seed, low):
+    """Every option that may be folded, ω over six orders of magnitude, either sign; saved in half precision too."""
+    options = dict(configuration)
+    tied, half = options.pop("tied"), options.pop("half")
+    learned = options["encoder_learned_pos"] or options["decoder_learned_pos"]
+    unscaled = options["no_scale_embedding"] and learned and not options["layernorm_embedding"]
+    assume(not (unscaled and options["admin_init"] in ("log", "constant")))  # its own test, below
+    options["share_all_embeddings"] = tied == "all"
+    options["share_decoder_input_output_embed"] = tied == "decoder"
+    state = tiny(seed, low, **options)
+    if half:  # what --fp16 saves: the function is that of the rounded weights
+        state["model"] = {key: tensor.half() for key, tensor in state["model"].items()}
+    # The issue's bound; float32 itself rounds either model's log-probabilities by 1e-6 to 4e-6.
+    assert apart(state, tmp_path_factory.mktemp("fold")) <= 1e-4
+
+
+def test_a_constant_on_a_tiny_embedding_is_not_exact_and_told(tmp_path, capsys):
+    """Var[x_0] is 1/64 with unscaled embeddings and learned positions: LayerNorm's eps does not fold, and shows."""
+    shallow = {"encoder_layers": 1, "decoder_layers": 1, "admin_init": "constant", "no_scale_embedding": True}
+    state = tiny(**shallow, encoder_learned_pos=True, decoder_learned_pos=True)
+    assert 1e-4 < apart(state, tmp_path) < 1e-2
+    torch.save(state, tmp_path / "average.pt")
+    output = tmp_path / "out.pt"
+    assert cli.main(["fold", str(tmp_path / "average.pt"), "-o", str(output)]) == 2 and not output.exists()
+    assert "more than 0.0001. Nothing was written" in capsys.readouterr().err
+    assert cli.main(["fold", str(tmp_path / "average.pt"), "-o", str(output), "--tolerance", "0.01"]) == 0
+    assert output.exists()
+    normalised = tiny(**shallow, encoder_learned_pos=True, decoder_learned_pos=True, layernorm_embedding=True)
+    for stack in ("encoder", "decoder"):
+        normalised["model"][f"{stack}.layernorm_embedding.weight"] *= 0.1
+    assert apart(normalised, tmp_path) <= 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("encoder", "decoder"), [(60, 12), (18, 18), (1, 18), (18, 1)])
+@pytest.mark.parametrize("low", [-3.0, 0.0])
+def test_the_fold_of_deep_models(tmp_path, encoder, decoder, low):
+    state = tiny(encoder_layers=encoder, decoder_layers=decoder, low=low)
+    assert apart(state, tmp_path) <= 1e-4
+
+
+def test_an_unprofiled_and_a_stock_start_fold(tmp_path):
+    """ω = 1 everywhere: nothing changes, bit for bit."""
+    model = reference.build("transformer_admin", **reference.TINY)
+    folded = fold.fold_weights(model.state_dict())
+    assert all(torch.equal(tensor.float(), model.state_dict()[key]) for key, tensor in folded.items())
+
+
+def test_half_precision_output(tmp_path):
+    state = tiny(low=-1.0, high=1.0)
+    assert 1e-4 < apart(state, tmp_path, torch.float16) <= 0.1
+    model = checkpoint.read(tmp_path / "folded.pt")["model"]
+    assert {tensor.dtype for tensor in model.values() if tensor.dim() > 1} == {torch.float16}
+
+
+def test_training_moves_omega_and_it_still_folds(tmp_path):
+    """A few hundred thousand steps in ten: ω learned by gradient, not made up."""
+    model = reference.build("transformer_admin", **reference.TINY)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    src, lengths, prev = reference.batch()
+    for _ in range(10):
+        scores = model.get_normalized_probs(model(src, lengths, prev), log_probs=True)
+        loss = torch.nn.functional.nll_loss(scores.flatten(0, 1), prev.roll(-1, 1).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    state = state_of(model, **reference.TINY)
+    omegas = [omega for stack in checkpoint.omegas(state["model"]).values() for omega in stack.values()]
+    assert sum(omega.std() > 0.01 for omega in omegas) == 8  # all but the first of each stack
+    assert apart(state, tmp_path) <= 1e-4
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_plain_and_its_options_are_attributes(tmp_path):
+    """Loads without any class being allowed, in a process without the plugin; nothing of Admin is left but a note."""
+    state = tiny()
+    checkpoint.write(fold.fold(state), tmp_path / "folded.pt")
+    program = """
+import sys, torch
+state = torch.load(sys.argv[1], weights_only=True)
+args = state["args"]
+assert args.arch == args._name == "transformer_wmt_en_de" and args.task == "translation" and args.source_lang == "a"
+assert (args.encoder_layers, args.decoder_layers, args.encoder_embed_dim) == (2, 2, 64)
+assert vars(args) == dict(args)
+assert not [name for name in vars(args) if name.startswith("admin") or name == "update_freq"]
+assert state["extra_state"]["admin_fold"]["provenance"] is None and "last_optimizer_state" not in state
+assert state["optimizer_history"][-1]["num_updates"] == 7
+model = state["model"]
+assert model["encoder.embed_tokens.weight"].data_ptr() == model["decoder.output_projection.weight"].data_ptr()
+assert {tensor.dtype for tensor in model.values()} == {torch.float32}
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "folded.pt")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tied_embeddings_stay_one_through_a_cast():
+    state = tiny()
+    model = {key: tensor.half() for key, tensor in state["model"].items()}
+    ties = [f"{name}.weight" for name in ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")]
+    model.update(dict.fromkeys(ties, model[ties[0]]))
+    folded = fold.fold({**state, "model": model})["model"]
+    assert len({folded[key].data_ptr() for key in ties}) == 1 and folded[ties[0]].dtype == torch.float32
+
+
+def test_provenance_is_noted(tmp_path):
+    model = reference.build("transformer_admin", **reference.TINY)
+    model(*reference.batch())
+    note = fold.fold(state_of(model, **reference.TINY))["extra_state"]["admin_fold"]
+    assert note["provenance"]["rule"] == "reference" and note["provenance"]["seed"] == 1
+
+
+def test_pretrained_embeddings_and_pruning_are_not_asked_for_again():
+    state = tiny()
+    state["cfg"]["model"].update(encoder_embed_path="gone.txt", encoder_layers_to_keep="0,1", encoder_layers=4)
+    args = fold.fold(state)["args"]
+    assert args.encoder_embed_path is None and args.encoder_layers_to_keep is None and args.encoder_layers == 2
+
+
+def test_sizes_of_a_preset_alone(tmp_path):
+    """hydra stores `_name: transformer_admin_18l` and no sizes; a stock model knows no such preset."""
+    state = tiny(share_decoder_input_output_embed=False)
+    given = ("_name", "admin_init", "update_freq", "admin_profile_tokens", "admin_max_skipped_updates")
+    state["cfg"]["model"] = {name: state["cfg"]["model"][name] for name in given}
+    state["cfg"]["model"].update(_name="transformer_admin_tiny", share_all_embeddings=True, encoder_layers=None)
+    args = fold.fold(state)["args"]
+    assert (args.encoder_embed_dim, args.decoder_ffn_embed_dim, args.decoder_attention_heads) == (64, 128, 4)
+    assert args.max_source_positions == 1024 and args.encoder_normalize_before is False
+    assert apart(state, tmp_path) <= 1e-4
+
+
+def test_old_options_in_a_namespace(tmp_path):
+    """A checkpoint whose options are one flat Namespace, as fairseq before 0.10 wrote them."""
+    state = tiny()
+    cfg = state.pop("cfg")
+    flat = {
+        **cfg["task"],
+        **cfg["model"],
+        "arch": "transformer_admin",
+        "task": "translation",
+        "criterion": "cross_entropy",
+    }
+    flat.pop("_name")
+    state["args"] = argparse.Namespace(**flat)
+    assert apart(state, tmp_path) <= 1e-4
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_omega_near_zero_is_refused_or_clamped(tmp_path):
+    state = tiny(low=-1.0, high=1.0)
+    norm = "decoder.layers.1.final_layer_norm"
+    state["model"][f"{norm}.omega_init"][17:19] = 0.0
+    state["model"][f"{norm}.omega_delta"][17:19] = torch.tensor([-2e-9, 0.0])
+    message = (
+        r"omega of decoder\.layers\.1\.final_layer_norm is 0 at channel 18; folding divides by it.*--min-omega 1e-06"
+    )
+    with pytest.raises(AdminError, match=message):
+        fold.fold(state)
+    folded = fold.fold_weights(state["model"], 1e-3, clamp=True)
+    before = state["model"]["decoder.layers.1.encoder_attn_layer_norm.weight"].double()
+    after = folded["decoder.layers.1.encoder_attn_layer_norm.weight"]
+    torch.testing.assert_close((after / before)[17:19], torch.tensor([-1e-3, 1e-3], dtype=torch.float64))
+    assert apart(state, tmp_path, min_omega=1e-6) <= 1e-4
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_diverged_omega_is_refused(value):
+    state = tiny()
+    state["model"]["encoder.layers.1.final_layer_norm.omega_delta"][3] = value
+    with pytest.raises(
+        AdminError, match="omega of encoder.layers.1.final_layer_norm is not finite: the run has diverged"
+    ):
+        fold.fold(state)
+
+
+@pytest.mark.parametrize("first", [torch.linspace(1, 2, 64), torch.full((64,), -1.0), torch.zeros(64)])
+def test_a_first_omega_that_cannot_be_folded_is_refused(first):
+    state = tiny()
+    state["model"]["encoder.layers.0.self_attn_layer_norm.omega_init"].copy_(first)
+    with pytest.raises(AdminError, match="the first of its stack, runs from .* one positive number was expected"):
+        fold.fold(state)
+
+
+def test_cross_self_attention_is_refused():
+    state = tiny()
+    state["cfg"]["model"]["cross_self_attention"] = True
+    with pytest.raises(AdminError, match="--cross-self-attention.*through one matrix"):
+        fold.fold(state)
+
+
+def test_a_stock_model_is_refused():
+    state = {"model": reference.build("transformer", **reference.TINY).state_dict(), "cfg": {}}
+    with pytest.raises(AdminError, match="has no omega: it is not .* an Admin model. There is nothing to fold"):
+        fold.fold(state)
+
+
+def test_a_checkpoint_without_options_is_refused():
+    state = tiny()
+    with pytest.raises(AdminError, match="has neither 'cfg' nor 'args'"):
+        fold.fold({"model": state["model"]})
+
+
+def test_half_precision_that_overflows_is_refused():
+    state = tiny()
+    state["model"]["encoder.layers.1.fc1.weight"][0, 3] = 1e8
+    with pytest.raises(AdminError, match=r"encoder\.layers\.1\.fc1\.weight reaches .* Fold with --dtype fp32"):
+        fold.fold(state, torch.float16)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unfolded(tmp_path):
+    torch.save(tiny(), tmp_path / "average.pt")
+    return tmp_path / "average.pt"
+
+
+def test_command(unfolded, capsys):
+    output = unfolded.with_name("folded.pt")
+    assert cli.main(["fold", str(unfolded), "-o", str(output)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{output}: transformer_wmt_en_de, fp32; log-probabilities of ") and "(bound 0.0001)" in out
+    assert sorted(path.name for path in unfolded.parent.iterdir()) == ["average.pt", "folded.pt"]
+
+
+def test_command_fails_past_the_bound_and_leaves_nothing(unfolded, capsys, monkeypatch):
+    whole = fold.fold_weights
+
+    def wrong(*arguments, **options):
+        weights = whole(*arguments, **options)
+        norm = "decoder.layers.1.final_layer_norm.weight"
+        weights[norm] = 1.01 * weights[norm]
+        return weights
+
+    monkeypatch.setattr(fold, "fold_weights", wrong)
+    assert cli.main(["fold", str(unfolded), "-o", str(unfolded.with_name("folded.pt"))]) == 2
+    err = capsys.readouterr().err
+    assert "folded is not the same: log-probabilities of" in err and err.count("\n") == 1
+    assert [path.name for path in unfolded.parent.iterdir()] == ["average.pt"]
+
+
+def test_command_refuses_to_write_over_its_input(unfolded, capsys):
+    before = unfolded.read_bytes()
+    link = unfolded.with_name("link.pt")
+    link.symlink_to(unfolded)
+    for output in (unfolded, link):
+        assert cli.main(["fold", str(unfolded), "-o", str(output)]) == 2
+        assert "would overwrite its input" in capsys.readouterr().err
+    assert unfolded.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "option", ["--min-omega=0", "--min-omega=-1", "--tolerance=nan", "--tolerance=x", "--dtype=int8"]
+)
+def test_wrong_numbers_are_usage_errors(unfolded, capsys, option):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["fold", str(unfolded), "-o", "x.pt", option])
+    assert end.value.code == 2 and option.split("=")[0] in capsys.readouterr().err
+
+
+def test_command_names_what_it_is_given(unfolded, capsys):
+    output = str(unfolded.with_name("folded.pt"))
+    (unfolded.parent / "text.pt").write_text("no checkpoint\n")
+    (unfolded.parent / "half.pt").write_bytes(unfolded.read_bytes()[:5000])
+    other = tiny()
+    other["cfg"]["model"]["_name"] = "fconv"
+    torch.save({**other, "model": {"encoder.embed_tokens.weight": torch.zeros(3, 3)}}, unfolded.parent / "other.pt")
+    for name, message in (
+        ("none.pt", "no such file"),
+        ("text.pt", "is not a torch file"),
+        ("half.pt", "not a whole checkpoint"),
+        ("other.pt", "has no omega"),
+        (".", "is a folder"),
+    ):
+        assert cli.main(["fold", str(unfolded.parent / name), "-o", output]) == 2
+        err = capsys.readouterr().err
+        assert message in err and err.count("\n") == 1, err
+    assert not Path(output).exists()
+
+
+def test_command_on_a_full_disk(unfolded, capsys):
+    """/dev/full takes no byte; nor does a folder that is not there."""
+    for output in ("/dev/full", unfolded.parent / "none" / "folded.pt"):
+        assert cli.main(["fold", str(unfolded), "-o", str(output)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert [path.name for path in unfolded.parent.iterdir()] == ["average.pt"]
+    assert not os.path.isfile("/dev/full")

@@ -1,0 +1,450 @@
+"""`fairseq-admin translate`: against fairseq-generate, three engines against one another, and what a line may hold."""
+
+import io
+import itertools
+import math
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Callable, Dict, List, Sequence
+
+import pytest
+import torch
+from conftest import ROOT, TRAIN, Run, run_module
+
+from fairseq_admin import checkpoint, cli, fold
+from fairseq_admin.errors import AdminError
+from fairseq_admin.text import BPE, Text, remove_bpe
+from fairseq_admin.translation import streams
+from fairseq_admin.translation.engines import Hypothesis, Search, Translator
+from fairseq_admin.translation.pipeline import Pipeline, Translation, batches, split
+from recipes.steps import bpe
+
+TEXT = Text("de", "en", normalise=True, aggressive_dashes=True, escape=True)
+POSITIONS = 40
+
+
+def sentences(count: int, seed: int) -> List[str]:
+    """Two to four syllables a word, three to six words and a full stop a sentence."""
+    generator = random.Random(seed)
+    made = []
+    for _ in range(count):
+        words = ["".join(generator.choices(["ba", "do", "ki", "lu"], k=generator.randint(2, 4))) for _ in range(6)]
+        words[1] += generator.choice(["-ki", "'s", ",", "", ""])
+        made.append(" ".join(words[: generator.randint(3, 6)]) + ".")
+    return made
+
+
+TEST = sentences(20, 2)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """text.json, codes and binarised data, as a recipe leaves them; the target is the source's words in capitals."""
+    folder = tmp_path_factory.mktemp("data")
+    TEXT.write(folder / "text.json")
+    raw = {"train": sentences(300, 1), "valid": sentences(10, 3), "test": TEST}
+    sides = {"de": lambda line: line, "en": str.upper}
+    tokens = {
+        (split, language): [TEXT.tokenise(change(line), language) for line in lines]
+        for split, lines in raw.items()
+        for language, change in sides.items()
+    }
+    merges = bpe.learn(tokens["train", "de"] + tokens["train", "en"], 30)
+    (folder / "codes").write_text("".join(f"{merge}\n" for merge in merges))
+    for (name, language), lines in tokens.items():
+        (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in BPE(folder / "codes").apply(lines)))
+    prefixes = [f"--{name}pref={folder / name}" for name in raw]
+    arguments = ["-s", "de", "-t", "en", *prefixes, "--destdir", folder / "bin", "--joined-dictionary"]
+    done = run_module("fairseq_cli.preprocess", *arguments, log=folder / "log")
+    assert done.status == 0, done.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def admin(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An Admin model after one update, made talkative: its last norm is turned round, so that no word calls for itself,
+    and the end of the sentence is as likely as some words together."""
+    folder = tmp_path_factory.mktemp("admin")
+    sizes = ["--max-source-positions", POSITIONS, "--max-target-positions", POSITIONS]
+    given = ["-s", "de", "-t", "en", "--save-dir", folder, "--max-update", 1, "--disable-validation", *sizes]
+    done = run_module("fairseq_cli.train", data / "bin", *TRAIN, *given, log=folder / "log")
+    assert done.status == 0, done.output[-4000:]
+    state = checkpoint.read(folder / "checkpoint_last.pt")
+    end = state["model"]["decoder.embed_tokens.weight"][2]
+    state["model"]["decoder.layers.1.final_layer_norm.weight"].fill_(-3)
+    state["model"]["decoder.layers.1.final_layer_norm.bias"].copy_(2 * end / end.square().sum())
+    checkpoint.write(state, folder / "talkative.pt")
+    return folder / "talkative.pt"
+
+
+@pytest.fixture(scope="module")
+def folded(admin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model, folded: a stock Transformer."""
+    path = tmp_path_factory.mktemp("folded") / "model.pt"
+    checkpoint.write(fold.fold(checkpoint.read(admin)), path)
+    return path
+
+
+def beside(data: Path, folder: Path) -> Path:
+    """Copy what the text needs beside a model."""
+    for path in (data / "text.json", data / "codes", data / "bin/dict.de.txt", data / "bin/dict.en.txt"):
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as CTranslate2's own converter writes it."""
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    folder = tmp_path_factory.mktemp("ct2") / "model"
+    converter = ctranslate2.converters.FairseqConverter(str(folded), str(data / "bin"), "de", "en")
+    converter.convert(str(folder))
+    return beside(data, folder)
+
+
+@pytest.fixture(scope="module")
+def fsmt(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as a Hugging Face folder."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    weights = checkpoint.read(folded)["model"]
+    words = weights["encoder.embed_tokens.weight"].size(0)
+    sizes = {"d_model": 64, "src_vocab_size": words, "tgt_vocab_size": words, "max_position_embeddings": POSITIONS}
+    for stack in ("encoder", "decoder"):
+        sizes.update({f"{stack}_layers": 2, f"{stack}_ffn_dim": 128, f"{stack}_attention_heads": 4})
+    model = transformers.FSMTForConditionalGeneration(transformers.FSMTConfig(langs=["de", "en"], **sizes))
+    weights = {f"model.{key}": tensor for key, tensor in weights.items()}
+    missing, _ = model.load_state_dict(weights, strict=False)
+    assert all("embed_positions" in key for key in missing)
+    folder = tmp_path_factory.mktemp("fsmt")
+    model.save_pretrained(folder)
+    return beside(data, folder)
+
+
+@pytest.fixture
+def translate(tmp_path: Path, data: Path) -> Callable[..., List[str]]:
+    """translate(model, lines, *options) -> the lines written."""
+
+    def go(model: Path, lines: Sequence[str], *options: object) -> List[str]:
+        (tmp_path / "in").write_bytes("".join(f"{line}\n" for line in lines).encode())
+        given = [model, tmp_path / "in", "-o", tmp_path / "out", "--data", data, "--device", "cpu", *options]
+        assert cli.main(["translate", *map(str, given)]) == 0
+        assert {path.name for path in tmp_path.iterdir()} <= {"in", "out", "run0.log"}
+        written = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
+        assert written.pop() == ""
+        return written
+
+    return go
+
+
+def test_the_hypotheses_are_those_of_fairseq_generate(
+    admin: Path, data: Path, run: Callable[..., Run], translate: Callable
+) -> None:
+    """Are text and scores equal, hypothesis by hypothesis, units and raw?"""
+    given = ["--path", admin, "--user-dir", "fairseq_admin", "--gen-subset", "test", "--beam", 4, "--nbest", 3, "--cpu"]
+    given += ["--lenpen", 1.2, "--max-len-a", 1, "--required-batch-size-multiple", 1, "--num-workers", 0]
+    done = run("fairseq_cli.generate", data / "bin", *given)
+    assert done.status == 0, done.output[-4000:]
+    expected: Dict[int, List[List[str]]] = {}
+    for line in done.output.splitlines():
+        if line.startswith("H-"):
+            number, *rest = line[2:].split("\t")
+            expected.setdefault(int(number) + 1, []).append(rest)
+    assert sorted(expected) == list(range(1, 21))
+    options = ["--beam", 4, "--nbest", 3, "--lenpen", 1.2]
+    raw = [line.split("\t") for line in translate(admin, TEST, *options)]
+    tokens = [line.split("\t") for line in translate(admin, [TEXT.tokenise(line, "de") for line in TEST], *options,
+                                                     "--tokenised")]  # fmt: skip
+    assert len(raw) == len(tokens) == 60
+    wanted = [(number, *hypothesis) for number in sorted(expected) for hypothesis in expected[number]]
+    for (number, score, units), found_raw, found_tokens in zip(wanted, raw, tokens):
+        # fairseq-generate prints logarithms to base 2; four digits are printed.
+        wanted_score = pytest.approx(float(score) * math.log(2), abs=1e-4)
+        assert (int(found_raw[0]), float(found_raw[1])) == (number, wanted_score)
+        assert found_tokens[2] == remove_bpe(units) and found_raw[2] == TEXT.detokenise(remove_bpe(units))
+    assert len({text for _, _, text in raw}) > 12, "the model says always the same: nothing was compared"
+
+
+@pytest.mark.parametrize("engine", ["folded", "ct2", "fsmt"])
+@pytest.mark.parametrize("options", [["--beam", 4, "--nbest", 2], ["--beam", 1]])
+def test_all_engines_agree(
+    engine: str, options: List[object], admin: Path, translate: Callable, request: pytest.FixtureRequest
+) -> None:
+    """Do they give the unfolded model's hypotheses, with scores equal up to float32's rounding?"""
+    lines = [*TEST, "", "  \u2028", "Wörter die keiner kennt: 日本語"]
+    expected = translate(admin, lines, *options)
+    found = translate(request.getfixturevalue(engine), lines, *options)
+    assert [line.rpartition("\t")[2] for line in found] == [line.rpartition("\t")[2] for line in expected]
+    if "--nbest" in options:
+        scores = [[float(line.split("\t")[1]) for line in lines] for lines in (found, expected)]
+        assert scores[0] == pytest.approx(scores[1], abs=2e-3)
+
+
+@pytest.mark.parametrize("engine", ["admin", "ct2", "fsmt"])
+def test_too_long_a_line_is_translated_in_pieces(
+    engine: str, translate: Callable, capfd: pytest.CaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    """Is it split where sentences end, is nothing lost, and is it said?"""
+    model = request.getfixturevalue(engine)
+    sentence = "Baki doki luba."
+    alone = translate(model, [sentence, f"{sentence} {sentence}"])
+    units = len(BPE(Path(request.getfixturevalue("data")) / "codes").apply([TEXT.tokenise(sentence, "de")])[0].split())
+    fit = (POSITIONS - 1) // units
+    capfd.readouterr()
+    found = translate(model, ["ba", " ".join([sentence] * (3 * fit))])
+    whole = translate(model, [" ".join([sentence] * fit)])
+    assert found[1] == " ".join(whole * 3) and alone[0] != ""
+    said = f"line 2 has {3 * fit * units} units and the model takes {POSITIONS - 1}: translated in 3 pieces."
+    assert capfd.readouterr().err == f"fairseq-admin: {said}\n"
+
+
+def test_a_checkpoint_that_does_not_name_its_languages(admin: Path, data: Path, tmp_path: Path) -> None:
+    """fairseq-train without -s and -t notes none: are they text.json's?"""
+    state = checkpoint.read(admin)
+    state["cfg"]["task"].update(source_lang=None, target_lang=None)
+    checkpoint.write(state, tmp_path / "model.pt")
+    found = [
+        Pipeline.load(path, data, False, "cpu").translate(["Baki."], Search())
+        for path in (admin, tmp_path / "model.pt")
+    ]
+    assert found[0] == found[1]
+
+
+def test_standard_output_holds_translations_only(folded: Path, data: Path, tmp_path: Path) -> None:
+    """From a shell: nothing else on standard output, no log on standard error, and a reader may stop early."""
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in TEST))
+    command = f"{sys.executable} -m fairseq_admin.cli translate {folded} --data {data} --device cpu --beam 1"
+    done = subprocess.run(
+        ["bash", "-c", f"cat {tmp_path}/in | {command} | tee {tmp_path}/out | head -n 3; echo ${{PIPESTATUS[*]}}"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    *lines, status = done.stdout.splitlines()
+    assert len(lines) == 3 and status.split()[:2] == ["0", "0"]
+    assert (tmp_path / "out").read_text().startswith("".join(f"{line}\n" for line in lines))
+    assert done.stderr == ""
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def refused(capfd: pytest.CaptureFixture, *arguments: object) -> str:
+    """The one line that the command ends with."""
+    capfd.readouterr()
+    assert cli.main(["translate", *map(str, arguments)]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and len(err.splitlines()) == 1, err
+    return err
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "in.txt"
+    path.write_text("baki.\n")
+    return path
+
+
+def test_what_is_missing_is_named(
+    folded: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for name in ("codes", "text.json", "dict.de.txt", "dict.en.txt"):
+        message = f"there is no {name} in {empty} or {empty}/bin. Give the folder"
+        assert message in refused(capfd, folded, text, "--data", empty)
+        source = data / name if (data / name).exists() else data / "bin" / name
+        shutil.copy(source, empty)
+    assert f"there is no codes in {folded.parent}. " in refused(capfd, folded, text)
+    assert "nope.pt: no such file" in refused(capfd, tmp_path / "nope.pt", text)
+    assert "no.txt: No such file or directory; expected a text" in refused(capfd, folded, tmp_path / "no.txt")
+    assert "has neither model.bin nor config.json" in refused(capfd, empty, text)
+    assert "--nbest 3 is more than --beam 2 finds" in refused(capfd, folded, text, "--beam", 2, "--nbest", 3)
+    assert "is the text to translate" in refused(capfd, folded, text, "-o", text)
+    assert "is a folder or a device" in refused(capfd, folded, text, "-o", empty)
+    assert "could not be written" in refused(capfd, folded, text, "-o", empty / "no/out", "--data", data)
+    if not torch.cuda.is_available():
+        assert "no CUDA device was found" in refused(capfd, folded, text, "--data", data, "--device", "cuda")
+
+
+def test_what_does_not_fit_is_one_line(
+    folded: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    for name, content in (("text.pt", b"baki\n"), ("cut.pt", folded.read_bytes()[:20000])):
+        (tmp_path / name).write_bytes(content)
+        assert f"{name}: not a whole checkpoint" in refused(capfd, tmp_path / name, text, "--data", data)
+    other = beside(data, tmp_path)
+    for side in ("de", "en"):
+        with (other / f"dict.{side}.txt").open("a") as file:
+            file.write("more 1\n")
+    assert "does not load with the dictionaries in" in refused(capfd, folded, text, "--data", other)
+    Text("en", "de").write(other / "text.json")
+    assert "is for en-de and " in refused(capfd, folded, text, "--data", other)
+    (other / "text.json").write_text("{}")
+    assert "is missing; expected source, target" in refused(capfd, folded, text, "--data", other)
+
+
+def test_broken_folders_are_one_line(
+    ct2: Path, fsmt: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    for whole, weights in ((ct2, "model.bin"), (fsmt, "model.safetensors")):
+        broken = tmp_path / weights
+        shutil.copytree(whole, broken)
+        (broken / weights).write_bytes((whole / weights).read_bytes()[:1000])
+        assert "is no whole " in refused(capfd, broken, text)
+    (broken / "config.json").write_text('{"model_type": "bart", "langs": ["de", "en"]}')
+    assert "is not that of an FSMT model" in refused(capfd, broken, text)
+    shutil.copy(fsmt / "config.json", broken)
+    shutil.copy(fsmt / "model.safetensors", broken)
+    (broken / "dict.de.txt").write_text("ba 1\n")
+    assert "dict.de.txt has 5 symbols and the model" in refused(capfd, broken, text)
+
+
+@pytest.mark.parametrize(("engine", "package"), [("ct2", "ctranslate2"), ("fsmt", "transformers")])
+def test_an_engine_that_is_not_installed_is_named(
+    engine: str, package: str, text: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    model = request.getfixturevalue(engine)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert f"needs {package}, which is not installed. Run pip install fairseq-admin[export]" in refused(
+        capfd, model, text
+    )
+
+
+# -- the flow of lines, with a model that shouts -----------------------------------------------------------------------
+
+
+class Shouter(Translator):
+    """Translates into capitals, and remembers its batches; a second hypothesis has a mark of exclamation more."""
+
+    longest = 6
+
+    def __init__(self) -> None:
+        self.batches: List[List[List[str]]] = []
+
+    def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
+        self.batches.append(list(batch))
+        return [
+            [Hypothesis(-float(n), [unit.upper() for unit in units] + ["!"] * n) for n in range(search.nbest)]
+            for units in batch
+        ]
+
+
+@pytest.fixture
+def shouter(tmp_path: Path) -> Pipeline:
+    (tmp_path / "codes").write_text("a b</w> 1\n")
+    return Pipeline(Shouter(), Text("de", "en", normalise=True), BPE(tmp_path / "codes"))
+
+
+def test_lines_keep_their_order_and_empty_ones_reach_no_model(shouter: Pipeline) -> None:
+    counted: List[int] = []
+    lines = ["x", "", "x x x x", "\u200b", " \t", "ab y", "x x x"]
+    found = shouter.translate(lines, Search(), batch_tokens=4, done=counted.append)
+    assert [[text for _, text in best] for best in found] == [["X"], [""], ["X X X X"], [""], [""], ["AB Y"], ["X X X"]]
+    assert found[1] == [Translation(0.0, "")]
+    assert [[len(units) for units in batch] for batch in shouter.translator.batches] == [[4], [3], [2, 1]]
+    assert sum(counted) == len(lines)
+
+
+def test_pieces_are_joined_rank_by_rank(shouter: Pipeline) -> None:
+    told: List[str] = []
+    found = shouter.translate(["x", "a! b b b c d"], Search(nbest=2), first=7, warn=told.append)
+    assert [text for _, text in found[1]] == ["A! B B B C D", "A!! B B B C D!"]
+    assert found[0] == [(0.0, "X"), (-1.0, "X!")]
+    assert [score for score, _ in found[1]] == [0.0, -1.0]
+    assert told == ["line 8 has 7 units and the model takes 6: translated in 2 pieces."]
+
+
+@pytest.mark.parametrize(
+    ("units", "pieces"),
+    [
+        ("", []),
+        ("a b c d", ["a b c d"]),
+        ("a . b . c", ["a . b .", "c"]),
+        ('a . " b c', ['a . "', "b c"]),
+        ("a . b . ) c", ["a . b .", ") c"]),
+        ("a b c@@ d@@ e", ["a b", "c@@ d@@ e"]),
+        ("a b c d e f g h i", ["a b c d", "e f g h", "i"]),
+        ("a@@ b@@ c@@ d@@ e@@ f", ["a@@ b@@ c@@ d@@", "e@@ f"]),
+    ],
+)
+def test_a_line_is_split_where_it_hurts_least(units: str, pieces: List[str]) -> None:
+    assert [" ".join(piece) for piece in split(units.split(), 4)] == pieces
+
+
+def test_batches_hold_every_sentence_once_and_no_more_than_they_may() -> None:
+    generator = random.Random(1)
+    lengths = [generator.randint(1, 60) for _ in range(500)]
+    found = list(batches(lengths, 50))
+    assert sorted(itertools.chain(*found)) == list(range(500))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 50 for batch in found)
+    assert len(found) < sum(lengths) / 40 + 10 * sum(length > 50 for length in lengths)
+    assert list(batches([], 50)) == []
+
+
+class Endless(io.RawIOBase):
+    """A source without end; `read_lines` counts what was read of it."""
+
+    read_lines = 0
+
+    def __init__(self, terminal: bool) -> None:
+        self.terminal = terminal
+
+    def readline(self, size: int = -1) -> bytes:  # type: ignore[override]
+        self.read_lines += 1
+        return b"x\n"
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+class Closing(io.BytesIO):
+    """A sink that is closed after its first flush."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize(("terminal", "read"), [(True, 1), (False, streams.CHUNK)])
+def test_an_endless_stream_is_read_as_far_as_needed(shouter: Pipeline, terminal: bool, read: int) -> None:
+    source, sink = Endless(terminal), Closing()
+    with pytest.raises(BrokenPipeError):
+        streams.flow(shouter, source, "endless", sink, Search(), 4096)  # type: ignore[arg-type]
+    assert source.read_lines == read and sink.getvalue() == b"X\n" * read
+
+
+def test_lines_end_at_newlines_only() -> None:
+    """And a mark of byte order, at the very beginning, is none of the text."""
+    found = streams.read(io.BytesIO("\ufeffx\r\n\ufeffy\u2028\x85z".encode()), "text", 1)
+    assert list(found) == [["x\r"], ["\ufeffy\u2028\x85z"]]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 2000])
+def test_what_is_written(
+    chunk: int, shouter: Pipeline, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are hypotheses numbered by line, however many are read at a time, and is there no bar without a terminal?"""
+    monkeypatch.setattr(streams, "CHUNK", chunk)
+    sink = io.BytesIO()
+    streams.flow(shouter, io.BytesIO("\ufeffx\r\n\ny\u2028z".encode()), "text", sink,
+                 Search(nbest=2), 4096)  # fmt: skip
+    assert sink.getvalue().decode() == "1\t0.0000\tX\n1\t-1.0000\tX!\n2\t0.0000\t\n3\t0.0000\tY Z\n3\t-1.0000\tY Z!\n"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_not_utf8_is_named_by_its_line(shouter: Pipeline) -> None:
+    source = io.BytesIO(b"x\n" * streams.CHUNK + b"f\xfcnf\n")
+    sink = io.BytesIO()
+    message = f"text: line {streams.CHUNK + 1} is not UTF-8 \\(byte 0xfc at column 2\\)"
+    with pytest.raises(AdminError, match=message):
+        streams.flow(shouter, source, "text", sink, Search(), 4096)
+    assert sink.getvalue() == b"X\n" * streams.CHUNK
+
+
+def test_an_interrupted_file_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("old")
+    with pytest.raises(KeyboardInterrupt), streams.written(tmp_path / "out") as sink:
+        sink.write(b"new")
+        raise KeyboardInterrupt
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
