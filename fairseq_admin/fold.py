@@ -10,17 +10,22 @@ A stack's first shortcut is the embedding, mostly no norm's output (it is with -
 constant c > 0 for all channels. There LN(c·x + f) = LN(x + f/c), so c divides the last matrix and bias of the branch.
 This is exact but for the norm's eps, 1e-5, which should be divided by c² and cannot be: at c ≠ 1 the output is off by
 up to a share eps/(2·Var[x]), which only embeddings that are neither scaled nor normalised make large.
+
+Of the other schemes, DeepNorm's constant folds as an ω does, and ReZero's factor of a layer's branches multiplies their
+last matrices and biases. Those that only draw other initial weights, or put the norm first, are stock models already.
 """
 
 from collections import OrderedDict
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from torch import Tensor
 
 from . import __version__, options, provenance
 from .checkpoint import OMEGA_DELTA, OMEGA_INIT, STRAY, omegas
 from .errors import AdminError
+from .schemes import SCHEMES
 
 READERS = {
     "self_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -28,6 +33,12 @@ READERS = {
     "ffn": ("fc1",),
 }
 """What of a sub-layer's branch reads x_{i-1}."""
+
+WRITERS = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
+"""What of a layer's branches comes last."""
+
+SHORTCUT_SCALE = ".shortcut_scale"
+BRANCH_SCALE = ".branch_scale"
 
 SMALLEST = 1e-6
 """Folding divides by ω; entries nearer to 0 than this are refused, unless the user names another bound."""
@@ -48,42 +59,66 @@ def _clamped(omega: Tensor, name: str, smallest: float, clamp: bool) -> Tensor:
     return omega.abs().clamp(min=smallest).copysign(omega)
 
 
+def _shortcut_scales(state: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
+    """What multiplies the shortcut of every sub-layer, as `checkpoint.omegas` gives it, float64.
+
+    Shapes (C,), Admin's ω, or (1,), a layer's constant.
+    """
+    found = omegas(state)
+    layers = [key[: -len(SHORTCUT_SCALE)].split(".layers.") for key in state if key.endswith(SHORTCUT_SCALE)]
+    for stack, number in sorted(layers, key=lambda layer: int(layer[1])):
+        scale = state[f"{stack}.layers.{number}{SHORTCUT_SCALE}"].double()
+        for kind in READERS:
+            if f"{stack}.layers.{number}.{_norm(kind)}.weight" in state:
+                found.setdefault(stack, {})[f"layers.{number}.{kind}"] = scale
+    return found
+
+
+def _norm(kind: str) -> str:
+    return f"{'final' if kind == 'ffn' else kind}_layer_norm"
+
+
 def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp: bool = False) -> Dict[str, Tensor]:
-    """The state dict of the stock Transformer that computes what this Admin model computes.
+    """The state dict of the stock Transformer that computes what this model computes.
 
     Args:
-        state: an Admin model's state dict, of any floating types.
+        state: the state dict of a model of the scheme `admin`, or of another that multiplies shortcuts or branches, of
+            any floating types. One that multiplies neither comes back as it is.
         smallest: the smallest |ω| to divide by.
         clamp: take `smallest` for entries below it, rather than refuse them.
 
     Returns:
-        Stock names and shapes, without ω. What the fold touches is float64; the rest is the same tensors as in `state`.
+        Stock names and shapes. What the fold touches is float64; the rest is the same tensors as in `state`.
 
     Raises:
-        AdminError: there is no ω, an entry is too small or not finite, or a stack's first ω is not one positive number.
+        AdminError: an entry is too small or not finite, or a stack's first ω is not one positive number.
     """
-    stacks = omegas(state)
-    if not stacks:
-        raise AdminError(
-            "the checkpoint has no omega: it is not (or no longer) an Admin model. There is nothing to fold."
-        )
     folded = {
         key: tensor
         for key, tensor in state.items()
-        if not key.endswith((OMEGA_INIT, OMEGA_DELTA)) and key != provenance.KEY and not STRAY.search(key)
+        if not key.endswith((OMEGA_INIT, OMEGA_DELTA, SHORTCUT_SCALE, BRANCH_SCALE))
+        and key != provenance.KEY
+        and not STRAY.search(key)
     }
 
     def scale(key: str, factor: Tensor) -> None:
         folded[key] = folded[key].double() * factor
 
-    for stack, sublayers in stacks.items():
+    for key, factor in state.items():
+        if key.endswith(BRANCH_SCALE):
+            layer = key[: -len(BRANCH_SCALE)]
+            for name in WRITERS:
+                if f"{layer}.{name}.weight" in state:
+                    scale(f"{layer}.{name}.weight", factor.double())
+                    scale(f"{layer}.{name}.bias", factor.double())
+    for stack, sublayers in _shortcut_scales(state).items():
         norm_before = f"{stack}.layernorm_embedding"
         if f"{norm_before}.weight" not in state:
             norm_before = ""
         for name, omega in sublayers.items():
             _, number, kind = name.split(".")
             layer = f"{stack}.layers.{number}"
-            norm = f"{layer}.{'final' if kind == 'ffn' else kind}_layer_norm"
+            norm = f"{layer}.{_norm(kind)}"
             if not norm_before:
                 if not omega.eq(omega[0]).all() or not omega[0] > 0:
                     raise AdminError(
@@ -106,7 +141,7 @@ def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp:
 def fold(
     state: Mapping[str, Any], dtype: torch.dtype = torch.float32, min_omega: Optional[float] = None
 ) -> Dict[str, Any]:
-    """An Admin checkpoint as a stock fairseq one, without optimizer state, that loads without the plugin.
+    """A checkpoint of transformer_admin as a stock fairseq one, without optimizer state, that loads without the plugin.
 
     Args:
         state: the checkpoint, as `checkpoint.read` gives it. Its tensors are not changed.
@@ -114,17 +149,33 @@ def fold(
         min_omega: clamp smaller |ω| to this. None: refuse those below SMALLEST.
 
     Raises:
-        AdminError: it is no Admin model, an ω cannot be divided by, or `dtype` cannot hold a folded weight.
+        AdminError: it is no transformer_admin, or of a scheme that is no stock Transformer's; an ω cannot be divided
+            by; or `dtype` cannot hold a folded weight.
     """
-    if options.stored(state).model.get("cross_self_attention"):
+    model, found = state["model"], options.stored(state).model
+    name = options.scheme(found)
+    ours = ARCH_MODEL_NAME_REGISTRY.get(found.get("_name")) == "transformer_admin"
+    if not ours or (SCHEMES[name].omega and not omegas(model)):
+        raise AdminError(
+            "the checkpoint has no omega: it is not (or no longer) an Admin model. There is nothing to fold."
+        )
+    if SCHEMES[name].bottom or "none" in SCHEMES[name].norm:
+        raise AdminError(
+            f"the checkpoint is of --admin-scheme {name}, whose layers no stock Transformer has. Keep the model "
+            "unfolded, with --user-dir."
+        )
+    if found.get("cross_self_attention") and not SCHEMES[name].stock_layers:
         raise AdminError(
             "the model was trained with --cross-self-attention: its decoder's keys and values read the encoder's "
             "output and the shortcut through one matrix, so omega cannot be folded. Keep the model unfolded, with "
             "--user-dir."
         )
-    model = state["model"]
     folded = fold_weights(model, SMALLEST if min_omega is None else min_omega, clamp=min_omega is not None)
-    layers = {stack: 1 + max(int(name.split(".")[1]) for name in subs) for stack, subs in omegas(model).items()}
+    layers = {
+        stack: len({key.split(".")[2] for key in model if key.startswith(f"{stack}.layers.")})
+        for stack in ("encoder", "decoder")
+    }
+    record = provenance.decode(model[provenance.KEY]) if provenance.KEY in model else None
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
     return {
         "args": options.stock(state, layers),
@@ -134,7 +185,7 @@ def fold(
         ],
         "extra_state": {
             "train_iterator": {"epoch": 1, "iterations_in_epoch": 0},
-            "admin_fold": {"version": __version__, "provenance": provenance.decode(model[provenance.KEY])},
+            "admin_fold": {"version": __version__, "scheme": name, "provenance": record},
         },
     }
 

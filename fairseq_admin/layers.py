@@ -83,10 +83,17 @@ class _AdminLayer:
         return x, residual
 
 
+def avoid_fast_path(model: nn.Module) -> None:
+    """Keep official fairseq 0.12.2 off its inference path for stock encoders, which today's torch refuses."""
+    for layer in model.modules():
+        if isinstance(layer, TransformerEncoderLayerBase):
+            layer.can_use_fastpath = False
+
+
 def _leave_fast_path(layer: TransformerEncoderLayerBase) -> None:
     """fairseq 0.12.2 has an inference path that adds the shortcut itself, unscaled, and a second copy of every weight
     for it, filled on loading. Later versions have neither."""
-    layer.can_use_fastpath = False
+    avoid_fast_path(layer)
     for name in ("in_proj", "out_proj", "fc1", "fc2"):
         layer._parameters.pop(f"{name}_weight", None)
         layer._parameters.pop(f"{name}_bias", None)
@@ -195,13 +202,6 @@ def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
-
-
-def avoid_fast_path(model: nn.Module) -> None:
-    """Keep official fairseq 0.12.2 off its inference path for stock encoders, which today's torch refuses."""
-    for layer in model.modules():
-        if isinstance(layer, TransformerEncoderLayerBase):
-            layer.can_use_fastpath = False
 
 
 def shortcut_norms(stack: Union[TransformerEncoderBase, TransformerDecoderBase]) -> List[ShortcutNorm]:

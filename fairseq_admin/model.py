@@ -18,12 +18,13 @@ from .layers import (
     AdminEncoderLayer,
     ScaledDecoderLayer,
     ScaledEncoderLayer,
+    avoid_fast_path,
     shortcut_norms,
     wrap_layer,
 )
 from .omega import omega_from_depth
 from .profiling import profile
-from .schemes import SCHEMES, layers_of
+from .schemes import SCHEMES
 
 
 class AdminEncoder(TransformerEncoderBase):
@@ -33,8 +34,7 @@ class AdminEncoder(TransformerEncoderBase):
         super().__init__(*args, **kwargs)
         if SCHEMES[self.cfg.admin_scheme].omega:
             shortcut_norms(self)[0].freeze_omega()
-        for layer in layers_of(self):
-            layer.can_use_fastpath = False  # fairseq 0.12.2's inference path, which today's torch refuses
+        avoid_fast_path(self)
 
     def build_encoder_layer(self, cfg):
         scheme = SCHEMES[cfg.admin_scheme]

@@ -4,11 +4,12 @@ from argparse import Namespace
 from collections import OrderedDict
 from typing import Any, Dict, Mapping, NamedTuple
 
-from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf
 
 from .config import fill_sizes
 from .errors import AdminError
+from .schemes import SCHEMES
 
 ARCH = "transformer_wmt_en_de"
 """The architecture of a stock model; every size stands beside it, so the name sets none."""
@@ -57,6 +58,11 @@ def _plain(section: Any) -> Dict[str, Any]:
     return dict(section)
 
 
+def scheme(model: Mapping[str, Any]) -> str:
+    """The scheme of a `transformer_admin` by its options, which before there was a choice did not tell."""
+    return model.get("admin_scheme") or "admin"
+
+
 def complete(state: Mapping[str, Any]) -> Namespace:
     """The model's options, with the sizes that it was trained with by its --arch alone.
 
@@ -88,6 +94,9 @@ def stock(state: Mapping[str, Any], layers: Mapping[str, int]) -> "OrderedDict[s
     flat.update(criterion=found.criterion.get("_name"))
     for name in [name for name in flat if name.startswith("admin_") or name == "update_freq"]:
         del flat[name]
+    if ARCH_MODEL_NAME_REGISTRY.get(found.model.get("_name")) == "transformer_admin":
+        for stack, place in zip(("encoder", "decoder"), SCHEMES[scheme(found.model)].norm):
+            flat[f"{stack}_normalize_before"] = place == "before"
     for stack, count in layers.items():
         # Of a model pruned with --encoder-layers-to-keep the file holds what was kept; its embeddings are in the file.
         flat.update({f"{stack}_layers": count, f"{stack}_layers_to_keep": None, f"{stack}_embed_path": None})

@@ -266,6 +266,61 @@ def test_pretrained_embeddings_and_pruning_are_not_asked_for_again():
     assert args.encoder_embed_path is None and args.encoder_layers_to_keep is None and args.encoder_layers == 2
 
 
+def scheme(name, **options):
+    """A checkpoint of another scheme, no parameter left at 0 or 1."""
+    sizes = {**reference.TINY, "encoder_layers": 3, "admin_scheme": name, **options}
+    model = reference.build("transformer_admin", **sizes)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.5 * torch.randn(parameter.shape, generator=generator)
+    return state_of(model, **sizes)
+
+
+STOCK = {"looklinear": "after after", "ds-init": "after after", "pre-ln": "before before", "post-ln": "after after"}
+STOCK["post-ln-pre-ln"] = "after before"
+
+
+@pytest.mark.parametrize("name", [*STOCK, "deepnorm", "rezero-post-ln"])
+@pytest.mark.parametrize("options", [{}, {"layernorm_embedding": True}, {"no_cross_attention": True}])
+def test_other_schemes_that_stock_fairseq_can_compute(tmp_path, name, options):
+    state = scheme(name, **options)
+    assert apart(state, tmp_path) <= 1e-4
+    folded = fold.fold(state)
+    places = STOCK.get(name, "after after").split()
+    for stack, place in zip(("encoder", "decoder"), places):
+        assert getattr(folded["args"], f"{stack}_normalize_before") is (place == "before")
+    assert folded["extra_state"]["admin_fold"]["scheme"] == name
+    if name in STOCK:
+        assert all(torch.equal(tensor, state["model"][key]) for key, tensor in folded["model"].items())
+
+
+def test_branch_scales_by_hand():
+    state = {
+        "encoder.layers.0.branch_scale": torch.tensor([0.25]),
+        "encoder.layers.0.self_attn.out_proj.weight": torch.tensor([[8.0]]),
+        "encoder.layers.0.self_attn.out_proj.bias": torch.tensor([4.0]),
+        "encoder.layers.0.fc1.weight": torch.tensor([[3.0]]),
+        "encoder.layers.0.fc2.weight": torch.tensor([[-2.0]]),
+        "encoder.layers.0.fc2.bias": torch.tensor([1.0]),
+    }
+    folded = {key.replace("encoder.layers.0.", ""): t.tolist() for key, t in fold.fold_weights(state).items()}
+    assert folded == {
+        "self_attn.out_proj.weight": [[2.0]],
+        "self_attn.out_proj.bias": [1.0],
+        "fc1.weight": [[3.0]],
+        "fc2.weight": [[-0.5]],
+        "fc2.bias": [0.25],
+    }
+
+
+@pytest.mark.parametrize("name", ["rezero", "t-fixup", "b2t"])
+def test_schemes_without_a_stock_twin_are_refused(name):
+    with pytest.raises(AdminError, match=f"of --admin-scheme {name}, whose layers no stock Transformer has"):
+        fold.fold(scheme(name))
+
+
 def test_sizes_of_a_preset_alone(tmp_path):
     """hydra stores `_name: transformer_admin_18l` and no sizes; a stock model knows no such preset."""
     state = tiny(share_decoder_input_output_embed=False)

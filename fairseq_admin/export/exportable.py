@@ -15,7 +15,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from .. import fold
 from .. import options as stored_options
 from ..assets import Assets
-from ..checkpoint import STRAY, omegas
+from ..checkpoint import STRAY
 from ..equivalence import EOS, PAD, Batch, random_batches, real_batches, vocabulary
 from ..errors import AdminError
 from ..text import CODES, FILE, Text
@@ -64,9 +64,9 @@ def stock(state: Mapping[str, Any]) -> Dict[str, Any]:
         AdminError: it is neither, or it cannot be folded.
     """
     model = state["model"]
-    if omegas(model):
-        return fold.fold(state)
     arch = stored_options.stored(state).model.get("_name")
+    if ARCH_MODEL_NAME_REGISTRY.get(arch) == "transformer_admin":
+        return fold.fold(state)
     if ARCH_MODEL_NAME_REGISTRY.get(arch) != "transformer":
         raise AdminError(
             f"the checkpoint's architecture is {arch}; transformer_admin or fairseq's transformer was expected. "
