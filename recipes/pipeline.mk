@@ -23,11 +23,15 @@ UPDATE_FREQ ?= 1
 # What tokenising does besides: lowercase, normalise, aggressive_dashes, escape (fairseq_admin/text.py says what each is).
 TOKENISER ?=
 
+# What to train: Admin, stock Post-LN or Pre-LN, or another scheme of fairseq_admin/schemes.py.
+SCHEMES := post-ln-pre-ln deepnorm rezero rezero-post-ln t-fixup b2t looklinear ds-init
+METHODS := admin post-ln pre-ln $(SCHEMES)
 ARCH_admin := transformer_admin_18l
 ARCH_post-ln := transformer
 ARCH_pre-ln := transformer --encoder-normalize-before --decoder-normalize-before
+$(foreach scheme,$(SCHEMES),$(eval ARCH_$(scheme) := transformer_admin_18l --admin-scheme $(scheme)))
 ifeq ($(and $(filter 1,$(words $(METHOD))),$(ARCH_$(METHOD))),)
-$(error METHOD=$(METHOD) is unknown; expected admin, post-ln or pre-ln)
+$(error METHOD=$(METHOD) is unknown; expected one of $(METHODS))
 endif
 ifeq ($(wildcard recipes/pipeline.mk),)
 $(error recipes/pipeline.mk is not here ($(CURDIR)); run make from the repository's root)
@@ -119,19 +123,19 @@ $(RUN)/omega.json: $(RUN)/average.pt
 	$(PYTHON) -m fairseq_admin.cli omega $< --json > $@.part
 	mv $@.part $@
 
-# All that translating takes, in one folder. Admin's model is folded there, which compares the two on the validation set.
+# All that translating takes, in one folder. A model of ours is folded there if it can be, which
+# compares the two on the validation set.
 ASSETS := $(TEXT)/bin/dict.$(SOURCE).txt $(TEXT)/bin/dict.$(TARGET).txt $(TEXT)/codes $(TEXT)/text.json
-FOLD_admin = $(PYTHON) -m fairseq_admin.cli fold $< -o $@ --data $(TEXT)/bin
-FOLD = $(or $(FOLD_$(METHOD)),cp $< $@.part && mv $@.part $@)
+FOLDED := $(filter admin post-ln-pre-ln deepnorm rezero-post-ln looklinear ds-init,$(METHOD))
 $(RUN)/model/model.pt: $(RUN)/average.pt
 	mkdir -p $(@D)
 	cp $(ASSETS) $(@D)
-	$(FOLD)
+	$(if $(FOLDED),$(PYTHON) -m fairseq_admin.cli fold $< -o $@ --data $(TEXT)/bin,cp $< $@.part && mv $@.part $@)
 
 # -- result ----------------------------------------------------------------------------------------------------------
 
-# A folded model needs no plugin. Another method's does: it lets torch's safe loader read the rest of the checkpoint.
-USER_DIR = $(if $(FOLD_$(METHOD)),,--user-dir fairseq_admin)
+# A folded model needs no plugin. Another does, a stock one for torch's safe loader to read the rest of the checkpoint.
+USER_DIR := $(if $(FOLDED),,--user-dir fairseq_admin)
 $(RUN)/generate.txt: $(RUN)/model/model.pt
 	$(PYTHON) -m fairseq_cli.generate $(TEXT)/bin $(USER_DIR) --path $< --gen-subset test \
 		--source-lang $(SOURCE) --target-lang $(TARGET) --beam $(BEAM) $(BATCH) $(GENERATE_ARGS) 2>&1 | tee $@.part | $(STEP).progress
@@ -142,6 +146,6 @@ $(RUN)/score.json: $(RUN)/generate.txt $(RAW)/test.$(SOURCE) $(RAW)/test.$(TARGE
 		--method $(METHOD) --preset $(PRESET) --seed $(SEED) --tokens $$(( $(MAX_TOKENS) * $(UPDATE_FREQ) ))
 
 # The other methods' results, once they are there, are part of the summary.
-OTHERS := $(wildcard $(foreach method,admin post-ln pre-ln,$(RUNS)/$(NAME)/$(method)-$(PRESET)-s$(SEED)/score.json))
+OTHERS := $(wildcard $(foreach method,$(METHODS),$(RUNS)/$(NAME)/$(method)-$(PRESET)-s$(SEED)/score.json))
 $(RUN)/summary.txt: $(RUN)/score.json $(if $(filter admin,$(METHOD)),$(RUN)/omega.json) $(OTHERS)
 	$(STEP).summary $(RUN) --raw $(RAW)/test --pair $(PAIR) --command "$(COMMAND)"

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from conftest import run_module
 
+from fairseq_admin.schemes import SCHEMES
 from recipes.demo.corpus import corpus
 from recipes.multi30k import fetch
 from recipes.steps import bpe, logs, score, settings, summary
@@ -486,7 +487,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("recipe", "variable", "message"),
     [
-        ("demo", "METHOD=deepnorm", "METHOD=deepnorm is unknown; expected admin, post-ln or pre-ln"),
+        ("demo", "METHOD=fixup", "METHOD=fixup is unknown; expected one of admin post-ln pre-ln post-ln-pre-ln"),
         ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is unknown"),
         ("multi30k", "PAIR=en-cs", "PAIR=en-cs is unknown; expected one of de-en"),
         ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown"),
@@ -497,6 +498,31 @@ def test_unknown_choices_are_refused(recipe, variable, message):
     done = make(recipe, "-n", variable)
     assert done.returncode == 2
     assert message in refused(done)
+
+
+@pytest.mark.parametrize("method", SCHEMES)
+def test_every_scheme_is_a_method(method):
+    """Trained with the scheme's option, or as the stock model it names; folded where the table's row allows it."""
+    plan = make("demo", "-n", "RUNS=nowhere", f"METHOD={method}").stdout
+    row = SCHEMES[method]
+    stock = {"post-ln": "", "pre-ln": " --encoder-normalize-before --decoder-normalize-before"}
+    option = f" --admin-scheme {method}" if method != "admin" else ""
+    arch = f"transformer{stock[method]}" if method in stock else f"transformer_admin_18l{option}"
+    assert f"--arch {arch} --encoder-layers" in plan and method in summary.NAMES
+    folded = method not in stock and not row.bottom and "none" not in row.norm
+    assert ("fairseq_admin.cli fold" in plan) == folded
+    (generating,) = [line for line in plan.splitlines() if "fairseq_cli.generate" in line]
+    assert ("--user-dir" in generating) == (not folded)
+
+
+def test_a_method_is_not_taken_for_the_one_it_begins_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(summary, "read_log", lambda path: None)
+    for method in ("rezero", "rezero-post-ln", "post-ln"):
+        (tmp_path / f"{method}-cpu-s1").mkdir()
+        (tmp_path / f"{method}-cpu-s1/score.json").write_text(json.dumps({"score": method}))
+    found = summary.finished_runs(tmp_path / "rezero-post-ln-cpu-s1")
+    assert [run.score["score"] for run in found] == ["post-ln", "rezero", "rezero-post-ln"]
+    assert [run.name for run in found] == ["Post-LN", "ReZero", "ReZero-Post-LN"]
 
 
 @pytest.mark.slow

@@ -24,7 +24,18 @@ from matplotlib import pyplot
 from recipes.steps.common import read_lines, replacing, run, write_lines
 from recipes.steps.logs import Log, read_log
 
-NAMES = {"admin": "Admin", "post-ln": "Post-LN", "pre-ln": "Pre-LN"}
+BASELINES = ("admin", "post-ln", "pre-ln")
+NAMES = {
+    **dict(zip(BASELINES, ("Admin", "Post-LN", "Pre-LN"))),
+    "post-ln-pre-ln": "Post-Pre-LN",
+    "deepnorm": "DeepNorm",
+    "rezero": "ReZero",
+    "rezero-post-ln": "ReZero-Post-LN",
+    "t-fixup": "T-Fixup",
+    "b2t": "B2T",
+    "looklinear": "LookLinear",
+    "ds-init": "DS-Init",
+}
 SAMPLES = 5
 ROWS = 8
 
@@ -39,7 +50,7 @@ class Run:
 
 def finished_runs(folder: Path) -> list[Run]:
     """The scored runs that differ from this one in method only, in the order of NAMES."""
-    method = next(name for name in NAMES if folder.name.startswith(f"{name}-"))
+    method = max((name for name in NAMES if folder.name.startswith(f"{name}-")), key=len)
     runs = []
     for other in NAMES:
         path = folder.with_name(folder.name.replace(method, other, 1))
@@ -142,7 +153,7 @@ def main() -> None:
         "log": "train.log",
         "this text": "summary.txt",
     }
-    missing = [method for method, name in NAMES.items() if name not in [run.name for run in runs]]
+    missing = [method for method in BASELINES if NAMES[method] not in [run.name for run in runs]]
     following = [f"{args.command} METHOD={method}" for method in missing] or [f"{args.command} SEED=2"]
     example = read_lines(f"{args.raw}.{args.pair.partition('-')[0]}")[0]
     program = os.path.relpath(Path(sys.executable).with_name("fairseq-admin"))
