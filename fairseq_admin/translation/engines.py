@@ -7,9 +7,8 @@ length (end of sentence included) to a power, at most MORE units longer than the
 """
 
 import abc
-import struct
 from pathlib import Path
-from typing import BinaryIO, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from fairseq import checkpoint_utils
@@ -21,12 +20,10 @@ from torch.nn import functional
 from ..assets import Assets
 from ..errors import AdminError
 from ..layers import avoid_fast_path
+from .positions import Damaged, positions
 
 MORE = 200
 """How many units longer than the source a translation may become: fairseq's bound for any source, plus the source."""
-
-POSITIONS = 1024
-"""How many positions fairseq's Transformers have, unless told otherwise."""
 
 
 class Hypothesis(NamedTuple):
@@ -122,8 +119,8 @@ class CTranslate2Translator(Translator):
         device = chosen(device, ctranslate2.get_cuda_device_count() > 0)
         try:
             self.model = ctranslate2.Translator(str(folder), device=device)
-            self.positions = _positions(folder / "model.bin")
-        except (OSError, RuntimeError, ValueError, struct.error) as error:
+            self.positions = positions(folder / "model.bin")
+        except (OSError, RuntimeError, ValueError, Damaged) as error:
             raise AdminError(f"{folder} is no whole CTranslate2 model ({_line(error)}). Export it again.") from None
         self.longest = self.positions - 1
 
@@ -244,28 +241,3 @@ def _missing(package: str, folder: Path) -> str:
 
 def _line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _positions(path: Path) -> int:
-    """How many positions a CTranslate2 model has, from its file; CTranslate2 does not tell.
-
-    The file lists every tensor's name, shape, type and bytes (ModelSpec._serialize in ctranslate2/specs/model_spec.py).
-    """
-    with path.open("rb") as file:
-        found = [shape[0] for name, shape in _tensors(file) if "/position_encodings/" in name]
-    return min(found, default=POSITIONS)
-
-
-def _tensors(file: BinaryIO) -> Iterator[Tuple[str, Tuple[int, ...]]]:
-    def number(kind: str) -> int:
-        return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
-
-    def string() -> str:
-        return file.read(number("H"))[:-1].decode("utf-8")
-
-    number("I"), string(), number("I")  # versions of the format, and the kind of model
-    for _ in range(number("I")):
-        name, shape = string(), tuple(number("I") for _ in range(number("B")))
-        number("B")
-        file.seek(number("I"), 1)
-        yield name, shape

@@ -1,0 +1,36 @@
+"""How many positions a CTranslate2 model has, read from its file: CTranslate2 does not tell."""
+
+import struct
+from pathlib import Path
+from typing import BinaryIO, Iterator, Tuple
+
+Damaged = struct.error
+"""What reading a file that is cut short raises."""
+
+POSITIONS = 1024
+"""How many positions fairseq's Transformers have, unless told otherwise."""
+
+
+def positions(path: Path) -> int:
+    """How many positions a CTranslate2 model has, from its file; CTranslate2 does not tell.
+
+    The file lists every tensor's name, shape, type and bytes (ModelSpec._serialize in ctranslate2/specs/model_spec.py).
+    """
+    with path.open("rb") as file:
+        found = [shape[0] for name, shape in _tensors(file) if "/position_encodings/" in name]
+    return min(found, default=POSITIONS)
+
+
+def _tensors(file: BinaryIO) -> Iterator[Tuple[str, Tuple[int, ...]]]:
+    def number(kind: str) -> int:
+        return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
+
+    def string() -> str:
+        return file.read(number("H"))[:-1].decode("utf-8")
+
+    number("I"), string(), number("I")  # versions of the format, and the kind of model
+    for _ in range(number("I")):
+        name, shape = string(), tuple(number("I") for _ in range(number("B")))
+        number("B")
+        file.seek(number("I"), 1)
+        yield name, shape
