@@ -1,13 +1,15 @@
 # The shared steps: raw text -> tokens -> joint BPE -> fairseq's binary data -> training -> average -> fold ->
 # translations -> sacreBLEU -> summary. One file a target; interrupt anywhere, run again, it goes on.
 #
-# A recipe sets NAME, PAIR, COMMAND, PRESET and the sizes, includes this file, and says how $(RAW)/% is made: the six
-# files train, valid and test of both languages. Run from the repository's root.
+# A recipe sets NAME, PAIR, COMMAND, PRESET and the sizes, includes this file, and says how $(RAW)/% is made: the raw text
+# of both languages, of the splits train, valid and test or of the PARTS they are gathered from. Run from the
+# repository's root.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := all
+.SECONDEXPANSION:
 
 PYTHON ?= .venv/bin/python
 METHOD ?= admin
@@ -16,10 +18,20 @@ SEED ?= 1
 RUNS ?= runs
 # More options for fairseq-train, after the recipe's own.
 TRAIN_ARGS ?=
-# How many of the last checkpoints to average, one every SAVE_EVERY updates.
+# How long a run is: UPDATES, with a checkpoint every SAVE_EVERY of them; or EPOCHS, with one at the end of each, and
+# every SAVE_EVERY updates one to go on from.
+EPOCHS ?=
+# How many of the last checkpoints to average.
 AVERAGE ?= 5
 BEAM ?= 5
-UPDATE_FREQ ?= 1
+LENPEN ?= 1
+# What is gathered into each split, if it is not a text of its own: PARTS_train := europarl-v7 ..., GATHER_valid := --every 23 --keep nth.
+PARTS ?=
+# Lengths and ratio that a training pair must keep, in words (CLEAN) or in units after BPE (CLEAN_BPE); the split valid, too.
+CLEAN ?= --drop-empty
+CLEAN_BPE ?=
+# The numbers of pairs that train, valid and test must have, where they are known.
+EXPECT ?=
 # What tokenising does besides: lowercase, normalise, aggressive_dashes, escape (fairseq_admin/text.py says what each is).
 TOKENISER ?=
 
@@ -41,59 +53,149 @@ SOURCE := $(word 1,$(subst -, ,$(PAIR)))
 TARGET := $(word 2,$(subst -, ,$(PAIR)))
 TEXT := $(RUNS)/$(NAME)/data
 RAW ?= $(TEXT)/raw
-RUN := $(RUNS)/$(NAME)/$(METHOD)-$(PRESET)-s$(SEED)
+ARCHIVES := $(RUNS)/archives
+RUN := $(RUNS)/$(NAME)$(SIZE:%=/%)/$(METHOD)-$(PRESET)-s$(SEED)
+# What the run is called in results.csv.
+JOB ?= $(NAME)
 
 export PYTHONUNBUFFERED := 1
 # Of fairseq's and its libraries' use of one another: nothing the user can mend.
 export PYTHONWARNINGS ?= ignore
 STEP := $(PYTHON) -m recipes.steps
 
+# -- machines ---------------------------------------------------------------------------------------------------------
+
+# Either a recipe says MAX_TOKENS and UPDATE_FREQ; or it says TOKENS an update and the paper's batch A_DEVICE, and the
+# rest follows from GPUS, NODES, the GPUs' MEMORY in GB, or MAX_TOKENS if the user gives one.
+UPDATE_FREQ ?= 1
+NODES ?= 1
+ifdef TOKENS
+BATCHES := $(STEP).batch $(TOKENS) --a-device $(A_DEVICE) --nodes $(NODES) $(GPUS:%=--devices %) \
+	$(MAX_TOKENS:%=--max-tokens %) $(MEMORY:%=--memory %)
+# The plan needs no more than the standard library, so it can be printed before there is an environment.
+BATCHES := $(patsubst $(PYTHON)%,$(or $(wildcard $(PYTHON)),python3)%,$(BATCHES))
+PLAN := $(shell $(BATCHES) 2>&1)
+ifneq ($(firstword $(PLAN)),devices)
+$(error $(PLAN))
+endif
+override GPUS := $(word 2,$(PLAN))
+override MAX_TOKENS := $(word 4,$(PLAN))
+override UPDATE_FREQ := $(word 6,$(PLAN))
+HELD := --tokens-per-update $(TOKENS)
+endif
+GPUS ?= 1
+
+# Every node runs the same command, with its number NODE (SLURM tells it) and the first one's address, MASTER.
+NODE ?= $(or $(SLURM_NODEID),0)
+ifneq ($(NODES),1)
+ifeq ($(MASTER),)
+$(error NODES=$(NODES) needs MASTER=HOST:PORT, where the first node is reached)
+endif
+# The others train along; what comes after is the first one's.
+ifneq ($(and $(NODE:0=),$(filter-out train,$(or $(MAKECMDGOALS),all))),)
+$(error NODE=$(NODE) of several only trains; run the target that ends in -train there)
+endif
+RENDEZVOUS := --distributed-init-method tcp://$(MASTER) --distributed-rank $(shell echo $$(( $(NODE) * $(GPUS) )))
+endif
+WORLD := $(if $(findstring --cpu,$(DEVICE_ARGS)),$(filter-out 1,$(NODES)),$(shell echo $$(( $(NODES) * $(GPUS) ))))
+MACHINES := $(WORLD:%=--distributed-world-size %) $(RENDEZVOUS) \
+	$(if $(and $(RENDEZVOUS),$(findstring --cpu,$(DEVICE_ARGS))),--distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp)
+
+# fairseq-train takes --bf16 for the wish to train on a TPU; recipes/steps/train.py is fairseq-train without that.
+PRECISION ?=
+TRAIN := $(if $(filter bf16,$(PRECISION)),$(STEP).train,$(PYTHON) -m fairseq_cli.train)
+PRECISION_fp16 := --fp16 --fp16-no-flatten-grads --fp16-scale-window 256 --threshold-loss-scale 0.03125
+PRECISION_amp := --amp
+PRECISION_bf16 := --bf16 --fp16-no-flatten-grads
+ifneq ($(filter-out fp16 amp bf16 fp32,$(PRECISION)),)
+$(error PRECISION=$(PRECISION) is unknown; expected fp16, amp, bf16 or fp32)
+endif
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
 # A multiple of 1: with fairseq's own, 8, the last sentences (up to 7) fall in no batch, and are not translated either.
 BATCH := --max-tokens $(MAX_TOKENS) --required-batch-size-multiple 1
 # What a run's checkpoints depend on. UPDATES is left out: more of them continue the run.
-MODEL := --encoder-layers $(LAYERS) --decoder-layers $(LAYERS) \
+ENCODER_LAYERS ?= $(LAYERS)
+DECODER_LAYERS ?= $(LAYERS)
+MODEL := --encoder-layers $(ENCODER_LAYERS) --decoder-layers $(DECODER_LAYERS) \
 	--encoder-embed-dim $(WIDTH) --decoder-embed-dim $(WIDTH) \
 	--encoder-ffn-embed-dim $(FFN) --decoder-ffn-embed-dim $(FFN) \
 	--encoder-attention-heads $(HEADS) --decoder-attention-heads $(HEADS) \
-	--dropout $(DROPOUT) --share-all-embeddings
+	--dropout $(DROPOUT) $(ATTENTION_DROPOUT:%=--attention-dropout %) $(ACTIVATION_DROPOUT:%=--activation-dropout %) \
+	--share-all-embeddings
 OPTIMISATION := --optimizer radam --adam-betas "(0.9, 0.98)" --weight-decay $(WEIGHT_DECAY) --clip-norm $(CLIP_NORM) \
 	--lr $(LR) --lr-scheduler inverse_sqrt --warmup-updates $(WARMUP) --warmup-init-lr 1e-7 \
 	--criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
-	$(BATCH) --update-freq $(UPDATE_FREQ) --seed $(SEED)
-SETTINGS := $(MODEL) $(OPTIMISATION) $(DEVICE_ARGS) $(TRAIN_ARGS)
+	--seed $(SEED)
+BATCH_SIZE := $(BATCH) --update-freq $(UPDATE_FREQ)
+# With the tokens of an update held, a run may go on with other batches, on other machines.
+SETTINGS := $(MODEL) $(OPTIMISATION) $(or $(HELD),$(BATCH_SIZE)) $(DEVICE_ARGS) $(PRECISION_$(PRECISION)) $(TRAIN_ARGS)
 
-.PHONY: all FORCE
-# Both sides of every split in a folder. make keeps them, though it could make them again.
-files = $(foreach split,train valid test,$(1)/$(split).$(SOURCE) $(1)/$(split).$(TARGET))
-.SECONDARY: $(call files,$(RAW)) $(call files,$(TEXT)/tok)
+.PHONY: all prepare train average generate score FORCE
+# Both sides of texts in a folder. make keeps them, though it could make them again.
+both = $(foreach text,$(2),$(1)/$(text).$(SOURCE) $(1)/$(text).$(TARGET))
+SPLITS := train valid test
+SEVERAL := $(sort $(foreach split,$(SPLITS),$(PARTS_$(split))))
+.SECONDARY: $(call both,$(RAW),$(SPLITS) $(SEVERAL)) $(call both,$(TEXT)/tok,$(SPLITS) $(SEVERAL)) \
+	$(call both,$(TEXT)/split,$(SPLITS))
 all: $(RUN)/summary.txt
 	@cat $<
+prepare: $(TEXT)/bin/dict.$(TARGET).txt
+train: $(RUN)/trained-$(or $(EPOCHS:%=%-epochs),$(UPDATES))
+average: $(RUN)/model/model.pt
+generate: $(RUN)/generate.txt
+score: $(RUN)/score.json
+
+# -- archives --------------------------------------------------------------------------------------------------------
+
+EXTRACT := $(STEP).extract
+.PRECIOUS: $(ARCHIVES)/%
+$(ARCHIVES)/%:
+	# download $*
+	$(STEP).download $* --out $@ $(DATA:%=--data %) $(URL:%=--url %)
 
 # -- text ------------------------------------------------------------------------------------------------------------
 
 $(TEXT)/settings.json: FORCE
 	@$(STEP).settings $@ pair=$(PAIR) merges=$(MERGES) $(TEXT_SETTINGS) \
-		$(if $(strip $(TOKENISER)),'tokeniser=$(sort $(TOKENISER))')
+		$(if $(strip $(TOKENISER)),'tokeniser=$(sort $(TOKENISER))') \
+		$(if $(SEVERAL),'cleaning=$(CLEAN) $(CLEAN_BPE)')
 
 # Of this file nothing is made anew: it changes with the settings only, and those are held.
 $(TEXT)/text.json: | $(TEXT)/settings.json
+	# how text is tokenised
 	$(STEP).text $(SOURCE) $(TARGET) $(TOKENISER) -o $@
 
-$(TEXT)/tok/train.$(SOURCE) $(TEXT)/tok/train.$(TARGET): DROP := --drop-empty
+$(call both,$(TEXT)/tok,$(or $(PARTS_train),train)): DROP := $(CLEAN)
 $(TEXT)/tok/%.$(SOURCE) $(TEXT)/tok/%.$(TARGET): $(RAW)/%.$(SOURCE) $(RAW)/%.$(TARGET) | $(TEXT)/text.json
+	# tokens of $*
 	$(STEP).tokenise $(TEXT)/text.json $(RAW)/$* $(TEXT)/tok/$* $(DROP)
 
-$(TEXT)/codes: $(TEXT)/tok/train.$(SOURCE) $(TEXT)/tok/train.$(TARGET)
+# A split that is gathered from parts, in their order: all pairs, or every nth one, or the rest.
+$(TEXT)/split/%.$(SOURCE) $(TEXT)/split/%.$(TARGET): $$(call both,$(TEXT)/tok,$$(PARTS_$$*))
+	# the split $*
+	$(STEP).split $(addprefix $(TEXT)/tok/,$(PARTS_$*)) --languages $(SOURCE) $(TARGET) -o $(TEXT)/split/$* $(GATHER_$*)
+
+# What byte-pair encoding is learnt from and applied to.
+WORDS := $(TEXT)/$(if $(SEVERAL),split,tok)
+
+$(TEXT)/codes: $(call both,$(WORDS),train)
+	# learn $(MERGES) joint merges
 	$(STEP).bpe learn $(MERGES) $^ -o $@
 
-$(TEXT)/bpe/%.$(SOURCE) $(TEXT)/bpe/%.$(TARGET): $(TEXT)/tok/%.$(SOURCE) $(TEXT)/tok/%.$(TARGET) $(TEXT)/codes
-	$(STEP).bpe apply $(TEXT)/codes $(TEXT)/tok/$*.$(SOURCE) $(TEXT)/tok/$*.$(TARGET) -o $(@D)
+$(call both,$(TEXT)/bpe,train valid): DROP := $(CLEAN_BPE)
+$(TEXT)/bpe/%.$(SOURCE) $(TEXT)/bpe/%.$(TARGET): $(WORDS)/%.$(SOURCE) $(WORDS)/%.$(TARGET) $(TEXT)/codes
+	# units of the split $*
+	$(STEP).bpe apply $(TEXT)/codes $(WORDS)/$*.$(SOURCE) $(WORDS)/$*.$(TARGET) -o $(@D) $(DROP)
 
-$(TEXT)/bin/dict.$(TARGET).txt: $(call files,$(TEXT)/bpe)
+$(TEXT)/bin/dict.$(TARGET).txt: $(call both,$(TEXT)/bpe,$(SPLITS))
+	# fairseq's binary data
+	$(if $(EXPECT),$(STEP).counts $(WORDS) $(SOURCE) $(TARGET) $(join $(SPLITS:%=%=),$(EXPECT)))
 	rm -rf $(@D) $(@D).part
 	$(PYTHON) -m fairseq_cli.preprocess --source-lang $(SOURCE) --target-lang $(TARGET) --joined-dictionary \
 		--trainpref $(TEXT)/bpe/train --validpref $(TEXT)/bpe/valid --testpref $(TEXT)/bpe/test \
-		--destdir $(@D).part
+		--destdir $(@D).part --workers $$(getconf _NPROCESSORS_ONLN)
 	mv $(@D).part $(@D)
 
 # -- model -----------------------------------------------------------------------------------------------------------
@@ -101,23 +203,36 @@ $(TEXT)/bin/dict.$(TARGET).txt: $(call files,$(TEXT)/bpe)
 $(RUN)/settings.json: FORCE
 	@$(STEP).settings $@ 'train=$(subst ','\'',$(strip $(SETTINGS)))'
 
-# A run goes on from the newest checkpoint_EPOCH_UPDATE.pt, which fairseq writes beside and renames, and not from
-# checkpoint_last.pt, which it copies in place: a kill may cut that one short. The validation that comes with each
-# checkpoint is the only one, hence the endless intervals in epochs.
-$(RUN)/trained-$(UPDATES): $(TEXT)/bin/dict.$(TARGET).txt | $(RUN)/settings.json
+# How long it trains, which checkpoints it keeps, and how those to average are named. The validation that comes with a
+# checkpoint every so many updates is the only one there, hence the endless intervals in epochs.
+ifneq ($(EPOCHS),)
+LENGTH := --max-epoch $(EPOCHS) --save-interval-updates $(SAVE_EVERY) --keep-interval-updates 1 --keep-last-epochs $(AVERAGE)
+TO_AVERAGE := $(RUN)/checkpoints --by epochs --last $(AVERAGE)
+else
+LENGTH := --max-update $(UPDATES) --save-interval-updates $(SAVE_EVERY) --keep-interval-updates $(AVERAGE) \
+	--save-interval 1000000 --validate-interval 1000000
+TO_AVERAGE := $(RUN)/checkpoints/checkpoint_*_*.pt
+endif
+
+# A run goes on from the newest of its numbered checkpoints, which fairseq writes beside and renames, and not from
+# checkpoint_last.pt or checkpoint_best.pt, which it copies in place: a kill may cut those short.
+$(RUN)/trained-$(or $(EPOCHS:%=%-epochs),$(UPDATES)): $(TEXT)/bin/dict.$(TARGET).txt | $(RUN)/settings.json
+	# train: $(or $(EPOCHS:%=% epochs),$(UPDATES) updates), each of $(NODES) x $(GPUS) x $(UPDATE_FREQ) batches of up to $(MAX_TOKENS) tokens
+	$(if $(CHECK_GPUS),@$(BATCHES) --check > /dev/null)
 	mkdir -p $(RUN)/checkpoints
-	newest=$$(ls -t $(RUN)/checkpoints/checkpoint_*_*.pt 2>/dev/null | head -n 1 || true); \
-	$(PYTHON) -m fairseq_cli.train $(TEXT)/bin --user-dir fairseq_admin --source-lang $(SOURCE) --target-lang $(TARGET) \
-		--arch $(ARCH_$(METHOD)) $(SETTINGS) --max-update $(UPDATES) \
-		--save-dir $(RUN)/checkpoints $${newest:+--restore-file "$$newest"} --no-last-checkpoints \
-		--save-interval-updates $(SAVE_EVERY) --keep-interval-updates $(AVERAGE) \
-		--save-interval 1000000 --validate-interval 1000000 \
-		--log-format json --log-interval $(LOG_EVERY) 2>&1 \
-		| tee -a $(RUN)/train.log | $(STEP).progress --updates $(UPDATES)
+	newest=$$(ls -t $(RUN)/checkpoints/checkpoint[0-9]*.pt $(RUN)/checkpoints/checkpoint_[0-9]*_*.pt 2>/dev/null | head -n 1 || true); \
+	$(TRAIN) $(TEXT)/bin --user-dir fairseq_admin --source-lang $(SOURCE) --target-lang $(TARGET) \
+		--arch $(ARCH_$(METHOD)) $(MODEL) $(OPTIMISATION) $(BATCH_SIZE) $(DEVICE_ARGS) $(PRECISION_$(PRECISION)) $(MACHINES) \
+		$(LENGTH) --save-dir $(RUN)/checkpoints $${newest:+--restore-file "$$newest"} --no-last-checkpoints \
+		--tensorboard-logdir $(RUN)/tensorboard $(WANDB:%=--wandb-project %) \
+		--log-format json --log-interval $(LOG_EVERY) $(TRAIN_ARGS) 2>&1 \
+		| tee -a $(RUN)/train$(patsubst %,-node%,$(filter-out 0,$(NODE))).log \
+		| $(STEP).progress $(if $(EPOCHS),--epochs $(EPOCHS),--updates $(UPDATES))
 	touch $@
 
-$(RUN)/average.pt: $(RUN)/trained-$(UPDATES)
-	$(PYTHON) -m fairseq_admin.cli average $(RUN)/checkpoints/checkpoint_*_*.pt -o $@
+$(RUN)/average.pt: $(RUN)/trained-$(or $(EPOCHS:%=%-epochs),$(UPDATES))
+	# average the last $(AVERAGE) checkpoints
+	$(PYTHON) -m fairseq_admin.cli average $(TO_AVERAGE) -o $@
 
 $(RUN)/omega.json: $(RUN)/average.pt
 	$(PYTHON) -m fairseq_admin.cli omega $< --json > $@.part
@@ -128,6 +243,7 @@ $(RUN)/omega.json: $(RUN)/average.pt
 ASSETS := $(TEXT)/bin/dict.$(SOURCE).txt $(TEXT)/bin/dict.$(TARGET).txt $(TEXT)/codes $(TEXT)/text.json
 FOLDED := $(filter admin post-ln-pre-ln deepnorm rezero-post-ln looklinear ds-init,$(METHOD))
 $(RUN)/model/model.pt: $(RUN)/average.pt
+	# all that translating takes, in one folder
 	mkdir -p $(@D)
 	cp $(ASSETS) $(@D)
 	$(if $(FOLDED),$(PYTHON) -m fairseq_admin.cli fold $< -o $@ --data $(TEXT)/bin,cp $< $@.part && mv $@.part $@)
@@ -137,15 +253,19 @@ $(RUN)/model/model.pt: $(RUN)/average.pt
 # A folded model needs no plugin. Another does, a stock one for torch's safe loader to read the rest of the checkpoint.
 USER_DIR := $(if $(FOLDED),,--user-dir fairseq_admin)
 $(RUN)/generate.txt: $(RUN)/model/model.pt
+	# translate the test set
 	$(PYTHON) -m fairseq_cli.generate $(TEXT)/bin $(USER_DIR) --path $< --gen-subset test \
-		--source-lang $(SOURCE) --target-lang $(TARGET) --beam $(BEAM) $(BATCH) $(GENERATE_ARGS) 2>&1 | tee $@.part | $(STEP).progress
+		--source-lang $(SOURCE) --target-lang $(TARGET) --beam $(BEAM) --lenpen $(LENPEN) \
+		$(BATCH) $(GENERATE_ARGS) 2>&1 | tee $@.part | $(STEP).progress
 	mv $@.part $@
 
-$(RUN)/score.json: $(RUN)/generate.txt $(RAW)/test.$(SOURCE) $(RAW)/test.$(TARGET) | $(TEXT)/text.json
-	$(STEP).score $(RUN) --raw $(RAW)/test --text $(TEXT)/text.json --results $(RUNS)/results.csv --recipe $(NAME) \
-		--method $(METHOD) --preset $(PRESET) --seed $(SEED) --tokens $$(( $(MAX_TOKENS) * $(UPDATE_FREQ) ))
+$(RUN)/score.json: $(RUN)/generate.txt $(call both,$(RAW),test) | $(TEXT)/text.json
+	# score
+	$(STEP).score $(RUN) --raw $(RAW)/test --tokenised $(WORDS)/test.$(TARGET) --text $(TEXT)/text.json $(COMPOUNDS) \
+		--results $(RUNS)/results.csv --recipe $(JOB) --method $(METHOD) --preset $(PRESET) --seed $(SEED) \
+		--tokens $(or $(TOKENS),$$(( $(MAX_TOKENS) * $(UPDATE_FREQ) )))
 
 # The other methods' results, once they are there, are part of the summary.
-OTHERS := $(wildcard $(foreach method,$(METHODS),$(RUNS)/$(NAME)/$(method)-$(PRESET)-s$(SEED)/score.json))
+OTHERS := $(wildcard $(foreach method,$(METHODS),$(dir $(RUN))$(method)-$(PRESET)-s$(SEED)/score.json))
 $(RUN)/summary.txt: $(RUN)/score.json $(if $(filter admin,$(METHOD)),$(RUN)/omega.json) $(OTHERS)
 	$(STEP).summary $(RUN) --raw $(RAW)/test --pair $(PAIR) --command "$(COMMAND)"

@@ -189,9 +189,10 @@ HEAD = "2026-01-01 00:00:00 | INFO |"
 
 def log_line(tag: str, updates: int, bits: float) -> str:
     if tag == "valid":
-        values = {"epoch": 1, "valid_nll_loss": str(bits), "valid_num_updates": str(updates)}
+        values = {"epoch": -(-updates // 16), "valid_nll_loss": str(bits), "valid_num_updates": str(updates)}
     else:
-        values = {"nll_loss": str(bits), "num_updates": str(updates), "lr": "0.001", "train_wall": "36"}
+        values = {"epoch": -(-updates // 16), "update": updates / 16, "nll_loss": str(bits)}
+        values |= {"num_updates": str(updates), "lr": "0.001", "train_wall": "36"}
     return f"{HEAD} {tag} | {json.dumps(values)}"
 
 
@@ -215,8 +216,9 @@ def test_a_resumed_run_counts_once(tmp_path):
     assert log.train == {10: 8.0, 20: 7.5}
     assert log.valid == {20: 6.25}
     assert log.params == 1234
-    # Two intervals of 36 seconds.
+    # Two intervals of 36 seconds; 16 updates an epoch.
     assert log.hours == pytest.approx(0.02)
+    assert log.epochs == 20 / 16
 
 
 def test_what_a_killed_run_did_beyond_its_checkpoint_is_void(tmp_path):
@@ -257,6 +259,15 @@ def test_progress_shows_the_pace_and_hides_no_error():
     assert shown[5:] == lines[-3:]
 
 
+def test_progress_of_a_run_in_epochs():
+    ticks = iter([100.0, 105.0])
+    lines = [log_line("train_inner", 8, 8.0), log_line("train_inner", 24, 7.0), log_line("valid", 24, 6.5)]
+    shown = list(progress(lines, epochs=3, clock=lambda: next(ticks)))
+    # One epoch in five seconds, and one and a half to go.
+    assert shown[1].startswith("epoch   1.50/3  update     24  train  7.000") and "5.00 s/epoch  8 s left" in shown[1]
+    assert shown[2].startswith("epoch   2.00/3  update     24  valid")
+
+
 # -- score -----------------------------------------------------------------------------------------------------------
 
 GENERATED = ["S-1\tb", "T-1\tB", "H-1\t-0.5\tB@@ e .", "D-1\t-0.5\tBe .", "P-1\t-0.1", "H-0\t-0.2\tA", "H-2\t-1\t"]
@@ -288,6 +299,7 @@ def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6
     write_lines(folder.parent / "raw/test.de", ["eins", "zwei", "drei"])
     write_lines(folder.parent / "raw/test.en", REFERENCES)
     write_lines(folder / "train.log", [*LOG, log_line("valid", 30, bits)])
+    write_lines(folder.parent / "tok/test.en", [PLAIN.tokenise(line, "en") for line in REFERENCES])
     tokens = [PLAIN.tokenise(line, "en") for line in translations]
     PLAIN.write(folder.parent / "text.json")
     write_lines(folder / "generate.txt", reversed([f"H-{n}\t-1\t{line}" for n, line in enumerate(tokens)]))
@@ -297,6 +309,7 @@ def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6
 def run_score(folder: Path, method: str = "admin", seed: int = 1) -> subprocess.CompletedProcess:
     key = ("--recipe", "demo", "--method", method, "--preset", "cpu", "--seed", seed, "--tokens", 2048)
     where = ("--raw", folder.parent / "raw/test", "--text", folder.parent / "text.json")
+    where += ("--tokenised", folder.parent / "tok/test.en", "--compounds")
     where += ("--results", folder.parent / "results.csv")
     return step("steps.score", folder, *where, *key)
 
@@ -314,7 +327,7 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
     rows = read_results(tmp_path)
     assert sorted(row["seed"] for row in rows) == ["1", "2"]
     # Translations equal to the references, character by character.
-    assert {row["score"] for row in rows} == {"100.00"}
+    assert {row[name] for row in rows for name in ("score", "tokenised", "compound")} == {"100.00"}
     assert all(row["signature"].startswith("nrefs:1|case:mixed") and row["updates"] == "20" for row in rows)
     assert read_lines(folder / "translations.txt") == REFERENCES
 
@@ -360,7 +373,7 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
 
 
 def test_long_runs_get_a_short_table(tmp_path):
-    log = logs.Log({}, {update: 1.0 for update in range(1, 1001)}, 1, 1.0)
+    log = logs.Log({}, {update: 1.0 for update in range(1, 1001)}, 1, 1.0, 1.0)
     table = summary.losses([summary.Run("Admin", tmp_path, {}, log)])
     assert len(table) <= summary.ROWS + 1
     assert "update 1000" in table[-1]

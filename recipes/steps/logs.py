@@ -17,11 +17,13 @@ PARAMS = re.compile(r"num\. shared model params: ([\d,]+)")
 class Record:
     """One interval of training, or one validation.
 
-    `bits` is the loss without label smoothing, in bits a token; `seconds` is what the interval took.
+    `epochs` counts fractions too (of a validation: whole ones, begun); `bits` is the loss without label smoothing, in
+    bits a token; `seconds` is what the interval took.
     """
 
     tag: str
     updates: int
+    epochs: float
     bits: float
     lr: float
     seconds: float
@@ -40,6 +42,7 @@ def parse(line: str) -> Record | None:
     return Record(
         tag=found["tag"],
         updates=int(values[f"{prefix}num_updates"]),
+        epochs=float(values.get("update", values["epoch"])),
         bits=float(values[f"{prefix}nll_loss"]),
         lr=float(values.get("lr", "nan")),
         seconds=float(values.get("train_wall", "nan")),
@@ -48,11 +51,12 @@ def parse(line: str) -> Record | None:
 
 @dataclass(frozen=True)
 class Log:
-    """A run's curves, each {updates: bits a token}, its parameter count, and the hours its updates took."""
+    """A run's curves, each {updates: bits a token}, its parameters and epochs, and the hours its updates took."""
 
     train: dict[int, float]
     valid: dict[int, float]
     params: int
+    epochs: float
     hours: float
 
 
@@ -83,5 +87,6 @@ def read_log(path: str | Path) -> Log:
         train={updates: record.bits for updates, record in sorted(train.items())},
         valid={updates: record.bits for updates, record in sorted(valid.items())},
         params=params,
+        epochs=max(record.epochs for record in train.values()),
         hours=sum(record.seconds for record in train.values()) / 3600,
     )

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from recipes.steps.logs import parse
+from recipes.steps.logs import Record, parse
 
 # The head of a log line: fairseq's own format, or Python's where a library set logging up first.
 LOG = re.compile(r"(\S+ \S+ \| (?P<level>[A-Z]+) \| (?P<logger>\S+) \| |(?P<early>INFO|DEBUG):[\w.]+:)")
@@ -30,26 +30,36 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 
-def progress(lines: Iterable[str], updates: int, clock=time.monotonic) -> Iterator[str]:
+def position(record: Record, updates: int, epochs: int) -> str:
+    """How far the run is, of the same width throughout."""
+    if epochs:
+        return f"epoch {record.epochs:>6.2f}/{epochs}  update {record.updates:>6}"
+    return f"update {record.updates:>6}/{updates}"
+
+
+def progress(lines: Iterable[str], updates: int = 0, epochs: int = 0, clock=time.monotonic) -> Iterator[str]:
     """What to show for each line of fairseq's output, if anything.
 
-    The time left counts from the first interval seen, so it is right for a resumed run too.
+    A run lasts so many updates, or so many epochs. The time left counts from the first interval seen, so it is right
+    for a resumed run too.
     """
-    first: tuple[int, float] | None = None
+    first: tuple[float, float] | None = None
     hypotheses = 0
     hidden = False
     for line in lines:
         record = parse(line)
         if record and record.tag == "train_inner":
             now = clock()
-            first = first or (record.updates, now)
-            text = f"update {record.updates:>6}/{updates}  train {record.bits:6.3f} bits/token  lr {record.lr:.2e}"
-            if record.updates > first[0]:
-                pace = (now - first[1]) / (record.updates - first[0])
-                text += f"  {pace:.2f} s/update  {duration(pace * max(0, updates - record.updates))} left"
+            done, whole = (record.epochs, epochs) if epochs else (record.updates, updates)
+            first = first or (done, now)
+            text = f"{position(record, updates, epochs)}  train {record.bits:6.3f} bits/token  lr {record.lr:.2e}"
+            if done > first[0]:
+                pace = (now - first[1]) / (done - first[0])
+                text += f"  {pace:.2f} s/{'epoch' if epochs else 'update'}"
+                text += f"  {duration(pace * max(0, whole - done))} left"
             yield text
         elif record and record.tag == "valid":
-            yield f"update {record.updates:>6}/{updates}  valid {record.bits:6.3f} bits/token"
+            yield f"{position(record, updates, epochs)}  valid {record.bits:6.3f} bits/token"
         elif HYPOTHESIS.match(line):
             hypotheses += 1
             if hypotheses % SENTENCES == 0:
@@ -66,9 +76,10 @@ def progress(lines: Iterable[str], updates: int, clock=time.monotonic) -> Iterat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--updates", type=int, default=0, help="updates the run will make")
+    parser.add_argument("--epochs", type=int, default=0, help="or epochs")
     args = parser.parse_args()
     try:
-        for text in progress(sys.stdin, args.updates):
+        for text in progress(sys.stdin, args.updates, args.epochs):
             print(text, flush=True)
     except KeyboardInterrupt:
         pass

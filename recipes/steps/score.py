@@ -1,12 +1,18 @@
-"""Score a test set's translations with sacreBLEU against the raw reference, and keep the result.
+"""Score a test set's translations, and keep the result.
 
     D=runs/demo/data; python -m recipes.steps.score runs/demo/admin-cpu-s1 --raw $D/raw/test --text $D/text.json ...
 
-reads RUN/generate.txt and RUN/train.log; writes RUN/translations.txt, RUN/score.json and a row of results.csv.
+reads RUN/generate.txt and RUN/train.log; writes RUN/translations.txt, RUN/score.json and a row of results.csv, with
+three BLEU scores:
+
+    score      sacreBLEU of the detokenised translations against the raw reference; compare with this one today
+    tokenised  BLEU of the tokens against the reference's tokens, as the papers report it and fairseq-generate prints it
+    compound   the same with compounds split at their hyphens, as papers report it for English to German alone
 """
 
+from __future__ import annotations
+
 import argparse
-import csv
 import json
 import os
 import platform
@@ -17,14 +23,12 @@ from pathlib import Path
 import torch
 from sacrebleu.metrics import BLEU
 
-from recipes.steps.common import read_lines, replacing, run, write_lines
+from recipes.steps.common import read_lines, run, write_lines
 from recipes.steps.logs import read_log
+from recipes.steps.results import KEY, keep
 from recipes.steps.text import Text, remove_bpe
 
 HYPOTHESIS = re.compile(r"H-(\d+)\t[^\t]*\t(.*)")
-# One run is one row: the columns that tell runs apart, then what was measured.
-KEY = ("recipe", "method", "preset", "seed")
-COLUMNS = (*KEY, "params", "updates", "tokens", "score", "signature", "hours", "hardware", "commit")
 
 
 def hypotheses(lines: list[str], count: int) -> list[str]:
@@ -61,37 +65,54 @@ def commit() -> str:
 
 def hardware() -> str:
     if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     return f"{os.cpu_count()} x {platform.machine()} CPU"
 
 
-def keep(table: Path, row: dict[str, object]) -> None:
-    """Put the row into the table, in place of an older one of the same run.
+def split_compounds(line: str) -> str:
+    """Tokens with each hyphen inside a word a token of its own: rich-text -> rich ##AT##-##AT## text.
 
-    Raises:
-        ValueError: the table has other columns.
+    Luong's form of it, for fairseq's compound_split_bleu.sh as well. Hyphens that tokenising has split ("rich @-@
+    text") are counted the same way.
     """
-    rows = []
-    if table.exists():
-        with table.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
-    rows = [old for old in rows if any(old[name] != str(row[name]) for name in KEY)]
-    with replacing(table) as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows([*rows, row])
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line.replace(" @-@ ", "-"))
+
+
+def bleu(metric: BLEU, hypotheses: list[str], references: list[str]) -> tuple[str, str]:
+    """The score and its signature."""
+    return f"{metric.corpus_score(hypotheses, [references]).score:.2f}", str(metric.get_signature())
+
+
+def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], compounds: bool) -> dict[str, str]:
+    """The three scores with their signatures.
+
+    Args:
+        tokens: the translations, BPE undone.
+        raw: the reference as it was published.
+        tokenised: the reference's tokens.
+        compounds: whether the third is wanted.
+    """
+    found = {}
+    # A model of lower-case text cannot know the case. Of tokens, BLEU as multi-bleu.perl and fairseq have it.
+    metric = BLEU(lowercase=text.lowercase)
+    found["score"], found["signature"] = bleu(metric, [text.detokenise(line) for line in tokens], raw)
+    plain = {"tokenize": "none", "smooth_method": "none", "force": True}
+    found["tokenised"], found["tokenised_signature"] = bleu(BLEU(**plain), tokens, tokenised)
+    if compounds:
+        split = [[split_compounds(line) for line in side] for side in (tokens, tokenised)]
+        found["compound"], found["compound_signature"] = bleu(BLEU(**plain), *split)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--raw", required=True, help="prefix of the raw test set: RAW.de, RAW.en")
+    parser.add_argument("--tokenised", required=True, type=Path, help="the reference's tokens")
     parser.add_argument("--text", type=Path, required=True, help="text.json")
-    parser.add_argument("--results", type=Path, required=True, help="the table of results to update")
-    parser.add_argument("--tokens", required=True, help="tokens an update, for the table")
+    parser.add_argument("--compounds", action="store_true", help="score with compounds split, too")
+    parser.add_argument("--results", type=Path, required=True, help="results.csv")
+    parser.add_argument("--tokens", type=int, required=True, help="tokens of an update, for the table")
     for name in KEY:
         parser.add_argument(f"--{name}", required=True, help="for the table")
     args = parser.parse_args()
@@ -99,21 +120,19 @@ def main() -> None:
     text = Text.read(args.text)
     references = read_lines(f"{args.raw}.{text.target}")
     units = hypotheses(read_lines(args.run / "generate.txt"), len(references))
-    translations = [text.detokenise(remove_bpe(line)) for line in units]
-    metric = BLEU()
-    score = metric.corpus_score(translations, [references]).score
+    tokens = [remove_bpe(line) for line in units]
     log = read_log(args.run / "train.log")
     row = {name: getattr(args, name) for name in KEY} | {
         "params": log.params,
+        "epochs": f"{log.epochs:.2f}",
         "updates": max(log.train),
         "tokens": args.tokens,
-        "score": f"{score:.2f}",
-        "signature": str(metric.get_signature()),
+        **scores(text, tokens, references, read_lines(args.tokenised), args.compounds),
         "hours": f"{log.hours:.2f}",
         "hardware": hardware(),
         "commit": commit(),
     }
-    write_lines(args.run / "translations.txt", translations)
+    write_lines(args.run / "translations.txt", [text.detokenise(line) for line in tokens])
     keep(args.results, row)
     write_lines(args.run / "score.json", [json.dumps(row, indent=2)])
 

@@ -1,0 +1,93 @@
+"""All results so far beside the papers' numbers: `make table`.
+
+    python -m recipes.steps.table runs/results.csv -o runs/table
+
+writes runs/table.md and runs/table.csv, and prints the first. A row holds every run of a recipe and method with the
+same preset; the papers' BLEU is tokenised BLEU, so that is the column to compare it with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from recipes.steps.common import replacing, run, write_lines
+from recipes.steps.results import read
+
+PAPERS = Path(__file__).parents[1] / "papers.csv"
+HEAD = (
+    *("recipe", "method", "preset", "seeds", "tokenised BLEU", "paper", "sacreBLEU", "compound BLEU"),
+    *("epochs", "updates", "tokens an update", "parameters", "hours", "hardware", "commit"),
+)
+
+
+def spread(rows: list[dict[str, str]], column: str) -> str:
+    """The mean over the seeds, with the standard deviation where there are several; empty without the column."""
+    values = [float(row[column]) for row in rows if row[column]]
+    if not values:
+        return ""
+    mean = f"{statistics.mean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
+
+
+def each(rows: list[dict[str, str]], column: str) -> str:
+    """The values of a column, each once."""
+    return ", ".join(dict.fromkeys(row[column] for row in rows))
+
+
+def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[tuple[str, ...]]:
+    """A line for each recipe, method and preset, the papers' order first; a paper's number without a run gets one too."""
+    known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
+    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for row in results:
+        groups.setdefault((row["recipe"], row["method"], row["preset"]), []).append(row)
+    order = list(dict.fromkeys([*(recipe for recipe, _ in known), *sorted(recipe for recipe, _, _ in groups)]))
+    keys = [*groups, *((*key, "") for key in known if not any(group[:2] == key for group in groups))]
+    table = []
+    for key in sorted(keys, key=lambda key: order.index(key[0])):
+        rows, paper = groups.get(key, []), known.get(key[:2], "")
+        # A small run is no attempt at the paper's number.
+        shown = paper if key[2] in ("", "paper") else ""
+        measured = (spread(rows, "tokenised"), shown, spread(rows, "score"), spread(rows, "compound"))
+        rest = [each(rows, name) for name in ("epochs", "updates", "tokens", "params")]
+        seeds = ", ".join(sorted((row["seed"] for row in rows), key=lambda seed: (len(seed), seed)))
+        table.append(
+            (*key, seeds, *measured, *rest, spread(rows, "hours"), each(rows, "hardware"), each(rows, "commit"))
+        )
+    return table
+
+
+def markdown(table: Iterable[tuple[str, ...]]) -> list[str]:
+    rows = [HEAD, ("---",) * len(HEAD), *table]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("results", type=Path, help="results.csv")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="where to write, without .md and .csv")
+    args = parser.parse_args()
+
+    results = read(args.results)
+    with PAPERS.open(newline="", encoding="utf-8") as file:
+        papers = list(csv.DictReader(file))
+    table = lines(results, papers)
+    signatures = sorted({row[name] for row in results for name in row if name.endswith("signature") and row[name]})
+    sources = sorted({row["source"] for row in papers})
+    text = [
+        *markdown(table),
+        "",
+        f"Papers: {'; '.join(sources)}. BLEU of tokens; several seeds: mean and standard deviation.",
+        *(f"Signature: `{signature}`" for signature in signatures),
+    ]
+    with replacing(args.out.with_suffix(".csv")) as part, part.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([HEAD, *table])
+    write_lines(args.out.with_suffix(".md"), text)
+    print("\n".join(text))
+
+
+if __name__ == "__main__":
+    run(main)

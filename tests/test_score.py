@@ -1,0 +1,127 @@
+"""Are the three scores those that the field reports?"""
+
+import pytest
+from conftest import run_module
+
+from fairseq_admin.text import Text
+from recipes.steps import results, score, table
+from recipes.steps.common import write_lines
+
+HYPOTHESES = [
+    "the cat sat on the mat near the well-known house .",
+    "a so-called long-term plan , it &apos;s said , has failed .",
+    "he said nothing .",
+    "the man , who is old , went home at six o &apos;clock .",
+]
+REFERENCES = [
+    "the cat sat on a mat near a well-known house .",
+    "the so-called long-term plan , it &apos;s said , failed .",
+    "she said nothing at all .",
+    "the man , who is very old , went home at six o &apos;clock .",
+]
+
+
+def test_tokenised_bleu_is_fairseqs(tmp_path):
+    """BLEU4 as fairseq-score computes it of the same tokens."""
+    write_lines(tmp_path / "hypotheses", HYPOTHESES)
+    write_lines(tmp_path / "references", REFERENCES)
+    given = ["--sys", tmp_path / "hypotheses", "--ref", tmp_path / "references"]
+    done = run_module("fairseq_cli.score", *given, log=tmp_path / "log")
+    text = Text("de", "en", escape=True)
+    found = score.scores(text, HYPOTHESES, [text.detokenise(line) for line in REFERENCES], REFERENCES, False)
+    assert f"BLEU4 = {found['tokenised']}," in done.output
+    assert "tok:none" in found["tokenised_signature"] and "compound" not in found
+
+
+def test_compounds_are_split_at_their_hyphens():
+    """fairseq's compound_split_bleu.sh: s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g, of text whose hyphens are still inside."""
+    assert score.split_compounds("rich-text - a b-c-d -e") == "rich ##AT##-##AT## text - a b ##AT##-##AT## c-d -e"
+    assert score.split_compounds("rich @-@ text") == score.split_compounds("rich-text")
+
+
+def test_split_compounds_change_the_score_of_unsplit_ones_only():
+    text = Text("en", "de", escape=True)
+    raw = [text.detokenise(line) for line in REFERENCES]
+    whole = score.scores(text, HYPOTHESES, raw, REFERENCES, True)
+    # "so-called long-term" matches: split, it is six tokens that do instead of two.
+    assert float(whole["compound"]) > float(whole["tokenised"])
+    hypotheses, references = ([line.replace("-", " @-@ ") for line in side] for side in (HYPOTHESES, REFERENCES))
+    split = score.scores(text, hypotheses, raw, references, True)
+    assert split["compound"] == split["tokenised"] == whole["compound"]
+
+
+def test_a_model_of_lower_case_text_is_scored_without_case():
+    raw = ["The Cat sat on the Mat today."]
+    tokens = ["the cat sat on the mat today ."]
+    for lowercase in (True, False):
+        found = score.scores(Text("de", "en", lowercase=lowercase), tokens, raw, tokens, False)
+        assert ("case:lc" in found["signature"]) == lowercase
+        assert (found["score"] == "100.00") == lowercase
+
+
+# -- results and table -----------------------------------------------------------------------------------------------
+
+
+def row(recipe: str, method: str, seed: int, tokenised: str, preset: str = "paper", **more: str) -> dict[str, str]:
+    values = {"recipe": recipe, "method": method, "preset": preset, "seed": str(seed), "tokenised": tokenised}
+    values |= {
+        "score": "30.00",
+        "compound": "",
+        "hours": "1.50",
+        "hardware": "8 x V100",
+        "commit": "abc",
+        "epochs": "50",
+    }
+    return dict.fromkeys(results.COLUMNS, "") | values | more
+
+
+def test_a_run_is_one_row_and_other_columns_are_refused(tmp_path):
+    path = tmp_path / "results.csv"
+    for seed, value in ((1, "35.00"), (2, "36.00"), (1, "35.50")):
+        results.keep(path, row("iwslt14", "admin", seed, value))
+    assert [(found["seed"], found["tokenised"]) for found in results.read(path)] == [("2", "36.00"), ("1", "35.50")]
+    path.write_text("recipe,score\n")
+    with pytest.raises(ValueError, match="expected the columns recipe,method,.* Move the file away"):
+        results.keep(path, row("iwslt14", "admin", 1, "1"))
+    assert path.read_text() == "recipe,score\n"
+
+
+def cells(rows, recipe, method, preset=None):
+    head = table.HEAD
+    (found,) = [dict(zip(head, r)) for r in rows if r[:2] == (recipe, method) and preset in (None, r[2])]
+    return found
+
+
+def test_the_table_sets_means_beside_the_papers_numbers():
+    papers = [
+        {"recipe": "iwslt14", "method": "admin", "bleu": "35.67 ± 0.15"},
+        {"recipe": "wmt14-ende-18l", "method": "post-ln", "bleu": "failed"},
+    ]
+    measured = [
+        row("demo", "admin", 1, "99.00", preset="cpu"),
+        row("iwslt14", "admin", 10, "35.00"),
+        row("iwslt14", "admin", 9, "36.00", commit="def"),
+        row("iwslt14", "admin", 1, "3.00", preset="small"),
+    ]
+    rows = table.lines(measured, papers)
+    assert [r[0] for r in rows] == ["iwslt14", "iwslt14", "wmt14-ende-18l", "demo"]
+    mean = cells(rows, "iwslt14", "admin", "paper")
+    # Of 35 and 36 the standard deviation is 1/sqrt(2).
+    assert (mean["tokenised BLEU"], mean["paper"], mean["seeds"]) == ("35.50 ± 0.71", "35.67 ± 0.15", "9, 10")
+    assert (mean["compound BLEU"], mean["commit"]) == ("", "abc, def")
+    small = cells(rows, "iwslt14", "admin", "small")
+    assert (small["tokenised BLEU"], small["paper"]) == ("3.00", "")
+    missing = cells(rows, "wmt14-ende-18l", "post-ln")
+    assert (missing["tokenised BLEU"], missing["paper"]) == ("", "failed")
+    assert all(line.count("|") == len(table.HEAD) + 1 for line in table.markdown(rows))
+
+
+def test_the_papers_numbers_are_of_recipes_that_there_are(tmp_path):
+    results.keep(tmp_path / "results.csv", row("iwslt14", "admin", 1, "35.50"))
+    done = run_module("recipes.steps.table", tmp_path / "results.csv", "-o", tmp_path / "table", log=tmp_path / "log")
+    assert done.status == 0 and done.output == (tmp_path / "table.md").read_text(encoding="utf-8")
+    lines = done.output.splitlines()
+    assert any(line.startswith("| iwslt14 | admin | paper | 1 | 35.50 | 35.67 ± 0.15 | 30.00 |") for line in lines)
+    assert sum(line.startswith(("| wmt14-", "| iwslt14")) for line in lines) == 18
+    assert "Very Deep Transformers for NMT" in done.output
+    assert (tmp_path / "table.csv").read_text(encoding="utf-8").startswith("recipe,method,preset,seeds,tokenised BLEU")
