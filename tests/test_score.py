@@ -34,7 +34,7 @@ def test_tokenised_bleu_is_fairseqs(tmp_path):
 
 
 def test_compounds_are_split_at_their_hyphens():
-    """fairseq's compound_split_bleu.sh: s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g, of text whose hyphens are still inside."""
+    """As fairseq's compound_split_bleu.sh has it: s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g, of unsplit tokens."""
     assert score.split_compounds("rich-text - a b-c-d -e") == "rich ##AT##-##AT## text - a b ##AT##-##AT## c-d -e"
     assert score.split_compounds("rich @-@ text") == score.split_compounds("rich-text")
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from recipes.steps.common import run
 
-# At most so many tokens of a batch per token of the paper's, by a GPU's memory in GB. The papers' sizes are taken to fit
-# cards of 16 GB and more; the rest is proportion, not measurement: MAX_TOKENS= overrides it.
+# At most so many tokens of a batch per token of the paper's, by a GPU's memory in GB. The papers' sizes are taken to
+# fit cards of 16 GB and more; the rest is proportion, not measurement: MAX_TOKENS= overrides it.
 MEMORY = ((75, 4.0), (44, 2.0), (15, 1.0), (10, 0.5), (0, 0.25))
 # A batch holds at least one sentence, and fairseq's Transformer takes up to 1,024 tokens.
 LEAST = 1024
@@ -104,8 +104,8 @@ def main() -> None:
             raise ValueError(f"{name} is {value}; expected 1 or more.")
     if args.check and len(found) < devices:
         raise ValueError(
-            f"this machine has {len(found)} GPUs, and the run needs {devices}. Give GPUS=, or train small on a CPU with "
-            "PRESET=small."
+            f"this machine has {len(found)} GPUs, and the run needs {devices}. Give GPUS=, or train small on a CPU "
+            "with PRESET=small."
         )
     memory = args.memory if args.memory is not None else min(found, default=None)
     workers = args.nodes * devices

@@ -39,7 +39,7 @@ def each(rows: list[dict[str, str]], column: str) -> str:
 
 
 def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[tuple[str, ...]]:
-    """A line for each recipe, method and preset, the papers' order first; a paper's number without a run gets one too."""
+    """A line for each recipe, method and preset, in the papers' order; a paper's number without a run has one too."""
     known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
     groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in results:
