@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 TEXT = ["sacremoses"]
 # Engines of today; their last versions for Python 3.9 tie FSMT's weights otherwise and load pickles by default.
 EXPORT = [f"{name}; python_version >= '3.10'" for name in ("ctranslate2>=4.8.1", "transformers>=5", "safetensors")]
-RECIPES = [*TEXT, "Babel", "matplotlib", "num2words", "subword-nmt"]
+RECIPES = [*TEXT, "Babel", "matplotlib", "num2words", "subword-nmt", "tensorboardX"]
 
 setup(
     name="fairseq-admin",

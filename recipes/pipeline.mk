@@ -263,7 +263,7 @@ $(RUN)/score.json: $(RUN)/generate.txt $(call both,$(RAW),test) | $(TEXT)/text.j
 	# score
 	$(STEP).score $(RUN) --raw $(RAW)/test --tokenised $(WORDS)/test.$(TARGET) --text $(TEXT)/text.json $(COMPOUNDS) \
 		--results $(RUNS)/results.csv --recipe $(JOB) --method $(METHOD) --preset $(PRESET) --seed $(SEED) \
-		--tokens $(or $(TOKENS),$$(( $(MAX_TOKENS) * $(UPDATE_FREQ) )))
+		--tokens $(or $(TOKENS),$$(( $(MAX_TOKENS) * $(UPDATE_FREQ) * $(or $(WORLD),1) )))
 
 # The other methods' results, once they are there, are part of the summary.
 OTHERS := $(wildcard $(foreach method,$(METHODS),$(dir $(RUN))$(method)-$(PRESET)-s$(SEED)/score.json))

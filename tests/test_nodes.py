@@ -1,0 +1,79 @@
+"""Do several nodes, each running the same command, train one model?"""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["PAIRS=1500", "LAYERS=1", "UPDATES=6", "SAVE_EVERY=3", "LOG_EVERY=1", "AVERAGE=2"]
+
+
+def command(*variables: str) -> list[str]:
+    return ["make", "-f", "recipes/demo/Makefile", f"PYTHON={sys.executable}", *SMALL, *variables]
+
+
+def environment(**more: str) -> dict[str, str]:
+    mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return {**mine, **more}
+
+
+def run(*variables: str, **more: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command(*variables), cwd=ROOT, env=environment(**more), capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_two_nodes_meet_and_train_one_model(tmp_path):
+    assert run("prepare", f"RUNS={tmp_path}").returncode == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    several = ["train", f"RUNS={tmp_path}", "NODES=2", f"MASTER=127.0.0.1:{port}"]
+    logs = [tmp_path / f"node{node}.log" for node in (0, 1)]
+    # As SLURM tells a node its number.
+    nodes = [
+        subprocess.Popen(
+            command(*several), cwd=ROOT, env=environment(SLURM_NODEID=str(node)), stdout=log.open("w"), stderr=-2
+        )
+        for node, log in enumerate(logs)
+    ]
+    try:
+        ends = [node.wait(300) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert ends == [0, 0], "\n".join(log.read_text()[-2000:] for log in logs)
+    folder = tmp_path / "demo/admin-cpu-s1"
+    log = (folder / "train.log").read_text()
+    assert "'distributed_world_size': 2" in log and log.count("Admin: profiled") == 1
+    assert len(re.findall(r"\| train_inner \|", log)) == 6
+    assert (folder / "train-node1.log").exists() and (folder / "trained-6").exists()
+    # Both nodes' tokens count: some 1,000 of each.
+    (words, *_) = re.findall(r'"wpb": "([\d.]+)"', log)
+    assert float(words) > 1200
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (["NODES=2"], "NODES=2 needs MASTER=HOST:PORT"),
+        (["NODES=2", "MASTER=h:1", "NODE=1"], "NODE=1 of several only trains; run the target that ends in -train"),
+        (["NODES=2", "MASTER=h:1", "NODE=1", "score"], "NODE=1 of several only trains"),
+        (["PRECISION=fp8"], "PRECISION=fp8 is unknown; expected fp16, amp, bf16 or fp32"),
+    ],
+)
+def test_wrong_machines_are_refused_in_one_line(variables, message):
+    done = run("-n", *variables)
+    assert done.returncode == 2 and message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_first_node_does_all():
+    done = run("-n", "RUNS=nowhere", "NODES=2", "MASTER=h:1")
+    assert done.returncode == 0, done.stderr
+    assert "--distributed-world-size 2 --distributed-init-method tcp://h:1 --distributed-rank 0" in done.stdout
+    assert "recipes.steps.score" in done.stdout
