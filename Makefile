@@ -49,7 +49,7 @@ $(WMT14) $(foreach step,$(STEPS),$(WMT14:%=%-$(step))): wmt14-%: $(VENV)/ready
 ## make table: all results so far beside the papers' numbers
 .PHONY: table
 table: $(VENV)/ready
-	@$(RUN) -m recipes.steps.table $(or $(RUNS),runs)/results.csv -o $(or $(RUNS),runs)/table
+	@$(RUN) -m recipes.steps.report $(or $(RUNS),runs)/results.csv -o $(or $(RUNS),runs)/table
 
 ## make test: lint, types and all tests
 .PHONY: test

@@ -48,3 +48,5 @@ CLEAN ?=
 DATA ?=
 # Take the archives from this address instead of those in recipes/archives.tsv.
 URL ?=
+# And hold them to another table of sizes and checksums.
+TABLE ?=

@@ -153,7 +153,7 @@ EXTRACT := $(STEP).extract
 .PRECIOUS: $(ARCHIVES)/%
 $(ARCHIVES)/%:
 	# download $*
-	$(STEP).download $* --out $@ $(DATA:%=--data %) $(URL:%=--url %)
+	$(STEP).download $* --out $@ $(DATA:%=--data %) $(URL:%=--url %) $(TABLE:%=--table %)
 
 # -- text ------------------------------------------------------------------------------------------------------------
 
@@ -167,10 +167,10 @@ $(TEXT)/text.json: | $(TEXT)/settings.json
 	# how text is tokenised
 	$(STEP).text $(SOURCE) $(TARGET) $(TOKENISER) -o $@
 
-$(call both,$(TEXT)/tok,$(or $(PARTS_train),train)): DROP := $(CLEAN)
+$(call both,$(TEXT)/tok,$(or $(PARTS_train),train)): TOKENISE := $(CLEAN)
 $(TEXT)/tok/%.$(SOURCE) $(TEXT)/tok/%.$(TARGET): $(RAW)/%.$(SOURCE) $(RAW)/%.$(TARGET) | $(TEXT)/text.json
 	# tokens of $*
-	$(STEP).tokenise $(TEXT)/text.json $(RAW)/$* $(TEXT)/tok/$* $(DROP)
+	$(STEP).tokenise $(TEXT)/text.json $(RAW)/$* $(TEXT)/tok/$* $(TOKENISE)
 
 # A split that is gathered from parts, in their order: all pairs, or every nth one, or the rest.
 $(TEXT)/split/%.$(SOURCE) $(TEXT)/split/%.$(TARGET): $$(call both,$(TEXT)/tok,$$(PARTS_$$*))
@@ -184,10 +184,10 @@ $(TEXT)/codes: $(call both,$(WORDS),train)
 	# learn $(MERGES) joint merges
 	$(STEP).bpe learn $(MERGES) $^ -o $@
 
-$(call both,$(TEXT)/bpe,train valid): DROP := $(CLEAN_BPE)
+$(call both,$(TEXT)/bpe,train valid): SPLIT_UP := $(CLEAN_BPE)
 $(TEXT)/bpe/%.$(SOURCE) $(TEXT)/bpe/%.$(TARGET): $(WORDS)/%.$(SOURCE) $(WORDS)/%.$(TARGET) $(TEXT)/codes
 	# units of the split $*
-	$(STEP).bpe apply $(TEXT)/codes $(WORDS)/$*.$(SOURCE) $(WORDS)/$*.$(TARGET) -o $(@D) $(DROP)
+	$(STEP).bpe apply $(TEXT)/codes $(WORDS)/$*.$(SOURCE) $(WORDS)/$*.$(TARGET) -o $(@D) $(SPLIT_UP)
 
 $(TEXT)/bin/dict.$(TARGET).txt: $(call both,$(TEXT)/bpe,$(SPLITS))
 	# fairseq's binary data

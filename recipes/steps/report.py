@@ -1,6 +1,6 @@
 """All results so far beside the papers' numbers: `make table`.
 
-    python -m recipes.steps.table runs/results.csv -o runs/table
+    python -m recipes.steps.report runs/results.csv -o runs/table
 
 writes runs/table.md and runs/table.csv, and prints the first. A row holds every run of a recipe and method with the
 same preset; the papers' BLEU is tokenised BLEU, so that is the column to compare it with.

@@ -1,0 +1,283 @@
+"""Do the papers' recipes run from download to a score, on archives of the real layout, and through kills?"""
+
+import functools
+import hashlib
+import http.server
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import archives
+import pytest
+
+from recipes.steps import results
+from recipes.steps.common import read_lines
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["PRESET=small", "EXPECT=", "MERGES=300", "EPOCHS=2", "LOG_EVERY=5"]
+"""A tiny model for two epochs on the miniature archives, whose numbers of lines are not the real ones'."""
+PAPERS = {
+    "iwslt14": ["iwslt14"],
+    "wmt14-ende-6l": ["wmt14", "PAIR=en-de", "SIZE=6l"],
+    "wmt14-enfr-6l": ["wmt14", "PAIR=en-fr", "SIZE=6l"],
+}
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """The archives, on a server of our own."""
+    folder = archives.make(tmp_path_factory.mktemp("archives"), pairs=900)
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def command(recipe: str, *variables: str) -> list[str]:
+    name, *given = PAPERS[recipe]
+    return ["make", "-f", f"recipes/{name}/Makefile", f"PYTHON={sys.executable}", *given, *SMALL, *variables]
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+
+
+def make(recipe: str, *variables: str, timeout: float = 600) -> subprocess.CompletedProcess:
+    given = command(recipe, *variables)
+    return subprocess.run(given, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    # fairseq's log of its own doings holds the time and the place.
+    files = [path for path in files if path.name != "preprocess.log"]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def iwslt14(url, tmp_path_factory):
+    """make iwslt14, uninterrupted: its RUNS and what it printed."""
+    runs = tmp_path_factory.mktemp("whole")
+    done = make("iwslt14", f"RUNS={runs}", f"URL={url}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return runs, done.stdout
+
+
+@pytest.mark.slow
+def test_iwslt14_from_download_to_a_score(iwslt14):
+    runs, printed = iwslt14
+    data = runs / "iwslt14/data"
+    (row,) = results.read(runs / "results.csv")
+    assert (row["recipe"], row["method"], row["preset"], row["epochs"]) == ("iwslt14", "admin", "small", "2.00")
+    assert "case:lc" in row["signature"] and "tok:none" in row["tokenised_signature"] and row["compound"] == ""
+    # Every 23rd pair of the cleaned training text validates; the five test sets are one, in the script's order.
+    train, valid, test = (read_lines(data / f"split/{split}.de") for split in ("train", "valid", "test"))
+    whole = read_lines(data / "tok/talks.de")
+    assert valid == whole[22::23] and len(train) == len(whole) - len(valid)
+    members = archives.contents(pairs=900)["de-en.tgz"]
+    raw = []
+    for name in archives.IWSLT_SETS:
+        xml = members[f"de-en/IWSLT14.{name}.de-en.de.xml"].decode()
+        raw += re.findall(r'<seg id="\d+">\s*(.*?)\s*</seg>', xml)
+    assert read_lines(data / "raw/test.de") == raw and len(raw) == len(test) == 60
+    # The reference keeps its apostrophes; what is translated has Moses', lower-cased.
+    assert "Anna\u2019s" in " ".join(raw) and "anna &apos;s" in " ".join(test)
+    assert all(line == line.lower() for line in [*train, *valid, *test])
+    assert not any("talkid" in line or "<" in line for line in train) and any("&lt;" in line for line in train)
+    checkpoints = {path.name for path in (runs / "iwslt14/admin-small-s1/checkpoints").iterdir()}
+    assert {"checkpoint1.pt", "checkpoint2.pt", "checkpoint_best.pt"} <= checkpoints and len(checkpoints) <= 4
+    assert list((runs / "iwslt14/admin-small-s1/tensorboard").rglob("events.*"))
+    assert "fp32; log-probabilities of" in printed and "make iwslt14 PRESET=small METHOD=post-ln" in printed
+
+
+@pytest.mark.slow
+def test_the_steps_are_targets_of_their_own(iwslt14, url):
+    runs, _ = iwslt14
+    for step in ("prepare", "train", "average", "generate", "score", "all"):
+        done = make("iwslt14", f"RUNS={runs}", f"URL={url}", step)
+        assert done.returncode == 0 and "recipes.steps" not in done.stdout.replace("steps.settings", ""), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "target"), [("wmt14-ende-6l", "de"), ("wmt14-enfr-6l", "fr")])
+def test_wmt14_from_download_to_a_score(recipe, target, url, tmp_path):
+    done = make(recipe, f"RUNS={tmp_path}", f"URL={url}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = results.read(tmp_path / "results.csv")
+    assert row["recipe"] == recipe and "case:mixed" in row["signature"]
+    # Compounds are split for German only.
+    assert bool(row["compound"]) == (target == "de")
+    folder = tmp_path / f"wmt14/en-{target}"
+    assert (folder / "6l/admin-small-s1/model/model.pt").exists()
+    train, valid, test = (read_lines(folder / f"data/split/{split}.en") for split in ("train", "valid", "test"))
+    held = len(archives.contents(pairs=900)["dev.tgz"]["dev/newstest2013.en"].splitlines())
+    units = [read_lines(folder / f"data/bpe/train.{language}") for language in ("en", target)]
+    lengths = [[len(line.split()) for line in side] for side in units]
+    if target == "de":
+        # Three corpora, cleaned before BPE by length alone; newstest2013 validates.
+        assert len(valid) == held and max(len(line.split()) for line in train) <= 80
+        assert len(units[0]) == len(train)
+    else:
+        # Five corpora, nothing dropped before BPE; of what BPE made, lengths and ratio.
+        parts = re.search(r"split (.*?) --languages en fr -o \S+train", done.stdout)[1].split()
+        assert [Path(part).name for part in parts] == [
+            "europarl-v7", "commoncrawl", "undoc", "news-commentary-v9", "giga-fren",
+        ]  # fmt: skip
+        assert len(train) + len(valid) == sum(len(read_lines(f"{part}.en")) for part in parts)
+        assert 0 < len(units[0]) < len(train)
+        assert all(max(pair) <= 250 and max(pair) <= 1.5 * min(pair) for pair in zip(*lengths))
+    # Dashes are split; the training text's quotes are normalised, and the test set's left, as the papers' scripts do.
+    assert any("&quot;" in line for line in train) and not any("\u201c" in line for line in train)
+    assert len(test) == held
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_ends_with_the_same_data_and_one_row(iwslt14, url, tmp_path):
+    whole, _ = iwslt14
+    moments = random.Random(1)
+    kills = 0
+    for _ in range(20):
+        making = subprocess.Popen(
+            command("iwslt14", f"RUNS={tmp_path}", f"URL={url}"), cwd=ROOT, env=environment(), start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            making.wait(moments.uniform(0.2, 8))
+        except subprocess.TimeoutExpired:
+            os.killpg(making.pid, signal.SIGKILL)
+            making.wait()
+            kills += 1
+    assert kills >= 10, "most runs were meant to be killed"
+    done = make("iwslt14", f"RUNS={tmp_path}", f"URL={url}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert digests(tmp_path / "iwslt14/data") == digests(whole / "iwslt14/data")
+    assert digests(tmp_path / "archives") == digests(whole / "archives")
+    assert len(results.read(tmp_path / "results.csv")) == 1
+    again = make("iwslt14", f"RUNS={tmp_path}", f"URL={url}")
+    assert again.returncode == 0 and len(results.read(tmp_path / "results.csv")) == 1
+
+
+@pytest.mark.slow
+def test_archives_at_hand_are_taken(iwslt14, url, tmp_path):
+    whole, _ = iwslt14
+    done = make("iwslt14", f"RUNS={tmp_path}", f"DATA={whole / 'archives'}", "URL=http://127.0.0.1:9", "prepare")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert digests(tmp_path / "iwslt14/data") == digests(whole / "iwslt14/data")
+
+
+@pytest.mark.slow
+def test_other_numbers_of_pairs_than_the_published_are_refused(iwslt14, url):
+    runs, _ = iwslt14
+    done = make("iwslt14", f"RUNS={runs}", f"URL={url}", "EXPECT=160239 7283 6750", "-B", "-o", "none", "-n")
+    assert "steps.counts" in done.stdout
+    counts = [sys.executable, "-m", "recipes.steps.counts", str(runs / "iwslt14/data/split"), "de", "en"]
+    found = subprocess.run([*counts, "test=60", "train=160239"], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 2 and "lines, expected 160239, as in the published text" in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+def plan(recipe: str, *variables: str) -> subprocess.CompletedProcess:
+    name, *given = PAPERS.get(recipe, ["wmt14", *recipe.split()])
+    call = ["make", "-n", "-f", f"recipes/{name}/Makefile", f"PYTHON={sys.executable}", "RUNS=nowhere", *given]
+    return subprocess.run([*call, *variables], cwd=ROOT, env=environment(), capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "options"),
+    [
+        (
+            "iwslt14",
+            1,
+            "--encoder-layers 6 --decoder-layers 6 --encoder-embed-dim 512 --encoder-ffn-embed-dim 1024 --lr 0.0007 "
+            "--warmup-updates 6000 --dropout 0.3 --attention-dropout 0.1 --activation-dropout 0.1 "
+            "--weight-decay 0.0001 --max-tokens 4096 --update-freq 1 --max-epoch 90 --keep-last-epochs 10 --beam 5 --lenpen 1",
+        ),
+        (
+            "PAIR=en-de SIZE=18l",
+            4,
+            "--encoder-layers 18 --decoder-layers 18 --encoder-ffn-embed-dim 2048 --lr 0.001 --warmup-updates 8000 "
+            "--dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1 --weight-decay 0.0 --max-tokens 8192 "
+            "--update-freq 1 --max-epoch 100 --beam 4 --lenpen 0.6 --compounds --lengths 1 80",
+        ),
+        (
+            "PAIR=en-fr SIZE=6l",
+            8,
+            "--encoder-layers 6 --lr 0.0007 --warmup-updates 8000 --max-tokens 8000 --update-freq 10 --max-epoch 50 "
+            "--beam 5 --lenpen 0.8 --every 1333",
+        ),
+        (
+            "PAIR=en-fr SIZE=60l",
+            16,
+            "--encoder-layers 60 --decoder-layers 12 --max-tokens 5000 --update-freq 16 --max-epoch 50",
+        ),
+        ("PAIR=en-de SIZE=100l", 4, "--encoder-layers 100 --decoder-layers 100"),
+    ],
+)
+def test_the_plan_is_the_papers(recipe, gpus, options, tmp_path):
+    done = plan(recipe, f"GPUS={gpus}", "MEMORY=16")
+    assert done.returncode == 0, done.stderr
+    shared = (
+        '--optimizer radam --adam-betas "(0.9, 0.98)" --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 '
+        "--label-smoothing 0.1 --clip-norm 0.0 --fp16 --fp16-scale-window 256 --threshold-loss-scale 0.03125 "
+        f"--share-all-embeddings --distributed-world-size {gpus} --tensorboard-logdir"
+    )
+    for option in re.findall(r"--\S+(?: (?!--)(?:\"[^\"]*\"|\S+))*", f"{shared} {options}"):
+        assert re.search(rf"(?<!\S){re.escape(option)}(?!\S)", done.stdout), option
+    assert "--compounds" in done.stdout or "en-de" not in recipe
+    assert "--compounds" not in done.stdout or "en-de" in recipe
+
+
+def test_a_plan_names_each_step_in_words():
+    lines = plan("iwslt14").stdout.splitlines()
+    titles = [line.lstrip("# ") for line in lines if line.startswith("# ")]
+    wanted = ["download de-en.tgz", "tokens of talks", "the split train", "learn 10000 joint merges"]
+    wanted += ["fairseq's binary data", "train: 90 epochs, each of 1 x 1 x 1 batches of up to 4096 tokens"]
+    wanted += ["average the last 10 checkpoints", "translate the test set", "score"]
+    assert [title for title in titles if title in wanted] == wanted
+
+
+@pytest.mark.parametrize(
+    ("recipe", "variables", "message"),
+    [
+        ("iwslt14", ["PRESET=tiny"], "PRESET=tiny is unknown; expected paper, or small"),
+        ("iwslt14", ["GPUS=8"], "an update of 4096 tokens does not split over 8 devices"),
+        ("iwslt14", ["METHOD=postln"], "METHOD=postln is unknown; expected one of admin post-ln"),
+        ("PAIR=en-de SIZE=60l", [], "PAIR=en-de SIZE=60l is unknown; expected en-de with one of 6l 12l 18l 100l"),
+        ("PAIR=en-cs SIZE=6l", [], "PAIR=en-cs SIZE=6l is unknown"),
+        ("PAIR=en-fr SIZE=60l", ["GPUS=7", "MAX_TOKENS=5000"], "MAX_TOKENS=5000 on 7 devices does not make up"),
+    ],
+)
+def test_impossible_plans_are_refused_in_one_line(recipe, variables, message):
+    done = plan(recipe, *variables)
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_training_needs_the_gpus_of_its_plan(tmp_path):
+    """The check that stands before fairseq-train in a plan for GPUs."""
+    (line,) = [line for line in plan("iwslt14", "GPUS=4").stdout.splitlines() if "--check" in line]
+    nowhere = {**environment(), "PATH": f"{tmp_path}:/bin"}
+    done = subprocess.run(line, shell=True, cwd=ROOT, env=nowhere, capture_output=True, text=True)
+    assert done.returncode == 2 and "this machine has 0 GPUs, and the run needs 4" in done.stderr
+
+
+def test_other_machines_go_on_with_a_run():
+    """What a run is held to has its tokens, and nothing of the machines."""
+    held = {}
+    for gpus in ("GPUS=1", "GPUS=4"):
+        lines = plan("PAIR=en-de SIZE=6l", gpus, "MEMORY=16").stdout.splitlines()
+        (held[gpus],) = [line for line in lines if "steps.settings" in line and "train=" in line]
+    assert held["GPUS=1"] == held["GPUS=4"] and "--tokens-per-update 32768" in held["GPUS=1"]
