@@ -226,7 +226,7 @@ def receive(response: Any, out: IO[bytes], timeout: float, meter: Meter) -> None
 def full(folder: Path, error: OSError, missing: int | None = None) -> ValueError:
     """What to say of a write that failed."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return ValueError(f"{error.filename or folder}: {error.strerror}. Check the folder.")
+        return ValueError(f"{error.filename or folder}: {error.strerror or error}. Check the folder.")
     needed = f", expected {size(missing)} more" if missing else ""
     free = size(shutil.disk_usage(folder).free)
     return ValueError(f"{folder}: the disk is full: found {free} free{needed}. Make room, and run again.")
