@@ -580,3 +580,89 @@ def test_our_table_has_all_the_papers_archives():
         "de-en.tgz", "test-full.tgz",
     }  # fmt: skip
     assert len({archive.checksum for archive in table.values()}) == len(table)
+
+
+# -- Multi30k --------------------------------------------------------------------------------------------------------
+
+TEXT = "Ein Mann schl\u00e4ft.\n" * 50
+
+
+class Multi30k:
+    """The published layout, small, and the recipe's rule for one raw text."""
+
+    def __init__(self, folder: Path, server: Server):
+        self.folder, self.server = folder, server
+        self.published = server.folder / "val.de.gz"
+        self.published.write_bytes(gzip.compress(TEXT.encode(), mtime=0))
+        self.sums = folder / "sums"
+        self.sums.write_text(f"{hashlib.sha256(TEXT.encode()).hexdigest()}  val.de\n")
+        self.raw = folder / "multi30k/raw"
+
+    def make(self, *variables: str) -> subprocess.CompletedProcess:
+        settings = [f"RUNS={self.folder}", f"SUMS={self.sums}", "PRESET=cpu", f"PYTHON={sys.executable}"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        return subprocess.run(
+            ["make", "-f", "recipes/multi30k/Makefile", f"{self.raw}/valid.de", *settings, *variables],
+            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    def download(self) -> subprocess.CompletedProcess:
+        return self.make(f"URL={self.server.url}")
+
+
+@pytest.fixture
+def multi30k(tmp_path: Path) -> Iterator[Multi30k]:
+    (tmp_path / "served").mkdir()
+    with Server(tmp_path / "served") as server:
+        yield Multi30k(tmp_path, server)
+
+
+def test_multi30k_is_downloaded_and_checked(multi30k):
+    done = multi30k.download()
+    assert done.returncode == 0, done.stderr
+    assert (multi30k.raw / "valid.de").read_text(encoding="utf-8") == TEXT
+    assert os.listdir(multi30k.raw) == ["valid.de"]
+    assert "is up to date" in multi30k.download().stdout
+
+
+def test_multi30k_from_a_folder_compressed_or_plain(multi30k):
+    assert multi30k.make(f"DATA={multi30k.server.folder}").returncode == 0
+    (multi30k.folder / "plain").mkdir()
+    (multi30k.raw / "valid.de").rename(multi30k.folder / "plain/val.de")
+    assert multi30k.make(f"DATA={multi30k.folder}/plain").returncode == 0
+    assert (multi30k.raw / "valid.de").read_text(encoding="utf-8") == TEXT
+    (multi30k.raw / "valid.de").unlink()
+    (multi30k.folder / "empty").mkdir()
+    done = multi30k.make(f"DATA={multi30k.folder}/empty")
+    assert done.returncode == 2 and f"{multi30k.folder}/empty: holds no val.de (of 0 files, it is empty)" in done.stderr
+    assert not multi30k.server.requests and not os.listdir(multi30k.raw)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-20], "found a truncated or corrupt archive"),
+        (lambda data: b"not gzip", "val.de.gz: found b'not gzip'... at its start, expected a gzip file"),
+        (lambda data: gzip.compress(b"another text\n"), "val.de: its text has SHA-256 "),
+    ],
+    ids=["truncated", "not gzip", "another text"],
+)
+def test_a_damaged_text_of_multi30k_is_refused_and_fetched_again(multi30k, damage, message):
+    good = multi30k.published.read_bytes()
+    multi30k.published.write_bytes(damage(good))
+    done = multi30k.download()
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    assert not (multi30k.raw / "valid.de").exists()
+    multi30k.published.write_bytes(good)
+    assert multi30k.download().returncode == 0
+    assert (multi30k.raw / "valid.de").read_text(encoding="utf-8") == TEXT
+
+
+def test_every_published_text_has_a_checksum_and_an_address():
+    splits = ("train", "val", "test_2016_flickr")
+    texts = {f"{split}.{language}" for split in splits for language in ("de", "en", "fr")}
+    listed = (ROOT / "recipes/multi30k/SHA256SUMS").read_text().splitlines()
+    assert {line.split("  ")[1] for line in listed} == texts and all(len(line.split()[0]) == 64 for line in listed)
+    table = read_table(ROOT / "recipes/multi30k/archives.tsv")
+    assert set(table) == {f"{text}.gz" for text in texts}
+    assert all(archive.text_checked and archive.urls[0].endswith(f"/{name}") for name, archive in table.items())

@@ -123,8 +123,9 @@ def from_folder(folder: Path, names: Sequence[str]) -> Iterator[Member]:
             raise ValueError(f"{name}: lies outside {folder}; expected a path below it. Check the names.")
         path = next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
         if path is None:
-            held = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-            raise missing(folder, name, held)
+            beside = (folder / name).parent
+            files = beside.iterdir() if beside.is_dir() else ()
+            raise missing(folder, name, [str(path.relative_to(folder)) for path in files if path.is_file()])
         with path.open("rb") as raw:
             text = unzipped(path.name, raw)
             yield Member(name, text, path.stat().st_size if text is raw else None)
