@@ -319,7 +319,7 @@ def test_a_part_beyond_the_file_starts_over(site, archive):
     site.row(mirrors="a")
     site.server.faults = [Fault(cut=100_000), Fault(cut=0)]
     refused(site.get())
-    short = archive[:50_000]
+    short = gzip.compress(b"short\n", mtime=0)
     (site.server.folder / "a" / NAME).write_bytes(short)
     site.server.if_range = False
     assert site.get().returncode == 0 and site.out.read_bytes() == short
@@ -337,6 +337,20 @@ def test_a_body_without_length(site, archive):
     site.server.faults = [Fault(cut=100_000)]
     assert site.get().returncode == 0, "the table's size tells that the first was cut"
     assert site.out.read_bytes() == archive
+
+
+@pytest.mark.parametrize("name", ["x.tgz", "x.tar"])
+def test_a_cut_that_nothing_announces_is_noticed(site, tmp_path, name):
+    """No size, no checksum, no length: the first mirror's file ends too early, in itself."""
+    data = write_tar(tmp_path / name, {"text": random.Random(4).randbytes(100_000)}).read_bytes()
+    for mirror, served in (("a", data[:50_000]), ("b", data)):
+        (site.server.folder / mirror / name).write_bytes(served)
+    urls = " ".join(f"{site.server.url}/{mirror}/{name}" for mirror in "ab")
+    site.table.write_text(f"{name}\t-\t-\t{urls}\n")
+    site.server.length = False
+    done = step(name, *site.command[1:])
+    assert done.returncode == 0 and f"/a/{name}: found a truncated or corrupt archive (" in done.stderr
+    assert site.out.read_bytes() == data
 
 
 def test_tries_that_bring_a_lot_do_not_count(tmp_path):

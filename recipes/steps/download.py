@@ -18,6 +18,7 @@ from pathlib import Path
 
 from recipes.steps import lock
 from recipes.steps.common import run
+from recipes.steps.members import check_whole
 from recipes.steps.meter import Meter, size
 from recipes.steps.table import Archive, check_start, check_url, digest, read_table
 from recipes.steps.transfer import Failed, attempt, discard, full, version
@@ -44,7 +45,8 @@ def check(where: str, path: Path, archive: Archive) -> None:
     Raises:
         ValueError: it is not; the message has no final stop.
     """
-    check_start(where, path, Path(archive.name).suffix)
+    kind = Path(archive.name).suffix
+    check_start(where, path, kind)
     found = path.stat().st_size
     if archive.size is not None and found != archive.size:
         raise ValueError(f"{where}: found {found} bytes, expected {archive.size}")
@@ -53,6 +55,8 @@ def check(where: str, path: Path, archive: Archive) -> None:
         digits = digest(path, algorithm)
         if digits != expected:
             raise ValueError(f"{where}: found {algorithm} {digits}, expected {expected}")
+    else:
+        check_whole(where, path, kind)
 
 
 def record(path: Path, archive: Archive, lock_file: Path) -> None:

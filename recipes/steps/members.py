@@ -75,6 +75,29 @@ def drain(file: IO[bytes]) -> None:
         pass
 
 
+def check_whole(where: str, path: Path, kind: str) -> None:
+    """Read a file to its end, where no checksum tells whether it came whole.
+
+    Args:
+        where: what to call it in a message.
+        kind: the ending of its name: .tgz, .gz or .tar; of others nothing is known.
+
+    Raises:
+        ValueError: it is truncated or corrupt; the message has no final stop.
+    """
+    try:
+        with path.open("rb") as raw:
+            if kind in (".tgz", ".gz"):
+                drain(gzip.GzipFile(fileobj=raw, mode="rb"))  # type: ignore[arg-type]
+            elif kind == ".tar":
+                with tarfile.open(fileobj=raw, mode="r|") as tar:
+                    for entry in tar:
+                        if entry.isreg():
+                            drain(tar.extractfile(entry))  # type: ignore[arg-type]
+    except DAMAGE as error:
+        raise ValueError(f"{where}: found a truncated or corrupt archive ({error}), expected a whole one") from None
+
+
 def from_tar(archive: Path, names: Sequence[str]) -> Iterator[Member]:
     found: set[str] = set()
     held = []
