@@ -1,9 +1,6 @@
 """The recipes' steps, and the demo's chain run small from the shell: interrupted, resumed, wrong input."""
 
 import csv
-import gzip
-import hashlib
-import http.server
 import io
 import json
 import os
@@ -12,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -21,7 +17,6 @@ from conftest import run_module
 
 from fairseq_admin.schemes import SCHEMES
 from recipes.demo.corpus import corpus
-from recipes.multi30k import fetch
 from recipes.steps import bpe, logs, score, settings, summary
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
@@ -377,111 +372,6 @@ def test_long_runs_get_a_short_table(tmp_path):
     table = summary.losses([summary.Run("Admin", tmp_path, {}, log)])
     assert len(table) <= summary.ROWS + 1
     assert "update 1000" in table[-1]
-
-
-# -- fetch -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server(tmp_path):
-    """The published layout, small, on a server of our own; and its checksums."""
-    folder = tmp_path / "published"
-    folder.mkdir()
-    text = "Ein Mann schläft.\n" * 50
-    (folder / "train.de.gz").write_bytes(gzip.compress(text.encode()))
-    (tmp_path / "sums").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}  train.de\n{'0' * 64}  val.de\n")
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        """With ?short, announces the whole file and breaks off in the middle."""
-
-        cut = False
-
-        def __init__(self, *args):
-            super().__init__(*args, directory=str(folder))
-
-        def copyfile(self, source, outputfile):
-            data = source.read()
-            outputfile.write(data[: len(data) // 2] if type(self).cut else data)
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as serving:
-        threading.Thread(target=serving.serve_forever, daemon=True).start()
-        serving.folder, serving.text, serving.handler = folder, text, Handler
-        yield serving
-        serving.shutdown()
-
-
-def run_fetch(server, tmp_path, *args, name="train.de"):
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    return step(
-        "multi30k.fetch", name, "--out", tmp_path / "out" / name, "--url", url, "--sums", tmp_path / "sums", *args
-    )
-
-
-def test_fetch_downloads_and_checks(server, tmp_path):
-    done = run_fetch(server, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out/train.de").read_text(encoding="utf-8") == server.text
-    assert names(tmp_path / "out") == {"train.de"}
-
-
-def test_fetch_takes_a_folder_compressed_or_plain(server, tmp_path):
-    assert run_fetch(server, tmp_path, "--data", server.folder).returncode == 0
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "out/train.de").rename(tmp_path / "plain/train.de")
-    assert run_fetch(server, tmp_path, "--data", tmp_path / "plain").returncode == 0
-    assert "found neither val.de.gz nor val.de" in refused(
-        run_fetch(server, tmp_path, "--data", tmp_path / "plain", name="val.de")
-    )
-
-
-def test_fetch_after_a_broken_connection_starts_over(server, tmp_path):
-    server.handler.cut = True
-    assert "broke off after" in refused(run_fetch(server, tmp_path))
-    assert not names(tmp_path / "out")
-    server.handler.cut = False
-    assert run_fetch(server, tmp_path).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:-20], "broken archive"),
-        (lambda data: b"not gzip", "broken archive of 8 bytes"),
-        (lambda data: data[:30] + bytes([data[30] ^ 255]) + data[31:], "broken archive"),
-        (lambda data: gzip.compress(b"another text\n"), "its text has SHA-256 .* expected"),
-    ],
-    ids=["truncated", "not gzip", "corrupt", "another text"],
-)
-def test_fetch_refuses_a_damaged_file_and_writes_nothing(server, tmp_path, damage, message):
-    path = server.folder / "train.de.gz"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(refused(run_fetch(server, tmp_path)))
-    assert not names(tmp_path / "out")
-
-
-def test_fetch_names_what_the_server_lacks(server, tmp_path):
-    assert "/val.de.gz: the server answers 404" in refused(run_fetch(server, tmp_path, name="val.de"))
-    assert "no checksum of test.de" in refused(run_fetch(server, tmp_path, name="test.de"))
-
-
-def test_fetch_says_when_there_is_no_server(tmp_path):
-    (tmp_path / "sums").write_text(f"{'0' * 64}  train.de\n")
-    done = step(
-        "multi30k.fetch", "train.de", "--out", tmp_path / "out/train.de", "--url", "http://127.0.0.1:9",
-        "--sums", tmp_path / "sums",
-    )  # fmt: skip
-    assert "DATA=DIR" in refused(done)
-
-
-def test_every_published_file_has_a_checksum():
-    lines = read_lines(ROOT / "recipes/multi30k/SHA256SUMS")
-    splits = ("train", "val", "test_2016_flickr")
-    assert {line.split()[1] for line in lines} == {f"{split}.{lang}" for split in splits for lang in ("de", "en", "fr")}
-    assert len(fetch.checksum(ROOT / "recipes/multi30k/SHA256SUMS", "train.fr")) == 64
 
 
 # -- make ------------------------------------------------------------------------------------------------------------

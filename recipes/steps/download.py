@@ -1,0 +1,229 @@
+"""Get one archive: from its addresses, in order, or from a folder; checked before it takes its name.
+
+    python -m recipes.steps.download test-full.tgz --out data/archives/test-full.tgz
+    python -m recipes.steps.download test-full.tgz --out data/archives/test-full.tgz --data DIR
+
+Interrupted, it goes on where it stopped. Size and checksum come from recipes/archives.tsv; what that does not know is
+recorded in archives.lock.json beside the archive the first time, and held from then on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+
+from recipes.steps import lock
+from recipes.steps.common import run
+from recipes.steps.members import check_whole
+from recipes.steps.meter import Meter, size
+from recipes.steps.table import Archive, check_start, check_url, digest, read_table
+from recipes.steps.transfer import Failed, attempt, discard, full, version
+
+log = logging.getLogger(__name__)
+TABLE = Path(__file__).parents[1] / "archives.tsv"
+# A try that brought less than this counts as one without progress.
+PROGRESS = 1 << 20
+# Train texts of WMT'14 fr-en are 14.8 GB, from archives of 6.7 GB (Hugging Face's dataset_infos.json of wmt14).
+TEXTS = 2.2
+
+
+def held(archive: Archive, lock_file: Path) -> Archive:
+    """The row, completed by what was recorded of the archive."""
+    known = lock.recorded(lock_file, "archives", archive.name)
+    if archive.checksum is not None or archive.text_checked or known is None:
+        return archive
+    return archive._replace(size=known["bytes"], checksum=f"sha256:{known['sha256']}")
+
+
+def check(where: str, path: Path, archive: Archive) -> None:
+    """Is the file the archive, as far as is known?
+
+    Raises:
+        ValueError: it is not; the message has no final stop.
+    """
+    kind = Path(archive.name).suffix
+    check_start(where, path, kind)
+    found = path.stat().st_size
+    if archive.size is not None and found != archive.size:
+        raise ValueError(f"{where}: found {found} bytes, expected {archive.size}")
+    if archive.checksum is not None:
+        algorithm, _, expected = archive.checksum.partition(":")
+        digits = digest(path, algorithm)
+        if digits != expected:
+            raise ValueError(f"{where}: found {algorithm} {digits}, expected {expected}")
+    else:
+        check_whole(where, path, kind)
+
+
+def record(path: Path, archive: Archive, lock_file: Path) -> None:
+    """Trust on first use: hold the file to what it is now, if nothing better is known."""
+    if archive.text_checked or (archive.checksum or "").startswith("sha256:"):
+        return
+    found = {"bytes": path.stat().st_size, "sha256": digest(path, "sha256")}
+    new = lock.recorded(lock_file, "archives", archive.name) is None
+    lock.hold(lock_file, "archives", archive.name, found)
+    if new:
+        log.info("%s: SHA-256 %s, recorded in %s", archive.name, found["sha256"], lock_file)
+
+
+def room(archive: Archive, folder: Path, missing: int | None) -> None:
+    """Refuse to begin what the disk cannot hold.
+
+    Raises:
+        ValueError: there is less room than bytes to come.
+    """
+    free = shutil.disk_usage(folder).free
+    if missing is not None and missing > free:
+        texts = (archive.size or missing) * TEXTS
+        raise ValueError(
+            f"{folder}: found {size(free)} free, expected {size(missing)} for {archive.name}, and up to about "
+            f"{size(texts)} more for the texts extracted from it. Make room, or write elsewhere."
+        )
+
+
+def from_address(url: str, archive: Archive, part: Path, args: argparse.Namespace) -> None:
+    """Bring the whole, checked file from one address to the part, in as many tries as it takes.
+
+    Raises:
+        Failed: it cannot be had there.
+    """
+    meter = Meter(archive.name, args.every)
+    tries, most = 0, part.stat().st_size if version(part) else 0
+    while True:
+        try:
+            attempt(
+                url, part, args.timeout, meter, archive.size, archive.checksum is not None,
+                lambda missing: room(archive, part.parent, missing),
+            )  # fmt: skip
+            mixed = version(part) is not None and version(part).mixed  # type: ignore[union-attr]
+            try:
+                check(url, part, archive)
+                return
+            except ValueError as error:
+                discard(part)
+                if not mixed:
+                    raise Failed(str(error).removeprefix(f"{url}: "), final=True) from None
+            # Joined from two addresses that have different files: all from this one, then.
+            log.info("%s: the parts of two addresses do not fit; starting over from %s", archive.name, url)
+            most = 0
+        except Failed as failed:
+            have = part.stat().st_size if part.is_file() else 0
+            tries = 1 if have >= most + PROGRESS else tries + 1
+            most = max(most, have)
+            if failed.final or tries >= args.tries:
+                raise
+            wait = args.wait * 2 ** (tries - 1)
+            log.info("%s: %s: %s; again in %g s", archive.name, url, failed, wait)
+            time.sleep(wait)
+        finally:
+            meter.end()
+
+
+def from_addresses(archive: Archive, part: Path, args: argparse.Namespace) -> None:
+    """Try one address after the other.
+
+    Raises:
+        ValueError: none has the file.
+    """
+    failures = []
+    for number, url in enumerate(archive.urls, start=1):
+        try:
+            return from_address(url, archive, part, args)
+        except Failed as failed:
+            failures.append(f"{url}: {failed}")
+            if number < len(archive.urls):
+                log.info("%s; next %s", failures[-1], archive.urls[number])
+    kept = f" ({size(part.stat().st_size)} are kept)" if version(part) else ""
+    hint = f"Run again{kept}, or download {archive.name} yourself and give its folder with DATA=DIR."
+    raise ValueError(f"{'; '.join(failures)}. {hint}")
+
+
+def from_folder(folder: Path, archive: Archive, part: Path) -> None:
+    """Link or copy the user's file to the part, once it is found right. It is only read.
+
+    Raises:
+        ValueError: it is missing, or another file.
+    """
+    path = folder / archive.name
+    if not path.is_file():
+        raise ValueError(f"{path}: found no such file, expected {archive.name} in {folder}. Check DATA={folder}.")
+    try:
+        check(str(path), path, archive)
+    except ValueError as error:
+        raise ValueError(f"{error}. Fetch it again, or leave DATA out.") from None
+    discard(part)
+    try:
+        os.link(path.resolve(), part)
+    except OSError:
+        room(archive, part.parent, path.stat().st_size)
+        try:
+            shutil.copyfile(path, part)
+        except OSError as error:
+            discard(part)
+            raise full(part.parent, error) from None
+        check(str(part), part, archive)
+
+
+def already(out: Path, archive: Archive) -> bool:
+    """Is the archive there? One whose text alone can be checked is not taken on trust."""
+    if not out.is_file() or archive.text_checked:
+        return False
+    try:
+        check(str(out), out, archive)
+        return True
+    except ValueError as error:
+        log.info("%s; fetching it again", error)
+        return False
+
+
+def get(archive: Archive, args: argparse.Namespace) -> None:
+    out = args.out
+    archive = held(archive, args.lock)
+    part = out.with_name(f"{out.name}.part")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Two at once would write to one part.
+    with lock.alone(out.with_name(f".{out.name}.guard")):
+        if already(out, archive):
+            record(out, archive, args.lock)
+            log.info("%s: there already", out)
+            return
+        if args.data:
+            from_folder(args.data, archive, part)
+        else:
+            from_addresses(archive, part, args)
+        record(part, archive, args.lock)
+        os.replace(part, out)
+        discard(part)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("name", help="a name in the table")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("--data", type=Path, help="take it from this folder instead of downloading it")
+    parser.add_argument("--table", type=Path, default=TABLE, help="sizes, checksums, addresses (default: %(default)s)")
+    parser.add_argument("--lock", type=Path, help="where first uses are recorded (default: beside OUT)")
+    parser.add_argument("--url", help="take URL/NAME instead of the table's addresses")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds without an answer (default: %(default)s)")
+    parser.add_argument("--tries", type=int, default=4, help="without progress, an address (default: %(default)s)")
+    parser.add_argument("--wait", type=float, default=5, help="seconds to the second try, doubled then (default: 5)")
+    parser.add_argument("--every", type=float, default=10, help="seconds between two lines (default: %(default)s)")
+    args = parser.parse_args()
+
+    table = read_table(args.table)
+    if args.name not in table:
+        raise ValueError(f"{args.name}: not in {args.table}; expected one of {', '.join(table)}.")
+    archive = table[args.name]
+    if args.url:
+        check_url("--url", args.url)
+        archive = archive._replace(urls=(f"{args.url.rstrip('/')}/{args.name}",))
+    args.lock = args.lock or args.out.with_name("archives.lock.json")
+    get(archive, args)
+
+
+if __name__ == "__main__":
+    run(main)

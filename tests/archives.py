@@ -1,0 +1,205 @@
+"""Miniature archives under the papers' real names, IWSLT'14 and WMT'14, of sentences a tiny model can learn.
+
+    make(folder, pairs=600, seed=1)   writes them all, the same bytes each time
+    contents(pairs=600, seed=1)       {archive: {member: bytes}}, what is in them
+    write_tar(path, members)          one archive of your own
+
+The members are those that fairseq's examples/translation/prepare-{iwslt14,wmt14en2de,wmt14en2fr}.sh read, among others
+that they do not. German and English are the demo's; "French" is English with the letters of every word turned round,
+so that it can be learnt as well. `pairs` is the size of IWSLT's training text, and of WMT's for each pair of languages,
+all corpora together.
+
+Some pairs of the training texts are odd, as the real ones are: an empty side, both empty, 300 words, other characters
+that end lines elsewhere (U+2028, U+0085), control characters, quotes of all kinds, and |, <, &, which Moses escapes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import tarfile
+from pathlib import Path
+
+from recipes.demo.corpus import corpus
+
+Pair = tuple[str, str]
+Members = dict[str, bytes]
+
+HELD_OUT = 12
+"""Sentences of each development and test set."""
+IWSLT_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+TALK = 40
+"""Sentences of one talk."""
+
+LONG = 300
+ODDITIES: list[Pair] = [
+    ("", "One side is empty."),
+    ("Eine Seite ist leer.", ""),
+    ("", ""),
+    ("  ", " "),
+    (" ".join(["lang"] * LONG), " ".join(["long"] * LONG)),
+    (" ".join(["viel"] * 40), "Forty words against three."),
+    ("Ein Trenner\u2028im Satz.", "A separator\u2028in the sentence."),
+    ("Ein Umbruch\x85im Satz.", "A next line\x85in the sentence."),
+    ("Ein Steuerzeichen \x01 hier.", "A control character \x01 here."),
+    ("a | b, 3 < 4 & 5 > 4, [x]", "a | b, 3 < 4 & 5 > 4, [x]"),
+    ("Anna\u2019s \u201eKaffee\u201c \u2013 3\xa0%", "Anna\u2019s \u201ccoffee\u201d \u2013 3\xa0%"),
+    ("R&amp;D hei\u00dft so.", "R&amp;D is its name."),
+    ("  Leerzeichen   am Rand  ", "  Spaces   at the ends  "),
+    ("Ein\tTabulator", "A\ttab"),
+]
+"""(German, English), one of each kind in every training text."""
+
+
+def french(words: str) -> str:
+    """The letters of each word turned round, so that it is no word of the other language; U+2019 for `the`."""
+    turned = re.sub(r"(?<![&\w])[^\W\d_]+", lambda word: word[0][::-1].lower(), words)
+    turned = re.sub(r"\beht ", "l\u2019", turned).replace("?", "\xa0?")
+    return turned[:1].upper() + turned[1:]
+
+
+def text(lines: list[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def side(pairs: list[Pair], language: str) -> list[str]:
+    if language == "fr":
+        # An odd pair's French is as odd as its German.
+        return [french(pair[0] if pair in ODDITIES else pair[1]) for pair in pairs]
+    return [pair[language == "en"] for pair in pairs]
+
+
+def parallel(prefix: str, pairs: list[Pair], languages: tuple[str, str]) -> Members:
+    return {f"{prefix}.{language}": text(side(pairs, language)) for language in languages}
+
+
+def with_oddities(pairs: list[Pair]) -> list[Pair]:
+    """The oddities spread evenly among the pairs, the first of them some lines in."""
+    mixed, step = list(pairs), max(1, len(pairs) // (len(ODDITIES) + 1))
+    for number, odd in enumerate(ODDITIES):
+        mixed.insert((number + 1) * step + number, odd)
+    return mixed
+
+
+def talks(pairs: list[Pair], language: str) -> bytes:
+    """As in IWSLT's train.tags files: a talk's text between lines of its metadata."""
+    lines = []
+    for number, start in enumerate(range(0, len(pairs), TALK)):
+        lines += [
+            f"<url>http://www.ted.com/talks/lang/{language}/talk_{number}.html</url>",
+            *side(pairs[start : start + TALK], language),
+            f"<talkid>{1000 + number}</talkid>",
+            f"<title>Talk number {number}</title>",
+            f"<description>TED talk: {number} & more.</description>",
+            "<keywords>talks,numbers</keywords>",
+        ]
+    return text(lines)
+
+
+def iwslt_set(pairs: list[Pair], name: str, language: str) -> bytes:
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<mteval>"]
+    lines += [f'<srcset setid="iwslt2014-{name}" srclang="{language}">', '<doc docid="69" genre="lectures">']
+    lines += ["<url>http://www.ted.com/talks/x.html</url>", "<talkid>69</talkid>", "<title>A title</title>"]
+    lines += [f'<seg id="{n}"> {line} </seg>' for n, line in enumerate(side(pairs, language), start=1)]
+    return text([*lines, "</doc>", "</srcset>", "</mteval>"])
+
+
+def wmt_set(pairs: list[Pair], kind: str, languages: Pair, language: str) -> bytes:
+    """As in WMT's sgm files: kind is src or ref; languages are those of the set, source first."""
+    target = f' trglang="{languages[1]}"' if kind == "ref" else ""
+    lines = [f'<{kind}set setid="newstest2014" srclang="any"{target}>']
+    for number, start in enumerate(range(0, len(pairs), 5)):
+        lines += [f'<doc sysid="{kind}" docid="doc.{number}" genre="news" origlang="en">', "<p>"]
+        some = side(pairs[start : start + 5], language)
+        lines += [f'<seg id="{n}">{line}</seg>' for n, line in enumerate(some, start=1)]
+        lines += ["</p>", "</doc>"]
+    return text([*lines, f"</{kind}set>"])
+
+
+def contents(pairs: int = 600, seed: int = 1) -> dict[str, Members]:
+    """What the archives hold. No sentence lies in two sets of one task.
+
+    Args:
+        pairs: training pairs, without the oddities, of IWSLT and of each WMT pair; 50 or more.
+        seed: of the sentences.
+    """
+    sets = len(IWSLT_SETS) + 3
+    drawn = corpus(pairs + sets * HELD_OUT, seed)
+    train = drawn[sets * HELD_OUT :]
+    held = [drawn[n * HELD_OUT : (n + 1) * HELD_OUT] for n in range(sets)]
+    # Sets have their oddities too: what fairseq replaces, what Moses escapes, white space at the ends.
+    held = [[*some[:-1], ("Anna\u2019s R&amp;D | x", "Anna\u2019s R&amp;D | x")] for some in held]
+
+    iwslt: Members = {"de-en/README": b"Talks.\n"}
+    for language in ("de", "en"):
+        iwslt[f"de-en/train.tags.de-en.{language}"] = talks(with_oddities(train), language)
+        for name, some in zip(IWSLT_SETS, held):
+            iwslt[f"de-en/IWSLT14.{name}.de-en.{language}.xml"] = iwslt_set(some, name, language)
+    iwslt["de-en/train.en"] = text(side(train, "en"))
+
+    third = len(train) // 3
+    europarl, crawl, news = train[:third], train[third : 2 * third], train[2 * third :]
+    fifth = len(train) // 5
+    parts = [train[n * fifth : (n + 1) * fifth] for n in range(4)] + [train[4 * fifth :]]
+    de, fr = ("de", "en"), ("fr", "en")
+    giga = parallel("giga-fren.release2.fixed", with_oddities(parts[4]), fr)
+    valid, deen, fren = held[-3:]
+    dev: Members = {}
+    for language in ("de", "en", "fr"):
+        dev[f"dev/newstest2013.{language}"] = text(side(valid, language))
+        dev[f"dev/newstest2013-src.{language}.sgm"] = wmt_set(valid, "src", ("any", "any"), language)
+    test: Members = {}
+    for name, some, (source, target) in (("deen", deen, de), ("fren", fren, fr)):
+        for kind, pair in (("src", (source, target)), ("ref", (target, source))):
+            # Either language comes as the source, and as the reference.
+            for language, other in (pair, pair[::-1]):
+                test[f"test-full/newstest2014-{name}-{kind}.{language}.sgm"] = wmt_set(
+                    some, kind, (other, language), language
+                )
+    return {
+        "de-en.tgz": iwslt,
+        "training-parallel-europarl-v7.tgz": {
+            **parallel("training/europarl-v7.de-en", with_oddities(europarl), de),
+            **parallel("training/europarl-v7.fr-en", with_oddities(parts[0]), fr),
+        },
+        "training-parallel-commoncrawl.tgz": {
+            **parallel("commoncrawl.de-en", with_oddities(crawl), de),
+            "commoncrawl.de-en.annotation": b"annotation\n" * len(crawl),
+            **parallel("commoncrawl.fr-en", with_oddities(parts[1]), fr),
+        },
+        "training-parallel-nc-v12.tgz": parallel("training/news-commentary-v12.de-en", with_oddities(news), de),
+        "training-parallel-nc-v9.tgz": {
+            **parallel("training/news-commentary-v9.de-en", with_oddities(news), de),
+            **parallel("training/news-commentary-v9.fr-en", with_oddities(parts[2]), fr),
+        },
+        "training-parallel-un.tgz": parallel("un/undoc.2000.fr-en", with_oddities(parts[3]), fr),
+        "training-giga-fren.tar": {f"{name}.gz": gzip.compress(data, mtime=0) for name, data in giga.items()},
+        "dev.tgz": dev,
+        "test-full.tgz": test,
+    }
+
+
+def write_tar(path: Path, members: Members) -> Path:
+    """An archive, compressed if its name ends in gz, the same bytes for the same members."""
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for folder in sorted({name.rpartition("/")[0] for name in members} - {""}):
+            entry = tarfile.TarInfo(folder)
+            entry.type = tarfile.DIRTYPE
+            tar.addfile(entry)
+        for name, data in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    data = plain.getvalue()
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix in (".tgz", ".gz") else data)
+    return path
+
+
+def make(folder: Path, pairs: int = 600, seed: int = 1) -> Path:
+    """All archives into `folder`, under their real names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, members in contents(pairs, seed).items():
+        write_tar(folder / name, members)
+    return folder
