@@ -208,7 +208,8 @@ def plan(recipe: str, *variables: str) -> subprocess.CompletedProcess:
             1,
             "--encoder-layers 6 --decoder-layers 6 --encoder-embed-dim 512 --encoder-ffn-embed-dim 1024 --lr 0.0007 "
             "--warmup-updates 6000 --dropout 0.3 --attention-dropout 0.1 --activation-dropout 0.1 "
-            "--weight-decay 0.0001 --max-tokens 4096 --update-freq 1 --max-epoch 90 --keep-last-epochs 10 --beam 5 --lenpen 1",
+            "--weight-decay 0.0001 --max-tokens 4096 --update-freq 1 --max-epoch 90 --keep-last-epochs 10 --beam 5 "
+            "--lenpen 1",
         ),
         (
             "PAIR=en-de SIZE=18l",
