@@ -50,3 +50,6 @@ DATA ?=
 URL ?=
 # And hold them to another table of sizes and checksums.
 TABLE ?=
+# What to do with bytes that are not UTF-8: refuse, or replace.
+INVALID ?= refuse
+EXTRACT_ARGS = --invalid $(INVALID) --lock $(ARCHIVES)/archives.lock.json

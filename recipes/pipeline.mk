@@ -149,8 +149,11 @@ score: $(RUN)/score.json
 
 # -- archives --------------------------------------------------------------------------------------------------------
 
-EXTRACT := $(STEP).extract
-.PRECIOUS: $(ARCHIVES)/%
+EXTRACT = $(STEP).extract $(EXTRACT_ARGS)
+# Where an archive is: among those downloaded, or the folder DATA, if that holds not the archive but what is in it. What
+# was extracted once needs it no more; whoever is short of room may delete it.
+archive = $(if $(DATA),$(if $(wildcard $(DATA)/$(1)),$(ARCHIVES)/$(1),$(DATA)),$(ARCHIVES)/$(1))
+.SECONDARY: $(USED:%=$(ARCHIVES)/%)
 $(ARCHIVES)/%:
 	# download $*
 	$(STEP).download $* --out $@ $(DATA:%=--data %) $(URL:%=--url %) $(TABLE:%=--table %)
