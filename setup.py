@@ -6,10 +6,12 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
-TEXT = ["sacremoses"]
+# The version whose rules fairseq_admin/moses.py replaces was 0.2.0.
+TEXT = ["sacremoses>=0.2", "regex"]
 # Engines of today; their last versions for Python 3.9 tie FSMT's weights otherwise and load pickles by default.
 EXPORT = [f"{name}; python_version >= '3.10'" for name in ("ctranslate2>=4.8.1", "transformers>=5", "safetensors")]
-RECIPES = [*TEXT, "Babel", "matplotlib", "num2words", "subword-nmt", "tensorboardX"]
+DEV = ["hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "subword-nmt"]
+RECIPES = [*TEXT, "Babel", "matplotlib", "num2words", "tensorboardX", "tokenizers"]
 
 setup(
     name="fairseq-admin",
@@ -34,7 +36,7 @@ setup(
         "text": TEXT,
         "export": [*TEXT, *EXPORT],
         "recipes": RECIPES,
-        "dev": [*RECIPES, *EXPORT, "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"],
+        "dev": [*RECIPES, *EXPORT, *DEV],
     },
     entry_points={"console_scripts": ["fairseq-admin=fairseq_admin.cli:main"]},
 )

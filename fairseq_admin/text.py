@@ -32,8 +32,12 @@ class Text:
         aggressive_dashes: "well-known" becomes "well @-@ known".
         escape: characters special to Moses become entities, as in "&apos;".
 
-    With normalise, aggressive_dashes and escape, the tokens are those of WMT's fairseq models, and of transformers'
-    FSMTTokenizer.
+        perl: tokens are, line for line, those of Moses' Perl scripts; normalise is then Moses' punctuation
+            normalisation and control characters replaced by spaces, and tokens are lower-cased, not raw text.
+
+    With normalise, aggressive_dashes and escape, and without perl, the tokens are those of WMT'19's fairseq models as
+    transformers' FSMTTokenizer makes them. With perl and escape they are those of fairseq's IWSLT'14 data, with
+    aggressive_dashes and normalise besides those of its WMT'14 data.
     """
 
     source: str
@@ -42,6 +46,7 @@ class Text:
     normalise: bool = False
     aggressive_dashes: bool = False
     escape: bool = False
+    perl: bool = False
 
     @classmethod
     def read(cls, path: Path) -> "Text":
@@ -74,11 +79,18 @@ class Text:
             language: the line's, self.source or self.target.
 
         Raises:
-            AdminError: sacremoses is not installed.
+            AdminError: sacremoses is not installed, or perl is on and Moses has other rules for the language.
         """
+        normaliser, tokeniser = self._moses[language]
+        if self.perl:
+            from .moses import lower
+
+            tokens = tokeniser.tokens(
+                normaliser.normalize(line) if self.normalise else line, self.aggressive_dashes, self.escape
+            )
+            return lower(tokens) if self.lowercase else tokens
         if self.lowercase:
             line = line.lower()
-        normaliser, tokeniser = self._moses[language]
         if self.normalise:
             line = normaliser.normalize(line)
             line = "".join(c for c in line if not unicodedata.category(c).startswith("C"))
@@ -96,6 +108,10 @@ class Text:
     def _moses(self) -> Dict[str, Tuple[Any, Any]]:
         """Punctuation normaliser and tokeniser of either language."""
         moses = _sacremoses()
+        if self.perl:
+            from .moses import Normaliser, Tokeniser
+
+            return {language: (Normaliser(language), Tokeniser(language)) for language in {self.source, self.target}}
         return {
             language: (
                 moses.MosesPunctNormalizer(language, pre_replace_unicode_punct=True),
@@ -113,6 +129,8 @@ def _checked(found: object, path: Path) -> Dict[str, Any]:
     if not isinstance(found, dict):
         raise AdminError(f"{path} holds a {type(found).__name__}; expected an object with the settings of the text.")
     expected = {field.name: field.type for field in dataclasses.fields(Text)}
+    # Files of before there was a choice lack it.
+    found = {"perl": False, **found}
     for name in sorted(found.keys() ^ expected.keys()):
         what = f"unknown setting {name!r}" if name in found else f"{name!r} is missing"
         raise AdminError(f"{path}: {what}; expected {', '.join(expected)}. Write all of them and no others.")

@@ -1,10 +1,8 @@
 """The recipes' steps, and the demo's chain run small from the shell: interrupted, resumed, wrong input."""
 
 import csv
-import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,19 +15,12 @@ from conftest import run_module
 
 from fairseq_admin.schemes import SCHEMES
 from recipes.demo.corpus import corpus
-from recipes.steps import bpe, logs, score, settings, summary
+from recipes.steps import logs, score, settings, summary
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
-from recipes.steps.text import BPE, Text, remove_bpe
+from recipes.steps.text import Text
 
 ROOT = Path(__file__).parents[1]
-ACCENTS = [
-    "Élève, où est l'été ? « Ça va »",
-    "Łódź — naïve façade",
-    "Größe: 3,5 m²",
-    "Привет, мир!",
-    "日本語の文です。",
-]
 
 
 def step(name: str, *args: object) -> subprocess.CompletedProcess:
@@ -53,17 +44,6 @@ def names(folder: Path) -> set[str]:
 # -- text ------------------------------------------------------------------------------------------------------------
 
 
-def test_lines_end_at_newlines_only(tmp_path):
-    lines = ["a\u2028b", "c\x85d", "", "e\rf", "g\x0bh"]
-    write_lines(tmp_path / "text", lines)
-    assert read_lines(tmp_path / "text") == lines
-
-
-def test_a_last_line_without_newline_counts(tmp_path):
-    (tmp_path / "text").write_bytes(b"one\ntwo")
-    assert read_lines(tmp_path / "text") == ["one", "two"]
-
-
 PLAIN = Text("de", "en")
 
 
@@ -85,83 +65,6 @@ def test_the_demo_survives_its_tokenising():
     for de, en in corpus(3000):
         assert text.detokenise(text.tokenise(en, "en")) == en
         assert reverse.detokenise(reverse.tokenise(de, "de")) == de
-
-
-def test_empty_pairs_leave_the_training_text_only(tmp_path):
-    for folder in ("raw", "train", "test"):
-        (tmp_path / folder).mkdir()
-    write_lines(tmp_path / "raw/x.de", ["eins", "", "drei", "  "])
-    write_lines(tmp_path / "raw/x.en", ["one", "two", "", "four"])
-    PLAIN.write(tmp_path / "text.json")
-    dropped = step("steps.tokenise", tmp_path / "text.json", tmp_path / "raw/x", tmp_path / "train/x", "--drop-empty")
-    assert f"{tmp_path}/raw/x: dropped 3 pairs with an empty side, kept 1\n" in dropped.stderr
-    assert step("steps.tokenise", tmp_path / "text.json", tmp_path / "raw/x", tmp_path / "test/x").returncode == 0
-    assert read_lines(tmp_path / "train/x.de") == ["eins"]
-    assert read_lines(tmp_path / "train/x.en") == ["one"]
-    assert read_lines(tmp_path / "test/x.de") == ["eins", "", "drei", ""]
-
-
-@pytest.mark.parametrize(
-    ("german", "english", "message"),
-    [
-        (b"eins\nzwei\n", b"one\n", "has 2 lines, .* has 1"),
-        (b"eins\nf\xfcnf\n", b"one\nfive\n", r"x.de: line 2 is not UTF-8 \(byte 0xfc at column 2\)"),
-        (b"eins\n", None, "x.en: No such file"),
-        (b"\n\n", b"\n\n", "no pair has text on both sides"),
-    ],
-)
-def test_bad_text_is_refused_and_nothing_written(tmp_path, german, english, message):
-    (tmp_path / "x.de").write_bytes(german)
-    if english is not None:
-        (tmp_path / "x.en").write_bytes(english)
-    PLAIN.write(tmp_path / "text.json")
-    done = step("steps.tokenise", tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", "--drop-empty")
-    assert re.search(message, refused(done))
-    assert not names(tmp_path / "out")
-
-
-# -- BPE -------------------------------------------------------------------------------------------------------------
-
-WORDS = ["lower lowest newer newest wider", "", *ACCENTS, "low low low new new wide"] * 3
-
-
-@pytest.fixture(scope="module")
-def codes(tmp_path_factory):
-    path = tmp_path_factory.mktemp("bpe") / "codes"
-    write_lines(path, bpe.learn(WORDS, 20))
-    return path
-
-
-def test_codes_are_in_fastbpe_format(codes):
-    lines = read_lines(codes)
-    assert lines and all(len(line.split(" ")) == 3 for line in lines)
-
-
-def test_bpe_can_be_undone_and_keeps_empty_lines(codes, tmp_path):
-    lines = [*WORDS, "unseen wörter Ωmega", ""]
-    for name in ("x.de", "x.en"):
-        write_lines(tmp_path / name, lines)
-    assert (
-        step("steps.bpe", "apply", codes, tmp_path / "x.de", tmp_path / "x.en", "-o", tmp_path / "bpe").returncode == 0
-    )
-    assert names(tmp_path / "bpe") == {"x.de", "x.en"}
-    units = read_lines(tmp_path / "bpe/x.en")
-    assert units == read_lines(tmp_path / "bpe/x.de") == BPE(codes).apply(lines)
-    assert [remove_bpe(line) for line in units] == lines
-    assert any("@@ " in line for line in units)
-
-
-def test_fastbpe_splits_as_subword_nmt_does(codes):
-    """The reference: subword-nmt's own merges, applied by itself."""
-    from subword_nmt.apply_bpe import BPE as SubwordNMT
-    from subword_nmt.learn_bpe import learn_bpe
-
-    merges = io.StringIO()
-    learn_bpe(WORDS, merges, 20)
-    assert [line.rpartition(" ")[0] for line in read_lines(codes)] == merges.getvalue().splitlines()[1:]
-    merges.seek(0)
-    reference = SubwordNMT(merges)
-    assert BPE(codes).apply(WORDS) == [reference.process_line(line) for line in WORDS]
 
 
 # -- settings, logs, progress ----------------------------------------------------------------------------------------

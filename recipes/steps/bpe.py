@@ -1,33 +1,125 @@
-"""Joint byte-pair encoding: subword-nmt learns it, fastBPE applies it.
+"""Joint byte-pair encoding: Hugging Face's tokenizers learn it, fastBPE applies it.
 
     python -m recipes.steps.bpe learn 2000 tok/train.de tok/train.en -o codes
     python -m recipes.steps.bpe apply codes tok/test.de tok/test.en -o bpe
 
-Two programs, because fastBPE's Python binding is quick but cannot learn.
+Two programs, because fastBPE's Python binding is quick but cannot learn. With --lengths and --ratio, the pair of texts
+is cleaned after it is split, as Moses' clean-corpus-n.perl does it.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
-from collections.abc import Iterable
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from subword_nmt.learn_bpe import learn_bpe
-
-from recipes.steps.common import read_lines, run, write_lines
+from recipes.steps import cleaning, streaming
+from recipes.steps.cleaning import Cleaner
+from recipes.steps.common import run, write_lines, writing
 from recipes.steps.text import BPE
 
+logger = logging.getLogger(__name__)
 
-def learn(lines: Iterable[str], merges: int) -> list[str]:
-    """The merges, most frequent first, as fastBPE reads them.
+END = "</w>"
+RARE = 2
+"""A pair of units is merged if it comes as often: subword-nmt's bound."""
 
-    subword-nmt writes a "#version" line and two columns; fastBPE wants no such line and a third column, a count that
-    it only checks the presence of.
+
+def learn(lines: Iterable[str], merges: int, alphabet: int = 40000) -> list[str]:
+    """The merges, most frequent first, as fastBPE reads them: a third column, of which it checks the presence only.
+
+    They are subword-nmt's, but for the order of pairs that come equally often.
+
+    Args:
+        lines: tokens with spaces between them; one item may hold several lines.
+        merges: how many at most; there are fewer if no pair is left that comes twice.
+        alphabet: room for the characters, each once inside and once at the end of a word. It bounds only the time that
+            goes into merges beyond the wanted ones.
+
+    Raises:
+        ValueError: the lines hold no words, or the text has more characters than that.
     """
-    codes = io.StringIO()
-    learn_bpe(lines, codes, merges)
-    return [f"{merge} 1" for merge in codes.getvalue().splitlines() if not merge.startswith("#version")]
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+    learner = Tokenizer(models.BPE(end_of_word_suffix=END))
+    learner.pre_tokenizer = pre_tokenizers.Split(Regex("[ \n]"), "removed")
+    # The trainer counts characters and merges together.
+    size = merges + alphabet
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, min_frequency=RARE, special_tokens=[], end_of_word_suffix=END, show_progress=False
+    )
+    learner.train_from_iterator(iter(lines), trainer)
+    model = json.loads(learner.to_str())["model"]
+    if not model["vocab"]:
+        raise ValueError("no words to learn from; expected tokenised text. Check the files.")
+    found = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"][:merges]]
+    if len(found) < merges:
+        if len(model["vocab"]) >= size:
+            raise ValueError(f"the text has more than {alphabet} characters; expected fewer. Is it tokenised text?")
+        logger.info("%d merges instead of %d: no other pair of units comes twice.", len(found), merges)
+    return [f"{left} {right} 1" for left, right in found]
+
+
+def texts(paths: Iterable[str]) -> Iterator[str]:
+    """The texts in pieces of many lines, which costs less than a line at a time.
+
+    Raises:
+        ValueError: a file is missing, or a line is not UTF-8.
+    """
+    for path in paths:
+        for block in streaming.blocks(path):
+            (lines,), _ = block.text()
+            yield "\n".join(lines)
+
+
+class Splitter:
+    """From a block of tokens to units."""
+
+    def __init__(self, codes: BPE, cleaner: Cleaner | None) -> None:
+        self.codes, self.cleaner = codes, cleaner
+
+    def __call__(self, block: streaming.Block) -> tuple[list[bytes], int, Counter[str]]:
+        """Its lines as they are written, how many, and how many were dropped by reason.
+
+        Raises:
+            ValueError: a line is not UTF-8.
+        """
+        sides = [self.codes.apply(side) for side in block.text()[0]]
+        dropped: Counter[str] = Counter()
+        if self.cleaner:
+            cleaned = [self.cleaner.cleaned(*pair) for pair in zip(*sides)]
+            dropped.update(reason for reason in cleaned if isinstance(reason, str))
+            pairs = [pair for pair in cleaned if not isinstance(pair, str)]
+            sides = [list(side) for side in zip(*pairs)] or [[], []]
+        return ["".join(f"{line}\n" for line in side).encode() for side in sides], len(sides[0]), dropped
+
+    def knowing(self, block: streaming.Block) -> Splitter:
+        """This one, once the corpus's first block is known: cleaning depends on the first pair."""
+        first = [lines[:1] for lines in block.lines]
+        sides = streaming.Block(block.paths, block.first, tuple(first)).text()[0]
+        return Splitter(self.codes, self.cleaner and self.cleaner.knowing(*(side[0] for side in sides)))
+
+
+def split(splitter: Splitter, paths: list[Path], folder: Path, workers: int) -> None:
+    """Split texts that belong together, line by line, into units, and clean them.
+
+    Raises:
+        ValueError: a text is missing or not UTF-8, they have not as many lines each, or nothing is left of them.
+    """
+    for block in streaming.blocks(*paths):
+        splitter = splitter.knowing(block)
+        break
+    kept, dropped = 0, Counter()
+    with writing(*(folder / path.name for path in paths)) as files:
+        for sides, lines, reasons in streaming.parallel(splitter, streaming.blocks(*paths), workers):
+            for file, side in zip(files, sides):
+                file.write(side)
+            kept += lines
+            dropped += reasons
+        cleaning.report(" ".join(map(str, paths)), kept, dropped)
 
 
 def main() -> None:
@@ -39,16 +131,21 @@ def main() -> None:
     applying = commands.add_parser("apply")
     applying.add_argument("codes", type=Path)
     applying.add_argument("texts", nargs="+", type=Path)
+    cleaning.add_options(applying)
+    applying.add_argument("--workers", type=streaming.workers, default=streaming.cores())
     learning.add_argument("-o", "--out", type=Path, required=True, help="the codes, a file")
     applying.add_argument("-o", "--out", type=Path, required=True, help="a folder for files of the texts' names")
     args = parser.parse_args()
 
     if args.command == "learn":
-        write_lines(args.out, learn((line for text in args.texts for line in read_lines(text)), args.merges))
-    else:
-        codes = BPE(args.codes)
-        for text in args.texts:
-            write_lines(args.out / text.name, codes.apply(read_lines(text)))
+        write_lines(args.out, learn(texts(args.texts), args.merges))
+        return
+    cleaner = cleaning.cleaner(args)
+    if cleaner and len(args.texts) != 2:
+        raise ValueError(f"--lengths cleans a pair of texts; found {len(args.texts)}. Give the two sides of one.")
+    codes = BPE(args.codes)
+    for paths in [args.texts] if cleaner else [[path] for path in args.texts]:
+        split(Splitter(codes, cleaner), paths, args.out, args.workers)
 
 
 if __name__ == "__main__":

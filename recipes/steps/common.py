@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -23,35 +24,82 @@ def replacing(path: str | Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+@contextmanager
+def writing(*paths: str | Path) -> Iterator[list[BinaryIO]]:
+    """The files to write, all of them to their ends or none.
+
+    Raises:
+        ValueError: the disk is full, or a path cannot be written for another reason.
+    """
+    try:
+        with ExitStack() as replaced:
+            parts = [replaced.enter_context(replacing(path)) for path in paths]
+            # All are closed, which may find the disk full, before the first takes its place.
+            with ExitStack() as opened:
+                yield [opened.enter_context(part.open("wb")) for part in parts]
+    except OSError as error:
+        raise ValueError(
+            f"{' and '.join(map(str, paths))}: cannot be written ({error.strerror}); nothing is left there. "
+            "Make room or write elsewhere, and run again."
+        ) from None
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[BinaryIO]:
+    """The text, to read.
+
+    Raises:
+        ValueError: it cannot be opened or read.
+    """
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; expected a text, one sentence a line. Check the path.") from None
+
+
 def read_lines(path: str | Path) -> list[str]:
     """The lines of a UTF-8 text. Only a newline ends a line: U+2028 and its kind stay inside.
 
     Raises:
         ValueError: the file is missing, or a line is not UTF-8.
     """
+    with reading(path) as file:
+        return decoded(file.readlines(), path)
+
+
+def decoded(lines: list[bytes], path: str | Path, first: int = 1) -> list[str]:
+    """The lines as text, without their newlines.
+
+    Args:
+        lines: as they lie in the file.
+        path: the file, for the message.
+        first: number of the first line, for the message.
+
+    Raises:
+        ValueError: one is not UTF-8.
+    """
     try:
-        lines = Path(path).read_bytes().split(b"\n")
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; expected a text, one sentence a line. Check the path.") from None
-    if not lines[-1]:
-        lines.pop()
-    text = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            text.append(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            byte = f"0x{line[error.start]:02x}"
-            raise ValueError(
-                f"{path}: line {number} is not UTF-8 (byte {byte} at column {error.start + 1}); "
-                "convert the file first, for instance with iconv -f latin1 -t utf-8."
-            ) from None
+        text = b"".join(lines).decode("utf-8").split("\n")
+    except UnicodeDecodeError:
+        for number, line in enumerate(lines, first):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}: line {number} is not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}); "
+                    "convert the file first, for instance with iconv -f latin1 -t utf-8."
+                ) from None
+        raise
+    if not text[-1]:
+        text.pop()
     return text
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     """Write the lines as UTF-8, all of them or no file."""
-    with replacing(path) as part, part.open("w", encoding="utf-8", newline="\n") as out:
-        out.writelines(f"{line}\n" for line in lines)
+    with writing(path) as (out,):
+        out.writelines(f"{line}\n".encode() for line in lines)
 
 
 def run(main: Callable[[], None]) -> None:
@@ -62,3 +110,6 @@ def run(main: Callable[[], None]) -> None:
     except ValueError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        # What a shell says of a process that the interrupt ended.
+        raise SystemExit(130) from None

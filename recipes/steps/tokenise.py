@@ -1,26 +1,76 @@
-"""Tokenise one split of a parallel text, as text.json says.
+"""Tokenise one split of a parallel text, as text.json says; pair by pair, on all cores.
 
     D=runs/demo/data; python -m recipes.steps.tokenise $D/text.json $D/raw/train $D/tok/train --drop-empty
 
-reads raw/train.de and raw/train.en, writes tok/train.de and tok/train.en, line for line.
+reads raw/train.de and raw/train.en, writes tok/train.de and tok/train.en, line for line. With --drop-empty, or with
+--lengths and --ratio as Moses' clean-corpus-n.perl has them, training text is cleaned besides.
 """
 
-import argparse
-import logging
-from pathlib import Path
+from __future__ import annotations
 
-from recipes.steps.common import read_lines, run, write_lines
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from recipes.steps import cleaning, streaming
+from recipes.steps.cleaning import EMPTY, Cleaner
+from recipes.steps.common import run, writing
 from recipes.steps.text import Text
 
-logger = logging.getLogger(__name__)
+
+class Done(NamedTuple):
+    """A block's tokens.
+
+    Attributes:
+        sides: either side's lines, as they are written.
+        kept: how many pairs these are.
+        dropped: how many were dropped, by reason.
+        carriage_returns: lines of either side that ended with CRLF.
+    """
+
+    sides: list[bytes]
+    kept: int
+    dropped: Counter[str]
+    carriage_returns: list[int]
 
 
-def drop_empty(sides: list[list[str]]) -> list[list[str]]:
-    """Leave out the pairs of which a side is empty: a model learns nothing from them."""
-    pairs = [pair for pair in zip(*sides) if all(pair)]
-    if not pairs:
-        raise ValueError("no pair has text on both sides; expected sentences. Check that both files hold text.")
-    return [list(side) for side in zip(*pairs)]
+class Tokeniser:
+    """From a block of raw pairs to tokens."""
+
+    def __init__(self, text: Text, drop_empty: bool, cleaner: Cleaner | None) -> None:
+        self.text, self.drop_empty, self.cleaner = text, drop_empty, cleaner
+        self.languages = (text.source, text.target)
+
+    def __call__(self, block: streaming.Block) -> Done:
+        """Its tokens.
+
+        Raises:
+            ValueError: a line is not UTF-8, or sacremoses is missing.
+        """
+        raw, carriage_returns = block.text()
+        sides = [[self.text.tokenise(line, language) for line in side] for side, language in zip(raw, self.languages)]
+        pairs, dropped = [], Counter()
+        for pair in zip(*sides):
+            kept = self._kept(*pair)
+            if isinstance(kept, str):
+                dropped[kept] += 1
+            else:
+                pairs.append(kept)
+        written = ["".join(f"{line}\n" for line in side).encode() for side in zip(*pairs)] or [b"", b""]
+        return Done(written, len(pairs), dropped, carriage_returns)
+
+    def _kept(self, source: str, target: str) -> tuple[str, str] | str:
+        if self.cleaner:
+            return self.cleaner.cleaned(source, target)
+        return EMPTY if self.drop_empty and not (source and target) else (source, target)
+
+    def knowing(self, block: streaming.Block) -> Tokeniser:
+        """This one, once the corpus's first block is known: cleaning depends on the first pair."""
+        first = streaming.Block(block.paths, block.first, tuple(side[:1] for side in block.lines)).text()[0]
+        source, target = (self.text.tokenise(side[0], name) for side, name in zip(first, self.languages))
+        cleaner = self.cleaner and self.cleaner.knowing(source, target)
+        return Tokeniser(self.text, self.drop_empty, cleaner)
 
 
 def main() -> None:
@@ -29,25 +79,26 @@ def main() -> None:
     parser.add_argument("raw", help="prefix of the raw text: RAW.de, RAW.en")
     parser.add_argument("out", help="prefix to write to")
     parser.add_argument("--drop-empty", action="store_true", help="drop pairs with an empty side (training text only)")
+    cleaning.add_options(parser)
+    parser.add_argument("--workers", type=streaming.workers, default=streaming.cores())
     args = parser.parse_args()
 
-    text = Text.read(args.text)
-    languages = (text.source, text.target)
-    paths = [f"{args.raw}.{language}" for language in languages]
-    sides = [read_lines(path) for path in paths]
-    if len(sides[0]) != len(sides[1]):
-        raise ValueError(
-            f"{paths[0]} has {len(sides[0])} lines, {paths[1]} has {len(sides[1])}; expected as many, each line the "
-            "other's translation. Fetch or align the files again."
-        )
-    sides = [[text.tokenise(line, language) for line in side] for side, language in zip(sides, languages)]
-    if args.drop_empty:
-        before = len(sides[0])
-        sides = drop_empty(sides)
-        after = len(sides[0])
-        logger.info("%s: dropped %d pairs with an empty side, kept %d", args.raw, before - after, after)
-    for side, language in zip(sides, languages):
-        write_lines(f"{args.out}.{language}", side)
+    tokeniser = Tokeniser(Text.read(args.text), args.drop_empty, cleaning.cleaner(args))
+    paths, outputs = ([f"{prefix}.{name}" for name in tokeniser.languages] for prefix in (args.raw, args.out))
+    for block in streaming.blocks(*paths):
+        tokeniser = tokeniser.knowing(block)
+        break
+    kept, dropped, carriage_returns = 0, Counter(), [0, 0]
+    with writing(*outputs) as files:
+        for done in streaming.parallel(tokeniser, streaming.blocks(*paths), args.workers):
+            for file, side in zip(files, done.sides):
+                file.write(side)
+            kept += done.kept
+            dropped += done.dropped
+            carriage_returns = [sum(both) for both in zip(carriage_returns, done.carriage_returns)]
+        for path, lines in zip(paths, carriage_returns):
+            streaming.warn_of_carriage_returns(path, lines)
+        cleaning.report(args.raw, kept, dropped)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,217 @@
+"""How fast the recipes' text steps are on one core: lines a second beside other programs, in turns.
+
+Each row is one step's own work on the same lines, without reading and writing. Moses' scripts are timed as commands,
+their start included, where `perl` is found and --moses names a folder with scripts/ in it; its cleaning, with reading
+and writing. subword-nmt learns and applies where it is installed. A ratio is the median of the rounds'.
+
+    python recipes/bench/text.py                              # on generated text
+    python recipes/bench/text.py --text train.en --language en --moses mosesdecoder
+"""
+
+import argparse
+import io
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Tuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--text", type=Path, help="raw text, one sentence a line (default: generated)")
+    top.add_argument("--language", default="en", help="its language (default: en)")
+    top.add_argument("--lines", type=int, default=50000, help="of the text, at most (default: 50000)")
+    top.add_argument("--merges", type=int, default=5000, help="to learn (default: 5000)")
+    top.add_argument("--rounds", type=int, default=3, help="each program's turns (default: 3)")
+    top.add_argument("--moses", type=Path, help="folder of mosesdecoder, to time its Perl")
+    return top
+
+
+def generated(lines: int) -> List[str]:
+    """Sentences of made-up words, frequent ones and rare ones, with punctuation."""
+    source = random.Random(1)
+    syllables = [first + vowel for first in "bdfgklmnprst" for vowel in ("a", "e", "i", "o", "u", "é")]
+    words = ["".join(source.choices(syllables, k=source.randint(1, 4))) for _ in range(20000)]
+    weights = [1 / (rank + 1) for rank in range(len(words))]
+    found = []
+    for _ in range(lines):
+        sentence = source.choices(words, weights, k=source.randint(3, 40))
+        sentence[source.randrange(len(sentence))] += source.choice(
+            [",", "'s", ' "it"', " U.S.", " 3,5", " &", " well-known"]
+        )
+        found.append(" ".join(sentence).capitalize() + ".")
+    return found
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def in_turns(rounds: int, ours: Callable[[], object], other: Callable[[], object]) -> Tuple[float, float, float]:
+    """Median seconds of either side, and the median ratio of the rounds."""
+    pairs = []
+    for number in range(rounds):
+        order = (ours, other) if number % 2 == 0 else (other, ours)
+        seconds = [timed(work) for work in order]
+        pairs.append(seconds if number % 2 == 0 else seconds[::-1])
+    ratios = [first / second for first, second in pairs]
+    return statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs), statistics.median(ratios)
+
+
+def piped(lines: List[str], *commands: List[object]) -> Callable[[], object]:
+    """The commands, each reading the one before, on the lines."""
+    given = "".join(f"{line}\n" for line in lines).encode()
+    text = " | ".join(" ".join(f"'{part}'" for part in command) for command in commands)
+    return lambda: subprocess.run(
+        ["bash", "-o", "pipefail", "-c", text],
+        input=given,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=True,
+    )
+
+
+def row(step: str, beside: str, lines: int, seconds: Tuple[float, float, float], note: str = "") -> None:
+    first, second, ratio = seconds
+    print(
+        f"{step:34} {lines / first:10.0f} {beside:24} {lines / second:10.0f} {ratio:7.3f}  {note}".rstrip(), flush=True
+    )
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    args = parser().parse_args(arguments)
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    sys.path.insert(0, str(ROOT))
+    from recipes.steps import bpe
+    from recipes.steps.cleaning import Cleaner
+    from recipes.steps.common import read_lines, run, write_lines
+    from recipes.steps.text import BPE, Text
+
+    def bench() -> None:
+        raw = read_lines(args.text)[: args.lines] if args.text else generated(args.lines)
+        if not raw:
+            raise ValueError(f"{args.text}: no lines; expected text. Give another file.")
+        scripts = args.moses / "scripts" if args.moses else None
+        if scripts and not (scripts / "tokenizer/tokenizer.perl").exists():
+            raise ValueError(f"{scripts}/tokenizer/tokenizer.perl is not there; expected mosesdecoder's folder.")
+        if scripts and not shutil.which("perl"):
+            raise ValueError("--moses: perl is not installed; expected it to run Moses' scripts. Leave --moses out.")
+        measure(raw, scripts)
+
+    def measure(raw: List[str], scripts: Optional[Path]) -> None:
+        print(f"{args.text or 'generated text'}, {args.language}: {len(raw)} lines, one core, medians of {args.rounds}")
+        print(f"{'':34} {'lines/s':>10} {'':24} {'lines/s':>10} {'ratio of times':>7}")
+
+        def tokenised(text: Text) -> List[str]:
+            return [text.tokenise(line, args.language) for line in raw]
+
+        ways = {"tokenise": {}, "tokenise (-a, normalised)": {"normalise": True, "aggressive_dashes": True}}
+        tokens: List[str] = []
+        for name, settings in ways.items():
+            text, plain = (
+                Text(args.language, args.language, escape=True, perl=perl, **settings) for perl in (True, False)
+            )
+            for each in (text, plain):
+                each.tokenise("x", args.language)
+
+            exact = partial(tokenised, text)
+            seconds = in_turns(args.rounds, exact, partial(tokenised, plain))
+            row(name, "sacremoses", len(raw), seconds)
+            if scripts:
+                tokenizer = scripts / "tokenizer"
+                command = [
+                    ["perl", tokenizer / "tokenizer.perl", "-q", "-l", args.language, *(["-a"] if settings else [])]
+                ]
+                if settings:
+                    normalise = ["perl", tokenizer / "normalize-punctuation.perl", "-l", args.language]
+                    command = [normalise, ["perl", tokenizer / "remove-non-printing-char.perl"], *command]
+                row(name, "Moses' Perl", len(raw), in_turns(args.rounds, exact, piped(raw, *command)))
+            tokens = tokens or exact()
+        with tempfile.TemporaryDirectory() as folder:
+            after_tokens(tokens, Path(folder), scripts)
+
+    def after_tokens(tokens: List[str], folder: Path, scripts: Optional[Path]) -> None:
+        cleaner = Cleaner(1, 175, 1.5)
+        other_side = tokens[::-1]
+
+        def clean() -> int:
+            return sum(not isinstance(cleaner.cleaned(*pair), str) for pair in zip(tokens, other_side))
+
+        if scripts:
+            for side, lines in (("a", tokens), ("b", other_side)):
+                write_lines(folder / f"x.{side}", lines)
+            perl = [
+                "perl",
+                scripts / "training/clean-corpus-n.perl",
+                "-ratio",
+                1.5,
+                folder / "x",
+                "a",
+                "b",
+                folder / "y",
+                1,
+                175,
+            ]
+            row("clean (pairs)", "Moses' Perl", len(tokens), in_turns(args.rounds, clean, piped([], perl)))
+        else:
+            row("clean (pairs)", "", len(tokens), (timed(clean), float("nan"), float("nan")))
+        try:
+            from subword_nmt.apply_bpe import BPE as Other
+            from subword_nmt.learn_bpe import learn_bpe
+        except ImportError:
+            raise ValueError(
+                "subword-nmt is not installed; expected it to compare with. Run pip install subword-nmt."
+            ) from None
+        found: Dict[str, List[str]] = {}
+
+        def ours() -> None:
+            found["ours"] = bpe.learn(["\n".join(tokens)], args.merges)
+
+        def theirs() -> None:
+            out = io.StringIO()
+            sys.stderr, kept = io.StringIO(), sys.stderr
+            try:
+                learn_bpe(tokens, out, args.merges)
+            finally:
+                sys.stderr = kept
+            found["theirs"] = out.getvalue().splitlines()
+
+        seconds = in_turns(args.rounds, ours, theirs)
+        same = {tuple(line.split()[:2]) for line in found["ours"]} & {
+            tuple(line.split()[:2]) for line in found["theirs"]
+        }
+        row("learn", "subword-nmt", len(tokens), seconds, f"{len(same)} of {len(found['ours'])} merges the same")
+        write_lines(folder / "codes", found["ours"])
+        codes = BPE(folder / "codes")
+        merges = "".join(" ".join(line.split()[:2]) + "\n" for line in found["ours"])
+        results = {}
+
+        def apply() -> None:
+            results["ours"] = codes.apply(tokens)
+
+        def apply_other() -> None:
+            # Made anew each time: it remembers the words it has split.
+            other = Other(io.StringIO(f"#version: 0.2\n{merges}"))
+            results["theirs"] = [other.process_line(line) for line in tokens]
+
+        seconds = in_turns(args.rounds, apply, apply_other)
+        equal = sum(map(str.__eq__, results["ours"], results["theirs"]))
+        row("apply", "subword-nmt", len(tokens), seconds, f"{equal} of {len(tokens)} lines the same")
+
+    run(bench)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Long texts, block by block on all cores: the lines stay in order, and memory does not grow with the text."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from recipes.steps.common import decoded, reading
+
+logger = logging.getLogger(__name__)
+
+BYTES = 1 << 18
+"""About how much of the first side is a block."""
+
+
+class Block(NamedTuple):
+    """Some lines of a text, or of several that belong together line by line.
+
+    Attributes:
+        paths: the files.
+        first: number of the first line, from 1.
+        lines: each side's lines as they lie in the file.
+    """
+
+    paths: tuple[str, ...]
+    first: int
+    lines: tuple[list[bytes], ...]
+
+    def text(self) -> tuple[list[list[str]], list[int]]:
+        """Each side's lines without their ends, and how many of them ended with CRLF.
+
+        Raises:
+            ValueError: a line is not UTF-8.
+        """
+        sides, carriage_returns = [], []
+        for path, lines in zip(self.paths, self.lines):
+            side = decoded(lines, path, self.first)
+            found = sum(line.endswith("\r") for line in side)
+            sides.append([line[:-1] if line.endswith("\r") else line for line in side] if found else side)
+            carriage_returns.append(found)
+        return sides, carriage_returns
+
+
+def blocks(*paths: str | Path) -> Iterator[Block]:
+    """The texts block by block.
+
+    Raises:
+        ValueError: a file is missing, or they have not as many lines each.
+    """
+    names = tuple(map(str, paths))
+    with ExitStack() as opened:
+        files = [opened.enter_context(reading(path)) for path in paths]
+        first = 1
+        while True:
+            lines = [files[0].readlines(BYTES)]
+            lines += [list(islice(file, len(lines[0]) or 1)) for file in files[1:]]
+            if len(set(map(len, lines))) > 1:
+                raise ValueError(_unequal(names, [first - 1 + len(side) for side in lines], files))
+            if not lines[0]:
+                return
+            yield Block(names, first, tuple(lines))
+            first += len(lines[0])
+
+
+def _unequal(paths: Sequence[str], counts: list[int], files: list[BinaryIO]) -> str:
+    counts = [count + sum(1 for _ in file) for count, file in zip(counts, files)]
+    return (
+        f"{', '.join(f'{path} has {count} lines' for path, count in zip(paths, counts))}; expected as many, each line "
+        "the other's translation. Fetch or align the files again."
+    )
+
+
+def warn_of_carriage_returns(path: str | Path, lines: int) -> None:
+    """Say in one line, if any did, that lines ended with CRLF."""
+    if lines:
+        logger.info("%s: %d lines end with CRLF; read as if they ended with LF.", path, lines)
+
+
+def workers(text: str) -> int:
+    """The value of --workers."""
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count} workers; expected 1 or more")
+    return count
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def parallel(function: Callable[[Any], Any], items: Iterable[Any], count: int) -> Iterator[Any]:
+    """The function's results, in the order of the items. Each worker has at most one item, so memory is bounded.
+
+    The workers are forks: they share what was read before, and they end when this process does, however it ends,
+    because each waits for its next item on a pipe that nobody else holds.
+
+    Args:
+        function: computed in a worker process; its ValueErrors are raised here.
+        items: read when a worker is free.
+        count: how many workers.
+
+    Raises:
+        ValueError: the function's, or a worker was killed.
+    """
+    context = multiprocessing.get_context("fork")
+    ends: list[Connection] = []
+    processes = []
+    try:
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            ends.append(ours)
+            processes.append(context.Process(target=_work, args=(function, theirs, tuple(ends)), daemon=True))
+            processes[-1].start()
+            theirs.close()
+        idle, busy = deque(ends), deque()
+        for item in items:
+            result = None
+            if waited := not idle:
+                idle.append(busy.popleft())
+                result = _received(idle[0])
+            busy.append(idle.popleft())
+            _send(busy[-1], item)
+            if waited:
+                yield result
+        while busy:
+            yield _received(busy.popleft())
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+        for end in ends:
+            end.close()
+
+
+def _send(end: Connection, item: Any) -> None:
+    try:
+        end.send(item)
+    except BrokenPipeError:
+        raise ValueError(KILLED) from None
+
+
+def _received(end: Connection) -> Any:
+    try:
+        good, result = end.recv()
+    except (EOFError, ConnectionResetError):
+        raise ValueError(KILLED) from None
+    if not good:
+        raise ValueError(result)
+    return result
+
+
+KILLED = "a worker process ended before its work; was it out of memory? Run again with fewer --workers."
+
+
+def _work(function: Callable[[Any], Any], end: Connection, others: Iterable[Connection]) -> None:
+    """A worker's life. `others` are the parent's ends, inherited: held open here, they would outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for other in others:
+        other.close()
+    while True:
+        try:
+            item = end.recv()
+        except EOFError:
+            return
+        try:
+            result = True, function(item)
+        except ValueError as error:
+            result = False, str(error)
+        try:
+            end.send(result)
+        except (BrokenPipeError, ConnectionResetError):
+            return

@@ -1,0 +1,508 @@
+"""The recipes' text steps: tokens and cleaning as Moses makes them, merges as subword-nmt does, whole files or none."""
+
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import SHARED, run_module
+
+from recipes.steps import bpe, common, split, streaming, tokenise
+from recipes.steps.cleaning import Cleaner
+from recipes.steps.common import read_lines, write_lines
+from recipes.steps.text import BPE, Text, remove_bpe
+
+PLAIN = Text("de", "en")
+PERL = Text("de", "en", escape=True, perl=True)
+ACCENTS = [
+    "Élève, où est l'été ? « Ça va »",
+    "Łódź — naïve façade",
+    "Größe: 3,5 m²",
+    "Привет, мир!",
+    "日本語の文です。",
+]
+
+
+@pytest.fixture
+def step(tmp_path):
+    """step(name, *arguments) -> how it ended and what it said, in a process that has fairseq imported already."""
+    return lambda name, *arguments: run_module(f"recipes.steps.{name}", *arguments, log=tmp_path / "log")
+
+
+@pytest.fixture
+def main(monkeypatch):
+    """main(step, *arguments): the step in this process."""
+
+    def call(module, *arguments: object) -> None:
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+        module.main()
+
+    return call
+
+
+def refused(done) -> str:
+    """The one line a step ends with when the user must mend something."""
+    assert done.status == 2, done.output
+    assert len(done.output.splitlines()) == 1, done.output
+    return done.output
+
+
+def names(folder: Path) -> set:
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+def pair(prefix: Path, german: list, english: list) -> Path:
+    write_lines(f"{prefix}.de", german)
+    write_lines(f"{prefix}.en", english)
+    return prefix
+
+
+@pytest.fixture
+def many(tmp_path):
+    """A text of some thousand pairs, in many blocks, and how its tokens are made."""
+    random_ = random.Random(1)
+    words = "Haus Hund, lief. \"schnell\" z.B. U.S. 3,5 l'eau it's & | e\u0301 😀".split()
+    lines = [" ".join(random_.choices(words, k=random_.randrange(30))) for _ in range(20000)]
+    PERL.write(tmp_path / "text.json")
+    return pair(tmp_path / "raw", lines, lines[::-1])
+
+
+# -- lines -----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_end_at_newlines_only(tmp_path):
+    lines = ["a\u2028b", "c\x85d", "", "e\rf", "g\x0bh"]
+    write_lines(tmp_path / "text", lines)
+    assert read_lines(tmp_path / "text") == lines
+
+
+def test_a_last_line_without_newline_counts(tmp_path):
+    (tmp_path / "text").write_bytes(b"one\ntwo")
+    assert read_lines(tmp_path / "text") == ["one", "two"]
+
+
+def test_the_faulty_line_has_its_number_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "BYTES", 10)
+    (tmp_path / "text").write_bytes(b"eins zwei\ndrei\n" * 5 + b"f\xfcnf\n")
+    with pytest.raises(ValueError, match=r"line 11 is not UTF-8 \(byte 0xfc at column 2\)"):
+        list(bpe.texts([tmp_path / "text"]))
+
+
+def test_blocks_cover_the_text_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "BYTES", 7)
+    (tmp_path / "a").write_bytes(b"1\n22\n\n333\r\n4444444444\n5")
+    (tmp_path / "b").write_bytes(b"a\nb\nc\nd\ne\nf\r\n")
+    found = list(streaming.blocks(tmp_path / "a", tmp_path / "b"))
+    texts = [block.text() for block in found]
+    assert sum((sides[0] for sides, _ in texts), []) == ["1", "22", "", "333", "4444444444", "5"]
+    assert sum((sides[1] for sides, _ in texts), []) == list("abcdef")
+    assert [sum(column) for column in zip(*(counts for _, counts in texts))] == [1, 1]
+    assert len(found) > 2 and [block.first for block in found[:2]] == [1, 1 + len(found[0].lines[0])]
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+def _slow_square(number: int) -> int:
+    time.sleep(0.02 * (number % 3))
+    if number == 99:
+        raise ValueError("99 is too much")
+    if number == 98:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_results_come_in_order_and_items_are_read_as_needed(count):
+    read = []
+
+    def items():
+        for number in range(30):
+            read.append(number)
+            yield number
+
+    for done, result in enumerate(streaming.parallel(_slow_square, items(), count), 1):
+        assert result == (done - 1) ** 2
+        assert len(read) <= done + count, "memory grows with what is read ahead"
+    assert done == 30
+
+
+@pytest.mark.parametrize(("number", "message"), [(99, "99 is too much"), (98, "a worker process ended")])
+def test_a_workers_end_is_told(number, message):
+    with pytest.raises(ValueError, match=message):
+        list(streaming.parallel(_slow_square, [1, 2, number, 3, 4, 5], 2))
+
+
+# -- tokenise --------------------------------------------------------------------------------------------------------
+
+
+def test_empty_pairs_leave_the_training_text_only(tmp_path, step):
+    pair(tmp_path / "x", ["eins", "", "drei", "  "], ["one", "two", "", "four"])
+    PLAIN.write(tmp_path / "text.json")
+    dropped = step("tokenise", tmp_path / "text.json", tmp_path / "x", tmp_path / "train/x", "--drop-empty")
+    assert dropped.output.endswith(f"{tmp_path}/x: kept 1 pairs, dropped 3: 3 with an empty side\n")
+    assert step("tokenise", tmp_path / "text.json", tmp_path / "x", tmp_path / "test/x").status == 0
+    assert read_lines(tmp_path / "train/x.de") == ["eins"]
+    assert read_lines(tmp_path / "train/x.en") == ["one"]
+    assert read_lines(tmp_path / "test/x.de") == ["eins", "", "drei", ""]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_as_many_workers_as_one_likes_the_tokens_are_those_of_each_line(many, tmp_path, main, workers, monkeypatch):
+    monkeypatch.setattr(streaming, "BYTES", 1 << 14)
+    main(tokenise, tmp_path / "text.json", many, tmp_path / "tok/x", "--workers", workers)
+    for language in ("de", "en"):
+        expected = [PERL.tokenise(line, language) for line in read_lines(f"{many}.{language}")]
+        assert read_lines(tmp_path / f"tok/x.{language}") == expected
+    assert names(tmp_path / "tok") == {"x.de", "x.en"}
+
+
+@pytest.mark.parametrize(
+    ("german", "english", "options", "message"),
+    [
+        (b"eins\nzwei\n", b"one\n", "", "x.de has 2 lines, .*x.en has 1 lines; expected as many"),
+        (b"eins\n", b"one\ntwo\nthree\n", "", "x.de has 1 lines, .*x.en has 3 lines"),
+        (b"eins\nf\xfcnf\n", b"one\nfive\n", "", r"x.de: line 2 is not UTF-8 \(byte 0xfc at column 2\)"),
+        (b"eins\n", None, "", "x.en: No such file"),
+        (b"\n\n", b"\n\n", "--drop-empty", "no pair is left of 2: 2 with an empty side"),
+        (b"", b"", "", "no pair is left, it is empty"),
+        (b"a b c\n", b"a\n", "--lengths 1 2", "no pair is left of 1: 1 too long"),
+        (b"a\n", b"a\n", "--ratio 2", "--ratio comes with --lengths"),
+        (b"a\n", b"a\n", "--lengths 3 2", "--lengths 3 2; expected MIN and MAX"),
+        (b"a\n", b"a\n", "--lengths 1 2 --ratio 0.5", "--ratio 0.5; expected 1 or more"),
+    ],
+)
+def test_bad_text_is_refused_and_nothing_written(tmp_path, step, german, english, options, message):
+    (tmp_path / "x.de").write_bytes(german)
+    if english is not None:
+        (tmp_path / "x.en").write_bytes(english)
+    PLAIN.write(tmp_path / "text.json")
+    done = step("tokenise", tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", *options.split())
+    assert re.search(message, refused(done)), done.output
+    assert not names(tmp_path / "out")
+
+
+def test_windows_line_ends_are_read_and_said(tmp_path, step):
+    (tmp_path / "x.de").write_bytes(b"eins\r\nzwei\r\n")
+    (tmp_path / "x.en").write_bytes(b"one\ntwo\n")
+    PLAIN.write(tmp_path / "text.json")
+    done = step("tokenise", tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x")
+    assert f"{tmp_path}/x.de: 2 lines end with CRLF; read as if they ended with LF.\n" in done.output
+    assert done.output.count("CRLF") == 1
+    assert (tmp_path / "out/x.de").read_bytes() == b"eins\nzwei\n"
+
+
+# -- cleaning: the expected outcomes are those of clean-corpus-n.perl ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "outcome"),
+    [
+        ("a b", "c", ("a b", "c")),
+        ("  a \t b\u2028", "c\u00a0d\x85e", ("a b", "c d e")),
+        ("a|b || c", "|d", ("ab c", "d")),
+        ("a \x1c b", "d e", ("a \x1c b", "d e")),
+        ("|", "a", "with an empty side"),
+        ("", "a", "with an empty side"),
+        ("\u3000", "a", "with an empty side"),
+        ("a b c d e", "a b c d e", "too long"),
+        ("a b c", "a b", ("a b c", "a b")),
+        ("a b c d", "a b", "of too unlike lengths"),
+        ("a b", "a b c d", "of too unlike lengths"),
+        ("x" * 1000, "a", ("x" * 1000, "a")),
+        ("a", "x" * 1001, "with a word over 1000 characters"),
+        ("\x1c" * 1001, "b", "with a word over 1000 characters"),
+    ],
+)
+def test_pairs_are_kept_as_moses_keeps_them(source, target, outcome):
+    ratio = 2 if outcome in (("a b", "c"), ("ab c", "d")) else 1.5
+    assert Cleaner(1, 4, ratio).cleaned(source, target) == outcome
+
+
+def test_the_first_pair_says_whether_bars_part_factors():
+    cleaner = Cleaner(2, 9).knowing("a|x b|y", "c|z d|z")
+    assert cleaner.cleaned("a|x b|y", "c|z d|z") == ("a|x b|y", "c|z d|z")
+    assert cleaner.cleaned("a|x", "c|z") == "too short"
+    with pytest.raises(ValueError, match="has an empty factor"):
+        cleaner.cleaned("a||x b", "c d")
+    assert Cleaner(1, 9).knowing("a", "b").cleaned("a|x", "c") == ("ax", "c")
+
+
+def test_cleaning_happens_to_tokens_and_is_counted(tmp_path, main, caplog):
+    caplog.set_level("INFO")
+    pair(tmp_path / "x", ["a, b", "", "viel zu lang fuer das", "eins zwei", "drei vier"], ["A b", "b", "c", "d e", "f"])
+    Text("de", "en", lowercase=True, escape=True, perl=True).write(tmp_path / "text.json")
+    arguments = ("--lengths", 1, 4, "--ratio", 1.5)
+    main(tokenise, tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", *arguments)
+    assert read_lines(tmp_path / "out/x.de") == ["a , b", "eins zwei"]
+    assert read_lines(tmp_path / "out/x.en") == ["a b", "d e"]
+    expected = "kept 2 pairs, dropped 3: 1 with an empty side, 1 too long, 1 of too unlike lengths"
+    assert caplog.messages[-1].endswith(expected)
+
+
+def test_units_are_cleaned_with_the_pair(tmp_path, codes, step):
+    pair(tmp_path / "x", ["low new", "qqq", "low", ""], ["low new", "low", "low", "low"])
+    arguments = ("apply", codes, tmp_path / "x.de", tmp_path / "x.en", "-o", tmp_path / "bpe")
+    done = step("bpe", *arguments, "--lengths", 1, 250, "--ratio", 1.5)
+    assert done.output.endswith("kept 2 pairs, dropped 2: 1 with an empty side, 1 of too unlike lengths\n")
+    assert read_lines(tmp_path / "bpe/x.de") == read_lines(tmp_path / "bpe/x.en") == ["low new", "low"]
+    assert "found 1. Give the two sides" in refused(step("bpe", *arguments[:3], *arguments[4:], "--lengths", 1, 2))
+
+
+# -- split -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Two parts, the first without its last newline: 7 and 5 pairs."""
+    pair(tmp_path / "p", [f"d{n}" for n in range(1, 8)], [f"e{n}" for n in range(1, 8)])
+    (tmp_path / "p.de").write_bytes((tmp_path / "p.de").read_bytes()[:-1])
+    pair(tmp_path / "q", [f"d{n}" for n in range(8, 13)], [f"e{n}" for n in range(8, 13)])
+    return tmp_path / "p", tmp_path / "q", "--languages", "de", "en", "--out", tmp_path / "out/x"
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [("", range(1, 13)), ("--every 5 --keep nth", [5, 10]), ("--every 4 --keep rest", [1, 2, 3, 5, 6, 7, 9, 10, 11])],
+)
+def test_every_nth_pair_of_all_parts_is_split_off(tmp_path, parts, main, monkeypatch, options, kept):
+    monkeypatch.setattr(streaming, "BYTES", 6)
+    main(split, *parts, *options.split())
+    assert read_lines(tmp_path / "out/x.de") == [f"d{n}" for n in kept]
+    assert read_lines(tmp_path / "out/x.en") == [f"e{n}" for n in kept]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--every 5", "--every N comes with --keep"),
+        ("--every 1 --keep rest", "--every 1; expected 2 or more"),
+        ("--every 99 --keep nth", "none of 12 pairs is kept"),
+    ],
+)
+def test_a_split_that_makes_no_sense_is_refused(tmp_path, parts, main, options, message):
+    with pytest.raises(ValueError, match=message):
+        main(split, *parts, *options.split())
+    assert not names(tmp_path / "out")
+
+
+def test_parts_with_unequal_sides_are_refused(tmp_path, parts, step):
+    write_lines(tmp_path / "q.en", ["one"])
+    assert "q.de has 5 lines" in refused(step("split", *parts))
+    assert not names(tmp_path / "out")
+
+
+# -- BPE -------------------------------------------------------------------------------------------------------------
+
+WORDS = ["lower lowest newer newest wider", "", *ACCENTS, "low low low new new wide"] * 3
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bpe") / "codes"
+    write_lines(path, bpe.learn(WORDS, 20))
+    return path
+
+
+def test_codes_are_in_fastbpe_format(codes):
+    lines = read_lines(codes)
+    assert len(lines) == 20 and all(len(line.split(" ")) == 3 for line in lines)
+
+
+def test_bpe_can_be_undone_and_keeps_empty_lines(codes, tmp_path, step):
+    lines = [*WORDS, "unseen wörter Ωmega", ""]
+    pair(tmp_path / "x", lines, lines)
+    assert step("bpe", "apply", codes, tmp_path / "x.de", tmp_path / "x.en", "-o", tmp_path / "bpe").status == 0
+    assert names(tmp_path / "bpe") == {"x.de", "x.en"}
+    units = read_lines(tmp_path / "bpe/x.en")
+    assert units == read_lines(tmp_path / "bpe/x.de") == BPE(codes).apply(lines)
+    assert [remove_bpe(line) for line in units] == lines
+    assert any("@@ " in line for line in units)
+
+
+def test_nothing_but_spaces_parts_words_and_no_character_is_changed():
+    """Entities, white space other than spaces, decomposed letters: in the merges as they are."""
+    words = ["&apos;s", "a\u00a0b", "e\u0301t", "x\u2028y", "ﬁn", "Ⅷ.", "<s>", "😀!", "\x01z"]
+    merges = bpe.learn([" ".join(words)] * 3, 1000)
+    whole = {"".join(merge.split(" ")[:2]) for merge in merges}
+    assert {f"{word}</w>" for word in words} <= whole
+
+
+def test_merges_depend_neither_on_blocks_nor_on_threads(tmp_path, monkeypatch):
+    random_ = random.Random(3)
+    words = ["".join(random_.choices("abcdeü", k=random_.randint(1, 7))) for _ in range(300)]
+    lines = [" ".join(random_.choices(words, k=8)) for _ in range(2000)]
+    write_lines(tmp_path / "text", lines)
+    found = [bpe.learn(lines, 200)]
+    for size in (50, 1 << 20):
+        monkeypatch.setattr(streaming, "BYTES", size)
+        found.append(bpe.learn(bpe.texts([tmp_path / "text"]), 200))
+    learn = f"from recipes.steps import bpe; print(*bpe.learn(bpe.texts(['{tmp_path}/text']), 200), sep='\\n')"
+    for threads in ("1", "4"):
+        environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONPATH": str(Path(__file__).parents[1])}
+        done = subprocess.run([sys.executable, "-c", learn], env=environment, capture_output=True, encoding="utf-8")
+        found.append(done.stdout.splitlines())
+    assert len(found[0]) == 200 and all(merges == found[0] for merges in found)
+
+
+def _subword_nmt(lines, merges):
+    import io
+
+    learner = pytest.importorskip("subword_nmt.learn_bpe")
+    out = io.StringIO()
+    learner.learn_bpe(lines, out, merges)
+    return [f"{line} 1" for line in out.getvalue().splitlines()[1:]]
+
+
+def test_merges_are_those_of_subword_nmt_where_no_two_pairs_tie():
+    """The reference. Each word comes in a number of its own, so that few pairs come equally often."""
+    words = ["hinterher", "herberge", "bergehoch", "hochhaus", "hausherr", "lesen", "lasen"]
+    lines = [word for number, word in enumerate(words) for _ in range(3**number)]
+    random.Random(1).shuffle(lines)
+    expected = _subword_nmt(lines, 12)
+    assert sorted(bpe.learn(lines, 12)) == sorted(expected)
+
+
+@pytest.mark.slow
+def test_units_are_those_of_subword_nmt_on_real_text(tmp_path):
+    """The two break ties otherwise: of the words in 29,000 real sentences, one in 200 may be split in another way."""
+    path = SHARED / "data/multi30k/train.de.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    import gzip
+
+    lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")
+    words = Counter(word for line in lines for word in line.split(" ") if word)
+    sides = []
+    for merges in (bpe.learn(lines, 2000), _subword_nmt(lines, 2000)):
+        write_lines(tmp_path / "codes", merges)
+        sides.append(BPE(tmp_path / "codes").apply(list(words)))
+    other = sum(count for count, ours, theirs in zip(words.values(), *sides) if ours != theirs)
+    assert other / sum(words.values()) < 0.005
+
+
+def test_text_without_words_and_too_many_characters_are_refused():
+    with pytest.raises(ValueError, match="no words to learn from"):
+        bpe.learn(["", " "], 10)
+    with pytest.raises(ValueError, match="more than 5 characters"):
+        bpe.learn(["abcdefgh abcdefgh"] * 2, 10, alphabet=5)
+
+
+# -- whole files or none ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
+    """The second file of two lies on a full device: neither appears, and what was there stays."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    (tmp_path / "a").write_text("before")
+    (tmp_path / f"b.{os.getpid()}.part").symlink_to("/dev/full")
+    message = "a and .*b: cannot be written .No space left on device.; nothing is left there"
+    with pytest.raises(ValueError, match=message), common.writing(tmp_path / "a", tmp_path / "b") as (first, second):
+        first.write(b"x")
+        second.write(b"x")
+    assert names(tmp_path) == {"a"} and (tmp_path / "a").read_text() == "before"
+
+
+def test_a_file_over_the_limit_is_one_line_and_leaves_nothing(many, tmp_path, main):
+    """The step itself, under a limit on the size of files, which CPython meets as an error and not as a signal."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, limits[1]))
+    try:
+        with pytest.raises(ValueError, match=r"cannot be written \(File too large\)"):
+            main(tokenise, tmp_path / "text.json", many, tmp_path / "tok/x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not names(tmp_path / "tok")
+
+
+def test_a_full_disk_in_earnest(many, tmp_path, step):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mount is not permitted: {mounted.stderr.decode().strip()}")
+    try:
+        done = step("tokenise", tmp_path / "text.json", many, disk / "x")
+        assert "No space left on device" in refused(done) and not names(disk)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def _children(parent: int) -> list:
+    """Process ids of a process's children."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see the workers")
+def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path, start, step, how):
+    arguments = (tmp_path / "text.json", many, tmp_path / "tok/x", "--workers", 2)
+    process = start("recipes.steps.tokenise", *arguments, log=tmp_path / "killed")
+    deadline = time.monotonic() + 60
+    while not (any(path.stat().st_size for path in (tmp_path / "tok").glob("*.part")) and _children(process.pid)):
+        assert process.is_alive() and time.monotonic() < deadline, (tmp_path / "killed").read_text()
+        time.sleep(0.002)
+    workers = _children(process.pid)
+    os.kill(process.pid, how)
+    process.join(30)
+    assert process.exitcode == (-9 if how == signal.SIGKILL else 130), (tmp_path / "killed").read_text()
+    assert len(workers) == 2
+    while any(map(_alive, workers)):
+        assert time.monotonic() < deadline, "a worker outlived the step"
+        time.sleep(0.05)
+    assert not {"x.de", "x.en"} & names(tmp_path / "tok")
+    if how == signal.SIGINT:
+        assert (tmp_path / "killed").read_text() == "" and not names(tmp_path / "tok")
+    assert step("tokenise", *arguments).status == 0
+    assert step("tokenise", tmp_path / "text.json", many, tmp_path / "other/x", "--workers", 1).status == 0
+    for language in ("de", "en"):
+        written = (tmp_path / f"tok/x.{language}").read_bytes()
+        assert written and written == (tmp_path / f"other/x.{language}").read_bytes()
+
+
+PEAK = """
+import resource, sys
+from recipes.steps import bpe
+sys.argv = ["bpe", *sys.argv[1:]]
+bpe.main()
+print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_text(tmp_path, codes):
+    """60 times the text, 36 MB a side: less than 16 MB more, so it is never held whole, learning included."""
+    peaks = []
+    for number, copies in enumerate((100, 6000)):
+        prefix = pair(tmp_path / f"x{number}", ["low new wide " * 6] * 75 * copies, ["low new wide " * 6] * 75 * copies)
+        for arguments in (["apply", codes, f"{prefix}.de", f"{prefix}.en", "-o", tmp_path / "bpe", "--lengths", 1, 99],
+                          ["learn", 5, f"{prefix}.de", f"{prefix}.en", "-o", tmp_path / "codes"]):  # fmt: skip
+            done = subprocess.run(
+                [sys.executable, "-c", PEAK, *map(str, arguments)], capture_output=True, encoding="utf-8", check=True,
+                cwd=Path(__file__).parents[1],
+            )  # fmt: skip
+            peaks.append(int(done.stdout.splitlines()[-1]) / (1024 if sys.platform != "darwin" else 1 << 20))
+    assert peaks[2] - peaks[0] < 16 and peaks[3] - peaks[1] < 16, peaks
