@@ -335,11 +335,11 @@ def test_a_write_that_fails_is_one_line(tmp_path, out, monkeypatch):
         def write(self, data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    opened = Path.open
+    archive, opened = one(tmp_path, b"one\n"), Path.open
     monkeypatch.setattr(Path, "open", lambda path, mode="r": Full() if mode == "wb" else opened(path, mode))
     args = argparse.Namespace(kind="plain", invalid="refuse", straight_apostrophe=False)
     with pytest.raises(ValueError, match="the disk is full: found .* free. Make room"):
-        extract.extract(one(tmp_path, b"one\n"), ["a/text"], tmp_path / "part", args)
+        extract.extract(archive, ["a/text"], tmp_path / "part", args)
 
 
 def test_killed_midway_nothing_looks_finished(tmp_path, out, start):
