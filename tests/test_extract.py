@@ -330,16 +330,16 @@ def test_a_really_full_disk(tmp_path, small_disk):
     assert not names(small_disk)
 
 
-class Full(io.BytesIO):
-    def write(self, data):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_a_write_that_fails_is_one_line(tmp_path, out, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-
-def test_a_write_that_fails_is_one_line(tmp_path):
-    args = argparse.Namespace(kind="plain", invalid="refuse", straight_apostrophe=False, out=tmp_path / "text")
-    member = extract.Member("text", io.BytesIO(b"one\n"), 4)
+    archive, opened = one(tmp_path, b"one\n"), Path.open
+    monkeypatch.setattr(Path, "open", lambda path, mode="r": Full() if mode == "wb" else opened(path, mode))
+    args = argparse.Namespace(kind="plain", invalid="refuse", straight_apostrophe=False)
     with pytest.raises(ValueError, match="the disk is full: found .* free. Make room"):
-        extract.write(tmp_path / "x.tgz", member, Full(), args)
+        extract.extract(archive, ["a/text"], tmp_path / "part", args)
 
 
 def test_killed_midway_nothing_looks_finished(tmp_path, out, start):

@@ -90,7 +90,7 @@ def write(archive: Path, member: Member, out: IO[bytes], args: argparse.Namespac
     """Append the member's text; the number of lines.
 
     Raises:
-        ValueError: it is not UTF-8, nothing is left of it, or the disk is full.
+        ValueError: it is not UTF-8, or nothing is left of it.
     """
     where = f"{archive}: {member.name}"
     count, take = 0, KINDS[args.kind]
@@ -102,18 +102,11 @@ def write(archive: Path, member: Member, out: IO[bytes], args: argparse.Namespac
             raise ValueError(f"{where}: {text[:60]!r} has no </seg>, expected one a line. Check the archive.")
         if args.straight_apostrophe:
             kept = kept.replace("\u2019", "'")
-        put(out, kept.encode("utf-8") + b"\n", args.out.parent)
+        out.write(kept.encode("utf-8") + b"\n")
         count += 1
     if not count:
         raise ValueError(f"{where}: no line is left of it as {args.kind}. Check the name, --as, and the archive.")
     return count
-
-
-def put(out: IO[bytes], data: bytes, folder: Path) -> None:
-    try:
-        out.write(data)
-    except OSError as error:
-        raise full(folder, error) from None
 
 
 def room(member: Member, folder: Path) -> None:
@@ -128,7 +121,10 @@ def room(member: Member, folder: Path) -> None:
 def extract(archive: Path, names: Sequence[str], part: Path, args: argparse.Namespace) -> dict[str, int]:
     """Write the members to the part in the order of `names`; the lines of each.
 
-    One that lies later in the archive than it is named waits in a file of its own.
+    One that lies earlier in the archive than it is named waits in a file of its own.
+
+    Raises:
+        ValueError: an archive's or a text's fault, or the disk is full.
     """
     counts: dict[str, int] = {}
     waiting: dict[str, Path] = {}
@@ -151,7 +147,6 @@ def extract(archive: Path, names: Sequence[str], part: Path, args: argparse.Name
     except DAMAGE as error:
         raise damaged(archive, error) from None
     except OSError as error:
-        # A buffer's rest is written when its file is closed.
         raise full(part.parent, error) from None
     finally:
         for path in waiting.values():

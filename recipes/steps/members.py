@@ -103,7 +103,7 @@ def from_tar(archive: Path, names: Sequence[str]) -> Iterator[Member]:
     held = []
     with archive.open("rb") as raw:
         whole = raw if archive.suffix == ".tar" else gzip.GzipFile(fileobj=raw, mode="rb")
-        with tarfile.open(fileobj=whole, mode="r|") as tar:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=whole, mode="r|", bufsize=BLOCK) as tar:  # type: ignore[call-overload]
             for entry in tar:
                 if not entry.isdir():
                     held.append(entry.name)
