@@ -116,7 +116,13 @@ def test_a_resumed_run_counts_once(tmp_path):
     assert log.params == 1234
     # Two intervals of 36 seconds; 16 updates an epoch.
     assert log.hours == pytest.approx(0.02)
-    assert log.epochs == 20 / 16
+    assert (log.updates, log.epochs) == (20, 20 / 16)
+
+
+def test_updates_after_the_last_interval_count(tmp_path):
+    write_lines(tmp_path / "train.log", [PARAMS, log_line("train_inner", 20, 7.5), log_line("valid", 24, 6.25)])
+    log = logs.read_log(tmp_path / "train.log")
+    assert (log.updates, log.epochs) == (24, 1.5)
 
 
 def test_what_a_killed_run_did_beyond_its_checkpoint_is_void(tmp_path):
@@ -226,7 +232,7 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
     assert sorted(row["seed"] for row in rows) == ["1", "2"]
     # Translations equal to the references, character by character.
     assert {row[name] for row in rows for name in ("score", "tokenised", "compound")} == {"100.00"}
-    assert all(row["signature"].startswith("nrefs:1|case:mixed") and row["updates"] == "20" for row in rows)
+    assert all(row["signature"].startswith("nrefs:1|case:mixed") and row["updates"] == "30" for row in rows)
     assert read_lines(folder / "translations.txt") == REFERENCES
 
 
@@ -271,7 +277,7 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
 
 
 def test_long_runs_get_a_short_table(tmp_path):
-    log = logs.Log({}, {update: 1.0 for update in range(1, 1001)}, 1, 1.0, 1.0)
+    log = logs.Log({}, {update: 1.0 for update in range(1, 1001)}, 1, 1000, 1.0, 1.0)
     table = summary.losses([summary.Run("Admin", tmp_path, {}, log)])
     assert len(table) <= summary.ROWS + 1
     assert "update 1000" in table[-1]

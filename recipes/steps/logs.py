@@ -51,11 +51,12 @@ def parse(line: str) -> Record | None:
 
 @dataclass(frozen=True)
 class Log:
-    """A run's curves, each {updates: bits a token}, its parameters and epochs, and the hours its updates took."""
+    """A run's curves, each {updates: bits a token}; its parameters, updates and epochs; the hours its updates took."""
 
     train: dict[int, float]
     valid: dict[int, float]
     params: int
+    updates: int
     epochs: float
     hours: float
 
@@ -83,10 +84,14 @@ def read_log(path: str | Path) -> Log:
             f"{'a' if params else 'no'} parameter count; expected one of each at least. "
             "Is it the log of fairseq-train --log-format json? Remove the run's folder and train again."
         )
+    last = train[max(train)]
+    # The last updates may fall short of an interval; the validation after them tells their number.
+    updates = max(*train, *valid)
     return Log(
         train={updates: record.bits for updates, record in sorted(train.items())},
         valid={updates: record.bits for updates, record in sorted(valid.items())},
         params=params,
-        epochs=max(record.epochs for record in train.values()),
+        updates=updates,
+        epochs=last.epochs * updates / last.updates,
         hours=sum(record.seconds for record in train.values()) / 3600,
     )

@@ -125,7 +125,7 @@ def main() -> None:
     row = {name: getattr(args, name) for name in KEY} | {
         "params": log.params,
         "epochs": f"{log.epochs:.2f}",
-        "updates": max(log.train),
+        "updates": log.updates,
         "tokens": args.tokens,
         **scores(text, tokens, references, read_lines(args.tokenised), args.compounds),
         "hours": f"{log.hours:.2f}",

@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="+", metavar="PREFIX", help="prefixes of parallel texts, in order")
     parser.add_argument("--languages", nargs=2, required=True, metavar="LANGUAGE", help="their endings, as in de en")
-    parser.add_argument("--out", required=True, metavar="PREFIX", help="prefix to write to")
+    parser.add_argument("-o", "--out", required=True, metavar="PREFIX", help="prefix to write to")
     parser.add_argument("--every", type=int, metavar="N", help="part the pairs by whether N divides their number")
     parser.add_argument("--keep", choices=["rest", "nth"], help="keep the pairs N divides (nth), or the rest")
     args = parser.parse_args()

@@ -9,6 +9,7 @@ reads raw/train.de and raw/train.en, writes tok/train.de and tok/train.en, line 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -79,11 +80,15 @@ def main() -> None:
     parser.add_argument("raw", help="prefix of the raw text: RAW.de, RAW.en")
     parser.add_argument("out", help="prefix to write to")
     parser.add_argument("--drop-empty", action="store_true", help="drop pairs with an empty side (training text only)")
+    parser.add_argument("--no-normalise", action="store_true", help="leave punctuation alone, whatever text.json says")
     cleaning.add_options(parser)
     parser.add_argument("--workers", type=streaming.workers, default=streaming.cores())
     args = parser.parse_args()
 
-    tokeniser = Tokeniser(Text.read(args.text), args.drop_empty, cleaning.cleaner(args))
+    text = Text.read(args.text)
+    if args.no_normalise:
+        text = dataclasses.replace(text, normalise=False)
+    tokeniser = Tokeniser(text, args.drop_empty, cleaning.cleaner(args))
     paths, outputs = ([f"{prefix}.{name}" for name in tokeniser.languages] for prefix in (args.raw, args.out))
     for block in streaming.blocks(*paths):
         tokeniser = tokeniser.knowing(block)
