@@ -3,7 +3,9 @@
 import builtins
 import gzip
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.text import BPE, Text, remove_bpe
 
 WMT = {"normalise": True, "aggressive_dashes": True, "escape": True}
-SETTINGS = [{}, WMT, {**WMT, "lowercase": True}]
+SETTINGS = [{}, WMT, {**WMT, "lowercase": True}, {**WMT, "perl": True, "lowercase": True}]
 HOSTILE = [
     "",
     "   ",
@@ -105,7 +107,7 @@ def test_settings_can_be_written_and_read(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["text.json"]
     assert json.loads((tmp_path / "text.json").read_text()) == {
         "source": "de", "target": "zh-Hans", "lowercase": True, "normalise": False, "aggressive_dashes": False,
-        "escape": True,
+        "escape": True, "perl": False,
     }  # fmt: skip
 
 
@@ -173,6 +175,87 @@ def test_without_sacremoses_one_line_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(AdminError, match=r"pip install fairseq-admin\[text\]"):
         Text("de", "en").tokenise("ja", "de")
+
+
+def test_a_file_of_before_perl_could_be_chosen_is_read(tmp_path: Path) -> None:
+    (tmp_path / "text.json").write_text(json.dumps(GOOD))
+    assert Text.read(tmp_path / "text.json") == Text("de", "en")
+
+
+# Expected: what mosesdecoder's tokenizer.perl -l LANGUAGE makes of the line.
+IWSLT = [
+    ("de", "Er kam z. B. um 5 Uhr, d. h. spät, mit Hrn. Bart.", "Er kam z. B. um 5 Uhr , d. h. spät , mit Hrn . Bart ."),
+    ("de", "Am 3. Mai galt Art. 5", "Am 3. Mai galt Art. 5"),
+    ("en", "Mr. Lee of No. 5 left the U.S.", "Mr. Lee of No. 5 left the U.S ."),
+    ("en", "It's the 1990's, isn't it?...'", "It &apos;s the 1990 &apos;s , isn &apos;t it ? ... &apos;"),
+    ("en", "He said 'no.'", "He said &apos; no . &apos;"),
+    ("en", "a,b 5,300 7,", "a , b 5,300 7 ,"),
+    ("fr", "L'été, aujourd'hui: 3 % d'eau.", "L&apos; été , aujourd&apos; hui : 3 % d&apos; eau ."),
+    ("en", "a\x01b\x1cc\u2028d\u00a0e\rf\x85g", "abc d e f g"),
+    ("en", "x&amp;y [z] | <t> \U0001f600", "x &amp; amp ; y &#91; z &#93; &#124; &lt; t &gt; \U0001f600"),
+    ("de", "कि \U00010400\U0001d7d8-Ⅷ 々", "कि \U00010400\U0001d7d8-Ⅷ 々"),
+]  # fmt: skip
+# With normalize-punctuation.perl -l LANGUAGE, remove-non-printing-char.perl and -a.
+WMT14 = [
+    ("de", 'Sie sagte: „Nein.“', "Sie sagte : &quot; Nein &quot; ."),
+    ("de", "10\u00a0000 gut-gut, ’n ‘m ‚k l’eau", "10,000 gut @-@ gut , &quot; n &apos; m &apos; k l &apos; eau"),
+    ("en", "10\u00a0000 “words”, and “more.”", "10.000 &quot; words , &quot; and &quot; more . &quot;"),
+    ("fr", "«\u00a0Ça va\u00a0», dit-il\u00a0!", "&quot; Ça va &quot; , dit @-@ il !"),
+    ("en", "zero\u200bwidth ( a ) : （b）", "zero width ( a ) : （ b ）"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("language", "line", "tokens"), IWSLT)
+def test_the_way_of_iwslt_is_that_of_the_scripts(language: str, line: str, tokens: str) -> None:
+    assert Text(language, language, escape=True, perl=True).tokenise(line, language) == tokens
+
+
+@pytest.mark.parametrize(("language", "line", "tokens"), WMT14)
+def test_the_way_of_wmt14_is_that_of_the_scripts(language: str, line: str, tokens: str) -> None:
+    assert Text(language, language, **WMT, perl=True).tokenise(line, language) == tokens
+
+
+def test_perl_lowers_tokens_and_not_raw_text() -> None:
+    """Raw text in lower case would hide an abbreviation; a final sigma has no form of its own in Perl."""
+    text = Text("de", "en", lowercase=True, perl=True)
+    assert text.tokenise("Mr. Lee is the U.S. ΟΔΟΣ", "en") == "mr. lee is the u.s. οδοσ"
+    assert Text("de", "en", lowercase=True).tokenise("Mr. Lee", "en") == "mr. lee"
+    assert text.tokenise("Nos. Art. X", "en") == "nos. art . x"
+
+
+def test_languages_with_rules_that_are_not_here_are_refused() -> None:
+    with pytest.raises(AdminError, match="'fi': Moses has rules for"):
+        Text("fi", "en", perl=True).tokenise("USA:n", "fi")
+    assert Text("fi", "en").tokenise("USA:n", "fi") == "USA : n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["de", "en", "fr"])
+def test_tokens_are_those_of_mosestokenizers_perl(language: str) -> None:
+    """Line for line on real text, where a script is given: FAIRSEQ_ADMIN_MOSES names mosesdecoder's folder."""
+    folder = os.environ.get("FAIRSEQ_ADMIN_MOSES")
+    path = SHARED / f"data/multi30k/train.{language}.gz"
+    if not folder or not path.exists():
+        pytest.skip("FAIRSEQ_ADMIN_MOSES is not set, or the corpus is not here")
+    raw = gzip.decompress(path.read_bytes())
+    lines = raw.decode("utf-8").split("\n")[:-1]
+    scripts = Path(folder) / "scripts/tokenizer"
+    tokenise = ["perl", scripts / "tokenizer.perl", "-q", "-l", language]
+    ways = {
+        False: [tokenise],
+        True: [
+            ["perl", scripts / "normalize-punctuation.perl", "-l", language],
+            ["perl", scripts / "remove-non-printing-char.perl"],
+            [*tokenise, "-a"],
+        ],
+    }
+    for wmt, commands in ways.items():
+        found = raw
+        for command in commands:
+            found = subprocess.run(command, input=found, stdout=subprocess.PIPE, check=True).stdout
+        text = Text(language, language, normalise=wmt, aggressive_dashes=wmt, escape=True, perl=True)
+        expected = [" ".join(filter(None, line.split(" "))) for line in found.decode("utf-8").split("\n")[:-1]]
+        assert [text.tokenise(line, language) for line in lines] == expected
 
 
 def _fsmt(codes: Path, language: str, folder: Path, lowercase: bool = False):  # noqa: ANN202 (transformers may be missing)
