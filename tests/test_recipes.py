@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -80,6 +81,19 @@ def test_settings_are_written_once_and_held(tmp_path):
         settings.hold(path, {"width": "128"})
     with pytest.raises(ValueError, match="depth unset -> 2"):
         settings.hold(path, {"width": "64", "depth": "2"})
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    host = platform.node()
+    left = tmp_path / f"text.{host}.{dead.pid}.part"
+    others = [tmp_path / f"text.{host}.{os.getppid()}.part", tmp_path / f"text.elsewhere.{dead.pid}.part"]
+    others += [tmp_path / f"text2.{host}.{dead.pid}.part", tmp_path / "text.part"]
+    for path in (left, *others):
+        path.write_text("half")
+    write_lines(tmp_path / "text", ["whole"])
+    assert names(tmp_path) == {"text", *(path.name for path in others)}
 
 
 HEAD = "2026-01-01 00:00:00 | INFO |"

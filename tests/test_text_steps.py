@@ -1,6 +1,7 @@
 """The recipes' text steps: tokens and cleaning as Moses makes them, merges as subword-nmt does, whole files or none."""
 
 import os
+import platform
 import random
 import re
 import resource
@@ -418,7 +419,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     (tmp_path / "a").write_text("before")
-    (tmp_path / f"b.{os.getpid()}.part").symlink_to("/dev/full")
+    (tmp_path / f"b.{platform.node()}.{os.getpid()}.part").symlink_to("/dev/full")
     message = "a and .*b: cannot be written .No space left on device.; nothing is left there"
     with pytest.raises(ValueError, match=message), common.writing(tmp_path / "a", tmp_path / "b") as (first, second):
         first.write(b"x")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,12 +13,27 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def _runs(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """A name beside `path` to write to; it takes `path`'s place only when the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    host = platform.node()
+    part = path.with_name(f"{path.name}.{host}.{os.getpid()}.part")
+    for left in path.parent.glob(glob.escape(f"{path.name}.{host}.") + "*.part"):
+        # What a killed process left of the same file.
+        if not _runs(left.name.split(".")[-2]):
+            left.unlink(missing_ok=True)
     try:
         yield part
         os.replace(part, path)
