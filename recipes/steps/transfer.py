@@ -89,7 +89,7 @@ def request(url: str, timeout: float, headers: dict[str, str]) -> Any:
         return urllib.request.urlopen(asking, timeout=timeout)
     except urllib.error.HTTPError as error:
         error.close()
-        final = 300 <= error.code < 500 and error.code not in (408, 416, 429)
+        final = 300 <= error.code < 500 and error.code not in (408, 429)
         failed = Failed(f"the server answers {error.code} {error.reason}", final)
         failed.code = error.code  # type: ignore[attr-defined]
         raise failed from None
