@@ -2,8 +2,8 @@
 
     python -m recipes.compare.corpus train runs/compare/text/train --pairs 20000 --words 100
 
-writes train.a and train.b. Words come uniformly, so without attention nothing beats the entropy of one word. Seeded: the
-same call writes the same bytes; splits have seeds of their own.
+writes train.a and train.b. Words come uniformly, so without attention nothing beats the entropy of one word. Seeded:
+the same call writes the same bytes; splits have seeds of their own.
 """
 
 import argparse

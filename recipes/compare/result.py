@@ -1,6 +1,6 @@
 """Translate the test set with one cell of a grid, and write down how the cell came out.
 
-    python -m recipes.compare.result RUN/admin-18l-s1 scheme=admin layers=18 --data RUN/bin --entropy RUN/entropy.json -- ...
+    python -m recipes.compare.result RUN/admin-18l-s1 scheme=admin --data RUN/bin --entropy RUN/entropy.json -- ...
 
 writes CELL/generate.txt, CELL/result.json, and removes the cell's checkpoints. What follows the second dashes goes to
 fairseq-generate. A run that stopped itself has no translations and no score.

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from recipes.steps.common import run, write_lines
 
-
 # What the plugin says last (fairseq_admin/errors.py, divergence.py); importing it to ask would take seconds a cell.
 DIVERGED = re.compile(r"^fairseq-admin: (training diverged\.|update \d+ was skipped \d+ times in a row)", re.MULTILINE)
+
+
+OTHERWISE = re.compile(r"gradients are inconsistent between workers|ran out of memory|OutOfMemoryError")
 
 
 def diverged(output: str) -> bool:
@@ -28,9 +30,7 @@ def diverged(output: str) -> bool:
     Gradients that differ between workers raise the same error and are another matter, and updates are skipped for want
     of memory, too.
     """
-    return (
-        bool(DIVERGED.search(output)) and "inconsistent between workers" not in output and "out of memory" not in output
-    )
+    return bool(DIVERGED.search(output)) and not OTHERWISE.search(output)
 
 
 def newest(checkpoints: Path) -> list[str]:
