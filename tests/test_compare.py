@@ -238,7 +238,7 @@ def test_compare_small(tmp_path):
     assert f"Loaded checkpoint {out}/admin-1l-s1/checkpoints/" in (out / "admin-1l-s1/train.log").read_text()
     runs = list(csv.DictReader((out / "runs.csv").open()))
     assert [(row["scheme"], row["layers"], row["seed"]) for row in runs] == [("admin", "1", "1"), ("pre-ln", "1", "1")]
-    assert all(float(row["bits"]) < 6 and row["bleu"] and row["signature"] for row in runs)
+    assert all(0 < float(row["bits"]) < 20 and row["bleu"] and row["signature"] for row in runs)
     assert "| admin | 1 | 1 |" in done.stdout and (out / "curves.png").exists()
     assert not list(out.rglob("*.part")) and not list(out.rglob("*.pt"))
     # More cells join those that are there, and one of them diverges.

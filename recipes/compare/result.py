@@ -42,13 +42,7 @@ def bleu(lines: list[str]) -> tuple[float, str]:
 
 def generate(cell: Path, data: Path, options: list[str]) -> None:
     """Run fairseq-generate with the cell's last checkpoint; its whole output, or no file."""
-    path = max(
-        (cell / "checkpoints").glob("checkpoint_*_*.pt"),
-        key=lambda path: int(path.stem.rpartition("_")[2]),
-        default=None,
-    )
-    if path is None:
-        raise ValueError(f"{cell}: no checkpoint to translate with. Remove the folder and run it again.")
+    path = cell / "checkpoints/checkpoint_last.pt"
     command = [sys.executable, "-m", "fairseq_cli.generate", str(data), "--user-dir", "fairseq_admin"]
     command += ["--path", str(path), "--gen-subset", "test", "--required-batch-size-multiple", "1", *options]
     with replacing(cell / "generate.txt") as part:
