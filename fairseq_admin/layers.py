@@ -15,10 +15,8 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
-from .schemes import Scheme, layers_of
-
-SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
-"""The norms of a layer in forward order; an encoder's layers have no second."""
+from . import fixup
+from .schemes import SUBLAYER_NORMS, Scheme, layers_of
 
 
 class ShortcutNorm(nn.LayerNorm):
@@ -154,7 +152,9 @@ class _ScaledLayer:
         self.branch_scale = nn.Parameter(torch.zeros(1)) if scheme.branch else None
         if scheme.bottom:
             self.final_layer_norm = BottomNorm(self.embed_dim)  # type: ignore[attr-defined]
-        if scheme.norm[stack] == "none":
+        if scheme.fixup:
+            fixup.set_up_layer(self)
+        elif scheme.norm[stack] == "none":
             for name in SUBLAYER_NORMS:
                 if getattr(self, name, None) is not None:
                     setattr(self, name, nn.Identity())

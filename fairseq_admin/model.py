@@ -13,6 +13,7 @@ from .checkpoint import adopt
 from .config import DEPTH_RULES, TransformerAdminConfig, fill_sizes, nested, refuse_unsuitable
 from .divergence import SkippedUpdates
 from .errors import AdminError
+from .fixup import Shift
 from .layers import (
     AdminDecoderLayer,
     AdminEncoderLayer,
@@ -34,6 +35,8 @@ class AdminEncoder(TransformerEncoderBase):
         super().__init__(*args, **kwargs)
         if SCHEMES[self.cfg.admin_scheme].omega:
             shortcut_norms(self)[0].freeze_omega()
+        if SCHEMES[self.cfg.admin_scheme].fixup:
+            self.layer_norm = Shift(multiplier=True)
         avoid_fast_path(self)
 
     def build_encoder_layer(self, cfg):
@@ -52,6 +55,8 @@ class AdminDecoder(TransformerDecoderBase):
         super().__init__(*args, **kwargs)
         if SCHEMES[self.cfg.admin_scheme].omega:
             shortcut_norms(self)[0].freeze_omega()
+        if SCHEMES[self.cfg.admin_scheme].fixup:
+            self.layer_norm = Shift()
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         scheme = SCHEMES[cfg.admin_scheme]

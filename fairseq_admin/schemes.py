@@ -6,8 +6,9 @@ Every scheme is a Transformer whose sub-layers compute, from their shortcut x an
     LN( a · x + b · f(x) )        where it is "after" (Post-LN)
     a · x + b · f(x)              where there is "none"
 
-with a = 1 and b = 1 unless the row says otherwise; one row adds a layer's input once more in its last sub-layer. A new
-scheme is a new row and, if need be, a function that draws its initial weights.
+with a = 1 and b = 1 unless the row says otherwise. One row adds a layer's input once more in its last sub-layer, and
+one puts single numbers in place of its norms (fixup.py). A new scheme is a new row and, if need be, a function that
+draws its initial weights.
 
     N layers of the encoder   M layers of the decoder   l a layer's number in its stack, from 1   C channels
 """
@@ -21,6 +22,9 @@ from .errors import AdminError
 
 PerStack = Tuple[float, float]
 """A number for the encoder and one for the decoder."""
+
+SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+"""The norms of a layer in forward order; an encoder's layers have no second."""
 
 
 class Scheme(NamedTuple):
@@ -38,6 +42,8 @@ class Scheme(NamedTuple):
     """Whether b is one number a layer, shared by its sub-layers, 0 at first and trained."""
     bottom: bool = False
     """Whether a layer's input is added once more before the layer's last norm."""
+    fixup: bool = False
+    """Whether Fixup's biases and multipliers, one number each, stand in place of the norms."""
     weights: Optional[Callable[[Any, Any], None]] = None
     """Draws initial weights of an encoder and a decoder; without it they are fairseq's own."""
 
@@ -76,17 +82,21 @@ def layers_of(stack: Any) -> Tuple[Any, ...]:
     return tuple(stack.layers.children())
 
 
+def attentions_of(layer: Any) -> Tuple[Any, ...]:
+    """A layer's self-attention and, where it has one, its encoder-attention."""
+    return tuple(it for it in (layer.self_attn, getattr(layer, "encoder_attn", None)) if it is not None)
+
+
 def _draw(layer: Any, draw: Callable[..., Tensor], gain: float, query_gain: float = 1.0) -> None:
     """Draw every weight matrix of a layer: with `gain`, but queries and keys with `query_gain`.
 
     Feed-forward biases become 0, as in the fairseq of those years; attention's keep fairseq's law.
     """
-    for attention in (layer.self_attn, getattr(layer, "encoder_attn", None)):
-        if attention is not None:
-            draw(attention.q_proj.weight, gain=query_gain)
-            draw(attention.k_proj.weight, gain=query_gain)
-            draw(attention.v_proj.weight, gain=gain)
-            draw(attention.out_proj.weight, gain=gain)
+    for attention in attentions_of(layer):
+        draw(attention.q_proj.weight, gain=query_gain)
+        draw(attention.k_proj.weight, gain=query_gain)
+        draw(attention.v_proj.weight, gain=gain)
+        draw(attention.out_proj.weight, gain=gain)
     for linear in (layer.fc1, layer.fc2):
         draw(linear.weight, gain=gain)
         nn.init.zeros_(linear.bias)
@@ -119,6 +129,29 @@ def t_fixup_weights(encoder: Any, decoder: Any) -> None:
     with torch.no_grad():
         for embedding in {id(stack.embed_tokens): stack.embed_tokens for stack in stacks}.values():
             embedding.weight.mul_(gains[1])
+
+
+def fixup_weights(encoder: Any, decoder: Any) -> None:
+    """Standard weights times L^(-1/(2m-2)) in each of L branches, of m linear layers; a branch's last ones are 0.
+
+    Zhang, Dauphin and Ma 2019, rules 1 and 2 (from memory). As in the authors' code, m is 4 in an attention and 2 in a
+    feed-forward layer, L counts both stacks, the standard is Xavier-uniform (with fairseq's gain of 1/sqrt(2) for
+    queries, keys and values, which that code draws as one matrix), and an output projection is 0 unless it is tied to
+    an embedding. Where that code differs from the paper, in taking L = 12 for every encoder-attention, the paper is
+    followed.
+    """
+    layers = [layer for stack in (encoder, decoder) for layer in layers_of(stack)]
+    branches = sum(len(attentions_of(layer)) + 1 for layer in layers)
+    for layer in layers:
+        for attention in attentions_of(layer):
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+                nn.init.xavier_uniform_(projection.weight, gain=2**-0.5 * branches ** (-1 / 6))
+            nn.init.zeros_(attention.out_proj.weight)
+        nn.init.xavier_uniform_(layer.fc1.weight, gain=branches ** (-1 / 2))
+        nn.init.zeros_(layer.fc2.weight)
+    projection = decoder.output_projection
+    if projection is not None and all(projection.weight is not it.embed_tokens.weight for it in (encoder, decoder)):
+        nn.init.zeros_(projection.weight)
 
 
 def looklinear_weights(encoder: Any, decoder: Any) -> None:
@@ -170,6 +203,9 @@ SCHEMES: Dict[str, Scheme] = {
     "rezero-post-ln": Scheme("Liu et al. 2020, table 3", branch=True),
     # Without warm-up, says the paper; that is --warmup-updates and --lr-scheduler, not the model's to set.
     "t-fixup": Scheme("Huang et al. 2020, the steps of T-Fixup", norm=("none", "none"), weights=t_fixup_weights),
+    "fixup": Scheme(
+        "Zhang, Dauphin and Ma 2019, rules 1 to 3", norm=("none", "none"), fixup=True, weights=fixup_weights
+    ),
     # The paper's figure and the authors' code (takase/b2t_connection), which multiplies a layer's initial weights by
     # N^(-1/2), too; that is left out.
     "b2t": Scheme("Takase et al. 2022, bottom-to-top connection", bottom=True),

@@ -36,7 +36,7 @@ EXPECT ?=
 TOKENISER ?=
 
 # What to train: Admin, stock Post-LN or Pre-LN, or another scheme of fairseq_admin/schemes.py.
-SCHEMES := post-ln-pre-ln deepnorm rezero rezero-post-ln t-fixup b2t looklinear ds-init
+SCHEMES := post-ln-pre-ln deepnorm rezero rezero-post-ln t-fixup fixup b2t looklinear ds-init
 METHODS := admin post-ln pre-ln $(SCHEMES)
 ARCH_admin := transformer_admin_18l
 ARCH_post-ln := transformer

@@ -313,7 +313,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("recipe", "variable", "message"),
     [
-        ("demo", "METHOD=fixup", "METHOD=fixup is unknown; expected one of admin post-ln pre-ln post-ln-pre-ln"),
+        ("demo", "METHOD=sandwich", "METHOD=sandwich is unknown; expected one of admin post-ln pre-ln post-ln-pre-ln"),
         ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is unknown"),
         ("multi30k", "PAIR=en-cs", "PAIR=en-cs is unknown; expected one of de-en"),
         ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown"),

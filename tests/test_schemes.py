@@ -189,7 +189,8 @@ def test_whole_model_is_the_plain_twin(scheme):
 
 
 def test_every_scheme_is_compared_with_its_twin():
-    assert BY_HAND.keys() | {"admin"} == SCHEMES.keys()  # admin's twins stand in test_layers.py and test_profiling.py
+    # admin's twins stand in test_layers.py and test_profiling.py, fixup's in test_fixup.py
+    assert BY_HAND.keys() | {"admin", "fixup"} == SCHEMES.keys()
 
 
 # Initial weights -----------------------------------------------------------------------------------------------------
@@ -335,7 +336,7 @@ def test_layerdrop_and_embedding_norm(scheme):
     model = build(scheme, encoder_layerdrop=0.5, decoder_layerdrop=0.5, layernorm_embedding=True)
     found = trained(model, reference.batch())
     assert all(tensor.isfinite().all() for tensor in found.values())
-    norms = [key for key in model.state_dict() if "norm" in key and "layernorm_embedding" not in key]
+    norms = [key for key in model.state_dict() if "layer_norm.weight" in key]
     assert bool(norms) == (SCHEMES[scheme].norm[0] != "none")
     assert "encoder.layernorm_embedding.weight" in model.state_dict()
 
@@ -423,7 +424,7 @@ def test_omega_of_another_scheme(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"admin_scheme": "fixup"}, "^--admin-scheme is fixup; expected one of admin, post-ln, pre-ln, "),
+        ({"admin_scheme": "sandwich"}, "^--admin-scheme is sandwich; expected one of admin, post-ln, pre-ln, "),
         (
             {"admin_scheme": "deepnorm", "admin_init": "log"},
             "^--admin-init log was given with --admin-scheme deepnorm, which has no omega to set. Leave one",

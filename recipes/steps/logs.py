@@ -61,8 +61,11 @@ class Log:
     hours: float
 
 
-def read_log(path: str | Path) -> Log:
+def read_log(path: str | Path, unfinished: bool = False) -> Log:
     """Read a run's log. A run killed and resumed goes back to its last checkpoint: what it had done beyond is void.
+
+    Args:
+        unfinished: take a run, too, that ended before its first training interval or validation.
 
     Raises:
         ValueError: the log is missing, or has no training interval, no validation or no parameter count.
@@ -78,7 +81,7 @@ def read_log(path: str | Path) -> Log:
                 for taken_back in [updates for updates in curve if updates > record.updates]:
                     del curve[taken_back]
             (train if record.tag == "train_inner" else valid)[record.updates] = record
-    if not (train and valid and params):
+    if not (params and (unfinished or (train and valid))):
         raise ValueError(
             f"{path}: found {len(train)} training intervals, {len(valid)} validations and "
             f"{'a' if params else 'no'} parameter count; expected one of each at least. "

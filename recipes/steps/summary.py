@@ -32,6 +32,7 @@ NAMES = {
     "rezero": "ReZero",
     "rezero-post-ln": "ReZero-Post-LN",
     "t-fixup": "T-Fixup",
+    "fixup": "Fixup",
     "b2t": "B2T",
     "looklinear": "LookLinear",
     "ds-init": "DS-Init",

@@ -96,6 +96,31 @@ def t_fixup(laws):
     return {**laws, "encoder.embed_tokens.weight": (shape, scale * mean, scale * std, law)}
 
 
+def fixup(laws):
+    """Without norms and bias vectors; single numbers instead. 2 branches in an encoder layer, 3 in a decoder layer."""
+    branches = 2 * N + 3 * M
+    laws = xavier(laws, "uniform", lambda stack, layer, kind: branches**-0.5 if kind == "fc" else branches ** (-1 / 6))
+    result = {}
+    for name, (shape, mean, std, law) in laws.items():
+        if ".layers." in name and name.endswith("weight") and "layer_norm" not in name:
+            if "out_proj" in name or "fc2" in name:
+                mean, std, law = 0.0, 0.0, "constant"
+            elif "fc1" not in name:
+                std /= math.sqrt(2)  # queries, keys and values: one matrix of 3C x C in the authors' code
+            result[name] = (shape, mean, std, law)
+        elif ".layers." not in name:
+            result[name] = (shape, mean, std, law)
+    zero, one = ("1", 0.0, 0.0, "constant"), ("1", 1.0, 0.0, "constant")
+    for stack, layers, attentions in (("encoder", N, ["self"]), ("decoder", M, ["self", "encoder"])):
+        for layer in (f"{stack}.layers.{i}" for i in range(layers)):
+            result.update({f"{layer}.{attention}_attn_layer_norm.bias": zero for attention in attentions})
+            result.update({f"{layer}.final_layer_norm.bias": zero, f"{layer}.fc1.output_bias": zero})
+            for last in [f"{attention}_attn" for attention in attentions] + ["fc2"]:
+                result.update({f"{layer}.{last}.input_bias": zero, f"{layer}.{last}.branch_multiplier": one})
+        result[f"{stack}.layer_norm.bias"] = zero
+    return {**result, "encoder.layer_norm.multiplier": one}
+
+
 post, pre, hybrid = stock(False, False), stock(True, True), stock(False, True)
 assert "fairseq_admin" not in sys.modules
 plain_xavier = xavier(post, "uniform", lambda stack, layer, kind: 1.0)
@@ -108,6 +133,7 @@ SCHEMES = {
     "rezero": with_branch_scale(without_norms(post)),
     "rezero-post-ln": with_branch_scale(post),
     "t-fixup": t_fixup(post),
+    "fixup": fixup(post),
     "b2t": post,
     "looklinear": only_fc(post, plain_xavier),
     "ds-init": xavier(post, "uniform", lambda stack, layer, kind: (layer + 1) ** -0.5),

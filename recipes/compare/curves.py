@@ -1,0 +1,67 @@
+"""Draw the loss curves of a comparison: a panel a depth, a colour a scheme, thin lines the seeds and thick their mean.
+
+python -m recipes.compare.curves RUN/curves.png RUN/*/result.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from recipes.compare.table import places, read_results
+from recipes.steps.common import replacing, run
+from recipes.steps.summary import NAMES
+
+STYLES = ("-", "--")
+
+
+def mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
+    """The mean where every curve still has a finite value."""
+    shared = set.intersection(*(set(curve) for curve in curves)) if curves else set()
+    means = {updates: sum(curve[updates] for curve in curves) / len(curves) for updates in sorted(shared)}
+    return {updates: bits for updates, bits in means.items() if math.isfinite(bits)}
+
+
+def draw(results: list[dict], path: Path) -> None:
+    depths = sorted({result["layers"] for result in results}, key=int)
+    schemes = [name for name in NAMES if name in {result["scheme"] for result in results}]
+    figure, panels = pyplot.subplots(
+        1, len(depths), figsize=(4.2 * len(depths) + 2, 4.2), sharey=True, squeeze=False, layout="constrained"
+    )
+    top = 1.25 * max(result["entropy"] for result in results)
+    by_place = places(results, ["layers", "scheme"])
+    for axes, depth in zip(panels[0], depths):
+        for number, scheme in enumerate(schemes):
+            found = by_place.get((depth, scheme), [])
+            look = {"color": f"C{number % 10}", "linestyle": STYLES[number // 10 % 2]}
+            for result in found:
+                axes.plot(*zip(*result["train"].items()), linewidth=0.5, alpha=0.35, **look)
+                if result["verdict"] == "diverged":
+                    axes.plot(result["update"], 0.98 * top, "x", color=look["color"], clip_on=False)
+            means = mean_curve([result["train"] for result in found])
+            axes.plot(list(means), list(means.values()), linewidth=1.6, label=NAMES[scheme], **look)
+        axes.axhline(results[0]["entropy"], color="grey", linewidth=0.8, linestyle=":", label="entropy of a token")
+        axes.set(title=f"{depth}L-{depth}L", xlabel="updates", ylim=(0, top))
+    panels[0][0].set_ylabel("bits a token, train (cross: diverged)")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    with replacing(path) as part:
+        figure.savefig(part, format="png", dpi=150)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("figure", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    args = parser.parse_args()
+    draw(read_results(args.results), args.figure)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,96 @@
+"""Translate the test set with one cell of a grid, and write down how the cell came out.
+
+    python -m recipes.compare.result RUN/admin-18l-s1 scheme=admin --data RUN/bin --entropy RUN/entropy.json -- ...
+
+writes CELL/generate.txt, CELL/result.json, and removes the cell's checkpoints. What follows the second dashes goes to
+fairseq-generate. A run that stopped itself has no translations and no score.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from recipes.compare.verdict import verdict
+from recipes.steps.common import read_lines, replacing, run, write_lines
+from recipes.steps.logs import read_log
+from recipes.steps.score import commit, hardware, hypotheses
+
+TARGET = re.compile(r"T-(\d+)\t(.*)")
+
+
+def references(lines: list[str]) -> list[str]:
+    """The references in fairseq-generate's output, in the order of the test set."""
+    found = {int(match[1]): match[2] for match in map(TARGET.fullmatch, lines) if match}
+    return [found[number] for number in sorted(found)]
+
+
+def bleu(lines: list[str]) -> tuple[float, str]:
+    """sacreBLEU of fairseq-generate's output, on its tokens as they are, and the signature."""
+    from sacrebleu.metrics import BLEU
+
+    expected = references(lines)
+    metric = BLEU(tokenize="none")
+    score = metric.corpus_score(hypotheses(lines, len(expected)), [expected]).score
+    return score, str(metric.get_signature())
+
+
+def generate(cell: Path, data: Path, options: list[str]) -> None:
+    """Run fairseq-generate with the cell's last checkpoint; its whole output, or no file."""
+    path = cell / "checkpoints/checkpoint_last.pt"
+    command = [sys.executable, "-m", "fairseq_cli.generate", str(data), "--user-dir", "fairseq_admin"]
+    command += ["--path", str(path), "--gen-subset", "test", "--required-batch-size-multiple", "1", *options]
+    with replacing(cell / "generate.txt") as part:
+        with part.open("wb") as out:
+            status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
+        if status:
+            output = part.read_bytes().decode("utf-8", "replace").strip()
+            raise ValueError(f"{cell}: fairseq-generate ended with status {status}: {output.splitlines()[-1]}")
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("cell", type=Path, help="the run's folder")
+    parser.add_argument("axes", nargs="+", metavar="NAME=VALUE", help="where in the grid it is")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--entropy", type=Path, required=True, help="recipes.compare.entropy's file")
+    args = parser.parse_args(arguments[:split])
+    stopped = json.loads("\n".join(read_lines(args.cell / "trained.json")))["stopped"]
+    entropy = json.loads("\n".join(read_lines(args.entropy)))["bits"]
+    log = read_log(args.cell / "train.log", unfinished=stopped)
+    found = verdict(log, entropy, stopped)
+    score, signature = None, None
+    if not stopped:
+        if not (args.cell / "generate.txt").exists():
+            generate(args.cell, args.data, arguments[split + 1 :])
+        score, signature = bleu(read_lines(args.cell / "generate.txt"))
+    row = {
+        **dict(axis.split("=", 1) for axis in args.axes),
+        "verdict": found.kind,
+        "update": found.update,
+        "bits": None if stopped else log.valid[max(log.valid)],
+        "entropy": entropy,
+        "bleu": score,
+        "signature": signature,
+        "params": log.params,
+        "seconds": round(log.hours * 3600),
+        "hardware": hardware(),
+        "commit": commit(),
+        "train": log.train,
+        "valid": log.valid,
+    }
+    write_lines(args.cell / "result.json", [json.dumps(row)])
+    shutil.rmtree(args.cell / "checkpoints")
+    where = "" if found.update is None else f" by update {found.update}"
+    print(f"{args.cell.name}: {found.kind}{where}" + ("" if score is None else f", BLEU {score:.2f}"), flush=True)
+
+
+if __name__ == "__main__":
+    run(main)

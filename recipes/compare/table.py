@@ -1,0 +1,108 @@
+"""Gather a grid's results: how the runs of each place in it came out, over the seeds.
+
+    python -m recipes.compare.table RUN RUN/*/result.json --by scheme layers
+
+writes RUN/runs.csv, a row a run, and RUN/table.csv and RUN/table.md, a row a place in the grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+from pathlib import Path
+
+from recipes.steps.common import read_lines, replacing, run, write_lines
+
+CURVES = ("train", "valid")
+
+
+def read_results(paths: list[Path]) -> list[dict]:
+    """Results as recipes.compare.result wrote them, the curves' updates as numbers again."""
+    results = [json.loads("\n".join(read_lines(path))) for path in paths]
+    for result in results:
+        for name in CURVES:
+            result[name] = {int(updates): bits for updates, bits in result[name].items()}
+    return results
+
+
+def places(results: list[dict], axes: list[str]) -> dict[tuple[str, ...], list[dict]]:
+    """The results by their place in the grid, in order of appearance."""
+    found: dict[tuple[str, ...], list[dict]] = {}
+    for result in results:
+        found.setdefault(tuple(result[axis] for axis in axes), []).append(result)
+    return found
+
+
+def outcome(results: list[dict]) -> str:
+    """As in "2 learned, 1 diverged (update 130)"."""
+    parts = []
+    for kind in ("learned", "plateau", "diverged"):
+        updates = [result["update"] for result in results if result["verdict"] == kind]
+        if updates:
+            at = f" (update {', '.join(map(str, updates))})" if kind == "diverged" else ""
+            parts.append(f"{len(updates)} {kind}{at}")
+    return ", ".join(parts)
+
+
+def spread(values: list[float | None], digits: int) -> str:
+    """Mean and range, of the runs that have a finite value."""
+    found = [value for value in values if value is not None and math.isfinite(value)]
+    if not found:
+        return "-"
+    mean = f"{sum(found) / len(found):.{digits}f}"
+    return mean if len(found) == 1 else f"{mean} ({min(found):.{digits}f} to {max(found):.{digits}f})"
+
+
+def rows(results: list[dict], axes: list[str]) -> list[dict[str, str]]:
+    return [
+        {
+            **dict(zip(axes, place)),
+            "runs": str(len(found)),
+            "outcome": outcome(found),
+            "bits, valid": spread([result["bits"] for result in found], 3),
+            "BLEU": spread([result["bleu"] for result in found], 2),
+        }
+        for place, found in places(results, axes).items()
+    ]
+
+
+def write_csv(path: Path, table: list[dict]) -> None:
+    with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, table[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+
+
+def notes(results: list[dict]) -> list[str]:
+    """What holds for the whole table."""
+    entropy = ", ".join(sorted({f"{result['entropy']:.3f}" for result in results}))
+    signatures = sorted({result["signature"] for result in results if result["signature"]})
+    return [
+        "",
+        f"Mean over the seeds, and the range. One target token has an entropy of {entropy} bits: above 0.9 of it a run "
+        "is on the plateau, above 1.5 of it, or no longer finite, diverged (recipes/compare/verdict.py).",
+        *(f"BLEU: {signature}" for signature in signatures),
+        f"Commit {', '.join(sorted({result['commit'] for result in results}))}; "
+        f"{', '.join(sorted({result['hardware'] for result in results}))}; "
+        f"{sum(result['seconds'] for result in results) / 3600:.2f} hours of updates in {len(results)} runs.",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--by", nargs="+", required=True, help="the axes of the grid, but the seed")
+    args = parser.parse_args()
+    results = read_results(args.results)
+    table = rows(results, args.by)
+    write_csv(args.folder / "runs.csv", [{k: v for k, v in row.items() if k not in CURVES} for row in results])
+    write_csv(args.folder / "table.csv", table)
+    lines = [list(table[0]), ["---"] * len(table[0]), *(list(row.values()) for row in table)]
+    write_lines(args.folder / "table.md", [*(f"| {' | '.join(line)} |" for line in lines), *notes(results)])
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,285 @@
+"""The grids of runs: the rule for how a run came out, the tables, and the chain run small from the shell."""
+
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import run_module
+
+from fairseq_admin.errors import DIVERGED_ADVICE
+from fairseq_admin.schemes import SCHEMES
+from recipes.compare.corpus import pairs
+from recipes.compare.curves import draw as draw_curves
+from recipes.compare.curves import mean_curve
+from recipes.compare.entropy import unigram_entropy
+from recipes.compare.result import bleu
+from recipes.compare.table import outcome, rows, spread
+from recipes.compare.train import diverged
+from recipes.compare.verdict import Verdict, verdict
+from recipes.sensitivity.heatmap import cell
+from recipes.sensitivity.heatmap import draw as draw_heatmap
+from recipes.steps.logs import Log
+
+ROOT = Path(__file__).parents[1]
+NAN, INF = math.nan, math.inf
+
+
+# -- the rule --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "stopped", "expected"),
+    [
+        # H is 10 bits: the plateau begins above 9, and beyond 15 a run has exploded.
+        ({10: 9.9, 20: 5.0}, {20: 9.0}, False, Verdict("learned")),
+        ({10: 9.9, 20: 5.0}, {20: 9.01}, False, Verdict("plateau")),
+        ({10: 9.9, 20: 10.2}, {20: 15.0}, False, Verdict("plateau")),
+        ({10: 9.9, 20: 16.0}, {20: 15.01}, False, Verdict("diverged", 20)),
+        ({10: 16.0, 20: 9.0, 30: 17.0, 40: NAN}, {40: 20.0}, False, Verdict("diverged", 30)),
+        ({10: 9.0, 20: NAN}, {20: NAN}, False, Verdict("diverged", 20)),
+        ({10: INF}, {10: INF}, False, Verdict("diverged", 10)),
+        # It begins with a spike, as losses before the first updates do, and is none the worse for it.
+        ({10: 20.0, 20: 5.0}, {20: 5.0}, False, Verdict("learned")),
+        ({10: 9.0, 20: 8.0}, {10: 9.0}, True, Verdict("diverged", 20)),
+        ({}, {}, True, Verdict("diverged", 0)),
+    ],
+)
+def test_verdict(train, valid, stopped, expected):
+    assert verdict(Log(train, valid, 1, 0.0), 10.0, stopped) == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (f"Traceback\nFloatingPointError: gradients\nfairseq-admin: training diverged. {DIVERGED_ADVICE}", True),
+        (
+            "fairseq-admin: update 7 was skipped 100 times in a row (overflow, or out of memory); the loss has most "
+            f"likely diverged. {DIVERGED_ADVICE} --admin-max-skipped-updates sets the limit",
+            True,
+        ),
+        ("Fatal error: gradients are inconsistent between workers\nfairseq-admin: training diverged. ", False),
+        ("| WARNING: ran out of memory with exception\nfairseq-admin: update 7 was skipped 100 times in a row", False),
+        ("torch.OutOfMemoryError: CUDA out of memory", False),
+        ("fairseq-train: error: unrecognized arguments: --typo", False),
+        ("", False),
+    ],
+)
+def test_divergence_is_told_from_a_crash(output, expected):
+    assert diverged(output) == expected
+
+
+# -- the corpus ------------------------------------------------------------------------------------------------------
+
+
+def test_corpus_is_reversed_and_mapped_one_to_one():
+    text = pairs("train", 300, 20)
+    mapped = {}
+    for source, target in text:
+        for word, other in zip(source.split(), reversed(target.split())):
+            assert mapped.setdefault(word, other) == other
+        assert len(source.split()) == len(target.split()) and 4 <= len(source.split()) <= 12
+    assert len(mapped) == len(set(mapped.values())) == 20 and any(a != b for a, b in mapped.items())
+    assert pairs("train", 300, 20) == text and pairs("valid", 300, 20) != text
+    assert all(mapped[w] == o for s, t in pairs("test", 9, 20) for w, o in zip(s.split(), reversed(t.split())))
+
+
+def test_entropy_is_that_of_the_target_with_its_end(tmp_path):
+    """Words x x x y and two ends: -(3/6 log 3/6 + 1/6 log 1/6 + 2/6 log 2/6) = 0.5 + 0.430827 + 0.528321 bits."""
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.a").write_text("p\nq r s\n")
+        (tmp_path / f"{split}.b").write_text("x\nx x y\n")
+    prefixes = [f"--{split}pref={tmp_path / split}" for split in ("train", "valid")]
+    options = ["-s", "a", "-t", "b", *prefixes, "--destdir", tmp_path / "bin"]
+    assert run_module("fairseq_cli.preprocess", *options, log=tmp_path / "log").status == 0
+    assert unigram_entropy(tmp_path / "bin", "a", "b") == pytest.approx(1.459148, abs=1e-6)
+    with pytest.raises(ValueError, match="nothing.*no binarised training set there"):
+        unigram_entropy(tmp_path / "nothing", "a", "b")
+
+
+def test_bleu_is_of_the_tokens_in_the_order_of_the_test_set():
+    lines = ["T-1\tw1 w2 w3 w4", "H-1\t-0.5\tw1 w2 w3 w4", "T-0\tw9 w8 w7 w6 w5", "H-0\t-0.1\tw9 w8 w7 w6 w5"]
+    score, signature = bleu(lines)
+    assert score == pytest.approx(100) and "tok:none" in signature
+    assert bleu([*lines[:3], "H-0\t-0.1\tw1"])[0] < 60
+
+
+# -- tables and figures ----------------------------------------------------------------------------------------------
+
+
+def result(**values):
+    row = {"scheme": "admin", "layers": "6", "lr": "1e-4", "beta2": "0.99", "seed": "1", "verdict": "learned"}
+    row.update(update=None, bits=2.0, entropy=6.0, bleu=50.0, train={10: 6.0, 20: 2.0}, valid={20: 2.0})
+    return {**row, **values}
+
+
+def test_table_keeps_what_went_wrong():
+    bad = result(seed="3", verdict="diverged", update=130, bits=None, bleu=None)
+    found = rows(
+        [result(), result(seed="2", bits=3.0, bleu=70.0), bad, result(layers="12", bits=NAN)], ["scheme", "layers"]
+    )
+    assert found == [
+        {
+            "scheme": "admin",
+            "layers": "6",
+            "runs": "3",
+            "outcome": "2 learned, 1 diverged (update 130)",
+            "bits, valid": "2.500 (2.000 to 3.000)",
+            "BLEU": "60.00 (50.00 to 70.00)",
+        },
+        {"scheme": "admin", "layers": "12", "runs": "1", "outcome": "1 learned", "bits, valid": "-", "BLEU": "50.00"},
+    ]
+    assert outcome([bad, result(verdict="plateau")]) == "1 plateau, 1 diverged (update 130)"
+    assert spread([None], 2) == "-" and spread([1.0, 1.0], 1) == "1.0 (1.0 to 1.0)"
+
+
+def test_mean_curve_ends_where_one_run_does():
+    assert mean_curve([{10: 4.0, 20: 2.0}, {10: 6.0}]) == {10: 5.0}
+    assert mean_curve([{10: 4.0, 20: NAN}]) == {10: 4.0} and mean_curve([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ([result(bits=2.0), result(bits=4.0)], (3.0, "")),
+        ([result(verdict="plateau", bits=6.0)], (6.0, "-")),
+        # H is 6 bits, the bound 9.
+        ([result(bits=3.0), result(verdict="diverged", bits=None)], (6.0, "x")),
+        ([result(verdict="diverged", bits=NAN)], (9.0, "x")),
+        ([result(verdict="diverged", bits=40.0)], (9.0, "x")),
+    ],
+)
+def test_cell_of_the_heat_map(results, expected):
+    assert cell(results) == expected
+
+
+def test_figures_draw_every_outcome(tmp_path):
+    results = [
+        result(scheme=scheme, layers=layers, verdict=kind, update=20 if kind == "diverged" else None)
+        for scheme in SCHEMES
+        for layers, kind in (("6", "learned"), ("18", "diverged"))
+    ]
+    draw_curves([*results, result(layers="12", train={}, verdict="diverged", update=0)], tmp_path / "curves.png")
+    draw_heatmap([result(), result(lr="5e-4", beta2="0.999", verdict="diverged", bits=None)], tmp_path / "map.png")
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("curves.png", "map.png"))
+
+
+# -- make ------------------------------------------------------------------------------------------------------------
+
+TINY = "PAIRS=300 WORDS=20 WIDTH=16 FFN=16 UPDATES=20 SAVE_EVERY=10 LOG_EVERY=5 WARMUP=5".split()
+
+
+def command(recipe, runs, *variables):
+    return ["make", "-f", f"recipes/{recipe}/Makefile", f"PYTHON={sys.executable}", f"RUNS={runs}", *TINY, *variables]
+
+
+def environment():
+    """Ours without what `make test` hands to the makes below it."""
+    return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+
+
+def make(recipe, runs, *variables):
+    done = command(recipe, runs, *variables)
+    return subprocess.run(done, cwd=ROOT, capture_output=True, text=True, env=environment(), timeout=600)
+
+
+def test_every_scheme_is_compared():
+    for recipe in ("compare", "sensitivity"):
+        found = re.search("^ALL_SCHEMES := (.*)$", (ROOT / f"recipes/{recipe}/Makefile").read_text(), re.MULTILINE)
+        assert set(found[1].split()) == set(SCHEMES)
+
+
+@pytest.mark.parametrize("recipe", ["compare", "sensitivity"])
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("SCHEMES=admin sandwich", "SCHEMES=admin sandwich is unknown; expected some of admin post-ln"),
+        ("SCHEMES=", "SCHEMES= is unknown"),
+        ("PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
+    ],
+)
+def test_unknown_choices_are_refused(recipe, variable, message, tmp_path):
+    done = make(recipe, tmp_path, "-n", variable)
+    assert done.returncode == 2 and message in done.stderr
+
+
+@pytest.mark.slow
+def test_compare_small(tmp_path):
+    """Killed in the middle, it goes on; what is done stays; another setting is refused; a diverged run is a row."""
+    grid = ["SCHEMES=admin pre-ln", "DEPTHS=1", "SEEDS=1"]
+    out = tmp_path / "compare"
+    log = (tmp_path / "log").open("wb")
+    running = subprocess.Popen(
+        command("compare", tmp_path, *grid, "UPDATES=100000"), cwd=ROOT, env=environment(),
+        stdout=log, stderr=log, start_new_session=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 240
+        while not list(out.glob("admin-1l-s1/checkpoints/checkpoint_*_*0.pt")):
+            assert running.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.2)
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    assert not (out / "admin-1l-s1/trained.json").exists() and not (out / "table.md").exists()
+    done = make("compare", tmp_path, *grid)
+    assert done.returncode != 0 and "was made with other settings (updates 100000 -> 20" in done.stderr
+    (out / "settings.json").unlink()
+    kept = max(int(p.stem.rpartition("_")[2]) for p in out.glob("admin-1l-s1/checkpoints/checkpoint_*_*0.pt"))
+    done = make("compare", tmp_path, *grid, f"UPDATES={kept + 20}")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"Loaded checkpoint {out}/admin-1l-s1/checkpoints/" in (out / "admin-1l-s1/train.log").read_text()
+    runs = list(csv.DictReader((out / "runs.csv").open()))
+    assert [(row["scheme"], row["layers"], row["seed"]) for row in runs] == [("admin", "1", "1"), ("pre-ln", "1", "1")]
+    assert all(0 < float(row["bits"]) < 20 and row["bleu"] and row["signature"] for row in runs)
+    assert "| admin | 1 | 1 |" in done.stdout and (out / "curves.png").exists()
+    assert not list(out.rglob("*.part")) and not list(out.rglob("*.pt"))
+    # More cells join those that are there, and one of them diverges.
+    stamp = (out / "admin-1l-s1/result.json").stat().st_mtime_ns
+    again = [f"UPDATES={kept + 20}", "DEPTHS=1", "SEEDS=1"]
+    done = make("compare", tmp_path, *again, "SCHEMES=admin pre-ln")
+    assert done.returncode == 0 and "trained" not in done.stdout
+    assert (out / "admin-1l-s1/result.json").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.slow
+def test_sensitivity_small_and_a_diverged_run(tmp_path):
+    grid = ["SCHEMES=post-ln", "LRS=1e-3 1e38", "BETA2S=0.99", "LAYERS=1"]
+    done = make("sensitivity", tmp_path, *grid)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    runs = list(csv.DictReader((tmp_path / "sensitivity/runs.csv").open()))
+    assert [row["lr"] for row in runs] == ["1e-3", "1e38"]
+    assert runs[0]["verdict"] in ("learned", "plateau") and runs[1]["verdict"] == "diverged"
+    assert (tmp_path / "sensitivity/heatmap.png").exists()
+
+
+MODEL = "--arch transformer_admin_tiny --optimizer adam --cpu --num-workers 0 --max-tokens 300".split()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--updates", 25, "--save-every", 10], "--updates 25 is no multiple of --save-every 10"),
+        (["--updates", 10, "--save-every", 10, "--", *MODEL, "--typo"], "fairseq-train ended with status 2: .*--typo"),
+    ],
+)
+def test_a_crash_is_an_error_and_leaves_no_result(options, message, corpus, tmp_path):
+    done = run_module("recipes.compare.train", tmp_path / "cell", "--data", corpus, *options, log=tmp_path / "log")
+    assert done.status == 2 and re.search(message, done.output.splitlines()[-1]), done.output
+    assert len(done.output.splitlines()) == 1
+    assert not (tmp_path / "cell/trained.json").exists()
+
+
+def test_stopped_by_fairseq_is_a_result(corpus, tmp_path):
+    """A real NaN: the learning rate throws every weight out of range."""
+    given = [tmp_path / "cell", "--data", corpus, "--updates", 10, "--save-every", 10, "--", *MODEL, "--lr", 1e38]
+    done = run_module("recipes.compare.train", *given, log=tmp_path / "log")
+    assert done.status == 0, done.output
+    assert json.loads((tmp_path / "cell/trained.json").read_text()) == {"stopped": True}

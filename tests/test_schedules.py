@@ -1,0 +1,101 @@
+"""No warm-up with fairseq's own schedulers, and every scheme with every optimizer."""
+
+import json
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import reference
+import torch
+from conftest import TRAIN, run_module
+from fairseq.optim import build_optimizer
+from fairseq.optim.lr_scheduler import build_lr_scheduler
+from torch import nn
+
+from fairseq_admin.schemes import SCHEMES
+
+OPTIMIZERS = {
+    "radam": {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0001},
+    "adam": {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0001, "use_old_adam": True},
+    "sgd": {"momentum": 0.9, "weight_decay": 0.0001},
+}
+LINEAR = {"lr_scheduler": "polynomial_decay", "warmup_updates": 0, "power": 1.0, "end_learning_rate": 0.0}
+"""What README says for a linear decay from the first update on."""
+SIZES = {
+    **{f"{side}_embed_dim": 32 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_embed_dim": 64 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+}
+
+
+def optimizer_of(name, parameters, lr):
+    defaults = {"tpu": False, "fp16_adam_stats": False, "use_old_adam": False, "distributed_world_size": 1}
+    return build_optimizer(Namespace(optimizer=name, lr=[lr], **{**defaults, **OPTIMIZERS[name]}), list(parameters))
+
+
+# Schedules ---------------------------------------------------------------------------------------------------------
+
+
+def rates(updates, **options):
+    """The learning rate of each update, as fairseq's trainer asks for it: at the start, then after every update."""
+    optimizer = optimizer_of("sgd", [nn.Parameter(torch.zeros(1))], 8e-4)
+    scheduler = build_lr_scheduler(Namespace(lr=[8e-4], force_anneal=None, lr_shrink=0.1, **options), optimizer)
+    scheduler.step_begin_epoch(1)
+    return [scheduler.step_update(done) for done in range(updates)]
+
+
+def test_polynomial_decay_is_linear_from_the_start_and_never_negative():
+    found = rates(11, total_num_update=8, **LINEAR)
+    assert found == pytest.approx([8e-4, 7e-4, 6e-4, 5e-4, 4e-4, 3e-4, 2e-4, 1e-4, 0, 0, 0], abs=1e-12)
+
+
+def test_fixed_stays():
+    assert rates(5, lr_scheduler="fixed", warmup_updates=0) == [8e-4] * 5
+
+
+def test_linear_decay_in_a_run_over_several_epochs(corpus: Path, tmp_path: Path):
+    """An epoch's start does not set the rate back; and beyond the last update of the decay nothing moves any more."""
+    options = "--max-tokens 1200 --lr 8e-4 --lr-scheduler polynomial_decay --warmup-updates 0 --power 1".split()
+    options += "--end-learning-rate 0 --total-num-update 8 --max-update 10 --disable-validation --no-save".split()
+    log = tmp_path / "log"
+    done = run_module("fairseq_cli.train", corpus, *TRAIN, *options, "--log-format", "json", log=log)
+    assert done.status == 0, done.output[-4000:]
+    lines = [json.loads(line) for line in re.findall(r"\| train_inner \| ({.*})", done.output)]
+    assert max(line["epoch"] for line in lines) > 1
+    # A line tells the rate that the next update will have.
+    found = {int(line["num_updates"]): float(line["lr"]) for line in lines}
+    assert found == pytest.approx({k: max(0, 8 - k) * 1e-4 for k in range(1, 11)}, abs=1e-9)
+
+
+# Optimizers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_optimizer_trains_every_scheme(scheme: str, name: str):
+    """Three updates on one batch without dropout: all that has a gradient moves, and the loss falls."""
+    options = {**SIZES, "dropout": 0.0, "attention_dropout": 0.0}
+    model = reference.build("transformer_admin", admin_scheme=scheme, **options)
+    # RAdam makes no step while its variance is intractable, its first five: three more follow.
+    optimizer = optimizer_of(name, model.parameters(), {"radam": 1e-3, "adam": 1e-4, "sgd": 1e-2}[name])
+    src, lengths, prev = reference.batch(padded=False)
+    target = prev.roll(-1, 1)
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    losses, moving = [], set()
+    for _ in range(8 if name == "radam" else 3):
+        optimizer.zero_grad()
+        out = model(src, lengths, prev)[0]
+        loss = nn.functional.cross_entropy(out.flatten(0, 1), target.flatten())
+        optimizer.backward(loss)
+        moving |= {key for key, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 1e-6}
+        optimizer.clip_grad_norm(1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    after = nn.functional.cross_entropy(model(src, lengths, prev)[0].flatten(0, 1), target.flatten()).item()
+    assert after < losses[0], [*losses, after]
+    for key, p in model.named_parameters():
+        assert p.isfinite().all(), key
+        assert not torch.equal(before[key], p) or key not in moving, key
+    assert {key.split(".")[0] for key in moving} == {"encoder", "decoder"}
