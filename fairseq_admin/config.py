@@ -1,11 +1,12 @@
-"""The options of `transformer_admin`: fairseq's Transformer's and Admin's own, sizes filled in, misfits refused."""
+"""The options of our models: those of fairseq's own and Admin's, sizes filled in, misfits refused."""
 
 from argparse import Namespace
-from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Any, List, Optional, Type
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from typing import Any, List, Optional, Sequence, Type
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
 from .errors import AdminError
@@ -40,8 +41,8 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
 
 
 @dataclass
-class TransformerAdminConfig(_flat(TransformerConfig)):  # type: ignore[misc]
-    """Every option of fairseq's Transformer, and Admin's own."""
+class AdminOptions(FairseqDataclass):
+    """Admin's own options, of every model."""
 
     admin_scheme: ChoiceEnum(tuple(SCHEMES)) = field(  # type: ignore[valid-type]
         default="admin",
@@ -63,6 +64,24 @@ class TransformerAdminConfig(_flat(TransformerConfig)):  # type: ignore[misc]
         metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
     )
     update_freq: List[int] = II("optimization.update_freq")
+
+
+@dataclass
+class TransformerAdminConfig(AdminOptions, _flat(TransformerConfig)):  # type: ignore[misc]
+    """Every option of fairseq's Transformer, and Admin's own."""
+
+
+@dataclass
+class TransformerLMAdminConfig(AdminOptions, TransformerLanguageModelConfig):
+    """Every option of fairseq's `transformer_lm`, and Admin's own."""
+
+    # With fairseq's own 512, a narrower model would get two projections that nobody asked for.
+    decoder_input_dim: Optional[int] = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "decoder input dimension (default: --decoder-embed-dim)"}
+    )
+    decoder_output_dim: Optional[int] = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "decoder output dimension (default: --decoder-embed-dim)"}
+    )
 
 
 def _default(args: Any, name: str, value: Any) -> None:
@@ -91,17 +110,57 @@ def fill_sizes(
     _default(args, "decoder_output_dim", args.decoder_embed_dim)
 
 
-def nested(cfg: Any) -> TransformerConfig:
-    """The options as fairseq's own layers read them, with Admin's beside them."""
+def fill_decoder(args: Any) -> None:
+    """Give every option of a language model that is still open its default; open widths follow the embedding's.
+
+    What the task and the trainer are asked for (add_bos_token, update_freq, ...) is not among them.
+    """
+    for option in fields(TransformerLMAdminConfig):
+        if option.default is not MISSING and not str(option.default).startswith("${"):
+            _default(args, option.name, option.default)
+    _default(args, "decoder_input_dim", args.decoder_embed_dim)
+    _default(args, "decoder_output_dim", args.decoder_embed_dim)
+
+
+def _plain(cfg: Any) -> Namespace:
+    """A copy of the options, whatever holds them."""
     flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
     args = Namespace(**flat)
-    fill_sizes(args)
     _default(args, "admin_scheme", "admin")  # checkpoints from before there was a choice
+    return args
+
+
+def nested(cfg: Any) -> TransformerConfig:
+    """The options of a translation model as fairseq's own layers read them, with Admin's beside them."""
+    args = _plain(cfg)
+    fill_sizes(args)
     return TransformerConfig.from_namespace(args)
 
 
-def refuse_unsuitable(cfg: TransformerConfig) -> None:
-    """Raises AdminError for options under which a scheme is not what its source says."""
+def flat_decoder(cfg: Any) -> Namespace:
+    """The options of a language model as fairseq's `transformer_lm` reads them, complete, with Admin's beside them."""
+    args = _plain(cfg)
+    fill_decoder(args)
+    return args
+
+
+def nested_decoder(args: Namespace) -> TransformerConfig:
+    """The same as fairseq's own layers read them; there is no encoder."""
+    cfg = TransformerConfig.from_namespace(args)
+    cfg.encoder.layers = 0
+    return cfg
+
+
+def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder", "decoder")) -> None:
+    """Refuse options under which a scheme is not what its source says.
+
+    Args:
+        cfg: a model's options.
+        sides: the stacks that it has.
+
+    Raises:
+        AdminError: there are some.
+    """
     if cfg.admin_scheme not in SCHEMES:
         raise AdminError(f"--admin-scheme is {cfg.admin_scheme}; expected one of {', '.join(SCHEMES)}.")
     scheme = SCHEMES[cfg.admin_scheme]
@@ -110,9 +169,11 @@ def refuse_unsuitable(cfg: TransformerConfig) -> None:
             f"--admin-init {cfg.admin_init} was given with --admin-scheme {cfg.admin_scheme}, which has no omega "
             "to set. Leave one of the two out."
         )
-    if cfg.encoder.normalize_before or cfg.decoder.normalize_before:
+    stacks = {side: getattr(cfg, side) for side in sides}
+    if any(stack.normalize_before for stack in stacks.values()):
+        flags = " or ".join(f"--{side}-normalize-before" for side in sides)
         raise AdminError(
-            "--encoder-normalize-before or --decoder-normalize-before was given, and Admin is for Post-LN. Leave the "
+            f"{flags} was given, and Admin is for Post-LN. Leave the "
             "flag out; for Pre-LN give --admin-scheme pre-ln."
         )
     if getattr(cfg, "scale_resids", False):
@@ -123,7 +184,7 @@ def refuse_unsuitable(cfg: TransformerConfig) -> None:
         raise AdminError(
             f"--base-layers {cfg.base_layers} was given; BASE layers add their own shortcut. Leave it out."
         )
-    for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
+    for side, stack in stacks.items():
         if stack.layers < 1:
             raise AdminError(f"--{side}-layers is {stack.layers}; at least 1 layer is needed.")
         if scheme.omega and stack.layers_to_keep and "0" not in str(stack.layers_to_keep).split(","):
