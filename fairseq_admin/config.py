@@ -173,8 +173,7 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder",
     if any(stack.normalize_before for stack in stacks.values()):
         flags = " or ".join(f"--{side}-normalize-before" for side in sides)
         raise AdminError(
-            f"{flags} was given, and Admin is for Post-LN. Leave the "
-            "flag out; for Pre-LN give --admin-scheme pre-ln."
+            f"{flags} was given, and Admin is for Post-LN. Leave the flag out; for Pre-LN give --admin-scheme pre-ln."
         )
     if getattr(cfg, "scale_resids", False):
         raise AdminError(
