@@ -90,9 +90,10 @@ def _of_sides(sides: Mapping[str, Tensor]) -> Any:
 
 
 def random_batches(state: Mapping[str, Any], batches: int = 3, sentences: int = 8, longest: int = 40) -> List[Any]:
-    """Sentences of random words and lengths, padded as fairseq pads: `Batch`es, or of a language model `LanguageBatch`es.
+    """Sentences of random words and lengths, padded as fairseq pads. Seeded: the same for the same vocabulary.
 
-    Seeded: the same for the same vocabulary.
+    Returns:
+        `Batch`es; for a language model `LanguageBatch`es.
     """
     generator = torch.Generator().manual_seed(1)
     model = options.stored(state).model
