@@ -15,6 +15,9 @@ from .schemes import SCHEMES
 DEPTH_RULES = ("log", "constant")
 RULES = ("reference", "paper") + DEPTH_RULES
 
+SIZES = ("input_dim", "output_dim", "embed_dim", "ffn_embed_dim", "layers", "attention_heads")
+"""The sizes of a stack, as fairseq calls them."""
+
 
 def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
     """fairseq's nested TransformerConfig as one flat dataclass: encoder.layers becomes encoder_layers.
@@ -32,7 +35,7 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
                 continue
             if inner is not None and "help" in metadata:
                 metadata["help"] = f"{outer.name}: {metadata['help']}"
-            if item.name in ("input_dim", "output_dim", "embed_dim", "ffn_embed_dim", "layers", "attention_heads"):
+            if item.name in SIZES:
                 kind, default = Optional[int], None
             elif item.name == "layers_to_keep":
                 kind = Optional[str]  # fairseq splits it at commas
@@ -71,17 +74,22 @@ class TransformerAdminConfig(AdminOptions, _flat(TransformerConfig)):  # type: i
     """Every option of fairseq's Transformer, and Admin's own."""
 
 
-@dataclass
-class TransformerLMAdminConfig(AdminOptions, TransformerLanguageModelConfig):
-    """Every option of fairseq's `transformer_lm`, and Admin's own."""
+# Sizes have no default here either: with fairseq's own 512 as input and output dimension, a narrower model would get two
+# projections that nobody asked for, too.
+_DecoderSizes = make_dataclass(
+    "_DecoderSizes",
+    [
+        (size.name, Optional[int], field(default=None, metadata=dict(size.metadata)))
+        for size in fields(TransformerLanguageModelConfig)
+        if size.name in {f"decoder_{name}" for name in SIZES}
+    ],
+    bases=(TransformerLanguageModelConfig,),
+)
 
-    # With fairseq's own 512, a narrower model would get two projections that nobody asked for.
-    decoder_input_dim: Optional[int] = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "decoder input dimension (default: --decoder-embed-dim)"}
-    )
-    decoder_output_dim: Optional[int] = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "decoder output dimension (default: --decoder-embed-dim)"}
-    )
+
+@dataclass
+class TransformerLMAdminConfig(AdminOptions, _DecoderSizes):  # type: ignore[misc,valid-type]
+    """Every option of fairseq's `transformer_lm`, and Admin's own."""
 
 
 def _default(args: Any, name: str, value: Any) -> None:
@@ -110,14 +118,14 @@ def fill_sizes(
     _default(args, "decoder_output_dim", args.decoder_embed_dim)
 
 
-def fill_decoder(args: Any) -> None:
-    """Give every option of a language model that is still open its default; open widths follow the embedding's.
-
-    What the task and the trainer are asked for (add_bos_token, update_freq, ...) is not among them.
-    """
-    for option in fields(TransformerLMAdminConfig):
-        if option.default is not MISSING and not str(option.default).startswith("${"):
-            _default(args, option.name, option.default)
+def fill_decoder(
+    args: Any, layers: int = 6, embed_dim: int = 512, ffn_embed_dim: int = 2048, attention_heads: int = 8
+) -> None:
+    """Give every size of a language model that is still open a preset's value; open widths follow the embedding's."""
+    _default(args, "decoder_layers", layers)
+    _default(args, "decoder_embed_dim", embed_dim)
+    _default(args, "decoder_ffn_embed_dim", ffn_embed_dim)
+    _default(args, "decoder_attention_heads", attention_heads)
     _default(args, "decoder_input_dim", args.decoder_embed_dim)
     _default(args, "decoder_output_dim", args.decoder_embed_dim)
 
@@ -141,6 +149,10 @@ def flat_decoder(cfg: Any) -> Namespace:
     """The options of a language model as fairseq's `transformer_lm` reads them, complete, with Admin's beside them."""
     args = _plain(cfg)
     fill_decoder(args)
+    for option in fields(TransformerLMAdminConfig):
+        # Not what the task and the trainer are asked for (add_bos_token, update_freq, ...).
+        if option.default is not MISSING and not str(option.default).startswith("${"):
+            _default(args, option.name, option.default)
     return args
 
 

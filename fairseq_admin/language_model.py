@@ -1,12 +1,11 @@
 """The model `transformer_lm_admin`: fairseq's decoder-only language model with Admin or another scheme."""
 
 from types import FunctionType
-from typing import Any
 
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
-from .config import TransformerLMAdminConfig, flat_decoder, nested_decoder, refuse_unsuitable
+from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder, refuse_unsuitable
 from .errors import AdminError
 from .scheme_model import SchemeModel
 from .schemes import SCHEMES
@@ -61,36 +60,12 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
 assert MODEL_REGISTRY["transformer_lm_admin"] is TransformerLMAdminModel, "another plugin took transformer_lm_admin"
 
 
-def _preset(arch: str, **sizes: Any) -> None:
-    def fill(args: Any) -> None:
-        for name, value in sizes.items():
-            if getattr(args, name, None) is None:
-                setattr(args, name, value)
-
-    register_model_architecture("transformer_lm_admin", arch)(fill)
+def _preset(arch: str, **sizes: int) -> None:
+    register_model_architecture("transformer_lm_admin", arch)(lambda args: fill_decoder(args, **sizes))
 
 
-def _deep(arch: str, layers: int, width: int, heads: int) -> None:
-    """The sizes, and the dropout, of fairseq's transformer_lm_gpt and its larger kin, which are Pre-LN."""
-    _preset(
-        arch,
-        decoder_layers=layers,
-        decoder_embed_dim=width,
-        decoder_ffn_embed_dim=4 * width,
-        decoder_attention_heads=heads,
-        dropout=0.1,
-        attention_dropout=0.1,
-        activation_fn="gelu",
-    )
-
-
-_deep("transformer_lm_admin_12l", layers=12, width=768, heads=12)
-_deep("transformer_lm_admin_24l", layers=24, width=1024, heads=16)
-_deep("transformer_lm_admin_48l", layers=48, width=1600, heads=25)
-_preset(
-    "transformer_lm_admin_tiny",
-    decoder_layers=2,
-    decoder_embed_dim=64,
-    decoder_ffn_embed_dim=128,
-    decoder_attention_heads=4,
-)
+# The sizes of fairseq's transformer_lm_gpt, _gpt2_small and _gpt2_big.
+_preset("transformer_lm_admin_12l", layers=12, embed_dim=768, ffn_embed_dim=3072, attention_heads=12)
+_preset("transformer_lm_admin_24l", layers=24, embed_dim=1024, ffn_embed_dim=4096, attention_heads=16)
+_preset("transformer_lm_admin_48l", layers=48, embed_dim=1600, ffn_embed_dim=6400, attention_heads=25)
+_preset("transformer_lm_admin_tiny", layers=2, embed_dim=64, ffn_embed_dim=128, attention_heads=4)

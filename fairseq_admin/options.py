@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf
 
-from .config import fill_decoder, fill_sizes
+from .config import fill_sizes, flat_decoder
 from .errors import AdminError
 from .schemes import SCHEMES
 
@@ -92,7 +92,9 @@ def complete(state: Mapping[str, Any]) -> Namespace:
             "--user-dir, it was trained with."
         )
     ARCH_CONFIG_REGISTRY[args._name](args)
-    (fill_sizes if "encoder" in stacks(vars(args)) else fill_decoder)(args)
+    if "encoder" not in stacks(vars(args)):
+        return flat_decoder(args)
+    fill_sizes(args)
     return args
 
 

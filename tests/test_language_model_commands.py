@@ -9,31 +9,35 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
 
+import numpy
 import pytest
 import torch
 from conftest import ROOT, Run, run_module
+from fairseq import options as fairseq_options
+from fairseq import tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from language import profile_by_hand
 from test_modes import assert_same_state, read, same
 
 import fairseq_admin  # noqa: F401  (registers the model)
 from fairseq_admin import checkpoint, cli, provenance
+from fairseq_admin.language_model import TransformerLMAdminModel
 from fairseq_admin.schemes import SCHEMES
 
 TRAIN = (
     "--user-dir fairseq_admin --task language_modeling --arch transformer_lm_admin_tiny --optimizer radam --lr 1e-3 "
-    "--lr-scheduler inverse_sqrt --warmup-updates 10 --criterion cross_entropy --max-tokens 300 --tokens-per-sample 50 "
-    "--sample-break-mode eos --cpu --no-epoch-checkpoints --share-decoder-input-output-embed --log-format simple "
+    "--lr-scheduler inverse_sqrt --warmup-updates 10 --criterion cross_entropy --max-tokens 300 --tokens-per-sample 30 "
+    "--sample-break-mode complete --cpu --no-epoch-checkpoints --share-decoder-input-output-embed --log-format simple "
     "--log-interval 1 --num-workers 0"
 ).split()
 QUICK = ["--disable-validation", "--max-update", 10]
-EVAL = (
-    "--gen-subset valid --max-tokens 300 --tokens-per-sample 50 --sample-break-mode eos --cpu --num-workers 0".split()
-)
+EVAL = "--gen-subset valid --max-tokens 300 --tokens-per-sample 30 --sample-break-mode complete --cpu".split()
 ADAPTIVE = (
     "--adaptive-input --adaptive-input-cutoff 15,30 --adaptive-softmax-cutoff 15,30 --tie-adaptive-weights "
-    "--tie-adaptive-proj --criterion adaptive_loss"
+    "--tie-adaptive-proj --criterion adaptive_loss --ddp-backend legacy_ddp"
 )
 # Under these, the output matrix is not the input's.
 UNTIED = [option for option in TRAIN if option != "--share-decoder-input-output-embed"]
@@ -77,7 +81,7 @@ MODES = {
     "layerdrop": "--decoder-layerdrop 0.5 --optimizer adam",
     "checkpointed activations": "--checkpoint-activations",
     "ema": "--store-ema --ema-decay 0.9",
-    "update-freq": "--update-freq 2",
+    "update-freq": "--update-freq 2 --max-tokens 150",
     "adaptive": ADAPTIVE,
     "paper": "--admin-init paper",
     "log": "--admin-init log",
@@ -119,7 +123,7 @@ def assert_same_states(a: Dict[str, Any], b: Dict[str, Any]) -> None:
 def trained(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with last.pt, of a short run, and folded.pt."""
     folder = tmp_path_factory.mktemp("trained")
-    train(words, folder, "--max-epoch", 3)
+    train(words, folder, "--max-epoch", 12)
     os.rename(folder / "checkpoint_last.pt", folder / "last.pt")
     assert cli.main(["fold", str(folder / "last.pt"), "-o", str(folder / "folded.pt"), "--data", str(words)]) == 0
     return folder
@@ -127,19 +131,12 @@ def trained(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_omega_of_the_first_batch(words: Path, tmp_path: Path) -> None:
     """Does the command line measure what the plain loop measures on the first batch of a model built the same way?"""
-    from fairseq import options as fairseq_options
-    from fairseq import tasks, utils
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
     train(words, tmp_path / "run", "--disable-validation", "--max-update", 1, "--dropout", 0)
     given = [str(words), *TRAIN[2:], "--dropout", "0"]
     cfg = convert_namespace_to_omegaconf(
         fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), given)
     )
     utils.set_torch_seed(1)
-    # As fairseq-train seeds it: the text is shuffled by numpy.
-    import numpy
-
     numpy.random.seed(1)
     task = tasks.setup_task(cfg.task)
     model = task.build_model(cfg.model).train()
@@ -177,22 +174,25 @@ def test_eval_lm_with_and_without_the_plugin(words, trained, without_plugin, tmp
     command = [sys.executable, "-m", "fairseq_cli.eval_lm", words, "--path", trained / "folded.pt", *EVAL]
     stock = subprocess.run(command, env=without_plugin, cwd=tmp_path, capture_output=True, text=True)
     assert stock.returncode == 0, stock.stderr[-3000:]
-    assert perplexity(ours.output) == pytest.approx(perplexity(stock.stdout + stock.stderr), abs=0.011) < 40
+    found = perplexity(ours.output)
+    # Printed with two decimals.
+    assert found == pytest.approx(perplexity(stock.stdout + stock.stderr), abs=0.011) and found < 25
     command[command.index(trained / "folded.pt")] = trained / "last.pt"
     assert subprocess.run(command, env=without_plugin, cwd=tmp_path, capture_output=True).returncode != 0
 
 
-def test_generate_and_hub(words: Path, trained: Path, run: Callable[..., Run]) -> None:
-    """Do fairseq-generate and from_pretrained continue a text, and alike?"""
-    from fairseq_admin.language_model import TransformerLMAdminModel
-
+def test_generate_and_hub(words: Path, trained: Path, run: Callable[..., Run], monkeypatch) -> None:
+    """Do fairseq-generate and from_pretrained continue a text?"""
+    # fairseq's hub of language models asks numpy for this other name of int, which numpy 2 no longer has.
+    monkeypatch.setattr(numpy, "compat", SimpleNamespace(long=int), raising=False)
     given = ["--user-dir", "fairseq_admin", "--task", "language_modeling", "--gen-subset", "test", "--cpu"]
     given += ["--path", trained / "last.pt", "--beam", 2, "--max-len-b", 12, "--prefix-size", 2]
     given += ["--required-batch-size-multiple", 1, "--max-tokens", 300, "--num-workers", 0]
-    given += ["--sample-break-mode", "eos", "--tokens-per-sample", 50]
+    given += ["--sample-break-mode", "complete", "--tokens-per-sample", 30]
     done = run("fairseq_cli.generate", words, *given)
     assert done.status == 0, done.output[-3000:]
-    assert len(re.findall(r"^H-\d+\t", done.output, re.MULTILINE)) == 20
+    # 20 sentences in blocks of up to 30 words.
+    assert len(re.findall(r"^H-\d+\t[-.0-9]+\tw\d+ w\d+", done.output, re.MULTILINE)) == 10
     hub = TransformerLMAdminModel.from_pretrained(str(trained), "last.pt", str(words))
     assert type(hub.models[0]) is TransformerLMAdminModel and hub.models[0].profiled
     assert hub.sample("w1 w4", beam=2, max_len_b=8).startswith("w1 w4")
@@ -200,7 +200,11 @@ def test_generate_and_hub(words: Path, trained: Path, run: Callable[..., Run]) -
 
 
 def test_omega_average_fold(words: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert cli.main(["average", str(trained / "last.pt"), str(trained / "last.pt"), "-o", str(tmp_path / "a.pt")]) == 0
+    state = checkpoint.read(trained / "last.pt")
+    state["model"]["decoder.layers.1.fc1.bias"] = state["model"]["decoder.layers.1.fc1.bias"] + 0.01
+    checkpoint.write(state, tmp_path / "other.pt")
+    both = [str(trained / "last.pt"), str(tmp_path / "other.pt")]
+    assert cli.main(["average", *both, "-o", str(tmp_path / "a.pt")]) == 0
     capsys.readouterr()
     assert cli.main(["omega", str(tmp_path / "a.pt"), "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
@@ -208,7 +212,7 @@ def test_omega_average_fold(words: Path, trained: Path, tmp_path: Path, capsys: 
     assert table["provenance"]["rule"] == "reference"
     assert cli.main(["fold", str(tmp_path / "a.pt"), "-o", str(tmp_path / "f.pt")]) == 0
     a, b = (checkpoint.read(path)["model"] for path in (trained / "folded.pt", tmp_path / "f.pt"))
-    assert a.keys() == b.keys() and all(torch.allclose(a[key], b[key]) for key in a)
+    assert [key for key in a if not torch.allclose(a[key], b[key])] == ["decoder.layers.1.fc1.bias"]
 
 
 @pytest.mark.parametrize("verb", [["export", "--to", "ctranslate2", "-o", "out"], ["translate"]])
@@ -279,7 +283,7 @@ def test_two_processes(words: Path, tmp_path: Path, start) -> None:
 
 HYDRA = """# @package _group_
 common: {{cpu: true, user_dir: {user_dir}, {common}}}
-task: {{_name: language_modeling, data: {data}, tokens_per_sample: 50, sample_break_mode: eos}}
+task: {{_name: language_modeling, data: {data}, tokens_per_sample: 30, sample_break_mode: complete}}
 criterion: cross_entropy
 dataset: {{max_tokens: 300, num_workers: 0, disable_validation: true}}
 optimization: {{max_update: 10, lr: [0.001]}}
