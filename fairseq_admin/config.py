@@ -74,8 +74,8 @@ class TransformerAdminConfig(AdminOptions, _flat(TransformerConfig)):  # type: i
     """Every option of fairseq's Transformer, and Admin's own."""
 
 
-# Sizes have no default here either: with fairseq's own 512 as input and output dimension, a narrower model would get two
-# projections that nobody asked for, too.
+# Sizes have no default here either: with fairseq's own 512 as input and output dimension, a narrower model would also
+# get two projections that nobody asked for.
 _DecoderSizes = make_dataclass(
     "_DecoderSizes",
     [
