@@ -11,8 +11,8 @@ scheme is a new row and, if need be, a function that draws its initial weights.
 
     N layers of the encoder   M layers of the decoder   l a layer's number in its stack, from 1   C channels
 
-A language model is a decoder alone, N = 0. It takes the decoder's half of a row, unless the scheme's paper has something
-of its own for it.
+A language model is a decoder alone, N = 0. It takes the decoder's half of a row, unless the scheme's paper has
+something of its own for it.
 """
 
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
