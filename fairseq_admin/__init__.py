@@ -1,6 +1,6 @@
 """Admin for fairseq: `fairseq-train DATA --user-dir fairseq_admin --arch transformer_admin_18l ...`.
 
-Importing the package registers the model, its architectures and `--optimizer radam`, lets torch's safe loader read
+Importing the package registers the models, their architectures and `--optimizer radam`, lets torch's safe loader read
 fairseq's checkpoints, and shows users' mistakes as one line instead of a traceback.
 """
 
@@ -11,7 +11,8 @@ __version__ = "0.1.0"
 # Said at the import of fairseq: that it lacks tensorboardX, for speech.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-from . import checkpoint, errors, model, radam  # noqa: E402, F401  (importing model and radam registers them)
+# Importing a model or an optimizer registers it.
+from . import checkpoint, errors, language_model, model, radam  # noqa: E402, F401
 
 checkpoint.allow_fairseq_globals()
 errors.install_excepthook()

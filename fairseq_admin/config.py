@@ -1,11 +1,12 @@
-"""The options of `transformer_admin`: fairseq's Transformer's and Admin's own, sizes filled in, misfits refused."""
+"""The options of our models: those of fairseq's own and Admin's, sizes filled in, misfits refused."""
 
 from argparse import Namespace
-from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Any, List, Optional, Type
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from typing import Any, List, Optional, Sequence, Type
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
 from .errors import AdminError
@@ -13,6 +14,9 @@ from .schemes import SCHEMES
 
 DEPTH_RULES = ("log", "constant")
 RULES = ("reference", "paper") + DEPTH_RULES
+
+SIZES = ("input_dim", "output_dim", "embed_dim", "ffn_embed_dim", "layers", "attention_heads")
+"""The sizes of a stack, as fairseq calls them."""
 
 
 def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
@@ -31,7 +35,7 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
                 continue
             if inner is not None and "help" in metadata:
                 metadata["help"] = f"{outer.name}: {metadata['help']}"
-            if item.name in ("input_dim", "output_dim", "embed_dim", "ffn_embed_dim", "layers", "attention_heads"):
+            if item.name in SIZES:
                 kind, default = Optional[int], None
             elif item.name == "layers_to_keep":
                 kind = Optional[str]  # fairseq splits it at commas
@@ -40,8 +44,8 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
 
 
 @dataclass
-class TransformerAdminConfig(_flat(TransformerConfig)):  # type: ignore[misc]
-    """Every option of fairseq's Transformer, and Admin's own."""
+class AdminOptions(FairseqDataclass):
+    """Admin's own options, of every model."""
 
     admin_scheme: ChoiceEnum(tuple(SCHEMES)) = field(  # type: ignore[valid-type]
         default="admin",
@@ -63,6 +67,29 @@ class TransformerAdminConfig(_flat(TransformerConfig)):  # type: ignore[misc]
         metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
     )
     update_freq: List[int] = II("optimization.update_freq")
+
+
+@dataclass
+class TransformerAdminConfig(AdminOptions, _flat(TransformerConfig)):  # type: ignore[misc]
+    """Every option of fairseq's Transformer, and Admin's own."""
+
+
+# Sizes have no default here either: with fairseq's own 512 as input and output dimension, a narrower model would also
+# get two projections that nobody asked for.
+_DecoderSizes = make_dataclass(
+    "_DecoderSizes",
+    [
+        (size.name, Optional[int], field(default=None, metadata=dict(size.metadata)))
+        for size in fields(TransformerLanguageModelConfig)
+        if size.name in {f"decoder_{name}" for name in SIZES}
+    ],
+    bases=(TransformerLanguageModelConfig,),
+)
+
+
+@dataclass
+class TransformerLMAdminConfig(AdminOptions, _DecoderSizes):  # type: ignore[misc,valid-type]
+    """Every option of fairseq's `transformer_lm`, and Admin's own."""
 
 
 def _default(args: Any, name: str, value: Any) -> None:
@@ -91,17 +118,61 @@ def fill_sizes(
     _default(args, "decoder_output_dim", args.decoder_embed_dim)
 
 
-def nested(cfg: Any) -> TransformerConfig:
-    """The options as fairseq's own layers read them, with Admin's beside them."""
+def fill_decoder(
+    args: Any, layers: int = 6, embed_dim: int = 512, ffn_embed_dim: int = 2048, attention_heads: int = 8
+) -> None:
+    """Give every size of a language model that is still open a preset's value; open widths follow the embedding's."""
+    _default(args, "decoder_layers", layers)
+    _default(args, "decoder_embed_dim", embed_dim)
+    _default(args, "decoder_ffn_embed_dim", ffn_embed_dim)
+    _default(args, "decoder_attention_heads", attention_heads)
+    _default(args, "decoder_input_dim", args.decoder_embed_dim)
+    _default(args, "decoder_output_dim", args.decoder_embed_dim)
+
+
+def _plain(cfg: Any) -> Namespace:
+    """A copy of the options, whatever holds them."""
     flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
     args = Namespace(**flat)
-    fill_sizes(args)
     _default(args, "admin_scheme", "admin")  # checkpoints from before there was a choice
+    return args
+
+
+def nested(cfg: Any) -> TransformerConfig:
+    """The options of a translation model as fairseq's own layers read them, with Admin's beside them."""
+    args = _plain(cfg)
+    fill_sizes(args)
     return TransformerConfig.from_namespace(args)
 
 
-def refuse_unsuitable(cfg: TransformerConfig) -> None:
-    """Raises AdminError for options under which a scheme is not what its source says."""
+def flat_decoder(cfg: Any) -> Namespace:
+    """The options of a language model as fairseq's `transformer_lm` reads them, complete, with Admin's beside them."""
+    args = _plain(cfg)
+    fill_decoder(args)
+    for option in fields(TransformerLMAdminConfig):
+        # Not what the task and the trainer are asked for (add_bos_token, update_freq, ...).
+        if option.default is not MISSING and not str(option.default).startswith("${"):
+            _default(args, option.name, option.default)
+    return args
+
+
+def nested_decoder(args: Namespace) -> TransformerConfig:
+    """The same as fairseq's own layers read them; there is no encoder."""
+    cfg = TransformerConfig.from_namespace(args)
+    cfg.encoder.layers = 0
+    return cfg
+
+
+def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder", "decoder")) -> None:
+    """Refuse options under which a scheme is not what its source says.
+
+    Args:
+        cfg: a model's options.
+        sides: the stacks that it has.
+
+    Raises:
+        AdminError: there are some.
+    """
     if cfg.admin_scheme not in SCHEMES:
         raise AdminError(f"--admin-scheme is {cfg.admin_scheme}; expected one of {', '.join(SCHEMES)}.")
     scheme = SCHEMES[cfg.admin_scheme]
@@ -110,10 +181,11 @@ def refuse_unsuitable(cfg: TransformerConfig) -> None:
             f"--admin-init {cfg.admin_init} was given with --admin-scheme {cfg.admin_scheme}, which has no omega "
             "to set. Leave one of the two out."
         )
-    if cfg.encoder.normalize_before or cfg.decoder.normalize_before:
+    stacks = {side: getattr(cfg, side) for side in sides}
+    if any(stack.normalize_before for stack in stacks.values()):
+        flags = " or ".join(f"--{side}-normalize-before" for side in sides)
         raise AdminError(
-            "--encoder-normalize-before or --decoder-normalize-before was given, and Admin is for Post-LN. Leave the "
-            "flag out; for Pre-LN give --admin-scheme pre-ln."
+            f"{flags} was given, and Admin is for Post-LN. Leave the flag out; for Pre-LN give --admin-scheme pre-ln."
         )
     if getattr(cfg, "scale_resids", False):
         raise AdminError(
@@ -123,7 +195,7 @@ def refuse_unsuitable(cfg: TransformerConfig) -> None:
         raise AdminError(
             f"--base-layers {cfg.base_layers} was given; BASE layers add their own shortcut. Leave it out."
         )
-    for side, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
+    for side, stack in stacks.items():
         if stack.layers < 1:
             raise AdminError(f"--{side}-layers is {stack.layers}; at least 1 layer is needed.")
         if scheme.omega and stack.layers_to_keep and "0" not in str(stack.layers_to_keep).split(","):

@@ -1,13 +1,16 @@
 """Are two checkpoints the same function? Their log-probabilities, compared on random and on real sentences.
 
+Both translation and language models have a decoder, whose input tells which positions are real.
+
 T time   B batch   V vocabulary
 """
 
 import math
+import re
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from fairseq import tasks
@@ -31,16 +34,23 @@ class Batch(NamedTuple):
     prev_output_tokens: Tensor
 
 
+class LanguageBatch(NamedTuple):
+    """What a language model's forward takes: (B, T)."""
+
+    prev_output_tokens: Tensor
+
+
 def vocabulary(model: Mapping[str, Tensor], stack: str) -> int:
-    """How many symbols a stack's embedding has, from a state dict.
+    """How many symbols a stack's embedding has, from a state dict; an adaptive one has a matrix a band.
 
     Raises:
         AdminError: the stack has no embedding: this is no translation model.
     """
-    rows = [tensor.size(0) for key, tensor in model.items() if key == f"{stack}.embed_tokens.weight"]
+    matrix = re.compile(rf"{stack}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
+    rows = [tensor.size(0) for key, tensor in model.items() if matrix.fullmatch(key)]
     if not rows:
         raise AdminError(f"the checkpoint has no {stack}.embed_tokens.weight: it is no encoder-decoder Transformer.")
-    return rows[0]
+    return sum(rows)
 
 
 def _dictionary(symbols: int) -> Dictionary:
@@ -57,9 +67,9 @@ def build(state: Mapping[str, Any]) -> BaseFairseqModel:
         AdminError: the architecture is unknown, or the weights are not its own.
     """
     args = options.complete(state)
-    symbols = {stack: vocabulary(state["model"], stack) for stack in ("encoder", "decoder")}
-    source = _dictionary(symbols["encoder"])
-    target = source if symbols["encoder"] == symbols["decoder"] else _dictionary(symbols["decoder"])
+    symbols = [vocabulary(state["model"], stack) for stack in options.stacks(vars(args))]
+    source = _dictionary(symbols[0])
+    target = source if symbols[0] == symbols[-1] else _dictionary(symbols[-1])
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
     model = ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     avoid_fast_path(model)
@@ -71,57 +81,76 @@ def build(state: Mapping[str, Any]) -> BaseFairseqModel:
     return model.eval()
 
 
-def random_batches(state: Mapping[str, Any], batches: int = 3, sentences: int = 8, longest: int = 40) -> List[Batch]:
-    """Sentences of random words and lengths, padded as fairseq pads. Seeded: the same for the same vocabulary."""
+def _of_sides(sides: Mapping[str, Tensor]) -> Any:
+    """A batch of what each stack reads."""
+    if "encoder" not in sides:
+        return LanguageBatch(sides["decoder"])
+    source = sides["encoder"]
+    return Batch(source, source.ne(PAD).sum(1), sides["decoder"])
+
+
+def random_batches(state: Mapping[str, Any], batches: int = 3, sentences: int = 8, longest: int = 40) -> List[Any]:
+    """Sentences of random words and lengths, padded as fairseq pads. Seeded: the same for the same vocabulary.
+
+    Returns:
+        `Batch`es; for a language model `LanguageBatch`es.
+    """
     generator = torch.Generator().manual_seed(1)
-    longest = min(
-        longest, *(options.stored(state).model.get(f"max_{side}_positions") or longest for side in ("source", "target"))
-    )
+    model = options.stored(state).model
+    stacks = options.stacks(model)
+    for side in ("source", "target")[-len(stacks) :]:
+        longest = min(longest, model.get(f"max_{side}_positions") or longest)
     found = []
     for _ in range(batches):
-        sides = []
-        for stack in ("encoder", "decoder"):
+        sides = {}
+        for stack in stacks:
             symbols = vocabulary(state["model"], stack)
             words = torch.randint(min(FIRST_WORD, symbols - 1), symbols, (sentences, longest), generator=generator)
             lengths = torch.randint(1, longest + 1, (sentences, 1), generator=generator)
-            sides.append((words, lengths))
-        (source, lengths), (target, target_lengths) = sides
-        source[:, -1] = EOS
-        source.masked_fill_(torch.arange(longest) < longest - lengths, PAD)
-        target[:, 0] = EOS
-        target.masked_fill_(torch.arange(longest) >= target_lengths, PAD)
-        found.append(Batch(source, lengths.squeeze(1), target))
+            places = torch.arange(longest)
+            words[:, -1 if stack == "encoder" else 0] = EOS
+            sides[stack] = words.masked_fill_(
+                places < longest - lengths if stack == "encoder" else places >= lengths, PAD
+            )
+        found.append(_of_sides(sides))
     return found
 
 
-def real_batches(state: Mapping[str, Any], data: Path, split: str = "valid", batches: int = 4) -> List[Batch]:
+def real_batches(state: Mapping[str, Any], data: Path, split: str = "valid", batches: int = 4) -> List[Any]:
     """The first batches of a split of binarised data.
 
     Raises:
         AdminError: the folder has no such split, or its dictionaries are not the model's.
     """
-    task_options = options.stored(state).task
-    args = Namespace(**{**task_options, "task": task_options["_name"], "data": str(data)})
+    found = options.stored(state)
+    args = Namespace(**{**found.task, "task": found.task["_name"], "data": str(data)})
     del args._name
     try:
         task = tasks.setup_task(args)
         task.load_dataset(split)
     except (OSError, ValueError, AssertionError) as error:
         raise AdminError(f"{data}: no data to check on ({error}). Give the folder fairseq-preprocess wrote.") from None
-    for stack, words in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):
-        if len(words) != vocabulary(state["model"], stack):
+    stacks = options.stacks(found.model)
+    words_of = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
+    for stack in stacks:
+        if len(words_of[stack]) != vocabulary(state["model"], stack):
             raise AdminError(
-                f"{data}: the dictionary has {len(words)} symbols and the model's {stack} "
+                f"{data}: the dictionary has {len(words_of[stack])} symbols and the model's {stack} "
                 f"{vocabulary(state['model'], stack)}. Give the data the model was trained on."
             )
     iterator = task.get_batch_iterator(
-        task.dataset(split), max_tokens=2048, max_positions=task.max_positions(), ignore_invalid_inputs=True
+        task.dataset(split),
+        max_tokens=max(2048, found.task.get("tokens_per_sample") or 0),
+        max_positions=task.max_positions(),
+        ignore_invalid_inputs=True,
     ).next_epoch_itr(shuffle=False)
-    inputs = (sample["net_input"] for _, sample in zip(range(batches), iterator))
+    inputs = [sample["net_input"] for _, sample in zip(range(batches), iterator)]
+    if len(stacks) == 1:
+        return [LanguageBatch(sample["src_tokens"]) for sample in inputs]
     return [Batch(*(sample[name] for name in Batch._fields)) for sample in inputs]
 
 
-def log_probabilities(model: BaseFairseqModel, batches: List[Batch]) -> Iterator[Tensor]:
+def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterator[Tensor]:
     """Of every real target position of each batch. Shape (positions, V)."""
     with torch.no_grad():
         for batch in batches:

@@ -19,7 +19,6 @@ from collections import OrderedDict
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from torch import Tensor
 
 from . import __version__, options, provenance
@@ -141,7 +140,7 @@ def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp:
 def fold(
     state: Mapping[str, Any], dtype: torch.dtype = torch.float32, min_omega: Optional[float] = None
 ) -> Dict[str, Any]:
-    """A checkpoint of transformer_admin as a stock fairseq one, without optimizer state, that loads without the plugin.
+    """A checkpoint of a model of ours as a stock fairseq one, without optimizer state, that loads without the plugin.
 
     Args:
         state: the checkpoint, as `checkpoint.read` gives it. Its tensors are not changed.
@@ -149,13 +148,12 @@ def fold(
         min_omega: clamp smaller |ω| to this. None: refuse those below SMALLEST.
 
     Raises:
-        AdminError: it is no transformer_admin, or of a scheme that is no stock Transformer's; an ω cannot be divided
+        AdminError: it is no model of ours, or of a scheme that is no stock Transformer's; an ω cannot be divided
             by; or `dtype` cannot hold a folded weight.
     """
     model, found = state["model"], options.stored(state).model
     name = options.scheme(found)
-    ours = ARCH_MODEL_NAME_REGISTRY.get(found.get("_name")) == "transformer_admin"
-    if not ours or (SCHEMES[name].omega and not omegas(model)):
+    if options.kind(found) not in options.OURS or (SCHEMES[name].omega and not omegas(model)):
         raise AdminError(
             "the checkpoint has no omega: it is not (or no longer) an Admin model. There is nothing to fold."
         )
@@ -173,7 +171,7 @@ def fold(
     folded = fold_weights(model, SMALLEST if min_omega is None else min_omega, clamp=min_omega is not None)
     layers = {
         stack: len({key.split(".")[2] for key in model if key.startswith(f"{stack}.layers.")})
-        for stack in ("encoder", "decoder")
+        for stack in options.stacks(found)
     }
     record = provenance.decode(model[provenance.KEY]) if provenance.KEY in model else None
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)

@@ -2,17 +2,23 @@
 
 from argparse import Namespace
 from collections import OrderedDict
-from typing import Any, Dict, Mapping, NamedTuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf
 
-from .config import fill_sizes
+from .config import fill_sizes, flat_decoder
 from .errors import AdminError
 from .schemes import SCHEMES
 
 ARCH = "transformer_wmt_en_de"
 """The architecture of a stock model; every size stands beside it, so the name sets none."""
+
+LM_ARCH = "transformer_lm"
+"""The same for a language model, and the name of fairseq's own."""
+
+OURS = {"transformer_admin": ARCH, "transformer_lm_admin": LM_ARCH}
+"""Our models, each with the architecture of the stock model that it folds to."""
 
 DEFAULTS = {
     **{f"max_{side}_positions": 1024 for side in ("source", "target")},
@@ -59,8 +65,18 @@ def _plain(section: Any) -> Dict[str, Any]:
 
 
 def scheme(model: Mapping[str, Any]) -> str:
-    """The scheme of a `transformer_admin` by its options, which before there was a choice did not tell."""
+    """The scheme of a model of ours by its options, which before there was a choice did not tell."""
     return model.get("admin_scheme") or "admin"
+
+
+def kind(model: Mapping[str, Any]) -> Optional[str]:
+    """The registered model that a model's options are of; None: this fairseq does not know it."""
+    return ARCH_MODEL_NAME_REGISTRY.get(model.get("_name"))
+
+
+def stacks(model: Mapping[str, Any]) -> Tuple[str, ...]:
+    """The stacks of a model, by its options: a language model has a decoder only."""
+    return ("decoder",) if kind(model) in (LM_ARCH, "transformer_lm_admin") else ("encoder", "decoder")
 
 
 def complete(state: Mapping[str, Any]) -> Namespace:
@@ -76,33 +92,36 @@ def complete(state: Mapping[str, Any]) -> Namespace:
             "--user-dir, it was trained with."
         )
     ARCH_CONFIG_REGISTRY[args._name](args)
+    if "encoder" not in stacks(vars(args)):
+        return flat_decoder(args)
     fill_sizes(args)
     return args
 
 
 def stock(state: Mapping[str, Any], layers: Mapping[str, int]) -> "OrderedDict[str, Any]":
-    """The options of a stock Transformer of a checkpoint's sizes, as the entry `args` of its own.
+    """The options of a stock Transformer, or language model, of a checkpoint's sizes, as the entry `args` of its own.
 
     Args:
-        state: the checkpoint of an Admin model, or of a stock Transformer.
-        layers: how many layers each stack has.
+        state: the checkpoint of an Admin model, or of a stock one.
+        layers: how many layers each of its stacks has.
     """
     found = stored(state)
+    arch, task = (ARCH, "translation") if "encoder" in stacks(found.model) else (LM_ARCH, "language_modeling")
     model = vars(complete(state))
     flat = {**found.criterion, **found.task, **model}
-    flat.update(arch=ARCH, _name=ARCH, task=found.task.get("_name") or "translation")
+    flat.update(arch=arch, _name=arch, task=found.task.get("_name") or task)
     flat.update(criterion=found.criterion.get("_name"))
     for name in [name for name in flat if name.startswith("admin_") or name == "update_freq"]:
         del flat[name]
-    if ARCH_MODEL_NAME_REGISTRY.get(found.model.get("_name")) == "transformer_admin":
+    if kind(found.model) in OURS:
         for stack, place in zip(("encoder", "decoder"), SCHEMES[scheme(found.model)].norm):
             flat[f"{stack}_normalize_before"] = place == "before"
     for stack, count in layers.items():
         # Of a model pruned with --encoder-layers-to-keep the file holds what was kept; its embeddings are in the file.
         flat.update({f"{stack}_layers": count, f"{stack}_layers_to_keep": None, f"{stack}_embed_path": None})
     args = Namespace(**flat)
-    ARCH_CONFIG_REGISTRY[ARCH](args)
-    for name, default in DEFAULTS.items():
+    ARCH_CONFIG_REGISTRY[arch](args)
+    for name, default in DEFAULTS.items() if arch == ARCH else ():
         if getattr(args, name, None) is None:
             setattr(args, name, default)
     return attributes(vars(args))

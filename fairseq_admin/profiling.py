@@ -8,11 +8,11 @@ import contextlib
 import logging
 import math
 import time
-from typing import Any, Dict, Iterator, List, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
+from fairseq.models import BaseFairseqModel
 from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
@@ -86,47 +86,70 @@ def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def measure(model: TransformerModelBase, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str) -> Tensor:
+def _given(src_tokens: Optional[Tensor], prev_output_tokens: Optional[Tensor]) -> Dict[str, Tensor]:
+    """What each stack that the model has reads, in forward order."""
+    sides = {"encoder": src_tokens, "decoder": prev_output_tokens}
+    return {side: tokens for side, tokens in sides.items() if tokens is not None}
+
+
+def measure(
+    model: BaseFairseqModel, src_tokens: Optional[Tensor], prev_output_tokens: Optional[Tensor], rule: str
+) -> Tensor:
     """Run the batch once and set every ω by the rule.
 
     Args:
-        model: an encoder-decoder of ShortcutNorms, in training mode.
-        src_tokens: source batch. Shape (B, T_source).
+        model: an encoder-decoder or a decoder of ShortcutNorms, in training mode.
+        src_tokens: source batch. Shape (B, T_source). None: the model has no encoder.
         prev_output_tokens: decoder input. Shape (B, T_target).
         rule: "reference" or "paper".
 
     Returns:
         ω of the encoder's, then of the decoder's sub-layers. Shape (S_encoder + S_decoder,), float32.
     """
+    given = _given(src_tokens, prev_output_tokens)
+    stacks = {side: getattr(model, side) for side in given}
     probes = [
-        StackProbe(shortcut_norms(stack), rule, tokens.ne(stack.padding_idx).t())
-        for stack, tokens in ((model.encoder, src_tokens), (model.decoder, prev_output_tokens))
+        StackProbe(shortcut_norms(stacks[side]), rule, tokens.ne(stacks[side].padding_idx).t())
+        for side, tokens in given.items()
     ]
-    with _undisturbed(model, src_tokens.device), probes[0].attached(), probes[1].attached():
-        encoder_out = model.encoder(src_tokens)
-        model.decoder(prev_output_tokens, encoder_out=encoder_out, features_only=True)
+    with _undisturbed(model, next(iter(given.values())).device), contextlib.ExitStack() as attached:
+        for probe in probes:
+            attached.enter_context(probe.attached())
+        encoder_out = stacks["encoder"](src_tokens) if "encoder" in stacks else None
+        stacks["decoder"](prev_output_tokens, encoder_out=encoder_out, features_only=True)
         return torch.cat([probe.omega() for probe in probes])
 
 
-def _within_budget(src_tokens: Tensor, prev_output_tokens: Tensor, tokens: int) -> Tuple[Tensor, Tensor]:
+def _within_budget(
+    src_tokens: Optional[Tensor], prev_output_tokens: Optional[Tensor], tokens: int
+) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """The first sentences of a batch whose padded longer side holds at most that many tokens; at least one sentence."""
-    longest = max(src_tokens.size(1), prev_output_tokens.size(1))
+    longest = max(side.size(1) for side in _given(src_tokens, prev_output_tokens).values())
     sentences = max(1, tokens // longest)
-    return src_tokens[:sentences], prev_output_tokens[:sentences]
+    return (
+        None if src_tokens is None else src_tokens[:sentences],
+        None if prev_output_tokens is None else prev_output_tokens[:sentences],
+    )
 
 
 def _measure_in_memory(
-    model: TransformerModelBase, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str, tokens: int
-) -> Tuple[Tensor, Tensor, Tensor]:
+    model: BaseFairseqModel,
+    src_tokens: Optional[Tensor],
+    prev_output_tokens: Optional[Tensor],
+    rule: str,
+    tokens: int,
+) -> Tuple[Tensor, Dict[str, Tensor]]:
     """`measure`, on half the tokens again and again while the device has no memory for it. Returns the batch used."""
     while True:
         src, prev = _within_budget(src_tokens, prev_output_tokens, tokens)
+        given = _given(src, prev)
+        sentences = len(next(iter(given.values())))
         try:
-            return measure(model, src, prev, rule), src, prev
+            return measure(model, src, prev, rule), given
         except RuntimeError as error:
-            if "out of memory" not in str(error) or len(src) == 1:
+            if "out of memory" not in str(error) or sentences == 1:
                 raise
-        tokens = len(src) // 2 * max(src.size(1), prev.size(1))
+        tokens = sentences // 2 * max(side.size(1) for side in given.values())
         logger.warning("Admin: out of memory while profiling; trying again with %d tokens", tokens)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -139,13 +162,8 @@ def _from_first_rank(omega: Tensor) -> Tensor:
     return omega
 
 
-def _tokens(stack: Union[TransformerEncoderBase, TransformerDecoderBase], tokens: Tensor) -> int:
-    """How many positions are not padding."""
-    return int(tokens.ne(stack.padding_idx).sum())
-
-
 def profile(
-    model: TransformerModelBase, src_tokens: Tensor, prev_output_tokens: Tensor, rule: str, tokens: int
+    model: BaseFairseqModel, src_tokens: Optional[Tensor], prev_output_tokens: Optional[Tensor], rule: str, tokens: int
 ) -> Dict[str, Any]:
     """Fill every ω of a model from one training batch, the same on all data-parallel ranks.
 
@@ -160,27 +178,35 @@ def profile(
         AdminError: the batch holds no token, or a variance is not a finite number.
     """
     start = time.perf_counter()
-    stacks = {"encoder": shortcut_norms(model.encoder), "decoder": shortcut_norms(model.decoder)}
-    norms = stacks["encoder"] + stacks["decoder"]
+    given = _given(src_tokens, prev_output_tokens)
+    stacks = {side: getattr(model, side) for side in given}
+    norms = {side: shortcut_norms(stack) for side, stack in stacks.items()}
+    named = {"encoder": "source ", "decoder": "target "} if len(given) > 1 else dict.fromkeys(given, "")
+    every = [norm for part in norms.values() for norm in part]
     failure = None
-    src, prev = src_tokens, prev_output_tokens
+
+    def real(batch: Dict[str, Tensor]) -> Dict[str, int]:
+        return {side: int(words.ne(stacks[side].padding_idx).sum()) for side, words in batch.items()}
+
+    used = given
     try:
-        if not (_tokens(model.encoder, src) and _tokens(model.decoder, prev)):
+        if not all(real(given).values()):
+            shapes = ", ".join(f"{named[side]}{tuple(words.shape)}" for side, words in given.items())
             raise AdminError(
-                f"the first training batch holds no token (source {tuple(src_tokens.shape)}, target "
-                f"{tuple(prev_output_tokens.shape)}, all padding); profiling needs one. Check the training data."
+                f"the first training batch holds no token ({shapes}, all padding); profiling needs one. Check the "
+                "training data."
             )
-        omega, src, prev = _measure_in_memory(model, src_tokens, prev_output_tokens, rule, tokens)
+        omega, used = _measure_in_memory(model, src_tokens, prev_output_tokens, rule, tokens)
     except Exception as error:
         failure = error
-        omega = torch.full((len(norms),), math.nan, device=src_tokens.device)
+        omega = torch.full((len(every),), math.nan, device=next(iter(given.values())).device)
     omega = _from_first_rank(omega)
     if failure is not None and not torch.isfinite(omega).all():
         raise failure
-    for norm, value in zip(norms, omega):
+    for norm, value in zip(every, omega):
         norm.set_omega(value)
     ranges = []
-    for name, part in zip(stacks, omega.split([len(part) for part in stacks.values()])):
+    for name, part in zip(norms, omega.split([len(part) for part in norms.values()])):
         bad = (~torch.isfinite(part)).nonzero()
         if len(bad):
             raise AdminError(
@@ -189,16 +215,17 @@ def profile(
                 "check the embeddings given, or train in fp32 or --amp."
             )
         ranges.append(f"{name} {len(part)} sub-layers, omega {part.min():.3f} to {part.max():.3f}")
-    record = {
+    counts = real(used)
+    logger.info(
+        "Admin: profiled by rule %s on %s tokens in %.2f s: %s",
+        rule,
+        " and ".join(f"{count} {named[side]}".rstrip() for side, count in counts.items()),
+        time.perf_counter() - start,
+        "; ".join(ranges),
+    )
+    return {
         "rule": rule,
-        "source_tokens": _tokens(model.encoder, src),
-        "target_tokens": _tokens(model.decoder, prev),
+        **{f"{named[side]}tokens".replace(" ", "_"): count for side, count in counts.items()},
         "seed": torch.initial_seed(),
         "version": __version__,
     }
-    seconds = time.perf_counter() - start
-    logger.info(
-        "Admin: profiled by rule %s on %d source and %d target tokens in %.2f s: %s",
-        *(rule, record["source_tokens"], record["target_tokens"], seconds, "; ".join(ranges)),
-    )
-    return record

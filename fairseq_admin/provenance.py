@@ -47,14 +47,19 @@ def decode(tensor: Tensor) -> Optional[Dict[str, Any]]:
 def scheme(state: Mapping[str, Tensor]) -> str:
     """The scheme that a state dict tells: Admin's record names none, a stock Transformer has no record.
 
-    A stock Transformer's norms are told by the one that ends a Pre-LN stack. Schemes that only draw other initial
-    weights look, and compute, like the stock Transformer that they are.
+    A stock Transformer's norms are told by the one that ends a Pre-LN stack (where a model has one stack, by that one's
+    alone). Schemes that only draw other initial weights look, and compute, like the stock Transformer that they are.
 
     Raises:
         AdminError: the record is none.
     """
     if KEY in state:
         return (decode(state[KEY]) or {}).get("scheme", "admin")
-    if "encoder.layer_norm.weight" in state:
-        return "pre-ln" if "decoder.layer_norm.weight" in state else "pre-ln (encoder only)"
-    return "post-ln-pre-ln" if "decoder.layer_norm.weight" in state else "post-ln"
+    before = {
+        side: f"{side}.layer_norm.weight" in state
+        for side in ("encoder", "decoder")
+        if any(key.startswith(f"{side}.layers.") for key in state)
+    }
+    if all(before.values()) or not any(before.values()):
+        return "pre-ln" if any(before.values()) else "post-ln"
+    return "pre-ln (encoder only)" if before["encoder"] else "post-ln-pre-ln"

@@ -11,6 +11,9 @@ one puts single numbers in place of its norms (fixup.py). A new scheme is a new 
 draws its initial weights.
 
     N layers of the encoder   M layers of the decoder   l a layer's number in its stack, from 1   C channels
+
+A language model is a decoder alone, N = 0. It takes the decoder's half of a row, unless the scheme's paper has
+something of its own for it.
 """
 
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
@@ -56,16 +59,22 @@ class Scheme(NamedTuple):
 def deepnorm_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
     """a, the constant on the shortcut of DeepNorm, called alpha in the paper.
 
-    encoder: 0.81 (N⁴M)^(1/16),   decoder: (3M)^(1/4)      Wang et al. 2022, section 2, figure 2b
+    encoder: 0.81 (N⁴M)^(1/16),   decoder: (3M)^(1/4);   one stack of L layers: (2L)^(1/4)
+    Wang et al. 2022, section 2, figure 2b; one stack as in the authors' code (microsoft/torchscale), too
     """
+    if not (encoder_layers and decoder_layers):
+        return ((2 * (encoder_layers + decoder_layers)) ** (1 / 4),) * 2
     return 0.81 * (encoder_layers**4 * decoder_layers) ** (1 / 16), (3 * decoder_layers) ** (1 / 4)
 
 
 def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     """The gain of DeepNorm's initial values, attention outputs and feed-forward weights, called beta in the paper.
 
-    encoder: 0.87 (N⁴M)^(-1/16),   decoder: (12M)^(-1/4)      Wang et al. 2022, section 2, figure 2b
+    encoder: 0.87 (N⁴M)^(-1/16),   decoder: (12M)^(-1/4);   one stack of L layers: (8L)^(-1/4)
+    Wang et al. 2022, section 2, figure 2b; one stack as in the authors' code (microsoft/torchscale), too
     """
+    if not (encoder_layers and decoder_layers):
+        return ((8 * (encoder_layers + decoder_layers)) ** (-1 / 4),) * 2
     return 0.87 * (encoder_layers**4 * decoder_layers) ** (-1 / 16), (12 * decoder_layers) ** (-1 / 4)
 
 
@@ -73,7 +82,12 @@ def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     """The gain of T-Fixup's initial values, attention outputs and feed-forward weights; the decoder's for embeddings.
 
     encoder: 0.67 N^(-1/4),   decoder: (9M)^(-1/4)      Huang et al. 2020, the steps of T-Fixup
+
+    The paper has nothing for a decoder alone: it takes the decoder's gain, though with two sub-layers, not three, a
+    layer.
     """
+    if not encoder_layers:
+        return ((9 * decoder_layers) ** (-1 / 4),) * 2
     return 0.67 * encoder_layers ** (-1 / 4), (9 * decoder_layers) ** (-1 / 4)
 
 

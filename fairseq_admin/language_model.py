@@ -1,0 +1,71 @@
+"""The model `transformer_lm_admin`: fairseq's decoder-only language model with Admin or another scheme."""
+
+from types import FunctionType
+
+from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models.transformer_lm import TransformerLanguageModel
+
+from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder, refuse_unsuitable
+from .errors import AdminError
+from .scheme_model import SchemeModel
+from .schemes import SCHEMES
+from .stacks import AdminDecoder
+
+
+def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecoder:
+    """What stands for fairseq's TransformerDecoder, which takes flat options."""
+    return AdminDecoder(nested_decoder(args), dictionary, embed_tokens, no_encoder_attn)
+
+
+def _with_our_decoder(build: FunctionType) -> FunctionType:
+    """fairseq's build_model with our decoder: it names the class in its body, and has no hook for another.
+
+    The function's own code, with a namespace of its own in which that name means ours; fairseq's module stays as it is.
+    """
+    assert "TransformerDecoder" in build.__code__.co_names, "this fairseq builds its language model in another way"
+    return FunctionType(build.__code__, {**build.__globals__, "TransformerDecoder": _decoder}, build.__name__)
+
+
+@register_model("transformer_lm_admin", dataclass=TransformerLMAdminConfig)
+class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
+    """Decoder-only Transformer with a scheme of the table in schemes.py: Admin, unless the options say otherwise.
+
+    Task, criteria and commands are fairseq's for language models. The state dict is that of fairseq's
+    `transformer_lm` with what `TransformerAdminModel` has beside a stock one's.
+    """
+
+    def __init__(self, decoder: AdminDecoder) -> None:
+        super().__init__(decoder)
+        self.cfg = decoder.cfg
+        self.set_up_scheme(self.cfg)
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        args = flat_decoder(cfg)
+        refuse_unsuitable(nested_decoder(args), sides=("decoder",))
+        if args.admin_scheme == "t-fixup" and (args.adaptive_input or args.character_embeddings):
+            raise AdminError(
+                "--admin-scheme t-fixup scales one embedding matrix, and --adaptive-input and --character-embeddings "
+                "have others. Leave these out."
+            )
+        args.decoder_normalize_before = SCHEMES[args.admin_scheme].norm[1] == "before"
+        return _with_our_decoder(TransformerLanguageModel.build_model.__func__)(cls, args, task)
+
+    def forward(self, src_tokens, **kwargs):
+        """As fairseq's language model; the first call in training mode profiles ω on its batch beforehand."""
+        self.profile_once(None, src_tokens)
+        return super().forward(src_tokens, **kwargs)
+
+
+assert MODEL_REGISTRY["transformer_lm_admin"] is TransformerLMAdminModel, "another plugin took transformer_lm_admin"
+
+
+def _preset(arch: str, **sizes: int) -> None:
+    register_model_architecture("transformer_lm_admin", arch)(lambda args: fill_decoder(args, **sizes))
+
+
+# The sizes of fairseq's transformer_lm_gpt, _gpt2_small and _gpt2_big.
+_preset("transformer_lm_admin_12l", layers=12, embed_dim=768, ffn_embed_dim=3072, attention_heads=12)
+_preset("transformer_lm_admin_24l", layers=24, embed_dim=1024, ffn_embed_dim=4096, attention_heads=16)
+_preset("transformer_lm_admin_48l", layers=48, embed_dim=1600, ffn_embed_dim=6400, attention_heads=25)
+_preset("transformer_lm_admin_tiny", layers=2, embed_dim=64, ffn_embed_dim=128, attention_heads=4)

@@ -1,0 +1,95 @@
+"""What every model with a scheme does around fairseq's own, be it a translation or a language model."""
+
+from types import SimpleNamespace
+from typing import Any, Dict, Optional
+
+import torch
+from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer import TransformerConfig
+from torch import Tensor, nn
+
+from . import __version__, provenance
+from .checkpoint import adopt
+from .config import DEPTH_RULES
+from .divergence import SkippedUpdates
+from .errors import AdminError
+from .layers import shortcut_norms
+from .omega import omega_from_depth
+from .profiling import profile
+from .schemes import SCHEMES
+
+SIDES = ("encoder", "decoder")
+
+
+class SchemeModel(BaseFairseqModel):
+    """Initial weights, profiling, its record, loading, and the stop of a diverged run; a model's first base class.
+
+    The model has an `encoder`, a `decoder` or both of stacks.py, and calls `set_up_scheme` last in its construction and
+    `profile_once` first in its `forward`.
+    """
+
+    cfg: TransformerConfig
+
+    def set_up_scheme(self, cfg: TransformerConfig) -> None:
+        """Draw the scheme's initial weights, and set ω where the depth tells it."""
+        self.scheme = SCHEMES[cfg.admin_scheme]
+        self.profiled = not self.scheme.omega
+        self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
+        stacks = {side: getattr(self, side) for side in SIDES if hasattr(self, side)}
+        if self.scheme.weights is not None:
+            # A model without encoder is to a row's function one with an encoder of no layers and the same embedding.
+            embedding = next(iter(stacks.values())).embed_tokens
+            none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding)
+            self.scheme.weights(*(stacks.get(side, none) for side in SIDES))
+        if self.scheme.stock_layers:
+            return
+        self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
+        if not self.scheme.omega:
+            self._record({"scheme": cfg.admin_scheme, "version": __version__})
+        elif cfg.admin_init in DEPTH_RULES:
+            for stack in stacks.values():
+                norms = shortcut_norms(stack)
+                for norm in norms:
+                    norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
+            self._record({"rule": cfg.admin_init, "version": __version__})
+
+    def _record(self, record: Dict[str, Any]) -> None:
+        buffer = getattr(self, provenance.KEY)
+        buffer.copy_(provenance.encode(record))
+        self.profiled = True
+
+    def set_num_updates(self, num_updates: int) -> None:
+        super().set_num_updates(num_updates)
+        if self.training:
+            self.skipped_updates.before_batch(num_updates)
+
+    def profile_once(self, src_tokens: Optional[Tensor], prev_output_tokens: Optional[Tensor]) -> None:
+        """Profile ω on this batch if it is the first in training mode. Arguments as for `profiling.measure`."""
+        if self.training and not self.profiled:
+            cfg = self.cfg
+            self._record(profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens))
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As fairseq's; with Admin, a stock Post-LN Transformer's weights load with ω = 1, its function unchanged.
+
+        Raises:
+            AdminError: the weights are of another depth, or of another scheme.
+        """
+        own = self.state_dict()
+        found = provenance.scheme(state_dict)
+        if found != provenance.scheme(own) and not (self.scheme.omega and provenance.KEY not in state_dict):
+            raise AdminError(
+                f"the checkpoint is of --admin-scheme {found} and the model of --admin-scheme {self.cfg.admin_scheme}. "
+                "Give the checkpoint's, or another --save-dir to start anew."
+            )
+        depths = {
+            side: stack.layers
+            for side, stack in (("encoder", self.cfg.encoder), ("decoder", self.cfg.decoder))
+            if hasattr(self, side) and not stack.layers_to_keep
+        }
+        adopt(state_dict, own, depths)
+        self.skipped_updates.restart()  # fairseq has just told the number of updates, and no batch has come with it
+        result = super().load_state_dict(state_dict, strict, model_cfg, args)
+        if self.scheme.omega:
+            self.profiled = provenance.decode(getattr(self, provenance.KEY)) is not None
+        return result

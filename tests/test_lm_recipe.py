@@ -1,0 +1,133 @@
+"""The language model's recipe: the text it makes, the score it reads, and the chain run small from the shell."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, run_module
+
+from recipes.lm import corpus, perplexity
+
+MODULE = '''"""A module about %s, which says in a whole sentence what it is for.
+
+>>> this is an example, and no prose at all.
+
+    a  table  of  things:
+
+It goes on (with a second paragraph, that is long enough) here.
+"""
+
+
+def function():
+    "This function does a thing, and says so in nine words."
+    x = "This is a string like any other, and is no documentation."
+'''
+TOPICS = "topics = {'if': 'The if statement is used for conditional execution of a suite.\\n\\nx ::= y'}\n"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A small standard library: enough modules for every split."""
+    for number in range(80):
+        (tmp_path / f"lib/m{number}.py").parent.mkdir(exist_ok=True)
+        (tmp_path / f"lib/m{number}.py").write_text(MODULE % f"the number {number}")
+    for name, text in (("test/test_m.py", MODULE % "tests"), ("pydoc_data/topics.py", TOPICS)):
+        (tmp_path / "lib" / name).parent.mkdir()
+        (tmp_path / "lib" / name).write_text(text)
+    return tmp_path / "lib"
+
+
+def test_prose_only_words_apart():
+    found = list(
+        corpus.paragraphs('It is "so", said he: x.y is a name.\n\nToo short.\n\n>>> f(x) is an example, of a kind.')
+    )
+    assert found == ['It is " so " , said he : x . y is a name .']
+    assert list(corpus.paragraphs("word " * 401 + ".")) == []
+    assert list(corpus.paragraphs("a = b + c * d / e - f % g ^ h | i & j .")) == []
+
+
+def test_corpus(library: Path) -> None:
+    """Is every paragraph in one split, tests left out, and the topics read?"""
+    found = corpus.corpus(library)
+    every = [line for lines in found.values() for line in lines]
+    assert len(every) == len(set(every)) == 80 + 2 + 1
+    assert "The if statement is used for conditional execution of a suite ." in every
+    assert not any("tests" in line or "example" in line or "string like" in line for line in every)
+    assert all(found.values()) and len(found["train"]) > 10 * max(len(found["valid"]), len(found["test"])) / 2
+    for split, lines in found.items():
+        for line in lines:
+            if "the number" in line:
+                assert corpus.split_of(f"m{line.split('the number ')[1].split()[0]}.py") == split
+
+
+def test_the_last_file_written_is_train(library: Path, tmp_path: Path) -> None:
+    """The Makefile takes it for a sign that all are there."""
+    given = [tmp_path / "tok", "--library", library]
+    done = run_module("recipes.lm.corpus", *given, log=tmp_path / "log")
+    assert done.status == 0, done.output
+    times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "tok").iterdir()}
+    assert set(times) == {"train", "valid", "test"} and max(times, key=times.get) == "train"
+
+
+def test_library_without_sources(tmp_path: Path) -> None:
+    done = run_module("recipes.lm.corpus", tmp_path / "tok", "--library", tmp_path, log=tmp_path / "log")
+    assert done.status == 2 and "found no documentation for valid; expected the sources of Python" in done.output
+    assert done.output.count("\n") == 1 and not (tmp_path / "tok").exists()
+
+
+def test_this_pythons_own_library():
+    found = corpus.corpus(Path(sysconfig.get_paths()["stdlib"]))
+    assert len(found["train"]) > 4000 and min(map(len, found.values())) > 100
+
+
+def test_perplexity_is_read_or_refused():
+    line = "INFO:fairseq_cli.eval_lm:Loss (base 2): 9.5818, Perplexity: 766.32"
+    assert perplexity.perplexity(["something", line]) == "766.32"
+    dated = "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): 9.5818, Perplexity: 766.32"
+    assert perplexity.perplexity([dated]) == "766.32"
+    for lines in ([], [line, line], ["Loss (base 2): nan, Perplexity: nan"]):
+        with pytest.raises(ValueError, match=r"found \d perplexities in fairseq-eval-lm's output; expected one"):
+            perplexity.perplexity(lines)
+
+
+def make(runs: Path, *arguments: str, **variables: object) -> subprocess.CompletedProcess:
+    command = ["make", "-f", "recipes/lm/Makefile", f"PYTHON={sys.executable}", f"RUNS={runs}", *arguments]
+    command += [f"{name}={value}" for name, value in variables.items()]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+# With these betas radam makes its first step at update 6, and equal checkpoints are not averaged.
+SMALL = {"UPDATES": 12, "SAVE_EVERY": 3, "LAYERS": 2, "WIDTH": 16, "FFN": 16, "HEADS": 2, "MERGES": 100}
+
+
+@pytest.mark.slow
+def test_the_whole_chain(tmp_path: Path) -> None:
+    """Are both a folded and an unfolded method evaluated, set side by side, and nothing done twice?"""
+    for method in ("admin", "pre-ln"):
+        done = make(tmp_path, METHOD=method, **SMALL)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert "perplexity" in done.stdout and "Admin" in done.stdout and "Pre-LN" in done.stdout
+    assert (tmp_path / "results.csv").read_text().count("lm-demo,") == 2
+    again = make(tmp_path, METHOD="pre-ln", **SMALL)
+    assert again.returncode == 0 and "fairseq_cli" not in again.stdout
+    more = make(tmp_path, METHOD="pre-ln", **{**SMALL, "UPDATES": 15})
+    assert more.returncode == 0 and "update     15/15" in more.stdout and "update     12/15" not in more.stdout
+    other = make(tmp_path, METHOD="pre-ln", **{**SMALL, "LR": 0.1})
+    assert other.returncode != 0 and "was made with other settings" in other.stderr
+
+
+def test_unknown_method(tmp_path: Path) -> None:
+    done = make(tmp_path, METHOD="fixup")
+    assert done.returncode == 2 and "METHOD=fixup is unknown; expected one of admin post-ln" in done.stderr
+
+
+def test_every_scheme_is_a_method():
+    from fairseq_admin.schemes import SCHEMES
+
+    text = (ROOT / "recipes/lm/Makefile").read_text()
+    methods = set(next(line for line in text.splitlines() if line.startswith("SCHEMES :=")).split()[2:])
+    assert methods | {"admin", "post-ln", "pre-ln"} == set(SCHEMES)
