@@ -46,6 +46,21 @@ $(WMT14) $(foreach step,$(STEPS),$(WMT14:%=%-$(step))): wmt14-%: $(VENV)/ready
 
 ## make iwslt14-prepare, -train, -average, -generate, -score: one step and what it needs; any wmt14 target likewise
 
+## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
+.PHONY: lm-demo
+lm-demo: $(VENV)/ready
+	$(RECIPE) -f recipes/lm/Makefile
+
+## make compare: every residual scheme at several depths and seeds (SCHEMES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
+.PHONY: compare
+compare: $(VENV)/ready
+	$(RECIPE) -f recipes/compare/Makefile
+
+## make sensitivity: what learning rates and beta2 a scheme stands without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
+.PHONY: sensitivity
+sensitivity: $(VENV)/ready
+	$(RECIPE) -f recipes/sensitivity/Makefile
+
 ## make table: all results so far beside the papers' numbers
 .PHONY: table
 table: $(VENV)/ready
@@ -63,10 +78,11 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check --line-length 120 .
 	$(RUN) -m mypy --ignore-missing-imports fairseq_admin
 
-## make bench: what Admin costs beside stock Post-LN in training and folded, CTranslate2's speed, an average's memory
+## make bench: what Admin costs beside stock Post-LN, the text steps' speed, CTranslate2's, an average's memory
 .PHONY: bench
 bench: $(VENV)/ready
 	$(RUN) recipes/bench/step.py
+	$(RUN) recipes/bench/text.py
 	$(RUN) recipes/bench/engines.py
 	$(RUN) recipes/bench/average.py
 

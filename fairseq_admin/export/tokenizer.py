@@ -23,6 +23,8 @@ def unlike(model: Exportable) -> Optional[str]:
     """Why FSMTTokenizer cannot be this model's, or None."""
     if model.text is None or CODES not in model.files:
         return f"{FILE if model.text is None else CODES} was not found"
+    if model.text.perl:
+        return f"FSMTTokenizer always does otherwise what {FILE} has on (perl)"
     off = [name for name in ALWAYS if not getattr(model.text, name)]
     return f"FSMTTokenizer always does what {FILE} has off ({', '.join(off)})" if off else None
 
