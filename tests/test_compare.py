@@ -38,9 +38,9 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize(
     ("train", "valid", "stopped", "expected"),
     [
-        # H is 10 bits: the plateau begins above 9, and beyond 15 a run has exploded.
-        ({10: 9.9, 20: 5.0}, {20: 9.0}, False, Verdict("learned")),
-        ({10: 9.9, 20: 5.0}, {20: 9.01}, False, Verdict("plateau")),
+        # H is 10 bits: the plateau begins above 8, and beyond 15 a run has exploded.
+        ({10: 9.9, 20: 5.0}, {20: 8.0}, False, Verdict("learned")),
+        ({10: 9.9, 20: 5.0}, {20: 8.01}, False, Verdict("plateau")),
         ({10: 9.9, 20: 10.2}, {20: 15.0}, False, Verdict("plateau")),
         ({10: 9.9, 20: 16.0}, {20: 15.01}, False, Verdict("diverged", 20)),
         ({10: 16.0, 20: 9.0, 30: 17.0, 40: NAN}, {40: 20.0}, False, Verdict("diverged", 30)),
@@ -53,7 +53,7 @@ NAN, INF = math.nan, math.inf
     ],
 )
 def test_verdict(train, valid, stopped, expected):
-    assert verdict(Log(train, valid, 1, 0.0), 10.0, stopped) == expected
+    assert verdict(Log(train, valid, 1, 1, 1.0, 0.0), 10.0, stopped) == expected
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ ifeq ($(PRESET),cpu)
 # The generated corpus: pairs to train on, and words a language.
 PAIRS ?= 20000
 WORDS ?= 100
-WIDTH ?= 64
-FFN ?= 128
+WIDTH ?= 128
+FFN ?= 256
 MAX_TOKENS ?= 192
 SAVE_EVERY ?= 100
 LOG_EVERY ?= 10

@@ -5,7 +5,8 @@ how frequent every word is and nothing else.
 
     diverged   it stopped because a loss or gradient was no longer finite, or update after update overflowed;
                or the last loss is not finite, or above 1.5 H: confidently wrong
-    plateau    the last validation is above 0.9 H
+    plateau    the last validation is above 0.8 H. (Lengths alone are worth a tenth: a model that ends every sentence
+               where it should, and guesses the words, stands near 0.92 H.)
     learned    else
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from recipes.steps.logs import Log
 
-PLATEAU, EXPLODED = 0.9, 1.5
+PLATEAU, EXPLODED = 0.8, 1.5
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from recipes.steps.common import read_lines, run, write_lines
 from recipes.steps.logs import read_log
-from recipes.steps.score import KEY, commit, hardware, keep
+from recipes.steps.results import KEY, keep
+from recipes.steps.score import commit, hardware
 from recipes.steps.summary import BASELINES, NAMES, finished_runs, losses, table
 
 RESULT = re.compile(r"(?:^|[:| ])Loss \(base 2\): ([0-9.]+), Perplexity: ([0-9.]+|inf)$")
@@ -41,10 +42,10 @@ def score(args: argparse.Namespace) -> None:
     log = read_log(args.run / "train.log")
     row = {name: getattr(args, name) for name in KEY} | {
         "params": log.params,
-        "updates": max(log.train),
+        "epochs": f"{log.epochs:.2f}",
+        "updates": log.updates,
         "tokens": args.tokens,
-        "score": perplexity(read_lines(args.run / "eval.txt")),
-        "signature": SIGNATURE,
+        "perplexity": perplexity(read_lines(args.run / "eval.txt")),
         "hours": f"{log.hours:.2f}",
         "hardware": hardware(),
         "commit": commit(),
@@ -57,7 +58,7 @@ def summary(args: argparse.Namespace) -> None:
     runs = finished_runs(args.run)
     rows = [["", *(run.name for run in runs)]]
     for label, key in (
-        ("perplexity", "score"),
+        ("perplexity", "perplexity"),
         ("parameters", "params"),
         ("updates", "updates"),
         ("hours", "hours"),

@@ -87,14 +87,14 @@ def read_log(path: str | Path, unfinished: bool = False) -> Log:
             f"{'a' if params else 'no'} parameter count; expected one of each at least. "
             "Is it the log of fairseq-train --log-format json? Remove the run's folder and train again."
         )
-    last = train[max(train)]
     # The last updates may fall short of an interval; the validation after them tells their number.
-    updates = max(*train, *valid)
+    updates = max([*train, *valid], default=0)
+    last = train.get(max(train, default=0))
     return Log(
         train={updates: record.bits for updates, record in sorted(train.items())},
         valid={updates: record.bits for updates, record in sorted(valid.items())},
         params=params,
         updates=updates,
-        epochs=last.epochs * updates / last.updates,
+        epochs=last.epochs * updates / last.updates if last else 0.0,
         hours=sum(record.seconds for record in train.values()) / 3600,
     )

@@ -19,7 +19,7 @@ from recipes.steps.results import read
 
 PAPERS = Path(__file__).parents[1] / "papers.csv"
 HEAD = (
-    *("recipe", "method", "preset", "seeds", "tokenised BLEU", "paper", "sacreBLEU", "compound BLEU"),
+    *("recipe", "method", "preset", "seeds", "tokenised BLEU", "paper", "sacreBLEU", "compound BLEU", "perplexity"),
     *("epochs", "updates", "tokens an update", "parameters", "hours", "hardware", "commit"),
 )
 
@@ -52,6 +52,7 @@ def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[t
         # A small run is no attempt at the paper's number.
         shown = paper if key[2] in ("", "paper") else ""
         measured = (spread(rows, "tokenised"), shown, spread(rows, "score"), spread(rows, "compound"))
+        measured += (spread(rows, "perplexity"),)
         rest = [each(rows, name) for name in ("epochs", "updates", "tokens", "params")]
         seeds = ", ".join(sorted((row["seed"] for row in rows), key=lambda seed: (len(seed), seed)))
         table.append(

@@ -13,6 +13,7 @@ COLUMNS = (
     *KEY,
     *("params", "epochs", "updates", "tokens"),
     *("score", "signature", "tokenised", "tokenised_signature", "compound", "compound_signature"),
+    "perplexity",
     *("hours", "hardware", "commit"),
 )
 
