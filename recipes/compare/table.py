@@ -82,8 +82,8 @@ def notes(results: list[dict]) -> list[str]:
     signatures = sorted({result["signature"] for result in results if result["signature"]})
     return [
         "",
-        f"Mean over the seeds, and the range. One target token has an entropy of {entropy} bits: above {PLATEAU} of it a "
-        f"run is on the plateau, above {EXPLODED} of it, or no longer finite, diverged (recipes/compare/verdict.py).",
+        f"Mean over the seeds, and the range. One target token has an entropy of {entropy} bits: above {PLATEAU} of it "
+        f"a run is on the plateau, above {EXPLODED} of it, or no longer finite, diverged (recipes/compare/verdict.py).",
         *(f"BLEU: {signature}" for signature in signatures),
         f"Commit {', '.join(sorted({result['commit'] for result in results}))}; "
         f"{', '.join(sorted({result['hardware'] for result in results}))}; "
