@@ -94,7 +94,7 @@ def test_iwslt14_from_download_to_a_score(iwslt14):
         raw += re.findall(r'<seg id="\d+">\s*(.*?)\s*</seg>', xml)
     assert read_lines(data / "raw/test.de") == raw and len(raw) == len(test) == 60
     # The reference keeps its apostrophes; what is translated has Moses', lower-cased.
-    assert "Anna\u2019s" in " ".join(raw) and "anna &apos;s" in " ".join(test)
+    assert "Anna\u2019s" in " ".join(raw) and "anna &apos; s" in " ".join(test)
     assert all(line == line.lower() for line in [*train, *valid, *test])
     assert not any("talkid" in line or "<" in line for line in train) and any("&lt;" in line for line in train)
     checkpoints = {path.name for path in (runs / "iwslt14/admin-small-s1/checkpoints").iterdir()}
