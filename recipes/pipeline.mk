@@ -141,7 +141,7 @@ SEVERAL := $(sort $(foreach split,$(SPLITS),$(PARTS_$(split))))
 	$(call both,$(TEXT)/split,$(SPLITS))
 all: $(RUN)/summary.txt
 	@cat $<
-prepare: $(TEXT)/bin/dict.$(TARGET).txt
+prepare: $(TEXT)/bin/dict.$(TARGET).txt $(call both,$(RAW),test)
 train: $(RUN)/trained-$(or $(EPOCHS:%=%-epochs),$(UPDATES))
 average: $(RUN)/model/model.pt
 generate: $(RUN)/generate.txt

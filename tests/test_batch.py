@@ -87,10 +87,10 @@ def test_the_command_refuses_in_one_line(arguments, message):
 
 def test_gpus_are_asked_of_nvidia_smi(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 16384\necho 32768\n")
+    program.write_text("#!/bin/sh\necho 16384\necho 49152\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert [round(memory) for memory in batch.gpus()] == [17, 34]
+    assert [round(memory) for memory in batch.gpus()] == [17, 52]
     done = command(32768, "--a-device", 8192, "--check")
     # Two GPUs, and the smaller one's memory counts.
     assert done.stdout == "devices 2 max-tokens 8192 update-freq 2\n"

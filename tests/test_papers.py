@@ -114,7 +114,7 @@ def test_the_steps_are_targets_of_their_own(iwslt14, source):
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "target"), [("wmt14-ende-6l", "de"), ("wmt14-enfr-6l", "fr")])
 def test_wmt14_from_download_to_a_score(recipe, target, source, tmp_path):
-    done = make(recipe, f"RUNS={tmp_path}", *source)
+    done = make(recipe, f"RUNS={tmp_path}", "VALID_EVERY=50", *source)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = results.read(tmp_path / "results.csv")
     assert row["recipe"] == recipe and "case:mixed" in row["signature"]
@@ -136,7 +136,8 @@ def test_wmt14_from_download_to_a_score(recipe, target, source, tmp_path):
         assert [Path(part).name for part in parts] == [
             "europarl-v7", "commoncrawl", "undoc", "news-commentary-v9", "giga-fren",
         ]  # fmt: skip
-        assert len(train) + len(valid) == sum(len(read_lines(f"{part}.en")) for part in parts)
+        whole = [line for part in parts for line in read_lines(f"{part}.en")]
+        assert valid == whole[49::50] and len(train) == len(whole) - len(valid)
         assert 0 < len(units[0]) < len(train)
         assert all(max(pair) <= 250 and max(pair) <= 1.5 * min(pair) for pair in zip(*lengths))
     # Dashes are split; the training text's quotes are normalised, and the test set's left, as the papers' scripts do.
