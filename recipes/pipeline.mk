@@ -163,7 +163,7 @@ $(ARCHIVES)/%:
 $(TEXT)/settings.json: FORCE
 	@$(STEP).settings $@ pair=$(PAIR) merges=$(MERGES) $(TEXT_SETTINGS) \
 		$(if $(strip $(TOKENISER)),'tokeniser=$(sort $(TOKENISER))') \
-		$(if $(SEVERAL),'cleaning=$(CLEAN) $(CLEAN_BPE)')
+		$(if $(SEVERAL),'cleaning=$(strip $(CLEAN) $(CLEAN_BPE) $(GATHER_train))')
 
 # Of this file nothing is made anew: it changes with the settings only, and those are held.
 $(TEXT)/text.json: | $(TEXT)/settings.json
