@@ -39,3 +39,16 @@ def test_reports_what_an_average_costs(tmp_path) -> None:
     assert all(float(number) > 0 for row in rows for number in row[2:]), done.stdout
     assert float(rows[0][2]) > 50, "less than a process with torch needs"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_reports_the_text_steps_beside_other_programs() -> None:
+    """Does a tiny run print lines a second and a ratio of times for each step, and learn subword-nmt's merges?"""
+    command = [sys.executable, str(ROOT / "recipes/bench/text.py"), *"--lines 200 --merges 50 --rounds 1".split()]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    rows = re.findall(
+        r"^(tokenise|tokenise .*?|clean .*?|learn|apply) +(\d+) .*?([\d.]+|nan)(?:  |$)", done.stdout, re.M
+    )
+    assert [name.split()[0] for name, *_ in rows] == ["tokenise", "tokenise", "clean", "learn", "apply"], done.stdout
+    assert all(int(lines) > 0 for _, lines, _ in rows)
+    assert "50 of 50 merges the same" in done.stdout and "200 of 200 lines the same" in done.stdout
