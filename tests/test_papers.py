@@ -171,14 +171,15 @@ def test_killed_twenty_times_it_ends_with_the_same_data_and_one_row(iwslt14, sou
     assert again.returncode == 0 and len(results.read(tmp_path / "results.csv")) == 1
 
 
-@pytest.mark.slow
-def test_archives_at_hand_are_taken(iwslt14, source, tmp_path):
-    whole, _ = iwslt14
-    done = make(
-        "iwslt14", f"RUNS={tmp_path}", f"DATA={whole / 'archives'}", "URL=http://127.0.0.1:9", source[1], "prepare"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert digests(tmp_path / "iwslt14/data") == digests(whole / "iwslt14/data")
+def test_archives_at_hand_are_taken_packed_or_not(tmp_path):
+    """An archive in DATA goes through the checks of a download; what is in it is read where it lies."""
+    (tmp_path / "de-en.tgz").touch()
+    packed = plan("iwslt14", f"DATA={tmp_path}", "prepare").stdout
+    assert f"download de-en.tgz --out nowhere/archives/de-en.tgz --data {tmp_path}" in packed
+    assert "nowhere/archives/de-en.tgz de-en/train.tags.de-en.de --as tags" in packed
+    (tmp_path / "de-en.tgz").unlink()
+    unpacked = plan("iwslt14", f"DATA={tmp_path}", "prepare").stdout
+    assert f" {tmp_path} de-en/train.tags.de-en.de --as tags" in unpacked and "steps.download" not in unpacked
 
 
 def test_other_numbers_of_pairs_than_the_published_are_refused(tmp_path):
