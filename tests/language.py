@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
-from reference import PAD, dictionary, normalised, omega_paper, pre_ln, variance
+from reference import PAD, dictionary, fixup_attention, normalised, omega_paper, pre_ln, variance
 from torch import Tensor, nn
 
 import fairseq_admin  # noqa: F401  (registers the model)
@@ -96,6 +96,19 @@ def by_hand(model: nn.Module, words: Tensor, sublayer: Callable[..., Tensor], bo
         x = sublayer(x, feed_forward, layer.final_layer_norm, b, *last)
     x = normalised(x, decoder.layer_norm) if sublayer is pre_ln else x
     return x.transpose(0, 1) @ decoder.embed_tokens.weight.t()
+
+
+def fixup_by_hand(model: nn.Module, words: Tensor) -> Tensor:
+    """Logits of a Fixup model without dropout, every bias and multiplier where the paper has it. Shape (B, T, V)."""
+    decoder, x = model.decoder, _embedded(model.decoder, words)
+    mask = torch.full((words.size(1), words.size(1)), -math.inf, dtype=x.dtype).triu(1)
+    for layer in decoder.layers:
+        y = x + layer.self_attn_layer_norm.bias
+        x = x + fixup_attention(layer.self_attn, y, y, mask)
+        y = (x + layer.final_layer_norm.bias) @ layer.fc1.weight.t() + layer.fc1.output_bias
+        y = (y.clamp(min=0) + layer.fc2.input_bias) @ layer.fc2.weight.t()
+        x = x + layer.fc2.branch_multiplier * y
+    return (x + decoder.layer_norm.bias).transpose(0, 1) @ decoder.embed_tokens.weight.t()
 
 
 def profile_by_hand(model: nn.Module, words: Tensor, rule: str) -> List[float]:

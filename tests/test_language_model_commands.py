@@ -245,7 +245,7 @@ def test_every_scheme(scheme: str, words: Path, tmp_path: Path, without_plugin, 
     if scheme not in FOLDED:
         assert status == 2 and f"--admin-scheme {scheme}, whose layers no stock Transformer has" in said.err
         return
-    assert status == 0, said.err
+    assert status == 0 and f"{tmp_path / 'f.pt'}: transformer_lm, fp32; log-probabilities of" in said.out, said.err
     state = checkpoint.read(tmp_path / "f.pt")
     assert state["args"]["arch"] == "transformer_lm" and not [name for name in state["args"] if "admin" in name]
     assert state["args"]["decoder_normalize_before"] == (SCHEMES[scheme].norm[1] == "before")
