@@ -1,12 +1,15 @@
 """Small language models for the tests, stock and ours, and a plain twin of theirs."""
 
 import math
+import random
 from argparse import Namespace
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
+from conftest import run_module
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from reference import PAD, dictionary, fixup_attention, normalised, omega_paper, pre_ln, variance
@@ -52,6 +55,22 @@ def batch(sentences: int = 8, longest: int = 11, padded: bool = True, seed: int 
         for b in range(sentences):
             words[b, longest - b % 4 :] = PAD
     return words
+
+
+def binarised(folder: Path) -> Path:
+    """A folder of binarised text, made in this one: sentences that count upwards from a random word, in steps of 3."""
+    generator = random.Random(1)
+    for split, size in (("train", 300), ("valid", 40), ("test", 20)):
+        lines = []
+        for _ in range(size):
+            start = generator.randrange(40)
+            lines.append(" ".join(f"w{(start + 3 * i) % 40}" for i in range(generator.randint(3, 14))))
+        (folder / split).write_text("\n".join(lines) + "\n")
+    prefixes = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
+    given = ["--only-source", *prefixes, "--destdir", folder / "bin"]
+    done = run_module("fairseq_cli.preprocess", *given, log=folder / "preprocess.log")
+    assert done.status == 0, done.output
+    return folder / "bin"
 
 
 def _masks(words: Tensor, dtype: torch.dtype) -> Dict[str, Any]:
