@@ -185,7 +185,6 @@ def flat_encoder(cfg: Any, task: Any) -> Namespace:
     fill_masked(args)
     _default(args, "tokens_per_sample", task.max_positions())
     _default(args, "max_positions", args.tokens_per_sample)
-    args.max_source_positions = args.max_positions
     return args
 
 
