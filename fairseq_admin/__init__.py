@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 # Importing a model or an optimizer registers it.
-from . import checkpoint, errors, language_model, model, radam  # noqa: E402, F401
+from . import checkpoint, errors, language_model, masked_lm, model, radam  # noqa: E402, F401
 
 checkpoint.allow_fairseq_globals()
 errors.install_excepthook()

@@ -179,8 +179,9 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
     Raises:
         AdminError: another depth, or a Pre-LN Transformer.
     """
+    named = provenance.of_stacks(state)
     for stack, layers in depths.items():
-        found = len({key.split(".")[2] for key in state if key.startswith(f"{stack}.layers.")})
+        found = len({key.split(".")[2] for key in named if key.startswith(f"{stack}.layers.")})
         if found != layers:
             raise AdminError(
                 f"the checkpoint's {stack} has {found} layers and the model's has {layers}. Use the checkpoint's "
@@ -191,7 +192,7 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
     if any(key.endswith(OMEGA_INIT) for key in state) or not any(key.endswith(OMEGA_INIT) for key in expected):
         return
     for stack in depths:
-        if f"{stack}.layer_norm.weight" in state:
+        if f"{stack}.layer_norm.weight" in named:
             raise AdminError(
                 f"the checkpoint is a Pre-LN Transformer (it has {stack}.layer_norm); Admin takes Post-LN weights only."
             )
@@ -210,6 +211,7 @@ def omegas(state: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
     Each ω has shape (C,), float64; sub-layers stand in forward order. Empty if the model is not an Admin model.
     """
     found: Dict[str, Dict[str, Tensor]] = {}
+    state = provenance.of_stacks(state)
     for key, tensor in state.items():
         if key.endswith(OMEGA_INIT):
             norm = key[: -len(OMEGA_INIT)]

@@ -11,7 +11,7 @@ from typing import Iterator, List, Optional
 
 import torch
 
-from . import __version__, averaging, checkpoint, equivalence, fold, options, provenance
+from . import __version__, averaging, checkpoint, equivalence, fold, provenance
 from .errors import AdminError
 from .omega import omega_summary
 
@@ -51,7 +51,7 @@ def _average(args: argparse.Namespace) -> None:
 def _fold(args: argparse.Namespace) -> None:
     checkpoint.check_output(args.output, [args.checkpoint])
     unfolded = checkpoint.read(args.checkpoint)
-    dtype = {"fp16": torch.float16, "fp32": torch.float32}[args.dtype]
+    folded = fold.fold(unfolded, {"fp16": torch.float16, "fp32": torch.float32}[args.dtype], args.min_omega)
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
 
     def check(written: Path) -> None:
@@ -62,9 +62,9 @@ def _fold(args: argparse.Namespace) -> None:
                 f"{args.checkpoint} folded is not the same: {apart}, more than {bound:g}. Nothing was written. Keep "
                 "the model unfolded, with --user-dir, or allow --tolerance."
             )
-        print(f"{args.output}: {options.ARCH}, {args.dtype}; {apart} (bound {bound:g})")
+        print(f"{args.output}: {folded['args']['arch']}, {args.dtype}; {apart} (bound {bound:g})")
 
-    checkpoint.write(fold.fold(unfolded, dtype, args.min_omega), args.output, check)
+    checkpoint.write(folded, args.output, check)
 
 
 def _translate(args: argparse.Namespace) -> None:
@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=__version__)
     verbs = top.add_subparsers(dest="verb", required=True)
     omega = verbs.add_parser("omega", help="print omega of every sub-layer, and where it came from")
-    omega.add_argument("checkpoint", type=Path, help="a checkpoint of transformer_admin")
+    omega.add_argument("checkpoint", type=Path, help="a checkpoint of an Admin model")
     omega.add_argument("--json", action="store_true", help="for machines: min, mean and max over channels")
     omega.set_defaults(run=_omega)
     average = verbs.add_parser("average", help="average checkpoints into one")
@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     )
     average.set_defaults(run=_average)
     folding = verbs.add_parser("fold", help="fold omega away: a stock Transformer that computes the same")
-    folding.add_argument("checkpoint", type=Path, help="a checkpoint of transformer_admin; average first, then fold")
+    folding.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
     folding.add_argument("-o", "--output", type=Path, required=True, help="file to write")
     folding.add_argument("--data", type=Path, help="binarised data whose validation set to check on, besides noise")
     folding.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")

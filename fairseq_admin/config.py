@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from typing import Any, List, Optional, Sequence, Type
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models.roberta.model import base_architecture
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
@@ -160,6 +161,37 @@ def nested_decoder(args: Namespace) -> TransformerConfig:
     """The same as fairseq's own layers read them; there is no encoder."""
     cfg = TransformerConfig.from_namespace(args)
     cfg.encoder.layers = 0
+    return cfg
+
+
+def fill_masked(
+    args: Any, layers: int = 12, embed_dim: int = 768, ffn_embed_dim: int = 3072, attention_heads: int = 12
+) -> None:
+    """Give every option of a masked language model that is still open a preset's value, or else RoBERTa's."""
+    _default(args, "encoder_layers", layers)
+    _default(args, "encoder_embed_dim", embed_dim)
+    _default(args, "encoder_ffn_embed_dim", ffn_embed_dim)
+    _default(args, "encoder_attention_heads", attention_heads)
+    for option in fields(AdminOptions):
+        _default(args, option.name, [1] if option.name == "update_freq" else option.default)
+    if args.admin_scheme == "pre-ln":
+        _default(args, "layernorm_embedding", False)  # as fairseq's roberta_prenorm
+    base_architecture(args)
+
+
+def flat_encoder(cfg: Any, task: Any) -> Namespace:
+    """The options of a masked language model as fairseq's RoBERTa reads them, complete, with Admin's beside them."""
+    args = _plain(cfg)
+    fill_masked(args)
+    _default(args, "tokens_per_sample", task.max_positions())
+    _default(args, "max_positions", args.tokens_per_sample)
+    return args
+
+
+def nested_encoder(args: Namespace) -> TransformerConfig:
+    """The same as fairseq's own layers read them; there is no decoder."""
+    cfg = TransformerConfig.from_namespace(args)
+    cfg.decoder.layers = 0
     return cfg
 
 

@@ -153,6 +153,11 @@ def fold(
     """
     model, found = state["model"], options.stored(state).model
     name = options.scheme(found)
+    if options.kind(found) == "masked_lm_admin":
+        raise AdminError(
+            "the checkpoint is of masked_lm_admin; only transformer_admin and transformer_lm_admin can be folded. Keep "
+            "the model unfolded, with --user-dir."
+        )
     if options.kind(found) not in options.OURS or (SCHEMES[name].omega and not omegas(model)):
         raise AdminError(
             "the checkpoint has no omega: it is not (or no longer) an Admin model. There is nothing to fold."

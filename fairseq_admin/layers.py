@@ -61,7 +61,7 @@ class ShortcutNorm(nn.LayerNorm):
         return super().forward(shortcut * self.omega.to(shortcut.dtype) + branch)
 
 
-def _xavier(linear: nn.Linear) -> nn.Linear:
+def xavier(linear: nn.Linear) -> nn.Linear:
     """The paper's fairseq began feed-forward layers so; since 0.10 they have nn.Linear's smaller weights."""
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -72,10 +72,10 @@ class _AdminLayer:
     """What both of Admin's layers change in fairseq's."""
 
     def build_fc1(self, *args):
-        return _xavier(super().build_fc1(*args))  # type: ignore[misc]
+        return xavier(super().build_fc1(*args))  # type: ignore[misc]
 
     def build_fc2(self, *args):
-        return _xavier(super().build_fc2(*args))  # type: ignore[misc]
+        return xavier(super().build_fc2(*args))  # type: ignore[misc]
 
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tuple[Tensor, Tensor]:
         return x, residual

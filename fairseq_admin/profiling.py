@@ -20,6 +20,7 @@ from . import __version__
 from .errors import AdminError
 from .layers import ShortcutNorm, shortcut_norms
 from .omega import next_omega, omega_from_variances, variance
+from .schemes import stacks_of
 
 logger = logging.getLogger(__name__)
 
@@ -98,16 +99,15 @@ def measure(
     """Run the batch once and set every ω by the rule.
 
     Args:
-        model: an encoder-decoder or a decoder of ShortcutNorms, in training mode.
+        model: an encoder-decoder, an encoder or a decoder of ShortcutNorms, in training mode.
         src_tokens: source batch. Shape (B, T_source). None: the model has no encoder.
-        prev_output_tokens: decoder input. Shape (B, T_target).
+        prev_output_tokens: decoder input. Shape (B, T_target). None: the model has no decoder.
         rule: "reference" or "paper".
 
     Returns:
         ω of the encoder's, then of the decoder's sub-layers. Shape (S_encoder + S_decoder,), float32.
     """
-    given = _given(src_tokens, prev_output_tokens)
-    stacks = {side: getattr(model, side) for side in given}
+    given, stacks = _given(src_tokens, prev_output_tokens), stacks_of(model)
     probes = [
         StackProbe(shortcut_norms(stacks[side]), rule, tokens.ne(stacks[side].padding_idx).t())
         for side, tokens in given.items()
@@ -116,7 +116,8 @@ def measure(
         for probe in probes:
             attached.enter_context(probe.attached())
         encoder_out = stacks["encoder"](src_tokens) if "encoder" in stacks else None
-        stacks["decoder"](prev_output_tokens, encoder_out=encoder_out, features_only=True)
+        if "decoder" in stacks:
+            stacks["decoder"](prev_output_tokens, encoder_out=encoder_out, features_only=True)
         return torch.cat([probe.omega() for probe in probes])
 
 
@@ -178,8 +179,7 @@ def profile(
         AdminError: the batch holds no token, or a variance is not a finite number.
     """
     start = time.perf_counter()
-    given = _given(src_tokens, prev_output_tokens)
-    stacks = {side: getattr(model, side) for side in given}
+    given, stacks = _given(src_tokens, prev_output_tokens), stacks_of(model)
     norms = {side: shortcut_norms(stack) for side, stack in stacks.items()}
     named = {"encoder": "source ", "decoder": "target "} if len(given) > 1 else dict.fromkeys(given, "")
     every = [norm for part in norms.values() for norm in part]

@@ -44,6 +44,11 @@ def decode(tensor: Tensor) -> Optional[Dict[str, Any]]:
     return record
 
 
+def of_stacks(state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """A state dict with RoBERTa's one stack, encoder.sentence_encoder, named as a Transformer's: encoder."""
+    return {key.replace("encoder.sentence_encoder.", "encoder.", 1): tensor for key, tensor in state.items()}
+
+
 def scheme(state: Mapping[str, Tensor]) -> str:
     """The scheme that a state dict tells: Admin's record names none, a stock Transformer has no record.
 
@@ -55,6 +60,7 @@ def scheme(state: Mapping[str, Tensor]) -> str:
     """
     if KEY in state:
         return (decode(state[KEY]) or {}).get("scheme", "admin")
+    state = of_stacks(state)
     before = {
         side: f"{side}.layer_norm.weight" in state
         for side in ("encoder", "decoder")

@@ -1,4 +1,4 @@
-"""What every model with a scheme does around fairseq's own, be it a translation or a language model."""
+"""What every model with a scheme does around fairseq's own, be it of translation or of language."""
 
 from types import SimpleNamespace
 from typing import Any, Dict, Optional
@@ -16,9 +16,7 @@ from .errors import AdminError
 from .layers import shortcut_norms
 from .omega import omega_from_depth
 from .profiling import profile
-from .schemes import SCHEMES
-
-SIDES = ("encoder", "decoder")
+from .schemes import SCHEMES, stacks_of
 
 
 class SchemeModel(BaseFairseqModel):
@@ -35,12 +33,12 @@ class SchemeModel(BaseFairseqModel):
         self.scheme = SCHEMES[cfg.admin_scheme]
         self.profiled = not self.scheme.omega
         self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
-        stacks = {side: getattr(self, side) for side in SIDES if hasattr(self, side)}
+        stacks = stacks_of(self)
         if self.scheme.weights is not None:
-            # A model without encoder is to a row's function one with an encoder of no layers and the same embedding.
+            # A model of one stack is to a row's function one with another of no layers and the same embedding.
             embedding = next(iter(stacks.values())).embed_tokens
-            none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding)
-            self.scheme.weights(*(stacks.get(side, none) for side in SIDES))
+            none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding, output_projection=None)
+            self.scheme.weights(*(stacks.get(side, none) for side in ("encoder", "decoder")))
         if self.scheme.stock_layers:
             return
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))

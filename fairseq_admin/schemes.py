@@ -12,8 +12,8 @@ draws its initial weights.
 
     N layers of the encoder   M layers of the decoder   l a layer's number in its stack, from 1   C channels
 
-A language model is a decoder alone, N = 0. It takes the decoder's half of a row, unless the scheme's paper has
-something of its own for it.
+A language model is a decoder alone, N = 0, and a masked one an encoder alone, M = 0. It takes its half of a row, unless
+the scheme's paper has something of its own for it.
 """
 
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
@@ -89,6 +89,12 @@ def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     if not encoder_layers:
         return ((9 * decoder_layers) ** (-1 / 4),) * 2
     return 0.67 * encoder_layers ** (-1 / 4), (9 * decoder_layers) ** (-1 / 4)
+
+
+def stacks_of(model: Any) -> Dict[str, Any]:
+    """The encoder and the decoder of a model, where it has them. RoBERTa's encoder holds its stack beside a head."""
+    sides = {side: getattr(model, side) for side in ("encoder", "decoder") if hasattr(model, side)}
+    return {side: getattr(stack, "sentence_encoder", stack) for side, stack in sides.items()}
 
 
 def layers_of(stack: Any) -> Tuple[Any, ...]:

@@ -1,15 +1,18 @@
 """Small language models for the tests, stock and ours, and a plain twin of theirs."""
 
 import math
+import random
 from argparse import Namespace
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
+from conftest import run_module
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
-from reference import PAD, dictionary, normalised, omega_paper, pre_ln, variance
+from reference import PAD, dictionary, fixup_attention, normalised, omega_paper, pre_ln, variance
 from torch import Tensor, nn
 
 import fairseq_admin  # noqa: F401  (registers the model)
@@ -54,6 +57,22 @@ def batch(sentences: int = 8, longest: int = 11, padded: bool = True, seed: int 
     return words
 
 
+def binarised(folder: Path) -> Path:
+    """A folder of binarised text, made in this one: sentences that count upwards from a random word, in steps of 3."""
+    generator = random.Random(1)
+    for split, size in (("train", 300), ("valid", 40), ("test", 20)):
+        lines = []
+        for _ in range(size):
+            start = generator.randrange(40)
+            lines.append(" ".join(f"w{(start + 3 * i) % 40}" for i in range(generator.randint(3, 14))))
+        (folder / split).write_text("\n".join(lines) + "\n")
+    prefixes = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
+    given = ["--only-source", *prefixes, "--destdir", folder / "bin"]
+    done = run_module("fairseq_cli.preprocess", *given, log=folder / "preprocess.log")
+    assert done.status == 0, done.output
+    return folder / "bin"
+
+
 def _masks(words: Tensor, dtype: torch.dtype) -> Dict[str, Any]:
     future = torch.full((words.size(1), words.size(1)), -math.inf, dtype=dtype).triu(1)
     padding = words.eq(PAD)
@@ -96,6 +115,19 @@ def by_hand(model: nn.Module, words: Tensor, sublayer: Callable[..., Tensor], bo
         x = sublayer(x, feed_forward, layer.final_layer_norm, b, *last)
     x = normalised(x, decoder.layer_norm) if sublayer is pre_ln else x
     return x.transpose(0, 1) @ decoder.embed_tokens.weight.t()
+
+
+def fixup_by_hand(model: nn.Module, words: Tensor) -> Tensor:
+    """Logits of a Fixup model without dropout, every bias and multiplier where the paper has it. Shape (B, T, V)."""
+    decoder, x = model.decoder, _embedded(model.decoder, words)
+    mask = torch.full((words.size(1), words.size(1)), -math.inf, dtype=x.dtype).triu(1)
+    for layer in decoder.layers:
+        y = x + layer.self_attn_layer_norm.bias
+        x = x + fixup_attention(layer.self_attn, y, y, mask)
+        y = (x + layer.final_layer_norm.bias) @ layer.fc1.weight.t() + layer.fc1.output_bias
+        y = (y.clamp(min=0) + layer.fc2.input_bias) @ layer.fc2.weight.t()
+        x = x + layer.fc2.branch_multiplier * y
+    return (x + decoder.layer_norm.bias).transpose(0, 1) @ decoder.embed_tokens.weight.t()
 
 
 def profile_by_hand(model: nn.Module, words: Tensor, rule: str) -> List[float]:

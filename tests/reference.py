@@ -236,6 +236,39 @@ def scheme_by_hand(
     return outputs["decoder"].transpose(0, 1) @ model.decoder.embed_tokens.weight.t()
 
 
+def scattered(model: nn.Module) -> nn.Module:
+    """The model, every parameter moved by a random value: single numbers and zero matrices are told apart only then.
+
+    By little: without norms, more would blow every rounding up.
+    """
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_((0.2 if p.numel() == 1 else 0.03) * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return model
+
+
+def fixup_attention(attention: nn.Module, query: Tensor, memory: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """Multi-head attention from its four matrices alone, with Fixup's bias before the last. Shapes (T, B, C).
+
+    fairseq takes encoder-attention's softmax in single precision; without norms, that grows on the way up.
+    """
+    single = query is not memory
+
+    def heads(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight.t()).view(x.size(0), x.size(1), attention.num_heads, -1).permute(1, 2, 0, 3)
+
+    q, k, v = (
+        heads(x, projection.weight)
+        for x, projection in ((query, attention.q_proj), (memory, attention.k_proj), (memory, attention.v_proj))
+    )
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
+    scores = scores if mask is None else scores + mask
+    mixed = torch.softmax(scores.float() if single else scores, -1).to(v.dtype) @ v
+    mixed = mixed.permute(2, 0, 1, 3).flatten(2) + attention.input_bias
+    return attention.branch_multiplier * (mixed @ attention.out_proj.weight.t())
+
+
 class PlainRAdam:
     """Rectified Adam as published (Liu et al. 2020, algorithm 2), one parameter, float64; the authors' variant.
 

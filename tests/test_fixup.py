@@ -20,44 +20,10 @@ SMALL = {
     "dropout": 0.0,
     "attention_dropout": 0.0,
 }
-HEADS = SMALL["encoder_attention_heads"]
 
 
 def build(**options):
     return reference.build("transformer_admin", admin_scheme="fixup", **{**SMALL, **options})
-
-
-def scattered(model):
-    """Give every parameter, the single numbers and the zero matrices too, a random value.
-
-    Small matrices: without norms, larger ones would blow every rounding up.
-    """
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_((0.2 if p.numel() == 1 else 0.03) * torch.randn(p.shape, generator=generator, dtype=p.dtype))
-    return model
-
-
-def attended(attention, query, memory, mask):
-    """Multi-head attention from the four matrices alone, with Fixup's bias before the last. Shapes (T, B, C).
-
-    fairseq takes encoder-attention's softmax in single precision; without norms, that grows on the way up.
-    """
-    single = query is not memory
-
-    def heads(x, weight):
-        return (x @ weight.t()).view(x.size(0), x.size(1), HEADS, -1).permute(1, 2, 0, 3)
-
-    q, k, v = (
-        heads(x, projection.weight)
-        for x, projection in ((query, attention.q_proj), (memory, attention.k_proj), (memory, attention.v_proj))
-    )
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
-    scores = scores if mask is None else scores + mask
-    mixed = torch.softmax(scores.float() if single else scores, -1).to(v.dtype) @ v
-    mixed = mixed.permute(2, 0, 1, 3).flatten(2) + attention.input_bias
-    return attention.branch_multiplier * (mixed @ attention.out_proj.weight.t())
 
 
 def by_hand(model, src, prev):
@@ -68,9 +34,11 @@ def by_hand(model, src, prev):
         mask = None if stack is model.encoder else torch.full((x.size(0), x.size(0)), -math.inf, dtype=x.dtype).triu(1)
         for layer in stack.layers:
             y = x + layer.self_attn_layer_norm.bias
-            x = x + attended(layer.self_attn, y, y, mask)
+            x = x + reference.fixup_attention(layer.self_attn, y, y, mask)
             if memory is not None:
-                x = x + attended(layer.encoder_attn, x + layer.encoder_attn_layer_norm.bias, memory, None)
+                x = x + reference.fixup_attention(
+                    layer.encoder_attn, x + layer.encoder_attn_layer_norm.bias, memory, None
+                )
             y = (x + layer.final_layer_norm.bias) @ layer.fc1.weight.t() + layer.fc1.output_bias
             y = (y.clamp(min=0) + layer.fc2.input_bias) @ layer.fc2.weight.t()
             x = x + layer.fc2.branch_multiplier * y
@@ -82,7 +50,7 @@ def by_hand(model, src, prev):
 
 @pytest.mark.parametrize("options", [{}, {"checkpoint_activations": True}], ids=["plain", "checkpointed"])
 def test_whole_model_is_the_plain_twin(options):
-    model = scattered(build(**options).double())
+    model = reference.scattered(build(**options).double())
     src, lengths, prev = reference.batch(padded=False)
     found, expected = model(src, lengths, prev)[0], by_hand(model, src, prev)
     # Rounding of the scores below may tip one in single precision.
@@ -100,7 +68,7 @@ def test_whole_model_is_the_plain_twin(options):
 
 def test_generation_is_the_plain_twin_too():
     """The incremental path has other products in it; the biases must be in each step once."""
-    model = scattered(build()).eval()
+    model = reference.scattered(build()).eval()
     src, lengths, prev = reference.batch(padded=False)
     with torch.no_grad():
         encoder_out = model.encoder(src, lengths)
@@ -168,7 +136,7 @@ def test_drawing_again_draws_anew():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_of_a_trained_model(dtype):
-    model = scattered(build())
+    model = reference.scattered(build())
     batch = reference.batch()
     expected = model(*batch)[0]
     found = model.to(dtype)(*batch)[0]

@@ -3,6 +3,7 @@ where it cannot work."""
 
 import copy
 import math
+import re
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -147,8 +148,23 @@ def test_whole_model_is_the_plain_twin(scheme, padded):
     torch.testing.assert_close(model(words)[0][real], expected[real], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_fixup_is_the_plain_twin(padded):
+    model, words = reference.scattered(build(admin_scheme="fixup", **STILL)), batch(padded=padded)
+    expected, real = language.fixup_by_hand(model, words), words.ne(reference.PAD)
+    # As above. A future word masks padding, so the plain twin needs no mask of its own for it.
+    torch.testing.assert_close(model(words)[0][real], expected[real], rtol=1e-4, atol=2e-5)
+
+
+def test_fixup_starts_at_its_embedding():
+    """Every branch is 0 at first, so what the output matrix is given is the embedding."""
+    model, words = build(admin_scheme="fixup", **STILL), batch()
+    expected = language._embedded(model.decoder, words).transpose(0, 1)
+    assert torch.equal(model(words, features_only=True)[0], expected)
+
+
 def test_every_scheme_has_a_twin():
-    assert BY_HAND.keys() | {"admin"} == SCHEMES.keys()  # admin's stands below
+    assert BY_HAND.keys() | {"admin", "fixup"} == SCHEMES.keys()  # these two stand below
 
 
 def test_constants_of_a_stack_alone():
@@ -165,10 +181,18 @@ GAINS = {
     "deepnorm": lambda kind, layer: 1.0 if kind in "qk" else 24**-0.25,  # (8 · 3)^(-1/4)
     "t-fixup": lambda kind, layer: 1.0 if kind in "qk" else 27**-0.25,  # (9 · 3)^(-1/4)
     "ds-init": lambda kind, layer: (layer + 1) ** -0.5,
-    "admin": lambda kind, layer: 1.0 if kind == "fc" else None,
-    "looklinear": lambda kind, layer: 1.0 if kind == "fc" else None,
+    "admin": lambda kind, layer: 1.0 if kind in ("fc1", "fc2") else None,
+    "looklinear": lambda kind, layer: 1.0 if kind in ("fc1", "fc2") else None,
+    # 6 branches, of 4 linear layers and of 2; fairseq's own gain of queries, keys and values.
+    "fixup": lambda kind, layer: {"out": 0.0, "fc1": 6 ** (-1 / 2), "fc2": 0.0}.get(kind, 2**-0.5 * 6 ** (-1 / 6)),
 }
 """Xavier's gain of a layer's matrices; None: fairseq's own law."""
+
+ABSENT = {
+    **dict.fromkeys(("rezero", "t-fixup"), r"layers\.\d\.\w+_layer_norm\.(weight|bias)"),
+    "fixup": r"layers\.\d\.(\w+_layer_norm\.weight|self_attn\.\w+_proj\.bias|fc[12]\.bias)",
+}
+"""What of stock fairseq's parameters a scheme has not."""
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -183,15 +207,16 @@ def test_every_parameter_has_its_initial_law(scheme):
 
     checked = 0
     for name, parameter in ours[0].items():
-        kind = name.split(".")[-2].split("_")[0].rstrip("12") if "layers." in name else ""
-        found, matrix = std(ours, name), name.endswith("weight") and kind in ("q", "k", "v", "out", "fc")
+        kind = name.split(".")[-2].split("_")[0] if "layers." in name else ""
+        found, matrix = std(ours, name), name.endswith("weight") and kind in ("q", "k", "v", "out", "fc1", "fc2")
         gain = GAINS.get(scheme, lambda kind, layer: None)(kind, int(name.split(".")[2])) if matrix else None
         if "omega_delta" in name or "branch_scale" in name:
             assert found == 0
             continue
         if name not in stock[0]:
-            assert "layer_norm" in name, name  # the one that ends a Pre-LN stack
-            assert found == 0
+            # Single numbers of Fixup's, and the norm that ends a Pre-LN stack.
+            assert parameter.numel() == 1 or name.startswith("decoder.layer_norm."), name
+            assert found == 0 and parameter[0].item() == name.endswith(("weight", "branch_multiplier"))
             continue
         if gain is not None:
             expected = gain * math.sqrt(2 / sum(parameter.shape))
@@ -204,7 +229,9 @@ def test_every_parameter_has_its_initial_law(scheme):
         # A deviation over n normal draws is off by 1/sqrt(2 n): 5 σ of the smaller of both, 20 times its elements.
         assert found == pytest.approx(expected, rel=5 * math.sqrt(2) / math.sqrt(2 * count * parameter.numel())), name
         checked += 1
-    assert checked >= 3 * (8 + 4) + 1
+    assert checked >= 3 * (6 if scheme == "fixup" else 8 + 4) + 1
+    absent = {name for name in stock[0] if re.fullmatch(rf"decoder\.{ABSENT.get(scheme)}", name)}
+    assert stock[0].keys() - ours[0].keys() == absent and bool(absent) == (scheme in ABSENT)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -377,7 +404,7 @@ def test_skipped_updates_stop():
         ({"decoder_layers": 0}, "^--decoder-layers is 0; at least 1"),
         ({"decoder_layers_to_keep": "1,2"}, "^--decoder-layers-to-keep 1,2 drops layer 0"),
         ({"admin_init": "fixup"}, "^--admin-init is fixup; expected one of"),
-        ({"admin_scheme": "fixup"}, "^--admin-scheme is fixup; expected one of"),
+        ({"admin_scheme": "mixup"}, "^--admin-scheme is mixup; expected one of"),
         ({"admin_scheme": "pre-ln", "admin_init": "log"}, "^--admin-init log was given with --admin-scheme pre-ln"),
         ({"admin_profile_tokens": 0}, "^--admin-profile-tokens is 0"),
         ({"admin_scheme": "t-fixup", **ADAPTIVE}, "^--admin-scheme t-fixup scales one embedding matrix"),

@@ -101,22 +101,28 @@ def make(runs: Path, *arguments: str, **variables: object) -> subprocess.Complet
 
 
 # With these betas radam makes its first step at update 6, and equal checkpoints are not averaged.
-SMALL = {"UPDATES": 12, "SAVE_EVERY": 3, "LAYERS": 2, "WIDTH": 16, "FFN": 16, "HEADS": 2, "MERGES": 100}
+SMALL = {"UPDATES": 12, "SAVE_EVERY": 3, "LAYERS": 2, "WIDTH": 16, "FFN": 16, "HEADS": 2, "MERGES": 20}
 
 
 @pytest.mark.slow
-def test_the_whole_chain(tmp_path: Path) -> None:
+def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
     """Are both a folded and an unfolded method evaluated, set side by side, and nothing done twice?"""
+    for number in range(80):
+        wordy = [f"'It does the thing number {number} times {n}, and says so in many words.'" for n in range(10)]
+        text = "".join(f"def function{n}():\n    {words}\n\n\n" for n, words in enumerate(wordy))
+        (library / f"m{number}.py").write_text(text)
+    small = {**SMALL, "LIBRARY": library}
     for method in ("admin", "pre-ln"):
-        done = make(tmp_path, METHOD=method, **SMALL)
+        done = make(tmp_path, METHOD=method, **small)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert "perplexity" in done.stdout and "Admin" in done.stdout and "Pre-LN" in done.stdout
     assert (tmp_path / "results.csv").read_text().count("lm-demo,") == 2
-    again = make(tmp_path, METHOD="pre-ln", **SMALL)
+    again = make(tmp_path, METHOD="pre-ln", **small)
     assert again.returncode == 0 and "fairseq_cli" not in again.stdout
-    more = make(tmp_path, METHOD="pre-ln", **{**SMALL, "UPDATES": 15})
+    trained = str(tmp_path / "lm-demo/pre-ln-cpu-s1/trained-15")
+    more = make(tmp_path, trained, METHOD="pre-ln", **{**small, "UPDATES": 15})
     assert more.returncode == 0 and "update     15/15" in more.stdout and "update     12/15" not in more.stdout
-    other = make(tmp_path, METHOD="pre-ln", **{**SMALL, "LR": 0.1})
+    other = make(tmp_path, METHOD="pre-ln", **{**small, "LR": 0.1})
     assert other.returncode != 0 and "was made with other settings" in other.stderr
 
 

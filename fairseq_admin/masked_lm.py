@@ -1,0 +1,85 @@
+"""The model `masked_lm_admin`: fairseq's RoBERTa, which fills in masked words, with Admin or another scheme."""
+
+from typing import Any
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models.roberta import RobertaEncoder, RobertaModel
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+
+from .config import AdminOptions, fill_masked, flat_encoder, nested_encoder, refuse_unsuitable
+from .errors import AdminError
+from .layers import xavier
+from .scheme_model import SchemeModel
+from .schemes import SCHEMES, layers_of, stacks_of
+from .stacks import AdminEncoder
+
+
+class AdminMaskedEncoder(RobertaEncoder):
+    """RoBERTa's encoder and head, over the layers of a scheme."""
+
+    def build_encoder(self, args, dictionary, embed_tokens):
+        encoder = AdminEncoder(nested_encoder(args), dictionary, embed_tokens)
+        encoder.apply(init_bert_params)
+        return encoder
+
+
+@register_model("masked_lm_admin")
+class MaskedLMAdminModel(SchemeModel, RobertaModel):
+    """RoBERTa with a scheme of the table in schemes.py: Admin, unless the options say otherwise.
+
+    Task, criteria, classification heads and commands are fairseq's for RoBERTa. The state dict is that of fairseq's
+    `roberta` with what `TransformerAdminModel` has beside a stock one's. Weights that the scheme does not draw have
+    RoBERTa's law, N(0, 0.02²) and no biases, attention's in Admin among them.
+    """
+
+    def __init__(self, args: Any, encoder: AdminMaskedEncoder) -> None:
+        super().__init__(args, encoder)
+        self.cfg = nested_encoder(args)
+        self.set_up_scheme(self.cfg)
+        if self.scheme.omega:
+            # RoBERTa has just redrawn what Admin's layers began with.
+            for layer in layers_of(stacks_of(self)["encoder"]):
+                xavier(layer.fc1)
+                xavier(layer.fc2)
+
+    @staticmethod
+    def add_args(parser) -> None:
+        RobertaModel.add_args(parser)
+        gen_parser_from_dataclass(parser, AdminOptions())
+
+    @classmethod
+    def build_model(cls, args, task):
+        args = flat_encoder(args, task)
+        refuse_unsuitable(nested_encoder(args), sides=("encoder",))
+        if args.admin_scheme == "t-fixup":
+            raise AdminError(
+                "--admin-scheme t-fixup was given; its paper has no gain for an encoder alone, and RoBERTa's embedding "
+                "is not the one it scales. Give another scheme (fixup, for one without norms)."
+            )
+        args.encoder_normalize_before = SCHEMES[args.admin_scheme].norm[0] == "before"
+        return cls(args, AdminMaskedEncoder(args, task.source_dictionary))
+
+    def forward(self, src_tokens, *args, **kwargs):
+        """As fairseq's RoBERTa; the first call in training mode profiles ω on its batch beforehand."""
+        self.profile_once(src_tokens, None)
+        return super().forward(src_tokens, *args, **kwargs)
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As `SchemeModel`'s, of weights under the names of older RoBERTas, too."""
+        self.upgrade_state_dict(state_dict)
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+
+assert MODEL_REGISTRY["masked_lm_admin"] is MaskedLMAdminModel, "another plugin took the name masked_lm_admin"
+
+
+def _preset(arch: str, **sizes: int) -> None:
+    register_model_architecture("masked_lm_admin", arch)(lambda args: fill_masked(args, **sizes))
+
+
+# The sizes of fairseq's roberta_base and roberta_large, and a deeper one of the former's width.
+_preset("masked_lm_admin")
+_preset("masked_lm_admin_24l", layers=24, embed_dim=1024, ffn_embed_dim=4096, attention_heads=16)
+_preset("masked_lm_admin_48l", layers=48)
+_preset("masked_lm_admin_tiny", layers=2, embed_dim=64, ffn_embed_dim=128, attention_heads=4)
