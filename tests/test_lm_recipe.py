@@ -127,8 +127,8 @@ def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
 
 
 def test_unknown_method(tmp_path: Path) -> None:
-    done = make(tmp_path, METHOD="fixup")
-    assert done.returncode == 2 and "METHOD=fixup is unknown; expected one of admin post-ln" in done.stderr
+    done = make(tmp_path, METHOD="mixup")
+    assert done.returncode == 2 and "METHOD=mixup is unknown; expected one of admin post-ln" in done.stderr
 
 
 def test_every_scheme_is_a_method():
