@@ -1,8 +1,8 @@
 # The shared steps: raw text -> tokens -> joint BPE -> fairseq's binary data -> training -> average -> fold ->
 # translations -> sacreBLEU -> summary. One file a target; interrupt anywhere, run again, it goes on.
 #
-# A recipe sets NAME, PAIR, COMMAND, PRESET and the sizes, includes this file, and says how $(RAW)/% is made: the raw text
-# of both languages, of the splits train, valid and test or of the PARTS they are gathered from. Run from the
+# A recipe sets NAME, PAIR, COMMAND, PRESET and the sizes, includes this file, and says how $(RAW)/% is made: the raw
+# text of both languages, of the splits train, valid and test or of the parts they are gathered from. Run from the
 # repository's root.
 
 SHELL := bash
@@ -25,14 +25,15 @@ EPOCHS ?=
 AVERAGE ?= 5
 BEAM ?= 5
 LENPEN ?= 1
-# What is gathered into each split, if it is not a text of its own: PARTS_train := europarl-v7 ..., GATHER_valid := --every 23 --keep nth.
-PARTS ?=
-# Lengths and ratio that a training pair must keep, in words (CLEAN) or in units after BPE (CLEAN_BPE); the split valid, too.
+# Where a split is no text of its own: the texts it is gathered from, and which of their pairs, as in
+# PARTS_valid := europarl commoncrawl and GATHER_valid := --every 23 --keep nth.
+# Which training pairs are kept, by their words (CLEAN) or by their units after BPE (CLEAN_BPE, of the split valid, too).
 CLEAN ?= --drop-empty
 CLEAN_BPE ?=
 # The numbers of pairs that train, valid and test must have, where they are known.
 EXPECT ?=
-# What tokenising does besides: lowercase, normalise, aggressive_dashes, escape (fairseq_admin/text.py says what each is).
+# What tokenising does besides: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text.py says what
+# each is).
 TOKENISER ?=
 
 # What to train: Admin, stock Post-LN or Pre-LN, or another scheme of fairseq_admin/schemes.py.
@@ -63,59 +64,13 @@ export PYTHONUNBUFFERED := 1
 export PYTHONWARNINGS ?= ignore
 STEP := $(PYTHON) -m recipes.steps
 
-# -- machines ---------------------------------------------------------------------------------------------------------
-
-# Either a recipe says MAX_TOKENS and UPDATE_FREQ; or it says TOKENS an update and the paper's batch A_DEVICE, and the
-# rest follows from GPUS, NODES, the GPUs' MEMORY in GB, or MAX_TOKENS if the user gives one.
-UPDATE_FREQ ?= 1
-NODES ?= 1
-ifdef TOKENS
-BATCHES := $(STEP).batch $(TOKENS) --a-device $(A_DEVICE) --nodes $(NODES) $(GPUS:%=--devices %) \
-	$(MAX_TOKENS:%=--max-tokens %) $(MEMORY:%=--memory %)
-# The plan needs no more than the standard library, so it can be printed before there is an environment.
-BATCHES := $(patsubst $(PYTHON)%,$(or $(wildcard $(PYTHON)),python3)%,$(BATCHES))
-PLAN := $(shell $(BATCHES) 2>&1)
-ifneq ($(firstword $(PLAN)),devices)
-$(error $(PLAN))
-endif
-override GPUS := $(word 2,$(PLAN))
-override MAX_TOKENS := $(word 4,$(PLAN))
-override UPDATE_FREQ := $(word 6,$(PLAN))
-HELD := --tokens-per-update $(TOKENS)
-endif
-GPUS ?= 1
-
-# Every node runs the same command, with its number NODE (SLURM tells it) and the first one's address, MASTER.
-NODE ?= $(or $(SLURM_NODEID),0)
-ifneq ($(NODES),1)
-ifeq ($(MASTER),)
-$(error NODES=$(NODES) needs MASTER=HOST:PORT, where the first node is reached)
-endif
-# The others train along; what comes after is the first one's.
-ifneq ($(and $(NODE:0=),$(filter-out train,$(or $(MAKECMDGOALS),all))),)
-$(error NODE=$(NODE) of several only trains; run the target that ends in -train there)
-endif
-RENDEZVOUS := --distributed-init-method tcp://$(MASTER) --distributed-rank $(shell echo $$(( $(NODE) * $(GPUS) )))
-endif
-WORLD := $(if $(findstring --cpu,$(DEVICE_ARGS)),$(filter-out 1,$(NODES)),$(shell echo $$(( $(NODES) * $(GPUS) ))))
-MACHINES := $(WORLD:%=--distributed-world-size %) $(RENDEZVOUS) \
-	$(if $(and $(RENDEZVOUS),$(findstring --cpu,$(DEVICE_ARGS))),--distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp)
-
-# fairseq-train takes --bf16 for the wish to train on a TPU; recipes/steps/train.py is fairseq-train without that.
-PRECISION ?=
-TRAIN := $(if $(filter bf16,$(PRECISION)),$(STEP).train,$(PYTHON) -m fairseq_cli.train)
-PRECISION_fp16 := --fp16 --fp16-no-flatten-grads --fp16-scale-window 256 --threshold-loss-scale 0.03125
-PRECISION_amp := --amp
-PRECISION_bf16 := --bf16 --fp16-no-flatten-grads
-ifneq ($(filter-out fp16 amp bf16 fp32,$(PRECISION)),)
-$(error PRECISION=$(PRECISION) is unknown; expected fp16, amp, bf16 or fp32)
-endif
+include recipes/machines.mk
 
 # -- settings --------------------------------------------------------------------------------------------------------
 
 # A multiple of 1: with fairseq's own, 8, the last sentences (up to 7) fall in no batch, and are not translated either.
 BATCH := --max-tokens $(MAX_TOKENS) --required-batch-size-multiple 1
-# What a run's checkpoints depend on. UPDATES is left out: more of them continue the run.
+# What a run's checkpoints depend on. UPDATES and EPOCHS are left out: more of them continue the run.
 ENCODER_LAYERS ?= $(LAYERS)
 DECODER_LAYERS ?= $(LAYERS)
 MODEL := --encoder-layers $(ENCODER_LAYERS) --decoder-layers $(DECODER_LAYERS) \
