@@ -260,6 +260,13 @@ def test_sensitivity_small_and_a_diverged_run(tmp_path):
     assert (tmp_path / "sensitivity/heatmap.png").exists()
 
 
+def test_a_cell_that_another_make_has_trained_meanwhile_is_left_alone(tmp_path):
+    (tmp_path / "trained.json").write_text('{"stopped": false}\n')
+    given = ["--data", tmp_path / "nowhere", "--updates", 10, "--save-every", 10]
+    done = run_module("recipes.compare.train", tmp_path, *given, log=tmp_path / "log")
+    assert done.status == 0 and not (tmp_path / "train.log").exists(), done.output
+
+
 MODEL = "--arch transformer_admin_tiny --optimizer adam --cpu --num-workers 0 --max-tokens 300".split()
 
 

@@ -87,7 +87,7 @@ def main() -> None:
         "valid": log.valid,
     }
     write_lines(args.cell / "result.json", [json.dumps(row)])
-    shutil.rmtree(args.cell / "checkpoints")
+    shutil.rmtree(args.cell / "checkpoints", ignore_errors=True)
     where = "" if found.update is None else f" by update {found.update}"
     print(f"{args.cell.name}: {found.kind}{where}" + ("" if score is None else f", BLEU {score:.2f}"), flush=True)
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from recipes.steps import lock
 from recipes.steps.common import run, write_lines
 
 # What the plugin says last (fairseq_admin/errors.py, divergence.py); importing it to ask would take seconds a cell.
@@ -57,13 +58,20 @@ def main() -> None:
             f"--updates {args.updates} is no multiple of --save-every {args.save_every}; the last update must be "
             "validated. Give UPDATES= and SAVE_EVERY= that fit."
         )
+    # Another make may be at work on the same grid: it has this cell to itself, and then this call finds it done.
+    with lock.alone(args.cell / ".guard"):
+        if not (args.cell / "trained.json").exists():
+            train(args, arguments[split + 1 :])
+
+
+def train(args: argparse.Namespace, options: list[str]) -> None:
     checkpoints, log = args.cell / "checkpoints", args.cell / "train.log"
     checkpoints.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "fairseq_cli.train", str(args.data), "--user-dir", "fairseq_admin"]
     command += ["--save-dir", str(checkpoints), "--restore-file", newest(checkpoints), "--keep-interval-updates", "1"]
     command += ["--save-interval-updates", str(args.save_every), "--save-interval", "1000000"]
     command += ["--validate-interval", "1000000", "--max-update", str(args.updates), "--log-format", "json"]
-    command += arguments[split + 1 :]
+    command += options
     with log.open("ab") as out:
         begin = out.seek(0, 2)
         status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
