@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
-# The version whose rules fairseq_admin/moses.py replaces was 0.2.0.
+# The version whose rules fairseq_admin/text/moses.py replaces was 0.2.0.
 TEXT = ["sacremoses>=0.2", "regex"]
 # Engines of today; their last versions for Python 3.9 tie FSMT's weights otherwise and load pickles by default.
 EXPORT = [f"{name}; python_version >= '3.10'" for name in ("ctranslate2>=4.8.1", "transformers>=5", "safetensors")]
@@ -15,7 +15,7 @@ RECIPES = [*TEXT, "Babel", "matplotlib", "num2words", "tensorboardX", "tokenizer
 
 setup(
     name="fairseq-admin",
-    version=re.search(r'__version__ = "(.+?)"', (HERE / "fairseq_admin/__init__.py").read_text())[1],
+    version=re.search(r'__version__ = "(.+?)"', (HERE / "fairseq_admin/version.py").read_text())[1],
     description="Train very deep Post-LN Transformers with Admin through stock fairseq-train",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

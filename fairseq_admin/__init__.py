@@ -6,13 +6,18 @@ fairseq's checkpoints, and shows users' mistakes as one line instead of a traceb
 
 import logging
 
-__version__ = "0.1.0"
-
 # Said at the import of fairseq: that it lacks tensorboardX, for speech.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 # Importing a model or an optimizer registers it.
-from . import checkpoint, errors, language_model, masked_lm, model, radam  # noqa: E402, F401
+from . import errors, radam  # noqa: E402, F401
+from .architectures.language_model import TransformerLMAdminModel  # noqa: E402
+from .architectures.masked_language_model import MaskedLMAdminModel  # noqa: E402
+from .architectures.translation_model import TransformerAdminModel  # noqa: E402
+from .checkpoints.files import allow_fairseq_globals  # noqa: E402
+from .version import __version__  # noqa: E402
 
-checkpoint.allow_fairseq_globals()
+__all__ = ["MaskedLMAdminModel", "TransformerAdminModel", "TransformerLMAdminModel", "__version__"]
+
+allow_fairseq_globals()
 errors.install_excepthook()

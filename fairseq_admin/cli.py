@@ -11,9 +11,12 @@ from typing import Iterator, List, Optional
 
 import torch
 
-from . import __version__, averaging, checkpoint, equivalence, fold, provenance
+from .checkpoints import averaging, equivalence, fold
+from .checkpoints import files as checkpoint
 from .errors import AdminError
-from .omega import omega_summary
+from .method import provenance
+from .method.omega import omega_summary
+from .version import __version__
 
 
 def _omega(args: argparse.Namespace) -> None:

@@ -32,11 +32,11 @@ CLEAN ?= --drop-empty
 CLEAN_BPE ?=
 # The numbers of pairs that train, valid and test must have, where they are known.
 EXPECT ?=
-# What tokenising does besides: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text.py says what
+# What tokenising does besides: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text/units.py says what
 # each is).
 TOKENISER ?=
 
-# What to train: Admin, stock Post-LN or Pre-LN, or another scheme of fairseq_admin/schemes.py.
+# What to train: Admin, stock Post-LN or Pre-LN, or another scheme of fairseq_admin/method/schemes.py.
 SCHEMES := post-ln-pre-ln deepnorm rezero rezero-post-ln t-fixup fixup b2t looklinear ds-init
 METHODS := admin post-ln pre-ln $(SCHEMES)
 ARCH_admin := transformer_admin_18l

@@ -9,8 +9,10 @@ import reference
 import torch
 from test_checkpoint import Evil, admin, save
 
-from fairseq_admin import averaging, checkpoint, provenance
+from fairseq_admin.checkpoints import averaging
+from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
+from fairseq_admin.method import provenance
 
 TIED = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"]
 

@@ -13,8 +13,9 @@ import reference
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_admin import checkpoint, provenance
+from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
+from fairseq_admin.method import provenance
 
 
 class Evil:

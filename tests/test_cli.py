@@ -6,7 +6,11 @@ import pytest
 import reference
 import torch
 
-from fairseq_admin import __version__, averaging, checkpoint, cli, provenance
+from fairseq_admin import cli
+from fairseq_admin.checkpoints import averaging
+from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.method import provenance
+from fairseq_admin.version import __version__
 
 
 @pytest.fixture

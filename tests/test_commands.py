@@ -14,8 +14,9 @@ import torch
 from conftest import ROOT, TRAIN, Run, run_module
 from fairseq import checkpoint_utils, utils
 
-from fairseq_admin import checkpoint, provenance
-from fairseq_admin.model import TransformerAdminModel
+from fairseq_admin.architectures.translation_model import TransformerAdminModel
+from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.method import provenance
 
 SENTENCE = "w1 w2 w3 w4"
 USER_DIR = ["--user-dir", "fairseq_admin"]

@@ -15,7 +15,7 @@ import pytest
 from conftest import run_module
 
 from fairseq_admin.errors import DIVERGED_ADVICE
-from fairseq_admin.schemes import SCHEMES
+from fairseq_admin.method.schemes import SCHEMES
 from recipes.compare.corpus import pairs
 from recipes.compare.curves import draw as draw_curves
 from recipes.compare.curves import mean_curve

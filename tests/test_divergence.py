@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import TRAIN, Run
 
-from fairseq_admin.divergence import SkippedUpdates
+from fairseq_admin.architectures.divergence import SkippedUpdates
 from fairseq_admin.errors import DIVERGED_ADVICE, DivergedError
 
 

@@ -7,7 +7,7 @@ import reference
 import torch
 from test_fold import state_of, tiny
 
-from fairseq_admin import equivalence
+from fairseq_admin.checkpoints import equivalence
 from fairseq_admin.errors import AdminError
 
 

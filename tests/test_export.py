@@ -14,11 +14,13 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_admin import checkpoint, cli, equivalence
+from fairseq_admin import cli
+from fairseq_admin.checkpoints import equivalence
+from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.export import ctranslate2, folder, huggingface, tokenizer
-from fairseq_admin.layers import shortcut_norms
-from fairseq_admin.text import BPE, Text
+from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.text.units import BPE, Text
 
 ENGINES = ("ctranslate2", "huggingface")
 TASK = {"_name": "translation", "data": "nowhere", "source_lang": "de", "target_lang": "en", "left_pad_source": True}

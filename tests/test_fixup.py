@@ -7,9 +7,9 @@ import reference
 import torch
 from torch import nn
 
-from fairseq_admin import fold
+from fairseq_admin.checkpoints import fold
 from fairseq_admin.errors import AdminError
-from fairseq_admin.schemes import fixup_weights
+from fairseq_admin.method.schemes import fixup_weights
 
 SMALL = {
     **{f"{side}_embed_dim": 32 for side in ("encoder", "decoder")},

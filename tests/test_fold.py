@@ -13,9 +13,12 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fairseq_admin import checkpoint, cli, equivalence, fold, provenance
+from fairseq_admin import cli
+from fairseq_admin.checkpoints import equivalence, fold
+from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.layers import shortcut_norms
+from fairseq_admin.method import provenance
+from fairseq_admin.method.layers import shortcut_norms
 
 TASK = {"_name": "translation", "data": "nowhere", "source_lang": "a", "target_lang": "b", "left_pad_source": True}
 TASK.update(dataset_impl=None, train_subset="train", required_seq_len_multiple=1)

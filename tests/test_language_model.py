@@ -14,11 +14,12 @@ import torch
 from language import STILL, batch, build
 
 import fairseq_admin
-from fairseq_admin import checkpoint, profiling, provenance
-from fairseq_admin.divergence import DivergedError
+from fairseq_admin.architectures.divergence import DivergedError
+from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.layers import shortcut_norms
-from fairseq_admin.schemes import SCHEMES, deepnorm_gains, deepnorm_scales, t_fixup_gains
+from fairseq_admin.method import profiling, provenance
+from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.schemes import SCHEMES, deepnorm_gains, deepnorm_scales, t_fixup_gains
 
 STOCK = {"post-ln": False, "pre-ln": True, "post-ln-pre-ln": True}
 """The schemes that are fairseq's own, with its decoder_normalize_before; the hybrid is its decoder's half."""

@@ -23,9 +23,11 @@ from language import profile_by_hand
 from test_modes import assert_same_state, read, same
 
 import fairseq_admin  # noqa: F401  (registers the model)
-from fairseq_admin import checkpoint, cli, provenance
-from fairseq_admin.language_model import TransformerLMAdminModel
-from fairseq_admin.schemes import SCHEMES
+from fairseq_admin import cli
+from fairseq_admin.architectures.language_model import TransformerLMAdminModel
+from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.method import provenance
+from fairseq_admin.method.schemes import SCHEMES
 
 TRAIN = (
     "--user-dir fairseq_admin --task language_modeling --arch transformer_lm_admin_tiny --optimizer radam --lr 1e-3 "

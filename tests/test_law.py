@@ -14,7 +14,7 @@ import reference
 import torch
 from torch import Tensor, nn
 
-from fairseq_admin.profiling import measure
+from fairseq_admin.method.profiling import measure
 
 DEPTHS = (6, 9, 12, 18, 24, 36, 48)
 SEEDS = 16

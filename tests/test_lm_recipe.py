@@ -132,7 +132,7 @@ def test_unknown_method(tmp_path: Path) -> None:
 
 
 def test_every_scheme_is_a_method():
-    from fairseq_admin.schemes import SCHEMES
+    from fairseq_admin.method.schemes import SCHEMES
 
     text = (ROOT / "recipes/lm/Makefile").read_text()
     methods = set(next(line for line in text.splitlines() if line.startswith("SCHEMES :=")).split()[2:])

@@ -13,9 +13,10 @@ from language import STILL
 from masked import batch, build
 
 import fairseq_admin
-from fairseq_admin import checkpoint, profiling, provenance
+from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.schemes import SCHEMES
+from fairseq_admin.method import profiling, provenance
+from fairseq_admin.method.schemes import SCHEMES
 
 KNOWN = [scheme for scheme in SCHEMES if scheme != "t-fixup"]
 STOCK = {

@@ -11,8 +11,10 @@ import pytest
 from conftest import Run, run_module
 from test_modes import read, same
 
-from fairseq_admin import checkpoint, cli, provenance
-from fairseq_admin.masked_lm import MaskedLMAdminModel
+from fairseq_admin import cli
+from fairseq_admin.architectures.masked_language_model import MaskedLMAdminModel
+from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.method import provenance
 
 TRAIN = (
     "--user-dir fairseq_admin --task masked_lm --arch masked_lm_admin_tiny --optimizer radam --lr 1e-3 "

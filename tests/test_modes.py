@@ -23,9 +23,10 @@ from fairseq.modules import LayerDropModuleList
 from fairseq.trainer import Trainer
 
 import fairseq_admin  # noqa: F401  (registers the model)
-from fairseq_admin import checkpoint, provenance
-from fairseq_admin.layers import shortcut_norms
-from fairseq_admin.profiling import profile
+from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.method import provenance
+from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.profiling import profile
 
 SEPARATE = [option for option in TRAIN if option != "--share-all-embeddings"]
 QUICK = ["--disable-validation"]

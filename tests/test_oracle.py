@@ -5,8 +5,8 @@ import reference
 import torch
 from conftest import SHARED
 
-from fairseq_admin.layers import shortcut_norms
-from fairseq_admin.profiling import measure
+from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.profiling import measure
 
 ORACLE = SHARED / "oracle"
 pytestmark = pytest.mark.skipif(

@@ -10,8 +10,8 @@ import torch
 from fairseq.modules import LayerDropModuleList
 from torch import nn
 
-from fairseq_admin import profiling, provenance
-from fairseq_admin.layers import shortcut_norms
+from fairseq_admin.method import profiling, provenance
+from fairseq_admin.method.layers import shortcut_norms
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fairseq_admin import provenance
 from fairseq_admin.errors import AdminError
+from fairseq_admin.method import provenance
 
 RECORD = {
     "rule": "reference",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import run_module
 
-from fairseq_admin.schemes import SCHEMES
+from fairseq_admin.method.schemes import SCHEMES
 from recipes.demo.corpus import corpus
 from recipes.steps import logs, score, settings, summary
 from recipes.steps.common import read_lines, write_lines
@@ -161,7 +161,7 @@ def test_progress_shows_the_pace_and_hides_no_error():
         log_line("train_inner", 10, 8.0),
         log_line("train_inner", 20, 7.0),
         log_line("valid", 20, 6.5),
-        f"{HEAD} fairseq_admin.profiling | Admin: profiled",
+        f"{HEAD} fairseq_admin.method.profiling | Admin: profiled",
         "2026-01-01 00:00:00 | WARNING | fairseq.trainer | beware",
         f"{HEAD} fairseq.trainer | nothing new",
         "Traceback (most recent call last):",

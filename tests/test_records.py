@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_checkpoint import admin, save
 
+from fairseq_admin.checkpoints.records import Source
 from fairseq_admin.errors import AdminError
-from fairseq_admin.records import Source
 
 
 def read_all(path):

@@ -11,10 +11,10 @@ from fairseq import tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_admin  # noqa: F401  (registers the model)
-from fairseq_admin import checkpoint
-from fairseq_admin.config import nested, refuse_unsuitable
+from fairseq_admin.architectures.config import nested, refuse_unsuitable
+from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.profiling import profile
+from fairseq_admin.method.profiling import profile
 
 
 def check_refusal(done: Run, *parts: str) -> None:

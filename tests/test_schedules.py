@@ -13,7 +13,7 @@ from fairseq.optim import build_optimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from torch import nn
 
-from fairseq_admin.schemes import SCHEMES
+from fairseq_admin.method.schemes import SCHEMES
 
 OPTIMIZERS = {
     "radam": {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0001},

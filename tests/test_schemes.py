@@ -11,10 +11,12 @@ import reference
 import torch
 from conftest import TRAIN, Run, run_module
 
-from fairseq_admin import checkpoint, cli, provenance
-from fairseq_admin.checkpoint import STRAY
+from fairseq_admin import cli
+from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints.files import STRAY
 from fairseq_admin.errors import AdminError
-from fairseq_admin.schemes import SCHEMES, deepnorm_gains, deepnorm_scales, t_fixup_gains
+from fairseq_admin.method import provenance
+from fairseq_admin.method.schemes import SCHEMES, deepnorm_gains, deepnorm_scales, t_fixup_gains
 
 GOLDEN = Path(__file__).parent / "golden" / "schemes.tsv"
 SMALL = {

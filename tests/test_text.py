@@ -12,7 +12,7 @@ import pytest
 from conftest import SHARED
 
 from fairseq_admin.errors import AdminError
-from fairseq_admin.text import BPE, Text, remove_bpe
+from fairseq_admin.text.units import BPE, Text, remove_bpe
 
 WMT = {"normalise": True, "aggressive_dashes": True, "escape": True}
 SETTINGS = [{}, WMT, {**WMT, "lowercase": True}, {**WMT, "perl": True, "lowercase": True}]

@@ -14,9 +14,11 @@ import pytest
 import torch
 from conftest import ROOT, TRAIN, Run, run_module
 
-from fairseq_admin import checkpoint, cli, fold
+from fairseq_admin import cli
+from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import fold
 from fairseq_admin.errors import AdminError
-from fairseq_admin.text import BPE, Text, remove_bpe
+from fairseq_admin.text.units import BPE, Text, remove_bpe
 from fairseq_admin.translation import streams
 from fairseq_admin.translation.engines import Hypothesis, Search, Translator
 from fairseq_admin.translation.pipeline import Pipeline, Translation, batches, split

@@ -16,7 +16,9 @@ import fairseq_cli
 import pytest
 from conftest import ROOT, TRAIN
 
-from fairseq_admin import __version__, checkpoint, provenance
+from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.method import provenance
+from fairseq_admin.version import __version__
 
 pytestmark = pytest.mark.slow
 INSTALLED = __version__ + ".dev1"
@@ -73,8 +75,8 @@ def environment(folder: Path, *install: str) -> Path:
     for name in ("setup.py", "README.md"):
         shutil.copy(ROOT / name, copy)
     shutil.copytree(ROOT / "fairseq_admin", copy / "fairseq_admin", ignore=shutil.ignore_patterns("__pycache__"))
-    init = copy / "fairseq_admin" / "__init__.py"
-    init.write_text(init.read_text().replace(f'"{__version__}"', f'"{INSTALLED}"'))
+    version = copy / "fairseq_admin" / "version.py"
+    version.write_text(version.read_text().replace(f'"{__version__}"', f'"{INSTALLED}"'))
     pip = [str(python), "-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "-q", *install]
     done = subprocess.run([*pip, str(copy)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -12,8 +12,8 @@ from typing import Any, Iterator, List, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .. import checkpoint
-from ..equivalence import EOS, Batch, build, log_probabilities
+from ..checkpoints import files as checkpoint
+from ..checkpoints.equivalence import EOS, Batch, build, log_probabilities
 from ..errors import AdminError
 from .exportable import Exportable, batches, sentences
 

@@ -12,13 +12,13 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-from .. import fold
-from .. import options as stored_options
-from ..assets import Assets
-from ..checkpoint import STRAY
-from ..equivalence import EOS, PAD, Batch, random_batches, real_batches, vocabulary
+from ..checkpoints import fold
+from ..checkpoints import options as stored_options
+from ..checkpoints.equivalence import EOS, PAD, Batch, random_batches, real_batches, vocabulary
+from ..checkpoints.files import STRAY
 from ..errors import AdminError
-from ..text import CODES, FILE, Text
+from ..text.assets import Assets
+from ..text.units import CODES, FILE, Text
 
 UNKNOWN_TO_BOTH = {
     "cross_self_attention": "a decoder that attends to both sides at once",

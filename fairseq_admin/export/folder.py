@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
 from ..errors import AdminError
-from ..text import CODES, FILE
+from ..text.units import CODES, FILE
 from . import ctranslate2, huggingface, tokenizer
 from .exportable import Exportable, prepare
 

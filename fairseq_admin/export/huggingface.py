@@ -12,7 +12,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from ..equivalence import EOS, PAD, Batch, build, log_probabilities
+from ..checkpoints.equivalence import EOS, PAD, Batch, build, log_probabilities
 from ..errors import AdminError
 from .exportable import Exportable, batches, sentences
 

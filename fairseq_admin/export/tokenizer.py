@@ -10,9 +10,9 @@ from typing import Dict, List, Optional
 
 from fairseq.data import Dictionary
 
-from ..equivalence import FIRST_WORD
+from ..checkpoints.equivalence import FIRST_WORD
 from ..errors import AdminError
-from ..text import BPE, CODES, FILE, remove_bpe
+from ..text.units import BPE, CODES, FILE, remove_bpe
 from .exportable import Exportable
 
 ALWAYS = ("normalise", "aggressive_dashes", "escape")

@@ -17,9 +17,9 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from torch.nn import functional
 
-from ..assets import Assets
 from ..errors import AdminError
-from ..layers import avoid_fast_path
+from ..method.layers import avoid_fast_path
+from ..text.assets import Assets
 from .positions import Damaged, positions
 
 MORE = 200

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from .. import checkpoint, options
-from ..assets import Assets
+from ..checkpoints import files as checkpoint
+from ..checkpoints import options
 from ..errors import AdminError
-from ..text import BPE, CODES, FILE, Text, remove_bpe
+from ..text.assets import Assets
+from ..text.units import BPE, CODES, FILE, Text, remove_bpe
 from .engines import (
     CTranslate2Translator,
     FairseqTranslator,

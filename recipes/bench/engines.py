@@ -27,11 +27,12 @@ from fairseq.data import Dictionary  # noqa: E402
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY  # noqa: E402
 from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
 
-from fairseq_admin import checkpoint, equivalence  # noqa: E402
+from fairseq_admin.checkpoints import equivalence
+from fairseq_admin.checkpoints import files as checkpoint  # noqa: E402
+from fairseq_admin.checkpoints.options import ARCH  # noqa: E402
 from fairseq_admin.export.exportable import prepare  # noqa: E402
 from fairseq_admin.export.folder import export  # noqa: E402
-from fairseq_admin.layers import shortcut_norms  # noqa: E402
-from fairseq_admin.options import ARCH  # noqa: E402
+from fairseq_admin.method.layers import shortcut_norms  # noqa: E402
 from fairseq_admin.translation.engines import padded  # noqa: E402
 from recipes.bench.step import paired  # noqa: E402
 

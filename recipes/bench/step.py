@@ -30,7 +30,7 @@ from fairseq.data import Dictionary  # noqa: E402
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY  # noqa: E402
 
 import fairseq_admin  # noqa: E402, F401  (registers transformer_admin)
-from fairseq_admin.profiling import measure  # noqa: E402
+from fairseq_admin.method.profiling import measure  # noqa: E402
 from fairseq_admin.radam import RAdam  # noqa: E402
 
 ARCHS = {"admin": "transformer_admin", "post-ln": "transformer"}

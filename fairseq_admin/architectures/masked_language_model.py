@@ -7,12 +7,12 @@ from fairseq.models import MODEL_REGISTRY, register_model, register_model_archit
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
+from ..errors import AdminError
+from ..method.layers import xavier
+from ..method.schemes import SCHEMES, layers_of, stacks_of
+from ..method.stacks import AdminEncoder
 from .config import AdminOptions, fill_masked, flat_encoder, nested_encoder, refuse_unsuitable
-from .errors import AdminError
-from .layers import xavier
 from .scheme_model import SchemeModel
-from .schemes import SCHEMES, layers_of, stacks_of
-from .stacks import AdminEncoder
 
 
 class AdminMaskedEncoder(RobertaEncoder):

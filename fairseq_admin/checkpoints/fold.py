@@ -21,10 +21,12 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 import torch
 from torch import Tensor
 
-from . import __version__, options, provenance
-from .checkpoint import OMEGA_DELTA, OMEGA_INIT, STRAY, omegas
-from .errors import AdminError
-from .schemes import SCHEMES
+from ..errors import AdminError
+from ..method import provenance
+from ..method.schemes import SCHEMES
+from ..version import __version__
+from . import options
+from .files import OMEGA_DELTA, OMEGA_INIT, STRAY, omegas
 
 READERS = {
     "self_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -10,8 +10,8 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
-from .errors import AdminError
-from .schemes import SCHEMES
+from ..errors import AdminError
+from ..method.schemes import SCHEMES
 
 DEPTH_RULES = ("log", "constant")
 RULES = ("reference", "paper") + DEPTH_RULES

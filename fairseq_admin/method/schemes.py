@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from .errors import AdminError
+from ..errors import AdminError
 
 PerStack = Tuple[float, float]
 """A number for the encoder and one for the decoder."""

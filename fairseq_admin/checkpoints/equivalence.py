@@ -18,9 +18,9 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from torch import Tensor
 
+from ..errors import AdminError
+from ..method.layers import avoid_fast_path
 from . import options
-from .errors import AdminError
-from .layers import avoid_fast_path
 
 PAD, EOS, FIRST_WORD = 1, 2, 4
 """Indices in every fairseq dictionary: padding, end of sentence, and where words begin."""

@@ -9,8 +9,9 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from . import checkpoint, provenance
-from .errors import AdminError
+from ..errors import AdminError
+from ..method import provenance
+from . import files as checkpoint
 from .records import Entry, Source
 
 LAST = 10

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Dict, Iterator, List, Tuple
 
-from .errors import AdminError
+from ..errors import AdminError
 
 FILE = "text.json"
 CODES = "codes"

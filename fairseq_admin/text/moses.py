@@ -13,7 +13,7 @@ from typing import List, Tuple
 import regex
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-from .errors import AdminError
+from ..errors import AdminError
 
 RULES_OF_THEIR_OWN = ("ca", "fi", "ga", "so", "sv", "tdt")
 """Languages for which tokenizer.perl has rules that sacremoses lacks."""

@@ -16,8 +16,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from . import provenance
-from .errors import AdminError
+from ..errors import AdminError
+from ..method import provenance
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from fairseq.models import BaseFairseqModel
 from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
-from . import __version__
-from .errors import AdminError
+from ..errors import AdminError
+from ..version import __version__
 from .layers import ShortcutNorm, shortcut_norms
 from .omega import next_omega, omega_from_variances, variance
 from .schemes import stacks_of

@@ -6,8 +6,8 @@ from typing import Optional, Tuple
 
 from fairseq.data import Dictionary
 
-from .errors import AdminError
-from .text import FILE, Text
+from ..errors import AdminError
+from .units import FILE, Text
 
 
 class Assets:

@@ -5,11 +5,11 @@ from types import FunctionType
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
+from ..errors import AdminError
+from ..method.schemes import SCHEMES
+from ..method.stacks import AdminDecoder
 from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder, refuse_unsuitable
-from .errors import AdminError
 from .scheme_model import SchemeModel
-from .schemes import SCHEMES
-from .stacks import AdminDecoder
 
 
 def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecoder:

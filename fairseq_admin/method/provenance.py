@@ -11,7 +11,7 @@ from typing import Any, Dict, Mapping, Optional
 import torch
 from torch import Tensor
 
-from .errors import AdminError
+from ..errors import AdminError
 
 KEY = "admin_provenance"
 LENGTH = 256

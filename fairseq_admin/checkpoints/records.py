@@ -13,8 +13,8 @@ from typing import BinaryIO, Dict, NamedTuple, Tuple
 import torch
 from torch import Tensor
 
-from . import checkpoint
-from .errors import AdminError
+from ..errors import AdminError
+from . import files as checkpoint
 
 
 class Entry(NamedTuple):

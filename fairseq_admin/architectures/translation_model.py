@@ -3,10 +3,10 @@
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
+from ..method.schemes import SCHEMES
+from ..method.stacks import AdminDecoder, AdminEncoder
 from .config import TransformerAdminConfig, fill_sizes, nested, refuse_unsuitable
 from .scheme_model import SchemeModel
-from .schemes import SCHEMES
-from .stacks import AdminDecoder, AdminEncoder
 
 
 @register_model("transformer_admin", dataclass=TransformerAdminConfig)

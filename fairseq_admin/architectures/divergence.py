@@ -6,7 +6,7 @@ updates before every batch, so it can see that the number stands still. (In fp32
 first gradient that is not finite.)
 """
 
-from .errors import DIVERGED_ADVICE, DivergedError
+from ..errors import DIVERGED_ADVICE, DivergedError
 
 
 class SkippedUpdates:

@@ -8,15 +8,16 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from . import __version__, provenance
-from .checkpoint import adopt
+from ..checkpoints.files import adopt
+from ..errors import AdminError
+from ..method import provenance
+from ..method.layers import shortcut_norms
+from ..method.omega import omega_from_depth
+from ..method.profiling import profile
+from ..method.schemes import SCHEMES, stacks_of
+from ..version import __version__
 from .config import DEPTH_RULES
 from .divergence import SkippedUpdates
-from .errors import AdminError
-from .layers import shortcut_norms
-from .omega import omega_from_depth
-from .profiling import profile
-from .schemes import SCHEMES, stacks_of
 
 
 class SchemeModel(BaseFairseqModel):

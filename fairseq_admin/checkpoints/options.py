@@ -7,9 +7,9 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf
 
-from .config import fill_sizes, flat_decoder
-from .errors import AdminError
-from .schemes import SCHEMES
+from ..architectures.config import fill_sizes, flat_decoder
+from ..errors import AdminError
+from ..method.schemes import SCHEMES
 
 ARCH = "transformer_wmt_en_de"
 """The architecture of a stock model; every size stands beside it, so the name sets none."""

@@ -1,0 +1,1 @@
+"""Reading, writing, averaging, folding and comparing checkpoints."""

@@ -1,0 +1,1 @@
+"""What Admin and its rivals compute: the mathematics, the layers, the profiling pass."""

@@ -1,0 +1,1 @@
+"""Raw text to a model's units and back."""

@@ -1,0 +1,24 @@
+"""A checkpoint from before the package had rooms loads, and is still the same function.
+
+golden/flat_layout.pt was trained at commit d741641 (2L-2L, width 16, 8 updates) with `fairseq-train --arch
+transformer_admin_tiny`. Next to its weights it holds a batch and the log-probabilities that commit computed for it.
+"""
+
+from pathlib import Path
+
+import torch
+
+from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints.equivalence import Batch, build, log_probabilities
+
+GOLDEN = Path(__file__).parent / "golden/flat_layout.pt"
+
+
+def test_a_checkpoint_from_before_the_rooms_computes_the_same():
+    state = checkpoint.read(GOLDEN)
+    expected = state["extra_state"]["expected"]
+    (scores,) = log_probabilities(build(state), [Batch(*expected["batch"])])
+    # Another torch may sum in another order.
+    torch.testing.assert_close(scores, expected["log_probabilities"], rtol=0, atol=1e-5)
+    omegas = checkpoint.omegas(state["model"])
+    assert [len(omegas[stack]) for stack in ("encoder", "decoder")] == [4, 6]
