@@ -14,14 +14,14 @@ import torch
 from .checkpoints import averaging, equivalence, fold
 from .checkpoints import files as checkpoint
 from .errors import AdminError
-from .method import provenance
+from .method import provenance, state_dict
 from .method.omega import omega_summary
 from .version import __version__
 
 
 def _omega(args: argparse.Namespace) -> None:
     model = checkpoint.read(args.checkpoint)["model"]
-    stacks = checkpoint.omegas(model)
+    stacks = state_dict.omegas(model)
     if not stacks:
         raise AdminError(f"{args.checkpoint} has no omega: it is not (or no longer) an Admin model.")
     record = provenance.decode(model[provenance.KEY])

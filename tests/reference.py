@@ -15,7 +15,7 @@ from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairseq_admin.checkpoints.files import STRAY  # importing the package registers transformer_admin
+from fairseq_admin.method.state_dict import STRAY  # importing the package registers transformer_admin
 
 PAD = 1
 """Index of padding in every fairseq dictionary."""

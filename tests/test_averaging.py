@@ -12,7 +12,7 @@ from test_checkpoint import Evil, admin, save
 from fairseq_admin.checkpoints import averaging
 from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method import provenance
+from fairseq_admin.method import provenance, state_dict
 
 TIED = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"]
 
@@ -36,7 +36,7 @@ def vectors(**values):
 
 def trained(model):
     """The entries without those that only fairseq 0.12.2 stores."""
-    return {key: tensor for key, tensor in model.items() if not checkpoint.STRAY.search(key)}
+    return {key: tensor for key, tensor in model.items() if not state_dict.STRAY.search(key)}
 
 
 def refused(*paths):

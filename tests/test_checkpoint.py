@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method import provenance
+from fairseq_admin.method import provenance, state_dict
 
 
 class Evil:
@@ -226,7 +226,7 @@ def test_adopt_completes_a_stock_model_with_omega_1(caplog):
             expected[key].fill_(3)
     state = copy.copy(stock)
     with caplog.at_level(logging.INFO):
-        checkpoint.adopt(state, expected, DEPTHS)
+        state_dict.adopt(state, expected, DEPTHS)
     assert state.keys() == expected.keys()
     for key, tensor in state.items():
         if key.endswith(".omega_init"):
@@ -256,7 +256,7 @@ def test_adopt_leaves_an_admin_model_alone():
     model(*reference.batch())
     state = model.state_dict()
     before = dict(state)
-    checkpoint.adopt(state, admin().state_dict(), DEPTHS)
+    state_dict.adopt(state, admin().state_dict(), DEPTHS)
     assert state == before
 
 
@@ -264,18 +264,18 @@ def test_adopt_leaves_an_admin_model_alone():
 def test_adopt_refuses_another_depth(stack, option):
     state = admin().state_dict()
     with pytest.raises(AdminError, match=f"checkpoint's {stack} has 2 layers and the model's has 3. Use .*{option}"):
-        checkpoint.adopt(state, state, {**DEPTHS, stack: 3})
+        state_dict.adopt(state, state, {**DEPTHS, stack: 3})
 
 
 def test_adopt_does_not_check_a_stack_to_be_pruned():
     state = admin().state_dict()
-    checkpoint.adopt(state, state, {"encoder": 2})
+    state_dict.adopt(state, state, {"encoder": 2})
 
 
 def test_adopt_refuses_pre_ln():
     pre_ln = reference.build("transformer", **reference.TINY, encoder_normalize_before=True).state_dict()
     with pytest.raises(AdminError, match=r"is a Pre-LN Transformer \(it has encoder\.layer_norm\)"):
-        checkpoint.adopt(pre_ln, admin().state_dict(), DEPTHS)
+        state_dict.adopt(pre_ln, admin().state_dict(), DEPTHS)
 
 
 def test_omegas_stand_in_forward_order_and_include_what_was_learned():
@@ -283,7 +283,7 @@ def test_omegas_stand_in_forward_order_and_include_what_was_learned():
     model(*reference.batch())
     with torch.no_grad():
         model.encoder.layers[10].final_layer_norm.omega_delta += 0.25
-    found = checkpoint.omegas(model.state_dict())
+    found = state_dict.omegas(model.state_dict())
     assert list(found) == ["encoder", "decoder"]
     assert list(found["encoder"]) == [f"layers.{n}.{kind}" for n in range(12) for kind in ("self_attn", "ffn")]
     kinds = ("self_attn", "encoder_attn", "ffn")
@@ -296,7 +296,7 @@ def test_omegas_stand_in_forward_order_and_include_what_was_learned():
 
 
 def test_stock_models_have_no_omega():
-    assert checkpoint.omegas(reference.build("transformer", **reference.TINY).state_dict()) == {}
+    assert state_dict.omegas(reference.build("transformer", **reference.TINY).state_dict()) == {}
 
 
 def test_a_changed_byte_is_found(tmp_path):

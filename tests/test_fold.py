@@ -17,7 +17,7 @@ from fairseq_admin import cli
 from fairseq_admin.checkpoints import equivalence, fold
 from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method import provenance
+from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.layers import shortcut_norms
 
 TASK = {"_name": "translation", "data": "nowhere", "source_lang": "a", "target_lang": "b", "left_pad_source": True}
@@ -216,7 +216,7 @@ def test_training_moves_omega_and_it_still_folds(tmp_path):
         loss.backward()
         optimizer.step()
     state = state_of(model, **reference.TINY)
-    omegas = [omega for stack in checkpoint.omegas(state["model"]).values() for omega in stack.values()]
+    omegas = [omega for stack in state_dict.omegas(state["model"]).values() for omega in stack.values()]
     assert sum(omega.std() > 0.01 for omega in omegas) == 8  # all but the first of each stack
     assert apart(state, tmp_path) <= 1e-4
 

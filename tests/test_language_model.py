@@ -15,9 +15,8 @@ from language import STILL, batch, build
 
 import fairseq_admin
 from fairseq_admin.architectures.divergence import DivergedError
-from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method import profiling, provenance
+from fairseq_admin.method import profiling, provenance, state_dict
 from fairseq_admin.method.layers import shortcut_norms
 from fairseq_admin.method.schemes import SCHEMES, deepnorm_gains, deepnorm_scales, t_fixup_gains
 
@@ -346,7 +345,7 @@ def test_nan():
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_checkpoints_load_into_their_own_scheme_only(saved, scheme):
     state = build(admin_scheme=saved, seed=3).state_dict()
-    assert provenance.scheme(state) == tells(saved)
+    assert state_dict.scheme(state) == tells(saved)
     model = build(admin_scheme=scheme)
     if tells(saved) == tells(scheme):
         model.load_state_dict(state)
@@ -382,7 +381,7 @@ def test_a_loaded_model_is_not_profiled_again():
     other.load_state_dict(model.state_dict())
     other(batch(seed=9))
     assert omegas(other) == omegas(model)
-    assert [len(part) for part in checkpoint.omegas(model.state_dict()).values()] == [6]
+    assert [len(part) for part in state_dict.omegas(model.state_dict()).values()] == [6]
 
 
 def test_skipped_updates_stop():

@@ -26,7 +26,7 @@ import fairseq_admin  # noqa: F401  (registers the model)
 from fairseq_admin import cli
 from fairseq_admin.architectures.language_model import TransformerLMAdminModel
 from fairseq_admin.checkpoints import files as checkpoint
-from fairseq_admin.method import provenance
+from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.schemes import SCHEMES
 
 TRAIN = (
@@ -87,7 +87,7 @@ def test_mode(name: str, words: Path, tmp_path: Path) -> None:
     given = UNTIED if name == "adaptive" else TRAIN
     whole = train(words, tmp_path / "whole", *options, "--save-interval-updates", 7, options=given)
     state = last(tmp_path / "whole")
-    omegas = [omega.mean().item() for omega in checkpoint.omegas(state["model"])["decoder"].values()]
+    omegas = [omega.mean().item() for omega in state_dict.omegas(state["model"])["decoder"].values()]
     record = provenance.decode(state["model"][provenance.KEY])
     measured = name not in ("log", "constant")
     assert whole.output.count("profiled by rule") == measured and len(omegas) == 4

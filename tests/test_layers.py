@@ -7,9 +7,9 @@ import pytest
 import reference
 import torch
 
-from fairseq_admin.checkpoints.files import STRAY
 from fairseq_admin.method import provenance
 from fairseq_admin.method.layers import ShortcutNorm, shortcut_norms
+from fairseq_admin.method.state_dict import STRAY
 
 GOLDEN = Path(__file__).parent / "golden"
 OURS = (".omega_init", ".omega_delta")

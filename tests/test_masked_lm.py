@@ -13,9 +13,8 @@ from language import STILL
 from masked import batch, build
 
 import fairseq_admin
-from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method import profiling, provenance
+from fairseq_admin.method import profiling, provenance, state_dict
 from fairseq_admin.method.schemes import SCHEMES
 
 KNOWN = [scheme for scheme in SCHEMES if scheme != "t-fixup"]
@@ -38,7 +37,7 @@ def tells(scheme):
 
 
 def omegas(model):
-    return [omega[0].item() for omega in checkpoint.omegas(model.state_dict())["encoder"].values()]
+    return [omega[0].item() for omega in state_dict.omegas(model.state_dict())["encoder"].values()]
 
 
 # Stock fairseq -------------------------------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ def test_rules_by_depth_need_no_batch(rule, omega):
 @pytest.mark.parametrize("scheme", KNOWN)
 def test_checkpoints_load_into_their_own_scheme_only(saved, scheme):
     state = reference.kept(build(admin_scheme=saved, seed=3).state_dict())
-    assert provenance.scheme(state) == tells(saved)
+    assert state_dict.scheme(state) == tells(saved)
     model = build(admin_scheme=scheme)
     if tells(saved) == tells(scheme):
         model.load_state_dict(state)

@@ -13,8 +13,7 @@ from test_modes import read, same
 
 from fairseq_admin import cli
 from fairseq_admin.architectures.masked_language_model import MaskedLMAdminModel
-from fairseq_admin.checkpoints import files as checkpoint
-from fairseq_admin.method import provenance
+from fairseq_admin.method import provenance, state_dict
 
 TRAIN = (
     "--user-dir fairseq_admin --task masked_lm --arch masked_lm_admin_tiny --optimizer radam --lr 1e-3 "
@@ -52,7 +51,7 @@ def last(folder: Path) -> Dict[str, Any]:
 def test_profiled_once_and_resumed_bit_for_bit(words: Path, trained: Path, tmp_path: Path) -> None:
     state = last(trained)
     assert (trained / "log0").read_text().count("Admin: profiled by rule reference on") == 1
-    first = [omega.mean().item() for omega in checkpoint.omegas(state)["encoder"].values()]
+    first = [omega.mean().item() for omega in state_dict.omegas(state)["encoder"].values()]
     assert len(first) == 4 and first[0] == 1 and first[2] > 1.1
     record = provenance.decode(state[provenance.KEY])
     assert record["rule"] == "reference" and 100 < record["tokens"] <= 300
@@ -129,6 +128,6 @@ def test_other_schemes_train_and_resume(scheme: str, words: Path, tmp_path: Path
     """As options of the command line they are; Pre-LN has no norm behind its embedding, as roberta_prenorm."""
     train(words, tmp_path, "--disable-validation", "--admin-scheme", scheme, "--max-update", 2)
     done = train(words, tmp_path, "--disable-validation", "--admin-scheme", scheme, "--max-update", 4)
-    assert "2 updates" in done.output and provenance.scheme(last(tmp_path)) == scheme
+    assert "2 updates" in done.output and state_dict.scheme(last(tmp_path)) == scheme
     named = any("layernorm_embedding" in key for key in last(tmp_path))
     assert named == (scheme != "pre-ln")

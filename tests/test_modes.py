@@ -24,7 +24,7 @@ from fairseq.trainer import Trainer
 
 import fairseq_admin  # noqa: F401  (registers the model)
 from fairseq_admin.checkpoints import files as checkpoint
-from fairseq_admin.method import provenance
+from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.layers import shortcut_norms
 from fairseq_admin.method.profiling import profile
 
@@ -101,7 +101,7 @@ def read(path: Path) -> Dict[str, Any]:
     """A checkpoint, but for what only fairseq 0.12.2 stores: a buffer it never fills, and copies of weights."""
     state = checkpoint.read(path)
     for entries in (state["model"], state["extra_state"].get("ema", {})):
-        for key in [key for key in entries if checkpoint.STRAY.search(key)]:
+        for key in [key for key in entries if state_dict.STRAY.search(key)]:
             del entries[key]
     return state
 
@@ -248,7 +248,7 @@ def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
 
 def check_omegas(model: Dict[str, torch.Tensor], expected: Dict[str, list], rule: str, tolerance: float) -> None:
     """Are all ω there, profiled as expected, read back as profiled plus learned, and learned but for the first?"""
-    stacks = checkpoint.omegas(model)
+    stacks = state_dict.omegas(model)
     assert {stack: len(part) for stack, part in stacks.items()} == {
         stack: len(part) for stack, part in expected.items()
     }

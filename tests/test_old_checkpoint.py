@@ -10,6 +10,7 @@ import torch
 
 from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.checkpoints.equivalence import Batch, build, log_probabilities
+from fairseq_admin.method import state_dict
 
 GOLDEN = Path(__file__).parent / "golden/flat_layout.pt"
 
@@ -20,5 +21,5 @@ def test_a_checkpoint_from_before_the_rooms_computes_the_same():
     (scores,) = log_probabilities(build(state), [Batch(*expected["batch"])])
     # Another torch may sum in another order.
     torch.testing.assert_close(scores, expected["log_probabilities"], rtol=0, atol=1e-5)
-    omegas = checkpoint.omegas(state["model"])
+    omegas = state_dict.omegas(state["model"])
     assert [len(omegas[stack]) for stack in ("encoder", "decoder")] == [4, 6]

@@ -13,10 +13,10 @@ from conftest import TRAIN, Run, run_module
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files as checkpoint
-from fairseq_admin.checkpoints.files import STRAY
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method import provenance
+from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.schemes import SCHEMES, deepnorm_gains, deepnorm_scales, t_fixup_gains
+from fairseq_admin.method.state_dict import STRAY
 
 GOLDEN = Path(__file__).parent / "golden" / "schemes.tsv"
 SMALL = {
@@ -393,7 +393,7 @@ def test_the_record_names_the_scheme(scheme):
         assert provenance.KEY not in state and model.profiled
     elif scheme != "admin":
         assert provenance.decode(state[provenance.KEY])["scheme"] == scheme and model.profiled
-    assert provenance.scheme(state) == tells(scheme)
+    assert state_dict.scheme(state) == tells(scheme)
 
 
 def test_stock_checkpoints_load():

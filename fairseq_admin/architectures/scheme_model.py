@@ -8,13 +8,14 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from ..checkpoints.files import adopt
 from ..errors import AdminError
 from ..method import provenance
 from ..method.layers import shortcut_norms
 from ..method.omega import omega_from_depth
 from ..method.profiling import profile
 from ..method.schemes import SCHEMES, stacks_of
+from ..method.state_dict import adopt
+from ..method.state_dict import scheme as scheme_of
 from ..version import __version__
 from .config import DEPTH_RULES
 from .divergence import SkippedUpdates
@@ -75,8 +76,8 @@ class SchemeModel(BaseFairseqModel):
             AdminError: the weights are of another depth, or of another scheme.
         """
         own = self.state_dict()
-        found = provenance.scheme(state_dict)
-        if found != provenance.scheme(own) and not (self.scheme.omega and provenance.KEY not in state_dict):
+        found = scheme_of(state_dict)
+        if found != scheme_of(own) and not (self.scheme.omega and provenance.KEY not in state_dict):
             raise AdminError(
                 f"the checkpoint is of --admin-scheme {found} and the model of --admin-scheme {self.cfg.admin_scheme}. "
                 "Give the checkpoint's, or another --save-dir to start anew."

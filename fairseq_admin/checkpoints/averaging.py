@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AdminError
-from ..method import provenance
+from ..method import provenance, state_dict
 from . import files as checkpoint
 from .records import Entry, Source
 
@@ -194,7 +194,7 @@ def _means(sources: Sequence[Source], last: Source, keys: Sequence[str]) -> Iter
     """The means of entries that share a storage in the newest checkpoint."""
     # What stays is allocated before what goes, or malloc's heap would be left full of holes.
     means = {key: torch.empty(last.entries[key].shape, dtype=last.entries[key].dtype) for key in keys}
-    summed = [key for key in keys if means[key].is_floating_point() and not checkpoint.STRAY.search(key)]
+    summed = [key for key in keys if means[key].is_floating_point() and not state_dict.STRAY.search(key)]
     sums = {key: torch.zeros_like(means[key], dtype=torch.float64) for key in summed}
     for source in sources:
         storages: Dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Reading and writing checkpoints safely; a stock model's weights taken over."""
+"""Reading and writing checkpoints safely."""
 
 import argparse
 import contextlib
@@ -10,22 +10,14 @@ import re
 import zipfile
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Mapping, MutableMapping, Optional
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional
 
 import numpy
 import torch
-from torch import Tensor
 
 from ..errors import AdminError
-from ..method import provenance
 
 logger = logging.getLogger(__name__)
-
-OMEGA_INIT = ".omega_init"
-OMEGA_DELTA = ".omega_delta"
-
-# What fairseq up to 0.12.2 stores beside the weights: a position buffer's type, and copies for an inference path.
-STRAY = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
 
 SHARD = re.compile(r"-shard\d+\.pt$")
 """How fairseq names the parts of a checkpoint under --use-sharded-state."""
@@ -165,63 +157,3 @@ def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = 
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
-
-
-def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]) -> None:
-    """Check a state dict's depth, drop what only an older fairseq stores, and complete a stock Post-LN Transformer's
-    with ω = 1 for a model that has ω, all in place.
-
-    Args:
-        state: the state dict about to be loaded.
-        expected: the model's own.
-        depths: layers expected a stack; a stack that is to be pruned is left out.
-
-    Raises:
-        AdminError: another depth, or a Pre-LN Transformer.
-    """
-    named = provenance.of_stacks(state)
-    for stack, layers in depths.items():
-        found = len({key.split(".")[2] for key in named if key.startswith(f"{stack}.layers.")})
-        if found != layers:
-            raise AdminError(
-                f"the checkpoint's {stack} has {found} layers and the model's has {layers}. Use the checkpoint's "
-                f"--{stack}-layers {found} (or its --arch), or another --save-dir to start anew."
-            )
-    for key in [key for key in state if key not in expected and STRAY.search(key)]:
-        del state[key]
-    if any(key.endswith(OMEGA_INIT) for key in state) or not any(key.endswith(OMEGA_INIT) for key in expected):
-        return
-    for stack in depths:
-        if f"{stack}.layer_norm.weight" in named:
-            raise AdminError(
-                f"the checkpoint is a Pre-LN Transformer (it has {stack}.layer_norm); Admin takes Post-LN weights only."
-            )
-    logger.info("Admin: the checkpoint has no omega (a stock Transformer): every omega is 1, nothing will be profiled")
-    for key, tensor in expected.items():
-        if key.endswith(OMEGA_INIT):
-            state[key] = torch.ones_like(tensor)
-        elif key.endswith(OMEGA_DELTA):
-            state[key] = torch.zeros_like(tensor)
-    state[provenance.KEY] = provenance.encode({"rule": "stock checkpoint, omega = 1"})
-
-
-def omegas(state: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
-    """ω of every sub-layer in a state dict: {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}.
-
-    Each ω has shape (C,), float64; sub-layers stand in forward order. Empty if the model is not an Admin model.
-    """
-    found: Dict[str, Dict[str, Tensor]] = {}
-    state = provenance.of_stacks(state)
-    for key, tensor in state.items():
-        if key.endswith(OMEGA_INIT):
-            norm = key[: -len(OMEGA_INIT)]
-            stack, name = norm.split(".", 1)
-            delta = state.get(norm + OMEGA_DELTA)
-            omega = tensor.double() if delta is None else tensor.double() + delta.double()
-            found.setdefault(stack, {})[name.replace("_layer_norm", "").replace("final", "ffn")] = omega
-    return {stack: dict(sorted(found[stack].items(), key=_forward_order)) for stack in sorted(found, reverse=True)}
-
-
-def _forward_order(item: Any) -> tuple:
-    _, layer, sublayer = item[0].split(".")
-    return int(layer), ("self_attn", "encoder_attn", "ffn").index(sublayer)

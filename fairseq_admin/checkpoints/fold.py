@@ -24,9 +24,9 @@ from torch import Tensor
 from ..errors import AdminError
 from ..method import provenance
 from ..method.schemes import SCHEMES
+from ..method.state_dict import OMEGA_DELTA, OMEGA_INIT, STRAY, omegas
 from ..version import __version__
 from . import options
-from .files import OMEGA_DELTA, OMEGA_INIT, STRAY, omegas
 
 READERS = {
     "self_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -61,7 +61,7 @@ def _clamped(omega: Tensor, name: str, smallest: float, clamp: bool) -> Tensor:
 
 
 def _shortcut_scales(state: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
-    """What multiplies the shortcut of every sub-layer, as `checkpoint.omegas` gives it, float64.
+    """What multiplies the shortcut of every sub-layer, as `state_dict.omegas` gives it, float64.
 
     Shapes (C,), Admin's ω, or (1,), a layer's constant.
     """

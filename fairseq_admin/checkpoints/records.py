@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AdminError
+from ..method import state_dict
 from . import files as checkpoint
 
 
@@ -132,4 +133,4 @@ class Source:
 
     @property
     def has_omega(self) -> bool:
-        return any(key.endswith(checkpoint.OMEGA_INIT) for key in self.entries)
+        return any(key.endswith(state_dict.OMEGA_INIT) for key in self.entries)

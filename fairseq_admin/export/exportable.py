@@ -15,8 +15,8 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from ..checkpoints import fold
 from ..checkpoints import options as stored_options
 from ..checkpoints.equivalence import EOS, PAD, Batch, random_batches, real_batches, vocabulary
-from ..checkpoints.files import STRAY
 from ..errors import AdminError
+from ..method.state_dict import STRAY
 from ..text.assets import Assets
 from ..text.units import CODES, FILE, Text
 

@@ -6,7 +6,7 @@ survive float16, bfloat16, a mean of equal records and a decayed sum, and are ro
 """
 
 import json
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from torch import Tensor
@@ -42,30 +42,3 @@ def decode(tensor: Tensor) -> Optional[Dict[str, Any]]:
     if not isinstance(record, dict):
         raise AdminError(f"{KEY} holds no record of where omega came from: were different runs averaged?")
     return record
-
-
-def of_stacks(state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    """A state dict with RoBERTa's one stack, encoder.sentence_encoder, named as a Transformer's: encoder."""
-    return {key.replace("encoder.sentence_encoder.", "encoder.", 1): tensor for key, tensor in state.items()}
-
-
-def scheme(state: Mapping[str, Tensor]) -> str:
-    """The scheme that a state dict tells: Admin's record names none, a stock Transformer has no record.
-
-    A stock Transformer's norms are told by the one that ends a Pre-LN stack (where a model has one stack, by that one's
-    alone). Schemes that only draw other initial weights look, and compute, like the stock Transformer that they are.
-
-    Raises:
-        AdminError: the record is none.
-    """
-    if KEY in state:
-        return (decode(state[KEY]) or {}).get("scheme", "admin")
-    state = of_stacks(state)
-    before = {
-        side: f"{side}.layer_norm.weight" in state
-        for side in ("encoder", "decoder")
-        if any(key.startswith(f"{side}.layers.") for key in state)
-    }
-    if all(before.values()) or not any(before.values()):
-        return "pre-ln" if any(before.values()) else "post-ln"
-    return "pre-ln (encoder only)" if before["encoder"] else "post-ln-pre-ln"

@@ -1,0 +1,106 @@
+"""What a state dict says of its model: its stacks, its scheme, its ω; and a stock Transformer's taken over."""
+
+import logging
+import re
+from typing import Any, Dict, Mapping, MutableMapping
+
+import torch
+from torch import Tensor
+
+from ..errors import AdminError
+from . import provenance
+
+logger = logging.getLogger(__name__)
+
+OMEGA_INIT = ".omega_init"
+OMEGA_DELTA = ".omega_delta"
+
+# What fairseq up to 0.12.2 stores next to the weights: a position buffer's type, and copies for an inference path.
+STRAY = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
+
+
+def of_stacks(state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """A state dict with RoBERTa's one stack, encoder.sentence_encoder, named as a Transformer's: encoder."""
+    return {key.replace("encoder.sentence_encoder.", "encoder.", 1): tensor for key, tensor in state.items()}
+
+
+def scheme(state: Mapping[str, Tensor]) -> str:
+    """The scheme that a state dict tells: Admin's record names none, a stock Transformer has no record.
+
+    A stock Transformer's norms are told by the one that ends a Pre-LN stack (where a model has one stack, by that one's
+    alone). Schemes that only draw other initial weights look, and compute, like the stock Transformer that they are.
+
+    Raises:
+        AdminError: the record is none.
+    """
+    if provenance.KEY in state:
+        return (provenance.decode(state[provenance.KEY]) or {}).get("scheme", "admin")
+    state = of_stacks(state)
+    before = {
+        side: f"{side}.layer_norm.weight" in state
+        for side in ("encoder", "decoder")
+        if any(key.startswith(f"{side}.layers.") for key in state)
+    }
+    if all(before.values()) or not any(before.values()):
+        return "pre-ln" if any(before.values()) else "post-ln"
+    return "pre-ln (encoder only)" if before["encoder"] else "post-ln-pre-ln"
+
+
+def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]) -> None:
+    """Check a state dict's depth, drop what only an older fairseq stores, and complete a stock Post-LN Transformer's
+    with ω = 1 for a model that has ω, all in place.
+
+    Args:
+        state: the state dict about to be loaded.
+        expected: the model's own.
+        depths: layers expected a stack; a stack that is to be pruned is left out.
+
+    Raises:
+        AdminError: another depth, or a Pre-LN Transformer.
+    """
+    named = of_stacks(state)
+    for stack, layers in depths.items():
+        found = len({key.split(".")[2] for key in named if key.startswith(f"{stack}.layers.")})
+        if found != layers:
+            raise AdminError(
+                f"the checkpoint's {stack} has {found} layers and the model's has {layers}. Use the checkpoint's "
+                f"--{stack}-layers {found} (or its --arch), or another --save-dir to start anew."
+            )
+    for key in [key for key in state if key not in expected and STRAY.search(key)]:
+        del state[key]
+    if any(key.endswith(OMEGA_INIT) for key in state) or not any(key.endswith(OMEGA_INIT) for key in expected):
+        return
+    for stack in depths:
+        if f"{stack}.layer_norm.weight" in named:
+            raise AdminError(
+                f"the checkpoint is a Pre-LN Transformer (it has {stack}.layer_norm); Admin takes Post-LN weights only."
+            )
+    logger.info("Admin: the checkpoint has no omega (a stock Transformer): every omega is 1, nothing will be profiled")
+    for key, tensor in expected.items():
+        if key.endswith(OMEGA_INIT):
+            state[key] = torch.ones_like(tensor)
+        elif key.endswith(OMEGA_DELTA):
+            state[key] = torch.zeros_like(tensor)
+    state[provenance.KEY] = provenance.encode({"rule": "stock checkpoint, omega = 1"})
+
+
+def omegas(state: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
+    """ω of every sub-layer in a state dict: {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}.
+
+    Each ω has shape (C,), float64; sub-layers stand in forward order. Empty if the model is not an Admin model.
+    """
+    found: Dict[str, Dict[str, Tensor]] = {}
+    state = of_stacks(state)
+    for key, tensor in state.items():
+        if key.endswith(OMEGA_INIT):
+            norm = key[: -len(OMEGA_INIT)]
+            stack, name = norm.split(".", 1)
+            delta = state.get(norm + OMEGA_DELTA)
+            omega = tensor.double() if delta is None else tensor.double() + delta.double()
+            found.setdefault(stack, {})[name.replace("_layer_norm", "").replace("final", "ffn")] = omega
+    return {stack: dict(sorted(found[stack].items(), key=_forward_order)) for stack in sorted(found, reverse=True)}
+
+
+def _forward_order(item: Any) -> tuple:
+    _, layer, sublayer = item[0].split(".")
+    return int(layer), ("self_attn", "encoder_attn", "ffn").index(sublayer)
