@@ -32,7 +32,7 @@ CLEAN ?= --drop-empty
 CLEAN_BPE ?=
 # The numbers of pairs that train, valid and test must have, where they are known.
 EXPECT ?=
-# What tokenising does besides: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text/units.py says what
+# What tokenising does besides: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text/tokens.py says what
 # each is).
 TOKENISER ?=
 

@@ -20,7 +20,8 @@ from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.export import ctranslate2, folder, huggingface, tokenizer
 from fairseq_admin.method.layers import shortcut_norms
-from fairseq_admin.text.units import BPE, Text
+from fairseq_admin.text.bpe import BPE
+from fairseq_admin.text.tokens import Text
 
 ENGINES = ("ctranslate2", "huggingface")
 TASK = {"_name": "translation", "data": "nowhere", "source_lang": "de", "target_lang": "en", "left_pad_source": True}

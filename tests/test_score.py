@@ -3,7 +3,7 @@
 import pytest
 from conftest import run_module
 
-from fairseq_admin.text.units import Text
+from fairseq_admin.text.tokens import Text
 from recipes.steps import report, results, score
 from recipes.steps.common import write_lines
 

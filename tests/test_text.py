@@ -12,7 +12,8 @@ import pytest
 from conftest import SHARED
 
 from fairseq_admin.errors import AdminError
-from fairseq_admin.text.units import BPE, Text, remove_bpe
+from fairseq_admin.text.bpe import BPE, remove_bpe
+from fairseq_admin.text.tokens import Text
 
 WMT = {"normalise": True, "aggressive_dashes": True, "escape": True}
 SETTINGS = [{}, WMT, {**WMT, "lowercase": True}, {**WMT, "perl": True, "lowercase": True}]

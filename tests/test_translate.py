@@ -18,7 +18,8 @@ from fairseq_admin import cli
 from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.checkpoints import fold
 from fairseq_admin.errors import AdminError
-from fairseq_admin.text.units import BPE, Text, remove_bpe
+from fairseq_admin.text.bpe import BPE, remove_bpe
+from fairseq_admin.text.tokens import Text
 from fairseq_admin.translation import streams
 from fairseq_admin.translation.engines import Hypothesis, Search, Translator
 from fairseq_admin.translation.pipeline import Pipeline, Translation, batches, split

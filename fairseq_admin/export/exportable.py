@@ -18,7 +18,8 @@ from ..checkpoints.equivalence import EOS, PAD, Batch, random_batches, real_batc
 from ..errors import AdminError
 from ..method.state_dict import STRAY
 from ..text.assets import Assets
-from ..text.units import CODES, FILE, Text
+from ..text.bpe import CODES
+from ..text.tokens import FILE, Text
 
 UNKNOWN_TO_BOTH = {
     "cross_self_attention": "a decoder that attends to both sides at once",

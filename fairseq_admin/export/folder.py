@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
 from ..errors import AdminError
-from ..text.units import CODES, FILE
+from ..text.bpe import CODES
+from ..text.tokens import FILE
 from . import ctranslate2, huggingface, tokenizer
 from .exportable import Exportable, prepare
 

@@ -12,7 +12,8 @@ from fairseq.data import Dictionary
 
 from ..checkpoints.equivalence import FIRST_WORD
 from ..errors import AdminError
-from ..text.units import BPE, CODES, FILE, remove_bpe
+from ..text.bpe import BPE, CODES, remove_bpe
+from ..text.tokens import FILE
 from .exportable import Exportable
 
 ALWAYS = ("normalise", "aggressive_dashes", "escape")

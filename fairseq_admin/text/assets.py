@@ -7,7 +7,7 @@ from typing import Optional, Tuple
 from fairseq.data import Dictionary
 
 from ..errors import AdminError
-from .units import FILE, Text
+from .tokens import FILE, Text
 
 
 class Assets:

@@ -8,7 +8,8 @@ from ..checkpoints import files as checkpoint
 from ..checkpoints import options
 from ..errors import AdminError
 from ..text.assets import Assets
-from ..text.units import BPE, CODES, FILE, Text, remove_bpe
+from ..text.bpe import BPE, CODES, remove_bpe
+from ..text.tokens import FILE, Text
 from .engines import (
     CTranslate2Translator,
     FairseqTranslator,

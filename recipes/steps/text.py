@@ -18,7 +18,8 @@ from recipes.steps.common import replacing, run
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 logging.getLogger("fairseq.tasks").setLevel(logging.WARNING)
 
-from fairseq_admin.text.units import BPE, Text, remove_bpe  # noqa: E402
+from fairseq_admin.text.bpe import BPE, remove_bpe  # noqa: E402
+from fairseq_admin.text.tokens import Text  # noqa: E402
 
 __all__ = ["BPE", "Text", "remove_bpe"]
 

@@ -1,9 +1,8 @@
-"""How raw text becomes a model's units and back: normalisation, Moses tokens, lower case, byte-pair encoding.
+"""How raw text becomes tokens and back: normalisation, Moses' rules, lower case.
 
-The settings lie beside a model as `text.json`, its merges as `codes`. A line in is a line out, whatever it holds.
+The settings are next to a model as `text.json`. A line in is a line out, whatever it holds.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -12,12 +11,11 @@ import unicodedata
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Tuple
 
 from ..errors import AdminError
 
 FILE = "text.json"
-CODES = "codes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,54 +149,3 @@ def _sacremoses() -> ModuleType:
             "sacremoses, which tokenises, is not installed. Run pip install fairseq-admin[text], or give tokens."
         ) from None
     return sacremoses
-
-
-class BPE:
-    """Byte-pair encoding with the merges of a file, as fastBPE writes and reads them."""
-
-    def __init__(self, codes: Path) -> None:
-        """Read the merges.
-
-        Raises:
-            AdminError: no such file, or not "left right count" in every line.
-        """
-        import fastBPE
-
-        try:
-            lines = codes.read_bytes().split(b"\n")
-        except OSError as error:
-            raise AdminError(f"{codes}: {error.strerror}; expected the merges of the byte-pair encoding.") from None
-        # fastBPE itself ends the process over a missing file, and reads anything at all as merges.
-        for number, line in enumerate(lines[:-1] if not lines[-1] else lines, 1):
-            if not re.fullmatch(rb"\S+ \S+ \d+\r?", line):
-                raise AdminError(
-                    f"{codes}: line {number} is no merge; expected two units and a count, as fastBPE writes them. Give "
-                    "the file the training text was split with (of subword-nmt's: no #version line, and a 1 a line)."
-                )
-        with _silent_stderr():
-            self._codes = fastBPE.fastBPE(str(codes))
-
-    def apply(self, lines: List[str]) -> List[str]:
-        """Split each line's tokens into units, one space between them; "@@" ends a unit inside a token."""
-        units = self._codes.apply(lines)
-        assert len(units) == len(lines), "fastBPE changed the number of lines"
-        return units
-
-
-def remove_bpe(units: str) -> str:
-    """The tokens of which `BPE.apply` made these units."""
-    return f"{units} ".replace("@@ ", "").rstrip()
-
-
-@contextlib.contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Nothing reaches standard error: fastBPE's C++ counts the codes there."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
