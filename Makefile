@@ -69,14 +69,14 @@ table: $(VENV)/ready
 ## make test: lint, types and all tests
 .PHONY: test
 test: lint
-	$(RUN) -m pytest tests -q -rs -n 2 --dist loadfile --timeout 900 $(PYTEST)
+	$(RUN) -m pytest -n 2 --dist loadfile $(PYTEST)
 
 ## make lint: ruff and mypy only
 .PHONY: lint
 lint: $(VENV)/ready
-	$(RUN) -m ruff check --line-length 120 --select E,W,F,I,B --ignore B905 .
-	$(RUN) -m ruff format --check --line-length 120 .
-	$(RUN) -m mypy --ignore-missing-imports fairseq_admin
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
 
 ## make bench: what Admin costs beside stock Post-LN, the text steps' speed, CTranslate2's, an average's memory
 .PHONY: bench

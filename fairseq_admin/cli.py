@@ -1,13 +1,15 @@
 """The command `fairseq-admin`: what is done with a model once it is trained, one verb each."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, List, Optional
 
 import torch
 
@@ -189,7 +191,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on standard error and status 2."""
     args = parser().parse_args(arguments)
     try:

@@ -1,8 +1,10 @@
 """What a user did that cannot work, said in one line."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Iterator, Optional, Type
 
 
 class AdminError(ValueError):
@@ -19,7 +21,7 @@ DIVERGED_ADVICE = (
 )
 
 
-def _chain(error: Optional[BaseException]) -> Iterator[BaseException]:
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -33,7 +35,7 @@ def install_excepthook() -> None:
     """
     previous = sys.excepthook
 
-    def hook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         for cause in _chain(error):
             if isinstance(cause, AdminError):
                 print(f"fairseq-admin: {cause}", file=sys.stderr)

@@ -1,5 +1,7 @@
 """What the tests share: a small corpus, tiny models, and fairseq's commands run in processes of their own."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import multiprocessing
@@ -8,7 +10,7 @@ import random
 import sys
 import traceback
 from pathlib import Path
-from typing import Callable, List, NamedTuple
+from typing import Callable, NamedTuple
 
 # One thread a process: the tests run several processes on few cores, where OpenMP's waiting costs more than it saves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,12 +23,7 @@ SHARED = ROOT.parent / "shared"
 torch.set_num_threads(1)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than about ten seconds; still part of `make test`")
-    config.addinivalue_line("markers", "cuda: needs a CUDA device")
-
-
-def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
@@ -40,7 +37,7 @@ class Run(NamedTuple):
     output: str
 
 
-def _child(module: str, arguments: List[str], log: Path) -> None:
+def _child(module: str, arguments: list[str], log: Path) -> None:
     """Runs `python -m module arguments` inside a forked process that has torch and fairseq imported already."""
     import runpy
 

@@ -1,12 +1,14 @@
 """Small language models for the tests, stock and ours, and a plain twin of theirs."""
 
+from __future__ import annotations
+
 import math
 import random
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import torch
 from conftest import run_module
@@ -32,7 +34,7 @@ SIZES = {
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
-def options(arch: str, **given: Any) -> Dict[str, Any]:
+def options(arch: str, **given: Any) -> dict[str, Any]:
     """All options of a stock `transformer_lm` or of a `transformer_lm_admin` of those sizes."""
     defaults = {field.name: field.default for field in fields(TransformerLanguageModelConfig)}
     own = {"admin_init": "reference", "admin_profile_tokens": 8192, "admin_max_skipped_updates": 100}
@@ -73,7 +75,7 @@ def binarised(folder: Path) -> Path:
     return folder / "bin"
 
 
-def _masks(words: Tensor, dtype: torch.dtype) -> Dict[str, Any]:
+def _masks(words: Tensor, dtype: torch.dtype) -> dict[str, Any]:
     future = torch.full((words.size(1), words.size(1)), -math.inf, dtype=dtype).triu(1)
     padding = words.eq(PAD)
     return {"key_padding_mask": padding if padding.any() else None, "need_weights": False, "attn_mask": future}
@@ -107,8 +109,8 @@ def by_hand(model: nn.Module, words: Tensor, sublayer: Callable[..., Tensor], bo
         def feed_forward(y: Tensor, layer=layer) -> Tensor:
             return layer.fc2(layer.activation_fn(layer.fc1(y)))
 
-        last: Tuple[Any, ...] = ()
-        first: Tuple[Any, ...] = ()
+        last: tuple[Any, ...] = ()
+        first: tuple[Any, ...] = ()
         if bottom:
             first, last = (None,), (start,)
         x = sublayer(x, attention, layer.self_attn_layer_norm, b, *first)
@@ -130,11 +132,11 @@ def fixup_by_hand(model: nn.Module, words: Tensor) -> Tensor:
     return (x + decoder.layer_norm.bias).transpose(0, 1) @ decoder.embed_tokens.weight.t()
 
 
-def profile_by_hand(model: nn.Module, words: Tensor, rule: str) -> List[float]:
+def profile_by_hand(model: nn.Module, words: Tensor, rule: str) -> list[float]:
     """ω of the decoder's sub-layers: no hooks, no use of the norms' forward or of ω in the model."""
     decoder, real = model.decoder, ~words.eq(PAD).t()
     omega, following = [], 1.0
-    branches: List[float] = []
+    branches: list[float] = []
     with torch.no_grad():
         x = _embedded(decoder, words)
         masks, input_variance = _masks(words, x.dtype), variance(x, real)

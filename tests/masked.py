@@ -1,9 +1,11 @@
 """Small masked language models for the tests, stock and ours, and plain twins of theirs."""
 
+from __future__ import annotations
+
 import math
 from argparse import Namespace
 from types import SimpleNamespace
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable
 
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
@@ -56,8 +58,8 @@ def by_hand(model: nn.Module, words: Tensor, sublayer: Callable[..., Tensor], bo
     x, mask = _embedded(stack, words), words.eq(PAD)
     for layer in stack.layers:
         b = 1.0 if getattr(layer, "branch_scale", None) is None else layer.branch_scale.item()
-        first: Tuple[Any, ...] = (None,) if bottom else ()
-        last: Tuple[Any, ...] = (x,) if bottom else ()
+        first: tuple[Any, ...] = (None,) if bottom else ()
+        last: tuple[Any, ...] = (x,) if bottom else ()
 
         def attention(y: Tensor, layer=layer) -> Tensor:
             return layer.self_attn(y, y, y, key_padding_mask=mask, need_weights=False)[0]
@@ -92,11 +94,11 @@ def fixup_by_hand(model: nn.Module, words: Tensor) -> Tensor:
     return head_by_hand(model, stack.layer_norm.multiplier * (x + stack.layer_norm.bias))
 
 
-def profile_by_hand(model: nn.Module, words: Tensor, rule: str) -> List[float]:
+def profile_by_hand(model: nn.Module, words: Tensor, rule: str) -> list[float]:
     """ω of the sub-layers: no hooks, no use of the norms' forward or of ω in the model. Draws dropout as it does."""
     stack, mask = model.encoder.sentence_encoder, words.eq(PAD)
     omega, following = [], 1.0
-    branches: List[float] = []
+    branches: list[float] = []
     with torch.no_grad():
         x = _embedded(stack, words)
         input_variance = variance(x, ~mask.t())

@@ -3,10 +3,13 @@
 T time   B batch   C channels   S sub-layers
 """
 
+from __future__ import annotations
+
 import math
 from argparse import Namespace
+from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable
 
 import torch
 from fairseq.data import Dictionary
@@ -48,7 +51,7 @@ def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> Transfo
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task).train()
 
 
-def kept(state: Dict[str, Tensor]) -> Dict[str, Tensor]:
+def kept(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A state dict without what only fairseq 0.12.2 stores: uninitialised memory, and copies made anew on loading."""
     return {key: tensor for key, tensor in state.items() if not STRAY.search(key)}
 
@@ -64,7 +67,7 @@ TINY = {
 
 def batch(
     sentences: int = 8, source: int = 11, target: int = 9, words: int = 100, padded: bool = True, seed: int = 1
-) -> Tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Random sentences: source tokens (B, source), their lengths (B,), decoder input (B, target).
 
     With `padded`, sentence b is b % 4 tokens shorter; sources are padded on the left and targets on the right, as
@@ -92,7 +95,7 @@ def variance(x: Tensor, real: Tensor) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / len(values)
 
 
-def omega_reference(shortcuts: List[float], branches: List[float]) -> List[float]:
+def omega_reference(shortcuts: list[float], branches: list[float]) -> list[float]:
     """Rule `reference` from the variances of the unscaled shortcuts and of the branches."""
     omega = [1.0]
     for shortcut, branch in zip(shortcuts[:-1], branches[:-1]):
@@ -100,7 +103,7 @@ def omega_reference(shortcuts: List[float], branches: List[float]) -> List[float
     return omega
 
 
-def omega_paper(input_variance: float, branches: List[float]) -> List[float]:
+def omega_paper(input_variance: float, branches: list[float]) -> list[float]:
     """Rule `paper`: ω_i² is the input's variance and that of all branches before."""
     return [1.0] + [math.sqrt(input_variance + math.fsum(branches[:i])) for i in range(1, len(branches))]
 
@@ -117,13 +120,13 @@ def profile_by_hand(model: TransformerModelBase, src: Tensor, prev: Tensor, rule
         ω of the encoder's and of the decoder's sub-layers, one list each.
     """
     src_pad, prev_pad = src.eq(PAD), prev.eq(PAD)
-    omegas: List[List[float]] = []
+    omegas: list[list[float]] = []
 
-    def run(layers: Iterable[nn.Module], x: Tensor, real: Tensor, encoder_out: Optional[Tensor]) -> Tensor:
+    def run(layers: Iterable[nn.Module], x: Tensor, real: Tensor, encoder_out: Tensor | None) -> Tensor:
         if padding_counted:
             real = torch.ones_like(real)
         omega, omega_next = [], 1.0
-        branches: List[float] = []
+        branches: list[float] = []
         input_variance = variance(x, real)
 
         def add(branch: Tensor, shortcut: Tensor, norm: nn.LayerNorm) -> Tensor:
@@ -183,7 +186,7 @@ def no_ln(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, b: float) -
     return x + b * f(x)
 
 
-def b2t(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.LayerNorm, b: float, bottom: Optional[Tensor]) -> Tensor:
+def b2t(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.LayerNorm, b: float, bottom: Tensor | None) -> Tensor:
     """A sub-layer with its norm after the sum, to which the last of a layer adds the layer's input."""
     return normalised(x + f(x) + (0 if bottom is None else bottom), norm)
 
@@ -192,8 +195,8 @@ def scheme_by_hand(
     model: TransformerModelBase,
     src: Tensor,
     prev: Tensor,
-    sublayers: Tuple[Callable[..., Tensor], Callable[..., Tensor]],
-    b: Optional[Dict[str, List[float]]] = None,
+    sublayers: tuple[Callable[..., Tensor], Callable[..., Tensor]],
+    b: dict[str, list[float]] | None = None,
 ) -> Tensor:
     """Logits of a model of any scheme, its layers written out; for batches without padding, without dropout.
 
@@ -205,7 +208,7 @@ def scheme_by_hand(
         Shape (B, T, V).
     """
     stacks = {"encoder": model.encoder, "decoder": model.decoder}
-    outputs: Dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     for (side, stack), words, sublayer in zip(stacks.items(), (src, prev), sublayers):
         x = (stack.embed_scale * stack.embed_tokens(words) + stack.embed_positions(words)).transpose(0, 1)
         future = torch.full((x.size(0), x.size(0)), -math.inf, dtype=x.dtype).triu(1) if side == "decoder" else None
@@ -248,7 +251,7 @@ def scattered(model: nn.Module) -> nn.Module:
     return model
 
 
-def fixup_attention(attention: nn.Module, query: Tensor, memory: Tensor, mask: Optional[Tensor]) -> Tensor:
+def fixup_attention(attention: nn.Module, query: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
     """Multi-head attention from its four matrices alone, with Fixup's bias before the last. Shapes (T, B, C).
 
     fairseq takes encoder-attention's softmax in single precision; without norms, that grows on the way up.
@@ -275,7 +278,7 @@ class PlainRAdam:
     No step while ρ_t ≤ 5; decoupled weight decay p ← p - lr·wd·p in every step.
     """
 
-    def __init__(self, value: Tensor, lr: float, betas: Tuple[float, float], eps: float, weight_decay: float) -> None:
+    def __init__(self, value: Tensor, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
         self.value = value.double().clone()
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.m = torch.zeros_like(self.value)
@@ -299,7 +302,7 @@ class PlainRAdam:
             self.value = self.value - self.lr * rectifier * (self.m / (1 - beta1**self.t)) * adaptive
 
 
-def oracle_state(state: Dict[str, Tensor]) -> Dict[str, Tensor]:
+def oracle_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The authors' state dict under today's fairseq names: stacked q, k, v apart, their ω left out."""
     renamed = {}
     for key, tensor in state.items():

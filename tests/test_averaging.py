@@ -1,5 +1,7 @@
 """Which checkpoints are averaged, which are refused and why, and that the mean is the mean, in little memory."""
 
+from __future__ import annotations
+
 import argparse
 import re
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Does an update hold the same tokens on any machine, and is an impossible split refused?"""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path

@@ -1,5 +1,7 @@
 """recipes/bench: do they measure and report? (Not how fast: a timed test would fail on a busy machine.)"""
 
+from __future__ import annotations
+
 import re
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """Reading without running anything, taking over stock weights, writing whole files only."""
 
+from __future__ import annotations
+
 import argparse
 import copy
 import logging

@@ -1,5 +1,7 @@
 """The command `fairseq-admin`: what it prints, where, and its exit status."""
 
+from __future__ import annotations
+
 import json
 
 import pytest

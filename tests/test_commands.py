@@ -1,12 +1,14 @@
 """fairseq's and our commands on one small trained run, as a user's shell would start them."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import numpy
 import pytest
@@ -38,10 +40,10 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def generate(corpus: Path, run: Callable[..., Run]) -> Callable[..., List[str]]:
+def generate(corpus: Path, run: Callable[..., Run]) -> Callable[..., list[str]]:
     """generate(path, *arguments) -> "score<tab>hypothesis" of the test set's sentences, in the order of the file."""
 
-    def go(path: object, *arguments: object) -> List[str]:
+    def go(path: object, *arguments: object) -> list[str]:
         given = [
             "--gen-subset",
             "test",
@@ -87,7 +89,7 @@ def test_generate_with_layers_dropped(trained: Path, generate: Callable) -> None
 
 
 @pytest.mark.parametrize("extra", [{}, {"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")}])
-def test_validate(extra: Dict[str, Any], corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_validate(extra: dict[str, Any], corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     """Does fairseq-validate give the loss that training printed, whatever fairseq has put in the file besides?"""
     state = checkpoint.read(trained / "checkpoint2.pt")
     state["extra_state"].update(extra)
@@ -141,7 +143,7 @@ def test_generation_is_the_training_forward(model: TransformerAdminModel) -> Non
     with torch.no_grad():
         whole = model.get_normalized_probs(model(source, lengths, target), log_probs=True)
         encoder_out = model.encoder(source, lengths)
-        state: Dict[str, Dict[str, torch.Tensor]] = {}
+        state: dict[str, dict[str, torch.Tensor]] = {}
         for step in range(1, 9):
             out = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
             word = model.get_normalized_probs(out, log_probs=True)[:, -1]

@@ -1,5 +1,7 @@
 """The grids of runs: the rule for how a run came out, the tables, and the chain run small from the shell."""
 
+from __future__ import annotations
+
 import csv
 import json
 import math

@@ -1,5 +1,7 @@
 """The demo's corpus: the same every time, no sentence twice, both languages saying the same."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,10 @@
 """Does a run that has diverged end, and say what to do, and does no other run?"""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
-from typing import Callable, List
+from typing import Callable
 
 import conftest
 import pytest
@@ -13,7 +15,7 @@ from fairseq_admin.architectures.divergence import SkippedUpdates
 from fairseq_admin.errors import DIVERGED_ADVICE, DivergedError
 
 
-def feed(counter: SkippedUpdates, updates: List[int]) -> None:
+def feed(counter: SkippedUpdates, updates: list[int]) -> None:
     for num_updates in updates:
         counter.before_batch(num_updates)
 
@@ -60,7 +62,7 @@ def test_non_finite_loss_stops(corpus: Path, tmp_path: Path, run: Callable[..., 
     assert (tmp_path / "crash.pt").exists()
 
 
-def _fp16_on_cpu(arguments: List[str], log: Path) -> None:
+def _fp16_on_cpu(arguments: list[str], log: Path) -> None:
     """fairseq-train where fairseq's overflow handler, which makes a tensor of 0.0 with .cuda(), can run on a CPU."""
     torch.Tensor.cuda = lambda self: self  # type: ignore[assignment,method-assign]
     conftest._child("fairseq_cli.train", arguments, log)
@@ -118,7 +120,7 @@ def test_limit_of_one_when_resumed(corpus: Path, tmp_path: Path, run: Callable[.
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision", [[], ["--amp"], ["--memory-efficient-fp16"]])
 def test_non_finite_loss_stops_on_cuda(
-    precision: List[str], corpus: Path, tmp_path: Path, run: Callable[..., Run]
+    precision: list[str], corpus: Path, tmp_path: Path, run: Callable[..., Run]
 ) -> None:
     """Does the run end with the advice on a GPU too? (There the loss scale falls to its minimum first.)"""
     options = [option for option in TRAIN if option != "--cpu"]

@@ -1,5 +1,7 @@
 """The comparison of two checkpoints: what it compares on, what it sees, what it refuses."""
 
+from __future__ import annotations
+
 import math
 
 import pytest

@@ -1,5 +1,7 @@
 """fairseq-admin export: the same function in CTranslate2 and in transformers, the same tokens, or one line why not."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import resource

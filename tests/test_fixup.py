@@ -1,5 +1,7 @@
 """Does Fixup compute what its paper says, written out, and start as its paper says?"""
 
+from __future__ import annotations
+
 import math
 
 import pytest

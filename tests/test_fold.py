@@ -1,5 +1,7 @@
 """The fold: formulas, the same function in every configuration, stock files that stock fairseq loads, refusals."""
 
+from __future__ import annotations
+
 import argparse
 import copy
 import os

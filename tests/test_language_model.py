@@ -1,6 +1,8 @@
 """The language model: stock where it should be, each scheme what it says, ω as a plain loop measures it, one line
 where it cannot work."""
 
+from __future__ import annotations
+
 import copy
 import math
 import re

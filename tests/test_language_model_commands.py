@@ -1,5 +1,7 @@
 """The language model under fairseq's commands: trained in every mode, resumed, evaluated, generated with, folded."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -9,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import language
 import numpy
@@ -50,7 +52,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return language.binarised(tmp_path_factory.mktemp("words"))
 
 
-def train(data: Path, folder: Path, *arguments: object, options: List[str] = TRAIN) -> Run:
+def train(data: Path, folder: Path, *arguments: object, options: list[str] = TRAIN) -> Run:
     """Train, or go on, in a folder; fails the test if the command does."""
     folder.mkdir(exist_ok=True)
     log = folder / f"log{len(list(folder.glob('log*')))}"
@@ -59,7 +61,7 @@ def train(data: Path, folder: Path, *arguments: object, options: List[str] = TRA
     return done
 
 
-def last(folder: Path) -> Dict[str, Any]:
+def last(folder: Path) -> dict[str, Any]:
     return read(folder / "checkpoint_last.pt")
 
 
@@ -101,7 +103,7 @@ def test_mode(name: str, words: Path, tmp_path: Path) -> None:
     assert_same_states(last(tmp_path / "resumed"), state)
 
 
-def assert_same_states(a: Dict[str, Any], b: Dict[str, Any]) -> None:
+def assert_same_states(a: dict[str, Any], b: dict[str, Any]) -> None:
     """As test_modes has it, but for its count of a translation model's entries."""
     assert len(a["model"]) > 30
     filler = {f"filler{n}": torch.zeros(1) for n in range(50)}
@@ -144,7 +146,7 @@ def test_omega_of_the_first_batch(words: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def without_plugin(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, str]:
+def without_plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which importing fairseq_admin fails, wherever it is installed."""
     folder = tmp_path_factory.mktemp("poisoned")
     (folder / "fairseq_admin").mkdir()

@@ -4,10 +4,13 @@ Liu et al. 2020, section 4.2 and theorem 2: |F(x, W) - F(x, W*)|² grows as N fo
 log N for Admin (section 4.3). Measured on encoders of N = 6 … 48 layers, the embedding unchanged.
 """
 
+from __future__ import annotations
+
 import copy
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable
 
 import pytest
 import reference
@@ -34,7 +37,7 @@ def perturb(stack: nn.Module, relative: float, generator: torch.Generator) -> No
 
 
 @torch.no_grad()
-def output_changes(stack: nn.Module, states: Callable[[nn.Module], List[Tensor]], relative: float, seed: int) -> Tensor:
+def output_changes(stack: nn.Module, states: Callable[[nn.Module], list[Tensor]], relative: float, seed: int) -> Tensor:
     """|f(x, W) - f(x, W*)|² of the stack cut off after each of its layers, for one random W* near W.
 
     Args:
@@ -51,7 +54,7 @@ def output_changes(stack: nn.Module, states: Callable[[nn.Module], List[Tensor]]
     return torch.stack([(after - before).square().mean() for after, before in pairs])
 
 
-def encoder_states(encoder: nn.Module, src_tokens: Tensor, lengths: Tensor) -> List[Tensor]:
+def encoder_states(encoder: nn.Module, src_tokens: Tensor, lengths: Tensor) -> list[Tensor]:
     """What an encoder of the first 1, 2, … N layers gives, of shape (T, B, C); Pre-LN's last norm is applied to each.
 
     Layers are drawn independently and Admin's `reference` ω depend only on the sub-layers before, so the first n
@@ -80,12 +83,12 @@ def encoder_of(method: str, layers: int, seed: int) -> nn.Module:
     return model.eval().encoder
 
 
-def sentences(seed: int) -> Tuple[Tensor, Tensor, Tensor]:
+def sentences(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return reference.batch(sentences=16, source=8, padded=False, seed=seed)
 
 
 @pytest.fixture(scope="module")
-def changes() -> Dict[str, List[float]]:
+def changes() -> dict[str, list[float]]:
     """Mean output change over the seeds at each depth, by method."""
     found = {}
     for method in ("post-ln", "pre-ln", "admin"):

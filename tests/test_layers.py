@@ -1,5 +1,7 @@
 """With ω = 1 the model is fairseq's own, bit for bit; with its initial weights it is the paper's."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
 

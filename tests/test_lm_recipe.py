@@ -1,5 +1,7 @@
 """The language model's recipe: the text it makes, the score it reads, and the chain run small from the shell."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

@@ -1,6 +1,8 @@
 """The masked language model: stock RoBERTa where it should be, each scheme what it says, ω as a plain loop measures it,
 one line where it cannot work."""
 
+from __future__ import annotations
+
 import math
 import re
 

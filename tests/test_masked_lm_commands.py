@@ -1,10 +1,12 @@
 """The masked language model under fairseq's commands: trained, resumed, validated, averaged; and its refusals."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import language
 import pytest
@@ -44,7 +46,7 @@ def trained(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def last(folder: Path) -> Dict[str, Any]:
+def last(folder: Path) -> dict[str, Any]:
     return read(folder / "checkpoint_last.pt")["model"]
 
 

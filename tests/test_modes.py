@@ -4,12 +4,14 @@ Each mode trains the tiny model once to update 10, keeping the checkpoint of upd
 from that one. (With β2 = 0.98 radam makes its first step at update 6.)
 """
 
+from __future__ import annotations
+
 import re
 import shutil
 import socket
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import conftest
 import numpy
@@ -40,7 +42,7 @@ class Mode(NamedTuple):
     """How it is trained; the profiled ω does not depend on these."""
     model: str = ""
     """What the model is."""
-    train: List[str] = TRAIN
+    train: list[str] = TRAIN
     tolerance: float = 1e-5
     """Relative, of ω. The profile sums some 10^4 float32 numbers pairwise, the twin below in float64."""
     exact: bool = True
@@ -81,7 +83,7 @@ MODES = {
 }
 
 
-def train(corpus: Path, folder: Path, *arguments: object, options: List[str] = TRAIN) -> Run:
+def train(corpus: Path, folder: Path, *arguments: object, options: list[str] = TRAIN) -> Run:
     """Train, or go on, in a folder; fails the test if the command does."""
     folder.mkdir(exist_ok=True)
     log = folder / f"log{len(list(folder.glob('log*')))}"
@@ -90,14 +92,14 @@ def train(corpus: Path, folder: Path, *arguments: object, options: List[str] = T
     return done
 
 
-def resume(corpus: Path, saved: Path, folder: Path, *arguments: object, options: List[str] = TRAIN) -> Run:
+def resume(corpus: Path, saved: Path, folder: Path, *arguments: object, options: list[str] = TRAIN) -> Run:
     """Go on from one checkpoint in a new folder, as the run that wrote it would have, had it been stopped there."""
     folder.mkdir()
     shutil.copy(saved, folder / "checkpoint_last.pt")
     return train(corpus, folder, *arguments, options=options)
 
 
-def read(path: Path) -> Dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """A checkpoint, but for what only fairseq 0.12.2 stores: a buffer it never fills, and copies of weights."""
     state = checkpoint.read(path)
     for entries in (state["model"], state["extra_state"].get("ema", {})):
@@ -106,7 +108,7 @@ def read(path: Path) -> Dict[str, Any]:
     return state
 
 
-def last(folder: Path) -> Dict[str, Any]:
+def last(folder: Path) -> dict[str, Any]:
     return read(folder / "checkpoint_last.pt")
 
 
@@ -121,7 +123,7 @@ def same(a: Any, b: Any) -> bool:
     return a == b
 
 
-def assert_same_state(a: Dict[str, Any], b: Dict[str, Any]) -> None:
+def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
     """Model, optimizer, learning rate, moving average and place in the data are the same."""
     assert len(a["model"]) > 50 and a["last_optimizer_state"]["state"]
     assert [key for key in a["model"] if not same(a["model"][key], b["model"][key])] == []
@@ -133,7 +135,7 @@ def assert_same_state(a: Dict[str, Any], b: Dict[str, Any]) -> None:
         assert same(a["extra_state"].get(key), b["extra_state"].get(key)), key
 
 
-def assert_near(a: Dict[str, Any], b: Dict[str, Any]) -> None:
+def assert_near(a: dict[str, Any], b: dict[str, Any]) -> None:
     """The profiled ω are the same, and all else is what it was but for one rounding of the weights to float16.
 
     fairseq's --fp16 does not save its float32 copy of the weights: a resumed run starts from the float16 weights,
@@ -148,7 +150,7 @@ def assert_near(a: Dict[str, Any], b: Dict[str, Any]) -> None:
     assert same(a["extra_state"]["train_iterator"], b["extra_state"]["train_iterator"])
 
 
-def initial(corpus: Path, *arguments: str, options: List[str] = TRAIN):
+def initial(corpus: Path, *arguments: str, options: list[str] = TRAIN):
     """The model that a run starts with, and the first training batch, as fairseq's trainer makes them."""
     given = [str(corpus), *options[2:], *arguments]  # without --user-dir
     cfg = convert_namespace_to_omegaconf(
@@ -169,7 +171,7 @@ def initial(corpus: Path, *arguments: str, options: List[str] = TRAIN):
     return model, next(batches.next_epoch_itr(shuffle=True))["net_input"]
 
 
-def plain_omegas(model: torch.nn.Module, batch: Dict[str, torch.Tensor], rule: str, tokens: int) -> Dict[str, list]:
+def plain_omegas(model: torch.nn.Module, batch: dict[str, torch.Tensor], rule: str, tokens: int) -> dict[str, list]:
     """ω of either stack by a plain loop: a whole forward for every sub-layer, in which only that one is looked at."""
     source, target = batch["src_tokens"], batch["prev_output_tokens"]
     sentences = max(1, tokens // max(source.size(1), target.size(1)))
@@ -179,8 +181,8 @@ def plain_omegas(model: torch.nn.Module, batch: Dict[str, torch.Tensor], rule: s
     for module in model.modules():  # no layerdrop, no quantisation noise
         if isinstance(module, (LayerDropModuleList, torch.nn.Linear, torch.nn.Embedding)):
             module.training = False
-    seen: Dict[str, Any] = {}
-    found: Dict[str, list] = {}
+    seen: dict[str, Any] = {}
+    found: dict[str, list] = {}
     for name, words in (("encoder", source), ("decoder", target)):
         norms = shortcut_norms(getattr(model, name))
         real = words.ne(1).t()
@@ -246,7 +248,7 @@ def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
         assert_near(last(folder / "resumed"), state)
 
 
-def check_omegas(model: Dict[str, torch.Tensor], expected: Dict[str, list], rule: str, tolerance: float) -> None:
+def check_omegas(model: dict[str, torch.Tensor], expected: dict[str, list], rule: str, tolerance: float) -> None:
     """Are all ω there, profiled as expected, read back as profiled plus learned, and learned but for the first?"""
     stacks = state_dict.omegas(model)
     assert {stack: len(part) for stack, part in stacks.items()} == {
@@ -318,18 +320,18 @@ def test_profiling_leaves_no_trace(options: str, corpus: Path) -> None:
     assert modes == [module.training for module in model.modules()]
 
 
-def profiled(state: Dict[str, Any]) -> Dict[str, list]:
+def profiled(state: dict[str, Any]) -> dict[str, list]:
     """Every ω as it was profiled."""
     return {key: tensor.tolist() for key, tensor in state["model"].items() if key.endswith(".omega_init")}
 
 
-def _rank(arguments: List[str], log: Path) -> None:
+def _rank(arguments: list[str], log: Path) -> None:
     """One of two ranks. Each saves its own checkpoints, where fairseq saves the first rank's only, to compare them."""
     Trainer.should_save_checkpoint_on_current_rank = property(lambda self: True)
     conftest._child("fairseq_cli.train", arguments, log)
 
 
-def two_processes(corpus: Path, folders: List[Path], *arguments: object) -> List[str]:
+def two_processes(corpus: Path, folders: list[Path], *arguments: object) -> list[str]:
     """Train on two CPU processes over gloo. Returns what either printed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -450,7 +452,7 @@ def test_starting_from_a_stock_checkpoint(corpus: Path, tmp_path: Path) -> None:
     assert provenance.decode(after[provenance.KEY]) == {"rule": "stock checkpoint, omega = 1"}
 
 
-def valid_losses(done: Run) -> List[str]:
+def valid_losses(done: Run) -> list[str]:
     """Validation losses in the order in which they were printed."""
     return re.findall(r"valid on .*? \| loss ([\d.]+)", done.output)
 

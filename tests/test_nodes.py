@@ -1,5 +1,7 @@
 """Do several nodes, each running the same command, train one model?"""
 
+from __future__ import annotations
+
 import os
 import re
 import socket

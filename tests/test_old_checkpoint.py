@@ -4,6 +4,8 @@ golden/flat_layout.pt was trained at commit d741641 (2L-2L, width 16, 8 updates)
 transformer_admin_tiny`. Next to its weights it holds a batch and the log-probabilities that commit computed for it.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import torch

@@ -1,5 +1,7 @@
 """The formulas of omega.py against numbers worked by hand and against plain loops."""
 
+from __future__ import annotations
+
 import math
 
 import pytest

@@ -1,5 +1,7 @@
 """Parity with the authors' own code, by the golden numbers that were made with it."""
 
+from __future__ import annotations
+
 import pytest
 import reference
 import torch

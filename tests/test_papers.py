@@ -1,5 +1,7 @@
 """Do the papers' recipes run from download to a score, on archives of the real layout, and through kills?"""
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import http.server

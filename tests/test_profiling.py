@@ -1,5 +1,7 @@
 """The measured pass: the right numbers, at the cost of one forward, and nothing left behind."""
 
+from __future__ import annotations
+
 import copy
 import logging
 import math

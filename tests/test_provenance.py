@@ -1,5 +1,7 @@
 """The record of where ω came from survives what happens to a state dict's tensors."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 

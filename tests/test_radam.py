@@ -1,5 +1,7 @@
 """`--optimizer radam` against the published algorithm in float64, and what fairseq asks of an optimizer."""
 
+from __future__ import annotations
+
 import copy
 
 import pytest

@@ -1,5 +1,7 @@
 """The recipes' steps, and the demo's chain run small from the shell: interrupted, resumed, wrong input."""
 
+from __future__ import annotations
+
 import csv
 import json
 import os

@@ -1,5 +1,7 @@
 """A checkpoint's weights read a storage at a time: right, and only if they are what was written."""
 
+from __future__ import annotations
+
 import os
 import pickle
 import threading

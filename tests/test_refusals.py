@@ -1,7 +1,9 @@
 """What cannot work is refused with status 2 and one clear last line that names the option, without a traceback."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Callable, List
+from typing import Callable
 
 import pytest
 import torch
@@ -81,7 +83,7 @@ hydra: {{run: {{dir: {folder}}}}}
         ("admin_init: fixup", ["fixup", "reference", "paper", "log", "constant"]),
     ],
 )
-def test_options_under_hydra(model: str, parts: List[str], corpus: Path, tmp_path: Path) -> None:
+def test_options_under_hydra(model: str, parts: list[str], corpus: Path, tmp_path: Path) -> None:
     """Is the same said in a run of fairseq-hydra-train? (hydra catches every error and shows it in its own way.)"""
     text = HYDRA.format(user_dir=ROOT / "fairseq_admin", corpus=corpus, folder=tmp_path, model=model)
     (tmp_path / "run.yaml").write_text(text)

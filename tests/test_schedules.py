@@ -1,5 +1,7 @@
 """No warm-up with fairseq's own schedulers, and every scheme with every optimizer."""
 
+from __future__ import annotations
+
 import json
 import re
 from argparse import Namespace

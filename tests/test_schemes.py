@@ -1,5 +1,7 @@
 """Does every scheme compute what its paper says, from the weights its paper says, and go through a whole run?"""
 
+from __future__ import annotations
+
 import math
 import re
 import shutil

@@ -1,5 +1,7 @@
 """Are the three scores those that the field reports?"""
 
+from __future__ import annotations
+
 import pytest
 from conftest import run_module
 

@@ -4,6 +4,8 @@ The task needs attention: the target is the source reversed, and each word re-ma
 attention a model stays at the entropy of one, the plateau.
 """
 
+from __future__ import annotations
+
 import math
 
 import pytest

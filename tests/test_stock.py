@@ -1,11 +1,13 @@
 """A folded model in stock fairseq: no plugin anywhere, and the translations of the unfolded one."""
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, Dict, Tuple
+from typing import Callable
 
 import pytest
 import reference
@@ -31,7 +33,7 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def without_plugin(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, str]:
+def without_plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which importing fairseq_admin fails, wherever it is installed."""
     folder = tmp_path_factory.mktemp("poisoned")
     (folder / "fairseq_admin").mkdir()
@@ -39,26 +41,26 @@ def without_plugin(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def python(*arguments: object, env: Dict[str, str], cwd: Path, text: str = "") -> subprocess.CompletedProcess:
+def python(*arguments: object, env: dict[str, str], cwd: Path, text: str = "") -> subprocess.CompletedProcess:
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=env, cwd=cwd, input=text, capture_output=True, text=True)
 
 
-def hypotheses(output: str) -> Dict[int, Tuple[str, float]]:
+def hypotheses(output: str) -> dict[int, tuple[str, float]]:
     """Number -> hypothesis and score, of fairseq-generate's or fairseq-interactive's output."""
     found = {int(m[1]): (m[3], float(m[2])) for m in re.finditer(r"^H-(\d+)\t(\S+)\t(.*)$", output, re.MULTILINE)}
     assert found, output[-4000:]
     return found
 
 
-def same(one: Dict[int, Tuple[str, float]], other: Dict[int, Tuple[str, float]]) -> bool:
+def same(one: dict[int, tuple[str, float]], other: dict[int, tuple[str, float]]) -> bool:
     """The same hypotheses, with scores (of at most 20 words) as equal as log-probabilities that differ by 1e-5."""
     assert one.keys() == other.keys()
     return all(one[n][0] == other[n][0] and abs(one[n][1] - other[n][1]) < 1e-4 for n in one)
 
 
 @pytest.fixture(scope="module")
-def unfolded(corpus: Path, trained: Path) -> Dict[int, Tuple[str, float]]:
+def unfolded(corpus: Path, trained: Path) -> dict[int, tuple[str, float]]:
     """What the unfolded model makes of the test set."""
     given = [corpus, "--user-dir", "fairseq_admin", "--path", trained / "last.pt", "--gen-subset", "test", *SEARCH]
     return hypotheses(run_module("fairseq_cli.generate", *given, log=trained / "generate.log").output)

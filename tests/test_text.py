@@ -1,5 +1,7 @@
 """Raw text to units and back: what each setting does, hostile lines, and other people's tokenisers as references."""
 
+from __future__ import annotations
+
 import builtins
 import gzip
 import json

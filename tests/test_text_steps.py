@@ -1,5 +1,7 @@
 """The recipes' text steps: tokens and cleaning as Moses makes them, merges as subword-nmt does, whole files or none."""
 
+from __future__ import annotations
+
 import os
 import platform
 import random

@@ -1,5 +1,7 @@
 """Does the recipes' own entry to training train in bf16, where fairseq-train cannot, and the same otherwise?"""
 
+from __future__ import annotations
+
 import torch
 from conftest import TRAIN
 

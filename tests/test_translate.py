@@ -1,5 +1,7 @@
 """`fairseq-admin translate`: against fairseq-generate, three engines against one another, and what a line may hold."""
 
+from __future__ import annotations
+
 import io
 import itertools
 import math
@@ -7,8 +9,9 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, Dict, List, Sequence
+from typing import Callable
 
 import pytest
 import torch
@@ -29,7 +32,7 @@ TEXT = Text("de", "en", normalise=True, aggressive_dashes=True, escape=True)
 POSITIONS = 40
 
 
-def sentences(count: int, seed: int) -> List[str]:
+def sentences(count: int, seed: int) -> list[str]:
     """Two to four syllables a word, three to six words and a full stop a sentence."""
     generator = random.Random(seed)
     made = []
@@ -127,10 +130,10 @@ def fsmt(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def translate(tmp_path: Path, data: Path) -> Callable[..., List[str]]:
+def translate(tmp_path: Path, data: Path) -> Callable[..., list[str]]:
     """translate(model, lines, *options) -> the lines written."""
 
-    def go(model: Path, lines: Sequence[str], *options: object) -> List[str]:
+    def go(model: Path, lines: Sequence[str], *options: object) -> list[str]:
         (tmp_path / "in").write_bytes("".join(f"{line}\n" for line in lines).encode())
         given = [model, tmp_path / "in", "-o", tmp_path / "out", "--data", data, "--device", "cpu", *options]
         assert cli.main(["translate", *map(str, given)]) == 0
@@ -150,7 +153,7 @@ def test_the_hypotheses_are_those_of_fairseq_generate(
     given += ["--lenpen", 1.2, "--max-len-a", 1, "--required-batch-size-multiple", 1, "--num-workers", 0]
     done = run("fairseq_cli.generate", data / "bin", *given)
     assert done.status == 0, done.output[-4000:]
-    expected: Dict[int, List[List[str]]] = {}
+    expected: dict[int, list[list[str]]] = {}
     for line in done.output.splitlines():
         if line.startswith("H-"):
             number, *rest = line[2:].split("\t")
@@ -173,7 +176,7 @@ def test_the_hypotheses_are_those_of_fairseq_generate(
 @pytest.mark.parametrize("engine", ["folded", "ct2", "fsmt"])
 @pytest.mark.parametrize("options", [["--beam", 4, "--nbest", 2], ["--beam", 1]])
 def test_all_engines_agree(
-    engine: str, options: List[object], admin: Path, translate: Callable, request: pytest.FixtureRequest
+    engine: str, options: list[object], admin: Path, translate: Callable, request: pytest.FixtureRequest
 ) -> None:
     """Do they give the unfolded model's hypotheses, with scores equal up to float32's rounding?"""
     lines = [*TEST, "", "  \u2028", "Wörter die keiner kennt: 日本語"]
@@ -324,9 +327,9 @@ class Shouter(Translator):
     longest = 6
 
     def __init__(self) -> None:
-        self.batches: List[List[List[str]]] = []
+        self.batches: list[list[list[str]]] = []
 
-    def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
+    def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         self.batches.append(list(batch))
         return [
             [Hypothesis(-float(n), [unit.upper() for unit in units] + ["!"] * n) for n in range(search.nbest)]
@@ -341,7 +344,7 @@ def shouter(tmp_path: Path) -> Pipeline:
 
 
 def test_lines_keep_their_order_and_empty_ones_reach_no_model(shouter: Pipeline) -> None:
-    counted: List[int] = []
+    counted: list[int] = []
     lines = ["x", "", "x x x x", "\u200b", " \t", "ab y", "x x x"]
     found = shouter.translate(lines, Search(), batch_tokens=4, done=counted.append)
     assert [[text for _, text in best] for best in found] == [["X"], [""], ["X X X X"], [""], [""], ["AB Y"], ["X X X"]]
@@ -351,7 +354,7 @@ def test_lines_keep_their_order_and_empty_ones_reach_no_model(shouter: Pipeline)
 
 
 def test_pieces_are_joined_rank_by_rank(shouter: Pipeline) -> None:
-    told: List[str] = []
+    told: list[str] = []
     found = shouter.translate(["x", "a! b b b c d"], Search(nbest=2), first=7, warn=told.append)
     assert [text for _, text in found[1]] == ["A! B B B C D", "A!! B B B C D!"]
     assert found[0] == [(0.0, "X"), (-1.0, "X!")]
@@ -372,7 +375,7 @@ def test_pieces_are_joined_rank_by_rank(shouter: Pipeline) -> None:
         ("a@@ b@@ c@@ d@@ e@@ f", ["a@@ b@@ c@@ d@@", "e@@ f"]),
     ],
 )
-def test_a_line_is_split_where_it_hurts_least(units: str, pieces: List[str]) -> None:
+def test_a_line_is_split_where_it_hurts_least(units: str, pieces: list[str]) -> None:
     assert [" ".join(piece) for piece in split(units.split(), 4)] == pieces
 
 

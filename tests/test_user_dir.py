@@ -4,6 +4,8 @@ fairseq imports a user-dir by its folder's name and refuses a second module of t
 not get in the way of a path, nor a path in the way of the package.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess

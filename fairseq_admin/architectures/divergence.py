@@ -6,6 +6,8 @@ updates before every batch, so it can see that the number stands still. (In fp32
 first gradient that is not finite.)
 """
 
+from __future__ import annotations
+
 from ..errors import DIVERGED_ADVICE, DivergedError
 
 

@@ -1,5 +1,7 @@
 """The model `transformer_lm_admin`: fairseq's decoder-only language model with Admin or another scheme."""
 
+from __future__ import annotations
+
 from types import FunctionType
 
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture

@@ -1,5 +1,7 @@
 """The model `masked_lm_admin`: fairseq's RoBERTa, which fills in masked words, with Admin or another scheme."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass

@@ -1,7 +1,9 @@
 """What every model with a scheme does around fairseq's own, be it of translation or of language."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
-from typing import Any, Dict, Optional
+from typing import Any
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -53,7 +55,7 @@ class SchemeModel(BaseFairseqModel):
                     norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
             self._record({"rule": cfg.admin_init, "version": __version__})
 
-    def _record(self, record: Dict[str, Any]) -> None:
+    def _record(self, record: dict[str, Any]) -> None:
         buffer = getattr(self, provenance.KEY)
         buffer.copy_(provenance.encode(record))
         self.profiled = True
@@ -63,7 +65,7 @@ class SchemeModel(BaseFairseqModel):
         if self.training:
             self.skipped_updates.before_batch(num_updates)
 
-    def profile_once(self, src_tokens: Optional[Tensor], prev_output_tokens: Optional[Tensor]) -> None:
+    def profile_once(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
         """Profile ω on this batch if it is the first in training mode. Arguments as for `profiling.measure`."""
         if self.training and not self.profiled:
             cfg = self.cfg

@@ -1,5 +1,7 @@
 """The model `transformer_admin`: fairseq's Transformer with Admin or another scheme; and its `--arch` presets."""
 
+from __future__ import annotations
+
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 

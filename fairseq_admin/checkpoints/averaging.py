@@ -1,10 +1,13 @@
 """The mean of a run's checkpoints: which files, whether they belong together, and the sum, a storage at a time."""
 
+from __future__ import annotations
+
 import os
 import re
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ FOLD = "admin_fold"
 """The entry of a checkpoint's `extra_state` that tells a folded model from one that never had an ω."""
 
 
-def newest(folder: Path, last: int, upto: Optional[int] = None, by: Optional[str] = None) -> List[Path]:
+def newest(folder: Path, last: int, upto: int | None = None, by: str | None = None) -> list[Path]:
     """The last checkpoints of a run, oldest first.
 
     Args:
@@ -35,7 +38,7 @@ def newest(folder: Path, last: int, upto: Optional[int] = None, by: Optional[str
     Raises:
         AdminError: fewer checkpoints than asked for, or only shards.
     """
-    found: Dict[str, List[Tuple[int, Path]]] = {kind: [] for kind in NUMBERED}
+    found: dict[str, list[tuple[int, Path]]] = {kind: [] for kind in NUMBERED}
     for path in folder.glob("*.pt"):
         for kind, pattern in NUMBERED.items():
             if match := pattern.fullmatch(path.name):
@@ -55,8 +58,8 @@ def newest(folder: Path, last: int, upto: Optional[int] = None, by: Optional[str
 
 
 def choose(
-    inputs: Sequence[Path], last: Optional[int] = None, upto: Optional[int] = None, by: Optional[str] = None
-) -> List[Path]:
+    inputs: Sequence[Path], last: int | None = None, upto: int | None = None, by: str | None = None
+) -> list[Path]:
     """The checkpoints that a command line means: those of one run folder, or the files it names.
 
     Raises:
@@ -75,7 +78,7 @@ def choose(
             raise AdminError(
                 f"{option} chooses from a run folder, and {inputs[0]} is none. Leave it out, or give a folder."
             )
-    seen: Dict[Tuple[int, int], Path] = {}
+    seen: dict[tuple[int, int], Path] = {}
     for path in inputs:
         if path.exists():
             status = os.stat(path)
@@ -114,7 +117,7 @@ def _refuse_misfits(sources: Sequence[Source]) -> None:
                     "were expected."
                 )
         _refuse_other_profile(first, other)
-    seen: Dict[Tuple[int, ...], Source] = {}
+    seen: dict[tuple[int, ...], Source] = {}
     for source in sources:
         twin = seen.setdefault(tuple(entry.crc for entry in source.entries.values()), source)
         if twin is not source:
@@ -159,7 +162,7 @@ def _refuse_not_finite(sources: Sequence[Source], key: str) -> None:
             )
 
 
-def average(paths: Iterable[Path]) -> Dict[str, Any]:
+def average(paths: Iterable[Path]) -> dict[str, Any]:
     """The newest checkpoint (most updates) with its model replaced by the mean of all.
 
     Beside the result, one storage of one file and its float64 sum are in memory.
@@ -180,7 +183,7 @@ def average(paths: Iterable[Path]) -> Dict[str, Any]:
         last = max(sources, key=lambda source: source.updates)
         model = last.state["model"]
         # Storage of the newest -> place in all files -> the entries there: several where they are tied in all.
-        storages: Dict[int, Dict[Tuple[Entry, ...], List[str]]] = {}
+        storages: dict[int, dict[tuple[Entry, ...], list[str]]] = {}
         for key, entry in last.entries.items():
             places = tuple(source.entries[key] for source in sources)
             storages.setdefault(entry.start, {}).setdefault(places, []).append(key)
@@ -197,7 +200,7 @@ def _means(sources: Sequence[Source], last: Source, keys: Sequence[str]) -> Iter
     summed = [key for key in keys if means[key].is_floating_point() and not state_dict.STRAY.search(key)]
     sums = {key: torch.zeros_like(means[key], dtype=torch.float64) for key in summed}
     for source in sources:
-        storages: Dict[int, Tensor] = {}
+        storages: dict[int, Tensor] = {}
         for key, total in sums.items():
             total += source.tensor(key, storages)
     for key, mean in means.items():

@@ -5,12 +5,15 @@ Both translation and language models have a decoder, whose input tells which pos
 T time   B batch   V vocabulary
 """
 
+from __future__ import annotations
+
 import math
 import re
 from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from fairseq import tasks
@@ -89,7 +92,7 @@ def _of_sides(sides: Mapping[str, Tensor]) -> Any:
     return Batch(source, source.ne(PAD).sum(1), sides["decoder"])
 
 
-def random_batches(state: Mapping[str, Any], batches: int = 3, sentences: int = 8, longest: int = 40) -> List[Any]:
+def random_batches(state: Mapping[str, Any], batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Any]:
     """Sentences of random words and lengths, padded as fairseq pads. Seeded: the same for the same vocabulary.
 
     Returns:
@@ -116,7 +119,7 @@ def random_batches(state: Mapping[str, Any], batches: int = 3, sentences: int = 
     return found
 
 
-def real_batches(state: Mapping[str, Any], data: Path, split: str = "valid", batches: int = 4) -> List[Any]:
+def real_batches(state: Mapping[str, Any], data: Path, split: str = "valid", batches: int = 4) -> list[Any]:
     """The first batches of a split of binarised data.
 
     Raises:
@@ -165,7 +168,7 @@ class Difference(NamedTuple):
     positions: int
 
 
-def difference(one: Mapping[str, Any], other: Mapping[str, Any], data: Optional[Path] = None) -> Difference:
+def difference(one: Mapping[str, Any], other: Mapping[str, Any], data: Path | None = None) -> Difference:
     """Compare two checkpoints; one model is in memory at a time.
 
     Args:

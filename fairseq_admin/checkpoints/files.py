@@ -1,5 +1,7 @@
 """Reading and writing checkpoints safely."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import importlib
@@ -9,8 +11,9 @@ import pickle
 import re
 import zipfile
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Mapping, Optional
+from typing import Any, Callable
 
 import numpy
 import torch
@@ -54,8 +57,8 @@ def sharded(path: Path) -> AdminError:
 
 
 def read(
-    path: Path, place: Optional[Callable[[torch.UntypedStorage, str], torch.UntypedStorage]] = None
-) -> Dict[str, Any]:
+    path: Path, place: Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None = None
+) -> dict[str, Any]:
     """A fairseq checkpoint's contents, on the CPU, loaded without running code it may carry.
 
     Args:

@@ -15,8 +15,11 @@ Of the other schemes, DeepNorm's constant folds as an ω does, and ReZero's fact
 last matrices and biases. Those that only draw other initial weights, or put the norm first, are stock models already.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
-from typing import Any, Dict, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +63,7 @@ def _clamped(omega: Tensor, name: str, smallest: float, clamp: bool) -> Tensor:
     return omega.abs().clamp(min=smallest).copysign(omega)
 
 
-def _shortcut_scales(state: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
+def _shortcut_scales(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """What multiplies the shortcut of every sub-layer, as `state_dict.omegas` gives it, float64.
 
     Shapes (C,), Admin's ω, or (1,), a layer's constant.
@@ -79,7 +82,7 @@ def _norm(kind: str) -> str:
     return f"{'final' if kind == 'ffn' else kind}_layer_norm"
 
 
-def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp: bool = False) -> Dict[str, Tensor]:
+def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp: bool = False) -> dict[str, Tensor]:
     """The state dict of the stock Transformer that computes what this model computes.
 
     Args:
@@ -140,8 +143,8 @@ def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp:
 
 
 def fold(
-    state: Mapping[str, Any], dtype: torch.dtype = torch.float32, min_omega: Optional[float] = None
-) -> Dict[str, Any]:
+    state: Mapping[str, Any], dtype: torch.dtype = torch.float32, min_omega: float | None = None
+) -> dict[str, Any]:
     """A checkpoint of a model of ours as a stock fairseq one, without optimizer state, that loads without the plugin.
 
     Args:
@@ -195,10 +198,10 @@ def fold(
     }
 
 
-def _stored(state: Mapping[str, Tensor], dtype: torch.dtype) -> "OrderedDict[str, Tensor]":
+def _stored(state: Mapping[str, Tensor], dtype: torch.dtype) -> OrderedDict[str, Tensor]:
     """Every floating tensor in `dtype`; entries that were one tensor, as tied embeddings are, stay one."""
-    done: Dict[Tuple[int, torch.Size], Tensor] = {}
-    result: "OrderedDict[str, Tensor]" = OrderedDict()
+    done: dict[tuple[int, torch.Size], Tensor] = {}
+    result: OrderedDict[str, Tensor] = OrderedDict()
     for key, tensor in state.items():
         if tensor.is_floating_point():
             once = (tensor.data_ptr(), tensor.shape)

@@ -1,8 +1,11 @@
 """What a checkpoint says of its model's, task's and criterion's options, and the options of a stock model like it."""
 
+from __future__ import annotations
+
 from argparse import Namespace
 from collections import OrderedDict
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf
@@ -31,9 +34,9 @@ DEFAULTS = {
 class Stored(NamedTuple):
     """The options in a checkpoint; each part names its kind under `_name`."""
 
-    model: Dict[str, Any]
-    task: Dict[str, Any]
-    criterion: Dict[str, Any]
+    model: dict[str, Any]
+    task: dict[str, Any]
+    criterion: dict[str, Any]
 
 
 def stored(state: Mapping[str, Any]) -> Stored:
@@ -53,7 +56,7 @@ def stored(state: Mapping[str, Any]) -> Stored:
     return Stored(*(_plain(cfg.get(kind)) for kind in Stored._fields))
 
 
-def _plain(section: Any) -> Dict[str, Any]:
+def _plain(section: Any) -> dict[str, Any]:
     """A section of fairseq's configuration, of whatever kind, as a dict of plain values."""
     if section is None:
         return {}
@@ -69,12 +72,12 @@ def scheme(model: Mapping[str, Any]) -> str:
     return model.get("admin_scheme") or "admin"
 
 
-def kind(model: Mapping[str, Any]) -> Optional[str]:
+def kind(model: Mapping[str, Any]) -> str | None:
     """The registered model that a model's options are of; None: this fairseq does not know it."""
     return ARCH_MODEL_NAME_REGISTRY.get(model.get("_name"))
 
 
-def stacks(model: Mapping[str, Any]) -> Tuple[str, ...]:
+def stacks(model: Mapping[str, Any]) -> tuple[str, ...]:
     """The stacks of a model, by its options: a language model has a decoder only."""
     return ("decoder",) if kind(model) in (LM_ARCH, "transformer_lm_admin") else ("encoder", "decoder")
 
@@ -98,7 +101,7 @@ def complete(state: Mapping[str, Any]) -> Namespace:
     return args
 
 
-def stock(state: Mapping[str, Any], layers: Mapping[str, int]) -> "OrderedDict[str, Any]":
+def stock(state: Mapping[str, Any], layers: Mapping[str, int]) -> OrderedDict[str, Any]:
     """The options of a stock Transformer, or language model, of a checkpoint's sizes, as the entry `args` of its own.
 
     Args:
@@ -127,12 +130,12 @@ def stock(state: Mapping[str, Any], layers: Mapping[str, int]) -> "OrderedDict[s
     return attributes(vars(args))
 
 
-def attributes(flat: Mapping[str, Any]) -> "OrderedDict[str, Any]":
+def attributes(flat: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """Options as a mapping that has them as attributes too.
 
     fairseq and CTranslate2 read a checkpoint's `args` as an argparse.Namespace, which torch's safe loader (the default
     since torch 2.6) refuses. An OrderedDict it takes, with its attributes.
     """
-    result: "OrderedDict[str, Any]" = OrderedDict(sorted(flat.items()))
+    result: OrderedDict[str, Any] = OrderedDict(sorted(flat.items()))
     result.__dict__.update(flat)
     return result

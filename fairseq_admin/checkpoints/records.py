@@ -4,11 +4,13 @@ A torch file is a zip whose records are the tensors' storages, as they lie in me
 a model can be read without the rest of it, or the optimizer's state.
 """
 
+from __future__ import annotations
+
 import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Dict, NamedTuple, Tuple
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +27,8 @@ class Entry(NamedTuple):
     size: int
     crc: int
     dtype: torch.dtype
-    shape: Tuple[int, ...]
-    stride: Tuple[int, ...]
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
     offset: int
 
 
@@ -46,7 +48,7 @@ class Source:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise AdminError(f"{path} is a pipe or a device; a file was expected. Save what it gives to a file first.")
         # Address -> bytes of every storage, mapped from the file.
-        mapped: Dict[int, int] = {}
+        mapped: dict[int, int] = {}
 
         def place(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
             if storage.nbytes():
@@ -71,7 +73,7 @@ class Source:
             at: size for at, (size, _) in records.items()
         }:
             raise self._damaged("its records are not the storages it names")
-        self.entries: Dict[str, Entry] = {}
+        self.entries: dict[str, Entry] = {}
         for key, tensor in self.state["model"].items():
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
@@ -81,7 +83,7 @@ class Source:
                 self.entries[key] = Entry(start, size, crc, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
         self.state.pop("last_optimizer_state", None)
 
-    def _records(self) -> Dict[int, Tuple[int, int]]:
+    def _records(self) -> dict[int, tuple[int, int]]:
         """Where in the file each storage starts, with its size in bytes and its checksum; empty ones are left out."""
         records = {}
         with zipfile.ZipFile(self._file) as archive:
@@ -97,13 +99,13 @@ class Source:
     def _damaged(self, what: str) -> AdminError:
         return AdminError(f"{self.path}: not a whole checkpoint ({what}). Copy or train it again.")
 
-    def __enter__(self) -> "Source":
+    def __enter__(self) -> Source:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def tensor(self, key: str, storages: Dict[int, Tensor]) -> Tensor:
+    def tensor(self, key: str, storages: dict[int, Tensor]) -> Tensor:
         """An entry of the model.
 
         Args:

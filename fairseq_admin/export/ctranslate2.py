@@ -3,11 +3,14 @@
 T units of a sentence
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Iterator, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,7 +56,7 @@ def installed() -> ModuleType:
     return ctranslate2
 
 
-def refuse_unknown(quantization: Optional[str]) -> None:
+def refuse_unknown(quantization: str | None) -> None:
     """Refuse a type for the weights that CTranslate2 does not know.
 
     Raises:
@@ -64,7 +67,7 @@ def refuse_unknown(quantization: Optional[str]) -> None:
         raise AdminError(f"--quantization {quantization} is none that this CTranslate2 knows: {', '.join(kinds)}.")
 
 
-def convert(model: Exportable, work: Path, folder: Path, quantization: Optional[str]) -> None:
+def convert(model: Exportable, work: Path, folder: Path, quantization: str | None) -> None:
     """Write the folder.
 
     Args:
@@ -94,7 +97,7 @@ def convert(model: Exportable, work: Path, folder: Path, quantization: Optional[
         raise AdminError(f"CTranslate2 cannot take this model: {reason}.") from None
 
 
-def check(model: Exportable, folder: Path, bound: Optional[float]) -> Checked:
+def check(model: Exportable, folder: Path, bound: float | None) -> Checked:
     """Compare the log-probabilities that the folder gives to sentences with the checkpoint's.
 
     Args:
@@ -128,14 +131,14 @@ def check(model: Exportable, folder: Path, bound: Optional[float]) -> Checked:
     return result
 
 
-def _expected(batch: Batch, scores: Tensor) -> List[Tensor]:
+def _expected(batch: Batch, scores: Tensor) -> list[Tensor]:
     """Log-probabilities of each target's units and of its end, from those of all units. Shapes (T + 1,)."""
     targets = [torch.cat([units, units.new_tensor([EOS])]) for units in sentences(batch.prev_output_tokens)]
     picked = scores.gather(1, torch.cat(targets).unsqueeze(1)).squeeze(1)
     return list(picked.split([len(target) for target in targets]))
 
 
-def _found(translator: Any, model: Exportable, batch: Batch) -> List[Tensor]:
+def _found(translator: Any, model: Exportable, batch: Batch) -> list[Tensor]:
     """The same from CTranslate2, which adds the end itself."""
     source = [[model.source[unit] for unit in units.tolist()] for units in sentences(batch.src_tokens)]
     target = [[model.target[unit] for unit in units.tolist()] for units in sentences(batch.prev_output_tokens)]

@@ -3,10 +3,13 @@
 T units of a sentence   V vocabulary
 """
 
+from __future__ import annotations
+
 import re
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.data import Dictionary
@@ -43,22 +46,22 @@ class Exportable(NamedTuple):
 
     original: Mapping[str, Any]
     """The checkpoint as it was given: what the export is checked against."""
-    stock: Dict[str, Any]
+    stock: dict[str, Any]
     """The same function as a checkpoint of stock fairseq, its options under `args`."""
     options: Namespace
     """The stock model's and its task's options, every one with a value."""
     source: Dictionary
     target: Dictionary
-    files: Dict[str, Path]
+    files: dict[str, Path]
     """What belongs beside the model: name there -> where it lies now."""
-    text: Optional[Text]
+    text: Text | None
 
     @property
-    def languages(self) -> Tuple[str, str]:
+    def languages(self) -> tuple[str, str]:
         return self.options.source_lang, self.options.target_lang
 
 
-def stock(state: Mapping[str, Any]) -> Dict[str, Any]:
+def stock(state: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint as one of stock fairseq: an Admin model folded, a stock one with its options under `args`.
 
     Raises:
@@ -83,7 +86,7 @@ def stock(state: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-def prepare(state: Mapping[str, Any], path: Path, data: Optional[Path]) -> Exportable:
+def prepare(state: Mapping[str, Any], path: Path, data: Path | None) -> Exportable:
     """Everything an export needs, or the reason why there can be none.
 
     Args:
@@ -124,7 +127,7 @@ def prepare(state: Mapping[str, Any], path: Path, data: Optional[Path]) -> Expor
     return Exportable(state, plain, options, source, target, files, assets.text())
 
 
-def batches(model: Exportable) -> List[Batch]:
+def batches(model: Exportable) -> list[Batch]:
     """What an export is checked on: random sentences, and the first of a validation set beside the dictionaries."""
     folder = model.files[f"dict.{model.languages[1]}.txt"].parent
     found = random_batches(model.original)
@@ -133,6 +136,6 @@ def batches(model: Exportable) -> List[Batch]:
     return found
 
 
-def sentences(tokens: torch.Tensor) -> List[torch.Tensor]:
+def sentences(tokens: torch.Tensor) -> list[torch.Tensor]:
     """The rows without padding and, where a sentence ends, its end. Shape (B, T) to B shapes (T,)."""
     return [row[row.ne(PAD) & row.ne(EOS)] for row in tokens]

@@ -1,11 +1,14 @@
 """A checkpoint as a folder of another engine's, checked before it is there."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from ..errors import AdminError
 from ..text.bpe import CODES
@@ -20,7 +23,7 @@ class Exported(NamedTuple):
     """What was checked, in words, and what the user should know besides."""
 
     summary: str
-    notes: List[str]
+    notes: list[str]
 
 
 def export(
@@ -28,9 +31,9 @@ def export(
     path: Path,
     engine: str,
     output: Path,
-    data: Optional[Path] = None,
-    quantization: Optional[str] = None,
-    tolerance: Optional[float] = None,
+    data: Path | None = None,
+    quantization: str | None = None,
+    tolerance: float | None = None,
 ) -> Exported:
     """Write a folder that an engine reads, with the dictionaries and whatever else the text needs.
 
@@ -67,7 +70,7 @@ def export(
 
 
 def _ctranslate2(
-    model: Exportable, work: Path, folder: Path, quantization: Optional[str], tolerance: Optional[float]
+    model: Exportable, work: Path, folder: Path, quantization: str | None, tolerance: float | None
 ) -> Exported:
     exact = folder if quantization in (None, "float32") else work / "exact"
     ctranslate2.convert(model, work, exact, None)
@@ -85,7 +88,7 @@ def _ctranslate2(
 
 
 def _huggingface(
-    model: Exportable, work: Path, folder: Path, quantization: Optional[str], tolerance: Optional[float]
+    model: Exportable, work: Path, folder: Path, quantization: str | None, tolerance: float | None
 ) -> Exported:
     folder.mkdir()
     huggingface.convert(model, folder)
@@ -105,7 +108,7 @@ def _huggingface(
 
 
 @contextlib.contextmanager
-def _new(output: Path) -> Iterator["tuple[Path, Path]"]:
+def _new(output: Path) -> Iterator[tuple[Path, Path]]:
     """A folder to work in and the name of one to make there, which becomes `output` if all goes well.
 
     Nothing is left of them if not.

@@ -3,10 +3,13 @@
 B sentences   T units of a sentence   V vocabulary
 """
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Iterator, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.sequence_generator import SequenceGenerator
@@ -142,7 +145,7 @@ def convert(model: Exportable, folder: Path) -> None:
         fsmt.save_pretrained(str(folder))
 
 
-def check(model: Exportable, folder: Path, bound: Optional[float]) -> Checked:
+def check(model: Exportable, folder: Path, bound: float | None) -> Checked:
     """Load the folder, and compare its log-probabilities and greedy translations with the checkpoint's.
 
     Args:
@@ -199,13 +202,13 @@ def _padded_right(tokens: Tensor) -> Tensor:
     return tokens.gather(1, tokens.eq(PAD).long().sort(stable=True, dim=1).indices)
 
 
-def _greedy(ours: Any, model: Exportable, batch: Batch) -> List[List[int]]:
+def _greedy(ours: Any, model: Exportable, batch: Batch) -> list[list[int]]:
     generator = SequenceGenerator([ours], model.target, beam_size=1, max_len_a=0, max_len_b=GREEDY)
     net_input = {"src_tokens": batch.src_tokens, "src_lengths": batch.src_lengths}
     return [found[0]["tokens"][:-1].tolist() for found in generator.generate([ours], {"net_input": net_input})]
 
 
-def _greedy_of_fsmt(fsmt: Any, batch: Batch) -> List[List[int]]:
+def _greedy_of_fsmt(fsmt: Any, batch: Batch) -> list[list[int]]:
     tokens = batch.src_tokens
     found = fsmt.generate(
         tokens, attention_mask=tokens.ne(PAD).long(), num_beams=1, early_stopping=False, max_length=GREEDY + 2

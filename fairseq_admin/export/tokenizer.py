@@ -3,10 +3,11 @@
 It ends a word's last unit with "</w>" where fairseq ends every other unit with "@@", and numbers units as fairseq does.
 """
 
+from __future__ import annotations
+
 import json
 import random
 from pathlib import Path
-from typing import Dict, List, Optional
 
 from fairseq.data import Dictionary
 
@@ -20,7 +21,7 @@ ALWAYS = ("normalise", "aggressive_dashes", "escape")
 """What FSMTTokenizer does to every text."""
 
 
-def unlike(model: Exportable) -> Optional[str]:
+def unlike(model: Exportable) -> str | None:
     """Why FSMTTokenizer cannot be this model's, or None."""
     if model.text is None or CODES not in model.files:
         return f"{FILE if model.text is None else CODES} was not found"
@@ -30,7 +31,7 @@ def unlike(model: Exportable) -> Optional[str]:
     return f"FSMTTokenizer always does what {FILE} has off ({', '.join(off)})" if off else None
 
 
-def write(model: Exportable, folder: Path) -> List[Path]:
+def write(model: Exportable, folder: Path) -> list[Path]:
     """Write vocab-src.json, vocab-tgt.json, merges.txt and tokenizer_config.json; these are returned.
 
     Raises:
@@ -58,7 +59,7 @@ def write(model: Exportable, folder: Path) -> List[Path]:
     return [folder / name for name in files]
 
 
-def vocabulary(words: Dictionary) -> Dict[str, int]:
+def vocabulary(words: Dictionary) -> dict[str, int]:
     """FSMTTokenizer's units and their numbers.
 
     Raises:
@@ -77,7 +78,7 @@ def spelled(unit: str) -> str:
     return unit[:-2] if unit.endswith("@@") else unit + "</w>"
 
 
-def difference(model: Exportable, folder: Path, lines: int = 50) -> Optional[str]:
+def difference(model: Exportable, folder: Path, lines: int = 50) -> str | None:
     """Where the tokenizer, loaded from the folder, does otherwise than the model's text was treated; None: nowhere.
 
     The lines are random units of the dictionaries. Seeded.
@@ -103,7 +104,7 @@ def difference(model: Exportable, folder: Path, lines: int = 50) -> Optional[str
     return None
 
 
-def _random_units(words: Dictionary, generator: random.Random) -> List[str]:
+def _random_units(words: Dictionary, generator: random.Random) -> list[str]:
     return [words[generator.randrange(FIRST_WORD, len(words))] for _ in range(generator.randint(1, 12))]
 
 

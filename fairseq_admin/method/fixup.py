@@ -14,6 +14,8 @@ either stack, the encoder's with a multiplier. That code has no bias before an a
 has.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -6,7 +6,7 @@ sub-layer's own norm, which knows its ω, adds it up. A forward hook on such a n
 branch, shortcut and output, and costs nothing where there is none.
 """
 
-from typing import List, Optional, Tuple, Union
+from __future__ import annotations
 
 import torch
 from fairseq.distributed import fsdp_wrap
@@ -28,7 +28,7 @@ class ShortcutNorm(nn.LayerNorm):
     """
 
     omega_init: Tensor
-    omega_delta: Optional[nn.Parameter]
+    omega_delta: nn.Parameter | None
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
@@ -42,7 +42,7 @@ class ShortcutNorm(nn.LayerNorm):
         """
         self.omega_delta = None
 
-    def set_omega(self, omega: Union[float, Tensor]) -> None:
+    def set_omega(self, omega: float | Tensor) -> None:
         """Fill ω with one profiled scalar."""
         with torch.no_grad():
             self.omega_init.copy_(torch.as_tensor(omega).expand_as(self.omega_init))
@@ -54,7 +54,7 @@ class ShortcutNorm(nn.LayerNorm):
         """ω as the forward uses it. Shape (C,)."""
         return self.omega_init if self.omega_delta is None else self.omega_init + self.omega_delta
 
-    def forward(self, branch_and_shortcut: Tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(self, branch_and_shortcut: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
         """Shapes: branch and shortcut (T, B, C), output (T, B, C)."""
         branch, shortcut = branch_and_shortcut
         # Under autocast the branch is half and the shortcut, a norm's output, is float: the sum is float, as stock's.
@@ -77,7 +77,7 @@ class _AdminLayer:
     def build_fc2(self, *args):
         return xavier(super().build_fc2(*args))  # type: ignore[misc]
 
-    def residual_connection(self, x: Tensor, residual: Tensor) -> Tuple[Tensor, Tensor]:
+    def residual_connection(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         return x, residual
 
 
@@ -123,7 +123,7 @@ class AdminDecoderLayer(_AdminLayer, TransformerDecoderLayerBase):
 class BottomNorm(nn.LayerNorm):
     """LN(x + the layer's input), the last norm of a layer with a bottom-to-top connection (Takase et al. 2022)."""
 
-    bottom: Optional[Tensor] = None
+    bottom: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (T, B, C)."""
@@ -140,8 +140,8 @@ class _ScaledLayer:
 
     final_layer_norm: nn.Module
 
-    shortcut_scale: Optional[Tensor]
-    branch_scale: Optional[nn.Parameter]
+    shortcut_scale: Tensor | None
+    branch_scale: nn.Parameter | None
 
     def _set_up(self, scheme: Scheme, stack: int, cfg) -> None:
         """Take over what a row of the table says of the encoder (stack 0) or the decoder (stack 1)."""
@@ -204,7 +204,7 @@ def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
-def shortcut_norms(stack: Union[TransformerEncoderBase, TransformerDecoderBase]) -> List[ShortcutNorm]:
+def shortcut_norms(stack: TransformerEncoderBase | TransformerDecoderBase) -> list[ShortcutNorm]:
     """The norms of the sub-layers of an encoder or a decoder, in forward order."""
     norms = []
     for layer in layers_of(stack):

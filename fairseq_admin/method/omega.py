@@ -10,6 +10,8 @@ scalar a sub-layer; training turns it into a vector of C channels.
     T time   B batch   C channels   S sub-layers
 """
 
+from __future__ import annotations
+
 import math
 
 import torch

@@ -4,11 +4,14 @@ The pass runs before the first real forward, without gradients, on the first sen
 model as it found it but for ω: random state, module modes and autocast's cache are what they would have been.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import math
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from fairseq.distributed import utils as distributed_utils
@@ -34,13 +37,13 @@ class StackProbe:
         real: which positions of the stack are not padding. Shape (T, B), bool.
     """
 
-    def __init__(self, norms: List[ShortcutNorm], rule: str, real: Tensor) -> None:
+    def __init__(self, norms: list[ShortcutNorm], rule: str, real: Tensor) -> None:
         self.norms = norms
         self.rule = rule
         self.real = real.flatten().nonzero().squeeze(1)
         self.omegas = [torch.ones((), device=real.device)]
-        self.shortcut_variances: List[Tensor] = []
-        self.branch_variances: List[Tensor] = []
+        self.shortcut_variances: list[Tensor] = []
+        self.branch_variances: list[Tensor] = []
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -53,7 +56,7 @@ class StackProbe:
             for handle in handles:
                 handle.remove()
 
-    def _observe(self, norm: nn.Module, inputs: Tuple[Tuple[Tensor, Tensor]]) -> None:
+    def _observe(self, norm: nn.Module, inputs: tuple[tuple[Tensor, Tensor]]) -> None:
         branch, shortcut = inputs[0]
         self.shortcut_variances.append(variance(shortcut, self.real))
         self.branch_variances.append(variance(branch, self.real))
@@ -87,15 +90,13 @@ def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def _given(src_tokens: Optional[Tensor], prev_output_tokens: Optional[Tensor]) -> Dict[str, Tensor]:
+def _given(src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> dict[str, Tensor]:
     """What each stack that the model has reads, in forward order."""
     sides = {"encoder": src_tokens, "decoder": prev_output_tokens}
     return {side: tokens for side, tokens in sides.items() if tokens is not None}
 
 
-def measure(
-    model: BaseFairseqModel, src_tokens: Optional[Tensor], prev_output_tokens: Optional[Tensor], rule: str
-) -> Tensor:
+def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_tokens: Tensor | None, rule: str) -> Tensor:
     """Run the batch once and set every ω by the rule.
 
     Args:
@@ -122,8 +123,8 @@ def measure(
 
 
 def _within_budget(
-    src_tokens: Optional[Tensor], prev_output_tokens: Optional[Tensor], tokens: int
-) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    src_tokens: Tensor | None, prev_output_tokens: Tensor | None, tokens: int
+) -> tuple[Tensor | None, Tensor | None]:
     """The first sentences of a batch whose padded longer side holds at most that many tokens; at least one sentence."""
     longest = max(side.size(1) for side in _given(src_tokens, prev_output_tokens).values())
     sentences = max(1, tokens // longest)
@@ -135,11 +136,11 @@ def _within_budget(
 
 def _measure_in_memory(
     model: BaseFairseqModel,
-    src_tokens: Optional[Tensor],
-    prev_output_tokens: Optional[Tensor],
+    src_tokens: Tensor | None,
+    prev_output_tokens: Tensor | None,
     rule: str,
     tokens: int,
-) -> Tuple[Tensor, Dict[str, Tensor]]:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """`measure`, on half the tokens again and again while the device has no memory for it. Returns the batch used."""
     while True:
         src, prev = _within_budget(src_tokens, prev_output_tokens, tokens)
@@ -164,8 +165,8 @@ def _from_first_rank(omega: Tensor) -> Tensor:
 
 
 def profile(
-    model: BaseFairseqModel, src_tokens: Optional[Tensor], prev_output_tokens: Optional[Tensor], rule: str, tokens: int
-) -> Dict[str, Any]:
+    model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_tokens: Tensor | None, rule: str, tokens: int
+) -> dict[str, Any]:
     """Fill every ω of a model from one training batch, the same on all data-parallel ranks.
 
     Args:
@@ -185,7 +186,7 @@ def profile(
     every = [norm for part in norms.values() for norm in part]
     failure = None
 
-    def real(batch: Dict[str, Tensor]) -> Dict[str, int]:
+    def real(batch: dict[str, Tensor]) -> dict[str, int]:
         return {side: int(words.ne(stacks[side].padding_idx).sum()) for side, words in batch.items()}
 
     used = given

@@ -5,8 +5,10 @@ take every entry for a float tensor. So the record, a short JSON text, is stored
 survive float16, bfloat16, a mean of equal records and a decayed sum, and are rounded back when read.
 """
 
+from __future__ import annotations
+
 import json
-from typing import Any, Dict, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ KEY = "admin_provenance"
 LENGTH = 256
 
 
-def encode(record: Dict[str, Any]) -> Tensor:
+def encode(record: dict[str, Any]) -> Tensor:
     """A record as a tensor. Shape (256,), float32, zero-padded."""
     text = json.dumps(record, separators=(",", ":")).encode("ascii")
     assert len(text) <= LENGTH, text
@@ -26,7 +28,7 @@ def encode(record: Dict[str, Any]) -> Tensor:
     return tensor
 
 
-def decode(tensor: Tensor) -> Optional[Dict[str, Any]]:
+def decode(tensor: Tensor) -> dict[str, Any] | None:
     """The record that `encode` stored, or None where there is none yet.
 
     Raises:

@@ -16,14 +16,16 @@ A language model is a decoder alone, N = 0, and a masked one an encoder alone, M
 the scheme's paper has something of its own for it.
 """
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
 
-PerStack = Tuple[float, float]
+PerStack = tuple[float, float]
 """A number for the encoder and one for the decoder."""
 
 SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
@@ -35,11 +37,11 @@ class Scheme(NamedTuple):
 
     source: str
     """Paper, section, equation."""
-    norm: Tuple[str, str] = ("after", "after")
+    norm: tuple[str, str] = ("after", "after")
     """Where the norms of the encoder and of the decoder stand: "before", "after" or "none"."""
     omega: bool = False
     """Whether a is ω: one vector a sub-layer, profiled, then trained."""
-    shortcut: Optional[Callable[[int, int], PerStack]] = None
+    shortcut: Callable[[int, int], PerStack] | None = None
     """From N and M to a constant a."""
     branch: bool = False
     """Whether b is one number a layer, shared by its sub-layers, 0 at first and trained."""
@@ -47,7 +49,7 @@ class Scheme(NamedTuple):
     """Whether a layer's input is added once more before the layer's last norm."""
     fixup: bool = False
     """Whether Fixup's biases and multipliers, one number each, stand in place of the norms."""
-    weights: Optional[Callable[[Any, Any], None]] = None
+    weights: Callable[[Any, Any], None] | None = None
     """Draws initial weights of an encoder and a decoder; without it they are fairseq's own."""
 
     @property
@@ -91,18 +93,18 @@ def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     return 0.67 * encoder_layers ** (-1 / 4), (9 * decoder_layers) ** (-1 / 4)
 
 
-def stacks_of(model: Any) -> Dict[str, Any]:
+def stacks_of(model: Any) -> dict[str, Any]:
     """The encoder and the decoder of a model, where it has them. RoBERTa's encoder holds its stack beside a head."""
     sides = {side: getattr(model, side) for side in ("encoder", "decoder") if hasattr(model, side)}
     return {side: getattr(stack, "sentence_encoder", stack) for side, stack in sides.items()}
 
 
-def layers_of(stack: Any) -> Tuple[Any, ...]:
+def layers_of(stack: Any) -> tuple[Any, ...]:
     """The layers of an encoder or a decoder, in order. (Iterating over a LayerDropModuleList would skip some.)"""
     return tuple(stack.layers.children())
 
 
-def attentions_of(layer: Any) -> Tuple[Any, ...]:
+def attentions_of(layer: Any) -> tuple[Any, ...]:
     """A layer's self-attention and, where it has one, its encoder-attention."""
     return tuple(it for it in (layer.self_attn, getattr(layer, "encoder_attn", None)) if it is not None)
 
@@ -211,7 +213,7 @@ def ds_init_weights(encoder: Any, decoder: Any) -> None:
             _draw(layer, nn.init.xavier_uniform_, number**-0.5, number**-0.5)
 
 
-SCHEMES: Dict[str, Scheme] = {
+SCHEMES: dict[str, Scheme] = {
     # Its Xavier feed-forward weights are drawn where its layers are built.
     "admin": Scheme("Liu et al. 2020, section 4.3", omega=True),
     "post-ln": Scheme("Vaswani et al. 2017, section 3.1"),

@@ -1,5 +1,7 @@
 """fairseq's encoder and decoder over the layers of a scheme."""
 
+from __future__ import annotations
+
 from fairseq.models.transformer.transformer_decoder import TransformerDecoderBase
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
 

@@ -1,8 +1,11 @@
 """What a state dict says of its model: its stacks, its scheme, its ω; and a stock Transformer's taken over."""
 
+from __future__ import annotations
+
 import logging
 import re
-from typing import Any, Dict, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +22,7 @@ OMEGA_DELTA = ".omega_delta"
 STRAY = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
 
 
-def of_stacks(state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+def of_stacks(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict with RoBERTa's one stack, encoder.sentence_encoder, named as a Transformer's: encoder."""
     return {key.replace("encoder.sentence_encoder.", "encoder.", 1): tensor for key, tensor in state.items()}
 
@@ -84,12 +87,12 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
     state[provenance.KEY] = provenance.encode({"rule": "stock checkpoint, omega = 1"})
 
 
-def omegas(state: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
+def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """ω of every sub-layer in a state dict: {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}.
 
     Each ω has shape (C,), float64; sub-layers stand in forward order. Empty if the model is not an Admin model.
     """
-    found: Dict[str, Dict[str, Tensor]] = {}
+    found: dict[str, dict[str, Tensor]] = {}
     state = of_stacks(state)
     for key, tensor in state.items():
         if key.endswith(OMEGA_INIT):

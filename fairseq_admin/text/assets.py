@@ -1,8 +1,9 @@
 """What lies beside a model and tells how its text is treated: dictionaries, text.json, the codes of its units."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
-from typing import Optional, Tuple
 
 from fairseq.data import Dictionary
 
@@ -16,11 +17,11 @@ class Assets:
     They lie in a folder the user names, or in its folder `bin`, where fairseq-preprocess writes; else beside the model.
     """
 
-    def __init__(self, model: Path, data: Optional[Path]) -> None:
+    def __init__(self, model: Path, data: Path | None) -> None:
         self.model = model
         self.folders = [data, data / "bin"] if data else [model if model.is_dir() else model.parent]
 
-    def find(self, name: str) -> Optional[Path]:
+    def find(self, name: str) -> Path | None:
         """A file by its name, if it is there."""
         return next((folder / name for folder in self.folders if (folder / name).is_file()), None)
 
@@ -38,7 +39,7 @@ class Assets:
             )
         return found
 
-    def text(self) -> Optional[Text]:
+    def text(self) -> Text | None:
         """How the text is tokenised, if text.json is there.
 
         Raises:
@@ -47,7 +48,7 @@ class Assets:
         path = self.find(FILE)
         return Text.read(path) if path else None
 
-    def languages(self, source: Optional[str], target: Optional[str]) -> Tuple[str, str]:
+    def languages(self, source: str | None, target: str | None) -> tuple[str, str]:
         """Source and target: the model's own, or else text.json's. (fairseq-train notes only those it was given.)
 
         Raises:

@@ -1,10 +1,12 @@
 """From tokens to a model's units and back: byte-pair encoding, with the merges that are next to a model as `codes`."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, List
 
 from ..errors import AdminError
 
@@ -36,7 +38,7 @@ class BPE:
         with _silent_stderr():
             self._codes = fastBPE.fastBPE(str(codes))
 
-    def apply(self, lines: List[str]) -> List[str]:
+    def apply(self, lines: list[str]) -> list[str]:
         """Split each line's tokens into units, one space between them; "@@" ends a unit inside a token."""
         units = self._codes.apply(lines)
         assert len(units) == len(lines), "fastBPE changed the number of lines"

@@ -6,9 +6,10 @@ Here its public rules are replaced by those of the scripts. Where a script leave
 there is one or none here.
 """
 
+from __future__ import annotations
+
 import re
-from functools import cached_property, lru_cache
-from typing import List, Tuple
+from functools import cache, cached_property
 
 import regex
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
@@ -71,7 +72,7 @@ class Tokeniser(MosesTokenizer):
         self._abbreviations = frozenset(self.NONBREAKING_PREFIXES) - self._before_numbers
 
     @cached_property
-    def _beyond(self) -> "Tokeniser":
+    def _beyond(self) -> Tokeniser:
         return Tokeniser(self.lang, 0x10FFFF)
 
     def tokens(self, text: str, aggressive_dashes: bool, escape: bool) -> str:
@@ -102,7 +103,7 @@ class Normaliser(MosesPunctNormalizer):
 
     def __init__(self, language: str) -> None:
         super().__init__(language, norm_quote_commas=False, norm_numbers=False, perl_parity=True)
-        rules: List[Tuple[str, str]] = list(self.substitutions)
+        rules: list[tuple[str, str]] = list(self.substitutions)
         if language == "en":
             rules += self.EN_QUOTATION_FOLLOWED_BY_COMMA
         elif language not in ("cs", "cz"):
@@ -128,7 +129,7 @@ def lower(tokens: str) -> str:
     return tokens.lower() if "\u03a3" not in tokens else tokens.replace("\u03a3", "\u03c3").lower()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _characters(properties: str, last: int) -> str:
     """The characters with one of these Unicode properties, up to the last, as ranges inside a class of `re`."""
     every = "".join(map(chr, range(last + 1)))

@@ -3,6 +3,8 @@
 The settings are next to a model as `text.json`. A line in is a line out, whatever it holds.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
@@ -11,7 +13,7 @@ import unicodedata
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Tuple
+from typing import Any, get_type_hints
 
 from ..errors import AdminError
 
@@ -47,7 +49,7 @@ class Text:
     perl: bool = False
 
     @classmethod
-    def read(cls, path: Path) -> "Text":
+    def read(cls, path: Path) -> Text:
         """The settings of a `text.json`.
 
         Raises:
@@ -103,7 +105,7 @@ class Text:
         return self._detokeniser.detokenize(tokens.split(), unescape=self.escape)
 
     @cached_property
-    def _moses(self) -> Dict[str, Tuple[Any, Any]]:
+    def _moses(self) -> dict[str, tuple[Any, Any]]:
         """Punctuation normaliser and tokeniser of either language."""
         moses = _sacremoses()
         if self.perl:
@@ -123,10 +125,10 @@ class Text:
         return _sacremoses().MosesDetokenizer(self.target)
 
 
-def _checked(found: object, path: Path) -> Dict[str, Any]:
+def _checked(found: object, path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise AdminError(f"{path} holds a {type(found).__name__}; expected an object with the settings of the text.")
-    expected = {field.name: field.type for field in dataclasses.fields(Text)}
+    expected = get_type_hints(Text)
     # Files of before there was a choice lack it.
     found = {"perl": False, **found}
     for name in sorted(found.keys() ^ expected.keys()):

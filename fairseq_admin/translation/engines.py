@@ -6,9 +6,12 @@ length (end of sentence included) to a power, at most MORE units longer than the
     B sentences   T target units
 """
 
+from __future__ import annotations
+
 import abc
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 import torch
 from fairseq import checkpoint_utils
@@ -30,7 +33,7 @@ class Hypothesis(NamedTuple):
     """A translation in units, and its log-probability (natural logarithm) over its length to the length penalty."""
 
     score: float
-    units: List[str]
+    units: list[str]
 
 
 class Search(NamedTuple):
@@ -48,7 +51,7 @@ class Translator(abc.ABC):
     """The most units a source sentence may have."""
 
     @abc.abstractmethod
-    def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
+    def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         """The best hypotheses of each sentence, the best first: search.nbest of them, or as many as were found.
 
         Args:
@@ -59,7 +62,7 @@ class Translator(abc.ABC):
 class FairseqTranslator(Translator):
     """A checkpoint of fairseq's, Admin's or a stock Transformer's."""
 
-    def __init__(self, path: Path, assets: Assets, languages: Tuple[str, str], device: Optional[str]) -> None:
+    def __init__(self, path: Path, assets: Assets, languages: tuple[str, str], device: str | None) -> None:
         """Load the model, through torch's safe loader.
 
         Args:
@@ -89,7 +92,7 @@ class FairseqTranslator(Translator):
         avoid_fast_path(self.model)
         self.longest = min(self.model.max_positions()) - 1
 
-    def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
+    def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         words = self.task.target_dictionary
         generator = SequenceGenerator(
             [self.model], words, search.beam, max_len_a=1, max_len_b=MORE, len_penalty=search.length_penalty
@@ -106,7 +109,7 @@ class FairseqTranslator(Translator):
 class CTranslate2Translator(Translator):
     """A folder that a converter of CTranslate2 wrote."""
 
-    def __init__(self, folder: Path, device: Optional[str]) -> None:
+    def __init__(self, folder: Path, device: str | None) -> None:
         """Load the model.
 
         Raises:
@@ -124,7 +127,7 @@ class CTranslate2Translator(Translator):
             raise AdminError(f"{folder} is no whole CTranslate2 model ({_line(error)}). Export it again.") from None
         self.longest = self.positions - 1
 
-    def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
+    def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         found = self.model.translate_batch(
             list(batch),
             beam_size=search.beam,
@@ -146,7 +149,7 @@ class CTranslate2Translator(Translator):
 class HuggingFaceTranslator(Translator):
     """A folder with an FSMT model: the Transformer that fairseq calls transformer_wmt_en_de."""
 
-    def __init__(self, folder: Path, assets: Assets, languages: Tuple[str, str], device: Optional[str]) -> None:
+    def __init__(self, folder: Path, assets: Assets, languages: tuple[str, str], device: str | None) -> None:
         """Load the model.
 
         Args:
@@ -177,7 +180,7 @@ class HuggingFaceTranslator(Translator):
         self.longest = self.positions - 1
 
     @torch.no_grad()
-    def translate(self, batch: Sequence[List[str]], search: Search) -> List[List[Hypothesis]]:
+    def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         tokens = padded(batch, self.source, left=False).to(self.device)
         mask = tokens.ne(self.source.pad())
         hypotheses = self.model.generate(
@@ -193,7 +196,7 @@ class HuggingFaceTranslator(Translator):
             max_length=None,
             suppress_tokens=[self.target.pad()],
         ).view(len(batch), search.nbest, -1)
-        found: List[List[Hypothesis]] = [[] for _ in batch]
+        found: list[list[Hypothesis]] = [[] for _ in batch]
         for rank in hypotheses.unbind(1):
             scores = self._scores(tokens, mask, rank, search.length_penalty)
             for row, (score, units) in enumerate(zip(scores.tolist(), rank.tolist())):
@@ -210,7 +213,7 @@ class HuggingFaceTranslator(Translator):
         return -losses.sum(1) / hypotheses[:, 1:].ne(self.target.pad()).sum(1).pow(length_penalty)
 
 
-def chosen(device: Optional[str], cuda: bool) -> str:
+def chosen(device: str | None, cuda: bool) -> str:
     """The device asked for, or the best there is.
 
     Raises:
@@ -221,7 +224,7 @@ def chosen(device: Optional[str], cuda: bool) -> str:
     return device or ("cuda" if cuda else "cpu")
 
 
-def padded(batch: Sequence[List[str]], words: Dictionary, left: bool) -> Tensor:
+def padded(batch: Sequence[list[str]], words: Dictionary, left: bool) -> Tensor:
     """The sentences' numbers, each ended and padded on one side to the longest. Shape (B, longest + 1)."""
     tokens = torch.full((len(batch), max(map(len, batch)) + 1), words.pad())
     for row, units in zip(tokens, batch):
@@ -230,7 +233,7 @@ def padded(batch: Sequence[List[str]], words: Dictionary, left: bool) -> Tensor:
     return tokens
 
 
-def spelled(numbers: List[int], words: Dictionary) -> List[str]:
+def spelled(numbers: list[int], words: Dictionary) -> list[str]:
     """The units of a hypothesis, without beginning, end and padding."""
     return [words[number] for number in numbers if number not in (words.bos(), words.eos(), words.pad())]
 

@@ -1,8 +1,11 @@
 """Raw text in, raw text out: a model, and what is done to the text before and after it; lines too long in pieces."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple
 
 from ..checkpoints import files as checkpoint
 from ..checkpoints import options
@@ -34,11 +37,11 @@ class Pipeline(NamedTuple):
     """A model and what is done to the text before and after it; without `text`, the text is tokenised already."""
 
     translator: Translator
-    text: Optional[Text]
+    text: Text | None
     bpe: BPE
 
     @classmethod
-    def load(cls, model: Path, data: Optional[Path], tokenised: bool, device: Optional[str]) -> "Pipeline":
+    def load(cls, model: Path, data: Path | None, tokenised: bool, device: str | None) -> Pipeline:
         """The pipeline of a checkpoint, or of a folder that CTranslate2 or Hugging Face's transformers read.
 
         Args:
@@ -64,13 +67,13 @@ class Pipeline(NamedTuple):
 
     def translate(
         self,
-        lines: List[str],
+        lines: list[str],
         search: Search,
         batch_tokens: int = 4096,
         first: int = 1,
         warn: Callable[[str], None] = lambda message: None,
         done: Callable[[int], None] = lambda lines: None,
-    ) -> List[List[Translation]]:
+    ) -> list[list[Translation]]:
         """Translate lines of text; one without words has one translation, empty.
 
         Args:
@@ -84,8 +87,8 @@ class Pipeline(NamedTuple):
         Returns:
             The best translations of each line, the best first, up to search.nbest.
         """
-        pieces: List[List[str]] = []
-        of_line: List[range] = []
+        pieces: list[list[str]] = []
+        of_line: list[range] = []
         for number, units in enumerate(self._units(lines), first):
             parts = split(units, self.translator.longest)
             of_line.append(range(len(pieces), len(pieces) + len(parts)))
@@ -97,18 +100,18 @@ class Pipeline(NamedTuple):
                 )
         firsts = {numbers.start for numbers in of_line if numbers}
         done(len(lines) - len(firsts))
-        found: Dict[int, List[Hypothesis]] = {}
+        found: dict[int, list[Hypothesis]] = {}
         for batch in batches([len(piece) for piece in pieces], batch_tokens):
             found.update(zip(batch, self.translator.translate([pieces[i] for i in batch], search)))
             done(len(firsts.intersection(batch)))
         return [self._joined([found[i] for i in numbers]) for numbers in of_line]
 
-    def _units(self, lines: List[str]) -> List[List[str]]:
+    def _units(self, lines: list[str]) -> list[list[str]]:
         text = self.text
         tokens = [" ".join(line.split()) if text is None else text.tokenise(line, text.source) for line in lines]
         return [line.split(" ") if line else [] for line in self.bpe.apply(tokens)]
 
-    def _joined(self, pieces: List[List[Hypothesis]]) -> List[Translation]:
+    def _joined(self, pieces: list[list[Hypothesis]]) -> list[Translation]:
         """A line's translations: the first of all its pieces, the second of all, ...; the mean of their scores."""
         if not pieces:
             return [Translation(0.0, "")]
@@ -122,7 +125,7 @@ class Pipeline(NamedTuple):
         return found
 
 
-def _languages(path: Path) -> Tuple[Optional[str], Optional[str]]:
+def _languages(path: Path) -> tuple[str | None, str | None]:
     """Of a checkpoint, as far as it says so."""
     task = options.stored(checkpoint.read(path)).task
     if task.get("_name") != "translation":
@@ -130,7 +133,7 @@ def _languages(path: Path) -> Tuple[Optional[str], Optional[str]]:
     return task.get("source_lang"), task.get("target_lang")
 
 
-def _fsmt_languages(folder: Path) -> Tuple[str, str]:
+def _fsmt_languages(folder: Path) -> tuple[str, str]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -147,7 +150,7 @@ def _fsmt_languages(folder: Path) -> Tuple[str, str]:
     return source, target
 
 
-def split(units: List[str], longest: int) -> List[List[str]]:
+def split(units: list[str], longest: int) -> list[list[str]]:
     """A sentence in pieces of at most `longest` units; none if it has no units.
 
     A piece ends with the last sentence that ends within the bound, or else the last word, or else anywhere.
@@ -164,7 +167,7 @@ def split(units: List[str], longest: int) -> List[List[str]]:
     return [*pieces, units] if units else pieces
 
 
-def batches(lengths: List[int], tokens: int) -> Iterator[List[int]]:
+def batches(lengths: list[int], tokens: int) -> Iterator[list[int]]:
     """Numbers of sentences to translate together: of like length, the longest first, and every one once.
 
     Args:

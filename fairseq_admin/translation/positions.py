@@ -1,8 +1,11 @@
 """How many positions a CTranslate2 model has, read from its file: CTranslate2 does not tell."""
 
+from __future__ import annotations
+
 import struct
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Iterator, Tuple
+from typing import BinaryIO
 
 Damaged = struct.error
 """What reading a file that is cut short raises."""
@@ -21,7 +24,7 @@ def positions(path: Path) -> int:
     return min(found, default=POSITIONS)
 
 
-def _tensors(file: BinaryIO) -> Iterator[Tuple[str, Tuple[int, ...]]]:
+def _tensors(file: BinaryIO) -> Iterator[tuple[str, tuple[int, ...]]]:
     def number(kind: str) -> int:
         return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
 

@@ -1,11 +1,14 @@
 """Text as it flows through `fairseq-admin translate`: read some lines at a time, written in order, shown on a bar."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Iterable, Iterator, List, Optional, Tuple
+from typing import BinaryIO
 
 from tqdm import tqdm
 
@@ -17,7 +20,7 @@ CHUNK = 2000
 """Lines read at a time, of anything but a terminal."""
 
 
-def read(stream: BinaryIO, name: str, size: int) -> Iterator[List[str]]:
+def read(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
     """Lines of UTF-8, `size` at a time, without the newlines, which alone end a line.
 
     Raises:
@@ -38,7 +41,7 @@ def read(stream: BinaryIO, name: str, size: int) -> Iterator[List[str]]:
 
 
 @contextlib.contextmanager
-def opened(path: Optional[Path]) -> Iterator[Tuple[BinaryIO, str]]:
+def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
     """A file to read, or standard input, and what to call it.
 
     Raises:
@@ -56,7 +59,7 @@ def opened(path: Optional[Path]) -> Iterator[Tuple[BinaryIO, str]]:
 
 
 @contextlib.contextmanager
-def written(path: Optional[Path]) -> Iterator[BinaryIO]:
+def written(path: Path | None) -> Iterator[BinaryIO]:
     """A file that is there when all is written, or standard output; whoever closes that has read enough.
 
     Raises:

@@ -8,6 +8,8 @@ the sum in float32. Both find the files in the system's cache if they fit there.
     python recipes/bench/average.py --optimizer-state    # as training saves them, three times as large
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {"memory": 2.5, "time": 1.0}
@@ -72,7 +74,7 @@ def plain(folder: Path, output: Path) -> None:
     import torch
 
     paths = sorted(folder.glob("checkpoint*.pt"), key=lambda path: int(path.stem[len("checkpoint") :]))
-    total: Dict[str, Any] = {}
+    total: dict[str, Any] = {}
     result = None
     for path in paths[::-1]:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -90,7 +92,7 @@ def plain(folder: Path, output: Path) -> None:
     torch.save(result, output)
 
 
-def measured(*command: object) -> Tuple[float, float]:
+def measured(*command: object) -> tuple[float, float]:
     """Peak memory in MiB and wall time in seconds of a process.
 
     Linux hands the maximum on from parent to child, so this process imports nothing large itself.
@@ -104,7 +106,7 @@ def measured(*command: object) -> Tuple[float, float]:
     return usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10), time.perf_counter() - start
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     args = parser().parse_args(arguments)
     if args.as_child == "make":
@@ -130,11 +132,11 @@ def main(arguments: Optional[List[str]] = None) -> int:
     state = "with" if args.optimizer_state else "without"
     print(f"{args.number} x {args.arch}, {model['parameters']} parameters, {state} optimizer state")
     print(f"{'':38} {'first':>9} {'second':>9}      {'ratio':>6}  target")
-    rows = [
+    rows: list[tuple[str, float, float, str, float | None]] = [
         ("peak memory, average / one model", ours[0], one, "MiB", TARGETS["memory"]),
         ("peak memory, average / plain average", ours[0], other[0], "MiB", None),
         ("wall time, average / plain average", ours[1], other[1], "s", TARGETS["time"]),
-        ("size of the file, average / plain", *sizes, "MiB", None),
+        ("size of the file, average / plain", sizes[0], sizes[1], "MiB", None),
     ]
     for name, first, second, unit, target in rows:
         verdict = "" if target is None else f"{target:.2f} {'met' if first / second <= target else 'missed'}"

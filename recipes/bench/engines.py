@@ -8,6 +8,8 @@ same work. CTranslate2, in float32 and int8, is set against fairseq's beam searc
     python recipes/bench/engines.py --checkpoint average.pt --data data --text data/bpe/test.de
 """
 
+from __future__ import annotations
+
 import argparse
 import copy
 import logging
@@ -18,7 +20,7 @@ import tempfile
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -89,10 +91,10 @@ def random_checkpoint(args: Namespace, folder: Path) -> Path:
 
 
 def in_fairseq(
-    model: Any, source: Dictionary, target: Dictionary, batches: List[List[List[str]]], length: int
+    model: Any, source: Dictionary, target: Dictionary, batches: list[list[list[str]]], length: int
 ) -> Callable:
     """An action that translates the batches by fairseq's beam search; length 0: until the end of a sentence."""
-    bounds: Dict[str, int] = {"min_len": length, "max_len_b": length} if length else {"max_len_b": 200}
+    bounds: dict[str, int] = {"min_len": length, "max_len_b": length} if length else {"max_len_b": 200}
     generator = SequenceGenerator([model], target, beam_size=BEAM, max_len_a=0, **bounds)
     samples = [padded(batch, source, left=True) for batch in batches]
 
@@ -105,7 +107,7 @@ def in_fairseq(
     return action
 
 
-def in_ctranslate2(folder: Path, batches: List[List[List[str]]], length: int, threads: int) -> Callable:
+def in_ctranslate2(folder: Path, batches: list[list[list[str]]], length: int, threads: int) -> Callable:
     """An action that translates the batches with CTranslate2."""
     import ctranslate2
 
@@ -120,7 +122,7 @@ def in_ctranslate2(folder: Path, batches: List[List[List[str]]], length: int, th
     return action
 
 
-def sentences(args: Namespace, source: Dictionary) -> List[List[List[str]]]:
+def sentences(args: Namespace, source: Dictionary) -> list[list[list[str]]]:
     """Batches of sentences of like length: the first of the text, or random ones."""
     if args.text:
         lines = [line.split() for line in args.text.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -139,7 +141,7 @@ def stock_twin(options: Namespace, source: Dictionary, target: Dictionary) -> An
     return ARCH_MODEL_REGISTRY[ARCH].build_model(copy.deepcopy(options), task).eval()
 
 
-def row(name: str, times: List, count: int, target: Optional[float] = None) -> str:
+def row(name: str, times: list, count: int, target: float | None = None) -> str:
     """A line of the report: the median ratio of times, and sentences a second of both."""
     ratios = sorted(first / second for first, second in times)
     first, second = (count / statistics.median(side) for side in zip(*times))
@@ -148,7 +150,7 @@ def row(name: str, times: List, count: int, target: Optional[float] = None) -> s
     return f"{name:38} {first:9.2f} {second:9.2f}  {ratio:6.3f}  ({ratios[0]:.3f} - {ratios[-1]:.3f}){verdict}"
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     args.device = "cpu"
     torch.set_num_threads(args.threads)

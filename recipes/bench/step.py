@@ -8,6 +8,8 @@ forwards of the Admin model in training mode, and each model's peak memory is ta
     python recipes/bench/step.py --device cuda --dtype float16 --width 512 --ffn 2048 --heads 8 --tokens 4096
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json
@@ -21,7 +23,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Callable, List, Optional, Tuple
+from typing import Callable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -90,7 +92,7 @@ class Bench:
         self.src, self.target = (torch.randint(4, args.words + 4, size, device=self.device) for _ in range(2))
         self.lengths = torch.full(size[:1], args.length, device=self.device)
         self.prev = self.target.roll(1, 1)
-        self.optimizer: Optional[RAdam] = None
+        self.optimizer: RAdam | None = None
         if args.optimizer == "radam":
             self.optimizer = RAdam(self.model.parameters(), lr=1e-5, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
         self.dtype = getattr(torch, args.dtype)
@@ -127,7 +129,7 @@ def seconds(action: Callable[[], object], device: torch.device, clock: Callable[
     return clock() - start
 
 
-def paired(ours: Callable, other: Callable, args: Namespace, tell: str) -> List[Tuple[float, float]]:
+def paired(ours: Callable, other: Callable, args: Namespace, tell: str) -> list[tuple[float, float]]:
     """Times of both actions in turns, the order swapped from pair to pair; the first two pairs are warm-up."""
     times = []
     pairs, device = args.pairs, torch.device(args.device)
@@ -154,7 +156,7 @@ def peak_memory(bench: Bench) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     args = parser().parse_args(arguments)
     if args.threads:

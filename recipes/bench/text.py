@@ -8,6 +8,8 @@ and writing. subword-nmt learns and applies where it is installed. A ratio is th
     python recipes/bench/text.py --text train.en --language en --moses mosesdecoder
 """
 
+from __future__ import annotations
+
 import argparse
 import io
 import os
@@ -20,7 +22,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def generated(lines: int) -> List[str]:
+def generated(lines: int) -> list[str]:
     """Sentences of made-up words, frequent ones and rare ones, with punctuation."""
     source = random.Random(1)
     syllables = [first + vowel for first in "bdfgklmnprst" for vowel in ("a", "e", "i", "o", "u", "é")]
@@ -58,7 +60,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def in_turns(rounds: int, ours: Callable[[], object], other: Callable[[], object]) -> Tuple[float, float, float]:
+def in_turns(rounds: int, ours: Callable[[], object], other: Callable[[], object]) -> tuple[float, float, float]:
     """Median seconds of either side, and the median ratio of the rounds."""
     pairs = []
     for number in range(rounds):
@@ -69,7 +71,7 @@ def in_turns(rounds: int, ours: Callable[[], object], other: Callable[[], object
     return statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs), statistics.median(ratios)
 
 
-def piped(lines: List[str], *commands: List[object]) -> Callable[[], object]:
+def piped(lines: list[str], *commands: list[object]) -> Callable[[], object]:
     """The commands, each reading the one before, on the lines."""
     given = "".join(f"{line}\n" for line in lines).encode()
     text = " | ".join(" ".join(f"'{part}'" for part in command) for command in commands)
@@ -82,14 +84,14 @@ def piped(lines: List[str], *commands: List[object]) -> Callable[[], object]:
     )
 
 
-def row(step: str, beside: str, lines: int, seconds: Tuple[float, float, float], note: str = "") -> None:
+def row(step: str, beside: str, lines: int, seconds: tuple[float, float, float], note: str = "") -> None:
     first, second, ratio = seconds
     print(
         f"{step:34} {lines / first:10.0f} {beside:24} {lines / second:10.0f} {ratio:7.3f}  {note}".rstrip(), flush=True
     )
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     os.environ["RAYON_NUM_THREADS"] = "1"
     sys.path.insert(0, str(ROOT))
@@ -109,15 +111,15 @@ def main(arguments: Optional[List[str]] = None) -> int:
             raise ValueError("--moses: perl is not installed; expected it to run Moses' scripts. Leave --moses out.")
         measure(raw, scripts)
 
-    def measure(raw: List[str], scripts: Optional[Path]) -> None:
+    def measure(raw: list[str], scripts: Path | None) -> None:
         print(f"{args.text or 'generated text'}, {args.language}: {len(raw)} lines, one core, medians of {args.rounds}")
         print(f"{'':34} {'lines/s':>10} {'':24} {'lines/s':>10} {'ratio of times':>7}")
 
-        def tokenised(text: Text) -> List[str]:
+        def tokenised(text: Text) -> list[str]:
             return [text.tokenise(line, args.language) for line in raw]
 
         ways = {"tokenise": {}, "tokenise (-a, normalised)": {"normalise": True, "aggressive_dashes": True}}
-        tokens: List[str] = []
+        tokens: list[str] = []
         for name, settings in ways.items():
             text, plain = (
                 Text(args.language, args.language, escape=True, perl=perl, **settings) for perl in (True, False)
@@ -141,7 +143,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             after_tokens(tokens, Path(folder), scripts)
 
-    def after_tokens(tokens: List[str], folder: Path, scripts: Optional[Path]) -> None:
+    def after_tokens(tokens: list[str], folder: Path, scripts: Path | None) -> None:
         cleaner = Cleaner(1, 175, 1.5)
         other_side = tokens[::-1]
 
@@ -173,7 +175,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
             raise ValueError(
                 "subword-nmt is not installed; expected it to compare with. Run pip install subword-nmt."
             ) from None
-        found: Dict[str, List[str]] = {}
+        found: dict[str, list[str]] = {}
 
         def ours() -> None:
             found["ours"] = bpe.learn(["\n".join(tokens)], args.merges)

@@ -6,6 +6,8 @@ writes train.a and train.b. Words come uniformly, so without attention nothing b
 the same call writes the same bytes; splits have seeds of their own.
 """
 
+from __future__ import annotations
+
 import argparse
 import random
 

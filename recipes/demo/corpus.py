@@ -6,6 +6,8 @@ writes train.de and train.en. Seeded: the same call writes the same bytes, with 
 No sentence, German or English, occurs twice in the whole corpus, so no split shares one with another.
 """
 
+from __future__ import annotations
+
 import argparse
 import random
 import re

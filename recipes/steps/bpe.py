@@ -121,7 +121,8 @@ def split(splitter: Splitter, paths: list[Path], folder: Path, workers: int) -> 
     for block in streaming.blocks(*paths):
         splitter = splitter.knowing(block)
         break
-    kept, dropped = 0, Counter()
+    kept = 0
+    dropped: Counter[str] = Counter()
     with writing(*(folder / path.name for path in paths)) as files:
         for sides, lines, reasons in streaming.parallel(splitter, streaming.blocks(*paths), workers):
             for file, side in zip(files, sides):

@@ -51,8 +51,8 @@ def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[t
         rows, paper = groups.get(key, []), known.get(key[:2], "")
         # A small run is no attempt at the paper's number.
         shown = paper if key[2] in ("", "paper") else ""
-        measured = (spread(rows, "tokenised"), shown, spread(rows, "score"), spread(rows, "compound"))
-        measured += (spread(rows, "perplexity"),)
+        scores = (spread(rows, "score"), spread(rows, "compound"), spread(rows, "perplexity"))
+        measured = (spread(rows, "tokenised"), shown, *scores)
         rest = [each(rows, name) for name in ("epochs", "updates", "tokens", "params")]
         seeds = ", ".join(sorted((row["seed"] for row in rows), key=lambda seed: (len(seed), seed)))
         table.append(

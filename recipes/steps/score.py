@@ -96,11 +96,11 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
     # A model of lower-case text cannot know the case. Of tokens, BLEU as multi-bleu.perl and fairseq have it.
     metric = BLEU(lowercase=text.lowercase)
     found["score"], found["signature"] = bleu(metric, [text.detokenise(line) for line in tokens], raw)
-    plain = {"tokenize": "none", "smooth_method": "none", "force": True}
-    found["tokenised"], found["tokenised_signature"] = bleu(BLEU(**plain), tokens, tokenised)
+    plain = BLEU(tokenize="none", smooth_method="none", force=True)
+    found["tokenised"], found["tokenised_signature"] = bleu(plain, tokens, tokenised)
     if compounds:
         split = [[split_compounds(line) for line in side] for side in (tokens, tokenised)]
-        found["compound"], found["compound_signature"] = bleu(BLEU(**plain), *split)
+        found["compound"], found["compound_signature"] = bleu(plain, *split)
     return found
 
 

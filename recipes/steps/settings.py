@@ -5,6 +5,8 @@
 The file is written once and then only compared with, so what depends on it is not made anew.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 from pathlib import Path

@@ -123,7 +123,8 @@ def parallel(function: Callable[[Any], Any], items: Iterable[Any], count: int) -
             processes.append(context.Process(target=_work, args=(function, theirs, tuple(ends)), daemon=True))
             processes[-1].start()
             theirs.close()
-        idle, busy = deque(ends), deque()
+        idle: deque[Any] = deque(ends)
+        busy: deque[Any] = deque()
         for item in items:
             result = None
             if waited := not idle:

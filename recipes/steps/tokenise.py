@@ -51,7 +51,8 @@ class Tokeniser:
         """
         raw, carriage_returns = block.text()
         sides = [[self.text.tokenise(line, language) for line in side] for side, language in zip(raw, self.languages)]
-        pairs, dropped = [], Counter()
+        pairs: list[tuple[str, str]] = []
+        dropped: Counter[str] = Counter()
         for pair in zip(*sides):
             kept = self._kept(*pair)
             if isinstance(kept, str):
@@ -93,7 +94,8 @@ def main() -> None:
     for block in streaming.blocks(*paths):
         tokeniser = tokeniser.knowing(block)
         break
-    kept, dropped, carriage_returns = 0, Counter(), [0, 0]
+    kept, carriage_returns = 0, [0, 0]
+    dropped: Counter[str] = Counter()
     with writing(*outputs) as files:
         for done in streaming.parallel(tokeniser, streaming.blocks(*paths), args.workers):
             for file, side in zip(files, done.sides):

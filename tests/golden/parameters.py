@@ -5,6 +5,8 @@ over 20 seeds; without the plugin. fc1 and fc2 alone are replaced by the initial
 Xavier-uniform weights, whose standard deviation is sqrt(2 / (in + out)), and zero biases.
 """
 
+from __future__ import annotations
+
 import math
 import sys
 from argparse import Namespace

@@ -7,6 +7,8 @@ Pre-LN, over 100 seeds. What a scheme draws itself is worked out here from its p
     Xavier has the standard deviation sqrt(2 / (in + out)), times its gain
 """
 
+from __future__ import annotations
+
 import math
 import re
 import sys
