@@ -275,7 +275,7 @@ MODEL = "--arch transformer_admin_tiny --optimizer adam --cpu --num-workers 0 --
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--updates", 25, "--save-every", 10], "--updates 25 is no multiple of --save-every 10"),
+        (["--updates", 25, "--save-every", 10], "--updates 25 is not a multiple of --save-every 10"),
         (["--updates", 10, "--save-every", 10, "--", *MODEL, "--typo"], "fairseq-train ended with status 2: .*--typo"),
     ],
 )

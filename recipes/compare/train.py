@@ -15,8 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recipes.steps import lock
 from recipes.steps.common import run, write_lines
+from recipes.steps.guard import alone
 
 # What the plugin says last (fairseq_admin/errors.py, divergence.py); importing it to ask would take seconds a cell.
 DIVERGED = re.compile(r"^fairseq-admin: (training diverged\.|update \d+ was skipped \d+ times in a row)", re.MULTILINE)
@@ -37,8 +37,8 @@ def diverged(output: str) -> bool:
 def newest(checkpoints: Path) -> str:
     """The newest checkpoint that is whole, to go on from; a name that does not exist where there is none.
 
-    fairseq writes checkpoint_EPOCH_UPDATE.pt beside and renames it; checkpoint_last.pt, which it copies in place, a
-    kill may cut short.
+    fairseq writes checkpoint_EPOCH_UPDATE.pt under another name and renames it; checkpoint_last.pt, which it copies in
+    place, a kill may cut short.
     """
     found = sorted(checkpoints.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.rpartition("_")[2]))
     return str(found[-1]) if found else "none"
@@ -55,11 +55,11 @@ def main() -> None:
     args = parser.parse_args(arguments[:split])
     if args.updates < 1 or args.save_every < 1 or args.updates % args.save_every:
         raise ValueError(
-            f"--updates {args.updates} is no multiple of --save-every {args.save_every}; the last update must be "
+            f"--updates {args.updates} is not a multiple of --save-every {args.save_every}; the last update must be "
             "validated. Give UPDATES= and SAVE_EVERY= that fit."
         )
     # Another make may be at work on the same grid: it has this cell to itself, and then this call finds it done.
-    with lock.alone(args.cell / ".guard"):
+    with alone(args.cell / ".guard"):
         if not (args.cell / "trained.json").exists():
             train(args, arguments[split + 1 :])
 
