@@ -6,8 +6,8 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
-# fairseq_admin/text/moses.py replaces rules inside sacremoses, seen in 0.2.0: another minor version may name or use them
-# in another way, and would tokenise differently without an error. Before raising this, read its rules and run
+# fairseq_admin/text/moses.py replaces rules inside sacremoses, seen in 0.2.0: another minor version may name or use
+# them in another way, and would tokenise differently without an error. Before raising this, read its rules and run
 # tests/test_text.py.
 TEXT = ["sacremoses>=0.2,<0.3", "regex"]
 # Engines of today; their last versions for Python 3.9 tie FSMT's weights otherwise and load pickles by default.
