@@ -1,4 +1,4 @@
-"""Package metadata. Install with --no-build-isolation after torch, numpy, cython, setuptools and wheel (see README)."""
+"""Package metadata. How to install without the Makefile: docs/limits.md."""
 
 import re
 from pathlib import Path
