@@ -30,6 +30,8 @@ SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_laye
 class Scheme(NamedTuple):
     """A row of the table."""
 
+    title: str
+    """Its name in tables and figures."""
     source: str
     """Paper, section, equation."""
     norm: tuple[str, str] = ("after", "after")
@@ -50,7 +52,16 @@ class Scheme(NamedTuple):
     @property
     def stock_layers(self) -> bool:
         """Whether fairseq's own layers compute the scheme; its state dict is then a stock Transformer's."""
-        return not (self.omega or self.shortcut or self.branch or self.bottom or "none" in self.norm)
+        return self.folds and not (self.omega or self.shortcut or self.branch)
+
+    @property
+    def folds(self) -> bool:
+        """Whether a stock Transformer can compute the scheme, be it with other weights: what fold.py makes of it.
+
+        A factor on a shortcut or a branch goes into the weights next to it; a layer without norms, or with one more
+        shortcut, fairseq has not.
+        """
+        return not (self.bottom or "none" in self.norm)
 
 
 def deepnorm_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
@@ -82,22 +93,26 @@ def attentions_of(layer: Any) -> tuple[Any, ...]:
 
 SCHEMES: dict[str, Scheme] = {
     # Its Xavier feed-forward weights are drawn where its layers are built.
-    "admin": Scheme("Liu et al. 2020, section 4.3", omega=True),
-    "post-ln": Scheme("Vaswani et al. 2017, section 3.1"),
-    "pre-ln": Scheme("Xiong et al. 2020, table 1", norm=("before", "before")),
-    "post-ln-pre-ln": Scheme("Liu et al. 2020, table 1", norm=("after", "before")),
-    "deepnorm": Scheme("Wang et al. 2022, section 2, figure 2", shortcut=deepnorm_scales, weights="deepnorm_weights"),
+    "admin": Scheme("Admin", "Liu et al. 2020, section 4.3", omega=True),
+    "post-ln": Scheme("Post-LN", "Vaswani et al. 2017, section 3.1"),
+    "pre-ln": Scheme("Pre-LN", "Xiong et al. 2020, table 1", norm=("before", "before")),
+    "post-ln-pre-ln": Scheme("Post-Pre-LN", "Liu et al. 2020, table 1", norm=("after", "before")),
+    "deepnorm": Scheme(
+        "DeepNorm", "Wang et al. 2022, section 2, figure 2", shortcut=deepnorm_scales, weights="deepnorm_weights"
+    ),
     # One b a layer, not a sub-layer: so the authors' code has it (majumderb/rezero), and that of Liu et al. 2020.
-    "rezero": Scheme("Bachlechner et al. 2020, equation 1", norm=("none", "none"), branch=True),
-    "rezero-post-ln": Scheme("Liu et al. 2020, table 3", branch=True),
+    "rezero": Scheme("ReZero", "Bachlechner et al. 2020, equation 1", norm=("none", "none"), branch=True),
+    "rezero-post-ln": Scheme("ReZero-Post-LN", "Liu et al. 2020, table 3", branch=True),
     # Without warm-up, says the paper; that is --warmup-updates and --lr-scheduler, not the model's to set.
-    "t-fixup": Scheme("Huang et al. 2020, the steps of T-Fixup", norm=("none", "none"), weights="t_fixup_weights"),
+    "t-fixup": Scheme(
+        "T-Fixup", "Huang et al. 2020, the steps of T-Fixup", norm=("none", "none"), weights="t_fixup_weights"
+    ),
     "fixup": Scheme(
-        "Zhang, Dauphin and Ma 2019, rules 1 to 3", norm=("none", "none"), fixup=True, weights="fixup_weights"
+        "Fixup", "Zhang, Dauphin and Ma 2019, rules 1 to 3", norm=("none", "none"), fixup=True, weights="fixup_weights"
     ),
     # The paper's figure and the authors' code (takase/b2t_connection), which multiplies a layer's initial weights by
     # N^(-1/2), too; that is left out.
-    "b2t": Scheme("Takase et al. 2022, bottom-to-top connection", bottom=True),
-    "looklinear": Scheme("Balduzzi et al. 2017; Liu et al. 2020, table 3", weights="looklinear_weights"),
-    "ds-init": Scheme("Zhang, Titov and Sennrich 2019", weights="ds_init_weights"),
+    "b2t": Scheme("B2T", "Takase et al. 2022, bottom-to-top connection", bottom=True),
+    "looklinear": Scheme("LookLinear", "Balduzzi et al. 2017; Liu et al. 2020, table 3", weights="looklinear_weights"),
+    "ds-init": Scheme("DS-Init", "Zhang, Titov and Sennrich 2019", weights="ds_init_weights"),
 }
