@@ -82,7 +82,7 @@ lint: $(VENV)/ready
 .PHONY: bench
 bench: $(VENV)/ready
 	$(RUN) recipes/bench/step.py
-	$(RUN) recipes/bench/text.py
+	$(RUN) recipes/bench/text_steps.py
 	$(RUN) recipes/bench/engines.py
 	$(RUN) recipes/bench/average.py
 

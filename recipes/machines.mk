@@ -38,9 +38,9 @@ ON_CPUS := --distributed-no-spawn --distributed-backend gloo --ddp-backend legac
 MACHINES := $(WORLD:%=--distributed-world-size %) $(RENDEZVOUS) \
 	$(if $(and $(RENDEZVOUS),$(findstring --cpu,$(DEVICE_ARGS))),$(ON_CPUS))
 
-# fairseq-train takes --bf16 for the wish to train on a TPU; recipes/steps/train.py is fairseq-train without that.
+# fairseq-train takes --bf16 for the wish to train on a TPU; recipes/steps/train_bf16.py is fairseq-train without that.
 PRECISION ?=
-TRAIN := $(if $(filter bf16,$(PRECISION)),$(STEP).train,$(PYTHON) -m fairseq_cli.train)
+TRAIN := $(if $(filter bf16,$(PRECISION)),$(STEP).train_bf16,$(PYTHON) -m fairseq_cli.train)
 PRECISION_fp16 := --fp16 --fp16-no-flatten-grads --fp16-scale-window 256 --threshold-loss-scale 0.03125
 PRECISION_amp := --amp
 PRECISION_bf16 := --bf16 --fp16-no-flatten-grads

@@ -18,13 +18,13 @@ from conftest import run_module
 
 from fairseq_admin.errors import DIVERGED_ADVICE
 from fairseq_admin.method.schemes import SCHEMES
-from recipes.compare.corpus import pairs
 from recipes.compare.curves import draw as draw_curves
 from recipes.compare.curves import mean_curve
 from recipes.compare.entropy import unigram_entropy
+from recipes.compare.grid_table import outcome, rows, spread
 from recipes.compare.result import bleu
-from recipes.compare.table import outcome, rows, spread
-from recipes.compare.train import diverged
+from recipes.compare.reversed_corpus import pairs
+from recipes.compare.train_cell import diverged
 from recipes.compare.verdict import Verdict, verdict
 from recipes.sensitivity.heatmap import cell
 from recipes.sensitivity.heatmap import draw as draw_heatmap
@@ -265,7 +265,7 @@ def test_sensitivity_small_and_a_diverged_run(tmp_path):
 def test_a_cell_that_another_make_has_trained_meanwhile_is_left_alone(tmp_path):
     (tmp_path / "trained.json").write_text('{"stopped": false}\n')
     given = ["--data", tmp_path / "nowhere", "--updates", 10, "--save-every", 10]
-    done = run_module("recipes.compare.train", tmp_path, *given, log=tmp_path / "log")
+    done = run_module("recipes.compare.train_cell", tmp_path, *given, log=tmp_path / "log")
     assert done.status == 0 and not (tmp_path / "train.log").exists(), done.output
 
 
@@ -280,7 +280,7 @@ MODEL = "--arch transformer_admin_tiny --optimizer adam --cpu --num-workers 0 --
     ],
 )
 def test_a_crash_is_an_error_and_leaves_no_result(options, message, corpus, tmp_path):
-    done = run_module("recipes.compare.train", tmp_path / "cell", "--data", corpus, *options, log=tmp_path / "log")
+    done = run_module("recipes.compare.train_cell", tmp_path / "cell", "--data", corpus, *options, log=tmp_path / "log")
     assert done.status == 2 and re.search(message, done.output.splitlines()[-1]), done.output
     assert len(done.output.splitlines()) == 1
     assert not (tmp_path / "cell/trained.json").exists()
@@ -289,6 +289,6 @@ def test_a_crash_is_an_error_and_leaves_no_result(options, message, corpus, tmp_
 def test_stopped_by_fairseq_is_a_result(corpus, tmp_path):
     """A real NaN: the learning rate throws every weight out of range."""
     given = [tmp_path / "cell", "--data", corpus, "--updates", 10, "--save-every", 10, "--", *MODEL, "--lr", 1e38]
-    done = run_module("recipes.compare.train", *given, log=tmp_path / "log")
+    done = run_module("recipes.compare.train_cell", *given, log=tmp_path / "log")
     assert done.status == 0, done.output
     assert json.loads((tmp_path / "cell/trained.json").read_text()) == {"stopped": True}

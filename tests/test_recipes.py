@@ -17,7 +17,7 @@ import pytest
 from conftest import run_module
 
 from fairseq_admin.method.schemes import SCHEMES
-from recipes.demo.corpus import corpus
+from recipes.demo.generate_corpus import corpus
 from recipes.steps import logs, score, settings, summary
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress

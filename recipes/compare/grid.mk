@@ -89,7 +89,7 @@ $(OUT)/text/train.a: SIZE = $(PAIRS)
 $(OUT)/text/valid.a: SIZE = $(VALID_PAIRS)
 $(OUT)/text/test.a: SIZE = $(TEST_PAIRS)
 $(OUT)/text/%.a $(OUT)/text/%.b: | $(OUT)/settings.json
-	$(STEP).compare.corpus $* $(OUT)/text/$* --pairs $(SIZE) --words $(WORDS)
+	$(STEP).compare.reversed_corpus $* $(OUT)/text/$* --pairs $(SIZE) --words $(WORDS)
 
 $(BIN)/dict.b.txt: $(foreach split,train valid test,$(OUT)/text/$(split).a $(OUT)/text/$(split).b)
 	rm -rf $(@D) $(@D).part
@@ -103,7 +103,7 @@ $(BIN)/dict.en.txt:
 endif
 
 $(OUT)/%/trained.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt | $(OUT)/settings.json
-	@$(STEP).compare.train $(@D) --data $(BIN) --updates $(UPDATES) --save-every $(SAVE_EVERY) -- $(SETTINGS) $(OPTIONS_$*)
+	@$(STEP).compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --save-every $(SAVE_EVERY) -- $(SETTINGS) $(OPTIONS_$*)
 
 $(OUT)/entropy.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt
 	@$(STEP).compare.entropy $(BIN) --pair $(PAIR) -o $@

@@ -16,7 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from recipes.compare.table import places, read_results
+from recipes.compare.grid_table import places, read_results
 from recipes.compare.verdict import EXPLODED
 from recipes.steps.common import replacing, run
 from recipes.steps.summary import NAMES

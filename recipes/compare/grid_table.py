@@ -1,6 +1,6 @@
 """Gather a grid's results: how the runs of each place in it came out, over the seeds.
 
-    python -m recipes.compare.table RUN RUN/*/result.json --by scheme layers
+    python -m recipes.compare.grid_table RUN RUN/*/result.json --by scheme layers
 
 writes RUN/runs.csv, a row a run, and RUN/table.csv and RUN/table.md, a row a place in the grid.
 """

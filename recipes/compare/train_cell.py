@@ -1,6 +1,6 @@
 """Train one cell of a grid with fairseq-train, to the end or until it diverges; go on where an earlier call was killed.
 
-    python -m recipes.compare.train RUN/admin-18l-s1 --data RUN/bin --updates 300 -- --arch transformer_admin ...
+    python -m recipes.compare.train_cell RUN/admin-18l-s1 --data RUN/bin --updates 300 -- --arch transformer_admin ...
 
 appends fairseq's output to CELL/train.log and writes CELL/trained.json when the run is over. That a run diverges is its
 result; any other way to fail (a wrong option, out of memory, a kill) is an error and leaves no trained.json.
