@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from conftest import run_module
 
-from fairseq_admin.errors import DIVERGED_ADVICE
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.compare.curves import draw as draw_curves
 from recipes.compare.curves import mean_curve
@@ -24,7 +23,6 @@ from recipes.compare.entropy import unigram_entropy
 from recipes.compare.grid_table import outcome, rows, spread
 from recipes.compare.result import bleu
 from recipes.compare.reversed_corpus import pairs
-from recipes.compare.train_cell import diverged
 from recipes.compare.verdict import Verdict, verdict
 from recipes.sensitivity.heatmap import cell
 from recipes.sensitivity.heatmap import draw as draw_heatmap
@@ -56,26 +54,6 @@ NAN, INF = math.nan, math.inf
 )
 def test_verdict(train, valid, stopped, expected):
     assert verdict(Log(train, valid, 1, 1, 1.0, 0.0), 10.0, stopped) == expected
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        (f"Traceback\nFloatingPointError: gradients\nfairseq-admin: training diverged. {DIVERGED_ADVICE}", True),
-        (
-            "fairseq-admin: update 7 was skipped 100 times in a row (overflow, or out of memory); the loss has most "
-            f"likely diverged. {DIVERGED_ADVICE} --admin-max-skipped-updates sets the limit",
-            True,
-        ),
-        ("Fatal error: gradients are inconsistent between workers\nfairseq-admin: training diverged. ", False),
-        ("| WARNING: ran out of memory with exception\nfairseq-admin: update 7 was skipped 100 times in a row", False),
-        ("torch.OutOfMemoryError: CUDA out of memory", False),
-        ("fairseq-train: error: unrecognized arguments: --typo", False),
-        ("", False),
-    ],
-)
-def test_divergence_is_told_from_a_crash(output, expected):
-    assert diverged(output) == expected
 
 
 # -- the corpus ------------------------------------------------------------------------------------------------------
@@ -192,17 +170,11 @@ def make(recipe, runs, *variables):
     return subprocess.run(done, cwd=ROOT, capture_output=True, text=True, env=environment(), timeout=600)
 
 
-def test_every_scheme_is_compared():
-    for recipe in ("compare", "sensitivity"):
-        found = re.search("^ALL_SCHEMES := (.*)$", (ROOT / f"recipes/{recipe}/Makefile").read_text(), re.MULTILINE)
-        assert set(found[1].split()) == set(SCHEMES)
-
-
 @pytest.mark.parametrize("recipe", ["compare", "sensitivity"])
 @pytest.mark.parametrize(
     ("variable", "message"),
     [
-        ("SCHEMES=admin sandwich", "SCHEMES=admin sandwich is unknown; expected some of admin post-ln"),
+        ("SCHEMES=admin sandwich", f"SCHEMES=admin sandwich is unknown; expected some of {' '.join(SCHEMES)}."),
         ("SCHEMES=", "SCHEMES= is unknown"),
         ("PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
     ],
@@ -241,7 +213,7 @@ def test_compare_small(tmp_path):
     runs = list(csv.DictReader((out / "runs.csv").open()))
     assert [(row["scheme"], row["layers"], row["seed"]) for row in runs] == [("admin", "1", "1"), ("pre-ln", "1", "1")]
     assert all(0 < float(row["bits"]) < 20 and row["bleu"] and row["signature"] for row in runs)
-    assert "| admin | 1 | 1 |" in done.stdout and (out / "curves.png").exists()
+    assert re.search(r"\| admin +\| 1 +\| 1 +\|", done.stdout) and (out / "curves.png").exists()
     assert not list(out.rglob("*.part")) and not list(out.rglob("*.pt"))
     # More cells join those that are there, and one of them diverges.
     stamp = (out / "admin-1l-s1/result.json").stat().st_mtime_ns
@@ -275,7 +247,7 @@ MODEL = "--arch transformer_admin_tiny --optimizer adam --cpu --num-workers 0 --
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--updates", 25, "--save-every", 10], "--updates 25 is no multiple of --save-every 10"),
+        (["--updates", 25, "--save-every", 10], "--updates 25 is not a multiple of --save-every 10"),
         (["--updates", 10, "--save-every", 10, "--", *MODEL, "--typo"], "fairseq-train ended with status 2: .*--typo"),
     ],
 )

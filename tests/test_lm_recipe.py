@@ -133,11 +133,3 @@ def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
 def test_unknown_method(tmp_path: Path) -> None:
     done = make(tmp_path, METHOD="mixup")
     assert done.returncode == 2 and "METHOD=mixup is unknown; expected one of admin post-ln" in done.stderr
-
-
-def test_every_scheme_is_a_method():
-    from fairseq_admin.method.schemes import SCHEMES
-
-    text = (ROOT / "recipes/lm/Makefile").read_text()
-    methods = set(next(line for line in text.splitlines() if line.startswith("SCHEMES :=")).split()[2:])
-    assert methods | {"admin", "post-ln", "pre-ln"} == set(SCHEMES)
