@@ -20,7 +20,7 @@ from recipes.steps.plugin import DIVERGED
 
 
 def newest(checkpoints: Path) -> str:
-    """The newest checkpoint that is whole, to go on from; a name that does not exist where there is none.
+    """The newest whole checkpoint, to go on from; without one, a name that does not exist.
 
     fairseq writes checkpoint_EPOCH_UPDATE.pt next to its place and renames it; a kill may cut checkpoint_last.pt short,
     which it copies in place.
