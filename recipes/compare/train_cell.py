@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recipes.steps import lock
 from recipes.steps.common import run, write_lines
+from recipes.steps.guard import alone
 from recipes.steps.plugin import DIVERGED
 
 
@@ -44,7 +44,7 @@ def main() -> None:
             "validated. Give UPDATES= and SAVE_EVERY= that fit."
         )
     # Another make may be at work on the same grid: it has this cell to itself, and then this call finds it done.
-    with lock.alone(args.cell / ".guard"):
+    with alone(args.cell / ".guard"):
         if not (args.cell / "trained.json").exists():
             train(args, arguments[split + 1 :])
 
