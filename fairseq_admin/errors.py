@@ -17,7 +17,7 @@ class DivergedError(AdminError):
 
 DIVERGED_ADVICE = (
     "Resume from an earlier checkpoint (--restore-file) with a lower --lr, a longer --warmup-updates or "
-    "--clip-norm 1.0; under fp16 also try --amp. crash.pt holds the diverged model: do not resume from it."
+    "--clip-norm 1.0. crash.pt holds the diverged model: do not resume from it."
 )
 
 
