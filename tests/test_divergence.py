@@ -71,7 +71,7 @@ def _fp16_on_cpu(arguments: list[str], log: Path) -> None:
 def fp16(corpus: Path, folder: Path, *arguments: object, seconds: float = 60) -> Run:
     """Train in float16 on the CPU; a run that does not end in that time has status -9."""
     given = [str(a) for a in (corpus, *TRAIN, *FP16, "--disable-validation", "--save-dir", folder, *arguments)]
-    process = conftest._processes.Process(target=_fp16_on_cpu, args=(given, folder / "log"))
+    process = conftest.process(_fp16_on_cpu, given, folder / "log")
     process.start()
     process.join(seconds)
     process.kill()

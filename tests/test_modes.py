@@ -331,8 +331,10 @@ def _rank(arguments: list[str], log: Path) -> None:
     conftest._child("fairseq_cli.train", arguments, log)
 
 
-def two_processes(corpus: Path, folders: list[Path], *arguments: object) -> list[str]:
-    """Train on two CPU processes over gloo. Returns what either printed."""
+def two_processes(
+    corpus: Path, folders: list[Path], *arguments: object, target: Callable[[list[str], Path], None] = _rank
+) -> list[str]:
+    """Train on two CPU processes over gloo, by `target`. Returns what either printed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -342,7 +344,7 @@ def two_processes(corpus: Path, folders: list[Path], *arguments: object) -> list
         ddp = f"--distributed-world-size 2 --distributed-rank {rank} --distributed-init-method tcp://127.0.0.1:{port} "
         ddp += "--distributed-backend gloo --distributed-no-spawn --ddp-backend legacy_ddp"
         given = [str(a) for a in (corpus, *TRAIN, *ddp.split(), *QUICK, "--save-dir", folder, *arguments)]
-        processes.append(conftest._processes.Process(target=_rank, args=(given, folder / "log")))
+        processes.append(conftest.process(target, given, folder / "log"))
         processes[-1].start()
     try:
         for process in processes:
