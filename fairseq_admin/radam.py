@@ -66,14 +66,23 @@ class RAdam(torch.optim.Optimizer):
     def __init__(self, params, lr: float, betas: Tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
+    def state_dict(self) -> Dict[str, Any]:
+        """As torch's, but of copied entries: fully_sharded's fairscale makes numbers of the step counts."""
+        found = super().state_dict()
+        return {**found, "state": {i: dict(entries) for i, entries in found["state"].items()}}
+
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """As torch's, which casts the moments to the parameters' type, but the moments stay float32."""
+        """As torch's, which casts the moments to the parameters' type, but the moments stay float32.
+
+        A step count may be a number.
+        """
         super().load_state_dict(state_dict)
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         for p, i in zip((p for group in self.param_groups for p in group["params"]), saved):
-            for name, moment in state_dict["state"].get(i, {}).items():
-                if name != "step":
-                    self.state[p][name] = moment.to(p.device, torch.float32, copy=True)
+            for name, value in state_dict["state"].get(i, {}).items():
+                self.state[p][name] = (
+                    torch.tensor(float(value)) if name == "step" else value.to(p.device, torch.float32, copy=True)
+                )
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], float]] = None):

@@ -147,6 +147,24 @@ def test_state_dict_continues_bit_for_bit(split, dtype):
         assert torch.equal(p, q)
 
 
+def test_step_counts_that_fairscale_makes_numbers():
+    """Does training go on, and resume, bit for bit where they were changed in the state dict? (fully_sharded does.)"""
+    params, others = parameters(torch.float32), parameters(torch.float32)
+    optimizer, other = RAdam(params, **SETTINGS), RAdam(others, **SETTINGS)
+    train(params, optimizer, range(10))
+    train(others, other, range(10))
+    state = optimizer.state_dict()
+    for entries in state["state"].values():
+        entries["step"] = entries["step"].item()
+    resumed = [p.detach().clone().requires_grad_() for p in params]
+    again = RAdam(resumed, **SETTINGS)
+    again.load_state_dict(copy.deepcopy(state))
+    for run in ((params, optimizer), (others, other), (resumed, again)):
+        train(*run, range(10, 20))
+    assert_same_training(params, optimizer, others, other)
+    assert_same_training(resumed, again, others, other)
+
+
 def memory_efficient(params):
     """fairseq's --memory-efficient-fp16 around our optimizer, its loss scale 1."""
     cfg = {
@@ -222,8 +240,8 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, monkeypatch):
     for p, q in zip(whole, params):
         assert torch.equal(p, q)
         assert all(torch.equal(optimizers[0].state[p][key], optimizers[1].state[q][key]) for key in ("step", "exp_avg"))
-    # A chunk's casts and copies, and torch's own terms, which on a CPU are of one parameter at a time, of 30 elements at
-    # most. At the first step the state as well: two moments, and a count a parameter.
+    # A chunk's casts and copies, and torch's own terms, which on a CPU are of one parameter at a time, of 30 elements
+    # at most. At the first step the state as well: two moments, and a count a parameter.
     elements = min(max(chunk, 30), 214)
     assert max(peaks[1:]) <= 12 * elements + 16 * 30
     assert peaks[0] <= 12 * elements + 16 * 30 + 8 * 214 + 4 * 24
@@ -232,9 +250,7 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, monkeypatch):
 def amp(params, scale=4096.0):
     """fairseq's --amp around our optimizer, with a scaler that works on the CPU (fairseq's turns itself off there)."""
     cfg = {"optimizer": {}, "common": {"fp16_init_scale": scale, "min_loss_scale": 1e-4, "amp_scale_window": None}}
-    optimizer = AMPOptimizer(
-        OmegaConf.create(cfg), params, FairseqRAdam(options(lr=[1e-2], weight_decay=0.1), params)
-    )
+    optimizer = AMPOptimizer(OmegaConf.create(cfg), params, FairseqRAdam(options(lr=[1e-2], weight_decay=0.1), params))
     optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     return optimizer
 
