@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from types import TracebackType
@@ -20,6 +21,13 @@ DIVERGED_ADVICE = (
     "--clip-norm 1.0. crash.pt holds the diverged model: do not resume from it."
 )
 
+DIVERGED_STATUS = 3
+"""Exit status of a run that has diverged; every other AdminError's is 2."""
+
+# Where fairseq starts the processes itself (one a GPU), the error of one comes back as the text of its traceback.
+_OURS = re.compile(r"^fairseq_admin\.errors\.(AdminError|DivergedError): (.+)$", re.MULTILINE)
+_NOT_FINITE = re.compile(r"^FloatingPointError\b", re.MULTILINE)
+
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
@@ -27,23 +35,40 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def _text(error: BaseException) -> str:
+    """The traceback of another process that an error reports; empty if it reports none."""
+    return str(error) if type(error).__name__ == "ProcessRaisedException" else ""
+
+
+def _stop(error: BaseException) -> AdminError | None:
+    """The AdminError behind an error, here or in a process that torch.multiprocessing.spawn started."""
+    for cause in _chain(error):
+        if isinstance(cause, AdminError):
+            return cause
+        for name, message in _OURS.findall(_text(cause)):
+            return DivergedError(message) if name == "DivergedError" else AdminError(message)
+    return None
+
+
 def install_excepthook() -> None:
-    """Let an uncaught AdminError end the process with its one line and exit status 2.
+    """Let an uncaught AdminError end the process with its one line and exit status 2, or 3 if training has diverged.
 
     fairseq's command lines catch nothing and print tracebacks, so the plugin can only reach them here. The error is
-    found behind whatever fairseq raised on top of it; every other exception goes to the hook that was there before.
+    found behind whatever fairseq raised on top of it, also in a process that fairseq started; every other exception
+    goes to the hook that was there before.
     """
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        for cause in _chain(error):
-            if isinstance(cause, AdminError):
-                print(f"fairseq-admin: {cause}", file=sys.stderr)
-                # CPython ends the process with this status when a hook raises SystemExit.
-                raise SystemExit(2)
+        stop = _stop(error)
+        if stop is not None:
+            print(f"fairseq-admin: {stop}", file=sys.stderr)
+            # CPython ends the process with this status when a hook raises SystemExit.
+            raise SystemExit(DIVERGED_STATUS if isinstance(stop, DivergedError) else 2)
         previous(kind, error, trace)
         # fairseq's search for the culprit may itself fail on top of it (NanDetector does, with today's torch).
-        if any(isinstance(cause, FloatingPointError) for cause in _chain(error)):
+        if any(isinstance(cause, FloatingPointError) or _NOT_FINITE.search(_text(cause)) for cause in _chain(error)):
             print(f"fairseq-admin: training diverged. {DIVERGED_ADVICE}", file=sys.stderr)
+            raise SystemExit(DIVERGED_STATUS)
 
     sys.excepthook = hook

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Callable
 
@@ -12,7 +13,7 @@ import torch
 from conftest import TRAIN, Run
 
 from fairseq_admin.architectures.divergence import SkippedUpdates
-from fairseq_admin.errors import DIVERGED_ADVICE, DivergedError
+from fairseq_admin.errors import DIVERGED_ADVICE, DIVERGED_STATUS, DivergedError
 
 
 def feed(counter: SkippedUpdates, updates: list[int]) -> None:
@@ -55,11 +56,54 @@ FP16 = "--fp16 --fp16-no-flatten-grads --threshold-loss-scale 0.03125".split()  
 
 
 def test_non_finite_loss_stops(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does a float32 run with an absurd learning rate end, not with status 0, and the advice in the last line?"""
+    """Does a float32 run with an absurd learning rate end with the status and the advice, in the last line?"""
     done = run("fairseq_cli.train", corpus, *TRAIN, *ABSURD, "--save-dir", tmp_path, "--max-update", 100)
-    assert done.status != 0
+    assert done.status == DIVERGED_STATUS
     assert done.output.splitlines()[-1] == f"fairseq-admin: training diverged. {DIVERGED_ADVICE}"
     assert (tmp_path / "crash.pt").exists()
+
+
+def _spawning(arguments: list[str], log: Path) -> None:
+    """fairseq-train that starts two processes itself, as it does where there are two GPUs."""
+    torch.cuda.device_count = lambda: 2
+    conftest._child("fairseq_cli.train", arguments, log)
+
+
+SPAWN = "--distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp --disable-validation".split()
+
+
+@pytest.mark.slow
+def test_non_finite_loss_stops_where_fairseq_starts_the_processes(corpus: Path, tmp_path: Path) -> None:
+    """Does the command itself end with the status and the advice, where the traceback is of another process?"""
+    given = [str(a) for a in (corpus, *TRAIN, *SPAWN, *ABSURD, "--max-update", 100, "--save-dir", tmp_path)]
+    process = conftest.process(_spawning, given, tmp_path / "log")
+    process.start()
+    process.join(120)
+    process.kill()
+    process.join()
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert (process.exitcode, last) == (DIVERGED_STATUS, f"fairseq-admin: training diverged. {DIVERGED_ADVICE}")
+
+
+def _diverge(rank: int) -> None:
+    try:
+        raise RuntimeError("of fairseq's")
+    except RuntimeError:
+        raise DivergedError("update 7 was skipped; stop.") from None
+
+
+def test_error_of_a_spawned_process(capfd: pytest.CaptureFixture) -> None:
+    """Does the hook find our error in what torch makes of it, and say it without the traceback?"""
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException) as failed:
+        torch.multiprocessing.spawn(_diverge, nprocs=1)
+    text = str(failed.value)
+    capfd.readouterr()
+    for kind, status in (("DivergedError", DIVERGED_STATUS), ("AdminError", 2)):
+        error = failed.type(text.replace("DivergedError", kind), 0, 0)
+        with pytest.raises(SystemExit) as end:
+            sys.excepthook(failed.type, error, None)
+        assert end.value.code == status
+        assert capfd.readouterr().err == "fairseq-admin: update 7 was skipped; stop.\n"
 
 
 def _fp16_on_cpu(arguments: list[str], log: Path) -> None:
@@ -83,7 +127,9 @@ def check_stop(done: Run) -> None:
     """Five overflows, then the end, in one line and without a traceback?"""
     assert done.output.count(OVERFLOW) == 5
     last = done.output.splitlines()[-1]
-    assert done.status == 2 and re.match(r"fairseq-admin: update [12] was skipped 5 times in a row", last), last
+    assert done.status == DIVERGED_STATUS and re.match(
+        r"fairseq-admin: update [12] was skipped 5 times in a row", last
+    ), last
     assert DIVERGED_ADVICE in last and "--admin-max-skipped-updates" in last
     assert "Traceback" not in done.output
 
