@@ -163,22 +163,23 @@ def test_limit_of_one_when_resumed(corpus: Path, tmp_path: Path, run: Callable[.
         assert done.status == 0, done.output.splitlines()[-1]
 
 
+ON_CUDA = [option for option in TRAIN if option != "--cpu"] + ["--distributed-world-size", "1"]
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision", [[], ["--amp"], ["--memory-efficient-fp16"]])
 def test_non_finite_loss_stops_on_cuda(
     precision: list[str], corpus: Path, tmp_path: Path, run: Callable[..., Run]
 ) -> None:
     """Does the run end with the advice on a GPU too? (There the loss scale falls to its minimum first.)"""
-    options = [option for option in TRAIN if option != "--cpu"]
-    given = [*options, *ABSURD, *precision, "--disable-validation", "--save-dir", tmp_path, "--max-update", 100]
+    given = [*ON_CUDA, *ABSURD, *precision, "--disable-validation", "--save-dir", tmp_path, "--max-update", 100]
     done = run("fairseq_cli.train", corpus, *given)
-    assert done.status != 0 and DIVERGED_ADVICE in done.output.splitlines()[-1]
+    assert done.status == DIVERGED_STATUS and DIVERGED_ADVICE in done.output.splitlines()[-1]
 
 
 @pytest.mark.cuda
 def test_fp16_overflows_stop_on_cuda(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     """Does flat float16 on a GPU, nothing patched, end in the same way?"""
-    options = [option for option in TRAIN if option != "--cpu"]
     flat = [option for option in FP16 if option != "--fp16-no-flatten-grads"]
-    given = [*options, *flat, *ABSURD, "--disable-validation", "--admin-max-skipped-updates", 5]
+    given = [*ON_CUDA, *flat, *ABSURD, "--disable-validation", "--admin-max-skipped-updates", 5]
     check_stop(run("fairseq_cli.train", corpus, *given, "--save-dir", tmp_path))
