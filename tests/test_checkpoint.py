@@ -196,11 +196,16 @@ def test_a_checkpoint_that_is_there_in_shards_only(tmp_path):
         checkpoint.read(tmp_path / "checkpoint_last-shard1.pt")
 
 
-@pytest.mark.parametrize("key", ["fsdp_metadata", "shard_metadata"])
+@pytest.mark.parametrize("key", ["flat_param_0", "encoder.layers.0.flat_param_0"])
 def test_shards_are_refused_by_content(tmp_path, key):
-    path = save(tmp_path / "shard0.pt", {"flat_param_0": torch.ones(2)}, **{key: {"num_padded": [0]}})
+    path = save(tmp_path / "shard0.pt", {key: torch.ones(2)}, fsdp_metadata={"num_padded": [0]})
     with pytest.raises(AdminError, match=SHARDED):
         checkpoint.read(path)
+
+
+def test_a_whole_checkpoint_of_sharded_training_is_read(tmp_path):
+    path = save(tmp_path / "c.pt", admin().state_dict(), fsdp_metadata={"param_metadata": []})
+    assert checkpoint.read(path)["model"].keys() == admin().state_dict().keys()
 
 
 def test_write_then_read(tmp_path):

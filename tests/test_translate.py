@@ -306,6 +306,43 @@ def test_broken_folders_are_one_line(
     assert "dict.de.txt has 5 symbols and the model" in refused(capfd, broken, text)
 
 
+@pytest.mark.parametrize("missing", ["Library libcublas.so.12 is not found or cannot be loaded", ""])
+def test_a_gpu_without_the_libraries_of_ctranslate2(
+    missing: str, ct2: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """Is the CPU used, and said, unless CUDA was asked for? (ctranslate2 looks for them at the first batch only.)"""
+    import ctranslate2
+
+    opened = []
+
+    class OnGPU:
+        """The CPU's translator, on a GPU whose library may be missing."""
+
+        def __init__(self, folder: str, device: str) -> None:
+            opened.append(device)
+            self.device, self.translator = device, real(folder, device="cpu")
+
+        def translate_batch(self, *batch, **options):
+            if self.device == "cuda" and missing:
+                raise RuntimeError(missing)
+            return self.translator.translate_batch(*batch, **options)
+
+    real = ctranslate2.Translator
+    assert cli.main(["translate", str(ct2), str(text)]) == 0
+    expected = capfd.readouterr().out
+    monkeypatch.setattr(ctranslate2, "Translator", OnGPU)
+    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 1)
+    assert cli.main(["translate", str(ct2), str(text)]) == 0
+    found = capfd.readouterr()
+    assert found.out == expected and opened == (["cuda", "cpu"] if missing else ["cuda"])
+    assert [line for line in found.err.splitlines() if line.startswith("fairseq-admin")] == (
+        [f"fairseq-admin: {missing}, which ctranslate2 needs for CUDA; using the CPU."] if missing else []
+    )
+    if missing:
+        message = refused(capfd, ct2, text, "--device", "cuda")
+        assert f"--device cuda: {missing}; " in message and "pip install nvidia-cublas-cu12" in message
+
+
 @pytest.mark.parametrize(("engine", "package"), [("ct2", "ctranslate2"), ("fsmt", "transformers")])
 def test_an_engine_that_is_not_installed_is_named(
     engine: str, package: str, text: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch,

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fairseq.distributed import FullyShardedDataParallel
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
@@ -39,6 +40,12 @@ class SchemeModel(BaseFairseqModel):
         self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
         stacks = stacks_of(self)
         if self.scheme.weights is not None:
+            if any(isinstance(module, FullyShardedDataParallel) for module in self.modules()):
+                raise AdminError(
+                    f"--admin-scheme {cfg.admin_scheme} draws the weights of layers that fully_sharded has already "
+                    "split among the GPUs. Give another --ddp-backend, or leave --checkpoint-activations and "
+                    "--min-params-to-wrap out."
+                )
             # A model of one stack is to a row's function one with another of no layers and the same embedding.
             embedding = next(iter(stacks.values())).embed_tokens
             none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding, output_projection=None)
@@ -56,9 +63,11 @@ class SchemeModel(BaseFairseqModel):
             self._record({"rule": cfg.admin_init, "version": __version__})
 
     def _record(self, record: dict[str, Any]) -> None:
-        buffer = getattr(self, provenance.KEY)
-        buffer.copy_(provenance.encode(record))
+        getattr(self, provenance.KEY).copy_(provenance.encode(record))
         self.profiled = True
+
+    def _recorded(self) -> bool:
+        return provenance.decode(getattr(self, provenance.KEY)) is not None
 
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)
@@ -67,7 +76,11 @@ class SchemeModel(BaseFairseqModel):
 
     def profile_once(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
         """Profile ω on this batch if it is the first in training mode. Arguments as for `profiling.measure`."""
-        if self.training and not self.profiled:
+        if not self.training or self.profiled:
+            return
+        # A wrapper (fully_sharded) loads weights into the modules inside of it and calls no load_state_dict of theirs.
+        self.profiled = self._recorded()
+        if not self.profiled:
             cfg = self.cfg
             self._record(profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens))
 
@@ -93,5 +106,5 @@ class SchemeModel(BaseFairseqModel):
         self.skipped_updates.restart()  # fairseq has just told the number of updates, and no batch has come with it
         result = super().load_state_dict(state_dict, strict, model_cfg, args)
         if self.scheme.omega:
-            self.profiled = provenance.decode(getattr(self, provenance.KEY)) is not None
+            self.profiled = self._recorded()
         return result

@@ -101,7 +101,8 @@ def read(
         raise AdminError(f"{path}: not a whole checkpoint ({_line(error)}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise AdminError(f"{path}: a torch file, but no fairseq checkpoint (it has no entry 'model').")
-    if {"fsdp_metadata", "shard_metadata"} & state.keys():
+    # Not by fsdp_metadata, which fully_sharded puts into a whole checkpoint too.
+    if any("flat_param" in key for key in state["model"]):
         raise sharded(path)
     return state
 

@@ -9,6 +9,7 @@ length (end of sentence included) to a power, at most MORE units longer than the
 from __future__ import annotations
 
 import abc
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -113,19 +114,39 @@ class CTranslate2Translator(Translator):
         """Load the model.
 
         Raises:
-            AdminError: ctranslate2 is not installed, or the folder is damaged.
+            AdminError: ctranslate2 is not installed, the folder is damaged, or CUDA was asked for and lacks a library.
         """
         try:
             import ctranslate2
         except ImportError:
             raise AdminError(_missing("ctranslate2", folder)) from None
-        device = chosen(device, ctranslate2.get_cuda_device_count() > 0)
+        on = chosen(device, ctranslate2.get_cuda_device_count() > 0)
         try:
-            self.model = ctranslate2.Translator(str(folder), device=device)
+            self.model = ctranslate2.Translator(str(folder), device=on)
             self.positions = positions(folder / "model.bin")
+            missing = self._missing_library() if on == "cuda" else ""
+            if missing and not device:
+                self.model = ctranslate2.Translator(str(folder), device="cpu")
         except (OSError, RuntimeError, ValueError, Damaged) as error:
             raise AdminError(f"{folder} is no whole CTranslate2 model ({_line(error)}). Export it again.") from None
+        if missing and device:
+            raise AdminError(
+                f"--device cuda: {missing}; ctranslate2 is built for CUDA 12. Run pip install nvidia-cublas-cu12 and "
+                "put the folder of its library on LD_LIBRARY_PATH, or give --device cpu."
+            )
+        if missing:
+            print(f"fairseq-admin: {missing}, which ctranslate2 needs for CUDA; using the CPU.", file=sys.stderr)
         self.longest = self.positions - 1
+
+    def _missing_library(self) -> str:
+        """What ctranslate2 says of a library of CUDA's that it does not find, for which it looks at the first batch."""
+        try:
+            self.model.translate_batch([["</s>"]], max_decoding_length=1)
+        except RuntimeError as error:
+            if "cannot be loaded" not in str(error):
+                raise
+            return _line(error)
+        return ""
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         found = self.model.translate_batch(
