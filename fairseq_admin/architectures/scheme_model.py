@@ -82,7 +82,7 @@ class SchemeModel(BaseFairseqModel):
         if found != scheme_of(own) and not (self.scheme.omega and provenance.KEY not in state_dict):
             raise AdminError(
                 f"the checkpoint is of --admin-scheme {found} and the model of --admin-scheme {self.cfg.admin_scheme}. "
-                "Give the checkpoint's, or another --save-dir to start anew."
+                "Give the checkpoint's, or another --save-dir to start again."
             )
         depths = {
             side: stack.layers

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import AdminError
-from ..method import state_dict
-from . import files as checkpoint
+from . import files
+from .checkpoint import Checkpoint
 
 
 class Entry(NamedTuple):
@@ -42,7 +42,7 @@ class Source:
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            AdminError: what `checkpoint.read` refuses, damage, or a file in another format than torch's zip.
+            AdminError: what `files.read` refuses, damage, or a file in another format than torch's zip.
         """
         self.path = path
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -56,12 +56,12 @@ class Source:
             return storage
 
         if path.is_file() and not zipfile.is_zipfile(path):
-            checkpoint.read(path)  # tells what else it is
+            files.read(path)  # tells what else it is
             raise AdminError(
                 f"{path} is in the format of torch before 1.6, which cannot be read in parts; today's was expected. "
-                "Load it and torch.save it anew."
+                "Load it and torch.save it again."
             )
-        self.state = checkpoint.read(path, place)
+        self.checkpoint = Checkpoint(files.read(path, place), path)
         try:
             self._file: BinaryIO = open(path, "rb")
             records = self._records()
@@ -74,14 +74,14 @@ class Source:
         }:
             raise self._damaged("its records are not the storages it names")
         self.entries: dict[str, Entry] = {}
-        for key, tensor in self.state["model"].items():
+        for key, tensor in self.checkpoint.weights.items():
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
                 start = storage.data_ptr() - base if storage.nbytes() else 0
                 size, crc = records.get(start, (0, 0))
                 offset = int(tensor.storage_offset())
                 self.entries[key] = Entry(start, size, crc, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
-        self.state.pop("last_optimizer_state", None)
+        self.checkpoint.state.pop("last_optimizer_state", None)
 
     def _records(self) -> dict[int, tuple[int, int]]:
         """Where in the file each storage starts, with its size in bytes and its checksum; empty ones are left out."""
@@ -128,11 +128,3 @@ class Source:
                 raise self._damaged(f"{key} does not match its checksum")
             storages[entry.start] = storage
         return storages[entry.start].view(entry.dtype).as_strided(entry.shape, entry.stride, entry.offset)
-
-    @property
-    def updates(self) -> int:
-        return (self.state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
-
-    @property
-    def has_omega(self) -> bool:
-        return any(key.endswith(state_dict.OMEGA_INIT) for key in self.entries)

@@ -34,7 +34,8 @@ def decode(tensor: Tensor) -> dict[str, Any] | None:
     Raises:
         AdminError: the bytes are no record (an average of checkpoints with different provenance, for example).
     """
-    text = bytes(int(value) for value in tensor.detach().float().round().clamp(0, 255).tolist()).rstrip(b"\0")
+    values = tensor.detach().float().flatten().nan_to_num(255).round().clamp(0, 255)  # no text has a byte 255
+    text = bytes(values.to(torch.uint8).tolist()).rstrip(b"\0")
     if not text:
         return None
     try:
