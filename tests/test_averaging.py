@@ -112,6 +112,18 @@ def test_choose_takes_the_last_10_of_a_folder(tmp_path):
     assert names(averaging.choose([tmp_path], last=1, upto=7)) == ["checkpoint7"]
 
 
+def test_choose_looks_into_the_folder_checkpoints_of_a_run(tmp_path):
+    """As the recipes' runs have it; a folder with checkpoints of its own is a --save-dir itself."""
+    (tmp_path / "checkpoints").mkdir()
+    folder(tmp_path / "checkpoints", "checkpoint1", "checkpoint2", "checkpoint3")
+    folder(tmp_path, "average")
+    assert averaging.choose([tmp_path], last=2) == [tmp_path / f"checkpoints/checkpoint{n}.pt" for n in (2, 3)]
+    with pytest.raises(AdminError, match=r"/checkpoints holds 3 checkpoints numbered by epochs and the last 4"):
+        averaging.choose([tmp_path], last=4)
+    folder(tmp_path, "checkpoint7")
+    assert averaging.choose([tmp_path], last=1) == [tmp_path / "checkpoint7.pt"]
+
+
 def test_choose_refuses_folders_beside_anything(tmp_path):
     one, two = (tmp_path / name for name in ("one", "two"))
     one.mkdir(), two.mkdir()
