@@ -130,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
     fold = verbs.add_parser("fold", help="fold omega away: a stock Transformer that computes the same")
     fold.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
     fold.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    fold.add_argument("--data", type=Path, help="binarised data whose validation set to check on, besides noise")
+    fold.add_argument("--data", type=Path, help="binarised data whose validation set to check on, in addition to noise")
     fold.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")
     fold.add_argument(
         "--min-omega",

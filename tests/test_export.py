@@ -360,7 +360,7 @@ def test_dictionaries_and_text_must_be_the_models(given, tmp_path):
     with pytest.raises(AdminError, match="dict.en.txt has 63 symbols and the model 64"):
         it.export("ctranslate2", tmp_path / "out")
     (folder / "dict.en.txt").write_text("no count\n")
-    with pytest.raises(AdminError, match="dict.en.txt is no dictionary"):
+    with pytest.raises(AdminError, match="dict.en.txt is not a dictionary"):
         it.export("ctranslate2", tmp_path / "out")
     Text("en", "de").write(folder / "text.json")
     with pytest.raises(AdminError, match="text.json is for en-de and .*model.pt for de-en"):

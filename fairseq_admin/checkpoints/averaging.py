@@ -100,14 +100,14 @@ def _refuse_misfits(sources: Sequence[Source]) -> None:
                 f"{source.path} is folded, and the fold is not linear in omega: average first, then fold. Give the "
                 "unfolded checkpoints."
             )
-        _ = source.checkpoint.omegas  # refused if they are damaged
+        source.checkpoint.check_omega()
     first = sources[0]
     for other in sources[1:]:
         _refuse_other_entries(first, other)
         _refuse_other_profile(first, other)
     seen: dict[tuple[int, ...], Source] = {}
     for source in sources:
-        twin = seen.setdefault(tuple(entry.crc for entry in source.entries.values()), source)
+        twin = seen.setdefault(tuple(entry.record.crc for entry in source.entries.values()), source)
         if twin is not source:
             raise AdminError(
                 f"{source.path} and {twin.path} hold the same weights; each checkpoint counts once. Leave one out "

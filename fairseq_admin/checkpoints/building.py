@@ -26,7 +26,8 @@ def check(checkpoint: Checkpoint) -> None:
     """
     _ = checkpoint.omegas  # refused if they are damaged
     if checkpoint.kind in STACKS:
-        with torch.device("meta"):  # names and shapes alone
+        # Names and shapes alone, where fairseq can: RoBERTa's initial weights are drawn by way of the CPU.
+        with torch.device("cpu" if checkpoint.stacks == ("encoder",) else "meta"):
             model = _unloaded(checkpoint)
         weights = dict(checkpoint.weights)
         model.upgrade_state_dict(weights)
@@ -92,9 +93,8 @@ def _unloaded(
     sizes = list(checkpoint.vocabulary.values())
     source = source or _words(sizes[0])
     target = target or (source if sizes[0] == sizes[-1] else _words(sizes[-1]))
-    task = SimpleNamespace(
-        source_dictionary=source, target_dictionary=target, max_positions=lambda: args.tokens_per_sample
-    )
+    longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's own
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
 
 

@@ -58,19 +58,11 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """A checkpoint from its file, as `files.read` reads it.
-
-        Raises:
-            AdminError: the file is not a whole checkpoint.
-        """
+        """A checkpoint from its file, or the refusal of `files.read`."""
         return cls(files.read(path), path)
 
     def write(self, path: Path, check: Callable[[Path], None] = lambda written: None) -> None:
-        """Save the checkpoint, as `files.write` does.
-
-        Raises:
-            AdminError: the path is no place for a file, or the disk is full.
-        """
+        """Save the checkpoint by `files.write`."""
         files.write(self.state, path, check)
 
     @property
@@ -151,6 +143,15 @@ class Checkpoint:
         """ω of every sub-layer, as `state_dict.omegas` gives it; empty without. Shapes (C,), float64.
 
         Raises:
+            AdminError: as `check_omega`.
+        """
+        self.check_omega()
+        return state_dict.omegas(self.weights)
+
+    def check_omega(self) -> None:
+        """Look for damage of ω without reading its values, which may not be in memory.
+
+        Raises:
             AdminError: one is not of its norm's shape, or the record is missing.
         """
         for key, tensor in self.weights.items():
@@ -159,7 +160,6 @@ class Checkpoint:
             if f".{name}" in (state_dict.OMEGA_INIT, state_dict.OMEGA_DELTA) and tensor.shape != weight.shape:
                 raise wrong_shape(self.name, key, tensor.shape, weight.shape)
         _ = self.record  # refused if it is missing
-        return state_dict.omegas(self.weights)
 
     @cached_property
     def record(self) -> dict[str, Any] | None:

@@ -127,7 +127,7 @@ def difference(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> 
 
     Args:
         one, other: checkpoints of the same vocabulary.
-        data: binarised data to compare on, besides random sentences.
+        data: binarised data to compare on, in addition to random sentences.
     """
     batches = random_batches(one) + (real_batches(one, data) if data else [])
     expected = list(log_probabilities(build(one), batches))

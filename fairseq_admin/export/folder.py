@@ -21,7 +21,7 @@ ENGINES = ("ctranslate2", "huggingface")
 
 
 class Exported(NamedTuple):
-    """What was checked, in words, and what the user should know besides."""
+    """What was checked, in words, and what else the user should know."""
 
     summary: str
     notes: list[str]

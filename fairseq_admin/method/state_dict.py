@@ -34,7 +34,7 @@ def scheme(state: Mapping[str, Tensor]) -> str:
     alone). Schemes that only draw other initial weights look, and compute, like the stock Transformer that they are.
 
     Raises:
-        AdminError: the record is none.
+        AdminError: the record cannot be read.
     """
     if provenance.KEY in state:
         return (provenance.decode(state[provenance.KEY]) or {}).get("scheme", "admin")
