@@ -100,6 +100,15 @@ def test_damage_is_one_line(damaged, capsys, verb, name):
     assert not (path.parent / "out").exists()
 
 
+def test_another_dictionary_of_the_same_size_is_one_line(damaged, capsys):
+    """fairseq's refusal, that all embeddings are one and the dictionaries are not, is not a traceback."""
+    path = damaged(None)
+    words(60, 7).save(str(path.parent / "dict.en.txt"))
+    assert cli.main([str(argument) for argument in arguments("translate", path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-admin: {path}: no model can be built"), err
+
+
 @pytest.mark.parametrize("verb", ["omega", "fold", "average", "translate"])
 def test_the_whole_one_is_taken(damaged, capsys, verb):
     path = damaged(None)

@@ -92,6 +92,12 @@ def test_a_scheme_of_another_version_is_named():
         assert it.scheme
 
 
+def test_no_architecture_is_told():
+    it = Checkpoint({"cfg": {"model": None}, "model": {}})
+    with pytest.raises(AdminError, match="its architecture is None, which this fairseq does not know"):
+        build(it)
+
+
 def test_it_is_named_by_its_file(tmp_path):
     it = checkpoint_of(*KINDS[0][:3])
     del it.state["args"]

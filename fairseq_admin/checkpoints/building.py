@@ -95,7 +95,16 @@ def _unloaded(
     target = target or (source if sizes[0] == sizes[-1] else _words(sizes[-1]))
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's own
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
-    return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
+    try:
+        return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
+    except AdminError:
+        raise
+    except Exception as error:  # fairseq checks little: what does not fit fails wherever it is used first
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise AdminError(
+            f"{checkpoint.name}: no model can be built of its options and dictionaries ({reason}). Give the "
+            "dictionaries that it was trained with."
+        ) from None
 
 
 def _words(symbols: int) -> Dictionary:

@@ -209,7 +209,7 @@ class Checkpoint:
         Raises:
             AdminError: the architecture is unknown.
         """
-        args = Namespace(**self.options.model)
+        args = Namespace(**{"_name": None, **self.options.model})
         if args._name not in ARCH_CONFIG_REGISTRY:
             raise AdminError(
                 f"{self.name}: its architecture is {args._name}, which this fairseq does not know. Use the fairseq, "
