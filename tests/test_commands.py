@@ -17,7 +17,7 @@ from conftest import ROOT, TRAIN, Run, run_module
 from fairseq import checkpoint_utils, utils
 
 from fairseq_admin.architectures.translation_model import TransformerAdminModel
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import files
 from fairseq_admin.method import provenance
 
 SENTENCE = "w1 w2 w3 w4"
@@ -91,9 +91,9 @@ def test_generate_with_layers_dropped(trained: Path, generate: Callable) -> None
 @pytest.mark.parametrize("extra", [{}, {"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")}])
 def test_validate(extra: dict[str, Any], corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     """Does fairseq-validate give the loss that training printed, whatever fairseq has put in the file besides?"""
-    state = checkpoint.read(trained / "checkpoint2.pt")
+    state = files.read(trained / "checkpoint2.pt")
     state["extra_state"].update(extra)
-    checkpoint.write(state, tmp_path / "given.pt")
+    files.write(state, tmp_path / "given.pt")
     given = ["--valid-subset", "valid", "--path", tmp_path / "given.pt", "--max-tokens", 300, "--cpu"]
     given += ["--task", "translation", *NO_WORKERS]
     done = run("fairseq_cli.validate", corpus, *USER_DIR, *given)
@@ -164,7 +164,7 @@ def admin(*arguments: object) -> subprocess.CompletedProcess:
 def test_omega(trained: Path) -> None:
     """Are the numbers that `fairseq-admin omega` prints, for people and for machines, those of the checkpoint?"""
     last = trained / "checkpoint_last.pt"
-    state = checkpoint.read(last)["model"]
+    state = files.read(last)["model"]
     table, found = admin("omega", last), admin("omega", last, "--json")
     assert (table.returncode, found.returncode) == (0, 0)
     numbers = json.loads(found.stdout)
@@ -192,7 +192,7 @@ def test_average(trained: Path, tmp_path: Path, generate: Callable) -> None:
     done = admin("average", trained, "--last", 2, "-o", output)
     assert done.returncode == 0 and done.stdout.strip().endswith("checkpoint1.pt, checkpoint2.pt")
     inputs = [trained / "checkpoint1.pt", trained / "checkpoint2.pt"]
-    one, two, mean = (checkpoint.read(path)["model"] for path in (*inputs, output))
+    one, two, mean = (files.read(path)["model"] for path in (*inputs, output))
     assert mean.keys() == one.keys()
     for key in mean:
         expected = (one[key].double() + two[key].double()) / 2

@@ -26,7 +26,7 @@ from fairseq.modules import LayerDropModuleList
 from fairseq.trainer import Trainer
 
 import fairseq_admin  # noqa: F401  (registers the model)
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import files
 from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.layers import shortcut_norms
 from fairseq_admin.method.profiling import profile
@@ -108,7 +108,7 @@ def resume(corpus: Path, saved: Path, folder: Path, *arguments: object, options:
 
 def read(path: Path) -> dict[str, Any]:
     """A checkpoint, but for what only fairseq 0.12.2 stores: a buffer it never fills, and copies of weights."""
-    state = checkpoint.read(path)
+    state = files.read(path)
     for entries in (state["model"], state["extra_state"].get("ema", {})):
         for key in [key for key in entries if state_dict.STRAY.search(key)]:
             del entries[key]
@@ -440,7 +440,7 @@ def test_preset_omega(corpus: Path, ten: Path, tmp_path: Path) -> None:
     model, _ = initial(corpus)
     preset = {**model.state_dict(), **{key: t for key, t in auto["model"].items() if key.endswith(".omega_init")}}
     preset[provenance.KEY] = provenance.encode({"rule": "preset by a test"})
-    checkpoint.write({**auto, "model": preset, "last_optimizer_state": None}, tmp_path / "preset.pt")
+    files.write({**auto, "model": preset, "last_optimizer_state": None}, tmp_path / "preset.pt")
     done = train(corpus, tmp_path / "run", *TO_10, "--finetune-from-model", tmp_path / "preset.pt")
     assert "profiled by rule" not in done.output
     state = last(tmp_path / "run")

@@ -14,7 +14,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_admin  # noqa: F401  (registers the model)
 from fairseq_admin.architectures.config import nested, refuse_unsuitable
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import files
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method.profiling import profile
 
@@ -157,11 +157,11 @@ def test_checkpoint_of_another_depth(
 
 def test_pre_ln_checkpoint(corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     """Are a Pre-LN Transformer's weights refused, rather than read as Post-LN?"""
-    state = checkpoint.read(trained)
+    state = files.read(trained)
     model = {key: tensor for key, tensor in state["model"].items() if "omega" not in key and "admin" not in key}
     for side in ("encoder", "decoder"):
         for entry in ("weight", "bias"):
             model[f"{side}.layer_norm.{entry}"] = torch.ones(64)
-    checkpoint.write({**state, "model": model}, tmp_path / "pre.pt")
+    files.write({**state, "model": model}, tmp_path / "pre.pt")
     given = ["--finetune-from-model", tmp_path / "pre.pt", "--save-dir", tmp_path / "run", "--max-update", 1]
     check_refusal(run("fairseq_cli.train", corpus, *TRAIN, *given), "Pre-LN", "encoder.layer_norm", "Post-LN")

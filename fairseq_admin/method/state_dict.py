@@ -34,19 +34,20 @@ def scheme(state: Mapping[str, Tensor]) -> str:
     alone). Schemes that only draw other initial weights look, and compute, like the stock Transformer that they are.
 
     Raises:
-        AdminError: the record is none.
+        AdminError: the record cannot be read.
     """
     if provenance.KEY in state:
         return (provenance.decode(state[provenance.KEY]) or {}).get("scheme", "admin")
     state = of_stacks(state)
-    before = {
-        side: f"{side}.layer_norm.weight" in state
-        for side in ("encoder", "decoder")
-        if any(key.startswith(f"{side}.layers.") for key in state)
-    }
+    before = {side: f"{side}.layer_norm.weight" in state for side in ("encoder", "decoder") if layers(state, side)}
     if all(before.values()) or not any(before.values()):
         return "pre-ln" if any(before.values()) else "post-ln"
     return "pre-ln (encoder only)" if before["encoder"] else "post-ln-pre-ln"
+
+
+def layers(state: Mapping[str, Tensor], stack: str) -> int:
+    """How many layers of a stack a state dict has."""
+    return len({key.split(".")[2] for key in of_stacks(state) if key.startswith(f"{stack}.layers.")})
 
 
 def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]) -> None:
@@ -62,12 +63,12 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
         AdminError: another depth, or a Pre-LN Transformer.
     """
     named = of_stacks(state)
-    for stack, layers in depths.items():
-        found = len({key.split(".")[2] for key in named if key.startswith(f"{stack}.layers.")})
-        if found != layers:
+    for stack, expected_layers in depths.items():
+        found = layers(state, stack)
+        if found != expected_layers:
             raise AdminError(
-                f"the checkpoint's {stack} has {found} layers and the model's has {layers}. Use the checkpoint's "
-                f"--{stack}-layers {found} (or its --arch), or another --save-dir to start again."
+                f"the checkpoint's {stack} has {found} layers and the model's has {expected_layers}. Use the "
+                f"checkpoint's --{stack}-layers {found} (or its --arch), or another --save-dir to start again."
             )
     for key in [key for key in state if key not in expected and STRAY.search(key)]:
         del state[key]

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from torch.nn import functional
 
+from ..checkpoints.building import build, check
+from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
-from ..method.layers import avoid_fast_path
 from ..text.assets import Assets
 from .positions import Damaged, positions
 
@@ -63,42 +63,32 @@ class Translator(abc.ABC):
 class FairseqTranslator(Translator):
     """A checkpoint of fairseq's, Admin's or a stock Transformer's."""
 
-    def __init__(self, path: Path, assets: Assets, languages: tuple[str, str], device: str | None) -> None:
-        """Load the model, through torch's safe loader.
+    def __init__(self, checkpoint: Checkpoint, assets: Assets, languages: tuple[str, str], device: str | None) -> None:
+        """Build the model.
 
         Args:
-            path: a checkpoint that `checkpoint.read` accepts.
+            checkpoint: of a translation model.
             assets: with the dictionaries.
             languages: source and target, by which the dictionaries are named.
             device: "cpu" or "cuda"; None: the best there is.
 
         Raises:
-            AdminError: the model is of an unknown kind, or the dictionaries are not its own.
+            AdminError: the model is of an unknown kind or damaged, or the dictionaries are not its own.
         """
         self.device = chosen(device, torch.cuda.is_available())
-        data, _ = (assets.need(f"dict.{language}.txt").parent for language in languages)
-        try:
-            overrides = {"data": str(data), "source_lang": languages[0], "target_lang": languages[1]}
-            (self.model,), _, self.task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides)
-        except AdminError:
-            raise
-        except Exception as error:  # fairseq checks little: what does not fit fails wherever it is used first
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise AdminError(
-                f"{path} does not load with the dictionaries in {data} ({reason}). Give the folder the model was "
-                "trained with as --data."
-            ) from None
-        self.model.eval().to(self.device)
+        check(checkpoint)
+        self.source, self.target = map(assets.dictionary, languages, checkpoint.vocabulary.values())
+        self.model = build(checkpoint, self.source, self.target).to(self.device)
         self.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
-        avoid_fast_path(self.model)
+        self.pads_left = str(checkpoint.options.task.get("left_pad_source", True)) == "True"  # older fairseq: text
         self.longest = min(self.model.max_positions()) - 1
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
-        words = self.task.target_dictionary
+        words = self.target
         generator = SequenceGenerator(
             [self.model], words, search.beam, max_len_a=1, max_len_b=MORE, len_penalty=search.length_penalty
         )
-        tokens = padded(batch, self.task.source_dictionary, left=self.task.cfg.left_pad_source)
+        tokens = padded(batch, self.source, left=self.pads_left)
         lengths = tokens.ne(words.pad()).sum(1)
         sample = {"net_input": {"src_tokens": tokens.to(self.device), "src_lengths": lengths.to(self.device)}}
         return [
