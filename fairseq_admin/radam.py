@@ -49,13 +49,23 @@ class RAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """As torch's, which casts the moments to the parameters' type, but the moments stay float32."""
-        super().load_state_dict(state_dict)
+        """As torch's, which casts the moments to the parameters' type, but the moments stay float32.
+
+        Raises:
+            AdminError: the state is of other parameters.
+        """
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-        for p, i in zip((p for group in self.param_groups for p in group["params"]), saved):
-            for name, moment in state_dict["state"].get(i, {}).items():
-                if name != "step":
-                    self.state[p][name] = moment.to(p.device, torch.float32, copy=True)
+        own = [p for group in self.param_groups for p in group["params"]]
+        moments = [{k: m for k, m in state_dict["state"].get(i, {}).items() if k != "step"} for i in saved]
+        if len(saved) != len(own) or any(m.shape != p.shape for p, ms in zip(own, moments) for m in ms.values()):
+            raise AdminError(
+                f"the checkpoint's optimizer state is of {len(saved)} parameters, which are not the model's {len(own)} "
+                "(is it another model, or pruned?). Give --reset-optimizer to start with a new state."
+            )
+        super().load_state_dict(state_dict)
+        for p, named in zip(own, moments):
+            for name, moment in named.items():
+                self.state[p][name] = moment.to(p.device, torch.float32, copy=True)
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], float]] = None):

@@ -13,7 +13,8 @@ from fairseq import tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_admin  # noqa: F401  (registers the model)
-from fairseq_admin.architectures.config import nested, refuse_unsuitable
+from fairseq_admin.architectures.config import nested
+from fairseq_admin.architectures.refusals import refuse_unsuitable
 from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method.profiling import profile
@@ -37,8 +38,7 @@ OPTIONS = {
     "--base-layers 1": ["--base-layers 1"],
     "--encoder-layers 0": ["--encoder-layers is 0"],
     "--decoder-layers 0": ["--decoder-layers is 0"],
-    "--encoder-layers-to-keep 1": ["--encoder-layers-to-keep 1", "Keep layer 0"],
-    "--decoder-layers-to-keep 1": ["--decoder-layers-to-keep 1", "Keep layer 0"],
+    "--decoder-layers-to-keep 0,2": ["--decoder-layers-to-keep is 0,2", "from 0 to 1"],
     "--adam-betas (0.9,1.0)": ["--adam-betas is ", "(0.9,", "below 1"],
     "--adam-betas 0.9": ["--adam-betas is ", "two numbers"],
     "--adam-betas (0.9,0.98": ["--adam-betas is ", "two numbers"],

@@ -10,7 +10,8 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from ..errors import AdminError
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder
-from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder, refuse_unsuitable
+from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder
+from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
 
 

@@ -15,12 +15,13 @@ from ..method import provenance
 from ..method.layers import shortcut_norms
 from ..method.omega import omega_from_depth
 from ..method.profiling import profile
-from ..method.schemes import SCHEMES, stacks_of
-from ..method.state_dict import adopt
+from ..method.schemes import SCHEMES, layers_of, stacks_of
+from ..method.state_dict import adopt, prune
 from ..method.state_dict import scheme as scheme_of
 from ..version import __version__
 from .config import DEPTH_RULES
 from .divergence import SkippedUpdates
+from .refusals import layers_to_keep
 
 
 class SchemeModel(BaseFairseqModel):
@@ -74,6 +75,8 @@ class SchemeModel(BaseFairseqModel):
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; with Admin, a stock Post-LN Transformer's weights load with ω = 1, its function unchanged.
 
+        Where the options name layers to keep, the others are dropped; `model_cfg` then tells the depth that is left.
+
         Raises:
             AdminError: the weights are of another depth, or of another scheme.
         """
@@ -84,14 +87,17 @@ class SchemeModel(BaseFairseqModel):
                 f"the checkpoint is of --admin-scheme {found} and the model of --admin-scheme {self.cfg.admin_scheme}. "
                 "Give the checkpoint's, or another --save-dir to start anew."
             )
-        depths = {
-            side: stack.layers
-            for side, stack in (("encoder", self.cfg.encoder), ("decoder", self.cfg.decoder))
-            if hasattr(self, side) and not stack.layers_to_keep
-        }
-        adopt(state_dict, own, depths)
+        stacks = stacks_of(self)
+        for side in stacks:
+            kept = layers_to_keep(getattr(self.cfg, side))
+            if kept:
+                prune(state_dict, side, kept)
+                if model_cfg is not None:  # the run's own options, which are saved with the next checkpoint
+                    setattr(model_cfg, f"{side}_layers", len(kept))
+                    setattr(model_cfg, f"{side}_layers_to_keep", None)
+        adopt(state_dict, own, {side: len(layers_of(stack)) for side, stack in stacks.items()})
         self.skipped_updates.restart()  # fairseq has just told the number of updates, and no batch has come with it
-        result = super().load_state_dict(state_dict, strict, model_cfg, args)
+        result = super().load_state_dict(state_dict, strict)  # no options: they would have it pruned once more
         if self.scheme.omega:
             self.profiled = provenance.decode(getattr(self, provenance.KEY)) is not None
         return result

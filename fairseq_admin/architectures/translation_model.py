@@ -7,7 +7,8 @@ from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder, AdminEncoder
-from .config import TransformerAdminConfig, fill_sizes, nested, refuse_unsuitable
+from .config import TransformerAdminConfig, fill_sizes, nested
+from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
 
 

@@ -127,8 +127,8 @@ def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp:
                 if not omega.eq(omega[0]).all() or not omega[0] > 0:
                     raise AdminError(
                         f"omega of {norm}, the first of its stack, runs from {omega.min().item():.3g} to "
-                        f"{omega.max().item():.3g}; one positive number was expected. It cannot be folded: keep the "
-                        "model unfolded, with --user-dir."
+                        f"{omega.max().item():.3g}; one positive number was expected (a model pruned of its layer 0 "
+                        "has a vector). It cannot be folded: keep the model unfolded, with --user-dir."
                     )
                 scale(f"{layer}.self_attn.out_proj.weight", 1 / omega[0])
                 scale(f"{layer}.self_attn.out_proj.bias", 1 / omega[0])
