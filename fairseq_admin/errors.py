@@ -27,6 +27,20 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+ONE_OF_EACH = (
+    "the task is for fairseq's models of several encoders and decoders, and this one has one of each. For several "
+    "languages give --task translation_multi_simple_epoch."
+)
+
+
+def _wants_several(error: BaseException) -> bool:
+    """Whether multilingual_translation or semisupervised_translation has met a model with one encoder and one decoder.
+
+    The former first asks the model's options for one of its own, which only a MultiModel's have.
+    """
+    return "requires a FairseqMultiModel" in str(error) or getattr(error, "full_key", None) == "model.left_pad_source"
+
+
 def install_excepthook() -> None:
     """Let an uncaught AdminError end the process with its one line and exit status 2.
 
@@ -37,8 +51,8 @@ def install_excepthook() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         for cause in _chain(error):
-            if isinstance(cause, AdminError):
-                print(f"fairseq-admin: {cause}", file=sys.stderr)
+            if isinstance(cause, AdminError) or _wants_several(cause):
+                print(f"fairseq-admin: {cause if isinstance(cause, AdminError) else ONE_OF_EACH}", file=sys.stderr)
                 # CPython ends the process with this status when a hook raises SystemExit.
                 raise SystemExit(2)
         previous(kind, error, trace)

@@ -145,7 +145,7 @@ def _plain(cfg: Any) -> Namespace:
 
 
 def nested(cfg: Any) -> TransformerConfig:
-    """The options of a translation model as fairseq's own layers read them, with Admin's beside them."""
+    """The options of a translation model as fairseq's own layers read them, with Admin's next to them."""
     args = _plain(cfg)
     fill_sizes(args)
     return TransformerConfig.from_namespace(args)

@@ -17,7 +17,9 @@ from .scheme_model import SchemeModel
 
 def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecoder:
     """What stands for fairseq's TransformerDecoder, which takes flat options."""
-    return AdminDecoder(nested_decoder(args), dictionary, embed_tokens, no_encoder_attn)
+    decoder = AdminDecoder(nested_decoder(args), dictionary, embed_tokens, no_encoder_attn)
+    decoder.args = args
+    return decoder
 
 
 def _with_our_decoder(build: FunctionType) -> FunctionType:

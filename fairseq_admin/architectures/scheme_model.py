@@ -9,6 +9,7 @@ import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import AdminError
 from ..method import provenance
@@ -36,6 +37,7 @@ class SchemeModel(BaseFairseqModel):
     def set_up_scheme(self, cfg: TransformerConfig) -> None:
         """Draw the scheme's initial weights, and set ω where the depth tells it."""
         self.scheme = SCHEMES[cfg.admin_scheme]
+        self.guards: list[RemovableHandle] = []
         self.profiled = not self.scheme.omega
         self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
         stacks = stacks_of(self)
@@ -55,11 +57,33 @@ class SchemeModel(BaseFairseqModel):
                 for norm in norms:
                     norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
             self._record({"rule": cfg.admin_init, "version": __version__})
+        else:
+            firsts = [layers_of(stack)[0] for stack in stacks.values()]
+            self.guards = [layer.register_forward_pre_hook(self._refuse_unprofiled) for layer in firsts]
 
     def _record(self, record: dict[str, Any]) -> None:
         buffer = getattr(self, provenance.KEY)
         buffer.copy_(provenance.encode(record))
+        self._set_profiled()
+
+    def _set_profiled(self) -> None:
         self.profiled = True
+        while self.guards:
+            self.guards.pop().remove()
+
+    def _refuse_unprofiled(self, layer: nn.Module, inputs: Any) -> None:
+        """Hook on a stack's first layer, until ω is there: a task that trains past `forward` would train a Post-LN."""
+        if layer.training and torch.is_grad_enabled() and not self.profiled:
+            raise AdminError(
+                "the task calls the encoder or the decoder without the model, whose first call profiles omega. Give "
+                "--admin-init log, which sets omega from the depth."
+            )
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise AdminError(
+            "torch.jit.script was called on a model of fairseq_admin, which it cannot read. Fold the checkpoint "
+            "(fairseq-admin fold) and script the stock model that it gives."
+        )
 
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)
@@ -98,6 +122,6 @@ class SchemeModel(BaseFairseqModel):
         adopt(state_dict, own, {side: len(layers_of(stack)) for side, stack in stacks.items()})
         self.skipped_updates.restart()  # fairseq has just told the number of updates, and no batch has come with it
         result = super().load_state_dict(state_dict, strict)  # no options: they would have it pruned once more
-        if self.scheme.omega:
-            self.profiled = provenance.decode(getattr(self, provenance.KEY)) is not None
+        if self.scheme.omega and provenance.decode(getattr(self, provenance.KEY)) is not None:
+            self._set_profiled()
         return result

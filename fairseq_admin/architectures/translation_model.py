@@ -24,6 +24,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
 
     def __init__(self, cfg: TransformerConfig, encoder: AdminEncoder, decoder: AdminDecoder) -> None:
         super().__init__(cfg, encoder, decoder)
+        self.args = cfg  # as fairseq's `transformer` has it
         self.set_up_scheme(cfg)
 
     @classmethod
