@@ -69,7 +69,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess:
 
 def test_the_command_needs_only_the_standard_library():
     done = command(32768, "--a-device", 8192, "--devices", 2, "--nodes", 2, "--memory", 16)
-    assert (done.returncode, done.stdout) == (0, "devices 2 max-tokens 8192 update-freq 1\n")
+    assert (done.returncode, done.stdout) == (0, "GPUS=2 MAX_TOKENS=8192 UPDATE_FREQ=1\n")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,6 @@ def test_gpus_are_asked_of_nvidia_smi(tmp_path, monkeypatch):
     assert [round(memory) for memory in batch.gpus()] == [17, 52]
     done = command(32768, "--a-device", 8192, "--check")
     # Two GPUs, and the smaller one's memory counts.
-    assert done.stdout == "devices 2 max-tokens 8192 update-freq 2\n"
+    assert done.stdout == "GPUS=2 MAX_TOKENS=8192 UPDATE_FREQ=2\n"
     program.write_text("#!/bin/sh\necho no driver\nexit 9\n")
     assert batch.gpus() == []

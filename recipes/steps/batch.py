@@ -1,7 +1,7 @@
 """Split an update's tokens over the machines there are: tokens a device, and how many such batches make an update.
 
     python -m recipes.steps.batch 32768 --a-device 8192 --nodes 1 --devices 2 --memory 16
-    devices 2 max-tokens 8192 update-freq 2
+    GPUS=2 MAX_TOKENS=8192 UPDATE_FREQ=2
 
 An update holds the same number of tokens on any machine, so results compare. Only the standard library is used: a plan
 can be printed before anything is installed.
@@ -113,7 +113,7 @@ def main() -> None:
         chosen = plan(args.tokens, workers, most(args.a_device, memory))
     else:
         chosen = given(args.tokens, workers, args.max_tokens)
-    print(f"devices {devices} max-tokens {chosen.max_tokens} update-freq {chosen.update_freq}")
+    print(f"GPUS={devices} MAX_TOKENS={chosen.max_tokens} UPDATE_FREQ={chosen.update_freq}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""All results so far beside the papers' numbers: `make table`.
+"""All results so far next to the papers' numbers: `make table`.
 
     python -m recipes.steps.report runs/results.csv -o runs/table
 
@@ -13,6 +13,8 @@ import csv
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
+
+from tabulate import tabulate
 
 from recipes.steps.common import replacing, run, write_lines
 from recipes.steps.results import read
@@ -49,7 +51,7 @@ def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[t
     table = []
     for key in sorted(keys, key=lambda key: order.index(key[0])):
         rows, paper = groups.get(key, []), known.get(key[:2], "")
-        # A small run is no attempt at the paper's number.
+        # A small run is not an attempt at the paper's number.
         shown = paper if key[2] in ("", "paper") else ""
         scores = (spread(rows, "score"), spread(rows, "compound"), spread(rows, "perplexity"))
         measured = (spread(rows, "tokenised"), shown, *scores)
@@ -62,8 +64,8 @@ def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[t
 
 
 def markdown(table: Iterable[tuple[str, ...]]) -> list[str]:
-    rows = [HEAD, ("---",) * len(HEAD), *table]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    rows = [[cell.replace("|", "/") for cell in row] for row in table]
+    return tabulate(rows, HEAD, tablefmt="github", disable_numparse=True).splitlines()
 
 
 def main() -> None:
