@@ -124,12 +124,19 @@ def test_batch_without_tokens(side: int, corpus: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["reference", "paper"])
 def test_nan_at_profiling(rule: str, corpus: Path) -> None:
-    """Is an embedding that is not a number refused, naming the sub-layer and the stack?"""
+    """Is a weight that is not a number refused, naming the sub-layer behind it and the stack?"""
     model = initial(corpus)[0].train()
     with torch.no_grad():
         model.encoder.embed_tokens.weight[7, 3] = torch.nan
     words = torch.full((2, 5), 7)
     with pytest.raises(AdminError, match="profiling measured nan for omega at sub-layer 2 of the encoder"):
+        profile(model, words, words, rule, 8192)
+    model = initial(corpus)[0].train()
+    with torch.no_grad():
+        model.decoder.layers[0].encoder_attn.out_proj.bias[3] = torch.nan
+    # The rule `paper` takes a branch out of a sum that it is in, so its own omega is not a number either.
+    number = {"reference": 3, "paper": 2}[rule]
+    with pytest.raises(AdminError, match=f"profiling measured nan for omega at sub-layer {number} of the decoder"):
         profile(model, words, words, rule, 8192)
 
 
