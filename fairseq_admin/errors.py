@@ -41,11 +41,27 @@ def _text(error: BaseException) -> str:
     return str(error) if type(error).__name__ == "ProcessRaisedException" else ""
 
 
+ONE_OF_EACH = (
+    "the task is for fairseq's models of several encoders and decoders, and this one has one of each. For several "
+    "languages give --task translation_multi_simple_epoch."
+)
+
+
+def _wants_several(error: BaseException) -> bool:
+    """Whether multilingual_translation or semisupervised_translation has met a model with one encoder and one decoder.
+
+    The former first asks the model's options for one of its own, which only a MultiModel's have.
+    """
+    return "requires a FairseqMultiModel" in str(error) or getattr(error, "full_key", None) == "model.left_pad_source"
+
+
 def _stop(error: BaseException) -> AdminError | None:
     """The AdminError behind an error, here or in a process that torch.multiprocessing.spawn started."""
     for cause in _chain(error):
         if isinstance(cause, AdminError):
             return cause
+        if _wants_several(cause):
+            return AdminError(ONE_OF_EACH)
         for name, message in _OURS.findall(_text(cause)):
             return DivergedError(message) if name == "DivergedError" else AdminError(message)
     return None

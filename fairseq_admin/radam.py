@@ -75,14 +75,24 @@ class RAdam(torch.optim.Optimizer):
         """As torch's, which casts the moments to the parameters' type, but the moments stay float32.
 
         A step count may be a number.
+
+        Raises:
+            AdminError: the state is of other parameters.
         """
-        super().load_state_dict(state_dict)
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-        for p, i in zip((p for group in self.param_groups for p in group["params"]), saved):
-            for name, value in state_dict["state"].get(i, {}).items():
-                self.state[p][name] = (
-                    torch.tensor(float(value)) if name == "step" else value.to(p.device, torch.float32, copy=True)
-                )
+        own = [p for group in self.param_groups for p in group["params"]]
+        moments = [{k: m for k, m in state_dict["state"].get(i, {}).items() if k != "step"} for i in saved]
+        if len(saved) != len(own) or any(m.shape != p.shape for p, ms in zip(own, moments) for m in ms.values()):
+            raise AdminError(
+                f"the checkpoint's optimizer state is of {len(saved)} parameters, which are not the model's {len(own)} "
+                "(is it another model, or pruned?). Give --reset-optimizer to start with a new state."
+            )
+        super().load_state_dict(state_dict)
+        for p, i, named in zip(own, saved, moments):
+            for name, moment in named.items():
+                self.state[p][name] = moment.to(p.device, torch.float32, copy=True)
+            if i in state_dict["state"]:
+                self.state[p]["step"] = torch.tensor(float(state_dict["state"][i]["step"]))
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], float]] = None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -82,10 +83,9 @@ def test_generate_an_ensemble(trained: Path, generate: Callable) -> None:
 
 
 def test_generate_with_layers_dropped(trained: Path, generate: Callable) -> None:
-    """Do layers_to_keep, given when generating, drop layers with their ω, if layer 0 stays?"""
-    overrides = "{'encoder_layers_to_keep': '0', 'decoder_layers_to_keep': '0'}"
+    """Does fairseq-generate translate with a decoder's second layer alone, the encoder whole?"""
     last = trained / "checkpoint_last.pt"
-    assert generate(last, "--model-overrides", overrides) != generate(last)
+    assert generate(last, "--model-overrides", "{'decoder_layers_to_keep': '1'}") != generate(last)
 
 
 @pytest.mark.parametrize("extra", [{}, {"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")}])
@@ -102,9 +102,10 @@ def test_validate(extra: dict[str, Any], corpus: Path, trained: Path, tmp_path: 
     assert f"loss {printed} " in done.output, done.output[-500:]
 
 
-def test_interactive(corpus: Path, trained: Path) -> None:
-    """Does fairseq-interactive translate what comes on standard input?"""
-    given = [corpus, *USER_DIR, "--path", trained / "checkpoint_last.pt", "--cpu", "--max-len-b", 20]
+@pytest.fixture(scope="module")
+def said(corpus: Path, trained: Path) -> str:
+    """What fairseq-interactive translates SENTENCE to."""
+    given = [corpus, *USER_DIR, "--path", trained / "checkpoint_last.pt", "--cpu", "--beam", 1, "--max-len-b", 20]
     done = subprocess.run(
         [sys.executable, "-m", "fairseq_cli.interactive", *map(str, given)],
         input=f"{SENTENCE}\n",
@@ -114,14 +115,23 @@ def test_interactive(corpus: Path, trained: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     lines = dict(line.split("\t", 1) for line in done.stdout.splitlines() if line[:3] in ("S-0", "H-0", "D-0"))
-    assert lines["S-0"] == SENTENCE and lines["H-0"].split("\t")[1].startswith("w")
+    assert lines["S-0"] == SENTENCE
+    return lines["H-0"].split("\t")[1]
 
 
-def test_hub(corpus: Path, trained: Path) -> None:
-    """Does from_pretrained give a model that translates as fairseq-interactive does?"""
+def test_interactive_and_hub(corpus: Path, trained: Path, said: str) -> None:
+    """Is what either says the model's own translation, found here word by word?"""
     hub = TransformerAdminModel.from_pretrained(str(trained), "checkpoint_last.pt", str(corpus))
-    assert hub.translate(SENTENCE, beam=2, max_len_b=20).startswith("w")
-    assert isinstance(hub.models[0], TransformerAdminModel) and hub.models[0].profiled
+    (model,) = hub.models
+    assert isinstance(model, TransformerAdminModel) and model.profiled
+    source, words = hub.encode(SENTENCE).unsqueeze(0), [hub.tgt_dict.eos()]
+    with torch.no_grad():
+        while len(words) == 1 or (words[-1] != hub.tgt_dict.eos() and len(words) <= 20):
+            scores = model(source, torch.tensor([source.size(1)]), torch.tensor([words]))[0][0, -1]
+            scores[[hub.tgt_dict.pad(), *([hub.tgt_dict.eos()] if len(words) == 1 else [])]] = -math.inf
+            words.append(int(scores.argmax()))
+    greedy = hub.decode(torch.tensor(words[1:]))
+    assert len(greedy.split()) > 1 and hub.translate(SENTENCE, beam=1, max_len_b=20) == said == greedy
 
 
 @pytest.fixture(scope="module")

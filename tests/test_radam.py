@@ -321,6 +321,17 @@ def test_loaded_state_is_where_the_parameters_are_under_memory_efficient_fp16():
             assert moment.device.type == "meta" and moment.dtype == torch.float32
 
 
+@pytest.mark.parametrize("sizes", [[(3,)], [(3,), (5,)], [(3,), (4,), (5,)]])
+def test_state_of_other_parameters(sizes):
+    """Another number of them or, where fairseq has flattened them, another size."""
+    own, others = ([torch.ones(size, requires_grad=True) for size in given] for given in ([(3,), (4,)], sizes))
+    optimizer = RAdam(others, **SETTINGS)
+    sum(p.sum() for p in others).backward()
+    optimizer.step()
+    with pytest.raises(AdminError, match=f"is of {len(sizes)} parameters, .* the model's 2 .* Give --reset-optimizer"):
+        RAdam(own, **SETTINGS).load_state_dict(optimizer.state_dict())
+
+
 def test_groups_have_settings_of_their_own():
     params = parameters(torch.float32)
     groups = [{"params": params[:2]}, {"params": params[2:], "lr": 1e-3, "weight_decay": 0.0}]

@@ -129,8 +129,9 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = SMALLEST, clamp: bool
                 if not omega.eq(omega[0]).all() or not omega[0] > 0:
                     raise AdminError(
                         f"{checkpoint.name}: omega of {norm}, the first of its stack, runs from "
-                        f"{omega.min().item():.3g} to {omega.max().item():.3g}; one positive number was expected. It "
-                        "cannot be folded: keep the model unfolded, with --user-dir."
+                        f"{omega.min().item():.3g} to {omega.max().item():.3g}; one positive number was expected (a "
+                        "model pruned of its layer 0 has a vector). It cannot be folded: keep the model unfolded, with "
+                        "--user-dir."
                     )
                 scale(f"{layer}.self_attn.out_proj.weight", 1 / omega[0])
                 scale(f"{layer}.self_attn.out_proj.bias", 1 / omega[0])

@@ -39,6 +39,7 @@ class ShortcutNorm(nn.LayerNorm):
         """Keep ω as it was set: the first sub-layer of a stack.
 
         Its shortcut is the embedding, often tied to two other matrices, so a learned vector ω could not be folded away.
+        (A model pruned of its first layer has one there; see `state_dict.prune`.)
         """
         self.omega_delta = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 OMEGA_INIT = ".omega_init"
 OMEGA_DELTA = ".omega_delta"
+FIRST_DELTA = f".layers.0.self_attn_layer_norm{OMEGA_DELTA}"
+"""What the first norm of a stack has not: its ω is not trained."""
 
 # What fairseq up to 0.12.2 stores next to the weights: a position buffer's type, and copies for an inference path.
 STRAY = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
@@ -50,6 +52,44 @@ def layers(state: Mapping[str, Tensor], stack: str) -> int:
     return len({key.split(".")[2] for key in of_stacks(state) if key.startswith(f"{stack}.layers.")})
 
 
+def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -> None:
+    """Drop all layers of a stack but some, which are numbered from 0 again, in place.
+
+    A stack's first ω is not trained (see `ShortcutNorm.freeze_omega`). Where a later layer becomes the first, what its
+    ω has learned is added to its omega_init: ω stays the vector that it was, and is fixed from then on.
+
+    fairseq's own pruning drops every layer of an encoder if only the decoder is pruned, and the other way round.
+
+    Args:
+        state: the state dict about to be loaded. Of exactly as many layers as are kept, it was pruned before and stays
+            as it is.
+        stack: "encoder" or "decoder".
+        kept: numbers of the layers to keep, from 0.
+
+    Raises:
+        AdminError: there is no such layer.
+    """
+    layer = re.compile(rf"({stack}\.(?:sentence_encoder\.)?layers\.)(\d+)(\..+)")
+    found = {key: match for key in state if (match := layer.fullmatch(key))}
+    numbers = {int(match[2]) for match in found.values()}
+    if len(numbers) == len(kept):
+        return
+    if not numbers.issuperset(kept):
+        raise AdminError(
+            f"--{stack}-layers-to-keep is {','.join(map(str, kept))} and the checkpoint's {stack} has {len(numbers)} "
+            f"layers. Expected numbers from 0 to {len(numbers) - 1}."
+        )
+    tensors = {key: state.pop(key) for key in found}
+    for new, old in enumerate(sorted(kept)):
+        for key, match in found.items():
+            if int(match[2]) == old:
+                state[f"{match[1]}{new}{match[3]}"] = tensors[key]
+    for key in [key for key in state if key.startswith(f"{stack}.") and key.endswith(FIRST_DELTA)]:
+        profiled = key[: -len(OMEGA_DELTA)] + OMEGA_INIT
+        state[profiled] = state[profiled] + state.pop(key)
+    logger.info("Admin: of the %s's %d layers %s were kept", stack, len(numbers), ",".join(map(str, sorted(kept))))
+
+
 def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]) -> None:
     """Check a state dict's depth, drop what only an older fairseq stores, and complete a stock Post-LN Transformer's
     with ω = 1 for a model that has ω, all in place.
@@ -57,7 +97,7 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
     Args:
         state: the state dict about to be loaded.
         expected: the model's own.
-        depths: layers expected a stack; a stack that is to be pruned is left out.
+        depths: layers expected a stack.
 
     Raises:
         AdminError: another depth, or a Pre-LN Transformer.
