@@ -300,17 +300,3 @@ class PlainRAdam:
             # bias correction is divided out.
             adaptive = math.sqrt(1 - beta2**self.t) / (self.v.sqrt() + self.eps)
             self.value = self.value - self.lr * rectifier * (self.m / (1 - beta1**self.t)) * adaptive
-
-
-def oracle_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The authors' state dict under today's fairseq names: stacked q, k, v apart, their ω left out."""
-    renamed = {}
-    for key, tensor in state.items():
-        if key.endswith(("in_proj_weight", "in_proj_bias")):
-            module, kind = key.rsplit(".in_proj_", 1)
-            for name, part in zip("qkv", tensor.chunk(3)):
-                renamed[f"{module}.{name}_proj.{kind}"] = part
-        elif not key.endswith("_ratio_change"):
-            renamed[key] = tensor
-    renamed["decoder.output_projection.weight"] = state["decoder.embed_tokens.weight"]
-    return renamed

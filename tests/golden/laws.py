@@ -1,0 +1,73 @@
+"""Makes the golden table of the initial laws in the authors' code (see clinic.py). From the folder tests:
+
+    python -O -m golden.laws TRANSFORMER_CLINIC
+
+-O skips an assertion that came with their DeepNorm; ReZero and looks-linear no longer start with it.
+
+laws.tsv has the mean, standard deviation and distribution of every kind of parameter, for each method that their code
+trains, over the layers of a 3L-2L model of width 32 and over 100 seeds. Names are today's (branch_scale is ours, for
+their rezero_weight), with a star for the layer.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import torch
+from golden import clinic
+
+TABLE = Path(__file__).with_name("laws.tsv")
+METHODS = {
+    "admin": ["--init-type=adaptive-profiling"],
+    "post-ln": ["--init-type=default"],
+    "pre-ln": ["--init-type=default", "--encoder-normalize-before", "--decoder-normalize-before"],
+    "rezero": ["--init-type=rezero"],
+    "rezero-post-ln": ["--init-type=rezero_postln"],
+    "deepnorm": ["--init-type=deepnet"],
+    "looklinear": ["--init-type=looklinear"],
+}
+"""The methods by our schemes' names, with their options."""
+SIZES = {
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_embed_dim": 32,
+    "decoder_embed_dim": 32,
+    "encoder_ffn_embed_dim": 64,
+    "decoder_ffn_embed_dim": 64,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+}
+SEEDS = 100
+
+
+def kind(name: str) -> str:
+    """A parameter's name without the number of its layer."""
+    return re.sub(r"layers\.\d+", "layers.*", name).replace("rezero_weight", "branch_scale")
+
+
+def main(checkout: Path) -> None:
+    if __debug__:
+        sys.exit("Found assertions on, expected python -O: ReZero does not start otherwise.")
+    clinic.enter(checkout)
+    options = [f"--{option.replace('_', '-')}={size}" for option, size in SIZES.items()]
+    rows = ["method\tkind\tshape\tmean\tstd\tlaw"]
+    for method, own in METHODS.items():
+        drawn: dict[str, list[torch.Tensor]] = {}
+        for seed in range(SEEDS):
+            torch.manual_seed(seed)
+            for name, parameter in clinic.parameters(clinic.build("--arch=transformer", *own, *options)).items():
+                drawn.setdefault(kind(name), []).append(parameter.double())
+        for of_kind, tensors in drawn.items():
+            values = torch.stack(tensors)
+            std = values.std(correction=0).item()
+            # Uniform values end at sqrt(3) standard deviations; some of thousands of normal ones are beyond three.
+            law = "constant" if std == 0 else "uniform" if values.abs().max() < 2 * std else "normal"
+            shape = "x".join(map(str, values.shape[1:]))
+            rows.append(f"{method}\t{of_kind}\t{shape}\t{values.mean():.6g}\t{std:.6g}\t{law}")
+    TABLE.write_text("\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
