@@ -1,3 +1,6 @@
+# In words that make 3.81, which macOS has, can read.
+$(if $(filter grouped-target,$(.FEATURES)),,$(error GNU make $(MAKE_VERSION) is here; 4.3 or newer is needed: on macOS, brew install make, then gmake in place of make))
+
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -5,7 +8,7 @@ SHELL := bash
 
 # A Python 3.9 or newer to make the virtual environment from.
 PYTHON ?= python3
-# Where the virtual environment lies.
+# Where the virtual environment is.
 VENV ?= .venv
 # The torch to install, as a pip requirement; empty: the newest one tested with that Python.
 TORCH ?=
@@ -61,7 +64,7 @@ compare: $(VENV)/ready
 sensitivity: $(VENV)/ready
 	$(RECIPE) -f recipes/sensitivity/Makefile
 
-## make table: all results so far beside the papers' numbers
+## make table: all results so far next to the papers' numbers
 .PHONY: table
 table: $(VENV)/ready
 	@$(RUN) -m recipes.steps.report $(or $(RUNS),runs)/results.csv -o $(or $(RUNS),runs)/table
@@ -78,11 +81,11 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-## make bench: what Admin costs beside stock Post-LN, the text steps' speed, CTranslate2's, an average's memory
+## make bench: what Admin costs next to stock Post-LN, the text steps' speed, CTranslate2's, an average's memory
 .PHONY: bench
 bench: $(VENV)/ready
 	$(RUN) recipes/bench/step.py
-	$(RUN) recipes/bench/text.py
+	$(RUN) recipes/bench/text_steps.py
 	$(RUN) recipes/bench/engines.py
 	$(RUN) recipes/bench/average.py
 

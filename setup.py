@@ -11,7 +11,7 @@ TEXT = ["sacremoses>=0.2", "regex"]
 # Engines of today; their last versions for Python 3.9 tie FSMT's weights otherwise and load pickles by default.
 EXPORT = [f"{name}; python_version >= '3.10'" for name in ("ctranslate2>=4.8.1", "transformers>=5", "safetensors")]
 DEV = ["hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "subword-nmt"]
-RECIPES = [*TEXT, "Babel", "matplotlib", "num2words", "tensorboardX", "tokenizers"]
+RECIPES = [*TEXT, "Babel", "matplotlib", "num2words", "tabulate", "tensorboardX", "tokenizers"]
 
 setup(
     name="fairseq-admin",

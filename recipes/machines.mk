@@ -6,17 +6,15 @@
 UPDATE_FREQ ?= 1
 NODES ?= 1
 ifdef TOKENS
-BATCHES := $(STEP).batch $(TOKENS) --a-device $(A_DEVICE) --nodes $(NODES) $(GPUS:%=--devices %) \
+BATCHES := $(ASK).batch $(TOKENS) --a-device $(A_DEVICE) --nodes $(NODES) $(GPUS:%=--devices %) \
 	$(MAX_TOKENS:%=--max-tokens %) $(MEMORY:%=--memory %)
-# The plan needs no more than the standard library, so it can be printed before there is an environment.
-BATCHES := $(patsubst $(PYTHON)%,$(or $(wildcard $(PYTHON)),python3)%,$(BATCHES))
 PLAN := $(shell $(BATCHES) 2>&1)
-ifneq ($(firstword $(PLAN)),devices)
+ifneq ($(.SHELLSTATUS),0)
 $(error $(PLAN))
 endif
-override GPUS := $(word 2,$(PLAN))
-override MAX_TOKENS := $(word 4,$(PLAN))
-override UPDATE_FREQ := $(word 6,$(PLAN))
+override GPUS := $(call field,GPUS,$(PLAN))
+override MAX_TOKENS := $(call field,MAX_TOKENS,$(PLAN))
+override UPDATE_FREQ := $(call field,UPDATE_FREQ,$(PLAN))
 HELD := --tokens-per-update $(TOKENS)
 endif
 GPUS ?= 1
@@ -38,9 +36,9 @@ ON_CPUS := --distributed-no-spawn --distributed-backend gloo --ddp-backend legac
 MACHINES := $(WORLD:%=--distributed-world-size %) $(RENDEZVOUS) \
 	$(if $(and $(RENDEZVOUS),$(findstring --cpu,$(DEVICE_ARGS))),$(ON_CPUS))
 
-# fairseq-train takes --bf16 for the wish to train on a TPU; recipes/steps/train.py is fairseq-train without that.
+# fairseq-train takes --bf16 for the wish to train on a TPU; recipes/steps/train_bf16.py is fairseq-train without that.
 PRECISION ?=
-TRAIN := $(if $(filter bf16,$(PRECISION)),$(STEP).train,$(PYTHON) -m fairseq_cli.train)
+TRAIN := $(if $(filter bf16,$(PRECISION)),$(STEP).train_bf16,$(PYTHON) -m fairseq_cli.train)
 PRECISION_fp16 := --fp16 --fp16-no-flatten-grads --fp16-scale-window 256 --threshold-loss-scale 0.03125
 PRECISION_amp := --amp
 PRECISION_bf16 := --bf16 --fp16-no-flatten-grads

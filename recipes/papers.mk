@@ -1,8 +1,6 @@
 # What the papers' recipes share: the optimisation of their tables, the small preset that shows a recipe at work on a CPU,
-# and the archives. A recipe includes this before its own settings and pipeline.mk after them.
+# and the archives. A recipe includes this before its own settings.
 
-PYTHON ?= .venv/bin/python
-METHOD ?= admin
 PRESET ?= paper
 ifeq ($(and $(filter 1,$(words $(PRESET))),$(filter paper small,$(PRESET))),)
 $(error PRESET=$(PRESET) is unknown; expected paper, or small: a tiny model on a CPU)
@@ -32,13 +30,11 @@ SAVE_EVERY ?= 2000
 LOG_EVERY ?= 100
 AVERAGE ?= 10
 DEVICE_ARGS := --num-workers 2
-GENERATE_ARGS :=
 # V100s have no bf16; newer cards do, with PRECISION=bf16.
 PRECISION ?= fp16
 CHECK_GPUS := yes
 endif
 CLIP_NORM ?= 0.0
-WEIGHT_DECAY ?= 0.0
 DROPOUT ?= 0.1
 ATTENTION_DROPOUT ?= 0.1
 ACTIVATION_DROPOUT ?= 0.1

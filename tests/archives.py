@@ -21,7 +21,7 @@ import re
 import tarfile
 from pathlib import Path
 
-from recipes.demo.corpus import corpus
+from recipes.demo.generate_corpus import corpus
 
 Pair = tuple[str, str]
 Members = dict[str, bytes]

@@ -109,7 +109,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess:
 def test_the_command_needs_only_the_standard_library():
     done = command(32768, "--a-device", 8192, "--devices", 2, "--nodes", 2, "--memory", 32, "--encoder-layers", 18)
     plan, why = done.stdout.splitlines()
-    assert (done.returncode, plan) == (0, "devices 2 max-tokens 8192 update-freq 1 checkpoint-activations no")
+    assert (done.returncode, plan) == (0, "GPUS=2 MAX_TOKENS=8192 UPDATE_FREQ=1 CHECKPOINT=no")
     assert re.fullmatch(r"1\d\.\d GB \(weights, .* activations [\d.]+, .*\) of 32.0 GB", why)
 
 
@@ -132,11 +132,11 @@ def test_gpus_are_asked_of_nvidia_smi(nvidia_smi, monkeypatch):
     nvidia_smi((16384, "A"), (49152, "B"))
     # Two GPUs, and the smaller one's memory counts.
     done = command(32768, "--a-device", 8192)
-    assert done.stdout.splitlines()[0].startswith("devices 2 max-tokens 16384 update-freq 1 ")
+    assert done.stdout.splitlines()[0].startswith("GPUS=2 MAX_TOKENS=16384 UPDATE_FREQ=1 ")
     assert done.stdout.rstrip().endswith(" of 17.2 GB")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     done = command(32768, "--a-device", 8192)
-    assert done.stdout.startswith("devices 1 ") and done.stdout.rstrip().endswith(" of 51.5 GB")
+    assert done.stdout.startswith("GPUS=1 ") and done.stdout.rstrip().endswith(" of 51.5 GB")
 
 
 def test_several_nodes_train_on_every_visible_gpu(nvidia_smi, monkeypatch):

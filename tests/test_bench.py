@@ -46,7 +46,7 @@ def test_reports_what_an_average_costs(tmp_path) -> None:
 @pytest.mark.slow
 def test_reports_the_text_steps_beside_other_programs() -> None:
     """Does a tiny run print lines a second and a ratio of times for each step, and learn subword-nmt's merges?"""
-    command = [sys.executable, str(ROOT / "recipes/bench/text.py"), *"--lines 200 --merges 50 --rounds 1".split()]
+    command = [sys.executable, str(ROOT / "recipes/bench/text_steps.py"), *"--lines 200 --merges 50 --rounds 1".split()]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
     rows = re.findall(
         r"^(tokenise|tokenise .*?|clean .*?|learn|apply) +(\d+) .*?([\d.]+|nan)(?:  |$)", done.stdout, re.M

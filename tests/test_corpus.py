@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.demo import corpus
+from recipes.demo import generate_corpus
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 def write_corpus(folder: Path, size: int) -> dict[str, list[str]]:
     files = {}
     for split in ("train", "valid", "test"):
-        command = [sys.executable, "-m", "recipes.demo.corpus", split, "de", "en", str(folder / split)]
+        command = [sys.executable, "-m", "recipes.demo.generate_corpus", split, "de", "en", str(folder / split)]
         subprocess.run([*command, "--size", str(size)], cwd=ROOT, check=True)
         for language in ("de", "en"):
             files[f"{split}.{language}"] = (folder / f"{split}.{language}").read_text(encoding="utf-8").splitlines()
@@ -49,14 +49,14 @@ def test_is_the_same_in_every_process(tmp_path):
 
 
 def test_another_seed_draws_another_corpus():
-    assert corpus.corpus(50) != corpus.corpus(50, seed=1)
+    assert generate_corpus.corpus(50) != generate_corpus.corpus(50, seed=1)
 
 
-@pytest.mark.parametrize("template", corpus.TEMPLATES, ids=lambda template: template[1])
+@pytest.mark.parametrize("template", generate_corpus.TEMPLATES, ids=lambda template: template[1])
 def test_both_sides_of_a_template_name_the_same_phrases(template):
-    german, english = (sorted(corpus.re.findall(r"{(\w+)}", side)) for side in template)
+    german, english = (sorted(generate_corpus.re.findall(r"{(\w+)}", side)) for side in template)
     assert german == english
-    assert set(german) <= corpus.SLOTS.keys()
+    assert set(german) <= generate_corpus.SLOTS.keys()
 
 
 def test_sentences_are_whole(files):
@@ -70,7 +70,7 @@ def test_sentences_are_whole(files):
 
 def test_times_are_read_right():
     """German counts a half towards the coming hour: halb acht is half past seven; twelve goes on to one."""
-    phrases = corpus.Phrases(1)
+    phrases = generate_corpus.Phrases(1)
     times = dict(phrases.time() for _ in range(2000))
     assert times["halb acht"] == "half past seven"
     assert times["halb eins"] == "half past twelve"
@@ -80,19 +80,21 @@ def test_times_are_read_right():
 
 
 def test_dates_and_numbers_are_read_right():
-    phrases = corpus.Phrases(1)
+    phrases = generate_corpus.Phrases(1)
     assert dict(phrases.ordinal_date() for _ in range(3000))["dritten März"] == "the third of March"
     assert dict(phrases.number(2, 99) for _ in range(3000))["einundzwanzig"] == "twenty-one"
     assert dict(phrases.territory() for _ in range(3000))["Österreich"] == "Austria"
 
 
 def test_a_sentence_of_either_side_counts_once(monkeypatch):
-    monkeypatch.setattr(corpus, "TEMPLATES", [("{weekday}: ja.", "{weekday}."), ("{weekday}: nein.", "{weekday}.")])
+    monkeypatch.setattr(
+        generate_corpus, "TEMPLATES", [("{weekday}: ja.", "{weekday}."), ("{weekday}: nein.", "{weekday}.")]
+    )
     with pytest.raises(ValueError, match="gave 7 distinct pairs, expected 8"):
-        corpus.corpus(8)
+        generate_corpus.corpus(8)
 
 
 def test_too_large_a_corpus_is_refused(monkeypatch):
-    monkeypatch.setattr(corpus, "TEMPLATES", [("Am {weekday}.", "On {weekday}.")])
+    monkeypatch.setattr(generate_corpus, "TEMPLATES", [("Am {weekday}.", "On {weekday}.")])
     with pytest.raises(ValueError, match="gave 7 distinct pairs, expected 8"):
-        corpus.corpus(8)
+        generate_corpus.corpus(8)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Callable
 
 import conftest
 import pytest
 import torch
-from conftest import TRAIN, Run
+from conftest import ROOT, TRAIN, Run
 
 from fairseq_admin.architectures.divergence import SkippedUpdates
-from fairseq_admin.errors import DIVERGED_ADVICE, DivergedError
+from fairseq_admin.errors import DIVERGED, DIVERGED_ADVICE, AdminError, DivergedError
 
 
 def feed(counter: SkippedUpdates, updates: list[int]) -> None:
@@ -49,15 +51,62 @@ def test_limit_zero_never_stops() -> None:
     feed(SkippedUpdates(limit=0, batches_per_update=1), [7] * 10_000)
 
 
+def test_want_of_memory_is_not_divergence() -> None:
+    """Is a row of updates skipped for want of memory said to be that, and no earlier want of memory counted?"""
+    times = iter([5, 8, 8, 8])
+    counter = SkippedUpdates(limit=3, batches_per_update=1, out_of_memory=lambda: next(times))
+    with pytest.raises(
+        AdminError, match="skipped 3 times in a row; the GPU was out of memory 3 times. Resume"
+    ) as found:
+        feed(counter, [7] * 4)
+    assert not isinstance(found.value, DivergedError)
+    counter.restart()
+    with pytest.raises(DivergedError):
+        feed(counter, [7] * 4)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "last"),
+    [
+        (
+            "raise FloatingPointError('gradients are Nan/Inf')",
+            DIVERGED,
+            f"fairseq-admin: training diverged. {DIVERGED_ADVICE}",
+        ),
+        (
+            "try: raise FloatingPointError\nfinally: 1 / 0",
+            DIVERGED,
+            f"fairseq-admin: training diverged. {DIVERGED_ADVICE}",
+        ),
+        (
+            "raise FloatingPointError('Fatal error: gradients are inconsistent between workers.')",
+            1,
+            "FloatingPointError: Fatal error: gradients are inconsistent between workers.",
+        ),
+        ("raise DivergedError('so it is')", DIVERGED, "fairseq-admin: so it is"),
+        ("raise AdminError('so it is')", 2, "fairseq-admin: so it is"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_exit_status(code: str, status: int, last: str) -> None:
+    """Does divergence have a status of its own, whatever is raised on top of it, and nothing else that status?
+
+    The file alone, as the recipes read it: without torch, in hundredths of a second.
+    """
+    program = f"import runpy\nglobals().update(runpy.run_path('fairseq_admin/errors.py'))\ninstall_excepthook()\n{code}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (status, last)
+
+
 ABSURD = ["--lr", "1e30", "--warmup-updates", 1, "--optimizer", "adam"]
 OVERFLOW = "gradient overflow detected"
 FP16 = "--fp16 --fp16-no-flatten-grads --threshold-loss-scale 0.03125".split()  # above --min-loss-scale, 0.0001
 
 
 def test_non_finite_loss_stops(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does a float32 run with an absurd learning rate end, not with status 0, and the advice in the last line?"""
+    """Does a float32 run with an absurd learning rate end with divergence's status, and the advice last?"""
     done = run("fairseq_cli.train", corpus, *TRAIN, *ABSURD, "--save-dir", tmp_path, "--max-update", 100)
-    assert done.status != 0
+    assert done.status == DIVERGED
     assert done.output.splitlines()[-1] == f"fairseq-admin: training diverged. {DIVERGED_ADVICE}"
     assert (tmp_path / "crash.pt").exists()
 
@@ -83,7 +132,7 @@ def check_stop(done: Run) -> None:
     """Five overflows, then the end, in one line and without a traceback?"""
     assert done.output.count(OVERFLOW) == 5
     last = done.output.splitlines()[-1]
-    assert done.status == 2 and re.match(r"fairseq-admin: update [12] was skipped 5 times in a row", last), last
+    assert done.status == DIVERGED and re.match(r"fairseq-admin: update [12] was skipped 5 times in a row", last), last
     assert DIVERGED_ADVICE in last and "--admin-max-skipped-updates" in last
     assert "Traceback" not in done.output
 
@@ -126,7 +175,7 @@ def test_non_finite_loss_stops_on_cuda(
     options = [option for option in TRAIN if option != "--cpu"]
     given = [*options, *ABSURD, *precision, "--disable-validation", "--save-dir", tmp_path, "--max-update", 100]
     done = run("fairseq_cli.train", corpus, *given)
-    assert done.status != 0 and DIVERGED_ADVICE in done.output.splitlines()[-1]
+    assert done.status == DIVERGED and DIVERGED_ADVICE in done.output.splitlines()[-1]
 
 
 @pytest.mark.cuda

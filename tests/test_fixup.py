@@ -11,7 +11,7 @@ from torch import nn
 
 from fairseq_admin.checkpoints import fold
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method.schemes import fixup_weights
+from fairseq_admin.method.initial_weights import fixup_weights
 
 SMALL = {
     **{f"{side}_embed_dim": 32 for side in ("encoder", "decoder")},

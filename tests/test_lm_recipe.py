@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_module
 
-from recipes.lm import corpus, perplexity
+from recipes.lm import perplexity, python_docs
 
 MODULE = '''"""A module about %s, which says in a whole sentence what it is for.
 
@@ -44,16 +44,18 @@ def library(tmp_path: Path) -> Path:
 
 def test_prose_only_words_apart():
     found = list(
-        corpus.paragraphs('It is "so", said he: x.y is a name.\n\nToo short.\n\n>>> f(x) is an example, of a kind.')
+        python_docs.paragraphs(
+            'It is "so", said he: x.y is a name.\n\nToo short.\n\n>>> f(x) is an example, of a kind.'
+        )
     )
     assert found == ['It is " so " , said he : x . y is a name .']
-    assert list(corpus.paragraphs("word " * 401 + ".")) == []
-    assert list(corpus.paragraphs("a = b + c * d / e - f % g ^ h | i & j .")) == []
+    assert list(python_docs.paragraphs("word " * 401 + ".")) == []
+    assert list(python_docs.paragraphs("a = b + c * d / e - f % g ^ h | i & j .")) == []
 
 
 def test_corpus(library: Path) -> None:
     """Is every paragraph in one split, tests left out, and the topics read?"""
-    found = corpus.corpus(library)
+    found = python_docs.corpus(library)
     every = [line for lines in found.values() for line in lines]
     assert len(every) == len(set(every)) == 80 + 2 + 1
     assert "The if statement is used for conditional execution of a suite ." in every
@@ -62,26 +64,26 @@ def test_corpus(library: Path) -> None:
     for split, lines in found.items():
         for line in lines:
             if "the number" in line:
-                assert corpus.split_of(f"m{line.split('the number ')[1].split()[0]}.py") == split
+                assert python_docs.split_of(f"m{line.split('the number ')[1].split()[0]}.py") == split
 
 
 def test_the_last_file_written_is_train(library: Path, tmp_path: Path) -> None:
     """The Makefile takes it for a sign that all are there."""
     given = [tmp_path / "tok", "--library", library]
-    done = run_module("recipes.lm.corpus", *given, log=tmp_path / "log")
+    done = run_module("recipes.lm.python_docs", *given, log=tmp_path / "log")
     assert done.status == 0, done.output
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "tok").iterdir()}
     assert set(times) == {"train", "valid", "test"} and max(times, key=times.get) == "train"
 
 
 def test_library_without_sources(tmp_path: Path) -> None:
-    done = run_module("recipes.lm.corpus", tmp_path / "tok", "--library", tmp_path, log=tmp_path / "log")
+    done = run_module("recipes.lm.python_docs", tmp_path / "tok", "--library", tmp_path, log=tmp_path / "log")
     assert done.status == 2 and "found no documentation for valid; expected the sources of Python" in done.output
     assert done.output.count("\n") == 1 and not (tmp_path / "tok").exists()
 
 
 def test_this_pythons_own_library():
-    found = corpus.corpus(Path(sysconfig.get_paths()["stdlib"]))
+    found = python_docs.corpus(Path(sysconfig.get_paths()["stdlib"]))
     assert len(found["train"]) > 4000 and min(map(len, found.values())) > 100
 
 
@@ -131,11 +133,3 @@ def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
 def test_unknown_method(tmp_path: Path) -> None:
     done = make(tmp_path, METHOD="mixup")
     assert done.returncode == 2 and "METHOD=mixup is unknown; expected one of admin post-ln" in done.stderr
-
-
-def test_every_scheme_is_a_method():
-    from fairseq_admin.method.schemes import SCHEMES
-
-    text = (ROOT / "recipes/lm/Makefile").read_text()
-    methods = set(next(line for line in text.splitlines() if line.startswith("SCHEMES :=")).split()[2:])
-    assert methods | {"admin", "post-ln", "pre-ln"} == set(SCHEMES)

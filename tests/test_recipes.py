@@ -17,7 +17,7 @@ import pytest
 from conftest import run_module
 
 from fairseq_admin.method.schemes import SCHEMES
-from recipes.demo.corpus import corpus
+from recipes.demo.generate_corpus import corpus
 from recipes.steps import logs, score, settings, summary
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
@@ -34,7 +34,7 @@ def step(name: str, *args: object) -> subprocess.CompletedProcess:
 
 
 def refused(done: subprocess.CompletedProcess) -> str:
-    """The one line a step ends with when the user must mend something."""
+    """The one line a step ends with when the user must fix something."""
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     return done.stderr
@@ -48,6 +48,7 @@ def names(folder: Path) -> set[str]:
 
 
 PLAIN = Text("de", "en")
+RECIPES = ["demo", "multi30k", "own", "iwslt14", "wmt14", "lm", "compare", "sensitivity"]
 
 
 def test_text_settings_are_written_from_the_recipe(tmp_path):
@@ -55,7 +56,7 @@ def test_text_settings_are_written_from_the_recipe(tmp_path):
     assert done.returncode == 0, done.stderr
     assert Text.read(tmp_path / "data/text.json") == Text("de", "fr", normalise=True, escape=True)
     done = step("steps.text", "de", "fr", "truecase", "-o", tmp_path / "other/text.json")
-    assert "truecase is no setting of the text; expected some of lowercase," in refused(done)
+    assert "truecase is not a setting of the text; expected some of lowercase," in refused(done)
     assert not names(tmp_path / "other")
 
 
@@ -201,7 +202,7 @@ def test_hypotheses_come_in_the_order_of_the_test_set():
     ("lines", "count", "message"),
     [
         (GENERATED, 5, "2 of 5 hypotheses are missing, the first for sentence 4"),
-        (GENERATED, 2, "H-2 lies outside"),
+        (GENERATED, 2, "H-2 is outside"),
         ([*GENERATED, "H-0\t-1\tA"], 3, "H-0 comes twice"),
         ([], 1, "1 of 1 hypotheses are missing"),
     ],
@@ -287,7 +288,7 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     (head, scores, *_) = (line.split() for line in both.splitlines()[2:])
     assert head == ["Admin", "Post-LN"]
     assert scores == ["sacreBLEU", "100.00", "0.00"]
-    assert "1.500    5.500" in both
+    assert "update 30 1.500 5.500" in " ".join(both.split())
     assert "at at at" in both and "make demo METHOD=pre-ln" in both and "METHOD=post-ln" not in both
     assert "omega.png" not in both
 
@@ -315,7 +316,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("recipe", "variable", "message"),
     [
-        ("demo", "METHOD=sandwich", "METHOD=sandwich is unknown; expected one of admin post-ln pre-ln post-ln-pre-ln"),
+        ("demo", "METHOD=sandwich", f"METHOD=sandwich is unknown; expected one of {' '.join(SCHEMES)}."),
         ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is unknown"),
         ("multi30k", "PAIR=en-cs", "PAIR=en-cs is unknown; expected one of de-en"),
         ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown"),
@@ -328,34 +329,52 @@ def test_unknown_choices_are_refused(recipe, variable, message):
     assert message in refused(done)
 
 
-@pytest.mark.parametrize("method", SCHEMES)
-def test_every_scheme_is_a_method(method):
-    """Trained with the scheme's option, or as the stock model it names; folded where the table's row allows it."""
-    plan = make("demo", "-n", "RUNS=nowhere", f"METHOD={method}").stdout
-    row = SCHEMES[method]
-    stock = {"post-ln": "", "pre-ln": " --encoder-normalize-before --decoder-normalize-before"}
-    option = f" --admin-scheme {method}" if method != "admin" else ""
-    arch = f"transformer{stock[method]}" if method in stock else f"transformer_admin_18l{option}"
-    assert f"--arch {arch} --encoder-layers" in plan and method in summary.NAMES
-    folded = method not in stock and not row.bottom and "none" not in row.norm
-    assert ("fairseq_admin.cli fold" in plan) == folded
-    (generating,) = [line for line in plan.splitlines() if "fairseq_cli.generate" in line]
-    assert ("--user-dir" in generating) == (not folded)
-
-
-def test_a_method_is_not_taken_for_the_one_it_begins_with(tmp_path, monkeypatch):
+def test_a_summary_takes_the_runs_that_differ_in_method_only(tmp_path, monkeypatch):
+    """By what their score.json says, whatever their folders are called; in the order of the table."""
     monkeypatch.setattr(summary, "read_log", lambda path: None)
-    for method in ("rezero", "rezero-post-ln", "post-ln"):
-        (tmp_path / f"{method}-cpu-s1").mkdir()
-        (tmp_path / f"{method}-cpu-s1/score.json").write_text(json.dumps({"score": method}))
-    found = summary.finished_runs(tmp_path / "rezero-post-ln-cpu-s1")
-    assert [run.score["score"] for run in found] == ["post-ln", "rezero", "rezero-post-ln"]
-    assert [run.name for run in found] == ["Post-LN", "ReZero", "ReZero-Post-LN"]
+    own = {"recipe": "demo", "method": "rezero-post-ln", "preset": "cpu", "seed": "1"}
+    others = [{"method": "rezero"}, {"method": "post-ln"}, {"method": "admin", "seed": "2"}]
+    others += [{"method": "pre-ln", "preset": "gpu"}, {"method": "b2t", "recipe": "own"}, {"method": "of-old"}]
+    for number, values in enumerate([{}, *others]):
+        write_lines(tmp_path / f"{number}/score.json", [json.dumps(own | values)])
+    found = summary.finished_runs(tmp_path / "0")
+    names = [(run.name, run.folder.name) for run in found]
+    assert names == [("Post-LN", "2"), ("ReZero", "1"), ("ReZero-Post-LN", "0")]
+
+
+@pytest.mark.parametrize(("method", "folds"), [("admin", True), ("post-ln", True), ("b2t", False)])
+def test_every_scheme_is_trained_in_one_way(method, folds):
+    """Through the plugin, with its option; folded where the table's row says so, and then used without the plugin."""
+    done = make("demo", "-n", "RUNS=nowhere", f"METHOD={method}")
+    assert done.returncode == 0, done.stderr
+    (training,) = [line for line in done.stdout.splitlines() if "fairseq_cli.train" in line]
+    arch = f"--arch transformer_admin_18l --admin-scheme {method}"
+    assert f"--user-dir fairseq_admin --source-lang de --target-lang en {arch} " in training
+    assert ("fairseq_admin.cli fold" in done.stdout) == folds == SCHEMES[method].folds
+    (generating,) = [line for line in done.stdout.splitlines() if "fairseq_cli.generate" in line]
+    assert ("--user-dir" in generating) == (not folds)
+    assert ("omega.json" in done.stdout) == SCHEMES[method].omega
+
+
+def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    return subprocess.run(["make", *arguments], cwd=cwd, capture_output=True, text=True, env=environment())
+
+
+@pytest.mark.parametrize("makefile", ["Makefile", *(f"recipes/{name}/Makefile" for name in RECIPES)])
+def test_an_old_make_is_refused_in_one_line(makefile):
+    """Before any line that such a make could not read."""
+    message = refused(plain_make("-f", makefile, ".FEATURES=target-specific order-only else-if", "MAKE_VERSION=3.81"))
+    assert "GNU make 3.81 is here; 4.3 or newer is needed" in message
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_make_elsewhere_is_refused_in_one_line(recipe):
+    assert "run make from the repository's root" in refused(plain_make(cwd=ROOT / "recipes" / recipe))
 
 
 @pytest.mark.slow
 def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
-    """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint lies there."""
+    """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint is there."""
     small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
     command = ["make", "-f", "recipes/demo/Makefile", f"PYTHON={sys.executable}", *small]
     run = tmp_path / "demo/admin-cpu-s1"

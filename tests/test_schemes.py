@@ -17,7 +17,8 @@ from fairseq_admin import cli
 from fairseq_admin.checkpoints import files as checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance, state_dict
-from fairseq_admin.method.schemes import SCHEMES, deepnorm_gains, deepnorm_scales, t_fixup_gains
+from fairseq_admin.method.initial_weights import deepnorm_gains, t_fixup_gains
+from fairseq_admin.method.schemes import SCHEMES, deepnorm_scales
 from fairseq_admin.method.state_dict import STRAY
 
 GOLDEN = Path(__file__).parent / "golden" / "schemes.tsv"

@@ -13,7 +13,7 @@ def test_bf16_trains(run, corpus, tmp_path):
     # What makes the step needed: the day it fails, fairseq-train has learnt it.
     assert run("fairseq_cli.train", *given).status != 0
     assert not (tmp_path / "run/checkpoint_last.pt").exists()
-    done = run("recipes.steps.train", *given)
+    done = run("recipes.steps.train_bf16", *given)
     assert done.status == 0, done.output
     state = torch.load(tmp_path / "run/checkpoint_last.pt", weights_only=False)
     assert state["cfg"]["common"]["bf16"] and not state["cfg"]["common"]["tpu"]
@@ -25,7 +25,7 @@ def test_bf16_trains(run, corpus, tmp_path):
 
 def test_without_bf16_it_is_fairseq_train(run, corpus, tmp_path):
     weights = []
-    for name, module in (("stock", "fairseq_cli.train"), ("step", "recipes.steps.train")):
+    for name, module in (("stock", "fairseq_cli.train"), ("step", "recipes.steps.train_bf16")):
         done = run(module, corpus, *TRAIN, "--max-update", 3, "--save-dir", tmp_path / name)
         assert done.status == 0, done.output
 
@@ -35,5 +35,7 @@ def test_without_bf16_it_is_fairseq_train(run, corpus, tmp_path):
 
 
 def test_wrong_options_end_as_with_fairseq_train(run, corpus, tmp_path):
-    done = run("recipes.steps.train", corpus, *TRAIN, "--bf16", "--admin-profile-tokens", 0, "--save-dir", tmp_path)
+    done = run(
+        "recipes.steps.train_bf16", corpus, *TRAIN, "--bf16", "--admin-profile-tokens", 0, "--save-dir", tmp_path
+    )
     assert done.status == 2 and done.output.splitlines()[-1].startswith("fairseq-admin: --admin-profile-tokens is 0")

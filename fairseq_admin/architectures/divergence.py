@@ -8,7 +8,16 @@ first gradient that is not finite.)
 
 from __future__ import annotations
 
-from ..errors import DIVERGED_ADVICE, DivergedError
+from typing import Callable
+
+import torch
+
+from ..errors import DIVERGED_ADVICE, AdminError, DivergedError
+
+
+def gpu_out_of_memory() -> int:
+    """How many times this process's GPU has been out of memory so far."""
+    return torch.cuda.memory_stats().get("num_ooms", 0) if torch.cuda.is_initialized() else 0
 
 
 class SkippedUpdates:
@@ -17,29 +26,42 @@ class SkippedUpdates:
     Args:
         limit: steps in a row to allow; 0 allows any number.
         batches_per_update: batches accumulated for one update (--update-freq).
+        out_of_memory: says how many times memory has run out so far; fairseq skips those batches, too.
     """
 
-    def __init__(self, limit: int, batches_per_update: int) -> None:
+    def __init__(
+        self, limit: int, batches_per_update: int, out_of_memory: Callable[[], int] = gpu_out_of_memory
+    ) -> None:
         self.limit = limit
         self.batches_per_update = batches_per_update
+        self.out_of_memory = out_of_memory
         self.restart()
 
     def restart(self) -> None:
         """Forget every batch counted."""
         self.num_updates = -1
         self.batches = 0
+        self.out_of_memory_before = 0
 
     def before_batch(self, num_updates: int) -> None:
         """Call once a batch with the number of updates made so far.
 
         Raises:
             DivergedError: the number has stood still for more than `limit` updates' worth of batches.
+            AdminError: it has, and memory ran out meanwhile.
         """
         if num_updates != self.num_updates:
             self.num_updates, self.batches = num_updates, 0
+            self.out_of_memory_before = self.out_of_memory()
         self.batches += 1
         if self.limit and self.batches > self.limit * self.batches_per_update:
+            skipped = f"update {num_updates} was skipped {self.limit} times in a row"
+            sets = "--admin-max-skipped-updates sets the limit, 0 lifts it."
+            if times := self.out_of_memory() - self.out_of_memory_before:
+                raise AdminError(
+                    f"{skipped}; the GPU was out of memory {times} times. Resume with a smaller --max-tokens and a "
+                    f"larger --update-freq. {sets}"
+                )
             raise DivergedError(
-                f"update {num_updates} was skipped {self.limit} times in a row (overflow, or out of memory); the loss "
-                f"has most likely diverged. {DIVERGED_ADVICE} --admin-max-skipped-updates sets the limit, 0 lifts it."
+                f"{skipped} (gradient overflow); the loss has most likely diverged. {DIVERGED_ADVICE} {sets}"
             )

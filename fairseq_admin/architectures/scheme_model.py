@@ -11,7 +11,7 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from ..method import provenance
+from ..method import initial_weights, provenance
 from ..method.layers import shortcut_norms
 from ..method.omega import omega_from_depth
 from ..method.profiling import profile
@@ -42,7 +42,7 @@ class SchemeModel(BaseFairseqModel):
             # A model of one stack is to a row's function one with another of no layers and the same embedding.
             embedding = next(iter(stacks.values())).embed_tokens
             none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding, output_projection=None)
-            self.scheme.weights(*(stacks.get(side, none) for side in ("encoder", "decoder")))
+            getattr(initial_weights, self.scheme.weights)(*(stacks.get(side, none) for side in ("encoder", "decoder")))
         if self.scheme.stock_layers:
             return
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
@@ -82,7 +82,7 @@ class SchemeModel(BaseFairseqModel):
         if found != scheme_of(own) and not (self.scheme.omega and provenance.KEY not in state_dict):
             raise AdminError(
                 f"the checkpoint is of --admin-scheme {found} and the model of --admin-scheme {self.cfg.admin_scheme}. "
-                "Give the checkpoint's, or another --save-dir to start anew."
+                "Give the checkpoint's, or another --save-dir to start again."
             )
         depths = {
             side: stack.layers

@@ -167,7 +167,7 @@ def fold(
         raise AdminError(
             "the checkpoint has no omega: it is not (or no longer) an Admin model. There is nothing to fold."
         )
-    if SCHEMES[name].bottom or "none" in SCHEMES[name].norm:
+    if not SCHEMES[name].folds:
         raise AdminError(
             f"the checkpoint is of --admin-scheme {name}, whose layers no stock Transformer has. Keep the model "
             "unfolded, with --user-dir."

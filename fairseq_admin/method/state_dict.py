@@ -67,7 +67,7 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
         if found != layers:
             raise AdminError(
                 f"the checkpoint's {stack} has {found} layers and the model's has {layers}. Use the checkpoint's "
-                f"--{stack}-layers {found} (or its --arch), or another --save-dir to start anew."
+                f"--{stack}-layers {found} (or its --arch), or another --save-dir to start again."
             )
     for key in [key for key in state if key not in expected and STRAY.search(key)]:
         del state[key]

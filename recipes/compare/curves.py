@@ -14,9 +14,9 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from recipes.compare.table import places, read_results
+from recipes.compare.grid_table import places, read_results
 from recipes.steps.common import replacing, run
-from recipes.steps.summary import NAMES
+from recipes.steps.plugin import SCHEMES
 
 STYLES = ("-", "--")
 
@@ -30,7 +30,7 @@ def mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
 
 def draw(results: list[dict], path: Path) -> None:
     depths = sorted({result["layers"] for result in results}, key=int)
-    schemes = [name for name in NAMES if name in {result["scheme"] for result in results}]
+    schemes = [name for name in SCHEMES if name in {result["scheme"] for result in results}]
     figure, panels = pyplot.subplots(
         1, len(depths), figsize=(4.2 * len(depths) + 2, 4.2), sharey=True, squeeze=False, layout="constrained"
     )
@@ -45,7 +45,7 @@ def draw(results: list[dict], path: Path) -> None:
                 if result["verdict"] == "diverged":
                     axes.plot(result["update"], 0.98 * top, "x", color=look["color"], clip_on=False)
             means = mean_curve([result["train"] for result in found])
-            axes.plot(list(means), list(means.values()), linewidth=1.6, label=NAMES[scheme], **look)
+            axes.plot(list(means), list(means.values()), linewidth=1.6, label=SCHEMES[scheme].title, **look)
         axes.axhline(results[0]["entropy"], color="grey", linewidth=0.8, linestyle=":", label="entropy of a token")
         axes.set(title=f"{depth}L-{depth}L", xlabel="updates", ylim=(0, top))
     panels[0][0].set_ylabel("bits a token, train (cross: diverged)")

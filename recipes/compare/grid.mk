@@ -1,26 +1,13 @@
 # A grid of training runs on one small corpus: corpus -> fairseq-preprocess -> fairseq-train -> fairseq-generate ->
 # result. One file a target; interrupt anywhere, run again, it goes on, and a finished cell is not run again.
 #
-# A recipe sets NAME, SUMMARY (the files at the end), CELLS, and for each cell AXES_<cell> (where it is in the grid,
-# NAME=VALUE) and OPTIONS_<cell> (fairseq-train's); it includes this file and says how SUMMARY is made of $(RESULTS).
-# Run from the repository's root.
+# A recipe includes common.mk, sets NAME, SCHEMES, SUMMARY (the files at the end), CELLS, and for each cell AXES_<cell> (where
+# it is in the grid, NAME=VALUE) and OPTIONS_<cell> (fairseq-train's); it includes this file and says how SUMMARY is made
+# of $(RESULTS).
 
-SHELL := bash
-.SHELLFLAGS := -euo pipefail -c
-.DELETE_ON_ERROR:
-.DEFAULT_GOAL := all
-
-PYTHON ?= .venv/bin/python
-# Everything written goes under this folder.
-RUNS ?= runs
 # Runs side by side, one CPU thread each.
 JOBS ?= 1
-# More options for every fairseq-train.
-TRAIN_ARGS ?=
 
-ifeq ($(wildcard recipes/compare/grid.mk),)
-$(error recipes/compare/grid.mk is not here ($(CURDIR)); run make from the repository's root)
-endif
 PRESET ?= cpu
 ifeq ($(PRESET),cpu)
 # The generated corpus: pairs to train on, and words a language.
@@ -56,13 +43,9 @@ DROPOUT ?= 0.0
 CLIP_NORM ?= 0.0
 BEAM ?= 5
 
-# $(call choose,NAME,value,choices): refuse a value that is none of the choices.
-choose = $(if $(filter-out $(3),$(2))$(if $(strip $(2)),,x),$(error $(1)=$(2) is unknown; expected some of $(3)))
+$(call some-of,SCHEMES,$(METHODS))
 
-export PYTHONUNBUFFERED := 1
-export PYTHONWARNINGS ?= ignore
 export OMP_NUM_THREADS ?= 1
-STEP := $(PYTHON) -m recipes
 # fairseq's own models are built through the plugin too, which equals them bit for bit and says when a run diverges.
 SETTINGS = --arch transformer_admin --encoder-embed-dim $(WIDTH) --encoder-ffn-embed-dim $(FFN) \
 	--encoder-attention-heads $(HEADS) --decoder-attention-heads $(HEADS) --share-all-embeddings --dropout $(DROPOUT) \
@@ -71,7 +54,6 @@ SETTINGS = --arch transformer_admin --encoder-embed-dim $(WIDTH) --encoder-ffn-e
 	$(SCHEDULE) $(DEVICE_ARGS) $(TRAIN_ARGS)
 RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
-.PHONY: all cells FORCE
 .SECONDARY:
 all:
 	@$(MAKE) --no-print-directory -f $(firstword $(MAKEFILE_LIST)) -j $(JOBS) $(SUMMARY)
@@ -79,8 +61,8 @@ all:
 	@echo; echo "Files: $(SUMMARY)"
 
 $(OUT)/settings.json: FORCE
-	@$(STEP).steps.settings $@ $(if $(filter cpu,$(PRESET)),pairs=$(PAIRS) words=$(WORDS)) updates=$(UPDATES) \
-		'train=$(subst ','\'',$(strip $(SETTINGS)))'
+	@$(STEP).settings $@ $(if $(filter cpu,$(PRESET)),pairs=$(PAIRS) words=$(WORDS)) updates=$(UPDATES) \
+		$(call quoted,train=$(SETTINGS))
 
 ifeq ($(PRESET),cpu)
 VALID_PAIRS := 200
@@ -89,25 +71,24 @@ $(OUT)/text/train.a: SIZE = $(PAIRS)
 $(OUT)/text/valid.a: SIZE = $(VALID_PAIRS)
 $(OUT)/text/test.a: SIZE = $(TEST_PAIRS)
 $(OUT)/text/%.a $(OUT)/text/%.b: | $(OUT)/settings.json
-	$(STEP).compare.corpus $* $(OUT)/text/$* --pairs $(SIZE) --words $(WORDS)
+	$(PYTHON) -m recipes.compare.reversed_corpus $* $(OUT)/text/$* --pairs $(SIZE) --words $(WORDS)
 
 $(BIN)/dict.b.txt: $(foreach split,train valid test,$(OUT)/text/$(split).a $(OUT)/text/$(split).b)
-	rm -rf $(@D) $(@D).part
-	$(PYTHON) -m fairseq_cli.preprocess --source-lang a --target-lang b --joined-dictionary \
-		--trainpref $(OUT)/text/train --validpref $(OUT)/text/valid --testpref $(OUT)/text/test \
-		--destdir $(@D).part >$(OUT)/preprocess.log 2>&1 || { cat $(OUT)/preprocess.log; exit 1; }
-	mv $(@D).part $(@D)
+	$(call binarise,--source-lang a --target-lang b --joined-dictionary --trainpref $(OUT)/text/train \
+		--validpref $(OUT)/text/valid --testpref $(OUT)/text/test,\
+		>$(OUT)/preprocess.log 2>&1 || { cat $(OUT)/preprocess.log; exit 1; })
 else
 $(BIN)/dict.en.txt:
 	$(MAKE) --no-print-directory -f recipes/demo/Makefile RUNS=$(RUNS) $@
 endif
 
 $(OUT)/%/trained.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt | $(OUT)/settings.json
-	@$(STEP).compare.train $(@D) --data $(BIN) --updates $(UPDATES) --save-every $(SAVE_EVERY) -- $(SETTINGS) $(OPTIONS_$*)
+	@$(PYTHON) -m recipes.compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --save-every $(SAVE_EVERY) \
+		-- $(SETTINGS) $(OPTIONS_$*)
 
 $(OUT)/entropy.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt
-	@$(STEP).compare.entropy $(BIN) --pair $(PAIR) -o $@
+	@$(PYTHON) -m recipes.compare.entropy $(BIN) --pair $(PAIR) -o $@
 
 $(OUT)/%/result.json: $(OUT)/%/trained.json $(OUT)/entropy.json
-	@$(STEP).compare.result $(@D) $(AXES_$*) --data $(BIN) --entropy $(OUT)/entropy.json -- --beam $(BEAM) --max-len-a 1.2 \
-		--max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)
+	@$(PYTHON) -m recipes.compare.result $(@D) $(AXES_$*) --data $(BIN) --entropy $(OUT)/entropy.json \
+		-- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)

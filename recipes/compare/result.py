@@ -19,7 +19,8 @@ from pathlib import Path
 from recipes.compare.verdict import verdict
 from recipes.steps.common import read_lines, replacing, run, write_lines
 from recipes.steps.logs import read_log
-from recipes.steps.score import commit, hardware, hypotheses
+from recipes.steps.results import commit, hardware
+from recipes.steps.score import hypotheses
 
 TARGET = re.compile(r"T-(\d+)\t(.*)")
 

@@ -16,10 +16,10 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from recipes.compare.table import places, read_results
+from recipes.compare.grid_table import places, read_results
 from recipes.compare.verdict import EXPLODED
 from recipes.steps.common import replacing, run
-from recipes.steps.summary import NAMES
+from recipes.steps.plugin import SCHEMES
 
 
 def cell(results: list[dict]) -> tuple[float, str]:
@@ -35,7 +35,7 @@ def cell(results: list[dict]) -> tuple[float, str]:
 
 
 def draw(results: list[dict], path: Path) -> None:
-    schemes = [name for name in NAMES if name in {result["scheme"] for result in results}]
+    schemes = [name for name in SCHEMES if name in {result["scheme"] for result in results}]
     rates, betas = (sorted({result[axis] for result in results}, key=float) for axis in ("lr", "beta2"))
     found = {place: cell(them) for place, them in places(results, ["scheme", "beta2", "lr"]).items()}
     low, high = min(bits for bits, _ in found.values()), max(bits for bits, _ in found.values())
@@ -54,7 +54,7 @@ def draw(results: list[dict], path: Path) -> None:
                 axes.text(x, y, label, ha="center", va="center", color=colour, fontsize=8)
         axes.set_xticks(range(len(rates)), rates)
         axes.set_yticks(range(len(betas)), betas)
-        axes.set(title=NAMES[scheme], xlabel="learning rate")
+        axes.set(title=SCHEMES[scheme].title, xlabel="learning rate")
     panels[0][0].set_ylabel("beta2")
     figure.colorbar(image, ax=panels[0].tolist(), label="bits a token, valid\n(×: diverged, —: plateau)")
     with replacing(path) as part:

@@ -1,7 +1,7 @@
 """Split an update's tokens over the machines there are: tokens a device, and how many such batches make an update.
 
     python -m recipes.steps.batch 32768 --a-device 8192 --nodes 1 --devices 2 --memory 16 --encoder-layers 18 ...
-    devices 2 max-tokens 4096 update-freq 4 checkpoint-activations no
+    GPUS=2 MAX_TOKENS=4096 UPDATE_FREQ=4 CHECKPOINT=no
     10.9 GB (weights, gradients, moments 2.4, ...) of 16.0 GB
 
 An update holds the same number of tokens on any machine, so results compare. Only the standard library is used: a plan
@@ -207,8 +207,8 @@ def main() -> None:
         chosen, planned = plan(args.tokens, device, args.a_device if device.memory is None else None)
     else:
         chosen, planned = given(args.tokens, device, args.max_tokens)
-    twice = f"checkpoint-activations {'yes' if planned.sizes.checkpoint else 'no'}"
-    print(f"devices {devices} max-tokens {chosen.max_tokens} update-freq {chosen.update_freq} {twice}")
+    twice = f"CHECKPOINT={'yes' if planned.sizes.checkpoint else 'no'}"
+    print(f"GPUS={devices} MAX_TOKENS={chosen.max_tokens} UPDATE_FREQ={chosen.update_freq} {twice}")
     print(explained(chosen, planned, args.checkpoint))
 
 

@@ -1,4 +1,4 @@
-"""All results so far beside the papers' numbers: `make table`.
+"""All results so far next to the papers' numbers: `make table`.
 
     python -m recipes.steps.report runs/results.csv -o runs/table
 
@@ -13,6 +13,8 @@ import csv
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
+
+from tabulate import tabulate
 
 from recipes.steps.common import replacing, run, write_lines
 from recipes.steps.results import read
@@ -62,8 +64,8 @@ def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[t
 
 
 def markdown(table: Iterable[tuple[str, ...]]) -> list[str]:
-    rows = [HEAD, ("---",) * len(HEAD), *table]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    rows = [[cell.replace("|", "/") for cell in row] for row in table]
+    return tabulate(rows, HEAD, tablefmt="github", disable_numparse=True).splitlines()
 
 
 def main() -> None:

@@ -1,11 +1,17 @@
-"""results.csv: a row a run."""
+"""results.csv: a row a run. The run's own folder has the same as score.json."""
 
 from __future__ import annotations
 
+import argparse
 import csv
+import json
+import os
+import platform
+import subprocess
 from pathlib import Path
 
-from recipes.steps.common import replacing
+from recipes.steps.common import replacing, write_lines
+from recipes.steps.logs import read_log
 
 # One run is one row: the columns that tell runs apart, then what was measured. A score that a recipe has not is empty.
 KEY = ("recipe", "method", "preset", "seed")
@@ -45,3 +51,49 @@ def keep(table: Path, row: dict[str, object]) -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows([*rows, row])
+
+
+def commit() -> str:
+    """The commit of the code that ran, with "-dirty" after changes; "unknown" outside a git repository."""
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    found = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
+
+
+def hardware() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return f"{os.cpu_count()} x {platform.machine()} CPU"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `record` reads."""
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--results", type=Path, required=True, help="results.csv")
+    parser.add_argument("--tokens", type=int, required=True, help="tokens of an update, for the table")
+    for name in KEY:
+        parser.add_argument(f"--{name}", required=True, help="for the table")
+
+
+def record(args: argparse.Namespace, scores: dict[str, str]) -> None:
+    """Keep a run's scores, with what its RUN/train.log says, as its row of the table and as RUN/score.json.
+
+    Args:
+        args: as `add_arguments` has them.
+        scores: some of the columns.
+    """
+    log = read_log(args.run / "train.log")
+    row = {name: getattr(args, name) for name in KEY} | {
+        "params": log.params,
+        "epochs": f"{log.epochs:.2f}",
+        "updates": log.updates,
+        "tokens": args.tokens,
+        **scores,
+        "hours": f"{log.hours:.2f}",
+        "hardware": hardware(),
+        "commit": commit(),
+    }
+    keep(args.results, row)
+    write_lines(args.run / "score.json", [json.dumps(row, indent=2)])

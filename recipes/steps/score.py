@@ -13,19 +13,13 @@ three BLEU scores:
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import re
-import subprocess
 from pathlib import Path
 
-import torch
 from sacrebleu.metrics import BLEU
 
+from recipes.steps import results
 from recipes.steps.common import read_lines, run, write_lines
-from recipes.steps.logs import read_log
-from recipes.steps.results import KEY, keep
 from recipes.steps.text import Text, remove_bpe
 
 HYPOTHESIS = re.compile(r"H-(\d+)\t[^\t]*\t(.*)")
@@ -44,7 +38,7 @@ def hypotheses(lines: list[str], count: int) -> list[str]:
         if match := HYPOTHESIS.fullmatch(line):
             number = int(match[1])
             if number in found or number >= count:
-                problem = "comes twice" if number in found else f"lies outside the {count} sentences of the test set"
+                problem = "comes twice" if number in found else f"is outside the {count} sentences of the test set"
                 raise ValueError(f"hypothesis H-{number} {problem}; remove the generated text and generate it again.")
             found[number] = match[2]
     missing = [number for number in range(count) if number not in found]
@@ -54,19 +48,6 @@ def hypotheses(lines: list[str], count: int) -> list[str]:
             "expected one for every sentence. Remove the generated text and generate it again."
         )
     return [found[number] for number in range(count)]
-
-
-def commit() -> str:
-    """The commit of the code that ran, with "-dirty" after changes; "unknown" outside a git repository."""
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    found = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
-
-
-def hardware() -> str:
-    if torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return f"{os.cpu_count()} x {platform.machine()} CPU"
 
 
 def split_compounds(line: str) -> str:
@@ -106,35 +87,19 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("run", type=Path, help="the run's folder")
+    results.add_arguments(parser)
     parser.add_argument("--raw", required=True, help="prefix of the raw test set: RAW.de, RAW.en")
     parser.add_argument("--tokenised", required=True, type=Path, help="the reference's tokens")
     parser.add_argument("--text", type=Path, required=True, help="text.json")
     parser.add_argument("--compounds", action="store_true", help="score with compounds split, too")
-    parser.add_argument("--results", type=Path, required=True, help="results.csv")
-    parser.add_argument("--tokens", type=int, required=True, help="tokens of an update, for the table")
-    for name in KEY:
-        parser.add_argument(f"--{name}", required=True, help="for the table")
     args = parser.parse_args()
 
     text = Text.read(args.text)
     references = read_lines(f"{args.raw}.{text.target}")
     units = hypotheses(read_lines(args.run / "generate.txt"), len(references))
     tokens = [remove_bpe(line) for line in units]
-    log = read_log(args.run / "train.log")
-    row = {name: getattr(args, name) for name in KEY} | {
-        "params": log.params,
-        "epochs": f"{log.epochs:.2f}",
-        "updates": log.updates,
-        "tokens": args.tokens,
-        **scores(text, tokens, references, read_lines(args.tokenised), args.compounds),
-        "hours": f"{log.hours:.2f}",
-        "hardware": hardware(),
-        "commit": commit(),
-    }
     write_lines(args.run / "translations.txt", [text.detokenise(line) for line in tokens])
-    keep(args.results, row)
-    write_lines(args.run / "score.json", [json.dumps(row, indent=2)])
+    results.record(args, scores(text, tokens, references, read_lines(args.tokenised), args.compounds))
 
 
 if __name__ == "__main__":

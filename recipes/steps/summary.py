@@ -1,9 +1,9 @@
-"""Close a job: draw the loss and ω, and say what came out, where it lies and what to run next.
+"""Close a job: draw the loss and ω, and say what came out, where it is and what to run next.
 
-    python -m recipes.steps.summary runs/demo/admin-cpu-s1 --raw runs/demo/data/raw/test --pair de-en --command ...
+    python -m recipes.steps.summary runs/demo/admin-cpu-s1 --command "make demo" --raw data/raw/test --pair de-en
 
 writes RUN/loss.png, RUN/omega.png (for a model with ω) and RUN/summary.txt. Runs of the other methods with the same
-preset and seed are drawn and set beside it once they have a score.
+preset and seed are drawn and set next to it once they have a score.json.
 """
 
 from __future__ import annotations
@@ -20,23 +20,16 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from tabulate import tabulate
 
 from recipes.steps.common import read_lines, replacing, run, write_lines
 from recipes.steps.logs import Log, read_log
+from recipes.steps.plugin import SCHEMES
+from recipes.steps.results import KEY
 
 BASELINES = ("admin", "post-ln", "pre-ln")
-NAMES = {
-    **dict(zip(BASELINES, ("Admin", "Post-LN", "Pre-LN"))),
-    "post-ln-pre-ln": "Post-Pre-LN",
-    "deepnorm": "DeepNorm",
-    "rezero": "ReZero",
-    "rezero-post-ln": "ReZero-Post-LN",
-    "t-fixup": "T-Fixup",
-    "fixup": "Fixup",
-    "b2t": "B2T",
-    "looklinear": "LookLinear",
-    "ds-init": "DS-Init",
-}
+MEASURES = {"score": "sacreBLEU", "perplexity": "perplexity"}
+"""What a score.json may hold as the result, and what to call it."""
 SAMPLES = 5
 ROWS = 8
 
@@ -50,22 +43,30 @@ class Run:
 
 
 def finished_runs(folder: Path) -> list[Run]:
-    """The scored runs that differ from this one in method only, in the order of NAMES."""
-    method = max((name for name in NAMES if folder.name.startswith(f"{name}-")), key=len)
-    runs = []
-    for other in NAMES:
-        path = folder.with_name(folder.name.replace(method, other, 1))
-        if (path / "score.json").exists():
-            score = json.loads((path / "score.json").read_text(encoding="utf-8"))
-            runs.append(Run(NAMES[other], path, score, read_log(path / "train.log")))
-    return runs
+    """The scored runs that differ from this one in method only, in the order of the table of schemes."""
+    own = json.loads((folder / "score.json").read_text(encoding="utf-8"))
+    found = {}
+    for path in folder.parent.glob("*/score.json"):
+        score = json.loads(path.read_text(encoding="utf-8"))
+        if all(score[name] == own[name] for name in KEY if name != "method"):
+            found[score["method"]] = (path.parent, score)
+    return [
+        Run(scheme.title, *found[method], read_log(found[method][0] / "train.log"))
+        for method, scheme in SCHEMES.items()
+        if method in found
+    ]
+
+
+def measured(run: Run) -> tuple[str, str]:
+    """What a run is judged by, and how it did."""
+    return next((label, run.score[key]) for key, label in MEASURES.items() if key in run.score)
 
 
 def draw_loss(runs: list[Run], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
     for method in runs:
         (line,) = axes.plot(*zip(*method.log.train.items()), alpha=0.5, linewidth=1)
-        label = f"{method.name}: {method.score['score']} BLEU"
+        label = f"{method.name}: {' '.join(measured(method))}"
         axes.plot(*zip(*method.log.valid.items()), "o-", markersize=3, color=line.get_color(), label=label)
     axes.set(xlabel="updates", ylabel="bits a token (thin: train, dots: valid)", ylim=(0, None))
     axes.legend()
@@ -74,7 +75,7 @@ def draw_loss(runs: list[Run], path: Path) -> None:
 
 def draw_omega(stacks: dict[str, list[dict]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for stack in ("encoder", "decoder"):
+    for stack in [name for name in ("encoder", "decoder") if name in stacks]:
         numbers = range(1, len(stacks[stack]) + 1)
         low, mean, high = ([sublayer[name] for sublayer in stacks[stack]] for name in ("min", "mean", "max"))
         axes.fill_between(numbers, low, high, alpha=0.25)
@@ -92,17 +93,14 @@ def save(figure, path: Path) -> None:
 
 
 def table(rows: list[list[str]]) -> list[str]:
-    """The rows with their columns aligned, the first to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths)))
-        for row in rows
-    ]
+    """The rows under the first, their columns aligned, the first to the left and the others to the right."""
+    sides = ("left", *("right",) * (len(rows[0]) - 1))
+    return tabulate(rows, "firstrow", tablefmt="plain", colalign=sides, disable_numparse=True).splitlines()
 
 
 def scores(runs: list[Run]) -> list[str]:
-    rows = [["", *(run.name for run in runs)]]
-    for label, key in (("sacreBLEU", "score"), ("parameters", "params"), ("updates", "updates"), ("hours", "hours")):
+    rows = [["", *(run.name for run in runs)], [measured(runs[0])[0], *(measured(run)[1] for run in runs)]]
+    for label, key in (("parameters", "params"), ("updates", "updates"), ("hours", "hours")):
         rows.append([label, *(str(run.score[key]) for run in runs)])
     return [*table(rows), *sorted({f"signature: {run.score['signature']}" for run in runs})]
 
@@ -132,46 +130,57 @@ def samples(runs: list[Run], raw: str, pair: str) -> list[str]:
     return text
 
 
+def files(run: Path) -> list[str]:
+    """What is in a run's folder, and what it is."""
+    named = {
+        "loss": "loss.png",
+        "omega by sub-layer": "omega.png",
+        "translations": "translations.txt",
+        "model": "model" if (run / "model").exists() else "model.pt",
+        "averaged, unfolded": "average.pt",
+        "checkpoints": "checkpoints",
+        "log": "train.log",
+        "this text": "summary.txt",
+    }
+    there = {what: run / name for what, name in named.items() if (run / name).exists() or name == "summary.txt"}
+    return [f"  {what:18}  {path}{'/' if path.is_dir() else ''}" for what, path in there.items()]
+
+
+def next_commands(args: argparse.Namespace, runs: list[Run]) -> list[str]:
+    missing = [method for method in BASELINES if method not in [run.score["method"] for run in runs]]
+    following = [f"{args.command} METHOD={method}" for method in missing] or [f"{args.command} SEED=2"]
+    if args.raw:
+        example = read_lines(f"{args.raw}.{args.pair.partition('-')[0]}")[0]
+        program = os.path.relpath(Path(sys.executable).with_name("fairseq-admin"))
+        following.append(f"echo {shlex.quote(example)} | {program} translate {args.run}/model/model.pt")
+    return [f"  {command}" for command in following]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--raw", required=True, help="prefix of the raw test set: RAW.de, RAW.en")
-    parser.add_argument("--pair", required=True, help="source and target, as in de-en")
     parser.add_argument("--command", required=True, help="the command that ran the job, to say what to run next")
+    parser.add_argument("--raw", help="of a translation: prefix of the raw test set, of RAW.de and RAW.en")
+    parser.add_argument("--pair", help="of a translation: source and target, as in de-en")
     args = parser.parse_args()
 
     runs = finished_runs(args.run)
     draw_loss(runs, args.run / "loss.png")
-    files = {"loss": "loss.png"}
     if (args.run / "omega.json").exists():
         draw_omega(json.loads((args.run / "omega.json").read_text(encoding="utf-8")), args.run / "omega.png")
-        files["omega by sub-layer"] = "omega.png"
-    files |= {
-        "translations": "translations.txt",
-        "model": "model/",
-        "averaged, unfolded": "average.pt",
-        "checkpoints": "checkpoints/",
-        "log": "train.log",
-        "this text": "summary.txt",
-    }
-    missing = [method for method in BASELINES if NAMES[method] not in [run.name for run in runs]]
-    following = [f"{args.command} METHOD={method}" for method in missing] or [f"{args.command} SEED=2"]
-    example = read_lines(f"{args.raw}.{args.pair.partition('-')[0]}")[0]
-    program = os.path.relpath(Path(sys.executable).with_name("fairseq-admin"))
-    following.append(f"echo {shlex.quote(example)} | {program} translate {args.run}/model/model.pt")
     text = [
-        f"{args.run}: {args.pair}",
+        f"{args.run}: {args.pair}" if args.pair else str(args.run),
         "",
         *scores(runs),
         "",
         *losses(runs),
         "",
-        *samples(runs, args.raw, args.pair),
-        "Where everything lies:",
-        *(f"  {what:18}  {args.run / name}" for what, name in files.items()),
+        *(samples(runs, args.raw, args.pair) if args.raw else []),
+        "Where everything is:",
+        *files(args.run),
         "",
         "What to run next:",
-        *(f"  {command}" for command in following),
+        *next_commands(args, runs),
     ]
     write_lines(args.run / "summary.txt", text)
 

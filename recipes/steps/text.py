@@ -25,7 +25,7 @@ __all__ = ["BPE", "Text", "remove_bpe"]
 
 
 def main() -> None:
-    settings = [field.name for field in dataclasses.fields(Text) if field.type is bool]
+    settings = [field.name for field in dataclasses.fields(Text) if isinstance(field.default, bool)]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("source")
     parser.add_argument("target")
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
     for unknown in sorted(set(args.settings) - set(settings)):
-        raise ValueError(f"{unknown} is no setting of the text; expected some of {', '.join(settings)}.")
+        raise ValueError(f"{unknown} is not a setting of the text; expected some of {', '.join(settings)}.")
     with replacing(args.out) as part:
         Text(args.source, args.target, **dict.fromkeys(args.settings, True)).write(part)
 

@@ -4,8 +4,8 @@ Each row is one step's own work on the same lines, without reading and writing. 
 their start included, where `perl` is found and --moses names a folder with scripts/ in it; its cleaning, with reading
 and writing. subword-nmt learns and applies where it is installed. A ratio is the median of the rounds'.
 
-    python recipes/bench/text.py                              # on generated text
-    python recipes/bench/text.py --text train.en --language en --moses mosesdecoder
+    python recipes/bench/text_steps.py                        # on generated text
+    python recipes/bench/text_steps.py --text train.en --language en --moses mosesdecoder
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gather a grid's results: how the runs of each place in it came out, over the seeds.
 
-    python -m recipes.compare.table RUN RUN/*/result.json --by scheme layers
+    python -m recipes.compare.grid_table RUN RUN/*/result.json --by scheme layers
 
 writes RUN/runs.csv, a row a run, and RUN/table.csv and RUN/table.md, a row a place in the grid.
 """
@@ -12,6 +12,8 @@ import csv
 import json
 import math
 from pathlib import Path
+
+from tabulate import tabulate
 
 from recipes.compare.verdict import EXPLODED, PLATEAU
 from recipes.steps.common import read_lines, replacing, run, write_lines
@@ -101,8 +103,8 @@ def main() -> None:
     table = rows(results, args.by)
     write_csv(args.folder / "runs.csv", [{k: v for k, v in row.items() if k not in CURVES} for row in results])
     write_csv(args.folder / "table.csv", table)
-    lines = [list(table[0]), ["---"] * len(table[0]), *(list(row.values()) for row in table)]
-    write_lines(args.folder / "table.md", [*(f"| {' | '.join(line)} |" for line in lines), *notes(results)])
+    lines = tabulate(table, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
+    write_lines(args.folder / "table.md", [*lines, *notes(results)])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train one cell of a grid with fairseq-train, to the end or until it diverges; go on where an earlier call was killed.
 
-    python -m recipes.compare.train RUN/admin-18l-s1 --data RUN/bin --updates 300 -- --arch transformer_admin ...
+    python -m recipes.compare.train_cell RUN/admin-18l-s1 --data RUN/bin --updates 300 -- --arch transformer_admin ...
 
 appends fairseq's output to CELL/train.log and writes CELL/trained.json when the run is over. That a run diverges is its
 result; any other way to fail (a wrong option, out of memory, a kill) is an error and leaves no trained.json.
@@ -10,35 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 from recipes.steps import lock
 from recipes.steps.common import run, write_lines
-
-# What the plugin says last (fairseq_admin/errors.py, divergence.py); importing it to ask would take seconds a cell.
-DIVERGED = re.compile(r"^fairseq-admin: (training diverged\.|update \d+ was skipped \d+ times in a row)", re.MULTILINE)
-
-
-OTHERWISE = re.compile(r"gradients are inconsistent between workers|ran out of memory|OutOfMemoryError")
-
-
-def diverged(output: str) -> bool:
-    """Whether fairseq, with the plugin, ended because the loss had diverged.
-
-    Gradients that differ between workers raise the same error and are another matter, and updates are skipped for want
-    of memory, too.
-    """
-    return bool(DIVERGED.search(output)) and not OTHERWISE.search(output)
+from recipes.steps.plugin import DIVERGED
 
 
 def newest(checkpoints: Path) -> str:
     """The newest checkpoint that is whole, to go on from; a name that does not exist where there is none.
 
-    fairseq writes checkpoint_EPOCH_UPDATE.pt beside and renames it; checkpoint_last.pt, which it copies in place, a
-    kill may cut short.
+    fairseq writes checkpoint_EPOCH_UPDATE.pt next to its place and renames it; a kill may cut checkpoint_last.pt short,
+    which it copies in place.
     """
     found = sorted(checkpoints.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.rpartition("_")[2]))
     return str(found[-1]) if found else "none"
@@ -55,7 +40,7 @@ def main() -> None:
     args = parser.parse_args(arguments[:split])
     if args.updates < 1 or args.save_every < 1 or args.updates % args.save_every:
         raise ValueError(
-            f"--updates {args.updates} is no multiple of --save-every {args.save_every}; the last update must be "
+            f"--updates {args.updates} is not a multiple of --save-every {args.save_every}; the last update must be "
             "validated. Give UPDATES= and SAVE_EVERY= that fit."
         )
     # Another make may be at work on the same grid: it has this cell to itself, and then this call finds it done.
@@ -75,10 +60,10 @@ def train(args: argparse.Namespace, options: list[str]) -> None:
     with log.open("ab") as out:
         begin = out.seek(0, 2)
         status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
-    output = log.read_bytes()[begin:].decode("utf-8", "replace")
-    stopped = status > 0 and diverged(output)
+    stopped = status == DIVERGED
     if status and not stopped:
-        last = (output.strip() or "nothing said").splitlines()[-1]
+        output = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
+        last = (output or "nothing said").splitlines()[-1]
         raise ValueError(f"{args.cell}: fairseq-train ended with status {status}: {last} All it said: {log}.")
     write_lines(args.cell / "trained.json", [json.dumps({"stopped": stopped})])
     print(f"{args.cell.name}: {'stopped, diverged' if stopped else 'trained'}", flush=True)

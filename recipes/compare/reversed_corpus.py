@@ -1,6 +1,6 @@
 """Write one split of a corpus whose target is the source reversed, and each word re-mapped to another.
 
-    python -m recipes.compare.corpus train runs/compare/text/train --pairs 20000 --words 100
+    python -m recipes.compare.reversed_corpus train runs/compare/text/train --pairs 20000 --words 100
 
 writes train.a and train.b. Words come uniformly, so without attention nothing beats the entropy of one word. Seeded:
 the same call writes the same bytes; splits have seeds of their own.

@@ -1,6 +1,6 @@
 """Write one split of the demo's corpus: German-English pairs of dates, times, numbers, prices and places in words.
 
-    python -m recipes.demo.corpus train de en runs/demo/data/raw/train
+    python -m recipes.demo.generate_corpus train de en runs/demo/data/raw/train
 
 writes train.de and train.en. Seeded: the same call writes the same bytes, with the same num2words and Babel (CLDR).
 No sentence, German or English, occurs twice in the whole corpus, so no split shares one with another.

@@ -1,6 +1,6 @@
 """fairseq-train, with the same options, able to train in bf16 on a GPU.
 
-    python -m recipes.steps.train data-bin --user-dir fairseq_admin --arch transformer_admin_18l --bf16 ...
+    python -m recipes.steps.train_bf16 data-bin --user-dir fairseq_admin --arch transformer_admin_18l --bf16 ...
 
 fairseq-train takes --bf16 for the wish to train on a TPU, fails without one, and leaves bf16 to fairseq-hydra-train,
 whose options have other names. Here the wish is taken back before training starts.

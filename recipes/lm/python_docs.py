@@ -1,6 +1,6 @@
 """English prose that comes with Python: its own reference (pydoc's topics) and its standard library's docstrings.
 
-    python -m recipes.lm.corpus runs/lm-demo/data/tok
+    python -m recipes.lm.python_docs runs/lm-demo/data/tok
 
 writes train, valid and test, a paragraph a line, words and punctuation apart. Whole modules and topics go to one split,
 by a hash of their names, so no split has half of a text whose other half another has. The same Python gives the same

@@ -1,0 +1,142 @@
+"""How schemes of the table draw their initial weights, where these are not fairseq's own.
+
+Each function takes an encoder and a decoder. To a model of one stack, the other one has no layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import AdminError
+from .schemes import PerStack, attentions_of, layers_of
+
+
+def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
+    """The gain of DeepNorm's initial values, attention outputs and feed-forward weights, called beta in the paper.
+
+    encoder: 0.87 (N⁴M)^(-1/16),   decoder: (12M)^(-1/4);   one stack of L layers: (8L)^(-1/4)
+    Wang et al. 2022, section 2, figure 2b; one stack as in the authors' code (microsoft/torchscale), too
+    """
+    if not (encoder_layers and decoder_layers):
+        return ((8 * (encoder_layers + decoder_layers)) ** (-1 / 4),) * 2
+    return 0.87 * (encoder_layers**4 * decoder_layers) ** (-1 / 16), (12 * decoder_layers) ** (-1 / 4)
+
+
+def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
+    """The gain of T-Fixup's initial values, attention outputs and feed-forward weights; the decoder's for embeddings.
+
+    encoder: 0.67 N^(-1/4),   decoder: (9M)^(-1/4)      Huang et al. 2020, the steps of T-Fixup
+
+    The paper has nothing for a decoder alone: it takes the decoder's gain, though with two sub-layers, not three, a
+    layer.
+    """
+    if not encoder_layers:
+        return ((9 * decoder_layers) ** (-1 / 4),) * 2
+    return 0.67 * encoder_layers ** (-1 / 4), (9 * decoder_layers) ** (-1 / 4)
+
+
+def _draw(layer: Any, draw: Callable[..., Tensor], gain: float, query_gain: float = 1.0) -> None:
+    """Draw every weight matrix of a layer: with `gain`, but queries and keys with `query_gain`.
+
+    Feed-forward biases become 0, as in the fairseq of those years; attention's keep fairseq's law.
+    """
+    for attention in attentions_of(layer):
+        draw(attention.q_proj.weight, gain=query_gain)
+        draw(attention.k_proj.weight, gain=query_gain)
+        draw(attention.v_proj.weight, gain=gain)
+        draw(attention.out_proj.weight, gain=gain)
+    for linear in (layer.fc1, layer.fc2):
+        draw(linear.weight, gain=gain)
+        nn.init.zeros_(linear.bias)
+
+
+def deepnorm_weights(encoder: Any, decoder: Any) -> None:
+    """Xavier-normal; gain `deepnorm_gains` but for queries and keys, whose gain is 1.
+
+    Wang et al. 2022, section 2, figure 2a
+    """
+    stacks = (encoder, decoder)
+    for stack, gain in zip(stacks, deepnorm_gains(*(len(layers_of(stack)) for stack in stacks))):
+        for layer in layers_of(stack):
+            _draw(layer, nn.init.xavier_normal_, gain)
+
+
+def t_fixup_weights(encoder: Any, decoder: Any) -> None:
+    """Xavier-uniform; values, attention outputs and feed-forward times `t_fixup_gains`; embeddings times the decoder's.
+
+    Huang et al. 2020, the steps of T-Fixup. The embeddings are N(0, 1/C) before, as fairseq's are; vectors that were
+    given are scaled as they are. A matrix tied to several places is scaled once. Where the authors' code differs, the
+    paper is followed: the code leaves queries and keys at fairseq's gain of 1/sqrt(2), and takes N, not M, for the
+    encoder's embeddings.
+    """
+    stacks = (encoder, decoder)
+    gains = t_fixup_gains(*(len(layers_of(stack)) for stack in stacks))
+    for stack, gain in zip(stacks, gains):
+        for layer in layers_of(stack):
+            _draw(layer, nn.init.xavier_uniform_, gain)
+    with torch.no_grad():
+        for embedding in {id(stack.embed_tokens): stack.embed_tokens for stack in stacks}.values():
+            embedding.weight.mul_(gains[1])
+
+
+def fixup_weights(encoder: Any, decoder: Any) -> None:
+    """Standard weights times L^(-1/(2m-2)) in each of L branches, of m linear layers; a branch's last ones are 0.
+
+    Zhang, Dauphin and Ma 2019, rules 1 and 2 (from memory). As in the authors' code, m is 4 in an attention and 2 in a
+    feed-forward layer, L counts both stacks, the standard is Xavier-uniform (with fairseq's gain of 1/sqrt(2) for
+    queries, keys and values, which that code draws as one matrix), and an output projection is 0 unless it is tied to
+    an embedding. Where that code differs from the paper, in taking L = 12 for every encoder-attention, the paper is
+    followed.
+    """
+    layers = [layer for stack in (encoder, decoder) for layer in layers_of(stack)]
+    branches = sum(len(attentions_of(layer)) + 1 for layer in layers)
+    for layer in layers:
+        for attention in attentions_of(layer):
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+                nn.init.xavier_uniform_(projection.weight, gain=2**-0.5 * branches ** (-1 / 6))
+            nn.init.zeros_(attention.out_proj.weight)
+        nn.init.xavier_uniform_(layer.fc1.weight, gain=branches ** (-1 / 2))
+        nn.init.zeros_(layer.fc2.weight)
+    projection = decoder.output_projection
+    if projection is not None and all(projection.weight is not it.embed_tokens.weight for it in (encoder, decoder)):
+        nn.init.zeros_(projection.weight)
+
+
+def looklinear_weights(encoder: Any, decoder: Any) -> None:
+    """Feed-forward layers that are linear at first: their second half of units is the negative of the first.
+
+        [V, -V] relu([W, -W] x) = V (relu(Wx) - relu(-Wx)) = V W x
+
+    Balduzzi et al. 2017, looks-linear initialisation. W and V are Xavier-uniform and biases 0, as in the code of Liu et
+    al. 2020. So it is with gelu and swish, too.
+
+    Raises:
+        AdminError: a feed-forward layer's width is odd.
+    """
+    for stack, side in ((encoder, "encoder"), (decoder, "decoder")):
+        for layer in layers_of(stack):
+            width = layer.fc1.out_features
+            if width % 2:
+                raise AdminError(
+                    f"--{side}-ffn-embed-dim is {width}; --admin-scheme looklinear mirrors one half in the other and "
+                    "needs an even width."
+                )
+            for linear in (layer.fc1, layer.fc2):
+                nn.init.xavier_uniform_(linear.weight)
+                nn.init.zeros_(linear.bias)
+            with torch.no_grad():
+                layer.fc1.weight[width // 2 :] = -layer.fc1.weight[: width // 2]
+                layer.fc2.weight[:, width // 2 :] = -layer.fc2.weight[:, : width // 2]
+
+
+def ds_init_weights(encoder: Any, decoder: Any) -> None:
+    """Xavier-uniform with gain 1/sqrt(l), every weight matrix of layer l.
+
+    Zhang, Titov and Sennrich 2019, depth-scaled initialisation with alpha = 1, as in the authors' code
+    """
+    for stack in (encoder, decoder):
+        for number, layer in enumerate(layers_of(stack), 1):
+            _draw(layer, nn.init.xavier_uniform_, number**-0.5, number**-0.5)

@@ -1,0 +1,52 @@
+# What every recipe shares. Its Makefile includes this first.
+#
+# Reads PYTHON, RUNS and TRAIN_ARGS. Gives the shell's flags, STEP (a step of recipes/steps), METHODS (the plugin's schemes),
+# TEXT and RUN (a recipe's folders), and what several rules do alike: field, one-of, some-of, quoted, binarise.
+
+# First of all, and in words that make 3.81, which macOS has, can read. Grouped targets came with 4.3.
+$(if $(filter grouped-target,$(.FEATURES)),,$(error GNU make $(MAKE_VERSION) is here; 4.3 or newer is needed: on macOS, brew install make, then gmake in place of make))
+$(if $(wildcard recipes/common.mk),,$(error recipes/common.mk is not here ($(CURDIR)); run make from the repository's root))
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := all
+.PHONY: all FORCE
+
+PYTHON ?= .venv/bin/python
+# Everything written goes under this folder.
+RUNS ?= runs
+# More options for fairseq-train, after the recipe's own.
+TRAIN_ARGS ?=
+
+export PYTHONUNBUFFERED := 1
+# Warnings of fairseq and its libraries about one another: nothing the user can fix.
+export PYTHONWARNINGS ?= ignore
+STEP := $(PYTHON) -m recipes.steps
+# The steps that make asks before it plans need no more than the standard library, so a plan can be printed before there
+# is an environment.
+ASK := $(or $(wildcard $(PYTHON)),python3) -m recipes.steps
+
+# A recipe's text, which all its runs share; and the run.
+TEXT = $(RUNS)/$(NAME)/data
+RUN = $(RUNS)/$(NAME)$(SIZE:%=/%)/$(METHOD)-$(PRESET)-s$(SEED)
+
+# $(call field,NAME,words): the values of NAME among words NAME=VALUE, as steps hand them over.
+field = $(patsubst $(1)=%,%,$(filter $(1)=%,$(2)))
+# $(call one-of,NAME,choices) and some-of: refuse a variable that is not one, or some, of the choices.
+one-of = $(if $(and $(filter 1,$(words $($(1)))),$(filter $($(1)),$(2))),,$(error $(1)=$($(1)) is unknown; expected one of $(2).))
+some-of = $(if $(or $(filter-out $(2),$($(1))),$(if $(strip $($(1))),,none)),$(error $(1)=$($(1)) is unknown; expected some of $(2).))
+# $(call quoted,text): one word for the shell.
+quoted = '$(subst ','\'',$(strip $(1)))'
+
+# $(call binarise,options of fairseq-preprocess,rest of the line): the target's folder, whole or not at all.
+define binarise
+rm -rf $(@D) $(@D).part
+$(PYTHON) -m fairseq_cli.preprocess $(1) --destdir $(@D).part $(2)
+mv $(@D).part $(@D)
+endef
+
+# The table of fairseq_admin/method/schemes.py.
+TABLE_OF_SCHEMES := $(shell $(ASK).plugin)
+$(if $(TABLE_OF_SCHEMES),,$(error $(ASK).plugin printed nothing; expected the schemes of fairseq_admin/method/schemes.py))
+METHODS := $(call field,SCHEME,$(TABLE_OF_SCHEMES))

@@ -1,0 +1,23 @@
+# The model -> translations of the test set -> sacreBLEU.
+#
+# Reads $(FINAL) and USER_DIR, $(BINARY), $(WORDS) and $(RAW)/test, BEAM, LENPEN, GENERATE_ARGS, COMPOUNDS.
+# Gives $(RUN)/generate.txt, translations.txt and score.json, the run's row of results.csv, and the targets generate and
+# score.
+
+BEAM ?= 5
+LENPEN ?= 1
+
+.PHONY: generate score
+generate: $(RUN)/generate.txt
+score: $(RUN)/score.json
+
+$(RUN)/generate.txt: $(FINAL)
+	# translate the test set
+	$(PYTHON) -m fairseq_cli.generate $(BINARY) $(USER_DIR) --path $< --gen-subset test \
+		$(TASK) --beam $(BEAM) --lenpen $(LENPEN) \
+		$(BATCH) $(GENERATE_ARGS) 2>&1 | tee $@.part | $(STEP).progress
+	mv $@.part $@
+
+$(RUN)/score.json: $(RUN)/generate.txt $(call both,$(RAW),test) | $(TEXT)/text.json
+	# score
+	$(STEP).score $(RUN) --raw $(RAW)/test --tokenised $(WORDS)/test.$(TARGET) --text $(TEXT)/text.json $(COMPOUNDS) $(RESULT)

@@ -1,0 +1,31 @@
+"""What the plugin says of itself, read from its files: importing it, with torch and fairseq, takes seconds.
+
+    python -m recipes.steps.plugin
+
+prints for make, a word each, every scheme of the table and every one that folds or has ω, as SCHEME=admin FOLDS=admin
+OMEGA=admin. Only the standard library is used: a plan can be printed before anything is installed.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+PLUGIN = Path(__file__).parents[2] / "fairseq_admin"
+
+SCHEMES: dict[str, Any] = runpy.run_path(str(PLUGIN / "method/schemes.py"))["SCHEMES"]
+"""The table of schemes, its rows by name."""
+
+DIVERGED: int = runpy.run_path(str(PLUGIN / "errors.py"))["DIVERGED"]
+"""The exit status of a training that has diverged."""
+
+
+def main() -> None:
+    for name, row in SCHEMES.items():
+        words = {"SCHEME": True, "FOLDS": row.folds, "OMEGA": row.omega}
+        print(*(f"{word}={name}" for word, holds in words.items() if holds))
+
+
+if __name__ == "__main__":
+    main()

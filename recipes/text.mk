@@ -1,0 +1,88 @@
+# Archives -> raw text -> tokens -> splits -> joint BPE -> fairseq's binary data.
+#
+# Reads SOURCE and TARGET, MERGES, the variables below, DATA, URL, TABLE and USED (a recipe's archives), TEXT_SETTINGS (more
+# that the text depends on), and the recipe's rules for $(RAW)/%.
+# Gives the folder $(BINARY), which is whole once $(BINARISED) is there; $(ASSETS), what translating takes besides a model;
+# $(WORDS), the tokens; `archive` and `EXTRACT` for the recipe's rules; `both`; and the target prepare.
+
+.SECONDEXPANSION:
+
+RAW ?= $(TEXT)/raw
+# Where a split is no text of its own: the texts it is gathered from, and which of their pairs, as in
+# PARTS_valid := europarl commoncrawl and GATHER_valid := --every 23 --keep nth.
+# Which training pairs are kept, by their words (CLEAN) or by their units after BPE (CLEAN_BPE, of the split valid, too).
+CLEAN ?= --drop-empty
+CLEAN_BPE ?=
+# The numbers of pairs that train, valid and test must have, where they are known.
+EXPECT ?=
+# What tokenising does besides: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text/tokens.py says what
+# each is).
+TOKENISER ?=
+
+# Both sides of texts in a folder. make keeps them, though it could make them again.
+both = $(foreach text,$(2),$(1)/$(text).$(SOURCE) $(1)/$(text).$(TARGET))
+SPLITS := train valid test
+SEVERAL := $(sort $(foreach split,$(SPLITS),$(PARTS_$(split))))
+.SECONDARY: $(call both,$(RAW),$(SPLITS) $(SEVERAL)) $(call both,$(TEXT)/tok,$(SPLITS) $(SEVERAL)) \
+	$(call both,$(TEXT)/split,$(SPLITS))
+
+BINARY := $(TEXT)/bin
+BINARISED := $(BINARY)/dict.$(TARGET).txt
+ASSETS := $(BINARY)/dict.$(SOURCE).txt $(BINARISED) $(TEXT)/codes $(TEXT)/text.json
+
+.PHONY: prepare
+prepare: $(BINARISED) $(call both,$(RAW),test)
+
+# -- archives --------------------------------------------------------------------------------------------------------
+
+ARCHIVES := $(RUNS)/archives
+EXTRACT = $(STEP).extract $(EXTRACT_ARGS)
+# Where an archive is: among those downloaded, or the folder DATA, if that holds not the archive but what is in it. What
+# was extracted once needs it no more; whoever is short of room may delete it.
+archive = $(if $(DATA),$(if $(wildcard $(DATA)/$(1)),$(ARCHIVES)/$(1),$(DATA)),$(ARCHIVES)/$(1))
+.SECONDARY: $(USED:%=$(ARCHIVES)/%)
+$(ARCHIVES)/%:
+	# download $*
+	$(STEP).download $* --out $@ $(DATA:%=--data %) $(URL:%=--url %) $(TABLE:%=--table %)
+
+# -- tokens ----------------------------------------------------------------------------------------------------------
+
+$(TEXT)/settings.json: FORCE
+	@$(STEP).settings $@ pair=$(PAIR) merges=$(MERGES) $(TEXT_SETTINGS) \
+		$(if $(strip $(TOKENISER)),'tokeniser=$(sort $(TOKENISER))') \
+		$(if $(SEVERAL),'cleaning=$(strip $(CLEAN) $(CLEAN_BPE) $(GATHER_train))')
+
+# Nothing is made again because of this file: it changes with the settings only, and those are held.
+$(TEXT)/text.json: | $(TEXT)/settings.json
+	# how text is tokenised
+	$(STEP).text $(SOURCE) $(TARGET) $(TOKENISER) -o $@
+
+$(call both,$(TEXT)/tok,$(or $(PARTS_train),train)): TOKENISE := $(CLEAN)
+$(TEXT)/tok/%.$(SOURCE) $(TEXT)/tok/%.$(TARGET): $(RAW)/%.$(SOURCE) $(RAW)/%.$(TARGET) | $(TEXT)/text.json
+	# tokens of $*
+	$(STEP).tokenise $(TEXT)/text.json $(RAW)/$* $(TEXT)/tok/$* $(TOKENISE)
+
+# A split that is gathered from parts, in their order: all pairs, or every nth one, or the rest.
+$(TEXT)/split/%.$(SOURCE) $(TEXT)/split/%.$(TARGET): $$(call both,$(TEXT)/tok,$$(PARTS_$$*))
+	# the split $*
+	$(STEP).split $(addprefix $(TEXT)/tok/,$(PARTS_$*)) --languages $(SOURCE) $(TARGET) -o $(TEXT)/split/$* $(GATHER_$*)
+
+# -- units -----------------------------------------------------------------------------------------------------------
+
+# What byte-pair encoding is learnt from and applied to.
+WORDS := $(TEXT)/$(if $(SEVERAL),split,tok)
+
+$(TEXT)/codes: $(call both,$(WORDS),train)
+	# learn $(MERGES) joint merges
+	$(STEP).bpe learn $(MERGES) $^ -o $@
+
+$(call both,$(TEXT)/bpe,train valid): SPLIT_UP := $(CLEAN_BPE)
+$(TEXT)/bpe/%.$(SOURCE) $(TEXT)/bpe/%.$(TARGET): $(WORDS)/%.$(SOURCE) $(WORDS)/%.$(TARGET) $(TEXT)/codes
+	# units of the split $*
+	$(STEP).bpe apply $(TEXT)/codes $(WORDS)/$*.$(SOURCE) $(WORDS)/$*.$(TARGET) -o $(@D) $(SPLIT_UP)
+
+$(BINARISED): $(call both,$(TEXT)/bpe,$(SPLITS))
+	# fairseq's binary data
+	$(if $(EXPECT),$(STEP).counts $(WORDS) $(SOURCE) $(TARGET) $(join $(SPLITS:%=%=),$(EXPECT)))
+	$(call binarise,--source-lang $(SOURCE) --target-lang $(TARGET) --joined-dictionary --trainpref $(TEXT)/bpe/train \
+		--validpref $(TEXT)/bpe/valid --testpref $(TEXT)/bpe/test --workers $$(getconf _NPROCESSORS_ONLN))

@@ -1,0 +1,90 @@
+# fairseq's binary data -> checkpoints -> their average -> the model, folded if its scheme can be.
+#
+# Reads $(BINARY) and $(BINARISED); TASK, ARCH, MODEL and BATCH, fairseq's options for them; METHOD, SEED, PRESET, UPDATES or
+# EPOCHS, and the other variables below; what machines.mk reads; FINAL, where the model is to be, and ASSETS, what it takes
+# to use it.
+# Gives $(RUN)/settings.json, checkpoints, average.pt and omega.json; $(FINAL), with $(ASSETS) next to it; USER_DIR, what the
+# model needs of the plugin; and the targets train and average.
+
+# What to train: a scheme of the table, each through the plugin, which computes what fairseq computes where that has the
+# scheme too, and stops a run whose updates are all skipped.
+METHOD ?= admin
+$(call one-of,METHOD,$(METHODS))
+SEED ?= 1
+# How long a run is: UPDATES, with a checkpoint every SAVE_EVERY of them; or EPOCHS, with one at the end of each, and
+# every SAVE_EVERY updates one to go on from.
+EPOCHS ?=
+# How many of the last checkpoints to average.
+AVERAGE ?= 5
+WEIGHT_DECAY ?= 0.0
+LABEL_SMOOTHING ?= 0.1
+
+include recipes/machines.mk
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+OPTIMISATION := --optimizer radam --adam-betas "(0.9, 0.98)" --weight-decay $(WEIGHT_DECAY) --clip-norm $(CLIP_NORM) \
+	--lr $(LR) --lr-scheduler inverse_sqrt --warmup-updates $(WARMUP) --warmup-init-lr 1e-7 \
+	--criterion label_smoothed_cross_entropy --label-smoothing $(LABEL_SMOOTHING) \
+	--seed $(SEED)
+BATCH_SIZE := $(BATCH) --update-freq $(UPDATE_FREQ)
+PRECISE := $(DEVICE_ARGS) $(PRECISION_$(PRECISION))
+# What a run's checkpoints depend on. UPDATES and EPOCHS are left out: more of them continue the run. With the tokens of an
+# update held, a run may go on with other batches, on other machines.
+SETTINGS := $(MODEL) $(OPTIMISATION) $(or $(HELD),$(BATCH_SIZE)) $(PRECISE) $(TRAIN_ARGS)
+
+$(RUN)/settings.json: FORCE
+	@$(STEP).settings $@ $(call quoted,train=$(SETTINGS))
+
+# -- training --------------------------------------------------------------------------------------------------------
+
+TRAINED := $(RUN)/trained-$(or $(EPOCHS:%=%-epochs),$(UPDATES))
+.PHONY: train average
+train: $(TRAINED)
+average: $(FINAL)
+
+# How long it trains, which checkpoints it keeps, and how those to average are named. The validation that comes with a
+# checkpoint every so many updates is the only one there, hence the endless intervals in epochs.
+ifneq ($(EPOCHS),)
+LENGTH := --max-epoch $(EPOCHS) --save-interval-updates $(SAVE_EVERY) --keep-interval-updates 1 --keep-last-epochs $(AVERAGE)
+TO_AVERAGE := $(RUN)/checkpoints --by epochs --last $(AVERAGE)
+else
+LENGTH := --max-update $(UPDATES) --save-interval-updates $(SAVE_EVERY) --keep-interval-updates $(AVERAGE) \
+	--save-interval 1000000 --validate-interval 1000000
+TO_AVERAGE := $(RUN)/checkpoints/checkpoint_*_*.pt
+endif
+
+# A run goes on from the newest of its numbered checkpoints, which fairseq writes next to their place and renames, and not
+# from checkpoint_last.pt or checkpoint_best.pt, which it copies in place: a kill may cut those short.
+$(TRAINED): $(BINARISED) | $(RUN)/settings.json
+	# train: $(or $(EPOCHS:%=% epochs),$(UPDATES) updates), each of $(NODES) x $(GPUS) x $(UPDATE_FREQ) batches of up to $(MAX_TOKENS) tokens
+	$(if $(CHECK_GPUS),@$(BATCHES) --check > /dev/null)
+	mkdir -p $(RUN)/checkpoints
+	newest=$$(ls -t $(RUN)/checkpoints/checkpoint[0-9]*.pt $(RUN)/checkpoints/checkpoint_[0-9]*_*.pt 2>/dev/null | head -n 1 || true); \
+	$(TRAIN) $(BINARY) --user-dir fairseq_admin $(TASK) --arch $(ARCH) --admin-scheme $(METHOD) \
+		$(MODEL) $(OPTIMISATION) $(BATCH_SIZE) $(PRECISE) $(MACHINES) \
+		$(LENGTH) --save-dir $(RUN)/checkpoints $${newest:+--restore-file "$$newest"} --no-last-checkpoints \
+		--tensorboard-logdir $(RUN)/tensorboard $(WANDB:%=--wandb-project %) \
+		--log-format json --log-interval $(LOG_EVERY) $(TRAIN_ARGS) 2>&1 \
+		| tee -a $(RUN)/train$(patsubst %,-node%,$(filter-out 0,$(NODE))).log \
+		| $(STEP).progress $(if $(EPOCHS),--epochs $(EPOCHS),--updates $(UPDATES))
+	touch $@
+
+# -- model -----------------------------------------------------------------------------------------------------------
+
+$(RUN)/average.pt: $(TRAINED)
+	# average the last $(AVERAGE) checkpoints
+	$(PYTHON) -m fairseq_admin.cli average $(TO_AVERAGE) -o $@
+
+$(RUN)/omega.json: $(RUN)/average.pt
+	$(PYTHON) -m fairseq_admin.cli omega $< --json > $@.part
+	mv $@.part $@
+
+# Folding compares the two models on the validation set. A folded one needs no plugin. Another does.
+FOLDED := $(filter $(call field,FOLDS,$(TABLE_OF_SCHEMES)),$(METHOD))
+USER_DIR := $(if $(FOLDED),,--user-dir fairseq_admin)
+$(FINAL): $(RUN)/average.pt
+	# the model, and what it takes to use it
+	mkdir -p $(@D)
+	$(if $(ASSETS),cp $(ASSETS) $(@D))
+	$(if $(FOLDED),$(PYTHON) -m fairseq_admin.cli fold $< -o $@ --data $(BINARY),cp $< $@.part && mv $@.part $@)
