@@ -58,6 +58,7 @@ endif
 # from checkpoint_last.pt or checkpoint_best.pt, which it copies in place: a kill may cut those short.
 $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 	# train: $(or $(EPOCHS:%=% epochs),$(UPDATES) updates), each of $(NODES) x $(GPUS) x $(UPDATE_FREQ) batches of up to $(MAX_TOKENS) tokens
+	$(if $(NEED),# memory: $(NEED))
 	$(if $(CHECK_GPUS),@$(BATCHES) --check > /dev/null)
 	mkdir -p $(RUN)/checkpoints
 	newest=$$(ls -t $(RUN)/checkpoints/checkpoint[0-9]*.pt $(RUN)/checkpoints/checkpoint_[0-9]*_*.pt 2>/dev/null | head -n 1 || true); \

@@ -2,7 +2,7 @@
 
     python -m recipes.preflight.weigh weight.json data-bin --user-dir fairseq_admin --arch transformer_admin_18l ...
 
-As recipes.steps.train, whose options follow. The file says how far this process's own memory grew, from when torch and
+fairseq-train's options follow. The file says how far this process's own memory grew, from when torch and
 fairseq were imported to its peak, in bytes.
 """
 
@@ -25,15 +25,15 @@ def own_memory(name: str) -> int:
 
 
 def main() -> None:
-    import fairseq_cli.train  # noqa: F401
     import torch._dynamo  # noqa: F401  (the optimizer's first step imports it)
+    from fairseq_cli.train import cli_main
 
-    from recipes.steps import train
+    from recipes.steps import train_bf16
 
     path = Path(sys.argv.pop(1))
     before = own_memory("VmRSS")
     try:
-        train.main()
+        train_bf16.main() if "--bf16" in sys.argv else cli_main()
     finally:
         write_lines(path, [json.dumps({"growth": own_memory("VmHWM") - before})])
 
