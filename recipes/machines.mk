@@ -29,8 +29,11 @@ override UPDATE_FREQ := $(call field,UPDATE_FREQ,$(PLAN))
 CHECKPOINT := $(filter yes,$(call field,CHECKPOINT,$(PLAN)))
 NEED := $(wordlist 5,99,$(PLAN))
 HELD := --tokens-per-update $(TOKENS)
-endif
+else
 GPUS ?= 1
+NEED := $(wordlist 5,99,$(shell $(ASK).batch $$(( $(MAX_TOKENS) * $(UPDATE_FREQ) )) --a-device $(MAX_TOKENS) --devices 1 \
+	--max-tokens $(MAX_TOKENS) $(MODEL_SIZES)))
+endif
 
 # Every node runs the same command, with its number NODE (SLURM tells it) and the first one's address, MASTER.
 NODE ?= $(or $(SLURM_NODEID),0)

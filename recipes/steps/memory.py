@@ -127,6 +127,11 @@ def layer_bytes(sizes: Sizes, length: int, *, decoder: bool) -> float:
     return kept
 
 
+def gigabytes(count: float) -> str:
+    """For people: as many digits as matter."""
+    return f"{count / GB:.{1 if count >= GB else 2}f}"
+
+
 @dataclass(frozen=True)
 class Need:
     """Bytes of each part, and of all at the peak."""
@@ -149,7 +154,7 @@ class Need:
         else:
             parts |= {"activations": self.activations, "logits and loss": self.loss}
         parts["reserve"] = self.reserve
-        return f"{self.peak / GB:.1f} GB ({', '.join(f'{name} {part / GB:.1f}' for name, part in parts.items())})"
+        return f"{gigabytes(self.peak)} GB ({', '.join(f'{name} {gigabytes(part)}' for name, part in parts.items())})"
 
 
 def activation_bytes(sizes: Sizes, tokens: int, length: int) -> float:
