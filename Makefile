@@ -54,6 +54,11 @@ $(WMT14) $(foreach step,$(STEPS),$(WMT14:%=%-$(step))): wmt14-%: $(VENV)/ready
 preflight: $(VENV)/ready
 	$(CALL) -f recipes/preflight/Makefile
 
+## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
+.PHONY: gpu-trial
+gpu-trial: $(VENV)/ready
+	$(CALL) -f recipes/gpu_trial/Makefile
+
 ## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
 .PHONY: lm-demo
 lm-demo: $(VENV)/ready
