@@ -1,4 +1,4 @@
-"""Package metadata. Install with --no-build-isolation after torch, numpy, cython, setuptools and wheel (see README)."""
+"""Package metadata. How to install without the Makefile: docs/limits.md."""
 
 import re
 from pathlib import Path
@@ -6,12 +6,17 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
-# The version whose rules fairseq_admin/text/moses.py replaces was 0.2.0.
-TEXT = ["sacremoses>=0.2", "regex"]
+# fairseq_admin/text/moses.py replaces rules inside sacremoses, seen in 0.2.0: another minor version may name or use
+# them in another way, and would tokenise differently without an error. Before raising this, read its rules and run
+# tests/test_text.py.
+TEXT = ["sacremoses>=0.2,<0.3", "regex"]
 # Engines of today; their last versions for Python 3.9 tie FSMT's weights otherwise and load pickles by default.
 EXPORT = [f"{name}; python_version >= '3.10'" for name in ("ctranslate2>=4.8.1", "transformers>=5", "safetensors")]
 DEV = ["hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "subword-nmt"]
-RECIPES = [*TEXT, "Babel", "matplotlib", "num2words", "tabulate", "tensorboardX", "tokenizers"]
+DEV += ["types-requests", "types-tqdm"]
+# urllib3 2.2 is the first with HTTPResponse.read1.
+DOWNLOAD = ["filelock", "requests", "tqdm", "urllib3>=2.2"]
+RECIPES = [*TEXT, *DOWNLOAD, "Babel", "matplotlib", "num2words", "tabulate", "tensorboardX", "tokenizers"]
 
 setup(
     name="fairseq-admin",
@@ -24,7 +29,7 @@ setup(
     python_requires=">=3.9",
     install_requires=[
         # The same fairseq twice: the newest official release neither installs with pip >= 24.1 nor imports on
-        # Python >= 3.11; fairseq-fixed is its main branch with only that mended.
+        # Python >= 3.11; fairseq-fixed is its main branch with only that fixed.
         "fairseq-fixed>=0.12.3.1; python_version >= '3.11'",
         "fairseq==0.12.2; python_version < '3.11'",
         "numpy<1.24; python_version < '3.11'",

@@ -34,8 +34,8 @@ RUN = $(RUNS)/$(NAME)$(SIZE:%=/%)/$(METHOD)-$(PRESET)-s$(SEED)
 # $(call field,NAME,words): the values of NAME among words NAME=VALUE, as steps hand them over.
 field = $(patsubst $(1)=%,%,$(filter $(1)=%,$(2)))
 # $(call one-of,NAME,choices) and some-of: refuse a variable that is not one, or some, of the choices.
-one-of = $(if $(and $(filter 1,$(words $($(1)))),$(filter $($(1)),$(2))),,$(error $(1)=$($(1)) is unknown; expected one of $(2).))
-some-of = $(if $(or $(filter-out $(2),$($(1))),$(if $(strip $($(1))),,none)),$(error $(1)=$($(1)) is unknown; expected some of $(2).))
+one-of = $(if $(and $(filter 1,$(words $($(1)))),$(filter $($(1)),$(2))),,$(error $(1)=$($(1)) is unknown; expected one of $(2)))
+some-of = $(if $(or $(filter-out $(2),$($(1))),$(if $(strip $($(1))),,none)),$(error $(1)=$($(1)) is unknown; expected some of $(2)))
 # $(call quoted,text): one word for the shell.
 quoted = '$(subst ','\'',$(strip $(1)))'
 

@@ -8,7 +8,7 @@
 .SECONDEXPANSION:
 
 RAW ?= $(TEXT)/raw
-# Where a split is no text of its own: the texts it is gathered from, and which of their pairs, as in
+# Where a split is not a text of its own: the texts it is gathered from, and which of their pairs, as in
 # PARTS_valid := europarl commoncrawl and GATHER_valid := --every 23 --keep nth.
 # Which training pairs are kept, by their words (CLEAN) or by their units after BPE (CLEAN_BPE, of the split valid, too).
 CLEAN ?= --drop-empty

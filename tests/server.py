@@ -9,11 +9,9 @@ with Server(folder) as server:
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.server
 import threading
 from dataclasses import dataclass
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,25 +41,24 @@ class Fault(NamedTuple):
 class Request:
     path: str
     range: str | None
-    if_range: str | None
     sent: int = 0
     """Bytes of the body so far."""
 
 
 class Server:
-    """Serves `folder`; ranges, ETags and If-Range as a good server does, unless switched off.
+    """Serves `folder`, as a good server does unless told otherwise.
 
     Attributes:
-        ranges: answers Range.
-        if_range: heeds If-Range; without, it answers 206 whatever the version.
-        etags: names a version by its content's hash; without, by the time of the last change.
+        ranges: heeds Range.
         length: says how long a body is; without, the body ends with the connection.
+        encoding: the Content-Encoding it gives a body, which stays as it is.
         block: bytes a write; between two, the client can be killed.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.ranges = self.if_range = self.etags = self.length = True
+        self.ranges = self.length = True
+        self.encoding = ""
         self.block = 1 << 16
         self.pause = 0.0
         self.faults: list[Fault] = []
@@ -92,8 +89,7 @@ class Server:
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         fault = self.faults.pop(0) if self.faults else Fault()
-        asked, if_range = handler.headers.get("Range"), handler.headers.get("If-Range")
-        record = Request(handler.path, asked, if_range)
+        record = Request(handler.path, handler.headers.get("Range"))
         self.requests.append(record)
         handler.close_connection = True
         if fault.hang:
@@ -104,7 +100,6 @@ class Server:
 
     def send(self, handler: Any, fault: Fault, record: Request) -> None:
         """Answer as told."""
-        asked, if_range = record.range, record.if_range
         path = self.folder / handler.path.lstrip("/")
         if fault.redirect:
             handler.send_response(302)
@@ -115,11 +110,9 @@ class Server:
             handler.send_error(fault.status or 404)
             return
         data = fault.page or path.read_bytes()
-        etag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
-        changed = "" if fault.page else formatdate(path.stat().st_mtime, usegmt=True)
         start = 0
-        if asked and self.ranges and (not self.if_range or if_range in (None, etag, changed)):
-            start = int(asked.removeprefix("bytes=").rstrip("-"))
+        if record.range and self.ranges:
+            start = int(record.range.removeprefix("bytes=").rstrip("-"))
             if start >= len(data):
                 handler.send_error(416)
                 return
@@ -129,7 +122,8 @@ class Server:
             handler.send_header("Content-Length", str(len(data) - start))
         if start:
             handler.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        handler.send_header("ETag" if self.etags else "Last-Modified", etag if self.etags else changed)
+        if self.encoding:
+            handler.send_header("Content-Encoding", self.encoding)
         handler.end_headers()
         self.body(handler, fault, data[start:], record)
 

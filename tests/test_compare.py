@@ -46,7 +46,7 @@ NAN, INF = math.nan, math.inf
         ({10: 16.0, 20: 9.0, 30: 17.0, 40: NAN}, {40: 20.0}, False, Verdict("diverged", 30)),
         ({10: 9.0, 20: NAN}, {20: NAN}, False, Verdict("diverged", 20)),
         ({10: INF}, {10: INF}, False, Verdict("diverged", 10)),
-        # It begins with a spike, as losses before the first updates do, and is none the worse for it.
+        # It begins with a spike, as losses before the first updates do, and is no worse for it.
         ({10: 20.0, 20: 5.0}, {20: 5.0}, False, Verdict("learned")),
         ({10: 9.0, 20: 8.0}, {10: 9.0}, True, Verdict("diverged", 20)),
         ({}, {}, True, Verdict("diverged", 0)),

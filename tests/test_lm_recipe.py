@@ -119,7 +119,13 @@ def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
     for method in ("admin", "pre-ln"):
         done = make(tmp_path, METHOD=method, **small)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert "perplexity" in done.stdout and "Admin" in done.stdout and "Pre-LN" in done.stdout
+    head, perplexities, *_ = (
+        line.split() for line in (tmp_path / "lm-demo/pre-ln-cpu-s1/summary.txt").open() if "  " in line
+    )
+    assert head == ["Admin", "Pre-LN"] and perplexities[0] == "perplexity" and len(perplexities) == 3
+    assert (tmp_path / "lm-demo/pre-ln-cpu-s1/loss.png").exists() and (
+        tmp_path / "lm-demo/admin-cpu-s1/omega.png"
+    ).exists()
     assert (tmp_path / "results.csv").read_text().count("lm-demo,") == 2
     again = make(tmp_path, METHOD="pre-ln", **small)
     assert again.returncode == 0 and "fairseq_cli" not in again.stdout

@@ -23,7 +23,7 @@ OPTIMIZERS = {
     "sgd": {"momentum": 0.9, "weight_decay": 0.0001},
 }
 LINEAR = {"lr_scheduler": "polynomial_decay", "warmup_updates": 0, "power": 1.0, "end_learning_rate": 0.0}
-"""What README says for a linear decay from the first update on."""
+"""What docs/schemes.md says for a linear decay from the first update on."""
 SIZES = {
     **{f"{side}_embed_dim": 32 for side in ("encoder", "decoder")},
     **{f"{side}_ffn_embed_dim": 64 for side in ("encoder", "decoder")},

@@ -72,7 +72,7 @@ class Pipeline(NamedTuple):
         batch_tokens: int = 4096,
         first: int = 1,
         warn: Callable[[str], None] = lambda message: None,
-        done: Callable[[int], None] = lambda lines: None,
+        done: Callable[[int], object] = lambda lines: None,
     ) -> list[list[Translation]]:
         """Translate lines of text; one without words has one translation, empty.
 

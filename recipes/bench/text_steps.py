@@ -1,4 +1,4 @@
-"""How fast the recipes' text steps are on one core: lines a second beside other programs, in turns.
+"""How fast the recipes' text steps are on one core: lines a second next to other programs, in turns.
 
 Each row is one step's own work on the same lines, without reading and writing. Moses' scripts are timed as commands,
 their start included, where `perl` is found and --moses names a folder with scripts/ in it; its cleaning, with reading
@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
             results["ours"] = codes.apply(tokens)
 
         def apply_other() -> None:
-            # Made anew each time: it remembers the words it has split.
+            # Made again each time: it remembers the words it has split.
             other = Other(io.StringIO(f"#version: 0.2\n{merges}"))
             results["theirs"] = [other.process_line(line) for line in tokens]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from recipes.steps import gpus
 
@@ -28,11 +29,10 @@ def one_gpu(folder: Path, jobs: int) -> Iterator[dict[str, str]]:
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         for place in range(max(1, jobs)):
-            guard = held.enter_context((folder / f".gpu-{place}.guard").open("a"))
             try:
-                fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.enter_context(FileLock(folder / f".gpu-{place}.guard").acquire(timeout=0))
                 break
-            except BlockingIOError:
+            except Timeout:
                 # Taken; where all are, another make is at work, and the last place has two.
                 continue
         yield {**os.environ, "CUDA_VISIBLE_DEVICES": there[place % len(there)].index}

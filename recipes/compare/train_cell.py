@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 
 from recipes.compare.one_gpu import one_gpu
-from recipes.steps import lock
 from recipes.steps.common import run, write_lines
+from recipes.steps.guard import alone
 from recipes.steps.plugin import DIVERGED
 
 
 def newest(checkpoints: Path) -> str:
-    """The newest checkpoint that is whole, to go on from; a name that does not exist where there is none.
+    """The newest whole checkpoint, to go on from; without one, a name that does not exist.
 
     fairseq writes checkpoint_EPOCH_UPDATE.pt next to its place and renames it; a kill may cut checkpoint_last.pt short,
     which it copies in place.
@@ -46,7 +46,7 @@ def main() -> None:
             "validated. Give UPDATES= and SAVE_EVERY= that fit."
         )
     # Another make may be at work on the same grid: it has this cell to itself, and then this call finds it done.
-    with lock.alone(args.cell / ".guard"):
+    with alone(args.cell / ".guard"):
         if not (args.cell / "trained.json").exists():
             train(args, arguments[split + 1 :])
 

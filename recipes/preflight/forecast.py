@@ -53,7 +53,7 @@ def lines(found: Forecast, *, now: datetime.datetime, price: float | None, devic
         f"{found.updates_an_epoch:.0f} updates an epoch, {epoch}",
         f"{found.updates:.0f} updates in all: {length(found.days)} of training, validation and checkpoints apart",
     ]
-    # A date past the calendar's is none.
+    # The calendar ends with the year 9999.
     if found.days < 365 * 1000:
         text.append(f"started now, it ends on {(now + datetime.timedelta(days=found.days)).strftime('%Y-%m-%d %H:%M')}")
     if price is not None:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from recipes.steps import cleaning, streaming
+from recipes.steps import bar, cleaning, streaming
 from recipes.steps.cleaning import Cleaner
 from recipes.steps.common import run, write_lines, writing
 from recipes.steps.text import BPE
@@ -24,6 +24,7 @@ from recipes.steps.text import BPE
 logger = logging.getLogger(__name__)
 
 END = "</w>"
+READINGS = 2
 RARE = 2
 """A pair of units is merged if it comes as often: subword-nmt's bound."""
 
@@ -34,7 +35,7 @@ def learn(lines: list[str] | Texts, merges: int) -> list[str]:
     They are subword-nmt's, but for the order of pairs that come equally often.
 
     Args:
-        lines: tokens with spaces between them; one item may hold several lines. They are read twice.
+        lines: tokens with spaces between them; one item may hold several lines. They are read READINGS times.
         merges: how many at most; there are fewer if no pair is left that comes twice.
 
     Raises:
@@ -60,12 +61,17 @@ def learn(lines: list[str] | Texts, merges: int) -> list[str]:
         end_of_word_suffix=END,
         show_progress=False,
     )
-    learner.train_from_iterator(iter(lines), trainer)
+    learner.train_from_iterator(_told(lines, merges), trainer)
     learnt = json.loads(learner.to_str())["model"]["merges"][:merges]
     found = [merge.split(" ") if isinstance(merge, str) else merge for merge in learnt]
     if len(found) < merges:
         logger.info("%d merges instead of %d: no other pair of units comes twice.", len(found), merges)
     return [f"{left} {right} 1" for left, right in found]
+
+
+def _told(lines: Iterable[str], merges: int) -> Iterator[str]:
+    yield from lines
+    logger.info("All texts are read; now the merges, %d at most, without a bar.", merges)
 
 
 class Texts:
@@ -76,12 +82,15 @@ class Texts:
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
         self.paths = list(paths)
+        self.readings = 0
 
     def __iter__(self) -> Iterator[str]:
-        for path in self.paths:
-            for block in streaming.blocks(path):
-                (lines,), _ = block.text()
-                yield "\n".join(lines)
+        self.readings += 1
+        with bar.texts(f"learn, reading {self.readings} of {READINGS}", *self.paths) as shown:
+            for path in self.paths:
+                for block in streaming.blocks(path, shown=shown):
+                    (lines,), _ = block.text()
+                    yield "\n".join(lines)
 
 
 class Splitter:
@@ -124,11 +133,12 @@ def split(splitter: Splitter, paths: list[Path], folder: Path, workers: int) -> 
     kept = 0
     dropped: Counter[str] = Counter()
     with writing(*(folder / path.name for path in paths)) as files:
-        for sides, lines, reasons in streaming.parallel(splitter, streaming.blocks(*paths), workers):
-            for file, side in zip(files, sides):
-                file.write(side)
-            kept += lines
-            dropped += reasons
+        with bar.texts(f"apply to {' '.join(map(str, paths))}", *paths) as shown:
+            for sides, lines, reasons in streaming.parallel(splitter, streaming.blocks(*paths, shown=shown), workers):
+                for file, side in zip(files, sides):
+                    file.write(side)
+                kept += lines
+                dropped += reasons
         cleaning.report(" ".join(map(str, paths)), kept, dropped)
 
 

@@ -3,8 +3,9 @@
     python -m recipes.steps.download test-full.tgz --out data/archives/test-full.tgz
     python -m recipes.steps.download test-full.tgz --out data/archives/test-full.tgz --data DIR
 
-Interrupted, it goes on where it stopped. Size and checksum come from recipes/archives.tsv; what that does not know is
-recorded in archives.lock.json beside the archive the first time, and held from then on.
+Interrupted, it goes on where it stopped, if the archive's checksum is known. Size and checksum come from
+recipes/archives.tsv; what that does not know is recorded in archives.lock.json next to the archive the first time, and
+held from then on.
 """
 
 from __future__ import annotations
@@ -17,18 +18,17 @@ import time
 from pathlib import Path
 
 from recipes.steps import lock
-from recipes.steps.common import run
+from recipes.steps.common import replacing, run
+from recipes.steps.disk import full, room, size
+from recipes.steps.guard import alone
 from recipes.steps.members import check_whole
-from recipes.steps.meter import Meter, size
 from recipes.steps.table import Archive, check_start, check_url, digest, read_table
-from recipes.steps.transfer import Failed, attempt, discard, full, version
+from recipes.steps.transfer import Failed, kept, receive
 
 log = logging.getLogger(__name__)
 TABLE = Path(__file__).parents[1] / "archives.tsv"
 # A try that brought less than this counts as one without progress.
 PROGRESS = 1 << 20
-# Train texts of WMT'14 fr-en are 14.8 GB, from archives of 6.7 GB (Hugging Face's dataset_infos.json of wmt14).
-TEXTS = 2.2
 
 
 def held(archive: Archive, lock_file: Path) -> Archive:
@@ -70,57 +70,34 @@ def record(path: Path, archive: Archive, lock_file: Path) -> None:
         log.info("%s: SHA-256 %s, recorded in %s", archive.name, found["sha256"], lock_file)
 
 
-def room(archive: Archive, folder: Path, missing: int | None) -> None:
-    """Refuse to begin what the disk cannot hold.
-
-    Raises:
-        ValueError: there is less room than bytes to come.
-    """
-    free = shutil.disk_usage(folder).free
-    if missing is not None and missing > free:
-        texts = (archive.size or missing) * TEXTS
-        raise ValueError(
-            f"{folder}: found {size(free)} free, expected {size(missing)} for {archive.name}, and up to about "
-            f"{size(texts)} more for the texts extracted from it. Make room, or write elsewhere."
-        )
-
-
 def from_address(url: str, archive: Archive, part: Path, args: argparse.Namespace) -> None:
     """Bring the whole, checked file from one address to the part, in as many tries as it takes.
 
     Raises:
         Failed: it cannot be had there.
     """
-    meter = Meter(archive.name, args.every)
-    tries, most = 0, part.stat().st_size if version(part) else 0
+    tries, whole_again = 0, False
     while True:
+        before = kept(part, archive)
         try:
-            attempt(
-                url, part, args.timeout, meter, archive.size, archive.checksum is not None,
-                lambda missing: room(archive, part.parent, missing),
-            )  # fmt: skip
-            mixed = version(part) is not None and version(part).mixed  # type: ignore[union-attr]
-            try:
-                check(url, part, archive)
-                return
-            except ValueError as error:
-                discard(part)
-                if not mixed:
-                    raise Failed(str(error).removeprefix(f"{url}: "), final=True) from None
-            # Joined from two addresses that have different files: all from this one, then.
-            log.info("%s: the parts of two addresses do not fit; starting over from %s", archive.name, url)
-            most = 0
+            resumed = receive(url, part, archive, args.timeout)
         except Failed as failed:
-            have = part.stat().st_size if part.is_file() else 0
-            tries = 1 if have >= most + PROGRESS else tries + 1
-            most = max(most, have)
+            tries = 1 if kept(part, archive) >= before + PROGRESS else tries + 1
             if failed.final or tries >= args.tries:
                 raise
             wait = args.wait * 2 ** (tries - 1)
             log.info("%s: %s: %s; again in %g s", archive.name, url, failed, wait)
             time.sleep(wait)
-        finally:
-            meter.end()
+            continue
+        try:
+            return check(url, part, archive)
+        except ValueError as error:
+            part.unlink()
+            if whole_again or not resumed:
+                raise Failed(str(error).removeprefix(f"{url}: "), final=True) from None
+        # Its beginning may be another address's file, or an older one.
+        log.info("%s: what was kept of it does not fit; all of it from %s", archive.name, url)
+        whole_again = True
 
 
 def from_addresses(archive: Archive, part: Path, args: argparse.Namespace) -> None:
@@ -137,9 +114,11 @@ def from_addresses(archive: Archive, part: Path, args: argparse.Namespace) -> No
             failures.append(f"{url}: {failed}")
             if number < len(archive.urls):
                 log.info("%s; next %s", failures[-1], archive.urls[number])
-    kept = f" ({size(part.stat().st_size)} are kept)" if version(part) else ""
-    hint = f"Run again{kept}, or download {archive.name} yourself and give its folder with DATA=DIR."
-    raise ValueError(f"{'; '.join(failures)}. {hint}")
+    have = kept(part, archive)
+    if not have:
+        part.unlink(missing_ok=True)
+    hint = f"Run again{f' ({size(have)} are kept)' if have else ''}, or download {archive.name} yourself and give its"
+    raise ValueError(f"{'; '.join(failures)}. {hint} folder with DATA=DIR.")
 
 
 def from_folder(folder: Path, archive: Archive, part: Path) -> None:
@@ -155,16 +134,12 @@ def from_folder(folder: Path, archive: Archive, part: Path) -> None:
         check(str(path), path, archive)
     except ValueError as error:
         raise ValueError(f"{error}. Fetch it again, or leave DATA out.") from None
-    discard(part)
+    part.unlink(missing_ok=True)
     try:
         os.link(path.resolve(), part)
     except OSError:
-        room(archive, part.parent, path.stat().st_size)
-        try:
-            shutil.copyfile(path, part)
-        except OSError as error:
-            discard(part)
-            raise full(part.parent, error) from None
+        room(part.parent, path.stat().st_size, archive.name)
+        shutil.copyfile(path, part)
         check(str(part), part, archive)
 
 
@@ -183,21 +158,21 @@ def already(out: Path, archive: Archive) -> bool:
 def get(archive: Archive, args: argparse.Namespace) -> None:
     out = args.out
     archive = held(archive, args.lock)
-    part = out.with_name(f"{out.name}.part")
-    out.parent.mkdir(parents=True, exist_ok=True)
     # Two at once would write to one part.
-    with lock.alone(out.with_name(f".{out.name}.guard")):
+    with alone(out.with_name(f".{out.name}.guard")):
         if already(out, archive):
             record(out, archive, args.lock)
             log.info("%s: there already", out)
-            return
-        if args.data:
-            from_folder(args.data, archive, part)
+        elif args.data:
+            # Not to the part that a download goes on with: this one may be the user's file under another name.
+            with replacing(out) as part:
+                from_folder(args.data, archive, part)
+                record(part, archive, args.lock)
         else:
+            part = out.with_name(f"{out.name}.part")
             from_addresses(archive, part, args)
-        record(part, archive, args.lock)
-        os.replace(part, out)
-        discard(part)
+            record(part, archive, args.lock)
+            os.replace(part, out)
 
 
 def main() -> None:
@@ -206,12 +181,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     parser.add_argument("--data", type=Path, help="take it from this folder instead of downloading it")
     parser.add_argument("--table", type=Path, default=TABLE, help="sizes, checksums, addresses (default: %(default)s)")
-    parser.add_argument("--lock", type=Path, help="where first uses are recorded (default: beside OUT)")
+    parser.add_argument("--lock", type=Path, help="where first uses are recorded (default: next to OUT)")
     parser.add_argument("--url", help="take URL/NAME instead of the table's addresses")
     parser.add_argument("--timeout", type=float, default=60, help="seconds without an answer (default: %(default)s)")
     parser.add_argument("--tries", type=int, default=4, help="without progress, an address (default: %(default)s)")
     parser.add_argument("--wait", type=float, default=5, help="seconds to the second try, doubled then (default: 5)")
-    parser.add_argument("--every", type=float, default=10, help="seconds between two lines (default: %(default)s)")
     args = parser.parse_args()
 
     table = read_table(args.table)
@@ -222,7 +196,10 @@ def main() -> None:
         check_url("--url", args.url)
         archive = archive._replace(urls=(f"{args.url.rstrip('/')}/{args.name}",))
     args.lock = args.lock or args.out.with_name("archives.lock.json")
-    get(archive, args)
+    try:
+        get(archive, args)
+    except OSError as error:
+        raise full(args.out.parent, error, archive.size) from None
 
 
 if __name__ == "__main__":

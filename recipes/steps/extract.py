@@ -25,10 +25,9 @@ from typing import IO
 
 from recipes.steps import lock
 from recipes.steps.common import read_lines, replacing, run
+from recipes.steps.disk import full, room
 from recipes.steps.members import DAMAGE, Member, damaged, members
-from recipes.steps.meter import size
 from recipes.steps.table import digest
-from recipes.steps.transfer import full
 
 log = logging.getLogger(__name__)
 
@@ -109,19 +108,10 @@ def write(archive: Path, member: Member, out: IO[bytes], args: argparse.Namespac
     return count
 
 
-def room(member: Member, folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if member.size is not None and member.size > free:
-        raise ValueError(
-            f"{folder}: found {size(free)} free, expected {size(member.size)} for {member.name}. "
-            "Make room, or write elsewhere."
-        )
-
-
 def extract(archive: Path, names: Sequence[str], part: Path, args: argparse.Namespace) -> dict[str, int]:
     """Write the members to the part in the order of `names`; the lines of each.
 
-    One that lies earlier in the archive than it is named waits in a file of its own.
+    One that comes earlier in the archive than it is named waits in a file of its own.
 
     Raises:
         ValueError: an archive's or a text's fault, or the disk is full.
@@ -132,7 +122,7 @@ def extract(archive: Path, names: Sequence[str], part: Path, args: argparse.Name
     try:
         with part.open("wb") as out:
             for member in members(archive, names):
-                room(member, part.parent)
+                room(part.parent, member.size, member.name)
                 if member.name == todo[0]:
                     counts[member.name] = write(archive, member, out, args)
                     todo.pop(0)

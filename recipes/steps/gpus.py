@@ -59,7 +59,7 @@ def restricted() -> str:
 def supported(capability: tuple[int, int], architectures: list[str]) -> bool:
     """Whether a torch built for these (sm_80, compute_90, ...) runs on a GPU of this capability.
 
-    Machine code runs on the same major version from its minor version on; compute_XY is compiled anew for later ones.
+    Machine code runs on the same major version from its minor version on; compute_XY is compiled again for later ones.
     """
     for name in architectures:
         kind, _, digits = name.partition("_")

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from recipes.steps.bar import reading
 from recipes.steps.table import BLOCK, check_start
 
 # What reading a damaged archive raises, here or where a member's text is read.
@@ -34,10 +35,10 @@ def damaged(archive: Path, error: BaseException) -> ValueError:
 
 
 def members(archive: Path, names: Sequence[str]) -> Iterator[Member]:
-    """The named members, each once, in the order they lie in the archive.
+    """The named members, each once, in the order of the archive.
 
     Raises:
-        ValueError: the archive is missing or no archive; a name is missing, comes twice, or is no file.
+        ValueError: the archive is missing or not an archive; a name is missing, comes twice, or is not a file.
         DAMAGE: the archive is truncated or corrupt.
     """
     if archive.is_dir():
@@ -101,7 +102,7 @@ def check_whole(where: str, path: Path, kind: str) -> None:
 def from_tar(archive: Path, names: Sequence[str]) -> Iterator[Member]:
     found: set[str] = set()
     held = []
-    with archive.open("rb") as raw:
+    with reading(f"read {archive}", archive) as raw:
         whole = raw if archive.suffix == ".tar" else gzip.GzipFile(fileobj=raw, mode="rb")
         with tarfile.open(fileobj=whole, mode="r|", bufsize=BLOCK) as tar:  # type: ignore[call-overload]
             for entry in tar:
@@ -135,21 +136,22 @@ def from_gzip(archive: Path, names: Sequence[str]) -> Iterator[Member]:
     for name in names:
         if name != held:
             raise missing(archive, name, [held])
-    with gzip.open(archive, "rb") as text:
-        yield Member(held, text, None)  # type: ignore[arg-type]
-        drain(text)  # type: ignore[arg-type]
+    with reading(f"read {archive}", archive) as raw:
+        text = unzipped(archive.name, raw)
+        yield Member(held, text, None)
+        drain(text)
 
 
 def from_folder(folder: Path, names: Sequence[str]) -> Iterator[Member]:
     for name in names:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"{name}: lies outside {folder}; expected a path below it. Check the names.")
+            raise ValueError(f"{name}: is outside {folder}; expected a path below it. Check the names.")
         path = next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
         if path is None:
-            beside = (folder / name).parent
-            files = beside.iterdir() if beside.is_dir() else ()
+            nearby = (folder / name).parent
+            files = nearby.iterdir() if nearby.is_dir() else ()
             raise missing(folder, name, [str(path.relative_to(folder)) for path in files if path.is_file()])
-        with path.open("rb") as raw:
+        with reading(f"read {path}", path) as raw:
             text = unzipped(path.name, raw)
             yield Member(name, text, path.stat().st_size if text is raw else None)
             drain(text)

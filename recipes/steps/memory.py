@@ -45,7 +45,7 @@ class Precision:
 
 PRECISIONS = {
     "fp32": Precision(weights=4, gradients=4, kept=8, activation=4, norm=4),
-    # fairseq's optimizer holds weights and gradients in fp32 besides, flat or one by one.
+    # fairseq's optimizer also holds weights and gradients in fp32, flat or one by one.
     "fp16": Precision(weights=2, gradients=2, kept=16, activation=2, norm=2),
     "bf16": Precision(weights=2, gradients=2, kept=16, activation=2, norm=2),
     # Neither is held: the optimizer casts what it updates.

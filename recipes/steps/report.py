@@ -51,7 +51,7 @@ def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[t
     table = []
     for key in sorted(keys, key=lambda key: order.index(key[0])):
         rows, paper = groups.get(key, []), known.get(key[:2], "")
-        # A small run is no attempt at the paper's number.
+        # A small run is not an attempt at the paper's number.
         shown = paper if key[2] in ("", "paper") else ""
         scores = (spread(rows, "score"), spread(rows, "compound"), spread(rows, "perplexity"))
         measured = (spread(rows, "tokenised"), shown, *scores)

@@ -2,7 +2,7 @@
 
     python -m recipes.steps.settings runs/demo/admin-cpu-s1/settings.json layers=18 width=64 ...
 
-The file is written once and then only compared with, so what depends on it is not made anew.
+The file is written once and then only compared with, so what depends on it is not made again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recipes.steps.common import read_lines, run, write_lines
 
 
 def hold(path: Path, settings: dict[str, str]) -> None:
-    """Write the settings beside the results, or check that they are the ones written there.
+    """Write the settings next to the results, or check that they are the ones written there.
 
     Raises:
         ValueError: they differ.

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+from itertools import chain
 
+from recipes.steps import bar
 from recipes.steps.common import run, writing
 from recipes.steps.streaming import blocks
 
@@ -44,9 +46,10 @@ def main() -> None:
         raise ValueError(f"--every {args.every}; expected 2 or more.")
 
     before = kept = 0
+    parts = [[f"{part}.{language}" for language in args.languages] for part in args.parts]
     with writing(*(f"{args.out}.{language}" for language in args.languages)) as files:
-        for part in args.parts:
-            for block in blocks(*(f"{part}.{language}" for language in args.languages)):
+        with bar.texts(f"split {args.out}", *chain(*parts)) as shown:
+            for block in chain.from_iterable(blocks(*paths, shown=shown) for paths in parts):
                 chosen = numbers(before + 1, len(block.lines[0]), args.every, args.keep == "nth")
                 for file, lines in zip(files, block.lines):
                     # The last line of a file may lack its newline.

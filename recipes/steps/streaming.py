@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from tqdm import tqdm
+
 from recipes.steps.common import decoded, reading
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ class Block(NamedTuple):
     Attributes:
         paths: the files.
         first: number of the first line, from 1.
-        lines: each side's lines as they lie in the file.
+        lines: each side's lines as they are in the file.
     """
 
     paths: tuple[str, ...]
@@ -51,8 +53,11 @@ class Block(NamedTuple):
         return sides, carriage_returns
 
 
-def blocks(*paths: str | Path) -> Iterator[Block]:
+def blocks(*paths: str | Path, shown: tqdm | None = None) -> Iterator[Block]:
     """The texts block by block.
+
+    Args:
+        shown: a bar that counts the bytes read.
 
     Raises:
         ValueError: a file is missing, or they have not as many lines each.
@@ -69,6 +74,8 @@ def blocks(*paths: str | Path) -> Iterator[Block]:
             if not lines[0]:
                 return
             yield Block(names, first, tuple(lines))
+            if shown is not None:
+                shown.update(sum(len(line) for side in lines for line in side))
             first += len(lines[0])
 
 

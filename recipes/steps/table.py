@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from recipes.steps.bar import reading
 from recipes.steps.common import read_lines
 
 CHECKSUM = re.compile(r"(sha256):([0-9a-f]{64})|(md5):([0-9a-f]{32})")
@@ -35,27 +36,27 @@ class Archive(NamedTuple):
 def parse_row(where: str, row: str) -> Archive:
     columns = row.split("\t")
     if len(columns) != 4:
-        raise ValueError(f"{where}: found {len(columns)} columns, expected name, bytes, checksum, addresses. Mend it.")
+        raise ValueError(f"{where}: found {len(columns)} columns, expected name, bytes, checksum, addresses. Fix it.")
     name, size, checksum, addresses = columns
     if "/" in name or name in ("", ".", ".."):
-        raise ValueError(f"{where}: the name is {name!r}, expected a file name without folders. Mend it.")
+        raise ValueError(f"{where}: the name is {name!r}, expected a file name without folders. Fix it.")
     if size != "-" and not size.isdecimal():
-        raise ValueError(f"{where}: bytes is {size!r}, expected a number or -. Mend it.")
+        raise ValueError(f"{where}: bytes is {size!r}, expected a number or -. Fix it.")
     full = checksum if ":" in checksum else f"sha256:{checksum}"
     if checksum not in ("-", "text") and not CHECKSUM.fullmatch(full):
-        raise ValueError(f"{where}: the checksum is {checksum!r}, expected 64 hex digits, md5:..., - or text. Mend it.")
+        raise ValueError(f"{where}: the checksum is {checksum!r}, expected 64 hex digits, md5:..., - or text. Fix it.")
     urls = tuple(addresses.split())
     for url in urls:
         check_url(where, url)
     if not urls:
-        raise ValueError(f"{where}: found no address, expected one at least. Mend it.")
+        raise ValueError(f"{where}: found no address, expected one at least. Fix it.")
     known = checksum not in ("-", "text")
     return Archive(name, None if size == "-" else int(size), full if known else None, urls, checksum == "text")
 
 
 def check_url(where: str, url: str) -> None:
     if not re.match(r"https?://[^/\s]+", url):
-        raise ValueError(f"{where}: the address is {url!r}, expected one with http:// or https://. Mend it.")
+        raise ValueError(f"{where}: the address is {url!r}, expected one with http:// or https://. Fix it.")
 
 
 def read_table(path: Path) -> dict[str, Archive]:
@@ -78,7 +79,7 @@ def read_table(path: Path) -> dict[str, Archive]:
 def digest(path: Path, algorithm: str) -> str:
     """The file's digest in hex, read in blocks."""
     state = hashlib.new(algorithm)
-    with path.open("rb") as file:
+    with reading(f"{algorithm} of {path}", path) as file:
         while block := file.read(BLOCK):
             state.update(block)
     return state.hexdigest()
@@ -88,17 +89,13 @@ def digest(path: Path, algorithm: str) -> str:
 MAGIC = {".tgz": (0, b"\x1f\x8b"), ".gz": (0, b"\x1f\x8b"), ".tar": (257, b"ustar")}
 
 
-def refuse_page(where: str, start: bytes) -> None:
-    """Name an HTML page for what it is; servers and captive networks send one instead of a file.
-
-    Raises:
-        ValueError: the bytes begin one.
-    """
+def page(start: bytes) -> str | None:
+    """An HTML page by its name, if these bytes begin one; servers and captive networks send one instead of a file."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if re.match(rb"<(!doctype|html|head|body|\?xml)\b", text, re.IGNORECASE):
-        title = re.search(rb"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
-        named = f' ("{" ".join(title[1].decode(errors="replace").split())[:80]}")' if title else ""
-        raise ValueError(f"{where}: found an HTML page{named}, expected an archive")
+    if not re.match(rb"<(!doctype|html|head|body|\?xml)\b", text, re.IGNORECASE):
+        return None
+    title = re.search(rb"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
+    return "an HTML page" + (f' ("{" ".join(title[1].decode(errors="replace").split())[:80]}")' if title else "")
 
 
 def check_start(where: str, path: Path, kind: str) -> None:
@@ -115,7 +112,8 @@ def check_start(where: str, path: Path, kind: str) -> None:
         start = file.read(4096)
     if not start:
         raise ValueError(f"{where}: found an empty file, expected an archive")
-    refuse_page(where, start)
+    if found := page(start):
+        raise ValueError(f"{where}: found {found}, expected an archive")
     offset, magic = MAGIC.get(kind, (0, b""))
     if not start[offset:].startswith(magic):
         what = {".tar": "a tar archive"}.get(kind, "a gzip file")

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from recipes.steps import cleaning, streaming
+from recipes.steps import bar, cleaning, streaming
 from recipes.steps.cleaning import EMPTY, Cleaner
 from recipes.steps.common import run, writing
 from recipes.steps.text import Text
@@ -97,12 +97,13 @@ def main() -> None:
     kept, carriage_returns = 0, [0, 0]
     dropped: Counter[str] = Counter()
     with writing(*outputs) as files:
-        for done in streaming.parallel(tokeniser, streaming.blocks(*paths), args.workers):
-            for file, side in zip(files, done.sides):
-                file.write(side)
-            kept += done.kept
-            dropped += done.dropped
-            carriage_returns = [sum(both) for both in zip(carriage_returns, done.carriage_returns)]
+        with bar.texts(f"tokenise {args.raw}", *paths) as shown:
+            for done in streaming.parallel(tokeniser, streaming.blocks(*paths, shown=shown), args.workers):
+                for file, side in zip(files, done.sides):
+                    file.write(side)
+                kept += done.kept
+                dropped += done.dropped
+                carriage_returns = [sum(both) for both in zip(carriage_returns, done.carriage_returns)]
         for path, lines in zip(paths, carriage_returns):
             streaming.warn_of_carriage_returns(path, lines)
         cleaning.report(args.raw, kept, dropped)

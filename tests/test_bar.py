@@ -1,0 +1,126 @@
+"""How far a long step is, on a terminal and in a log; and that every long step says so."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from archives import write_tar
+
+from recipes.steps import bar, bpe, extract, split, tokenise
+from recipes.steps.common import write_lines
+from recipes.steps.text import Text
+
+ROOT = Path(__file__).parents[1]
+
+
+class Clock:
+    """Time as the test wants it, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("tqdm.std.time", clock)
+    return clock
+
+
+def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left_at_the_recent_rate(clock, capsys):
+    """300 bytes were there; 500 more come at 50 a second, 50 at 1 a second, and then the last 150 would take 150 s."""
+    with bar.bar("get x", 1000, done=300) as shown:
+        for rate, seconds in ((50, 10), (1, 50)):
+            for _ in range(seconds):
+                clock.now += 1
+                shown.update(rate)
+    said = capsys.readouterr().err
+    lines = said.splitlines()
+    assert "\r" not in said and len(lines) == 6
+    assert lines[0] == "get x: 800B of 1.00kB (80 %), 50.0B/s, 00:04 left"
+    left = [int(minutes) * 60 + int(seconds) for minutes, seconds in re.findall(r"(\d\d):(\d\d) left", said)]
+    assert left == sorted(left) and left[-1] == 39, "at the rate since the start it would be 16"
+
+
+@pytest.mark.parametrize("total", [1000, None])
+def test_a_step_of_a_few_seconds_shows_nothing(clock, capsys, total):
+    with bar.bar("x", total) as shown:
+        clock.now += 9
+        shown.update(900)
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_total_it_says_what_it_knows(clock, capsys):
+    with bar.bar("x", None) as shown:
+        clock.now += 10
+        shown.update(900)
+    assert capsys.readouterr().err == "x: 900B, 90.0B/s\n"
+
+
+def test_on_a_terminal_one_line_is_drawn_over_and_messages_stay_whole():
+    code = """
+import logging, time
+from recipes.steps import bar
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+bar.SECONDS = 0.01
+with bar.bar("get x", 100) as shown:
+    for _ in range(4):
+        time.sleep(0.01)
+        shown.update(25)
+        logging.info("a message")
+"""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=theirs, check=True, timeout=60)
+    os.close(theirs)
+    said = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert len(re.findall(r"\rget x: +\d+%\|", said)) >= 4
+    assert re.findall(r"([^\r\n]*)a message\r\n", said) == [""] * 4, "the bar was wiped before each"
+    assert said.endswith("\r") and said.count("\n") == 4, "and at the end"
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch, capsys):
+    """steps(module, *arguments) -> the bar's last line under each title."""
+    monkeypatch.setattr(bar, "SECONDS", 1e-9)
+    lines = [" ".join(random.Random(1).choices(["eins", "zwei", "drei"], k=9))] * 20_000
+    for language in ("de", "en"):
+        write_lines(tmp_path / f"raw.{language}", lines)
+    Text("de", "en").write(tmp_path / "text.json")
+
+    def last(module, *arguments: object) -> dict[str, str]:
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+        module.main()
+        return dict(re.findall(r"^(.+): (\S+ of \S+ \(\d+ %\)), \S+, \d\d:\d\d left$", capsys.readouterr().err, re.M))
+
+    return last
+
+
+def test_every_long_step_reads_n_of_n(steps, tmp_path):
+    raw, pair = tmp_path / "raw", [tmp_path / "raw.de", tmp_path / "raw.en"]
+    both, one = (bar.tqdm.format_sizeof(count * pair[0].stat().st_size, "B") for count in (2, 1))
+    whole = {count: f"{count} of {count} (100 %)" for count in (both, one)}
+    assert steps(tokenise, tmp_path / "text.json", raw, tmp_path / "tok") == {f"tokenise {raw}": whole[both]}
+    done = steps(split, raw, "--languages", "de", "en", "-o", tmp_path / "half")
+    assert done == {f"split {tmp_path}/half": whole[both]}
+    done = steps(bpe, "learn", 5, *pair, "-o", tmp_path / "codes")
+    assert done == {f"learn, reading {number} of 2": whole[both] for number in (1, 2)}
+    done = steps(bpe, "apply", tmp_path / "codes", *pair, "-o", tmp_path / "bpe")
+    assert done == {f"apply to {path}": whole[one] for path in pair}
+    archive = write_tar(tmp_path / "x.tar", {"text": pair[0].read_bytes(), "more": b"more\n"})
+    size = bar.tqdm.format_sizeof(archive.stat().st_size, "B")
+    done = steps(extract, archive, "text", "--as", "plain", "-o", tmp_path / "extracted")
+    assert done == {f"read {archive}": f"{size} of {size} (100 %)"}

@@ -1,0 +1,181 @@
+"""Do README.md and docs/ say what is there, all of it and nothing else; and does the parser take their commands?"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from pages import PAGE_NAMES, PAGES, README, blocks, commands, docs, rows, section, spans, verb_lines
+
+from fairseq_admin import cli
+from fairseq_admin.architectures.config import DEPTH_RULES, RULES, AdminOptions
+from fairseq_admin.method.schemes import SCHEMES
+from fairseq_admin.radam import RAdamConfig
+
+
+def make(*arguments: str) -> str:
+    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True).stdout
+
+
+def test_readme_is_one_page() -> None:
+    """Is the README short, and does it show a figure before any heading but its own?"""
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert any(line.startswith("![") for line in lines[: next(n for n, line in enumerate(lines) if line[:3] == "## ")])
+
+
+def anchors(page: Path) -> set[str]:
+    """The names under which a page's headings are reached, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Does every relative link and image have its file, and every anchor its heading?"""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
+
+
+def test_figures_are_shown_and_light() -> None:
+    """Is every file in docs/images a figure that some page shows, of less than 100 kB?"""
+    shown = {name for page in PAGES for name in re.findall(r"images/([\w.-]+)\)", page.read_text(encoding="utf-8"))}
+    assert shown == {path.name for path in (ROOT / "docs" / "images").iterdir()}
+    assert all(path.stat().st_size < 100_000 for path in (ROOT / "docs" / "images").iterdir())
+
+
+def verbs() -> dict[str, set[str]]:
+    """The sub-commands of fairseq-admin, each with its options."""
+    (choices,) = (action.choices for action in cli.parser()._actions if isinstance(action.choices, dict))
+    return {
+        verb: {name for action in parser._actions for name in action.option_strings} - {"-h", "--help"}
+        for verb, parser in choices.items()
+    }
+
+
+def test_commands_page() -> None:
+    """Is every sub-command described with all of its options, and no other?"""
+    page = docs("commands.md")
+    titles = re.findall(r"^## fairseq-admin (\w+)$", page, flags=re.M)
+    tables = {verb: rows(section(page, f"fairseq-admin {verb}")) for verb in titles}
+    described = {verb: {name for row in table for name in spans(row[0])} for verb, table in tables.items()}
+    assert described == verbs()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
+def test_command_lines_parse(page: Path) -> None:
+    """Does the parser take every fairseq-admin command in a block of code?"""
+    lines = verb_lines(page.read_text(encoding="utf-8"))
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        program = next(number for number, word in enumerate(words) if Path(word).name == "fairseq-admin")
+        cli.parser().parse_args(words[program + 1 :])  # exits if it cannot
+    assert page is not README or len(lines) == 6
+
+
+def test_architectures() -> None:
+    """Is every --arch of ours described, and no other?"""
+    models = {"transformer_admin", "transformer_lm_admin", "masked_lm_admin"}
+    ours = {arch for arch, model in ARCH_MODEL_NAME_REGISTRY.items() if model in models}
+    described = [spans(row[0]) for row in rows(section(docs("options.md"), "Architectures"))]
+    assert sorted(described) == sorted([arch] for arch in ours)
+
+
+@pytest.mark.parametrize("config, title", [(AdminOptions, "Admin"), (RAdamConfig, "RAdam")])
+def test_options_page(config: type, title: str) -> None:
+    """Is every option described with its default, and no other?"""
+    described = {
+        spans(row[0])[0]: row[1].strip("`") for row in rows(section(docs("options.md"), title)) if row[0][:3] == "`--"
+    }
+    there = {
+        f"--{option.name.replace('_', '-')}": str(option.default)
+        for option in dataclasses.fields(config)
+        if not str(option.default).startswith("${") and not option.name.startswith("_")
+    }
+    assert described == there
+
+
+def test_rules_of_omega() -> None:
+    """Is every --admin-init described, and no other, and are those that do not profile called so?"""
+    described = {spans(row[0])[0]: row[1] for row in rows(section(docs("options.md"), "Admin")) if row[0][:3] != "`--"}
+    assert tuple(described) == RULES
+    assert tuple(rule for rule, text in described.items() if "without profiling" in text) == DEPTH_RULES
+
+
+def test_schemes() -> None:
+    """Do the tables of schemes hold the rows of the code's table, with its sources?"""
+    table = rows(docs("schemes.md"))
+    assert [(spans(row[0])[0], row[4]) for row in table] == [(name, row.source) for name, row in SCHEMES.items()]
+    for name, *_, folds, _ in table:
+        scheme = SCHEMES[spans(name)[0]]
+        if scheme.stock_layers:
+            assert folds == "is stock", name
+        else:
+            assert folds == ("no" if scheme.bottom or "none" in scheme.norm else "yes"), name
+    short = section(README.read_text(encoding="utf-8"), "Schemes")
+    assert sorted(name for row in rows(short) for name in spans(row[0])) == sorted(SCHEMES)
+
+
+def test_targets() -> None:
+    """Is every target of the Makefile described, and is there every one that a page names?"""
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", make("-qpRr", "help"), flags=re.M)
+    targets = set(phony.split())
+    described = {target for text in spans(docs("recipes.md")) for target in re.findall(r"^make ([a-z][\w-]*)", text)}
+    steps = {target for target in targets if re.fullmatch(r"wmt14-.+-(preflight|prepare|train|average|generate|score)", target)}
+    assert len(targets) > 20 and described == targets - steps
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = [*spans(text), *(line for block in blocks(text) for line in commands(block))]
+        wanted = {target for text in named for target in re.findall(r"^make ([a-z][\w-]*)(?![\w*-])", text)}
+        assert wanted <= targets, page.name
+
+
+def test_variables() -> None:
+    """Does some makefile read every variable that the recipes' page describes?"""
+    makefiles = [ROOT / "Makefile", *(ROOT / "recipes").rglob("Makefile"), *(ROOT / "recipes").rglob("*.mk")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in makefiles)
+    described = [name for row in rows(section(docs("recipes.md"), "Variables")) for name in spans(row[0])]
+    assert len(described) > 20
+    for name in described:
+        assert re.search(rf"\$\({name}[:)]", text), name
+
+
+def tree() -> Iterator[str]:
+    """The paths in the tree of docs/architecture.md."""
+    (block,) = blocks(docs("architecture.md"))
+    folders: list[str] = []
+    for line in block.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders[depth:] = [line.split()[0]]
+        yield "".join(folders)
+
+
+def test_architecture() -> None:
+    """Is every module and makefile in the tree, and is everything there that the tree names?"""
+    listed = list(tree())
+    assert len(listed) == len(set(listed))
+    assert [path for path in listed if not (ROOT / path).exists()] == []
+    found = [path for folder in ("fairseq_admin", "recipes") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    there = {str(path.relative_to(ROOT)) for path in found if "__pycache__" not in path.parts}
+    there -= {path for path in there if re.fullmatch(r"fairseq_admin/.+/__init__\.py", path)}  # the room's line says it
+    assert there == {path for path in listed if re.fullmatch(r"(fairseq_admin|recipes)/.*[^/]", path)}
+
+
+def test_comparison() -> None:
+    """Is the table of the comparison that of its CSV file?"""
+    with open(ROOT / "docs" / "compare.csv", encoding="utf-8", newline="") as file:
+        wanted = [[row["scheme"], row["outcome"], row["bits, valid"], row["BLEU"]] for row in csv.DictReader(file)]
+    assert [[row[0].strip("`"), *row[1:]] for row in rows(section(docs("results.md"), "Every scheme"))] == wanted

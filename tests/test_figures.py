@@ -1,0 +1,86 @@
+"""The figures of the README and docs/: is what is drawn what was measured?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+from recipes.figures import draw
+from recipes.steps.logs import Log
+from recipes.steps.summary import Run
+
+LOSSES = {"Admin": {10: 9.0, 20: 0.17}, "Post-LN": {10: 9.5, 20: 6.3}, "Pre-LN": {10: 8.5, 20: 0.2}}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+    """The axes of every figure that is drawn, in place of its file."""
+    found: list[Axes] = []
+    monkeypatch.setattr(draw, "save", lambda figure, path: found.extend(figure.axes))
+    yield found
+    pyplot.close("all")
+
+
+def test_loss(drawn: list[Axes]) -> None:
+    """Has each method its training line, its validation dots and, in its colour and apart, its label?"""
+    runs = []
+    for name, valid in LOSSES.items():
+        train = {updates: bits + 0.1 for updates, bits in valid.items()}
+        runs.append(Run(name, Path(name), {"score": "99.56"}, Log(train, valid, 1, 20, 1.0, 0.1)))
+    draw.draw_loss(runs, Path("loss.png"))
+    (axes,) = drawn
+    lines = iter(axes.get_lines())
+    places = []
+    for run, label in zip(runs, axes.texts):
+        for curve, marker in ((run.log.train, "None"), (run.log.valid, draw.MARKERS[run.name])):
+            line = next(lines)
+            assert dict(zip(*line.get_data())) == curve
+            assert (line.get_color(), line.get_marker()) == (draw.COLOURS[run.name], marker)
+        end = LOSSES[run.name][20]
+        assert label.get_text() == f"{run.name}\n{end:.2f} bits, BLEU 99.6"
+        assert label.get_color() == draw.COLOURS[run.name]
+        places.append(label.get_position()[1])
+    assert next(lines, None) is None
+    # The least at its value, the next one moved up, the third free of both.
+    assert places == pytest.approx([0.17, 6.3, 0.17 + 1.4])
+
+
+def test_compare(drawn: list[Axes]) -> None:
+    """Has each scheme its mean, its range and, where a run did not learn, its outcome; the best at the top?"""
+    draw.draw_compare(ROOT / "docs" / "compare.csv", Path("compare.png"))
+    (axes,) = drawn
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(names) == 12 and names[-1] == "t-fixup" and names[0] == "deepnorm"
+    lines = axes.get_lines()
+    for name, spread, dot, note in zip(names, lines[::2], lines[1::2], axes.texts):
+        assert list(spread.get_ydata()) == [names.index(name)] * 2 and dot.get_ydata() == [names.index(name)]
+        if name == "rezero-post-ln":
+            assert list(spread.get_xdata()) == [4.424, 5.425] and dot.get_xdata() == [4.799]
+            assert note.get_text() == "4.80  2 learned, 1 plateau" and dot.get_color() == draw.VERMILION
+        if name == "admin":
+            assert list(spread.get_xdata()) == [1.922, 3.012] and dot.get_xdata() == [2.394]
+            assert note.get_text() == "2.39" and dot.get_color() == draw.BLUE
+
+
+def test_compare_refuses_another_table(tmp_path: Path) -> None:
+    """Is a loss that is not a number told with the file it is in?"""
+    (tmp_path / "table.csv").write_text('scheme,outcome,"bits, valid"\nadmin,1 diverged,-\n')
+    with pytest.raises(ValueError, match="table.csv: a loss is '-'; expected a number"):
+        draw.draw_compare(tmp_path / "table.csv", tmp_path / "compare.png")
+
+
+def test_missing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are the runs that a figure lacks told with the commands that make them?"""
+    monkeypatch.setattr(draw, "finished_runs", lambda folder: [Run("Admin", folder, {}, Log({}, {}, 1, 1, 1.0, 0.1))])
+    with pytest.raises(ValueError, match="Post-LN and Pre-LN; run make demo METHOD=post-ln; make demo METHOD=pre-ln"):
+        draw.demo_runs(tmp_path)
+
+
+def test_file(tmp_path: Path) -> None:
+    """Is a figure a PNG of twice a page's width?"""
+    draw.draw_compare(ROOT / "docs" / "compare.csv", tmp_path / "compare.png")
+    assert pyplot.imread(tmp_path / "compare.png").shape[1] == 1440

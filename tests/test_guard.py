@@ -1,0 +1,65 @@
+"""One process at a time, and what many of them record."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.steps import guard, lock
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(code: str, *arguments: object) -> subprocess.Popen:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_holder_leaves_the_turn_and_a_new_one_is_named(tmp_path, caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(guard, "SHORT", 0.1)
+    path = tmp_path / "cell/.guard"
+    code = "import sys, time; from recipes.steps.guard import *\n"
+    code += "with alone(Path(sys.argv[1])): print('in', flush=True); time.sleep(float(sys.argv[2]))"
+    killed = python(code, path, 600)
+    assert killed.stdout.readline() == "in\n"
+    killed.kill()
+    killed.wait()
+    with guard.alone(path):
+        assert not caplog.messages, "the kernel ends a killed one's turn"
+    slow = python(code, path, 0.5)
+    assert slow.stdout.readline() == "in\n"
+    with guard.alone(path):
+        (said,) = caplog.messages
+    assert said.startswith(f"{path}: taken by process {slow.pid} on ") and said.endswith(". Waiting for its end.")
+    assert [file.name for file in path.parent.iterdir()] == [".guard"]
+    slow.wait()
+
+
+def test_records_of_many_processes_all_stay(tmp_path):
+    """Twelve processes record at once; without the guard some would write over others."""
+    code = "import sys; from recipes.steps.lock import *\n"
+    code += "for n in range(8): hold(Path(sys.argv[1]), 's', f'{sys.argv[2]}-{n}', n)"
+    running = [python(code, tmp_path / "lock", n) for n in range(12)]
+    assert [process.wait(60) for process in running] == [0] * 12
+    assert len(lock.read(tmp_path / "lock")["s"]) == 96
+
+
+def test_what_was_recorded_stays_recorded(tmp_path):
+    for _ in range(2):
+        lock.hold(tmp_path / "lock", "lines", "x", 3)
+    with pytest.raises(ValueError, match=r'x: found 4, but the first time it was 3 .*remove "x" there'):
+        lock.hold(tmp_path / "lock", "lines", "x", 4)
+    assert lock.recorded(tmp_path / "lock", "lines", "x") == 3
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"archives": 3}'])
+def test_a_damaged_record_is_named_and_kept(tmp_path, text):
+    (tmp_path / "lock").write_text(text)
+    with pytest.raises(ValueError, match="lock: .*expected .*JSON.* Fix it, or remove it"):
+        lock.hold(tmp_path / "lock", "archives", "x", 4)
+    assert (tmp_path / "lock").read_text() == text

@@ -1,0 +1,88 @@
+"""The README's commands on a small model, given in a shell as a new user gives them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from pages import README, blocks, commands
+
+from fairseq_admin.text.tokens import Text
+
+SMALL = (
+    "--cpu --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 "
+    "--encoder-attention-heads 2 --decoder-attention-heads 2 --max-tokens 300 --max-epoch 3 --num-workers 0 "
+    "--no-last-checkpoints --disable-validation"
+)
+ASSETS = ("data-bin/dict.a.txt", "data-bin/dict.b.txt", "runs/demo/data/codes", "runs/demo/data/text.json")
+
+
+def same_shape(line: str) -> str:
+    """A line with numbers and checkpoints' names left out."""
+    return re.sub(r"\d[\d.]*(e-?\d+)?", "#", re.sub(r"checkpoint\w*\.pt", "CHECKPOINT", line))
+
+
+@pytest.fixture
+def checkout(corpus: Path, tmp_path: Path) -> Path:
+    """A folder that looks like the checkout to the README's commands: environment, plugin, data, the demo's run."""
+    data = tmp_path / "runs" / "demo" / "data"
+    run = tmp_path / "runs" / "demo" / "admin-cpu-s1"
+    for folder in (data, run / "model", tmp_path / "checkpoints" / "admin-18l"):
+        folder.mkdir(parents=True)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "fairseq_admin").symlink_to(ROOT / "fairseq_admin")
+    (tmp_path / "data-bin").symlink_to(corpus)
+    (data / "bin").symlink_to(corpus)
+    (run / "checkpoints").symlink_to(tmp_path / "checkpoints" / "admin-18l")
+    # Merges that make a unit of every word from w0 to w39.
+    merges = [f"w {n}</w> 1" for n in range(10)]
+    merges += [line for tens in range(1, 4) for line in (f"w {tens} 1", *(f"w{tens} {n}</w> 1" for n in range(10)))]
+    (data / "codes").write_text("\n".join(merges) + "\n")
+    (data / "text.json").write_text(json.dumps(dataclasses.asdict(Text("a", "b", escape=True))))
+    return tmp_path
+
+
+def shell(script: str, folder: Path) -> list[str]:
+    """What a script prints to its standard output; it must succeed."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_readme_runs(checkout: Path) -> None:
+    """Do the README's commands train, average, fold and translate, on a small model, and print what it says they do?"""
+    text = README.read_text(encoding="utf-8")
+    (training,) = (block for block in blocks(text) if "fairseq-train" in block)
+    activate, train = commands(training)
+    assert "--fp16" in train and "On a CPU give `--cpu` instead of `--fp16`" in text
+    (profiled,) = (block for block in blocks(text) if block.startswith("Admin: profiled"))
+    printed = shell(f"{activate}\n{train.replace('--fp16', SMALL)}", checkout)
+    assert any(line.endswith(same_shape(profiled)) for line in map(same_shape, printed))
+
+    (session,) = (block for block in blocks(text) if block.startswith("$ fairseq-admin average"))
+    steps = [step.partition("\n") for step in session[2:].split("\n$ ")]
+    wanted = [(command, answer) for command, _, answer in steps if "export" not in command]
+    script = "\n".join([activate, *(command for command, _ in wanted)])
+    assert re.findall(r"fairseq-admin (\w+) ", script) == ["average", "fold", "translate"]
+    average, fold, translation = shell(script, checkout)
+    assert same_shape(average) == same_shape(wanted[0][1])
+    assert same_shape(fold) == same_shape(wanted[1][1])
+    assert translation
+
+    model = checkout / "runs" / "demo" / "admin-cpu-s1" / "model"
+    for file in ("model.pt", *ASSETS):
+        (model / Path(file).name).symlink_to((checkout / file).resolve())
+    demo, one_sentence = commands(blocks(text)[0])
+    assert demo.startswith("make demo ")
+    assert shell(one_sentence, checkout)
