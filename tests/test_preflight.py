@@ -97,6 +97,15 @@ def test_a_text_needs_a_network_or_a_folder(args, monkeypatch, tmp_path):
         text.stated("own/mine/de-en", ("de", "en"), 256, 10000)
 
 
+def test_a_text_of_ones_own_is_counted(tmp_path):
+    # 4 lines of 45 bytes: 10 units of 4.5 bytes and the sentence's end; of 90 bytes: 20 and the end.
+    for language, size in (("de", 45), ("en", 90)):
+        (tmp_path / f"train.{language}").write_text(("x" * (size - 1) + "\n") * 4)
+    found = text.stated("own/mine/de-en", ("de", "en"), 256, 10000, tmp_path)
+    assert (found.corpus.pairs, found.corpus.units, found.prepared) == (4, (11, 21), False)
+    assert (found.text, found.binary) == (3 * 4 * (45 + 90), 2 * 4 * 32)
+
+
 def test_a_model_that_does_not_fit_is_a_fault(args):
     options = "--max-tokens 8192 --update-freq 1".split()
     lines, fault = page.weights(args, Sizes(18, 18), options, 80 * GB)

@@ -154,9 +154,9 @@ def main() -> None:
     if ready:
         found = text.prepared(args.binary, pair, args.length)
     else:
-        found = text.stated(args.name, pair, args.length, args.words)
+        found = text.stated(args.name, pair, args.length, args.words, args.data)
     devices: list[gpus.Gpu] = [] if args.cpu else gpus.visible()
-    print(f"{args.title or args.name}: {sizes.parameters / 1e6:.0f} million parameters, {args.precision}")
+    print(f"{args.title or args.name}: {sizes.parameters:,} parameters, {args.precision}")
     for line in machine.hardware(args.cpu):
         print(line)
     faults = []

@@ -12,7 +12,7 @@ SPREAD = 0.6
 def write_sample(
     folder: Path, pair: tuple[str, str], means: tuple[float, float], longest: int, words: int, tokens: int
 ) -> int:
-    """Write train.* and both dictionaries.
+    """Write train.* and both dictionaries; of one language twice, as of a language model's text, one of each.
 
     Args:
         means: units of a sentence of either language, its end among them.
@@ -35,8 +35,9 @@ def write_sample(
     # Both sides of a pair are about as long, as translations are.
     normal = torch.randn(pairs) * SPREAD - SPREAD**2 / 2
     for language, mean in zip(pair, means):
-        dictionary.save(str(folder / f"dict.{language}.txt"))
-        prefix = str(folder / f"train.{pair[0]}-{pair[1]}.{language}")
+        one = pair[0] == pair[1]
+        dictionary.save(str(folder / ("dict.txt" if one else f"dict.{language}.txt")))
+        prefix = str(folder / ("train" if one else f"train.{pair[0]}-{pair[1]}.{language}"))
         builder = make_builder(f"{prefix}.bin", "mmap", vocab_size=len(dictionary))
         lengths = (normal.exp() * mean).round().clamp(2, longest).int().tolist()
         units = torch.randint(dictionary.nspecial, len(dictionary), (sum(lengths),), dtype=torch.int)

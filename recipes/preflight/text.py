@@ -10,6 +10,8 @@ from recipes.steps.common import read_lines
 
 CORPORA = Path(__file__).with_name("corpora.tsv")
 GB = 1e9
+# Of a byte-pair unit in a European language, with the space before it.
+BYTES = 4.5
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,29 @@ def prepared(binary: Path, pair: tuple[str, str], longest: int) -> Text:
     return Text(Corpus(pair, len(data[1]), (units[0], units[1]), longest, words), True, 0.0, 0.0)
 
 
-def stated(name: str, pair: tuple[str, str], longest: int, words: int) -> Text:
-    """Of a text that is not prepared, by the table.
+def counted(data: Path, pair: tuple[str, str], longest: int, words: int) -> Text | None:
+    """Of a user's own text in a folder (train.de, train.en), by its lines and bytes; None if it is not there so."""
+    units, size, pairs = [], 0, 0
+    for language in pair:
+        path = data / f"train.{language}"
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            pairs = sum(1 for _ in file)
+        size += path.stat().st_size
+        units.append(path.stat().st_size / max(1, pairs) / BYTES + 1)
+    corpus = Corpus(pair, pairs, (units[0], units[1]), longest, words)
+    return Text(corpus, False, 3.0 * size, 2 * pairs * sum(units))
+
+
+def stated(name: str, pair: tuple[str, str], longest: int, words: int, data: Path | None = None) -> Text:
+    """Of a text that is not prepared, as DATA has it, or by the table.
 
     Raises:
         ValueError: the table does not know it.
     """
+    if data is not None and (found := counted(data, pair, longest, words)):
+        return found
     for row in read_lines(CORPORA):
         columns = row.split("\t")
         if not row.startswith("#") and (name == columns[0] or name.startswith(f"{columns[0]}/")):
