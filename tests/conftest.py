@@ -167,3 +167,23 @@ TRAIN = (
     "--share-all-embeddings --log-format simple --log-interval 1 --num-workers 0"
 ).split()
 """Options that train the tiny model on `corpus` within seconds; later options override them."""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """nvidia_smi((MiB, name), ..., driver=) puts a program on PATH that lists such GPUs, as NVIDIA's does."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def there(*gpus: tuple[int, str], driver: str = "580.65.06", status: int = 0) -> None:
+        rows = "".join(
+            f"echo '{index}, GPU-{chr(97 + index) * 8}-0000, {name}, {driver}, {mib}'\n"
+            for index, (mib, name) in enumerate(gpus)
+        )
+        program = folder / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{rows}exit {status}\n")
+        program.chmod(0o755)
+
+    return there
