@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recipes.gpu_trial import run, steps
-from recipes.gpu_trial.corpus import corpus_steps
+from recipes.gpu_trial.comparison import corpus_steps
 from recipes.gpu_trial.steps import ON_CPU, ON_GPU, STOCK, Step
 
 ROOT = Path(__file__).parents[1]
