@@ -56,7 +56,7 @@ def test_want_of_memory_is_not_divergence() -> None:
     times = iter([5, 8, 8, 8])
     counter = SkippedUpdates(limit=3, batches_per_update=1, out_of_memory=lambda: next(times))
     with pytest.raises(
-        AdminError, match="skipped 3 times in a row; the GPU was out of memory 3 times. Resume"
+        AdminError, match="skipped 3 times in a row; the GPU ran out of memory 3 times. Resume"
     ) as found:
         feed(counter, [7] * 4)
     assert not isinstance(found.value, DivergedError)
