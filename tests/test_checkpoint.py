@@ -90,7 +90,7 @@ def test_text(tmp_path, text):
 @pytest.mark.parametrize("content", [torch.ones(3), [1, 2], {"weights": torch.ones(2)}, {"model": torch.ones(2)}])
 def test_torch_file_that_is_no_checkpoint(tmp_path, content):
     torch.save(content, tmp_path / "c.pt")
-    with pytest.raises(AdminError, match=r"a torch file, but no fairseq checkpoint \(it has no entry 'model'\)"):
+    with pytest.raises(AdminError, match=r"a torch file, but not a fairseq checkpoint \(it has no entry 'model'\)"):
         files.read(tmp_path / "c.pt")
 
 

@@ -21,7 +21,7 @@ def changed(key, value):
 
 
 DAMAGES = {
-    "no record": (lambda weights: weights.pop(provenance.KEY), f"has omega and no {provenance.KEY}"),
+    "no record": (lambda weights: weights.pop(provenance.KEY), f"has omega but no {provenance.KEY}"),
     "NaN in the record": (changed(provenance.KEY, math.nan), "holds no record of where omega came from"),
     "omega of another shape": (
         lambda weights: weights.update({OMEGA: torch.ones(3)}),
