@@ -152,7 +152,7 @@ def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = 
             torch.save(state, part)
         except (OSError, RuntimeError) as error:
             line = _line(error)
-            raise AdminError(f"{path}: could not be written ({line}). Is the disk full, or read-only?") from None
+            raise AdminError(f"{path}: could not be written ({line}). Is the disk full, or write-protected?") from None
         check(part)
         os.replace(part, path)
     finally:
