@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import numpy
 
-# Said at the import of fairseq: that it lacks tensorboardX, for speech.
+# On import, fairseq logs that tensorboardX is missing, which only speech needs.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-# Read by fairseq when it generates with a language model or buckets lengths; numpy 2 no longer has it.
+# fairseq reads numpy.compat when it generates with a language model or buckets lengths; numpy 2 no longer has it.
 if not hasattr(numpy, "compat"):
     numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 

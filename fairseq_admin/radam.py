@@ -1,7 +1,7 @@
 """`--optimizer radam`: rectified Adam (Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and Beyond").
 
-torch's implementation does the arithmetic. Where it differs from the optimizer behind Admin's published numbers, that
-one is followed: no step, rather than a momentum step, while the variance is not tractable (ρ_t ≤ 5: the first five
+torch's implementation does the arithmetic. Where torch differs from the optimizer behind Admin's published numbers, the
+latter is followed: no step, rather than a momentum step, while the variance is not tractable (ρ_t ≤ 5: the first five
 steps at β2 = 0.98), and decoupled weight decay p ← p - lr·wd·p, in those steps too.
 """
 
@@ -30,7 +30,7 @@ def tractable(step: int, beta2: float) -> bool:
 
 
 CHUNK = 2**24
-"""Elements updated at once. An update needs up to 16 bytes an element for as long as it takes: 270 MB in all."""
+"""Elements updated at once. While it runs, an update needs up to 16 bytes per element: 270 MB in all."""
 
 
 def chunks(params: List[Tensor]) -> Iterator[List[Tensor]]:
@@ -67,17 +67,17 @@ class RAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def state_dict(self) -> Dict[str, Any]:
-        """As torch's, but of copied entries: fully_sharded's fairscale makes numbers of the step counts."""
+        """As torch's, with its entries copied: fully_sharded's fairscale turns the step counts into numbers."""
         found = super().state_dict()
         return {**found, "state": {i: dict(entries) for i, entries in found["state"].items()}}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """As torch's, which casts the moments to the parameters' type, but the moments stay float32.
+        """As torch's, but the moments stay float32 instead of taking the parameters' type.
 
         A step count may be a number.
 
         Raises:
-            AdminError: the state is of other parameters.
+            AdminError: the state belongs to other parameters.
         """
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         own = [p for group in self.param_groups for p in group["params"]]
@@ -163,10 +163,10 @@ def _betas(given: Any) -> Tuple[float, float]:
 class FairseqRAdam(FairseqOptimizer):
     """fairseq's handle on `RAdam`.
 
-    Under --amp fairseq clips, for which torch's GradScaler unscales the gradients of `RAdam`, and then has the scaler
-    step this handle. To the scaler that is another optimizer, whose gradients it would divide by the loss scale again,
-    unless the optimizer says that it sees to that itself. Then the scaler only sets `found_inf` during the step: not 0
-    if a gradient overflowed.
+    Under --amp torch's GradScaler first unscales the gradients of `RAdam`, so that fairseq can clip them, and then
+    steps this handle. The scaler takes the handle for another optimizer and would divide its gradients by the loss
+    scale again, unless the optimizer says that it handles scaling itself. The scaler then only sets `found_inf` during
+    the step: nonzero if a gradient overflowed.
     """
 
     _step_supports_amp_scaling = True

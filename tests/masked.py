@@ -1,4 +1,4 @@
-"""Small masked language models for the tests, stock and ours, and plain twins of theirs."""
+"""Small masked language models for the tests, stock and ours, and their plain twins."""
 
 from __future__ import annotations
 

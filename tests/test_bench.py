@@ -45,7 +45,7 @@ def test_reports_what_an_average_costs(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_reports_the_text_steps_beside_other_programs() -> None:
-    """Does a tiny run print lines a second and a ratio of times for each step, and learn subword-nmt's merges?"""
+    """Does a tiny run print lines per second and a ratio of times for each step, and learn subword-nmt's merges?"""
     command = [sys.executable, str(ROOT / "recipes/bench/text_steps.py"), *"--lines 200 --merges 50 --rounds 1".split()]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
     rows = re.findall(
@@ -53,6 +53,6 @@ def test_reports_the_text_steps_beside_other_programs() -> None:
     )
     assert [name.split()[0] for name, *_ in rows] == ["tokenise", "tokenise", "clean", "learn", "apply"], done.stdout
     assert all(int(lines) > 0 for _, lines, _ in rows)
-    # Of so few lines many pairs come equally often, and are taken in any order.
+    # With so few lines, many pairs are equally frequent, and are merged in any order.
     assert int(re.search(r"(\d+) of 50 merges the same", done.stdout)[1]) >= 35
     assert "200 of 200 lines the same" in done.stdout

@@ -16,7 +16,7 @@ from fairseq_admin.version import __version__
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """A run of four epochs: profiled once, ω moved on by 0.5 an epoch in one sub-layer."""
+    """A run of four epochs: profiled once, ω moved by 0.5 per epoch in one sub-layer."""
     model = reference.build("transformer_admin_tiny")
     torch.manual_seed(7)
     model(*reference.batch())
@@ -143,7 +143,7 @@ def test_version(capsys):
 
 
 def test_average_of_different_runs_is_refused(tmp_path, capsys):
-    """Equal shapes, different provenance: the mean of the records would be no record."""
+    """Equal shapes, different provenance: the mean of the records would not be a record."""
     for n, rule in enumerate(("log", "constant")):
         model = reference.build("transformer_admin_tiny", admin_init=rule, seed=n).state_dict()
         torch.save({"model": model, "optimizer_history": [{"num_updates": n}]}, tmp_path / f"checkpoint{n}.pt")

@@ -81,14 +81,14 @@ class Site:
         return step(*self.command, *args)
 
     def got(self, data: bytes, *args: object) -> str:
-        """What it said, having got the data and left nothing else."""
+        """What it said; it must have got the data and left nothing else."""
         done = self.get(*args)
         assert done.returncode == 0, done.stderr
         assert self.out.read_bytes() == data and names(self.out.parent) <= {self.name, self.lock.name}
         return done.stderr
 
     def asked(self) -> list[str]:
-        """The mirrors asked, and where in the file to begin."""
+        """The mirrors asked, each with where in the file to begin."""
         return [f"{one.path[1]} {one.range[6:-1]}" if one.range else one.path[1] for one in self.server.requests]
 
 
@@ -149,7 +149,7 @@ def test_the_next_mirror_follows_at_once(site, archive, fault, message):
     ids=["503", "429", "hang", "stall", "drip", "cut"],
 )
 def test_what_may_pass_is_tried_again(site, archive, fault, message):
-    """A dripping server sends 20 bytes a second: less than counts as moving."""
+    """A dripping server sends 20 bytes a second: too few to count as progress."""
     site.server.faults = [fault]
     since = time.monotonic()
     said = site.got(archive)
@@ -195,7 +195,7 @@ def test_a_wrong_size_is_refused_before_anything_comes(site, archive):
     ids=["empty", "page", "nonsense"],
 )
 def test_what_is_not_an_archive_is_not_trusted(site, data, message):
-    """A page that says it is an archive, and no checksum to see through it."""
+    """A page that claims to be an archive, and no checksum to tell."""
     site.row(mirrors="a")
     site.serve("a", data)
     assert message in refused(site.get()) and not names(site.out.parent)
@@ -203,7 +203,7 @@ def test_what_is_not_an_archive_is_not_trusted(site, data, message):
 
 @pytest.mark.parametrize("name", ["x.tgz", "x.tar"])
 def test_a_cut_that_nothing_announces_is_noticed(server, tmp_path, name):
-    """No size, no checksum, no length: the first mirror's file ends too early, in itself."""
+    """No size, no checksum, no length: only the file itself shows that the first mirror's ends too early."""
     data = write_tar(tmp_path / name, {"text": noise(100_000)}).read_bytes()
     site = Site(tmp_path, server, data, name)
     site.row()
@@ -281,7 +281,7 @@ def test_a_part_as_long_as_the_file_or_longer(site, archive):
 
 
 def test_without_a_checksum_two_versions_are_never_joined(site, archive):
-    """Of the same length; a part of the old with the rest of the new would be a sound gzip file."""
+    """They have the same length; a part of the old with the rest of the new would be a sound gzip file."""
     changed = archive[:4] + b"\x05" + archive[5:]
     site.row()
     site.server.faults = [Fault(cut=100_000), Fault(cut=100_000), Fault(status=404)]
@@ -320,7 +320,7 @@ def test_a_user_may_turn_bars_off(site):
 
 
 def test_killed_anywhere_it_goes_on(site, archive, start, tmp_path):
-    """SIGKILL, and the second run asks for the rest, and is sent no byte more."""
+    """After SIGKILL, the second run asks for the rest, and is sent not a byte more."""
     site.server.block, site.server.pause = 4096, 0.005
     log = tmp_path / "log"
     process = start("recipes.steps.download", *site.command, log=log)
@@ -338,7 +338,7 @@ def test_killed_anywhere_it_goes_on(site, archive, start, tmp_path):
 
 
 def test_two_at_once_download_once(site, archive, start, tmp_path):
-    """The second waits, and says for whom."""
+    """The second waits, and says for which process."""
     site.server.block, site.server.pause = 8192, 0.05
     logs = [tmp_path / f"log{n}" for n in range(2)]
     processes = [start("recipes.steps.download", *site.command, log=log) for log in logs]
@@ -387,7 +387,7 @@ def test_a_folder_is_used_instead_and_left_alone(site, archive, tmp_path, monkey
     data.mkdir()
     (data / NAME).write_bytes(archive)
     if copied:
-        # As between two file systems: the target is taken for a folder that is not there.
+        # As between two file systems: the target is taken for a folder that does not exist.
         monkeypatch.setattr(os, "link", lambda source, target: os.rename(source / "none", target))
     monkeypatch.setattr(sys, "argv", ["download", *map(str, site.command), "--data", str(data)])
     download.main()

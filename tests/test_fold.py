@@ -28,7 +28,7 @@ TASK.update(dataset_impl=None, train_subset="train", required_seq_len_multiple=1
 
 
 def scramble(model, low=-3.0, high=3.0, seed=1):
-    """Norm weights of their own, and trainable ω entries of either sign, log-uniform in 10^low .. 10^high."""
+    """Give norms random weights, and trainable ω entries of either sign, log-uniform in 10^low .. 10^high."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for stack in (model.encoder, model.decoder):
@@ -212,7 +212,7 @@ def test_half_precision_output(tmp_path):
 
 
 def test_training_moves_omega_and_it_still_folds(tmp_path):
-    """A few hundred thousand steps in ten: ω learned by gradient, not made up."""
+    """ω learned by gradient, in ten large steps, not made up."""
     model = reference.build("transformer_admin", **reference.TINY)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     src, lengths, prev = reference.batch()
@@ -232,7 +232,7 @@ def test_training_moves_omega_and_it_still_folds(tmp_path):
 
 
 def test_the_file_is_plain_and_its_options_are_attributes(tmp_path):
-    """Loads without any class being allowed, in a process without the plugin; nothing of Admin is left but a note."""
+    """Loads with no class allowed, in a process without the plugin; nothing of Admin is left except a note."""
     state = tiny()
     fold.fold(Checkpoint(state)).write(tmp_path / "folded.pt")
     program = """
@@ -500,7 +500,7 @@ def test_command_names_what_it_is_given(unfolded, capsys):
 
 
 def test_command_on_a_full_disk(unfolded, capsys):
-    """/dev/full takes no byte; nor does a folder that is not there."""
+    """/dev/full takes no byte; nor does a folder that does not exist."""
     for output in ("/dev/full", unfolded.parent / "none" / "folded.pt"):
         assert cli.main(["fold", str(unfolded), "-o", str(output)]) == 2
         assert capsys.readouterr().err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Does the GPU trial go on where it was killed, and would its commands be taken? (Nothing is trained here.)"""
+"""Does the GPU trial continue where it was killed, and would its commands be accepted? (Nothing is trained here.)"""
 
 from __future__ import annotations
 

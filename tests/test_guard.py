@@ -41,7 +41,7 @@ def test_a_killed_holder_leaves_the_turn_and_a_new_one_is_named(tmp_path, caplog
 
 
 def test_records_of_many_processes_all_stay(tmp_path):
-    """Twelve processes record at once; without the guard some would write over others."""
+    """Twelve processes record at once; without the guard some would overwrite others."""
     code = "import sys; from recipes.steps.lock import *\n"
     code += "for n in range(8): hold(Path(sys.argv[1]), 's', f'{sys.argv[2]}-{n}', n)"
     running = [python(code, tmp_path / "lock", n) for n in range(12)]

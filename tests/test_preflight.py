@@ -23,7 +23,7 @@ def interval(update: int, wall: float, tokens: int = 900, **more: str) -> dict:
 
 
 def test_an_updates_time_is_the_wall_clocks_after_warm_up():
-    # Three slow ones, then 2 s each; of a GPU of 10 GiB at least 4 were free.
+    # Three slow ones, then 2 s each; of a GPU's 10 GiB, at least 4 were free.
     intervals = [interval(n, 30 + 2 * n, gb_free="6.5") for n in range(1, 7)]
     intervals[4]["gb_free"] = "4"
     found = trial.summarise(intervals, 1024, growth=1, total=10 * 2.0**30)

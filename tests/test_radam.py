@@ -29,7 +29,7 @@ def parameters(dtype=torch.float64, flat=False):
 
 
 def gradients(params, step):
-    """Like a model's: of other size for every parameter and step, with a constant part."""
+    """Like a model's: a different size for every parameter and step, with a constant part."""
     generator = torch.Generator().manual_seed(1000 + step)
     return [
         (torch.randn(p.shape, generator=generator, dtype=torch.float64) + 0.3) * 10.0 ** (step % 3 - i)
@@ -148,7 +148,7 @@ def test_state_dict_continues_bit_for_bit(split, dtype):
 
 
 def test_step_counts_that_fairscale_makes_numbers():
-    """Does training go on, and resume, bit for bit where they were changed in the state dict? (fully_sharded does.)"""
+    """Does training continue and resume bit for bit after the state dict changed them? (fully_sharded does that.)"""
     params, others = parameters(torch.float32), parameters(torch.float32)
     optimizer, other = RAdam(params, **SETTINGS), RAdam(others, **SETTINGS)
     train(params, optimizer, range(10))
@@ -199,7 +199,7 @@ def test_state_dict_continues_bit_for_bit_under_memory_efficient_fp16():
 
 
 class Memory(TorchDispatchMode):
-    """The most bytes that tensors made inside of it have held at once."""
+    """The most bytes that tensors made inside it have held at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class Memory(TorchDispatchMode):
 def test_parameters_are_cast_a_chunk_at_a_time(chunk, monkeypatch):
     """Does memory-efficient float16 compute the same, bit for bit, in the memory that one chunk needs?"""
     generator = torch.Generator().manual_seed(1)
-    # A layer skipped twice is on another step than its neighbours: its chunk holds tractable and intractable ones.
+    # A layer skipped twice is at another step than its neighbours: its chunk holds tractable and intractable ones.
     whole = [torch.randn(n, generator=generator).half().requires_grad_() for n in [8, 30] + [8] * 22]
     params = [p.detach().clone().requires_grad_() for p in whole]
     optimizers = RAdam(whole, **SETTINGS), RAdam(params, **SETTINGS)
@@ -240,8 +240,8 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, monkeypatch):
     for p, q in zip(whole, params):
         assert torch.equal(p, q)
         assert all(torch.equal(optimizers[0].state[p][key], optimizers[1].state[q][key]) for key in ("step", "exp_avg"))
-    # A chunk's casts and copies, and torch's own terms, which on a CPU are of one parameter at a time, of 30 elements
-    # at most. At the first step the state as well: two moments, and a count a parameter.
+    # A chunk's casts and copies, and torch's own terms, which on a CPU take one parameter at a time, of 30 elements at
+    # most. At the first step the state too: two moments, and a count per parameter.
     elements = min(max(chunk, 30), 214)
     assert max(peaks[1:]) <= 12 * elements + 16 * 30
     assert peaks[0] <= 12 * elements + 16 * 30 + 8 * 214 + 4 * 24
@@ -323,7 +323,7 @@ def test_loaded_state_is_where_the_parameters_are_under_memory_efficient_fp16():
 
 @pytest.mark.parametrize("sizes", [[(3,)], [(3,), (5,)], [(3,), (4,), (5,)]])
 def test_state_of_other_parameters(sizes):
-    """Another number of them or, where fairseq has flattened them, another size."""
+    """A different number of them or, where fairseq has flattened them, a different size."""
     own, others = ([torch.ones(size, requires_grad=True) for size in given] for given in ([(3,), (4,)], sizes))
     optimizer = RAdam(others, **SETTINGS)
     sum(p.sum() for p in others).backward()

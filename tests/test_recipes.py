@@ -63,7 +63,7 @@ def test_text_settings_are_written_from_the_recipe(tmp_path):
 
 
 def test_the_demo_survives_its_tokenising():
-    """Detokenising gives back every line of the corpus, which its score of nearly 100 needs; also the German ones."""
+    """Detokenising restores every line of the corpus, German ones too; a score of nearly 100 needs that."""
     made = make("demo", "-n", "RUNS=nowhere")
     assert "steps.text de en normalise aggressive_dashes escape -o nowhere/demo/data/text.json" in made.stdout
     text = Text("de", "en", normalise=True, aggressive_dashes=True, escape=True)
@@ -119,7 +119,7 @@ LOG = [
     log_line("train_inner", 10, 8.0),
     log_line("train_inner", 20, 7.0),
     log_line("valid", 20, 6.5),
-    # Killed in mid-line, resumed from update 10: the new log goes on in that line.
+    # Killed in mid-line, resumed from update 10: the new log continues on that line.
     log_line("train_inner", 30, 6.0)[:-20] + log_line("valid", 10, 8.0),
     PARAMS,
     log_line("train_inner", 20, 7.5),
@@ -305,7 +305,7 @@ def drawn(monkeypatch):
 
 
 def test_loss_of_a_summary(drawn, tmp_path):
-    """Has each method a line of its training and, in its colour, one with dots of its validation?"""
+    """Does each method have a training line and, in its colour, a line with dots for validation?"""
     curves = {"Admin": ({1: 9.0, 2: 4.0}, {2: 3.5}), "Post-LN": ({1: 8.0, 2: 7.0}, {2: 6.5})}
     runs = [
         summary.Run(name, tmp_path, {"score": "12.3"}, logs.Log(train, valid, 1, 2, 1.0, 1.0))
@@ -357,7 +357,7 @@ def make(recipe: str, *variables: str, **kwargs) -> subprocess.CompletedProcess:
 
 
 def environment() -> dict[str, str]:
-    """Ours without what `make test` hands to the makes below it."""
+    """Our environment, without what `make test` passes to the makes below it."""
     return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
 
 

@@ -32,8 +32,8 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
     """RoBERTa with a scheme of the table in schemes.py: Admin, unless the options say otherwise.
 
     Task, criteria, classification heads and commands are fairseq's for RoBERTa. The state dict is that of fairseq's
-    `roberta` with what `TransformerAdminModel` has beside a stock one's. Weights that the scheme does not draw have
-    RoBERTa's law, N(0, 0.02²) and no biases, attention's in Admin among them.
+    `roberta` plus what `TransformerAdminModel` adds to a stock one's. Weights that the scheme does not draw follow
+    RoBERTa's law, N(0, 0.02²) with zero biases; so do attention's in Admin.
     """
 
     def __init__(self, args: Any, encoder: AdminMaskedEncoder) -> None:
@@ -64,12 +64,12 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary))
 
     def forward(self, src_tokens, *args, **kwargs):
-        """As fairseq's RoBERTa; the first call in training mode profiles ω on its batch beforehand."""
+        """As fairseq's RoBERTa; the first call in training mode begins by profiling ω on its batch."""
         self.profile_once(src_tokens, None)
         return super().forward(src_tokens, *args, **kwargs)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As `SchemeModel`'s, of weights under the names of older RoBERTas, too."""
+        """As `SchemeModel`'s; also takes weights under the names of older RoBERTas."""
         self.upgrade_state_dict(state_dict)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
@@ -81,7 +81,7 @@ def _preset(arch: str, **sizes: int) -> None:
     register_model_architecture("masked_lm_admin", arch)(lambda args: fill_masked(args, **sizes))
 
 
-# The sizes of fairseq's roberta_base and roberta_large, and a deeper one of the former's width.
+# The sizes of fairseq's roberta_base and roberta_large, and a deeper one as wide as the former.
 _preset("masked_lm_admin")
 _preset("masked_lm_admin_24l", layers=24, embed_dim=1024, ffn_embed_dim=4096, attention_heads=16)
 _preset("masked_lm_admin_48l", layers=48)

@@ -1,8 +1,8 @@
-"""What Admin costs beside fairseq's own Post-LN Transformer of equal sizes: `make bench`.
+"""What Admin costs next to fairseq's own Post-LN Transformer of equal sizes: `make bench`.
 
-Training steps (forward, backward, optimizer) of both models run in turns, in an order that alternates, so that whatever
-else the machine does falls on both; a pair gives one ratio, and the median counts. The profiling pass is set against
-forwards of the Admin model in training mode, and each model's peak memory is taken in a process of its own.
+Training steps (forward, backward, optimizer) of both models take turns, in alternating order, so that whatever else the
+machine does affects both; a pair gives one ratio, and the median counts. The profiling pass is compared with forwards
+of the Admin model in training mode, and each model's peak memory is measured in its own process.
 
     python recipes/bench/step.py                 # 18L-18L, sized for two CPU cores, about three minutes
     python recipes/bench/step.py --device cuda --dtype float16 --width 512 --ffn 2048 --heads 8 --tokens 4096
@@ -119,7 +119,7 @@ class Bench:
 
 
 def seconds(action: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
-    """Time of one call, to the end of whatever it started on the device."""
+    """Time of one call, until whatever it started on the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = clock()
@@ -151,7 +151,7 @@ def peak_memory(bench: Bench) -> float:
         return torch.cuda.max_memory_allocated(bench.device) / 2**20
     status = Path("/proc/self/status")
     if status.exists():
-        # Linux hands getrusage's maximum on to a child across exec, so a small child would report its parent's peak.
+        # Linux passes getrusage's maximum on to a child across exec, so a small child would report its parent's peak.
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 2**10  # type: ignore[index]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     for method in ARCHS:
         print(f"\rpeak memory of {method} ", end="", file=sys.stderr, flush=True)
         command = [sys.executable, __file__, *arguments, "--memory-of", method]
-        # Blocks of their own, given back at once: what malloc keeps for later is no one's memory.
+        # Blocks that are given back as soon as they are freed: what malloc keeps for later would be counted, too.
         own = {
             **os.environ,
             "MALLOC_MMAP_THRESHOLD_": "65536",

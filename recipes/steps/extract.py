@@ -1,4 +1,4 @@
-"""Members of an archive to one text file, in the order they are named.
+"""Extract members of an archive into one text file, in the order they are named.
 
     python -m recipes.steps.extract europarl-v7.tgz training/europarl-v7.de-en.de --as plain -o europarl.de
     python -m recipes.steps.extract de-en.tgz de-en/train.tags.de-en.de --as tags -o train.de
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 DROPPED = ("<url>", "<talkid>", "<keywords>")
 TAGS = re.compile("</?(?:title|description)>")
-# White space is what sed's is to these files; no-break spaces belong to the text.
+# White space is what sed takes for it in these files; no-break spaces belong to the text.
 OPENING = re.compile(r'<seg id="[0-9]*">[ \t\r\f\v]*')
 CLOSING = re.compile(r"[ \t\r\f\v]*</seg>[ \t\r\f\v]*")
 
@@ -86,7 +86,7 @@ def decoded(where: str, lines: IO[bytes], replace: bool) -> Iterator[str]:
 
 
 def write(archive: Path, member: Member, out: IO[bytes], args: argparse.Namespace) -> int:
-    """Append the member's text; the number of lines.
+    """Append the member's text; returns the number of lines.
 
     Raises:
         ValueError: it is not UTF-8, or nothing is left of it.
@@ -98,7 +98,7 @@ def write(archive: Path, member: Member, out: IO[bytes], args: argparse.Namespac
         if kept is None:
             continue
         if args.kind == "segments" and "</seg>" not in text:
-            raise ValueError(f"{where}: {text[:60]!r} has no </seg>, expected one a line. Check the archive.")
+            raise ValueError(f"{where}: {text[:60]!r} has no </seg>, expected one per line. Check the archive.")
         if args.straight_apostrophe:
             kept = kept.replace("\u2019", "'")
         out.write(kept.encode("utf-8") + b"\n")
@@ -109,12 +109,12 @@ def write(archive: Path, member: Member, out: IO[bytes], args: argparse.Namespac
 
 
 def extract(archive: Path, names: Sequence[str], part: Path, args: argparse.Namespace) -> dict[str, int]:
-    """Write the members to the part in the order of `names`; the lines of each.
+    """Write the members to the part in the order of `names`; returns the lines of each.
 
-    One that comes earlier in the archive than it is named waits in a file of its own.
+    One that comes too early in the archive waits in its own file.
 
     Raises:
-        ValueError: an archive's or a text's fault, or the disk is full.
+        ValueError: the archive or a text is faulty, or the disk is full.
     """
     counts: dict[str, int] = {}
     waiting: dict[str, Path] = {}
@@ -148,7 +148,7 @@ def check_sum(part: Path, name: str, sums: Path) -> None:
     """Is the text the published one?
 
     Raises:
-        ValueError: its SHA-256 is another, or the file of checksums has none for it.
+        ValueError: its SHA-256 differs, or the file of checksums has none for it.
     """
     listed = dict(line.split("  ", 1)[::-1] for line in read_lines(sums) if "  " in line)
     if name not in listed:
@@ -167,10 +167,10 @@ def main() -> None:
     parser.add_argument("members", nargs="+", help="paths in it, without .gz")
     parser.add_argument("--as", dest="kind", choices=KINDS, required=True, help="what they are")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the text to write")
-    parser.add_argument("--straight-apostrophe", action="store_true", help="make U+2019 an apostrophe")
+    parser.add_argument("--straight-apostrophe", action="store_true", help="turn U+2019 into an apostrophe")
     parser.add_argument("--invalid", choices=("refuse", "replace"), default="refuse", help="bytes that are not UTF-8")
     parser.add_argument("--sums", type=Path, help="SHA-256 of the text, by the member's name, as sha256sum writes it")
-    parser.add_argument("--lock", type=Path, help="record each member's lines there, and hold it to them")
+    parser.add_argument("--lock", type=Path, help="record each member's number of lines there, and check it later")
     args = parser.parse_args()
     if len(set(args.members)) < len(args.members):
         raise ValueError(f"{' '.join(args.members)}: a member comes twice, expected each once.")

@@ -1,4 +1,4 @@
-"""results.csv: a row a run. The run's own folder has the same as score.json."""
+"""results.csv: a row per run. The run's own folder has the same as score.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from recipes.steps.common import replacing, write_lines
 from recipes.steps.logs import read_log
 
-# One run is one row: the columns that tell runs apart, then what was measured. A score that a recipe has not is empty.
+# One run is one row: the columns that tell runs apart, then what was measured. A score that a recipe does not have is
+# empty.
 KEY = ("recipe", "method", "preset", "seed")
 COLUMNS = (
     *KEY,
@@ -41,7 +42,7 @@ def read(table: Path) -> list[dict[str, str]]:
 
 
 def keep(table: Path, row: dict[str, object]) -> None:
-    """Put the row into the table, in place of an older one of the same run.
+    """Put the row into the table, replacing an older one of the same run.
 
     Raises:
         ValueError: the table has other columns.
@@ -81,7 +82,7 @@ def record(args: argparse.Namespace, scores: dict[str, str]) -> None:
     """Keep a run's scores, with what its RUN/train.log says, as its row of the table and as RUN/score.json.
 
     Args:
-        args: as `add_arguments` has them.
+        args: those of `add_arguments`.
         scores: some of the columns.
     """
     log = read_log(args.run / "train.log")
