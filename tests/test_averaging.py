@@ -246,7 +246,7 @@ def test_tied_entries_stay_tied_and_the_file_does_not_grow(tmp_path):
 
 @pytest.mark.parametrize("newest", [0, 1, 2])
 def test_checkpoints_that_disagree_about_what_is_tied(tmp_path, newest):
-    """a, b and c are tied in one file, a and b in another, none in the third: whichever is newest, each has its mean."""
+    """a, b, c tied in one file, a, b in another, none in the third: each has its mean, whichever is newest."""
     all_tied, two_tied = torch.tensor([3.0]), torch.tensor([6.0])
     models = [
         {"a": all_tied, "b": all_tied, "c": all_tied, "d": all_tied},
