@@ -33,8 +33,15 @@ PRECISE := $(DEVICE_ARGS) $(PRECISION_$(PRECISION))
 # update held, a run may go on with other batches, on other machines.
 SETTINGS := $(MODEL) $(OPTIMISATION) $(or $(HELD),$(BATCH_SIZE)) $(PRECISE) $(TRAIN_ARGS)
 
-$(RUN)/settings.json: FORCE
-	@$(STEP).settings $@ $(call quoted,train=$(SETTINGS))
+# With the settings of its text, and the files that was read from.
+$(RUN)/settings.json: $(BINARISED) FORCE
+	@$(STEP).settings $@ --models $(RUN) --with $(TEXT)/settings.json $(wildcard $(RAW)/inputs.json) \
+		--length $(if $(EPOCHS),epochs=$(EPOCHS),updates=$(UPDATES)) save_every=$(SAVE_EVERY) -- $(SETTINGS)
+
+# What is made of the checkpoints depends on settings of its own, and is made again where they change.
+SETTINGS_average = average=$(AVERAGE) of=$(if $(EPOCHS),epochs,updates)
+$(RUN)/settings.%.json: FORCE
+	@$(STEP).settings $@ --redo $(SETTINGS_$*)
 
 # -- training --------------------------------------------------------------------------------------------------------
 
@@ -51,7 +58,7 @@ TO_AVERAGE := $(RUN)/checkpoints --by epochs --last $(AVERAGE)
 else
 LENGTH := --max-update $(UPDATES) --save-interval-updates $(SAVE_EVERY) --keep-interval-updates $(AVERAGE) \
 	--save-interval 1000000 --validate-interval 1000000
-TO_AVERAGE := $(RUN)/checkpoints/checkpoint_*_*.pt
+TO_AVERAGE := $$(ls -t $(RUN)/checkpoints/checkpoint_*_*.pt | head -n $(AVERAGE))
 endif
 
 # A run goes on from the newest of its numbered checkpoints, which fairseq writes next to their place and renames, and not
@@ -72,7 +79,7 @@ $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 
 # -- model -----------------------------------------------------------------------------------------------------------
 
-$(RUN)/average.pt: $(TRAINED)
+$(RUN)/average.pt: $(TRAINED) $(RUN)/settings.average.json
 	# average the last $(AVERAGE) checkpoints
 	$(PYTHON) -m fairseq_admin.cli average $(TO_AVERAGE) -o $@
 

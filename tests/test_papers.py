@@ -173,12 +173,12 @@ def test_killed_twenty_times_it_ends_with_the_same_data_and_one_row(iwslt14, sou
     assert again.returncode == 0 and len(results.read(tmp_path / "results.csv")) == 1
 
 
-def test_archives_at_hand_are_taken_packed_or_not(tmp_path):
-    """An archive in DATA goes through the checks of a download; what is in it is read where it lies."""
+def test_archives_at_hand_are_read_where_they_are(tmp_path):
+    """Packed or not, and held to the table as a download is."""
     (tmp_path / "de-en.tgz").touch()
     packed = plan("iwslt14", f"DATA={tmp_path}", "prepare").stdout
-    assert f"download de-en.tgz --out nowhere/archives/de-en.tgz --data {tmp_path}" in packed
-    assert "nowhere/archives/de-en.tgz de-en/train.tags.de-en.de --as tags" in packed
+    assert f" {tmp_path}/de-en.tgz de-en/train.tags.de-en.de --as tags" in packed and "steps.download" not in packed
+    assert "--check recipes/archives.tsv" in packed
     (tmp_path / "de-en.tgz").unlink()
     unpacked = plan("iwslt14", f"DATA={tmp_path}", "prepare").stdout
     assert f" {tmp_path} de-en/train.tags.de-en.de --as tags" in unpacked and "steps.download" not in unpacked
