@@ -7,9 +7,8 @@
 BEAM ?= 5
 LENPEN ?= 1
 
-.PHONY: generate score
-generate: $(RUN)/generate.txt
-score: $(RUN)/score.json
+$(eval $(call goal,generate,$(RUN)/generate.txt))
+$(eval $(call goal,score,$(RUN)/score.json))
 
 SETTINGS_generate = beam=$(BEAM) lenpen=$(LENPEN) -- $(GENERATE_ARGS)
 SETTINGS_score = -- $(COMPOUNDS)

@@ -31,7 +31,12 @@ BINARISED := $(BINARY)/dict.$(TARGET).txt
 ASSETS := $(BINARY)/dict.$(SOURCE).txt $(BINARISED) $(TEXT)/codes $(TEXT)/text.json
 
 .PHONY: prepare
+ifdef GUARDED
 prepare: $(BINARISED) $(call both,$(RAW),test)
+else
+prepare:
+	+@$(call GUARD,--alone $(TEXT) --wait) $@
+endif
 
 # -- archives --------------------------------------------------------------------------------------------------------
 

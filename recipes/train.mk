@@ -46,9 +46,8 @@ $(RUN)/settings.%.json: FORCE
 # -- training --------------------------------------------------------------------------------------------------------
 
 TRAINED := $(RUN)/trained-$(or $(EPOCHS:%=%-epochs),$(UPDATES))
-.PHONY: train average
-train: $(TRAINED)
-average: $(FINAL)
+$(eval $(call goal,train,$(TRAINED)))
+$(eval $(call goal,average,$(FINAL)))
 
 # How long it trains, which checkpoints it keeps, and how those to average are named. The validation that comes with a
 # checkpoint every so many updates is the only one there, hence the endless intervals in epochs.

@@ -97,7 +97,9 @@ def test_settings_are_written_once_and_held(tmp_path):
 
 
 def test_a_command_line_differs_by_its_options():
-    held = settings.options(["--lr", "0.1", "--adam-betas", "(0.9, 0.98)", "--fp16", "--clip-norm", "-1", "--lr", "0.2"])
+    held = settings.options(
+        ["--lr", "0.1", "--adam-betas", "(0.9, 0.98)", "--fp16", "--clip-norm", "-1", "--lr", "0.2"]
+    )
     assert held == {"--lr": "0.2", "--adam-betas": "(0.9, 0.98)", "--fp16": "on", "--clip-norm": "-1"}
     other = {**held, "--lr": "0.3"}
     other.pop("--fp16")
@@ -499,6 +501,8 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     while not list(run.glob("checkpoints/checkpoint_*_*.pt")):
         assert making.poll() is None and time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.05)
+    second = make("demo", *small, timeout=60)
+    assert second.returncode == 2 and f"{run}: process " in second.stderr and " is at work there. " in second.stderr
     os.killpg(making.pid, signal.SIGKILL)
     making.wait()
     assert not list(run.glob("trained-*")) and not (run / "summary.txt").exists()

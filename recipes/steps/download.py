@@ -48,7 +48,7 @@ def check(where: str, path: Path, archive: Archive) -> None:
     found = path.stat().st_size
     source = ""
     if archive.recorded:
-        source = f", recorded in {archive.recorded} when it was first had: if this one is right, remove {archive.name} there"
+        source = f", recorded in {archive.recorded} at its first use (if this one is right, remove its entry)"
     if archive.size is not None and found != archive.size:
         raise ValueError(f"{where}: found {found} bytes, expected {archive.size}{source}")
     if archive.checksum is not None:

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def made_with(folder: Path) -> dict[str, str]:
     """A run's settings of averaging and generating, as columns; those that a recipe has not are left out."""
-    held = {}
+    held: dict[str, str] = {}
     for name in ("average", "generate"):
         path = folder / f"settings.{name}.json"
         held |= settings.read(path) if path.exists() else {}

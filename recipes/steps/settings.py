@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="the folder of the models that depend on it")
     parser.add_argument("--redo", action="store_true", help="other settings always take the place of the old")
     parser.add_argument("--with", dest="others", type=Path, nargs="+", default=[], help="files of settings, or inputs")
-    parser.add_argument("--file", dest="files", action="append", default=[], metavar="NAME=PATH", help="a file it depends on")
+    parser.add_argument("--file", dest="files", action="append", default=[], metavar="NAME=PATH", help="one of them")
     parser.add_argument("--inputs", type=Path, help="the record of the files that were read")
     parser.add_argument("--data", type=Path, help="the folder to find them in now")
     parser.add_argument("--archives", type=Path, help="the folder of downloads, if there is no other")
