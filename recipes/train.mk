@@ -23,10 +23,13 @@ include recipes/machines.mk
 
 # -- settings --------------------------------------------------------------------------------------------------------
 
+# Every epoch has batches of its own. fairseq would keep those of the epoch that a process began with, so a run that was
+# resumed would see others than one that was not.
+OWN_BATCHES := --update-epoch-batch-itr True
 OPTIMISATION := --optimizer radam --adam-betas "(0.9, 0.98)" --weight-decay $(WEIGHT_DECAY) --clip-norm $(CLIP_NORM) \
 	--lr $(LR) --lr-scheduler inverse_sqrt --warmup-updates $(WARMUP) --warmup-init-lr 1e-7 \
 	--criterion label_smoothed_cross_entropy --label-smoothing $(LABEL_SMOOTHING) \
-	--seed $(SEED)
+	--seed $(SEED) $(OWN_BATCHES)
 BATCH_SIZE := $(BATCH) --update-freq $(UPDATE_FREQ)
 PRECISE := $(DEVICE_ARGS) $(PRECISION_$(PRECISION))
 # What a run's checkpoints depend on. UPDATES and EPOCHS are left out: more of them continue the run. With the tokens of an
