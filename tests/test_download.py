@@ -378,35 +378,6 @@ def test_an_md5_is_checked_and_the_sha256_recorded(site, archive):
     assert "found md5 " in refused(site.get())
 
 
-# -- a folder --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("copied", [False, True], ids=["linked", "copied"])
-def test_a_folder_is_used_instead_and_left_alone(site, archive, tmp_path, monkeypatch, copied):
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / NAME).write_bytes(archive)
-    if copied:
-        # As between two file systems: the target is taken for a folder that does not exist.
-        monkeypatch.setattr(os, "link", lambda source, target: os.rename(source / "none", target))
-    monkeypatch.setattr(sys, "argv", ["download", *map(str, site.command), "--data", str(data)])
-    download.main()
-    assert site.out.read_bytes() == archive and os.path.samefile(site.out, data / NAME) != copied
-    assert names(data) == names(site.out.parent) == {NAME} and not site.server.requests
-    assert (data / NAME).read_bytes() == archive
-
-
-def test_a_folder_without_the_file_is_no_reason_to_download(site, archive, tmp_path):
-    (tmp_path / NAME).unlink()
-    message = refused(site.get("--data", tmp_path))
-    assert f"{tmp_path}/{NAME}: found no such file, expected {NAME} in {tmp_path}" in message
-    (tmp_path / NAME).write_bytes(archive[:1000])
-    message = refused(site.get("--data", tmp_path))
-    assert f"found 1000 bytes, expected {len(archive)}. Fetch it again, or leave DATA out." in message
-    assert not site.server.requests and not names(site.out.parent)
-    assert (tmp_path / NAME).read_bytes() == archive[:1000]
-
-
 # -- the disk --------------------------------------------------------------------------------------------------------
 
 
@@ -501,7 +472,7 @@ def test_multi30k_is_downloaded_and_checked(multi30k):
     done = multi30k.download()
     assert done.returncode == 0, done.stderr
     assert (multi30k.raw / "valid.de").read_text(encoding="utf-8") == TEXT
-    assert os.listdir(multi30k.raw) == ["valid.de"]
+    assert names(multi30k.raw) == {"settings.json", "valid.de"}
     assert "is up to date" in multi30k.download().stdout
 
 
@@ -515,7 +486,7 @@ def test_multi30k_from_a_folder_compressed_or_plain(multi30k):
     (multi30k.folder / "empty").mkdir()
     done = multi30k.make(f"DATA={multi30k.folder}/empty")
     assert done.returncode == 2 and f"{multi30k.folder}/empty: holds no val.de (of 0 files, it is empty)" in done.stderr
-    assert not multi30k.server.requests and not os.listdir(multi30k.raw)
+    assert not multi30k.server.requests and names(multi30k.raw) == {"settings.json"}
 
 
 @pytest.mark.parametrize(

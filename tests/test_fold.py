@@ -189,6 +189,17 @@ def test_a_constant_on_a_tiny_embedding_is_not_exact_and_told(tmp_path, capsys):
     assert apart(normalised, tmp_path) <= 1e-4
 
 
+def test_a_closed_reader_loses_no_model(tmp_path, monkeypatch):
+    """As in fairseq-admin fold ... | true: the model is in its place before a word is said of it."""
+    torch.save(tiny(encoder_layers=1, decoder_layers=1), tmp_path / "average.pt")
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert cli.main(["fold", str(tmp_path / "average.pt"), "-o", str(tmp_path / "model.pt")]) == 0
+    assert (tmp_path / "model.pt").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("encoder", "decoder"), [(60, 12), (18, 18), (1, 18), (18, 1)])
 @pytest.mark.parametrize("low", [-3.0, 0.0])

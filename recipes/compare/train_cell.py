@@ -59,6 +59,8 @@ def train(args: argparse.Namespace, options: list[str]) -> None:
     command += ["--save-dir", str(checkpoints), "--restore-file", newest(checkpoints), "--keep-interval-updates", "1"]
     command += ["--save-interval-updates", str(args.save_every), "--save-interval", "1000000"]
     command += ["--validate-interval", "1000000", "--max-update", str(args.updates), "--log-format", "json"]
+    # Batches of its own for every epoch, or a resumed run would see others than an uninterrupted one.
+    command += ["--update-epoch-batch-itr", "True"]
     command += ["--distributed-world-size", "1", *options]
     with log.open("ab") as out, one_gpu(args.cell.parent, args.jobs) as environment:
         begin = out.seek(0, 2)

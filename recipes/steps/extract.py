@@ -23,11 +23,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from recipes.steps import lock
+from recipes.steps import inputs, lock
 from recipes.steps.common import read_lines, replacing, run
 from recipes.steps.disk import full, room
-from recipes.steps.members import DAMAGE, Member, damaged, members
-from recipes.steps.table import digest
+from recipes.steps.download import check
+from recipes.steps.members import DAMAGE, Member, damaged, members, unpacked
+from recipes.steps.table import digest, read_table
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +162,31 @@ def check_sum(part: Path, name: str, sums: Path) -> None:
         )
 
 
+def sources(archive: Path, names: Sequence[str], record: Path, table: Path | None) -> dict[str, inputs.Input]:
+    """The files that will be read, as they are now: the archive, or what was unpacked from it.
+
+    Args:
+        record: what was recorded of them before. A file known from there is not checked again.
+        table: the table that an archive's checksum is in.
+
+    Raises:
+        ValueError: the archive is another than the table's.
+    """
+    if archive.is_file():
+        paths = {archive.name: archive}
+    else:
+        paths = {name: path for name in names if (path := unpacked(archive, name))}
+    known = inputs.read(record)
+    now = {name: inputs.describe(path, known.get(name)) for name, path in paths.items()}
+    row = read_table(table).get(archive.name) if table and archive.is_file() else None
+    if row and now[archive.name] != known.get(archive.name):
+        try:
+            check(str(archive), archive, row)
+        except ValueError as error:
+            raise ValueError(f"{error} ({table}). Fetch it again, or leave DATA out.") from None
+    return now
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("archive", type=Path, help=".tgz, .tar, .gz, or a folder that was unpacked")
@@ -171,12 +197,15 @@ def main() -> None:
     parser.add_argument("--invalid", choices=("refuse", "replace"), default="refuse", help="bytes that are not UTF-8")
     parser.add_argument("--sums", type=Path, help="SHA-256 of the text, by the member's name, as sha256sum writes it")
     parser.add_argument("--lock", type=Path, help="record each member's number of lines there, and check it later")
+    parser.add_argument("--record", type=Path, help="record there which files were read")
+    parser.add_argument("--check", type=Path, metavar="TABLE", help="check an archive against its row of this table")
     args = parser.parse_args()
     if len(set(args.members)) < len(args.members):
         raise ValueError(f"{' '.join(args.members)}: a member comes twice, expected each once.")
     if args.sums and len(args.members) > 1:
         raise ValueError(f"--sums: found {len(args.members)} members, expected one. Extract one at a time.")
 
+    read = sources(args.archive, args.members, args.record, args.check) if args.record else {}
     with replacing(args.out) as part:
         counts = extract(args.archive, args.members, part, args)
         if args.sums:
@@ -185,6 +214,8 @@ def main() -> None:
             log.info("%s: %d lines of %s", args.out, counts[name], name)
             if args.lock:
                 lock.hold(args.lock, "lines", f"{args.archive.name}: {name}, {args.kind}", counts[name])
+    if read:
+        inputs.write(args.record, read)
 
 
 if __name__ == "__main__":

@@ -142,11 +142,16 @@ def from_gzip(archive: Path, names: Sequence[str]) -> Iterator[Member]:
         drain(text)
 
 
+def unpacked(folder: Path, name: str) -> Path | None:
+    """The file of that name in a folder, compressed or not."""
+    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
+
+
 def from_folder(folder: Path, names: Sequence[str]) -> Iterator[Member]:
     for name in names:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{name}: is outside {folder}; expected a path below it. Check the names.")
-        path = next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
+        path = unpacked(folder, name)
         if path is None:
             nearby = (folder / name).parent
             files = nearby.iterdir() if nearby.is_dir() else ()

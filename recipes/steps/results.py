@@ -10,6 +10,7 @@ import platform
 import subprocess
 from pathlib import Path
 
+from recipes.steps import settings
 from recipes.steps.common import replacing, write_lines
 from recipes.steps.logs import read_log
 
@@ -21,6 +22,7 @@ COLUMNS = (
     *("params", "epochs", "updates", "tokens"),
     *("score", "signature", "tokenised", "tokenised_signature", "compound", "compound_signature"),
     "perplexity",
+    *("average", "beam", "lenpen", "generate_args"),
     *("hours", "hardware", "commit"),
 )
 
@@ -78,6 +80,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", required=True, help="for the table")
 
 
+def made_with(folder: Path) -> dict[str, str]:
+    """A run's settings of averaging and generating, as columns; those that a recipe has not are left out."""
+    held: dict[str, str] = {}
+    for name in ("average", "generate"):
+        path = folder / f"settings.{name}.json"
+        held |= settings.read(path) if path.exists() else {}
+    made = {name: held[name] for name in ("average", "beam", "lenpen") if name in held}
+    options = [f"{name} {value}".removesuffix(" on") for name, value in held.items() if name.startswith("--")]
+    return made | ({"generate_args": " ".join(options)} if options else {})
+
+
 def record(args: argparse.Namespace, scores: dict[str, str]) -> None:
     """Keep a run's scores, with what its RUN/train.log says, as its row of the table and as RUN/score.json.
 
@@ -86,12 +99,14 @@ def record(args: argparse.Namespace, scores: dict[str, str]) -> None:
         scores: some of the columns.
     """
     log = read_log(args.run / "train.log")
+    made = made_with(args.run)
     row = {name: getattr(args, name) for name in KEY} | {
         "params": log.params,
         "epochs": f"{log.epochs:.2f}",
         "updates": log.updates,
         "tokens": args.tokens,
         **scores,
+        **made,
         "hours": f"{log.hours:.2f}",
         "hardware": hardware(),
         "commit": commit(),
