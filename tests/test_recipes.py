@@ -320,11 +320,12 @@ def environment() -> dict[str, str]:
         ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is unknown"),
         ("multi30k", "PAIR=en-cs", "PAIR=en-cs is unknown; expected one of de-en"),
         ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown"),
+        ("own", "PAIR=en-en", "PAIR=en-en names one language twice"),
         ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
     ],
 )
 def test_unknown_choices_are_refused(recipe, variable, message):
-    done = make(recipe, "-n", variable)
+    done = make(recipe, "-n", "DATA=nowhere", variable)
     assert done.returncode == 2
     assert message in refused(done)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import pytest
 from conftest import run_module
 
 from fairseq_admin.text.tokens import Text
-from recipes.steps import report, results, score
+from recipes.steps import languages, report, results, score
+from recipes.steps import text as text_step
 from recipes.steps.common import write_lines
 
 HYPOTHESES = [
@@ -66,6 +70,40 @@ def test_a_model_of_lower_case_text_is_scored_without_case():
         found = score.scores(Text("de", "en", lowercase=lowercase), tokens, raw, tokens, False)
         assert ("case:lc" in found["signature"]) == lowercase
         assert (found["score"] == "100.00") == lowercase
+
+
+# -- languages -------------------------------------------------------------------------------------------------------
+
+
+def test_chinese_is_scored_by_its_characters():
+    """A sentence against itself with other spaces in it, of which 13a would find no word again."""
+    raw = ["\u6211\u4eec\u4eca\u5929\u53bb\u5b66\u6821\u3002"]
+    for code in ("zh", "zh_CN", "yue"):
+        found = score.scores(Text("en", code), ["\u6211\u4eec \u4eca\u5929\u53bb \u5b66\u6821 \u3002"], raw, raw, False)
+        assert (found["score"], "tok:zh" in found["signature"]) == ("100.00", True), code
+
+
+@pytest.mark.parametrize(("target", "module"), [("ja", "ja_mecab"), ("ko", "ko_mecab")])
+def test_a_language_without_its_tokeniser_is_refused_before_training(target, module, monkeypatch, tmp_path):
+    tokeniser = importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{module}")
+    monkeypatch.setattr(tokeniser, "MeCab", None)  # as if it were not installed
+    monkeypatch.setattr(sys, "argv", ["text", "en", target, "-o", str(tmp_path / "text.json")])
+    with pytest.raises(ValueError, match=rf"^{target}: sacreBLEU needs MeCab.*Run pip install 'sacrebleu\[{target}\]'"):
+        text_step.main()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("pair", "unknown"),
+    [("de-en", None), ("en-ja", None), ("liv-zh_CN", "liv and zh_CN"), ("xx-en", "xx")],
+)
+def test_languages_that_the_tokeniser_does_not_know_are_said_once(pair, unknown, caplog):
+    caplog.set_level("INFO")
+    languages.say_unknown(Text(*pair.split("-")))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == bool(unknown)
+    if unknown:
+        assert said[0].startswith(f"The tokeniser does not know {unknown} and treats it as English. It knows as bn ca ")
 
 
 # -- results and table -----------------------------------------------------------------------------------------------

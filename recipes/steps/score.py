@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sacrebleu.metrics import BLEU
 
-from recipes.steps import results
+from recipes.steps import languages, results
 from recipes.steps.common import read_lines, run, write_lines
 from recipes.steps.text import Text, remove_bpe
 
@@ -75,9 +75,8 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
         compounds: whether the third is wanted.
     """
     found = {}
-    # A model of lower-case text cannot know the case. Of tokens, BLEU as multi-bleu.perl and fairseq have it.
-    metric = BLEU(lowercase=text.lowercase)
-    found["score"], found["signature"] = bleu(metric, [text.detokenise(line) for line in tokens], raw)
+    found["score"], found["signature"] = bleu(languages.metric(text), [text.detokenise(line) for line in tokens], raw)
+    # Of tokens, BLEU as multi-bleu.perl and fairseq have it.
     plain = BLEU(tokenize="none", smooth_method="none", force=True)
     found["tokenised"], found["tokenised_signature"] = bleu(plain, tokens, tokenised)
     if compounds:
