@@ -43,7 +43,7 @@ archive = $(if $(DATA),$(if $(wildcard $(DATA)/$(1)),$(ARCHIVES)/$(1),$(DATA)),$
 .SECONDARY: $(USED:%=$(ARCHIVES)/%)
 $(ARCHIVES)/%:
 	# download $*
-	$(STEP).download $* --out $@ $(DATA:%=--data %) $(URL:%=--url %) $(TABLE:%=--table %)
+	$(STEP).download $* --out $@ $(DATA:%=--data %) $(if $(URL),--url $(call quoted,$(URL))) $(TABLE:%=--table %)
 
 # -- tokens ----------------------------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 	$(TRAIN) $(BINARY) --user-dir fairseq_admin $(TASK) --arch $(ARCH) --admin-scheme $(METHOD) \
 		$(MODEL) $(OPTIMISATION) $(BATCH_SIZE) $(PRECISE) $(MACHINES) \
 		$(LENGTH) --save-dir $(RUN)/checkpoints $${newest:+--restore-file "$$newest"} --no-last-checkpoints \
-		--tensorboard-logdir $(RUN)/tensorboard $(WANDB:%=--wandb-project %) \
+		--tensorboard-logdir $(RUN)/tensorboard $(if $(WANDB),--wandb-project $(call quoted,$(WANDB))) \
 		--log-format json --log-interval $(LOG_EVERY) $(TRAIN_ARGS) 2>&1 \
 		| tee -a $(RUN)/train$(patsubst %,-node%,$(filter-out 0,$(NODE))).log \
 		| $(STEP).progress $(if $(EPOCHS),--epochs $(EPOCHS),--updates $(UPDATES))

@@ -361,6 +361,42 @@ def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess
     return subprocess.run(["make", *arguments], cwd=cwd, capture_output=True, text=True, env=environment())
 
 
+@pytest.mark.parametrize(
+    ("variable", "unfit"),
+    [
+        *((f"RUNS=a{one}b", one) for one in (*":'(&%$#,=;*~", '"')),
+        ("RUNS=a b", "space"),
+        ("DATA=a b", "space"),
+        ("VENV=a$(shell touch here)", "( ) $ space"),
+    ],
+)
+def test_paths_that_make_cannot_take_are_refused(variable, unfit):
+    """While the makefiles are read, in one line; by the recipes, and by the Makefile before them."""
+    for arguments in (["-n", "-f", "recipes/demo/Makefile"], ["-n", "demo"]):
+        message = refused(plain_make(*arguments, variable))
+        assert f" {variable} has {unfit} in it, which make cannot take in the name of a file; expected" in message
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [("RUNS=", "RUNS= is empty"), ("VENV=", "VENV= is empty"), ("DATA=-x", "DATA=-x begins with a -")],
+)
+def test_paths_that_are_none_are_refused(variable, message):
+    assert message in refused(plain_make("-n", "demo", variable))
+
+
+def test_any_letters_make_a_path():
+    path = "/tmp/a-b_c.d+\u00fc\u65e5@x"
+    assert f"-o {path}/demo/data/text.json" in make("demo", "-n", f"RUNS={path}").stdout
+
+
+def test_distclean_removes_virtual_environments_only(tmp_path):
+    (tmp_path / "thesis").write_text("mine")
+    assert str(tmp_path) not in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
+    (tmp_path / "pyvenv.cfg").touch()
+    assert f"rm -rf {tmp_path}\n" in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
+
+
 @pytest.mark.parametrize("makefile", ["Makefile", *(f"recipes/{name}/Makefile" for name in RECIPES)])
 def test_an_old_make_is_refused_in_one_line(makefile):
     """Before any line that such a make could not read."""
