@@ -17,53 +17,63 @@ TORCH ?=
 PYTEST ?=
 
 RUN := $(VENV)/bin/python
-RECIPE = +@$(MAKE) --no-print-directory PYTHON=$(RUN)
+CALL = +@$(MAKE) --no-print-directory PYTHON=$(RUN)
 # The papers' experiments, and their steps: make iwslt14, or make iwslt14-prepare.
 WMT14 := $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)
-STEPS := prepare train average generate score
+STEPS := preflight prepare train average generate score
 
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
 .PHONY: demo
 demo: $(VENV)/ready
-	$(RECIPE) -f recipes/demo/Makefile
+	$(CALL) -f recipes/demo/Makefile
 
 ## make multi30k: the same pipeline on Multi30k (PAIR=en-fr, DATA=DIR, PRESET=cpu|gpu, METHOD=, SEED=)
 .PHONY: multi30k
 multi30k: $(VENV)/ready
-	$(RECIPE) -f recipes/multi30k/Makefile
+	$(CALL) -f recipes/multi30k/Makefile
 
 ## make own DATA=DIR PAIR=de-en: the same pipeline on a parallel text of your own (train.de, train.en, valid and test alike)
 .PHONY: own
 own: $(VENV)/ready
-	$(RECIPE) -f recipes/own/Makefile
+	$(CALL) -f recipes/own/Makefile
 
 ## make iwslt14: the paper's IWSLT'14 De-En, from download to a score (GPUS=, PRECISION=, METHOD=, SEED=, DATA=, PRESET=small)
 .PHONY: iwslt14 $(STEPS:%=iwslt14-%)
 iwslt14 $(STEPS:%=iwslt14-%): $(VENV)/ready
-	$(RECIPE) -f recipes/iwslt14/Makefile $(patsubst iwslt14-%,%,$(@:iwslt14=all))
+	$(CALL) -f recipes/iwslt14/Makefile $(patsubst iwslt14-%,%,$(@:iwslt14=all))
 
 ## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (NODES=, MASTER=, NODE= for several machines)
 ## make wmt14-enfr-6l, -60l: the papers' WMT'14 En-Fr, 6L-6L and 60L-12L
 .PHONY: $(WMT14) $(foreach step,$(STEPS),$(WMT14:%=%-$(step)))
 $(WMT14) $(foreach step,$(STEPS),$(WMT14:%=%-$(step))): wmt14-%: $(VENV)/ready
-	$(RECIPE) -f recipes/wmt14/Makefile PAIR=$(patsubst en%,en-%,$(word 1,$(subst -, ,$*))) $(patsubst %,SIZE=%,$(word 2,$(subst -, ,$*))) $(or $(word 3,$(subst -, ,$*)),all)
+	$(CALL) -f recipes/wmt14/Makefile PAIR=$(patsubst en%,en-%,$(word 1,$(subst -, ,$*))) $(patsubst %,SIZE=%,$(word 2,$(subst -, ,$*))) $(or $(word 3,$(subst -, ,$*)),all)
 
 ## make iwslt14-prepare, -train, -average, -generate, -score: one step and what it needs; any wmt14 target likewise
+
+## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, what does it take, how long (or iwslt14-preflight; PRICE=)
+.PHONY: preflight
+preflight: $(VENV)/ready
+	$(CALL) -f recipes/preflight/Makefile
+
+## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
+.PHONY: gpu-trial
+gpu-trial: $(VENV)/ready
+	$(CALL) -f recipes/gpu_trial/Makefile
 
 ## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
 .PHONY: lm-demo
 lm-demo: $(VENV)/ready
-	$(RECIPE) -f recipes/lm/Makefile
+	$(CALL) -f recipes/lm/Makefile
 
 ## make compare: every residual scheme at several depths and seeds (SCHEMES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
 .PHONY: compare
 compare: $(VENV)/ready
-	$(RECIPE) -f recipes/compare/Makefile
+	$(CALL) -f recipes/compare/Makefile
 
 ## make sensitivity: what learning rates and beta2 a scheme stands without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
 .PHONY: sensitivity
 sensitivity: $(VENV)/ready
-	$(RECIPE) -f recipes/sensitivity/Makefile
+	$(CALL) -f recipes/sensitivity/Makefile
 
 ## make table: all results so far next to the papers' numbers
 .PHONY: table
@@ -99,7 +109,9 @@ bench: $(VENV)/ready
 .PHONY: setup
 setup: $(VENV)/ready
 
-PIP := $(RUN) -m pip install -q --disable-pip-version-check
+# Without CUDA_HOME: where it is set, fairseq-fixed compiles CUDA kernels that nothing here uses, and stops at a toolkit
+# of another version than torch's.
+PIP := env -u CUDA_HOME $(RUN) -m pip install -q --disable-pip-version-check
 
 # torch first: fairseq-fixed builds against it, and in a build environment of its own pip would fetch a second one.
 # Python < 3.11 gets the official fairseq 0.12.2. Its dependencies' metadata needs an older pip and setuptools, and its

@@ -5,9 +5,16 @@ fairseq's checkpoints, and shows users' mistakes as one line instead of a traceb
 """
 
 import logging
+from types import SimpleNamespace
+
+import numpy
 
 # Said at the import of fairseq: that it lacks tensorboardX, for speech.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+# Read by fairseq when it generates with a language model or buckets lengths; numpy 2 no longer has it.
+if not hasattr(numpy, "compat"):
+    numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
 # Importing a model or an optimizer registers it.
 from . import errors, radam  # noqa: E402, F401

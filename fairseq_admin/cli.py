@@ -13,20 +13,19 @@ from pathlib import Path
 
 import torch
 
-from .checkpoints import averaging, equivalence, fold
-from .checkpoints import files as checkpoint
+from .checkpoints import averaging, equivalence, files
+from .checkpoints import fold as folding
+from .checkpoints.checkpoint import Checkpoint
 from .errors import AdminError
-from .method import provenance, state_dict
 from .method.omega import omega_summary
 from .version import __version__
 
 
 def _omega(args: argparse.Namespace) -> None:
-    model = checkpoint.read(args.checkpoint)["model"]
-    stacks = state_dict.omegas(model)
+    checkpoint = Checkpoint.read(args.checkpoint)
+    stacks, record = checkpoint.omegas, checkpoint.record
     if not stacks:
-        raise AdminError(f"{args.checkpoint} has no omega: it is not (or no longer) an Admin model.")
-    record = provenance.decode(model[provenance.KEY])
+        raise AdminError(f"{checkpoint.name} has no omega: it is not (or no longer) an Admin model.")
     if args.json:
         table = {
             stack: [
@@ -48,28 +47,28 @@ def _omega(args: argparse.Namespace) -> None:
 
 def _average(args: argparse.Namespace) -> None:
     paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
-    checkpoint.check_output(args.output, paths)
-    checkpoint.write(averaging.average(paths), args.output)
+    files.check_output(args.output, paths)
+    averaging.average(paths).write(args.output)
     print(f"{args.output}: average of {', '.join(path.name for path in paths)}")
 
 
 def _fold(args: argparse.Namespace) -> None:
-    checkpoint.check_output(args.output, [args.checkpoint])
-    unfolded = checkpoint.read(args.checkpoint)
-    folded = fold.fold(unfolded, {"fp16": torch.float16, "fp32": torch.float32}[args.dtype], args.min_omega)
+    files.check_output(args.output, [args.checkpoint])
+    unfolded = Checkpoint.read(args.checkpoint)
+    folded = folding.fold(unfolded, {"fp16": torch.float16, "fp32": torch.float32}[args.dtype], args.min_omega)
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
 
     def check(written: Path) -> None:
-        found = equivalence.difference(unfolded, checkpoint.read(written), args.data)
+        found = equivalence.difference(unfolded, Checkpoint.read(written), args.data)
         apart = f"log-probabilities of {found.positions} positions differ by up to {found.largest:.2g}"
         if found.largest > bound:
             raise AdminError(
                 f"{args.checkpoint} folded is not the same: {apart}, more than {bound:g}. Nothing was written. Keep "
                 "the model unfolded, with --user-dir, or allow --tolerance."
             )
-        print(f"{args.output}: {folded['args']['arch']}, {args.dtype}; {apart} (bound {bound:g})")
+        print(f"{args.output}: {folded.state['args']['arch']}, {args.dtype}; {apart} (bound {bound:g})")
 
-    checkpoint.write(folded, args.output, check)
+    folded.write(args.output, check)
 
 
 def _translate(args: argparse.Namespace) -> None:
@@ -89,8 +88,8 @@ def _translate(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace) -> None:
     from .export import folder  # with engines, which no other verb needs
 
-    state = checkpoint.read(args.checkpoint)
-    exported = folder.export(state, args.checkpoint, args.to, args.output, args.data, args.quantization, args.tolerance)
+    checkpoint = Checkpoint.read(args.checkpoint)
+    exported = folder.export(checkpoint, args.to, args.output, args.data, args.quantization, args.tolerance)
     for note in exported.notes:
         print(f"fairseq-admin: {note}", file=sys.stderr)
     print(f"{args.output}: {exported.summary}")
@@ -128,29 +127,29 @@ def parser() -> argparse.ArgumentParser:
         "--by", choices=list(averaging.NUMBERED), help="of a run folder, which (default: epochs where there are any)"
     )
     average.set_defaults(run=_average)
-    folding = verbs.add_parser("fold", help="fold omega away: a stock Transformer that computes the same")
-    folding.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
-    folding.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    folding.add_argument("--data", type=Path, help="binarised data whose validation set to check on, besides noise")
-    folding.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")
-    folding.add_argument(
+    fold = verbs.add_parser("fold", help="fold omega away: a stock Transformer that computes the same")
+    fold.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
+    fold.add_argument("-o", "--output", type=Path, required=True, help="file to write")
+    fold.add_argument("--data", type=Path, help="binarised data whose validation set to check on, in addition to noise")
+    fold.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")
+    fold.add_argument(
         "--min-omega",
         type=_above_zero,
-        help=f"clamp entries nearer to 0 than this (default: refuse below {fold.SMALLEST:g})",
+        help=f"clamp entries nearer to 0 than this (default: refuse below {folding.SMALLEST:g})",
     )
-    folding.add_argument(
+    fold.add_argument(
         "--tolerance", type=_above_zero, help="largest difference of log-probabilities (default: 1e-4; fp16: 0.1)"
     )
-    folding.set_defaults(run=_fold)
+    fold.set_defaults(run=_fold)
     translating = verbs.add_parser(
         "translate",
         help="translate raw text, a line a sentence",
-        description="Translate raw text, a line a sentence. Dictionaries, codes and text.json lie beside the model.",
+        description="Translate raw text, a line a sentence. Dictionaries, codes and text.json are next to the model.",
     )
     translating.add_argument("model", type=Path, help="a checkpoint (.pt), or a folder for CTranslate2 or transformers")
     translating.add_argument("text", type=Path, nargs="?", help="UTF-8 text (default, or -: standard input)")
     translating.add_argument("-o", "--output", type=Path, help="file to write (default: standard output)")
-    translating.add_argument("--data", type=Path, help="folder with the files that do not lie beside the model")
+    translating.add_argument("--data", type=Path, help="folder with the files that are not next to the model")
     translating.add_argument("--tokenised", action="store_true", help="the text is tokens, the translation too")
     translating.add_argument("--beam", type=_positive, default=5, help="width of the beam (default: 5)")
     translating.add_argument(
@@ -172,7 +171,7 @@ def parser() -> argparse.ArgumentParser:
     exporting.add_argument("checkpoint", type=Path, help="of an Admin model, folded or not, or of a stock Transformer")
     exporting.add_argument("--to", choices=("ctranslate2", "huggingface"), required=True, help="whose folder")
     exporting.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
-    exporting.add_argument("--data", type=Path, help="folder with the files that do not lie beside the model")
+    exporting.add_argument("--data", type=Path, help="folder with the files that are not next to the model")
     exporting.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
     exporting.add_argument(
         "--tolerance", type=_above_zero, help="largest difference of log-probabilities, in float32 (default: 1e-4)"
@@ -183,7 +182,7 @@ def parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Libraries tell nothing that the user cannot mend."""
+    """Libraries tell nothing that the user cannot fix."""
     for library in ("fairseq", "hydra"):
         logging.getLogger(library).setLevel(logging.WARNING)
     with warnings.catch_warnings():

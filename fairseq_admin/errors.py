@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from types import TracebackType
@@ -20,8 +21,13 @@ DIVERGED = 3
 
 DIVERGED_ADVICE = (
     "Resume from an earlier checkpoint (--restore-file) with a lower --lr, a longer --warmup-updates or "
-    "--clip-norm 1.0; under fp16 also try --amp. crash.pt holds the diverged model: do not resume from it."
+    "--clip-norm 1.0. crash.pt holds the diverged model: do not resume from it."
 )
+
+# Where fairseq starts the processes itself (one a GPU), the error of one comes back as the text of its traceback.
+_OURS = re.compile(r"^fairseq_admin\.errors\.(AdminError|DivergedError): (.+)$", re.MULTILINE)
+_NOT_FINITE = re.compile(r"^FloatingPointError\b(.*)$", re.MULTILINE)
+APART = "inconsistent between workers"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -30,33 +36,63 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _diverged(error: BaseException) -> bool:
-    """Whether an error says that training has diverged: ours, or fairseq's for a loss or gradient that is not finite.
+def _text(error: BaseException) -> str:
+    """The traceback of another process that an error reports; empty if it reports none."""
+    return str(error) if type(error).__name__ == "ProcessRaisedException" else ""
 
-    fairseq raises its own, too, where workers of one run have come apart; that is not the model's doing.
+
+ONE_OF_EACH = (
+    "the task is for fairseq's models of several encoders and decoders, and this one has one of each. For several "
+    "languages give --task translation_multi_simple_epoch."
+)
+
+
+def _wants_several(error: BaseException) -> bool:
+    """Whether multilingual_translation or semisupervised_translation has met a model with one encoder and one decoder.
+
+    The former first asks the model's options for one of its own, which only a MultiModel's have.
     """
-    if isinstance(error, FloatingPointError):
-        return "inconsistent between workers" not in str(error)
-    return isinstance(error, DivergedError)
+    return "requires a FairseqMultiModel" in str(error) or getattr(error, "full_key", None) == "model.left_pad_source"
+
+
+def _stop(error: BaseException) -> AdminError | None:
+    """The AdminError behind an error, here or in a process that torch.multiprocessing.spawn started."""
+    for cause in _chain(error):
+        if isinstance(cause, AdminError):
+            return cause
+        if _wants_several(cause):
+            return AdminError(ONE_OF_EACH)
+        for name, message in _OURS.findall(_text(cause)):
+            return DivergedError(message) if name == "DivergedError" else AdminError(message)
+    return None
+
+
+def _not_finite(error: BaseException) -> bool:
+    """Whether fairseq has found a loss or gradient that is not finite, here or in a process that it started.
+
+    It raises the same error where workers of one run have come apart; that is not the model's doing.
+    """
+    found = [str(error)] if isinstance(error, FloatingPointError) else _NOT_FINITE.findall(_text(error))
+    return any(APART not in message for message in found)
 
 
 def install_excepthook() -> None:
     """Let an uncaught AdminError end the process with its one line and exit status 2, and divergence with DIVERGED.
 
     fairseq's command lines catch nothing and print tracebacks, so the plugin can only reach them here. The error is
-    found behind whatever fairseq raised on top of it; every other exception goes to the hook that was there before.
+    found behind whatever fairseq raised on top of it, also in a process that fairseq started; every other exception
+    goes to the hook that was there before.
     """
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # CPython ends the process with the status of a SystemExit that a hook raises.
-        for cause in _chain(error):
-            if isinstance(cause, AdminError):
-                print(f"fairseq-admin: {cause}", file=sys.stderr)
-                raise SystemExit(DIVERGED if _diverged(cause) else 2)
+        if stop := _stop(error):
+            print(f"fairseq-admin: {stop}", file=sys.stderr)
+            raise SystemExit(DIVERGED if isinstance(stop, DivergedError) else 2)
         previous(kind, error, trace)
         # fairseq's search for the culprit may itself fail on top of it (NanDetector does, with today's torch).
-        if any(map(_diverged, _chain(error))):
+        if any(map(_not_finite, _chain(error))):
             print(f"fairseq-admin: training diverged. {DIVERGED_ADVICE}", file=sys.stderr)
             raise SystemExit(DIVERGED)
 

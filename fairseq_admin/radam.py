@@ -6,7 +6,7 @@ steps at β2 = 0.98), and decoupled weight decay p ← p - lr·wd·p, in those s
 """
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -29,6 +29,24 @@ def tractable(step: int, beta2: float) -> bool:
     return rho_inf - 2 * step * beta2**step / (1 - beta2**step) > 5
 
 
+CHUNK = 2**24
+"""Elements updated at once. An update needs up to 16 bytes an element for as long as it takes: 270 MB in all."""
+
+
+def chunks(params: List[Tensor]) -> Iterator[List[Tensor]]:
+    """The parameters in their order, in lists of at most CHUNK elements; a larger parameter is a list of its own."""
+    chunk: List[Tensor] = []
+    elements = 0
+    for p in params:
+        if chunk and elements + p.numel() > CHUNK:
+            yield chunk
+            chunk, elements = [], 0
+        chunk.append(p)
+        elements += p.numel()
+    if chunk:
+        yield chunk
+
+
 class RAdam(torch.optim.Optimizer):
     """Rectified Adam without steps while the variance is intractable, its state in float32 whatever the parameters'.
 
@@ -42,20 +60,39 @@ class RAdam(torch.optim.Optimizer):
 
     supports_flat_params = True
     supports_memory_efficient_fp16 = True
-    # fairseq would put a checkpoint's own tensors, which lie on the CPU, in place of what load_state_dict has made.
+    # fairseq would put a checkpoint's own tensors, which are on the CPU, in place of what load_state_dict has made.
     disable_mem_eff_fp16_loading_hack = True
 
     def __init__(self, params, lr: float, betas: Tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
+    def state_dict(self) -> Dict[str, Any]:
+        """As torch's, but of copied entries: fully_sharded's fairscale makes numbers of the step counts."""
+        found = super().state_dict()
+        return {**found, "state": {i: dict(entries) for i, entries in found["state"].items()}}
+
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """As torch's, which casts the moments to the parameters' type, but the moments stay float32."""
-        super().load_state_dict(state_dict)
+        """As torch's, which casts the moments to the parameters' type, but the moments stay float32.
+
+        A step count may be a number.
+
+        Raises:
+            AdminError: the state is of other parameters.
+        """
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-        for p, i in zip((p for group in self.param_groups for p in group["params"]), saved):
-            for name, moment in state_dict["state"].get(i, {}).items():
-                if name != "step":
-                    self.state[p][name] = moment.to(p.device, torch.float32, copy=True)
+        own = [p for group in self.param_groups for p in group["params"]]
+        moments = [{k: m for k, m in state_dict["state"].get(i, {}).items() if k != "step"} for i in saved]
+        if len(saved) != len(own) or any(m.shape != p.shape for p, ms in zip(own, moments) for m in ms.values()):
+            raise AdminError(
+                f"the checkpoint's optimizer state is of {len(saved)} parameters, which are not the model's {len(own)} "
+                "(is it another model, or pruned?). Give --reset-optimizer to start with a new state."
+            )
+        super().load_state_dict(state_dict)
+        for p, i, named in zip(own, saved, moments):
+            for name, moment in named.items():
+                self.state[p][name] = moment.to(p.device, torch.float32, copy=True)
+            if i in state_dict["state"]:
+                self.state[p]["step"] = torch.tensor(float(state_dict["state"][i]["step"]))
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], float]] = None):
@@ -64,12 +101,11 @@ class RAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            self._step_group(group, [p for p in group["params"] if p.grad is not None])
+            for chunk in chunks([p for p in group["params"] if p.grad is not None]):
+                self._step_chunk(group, chunk)
         return loss
 
-    def _step_group(self, group: Dict[str, Any], params: List[Tensor]) -> None:
-        if not params:
-            return
+    def _step_chunk(self, group: Dict[str, Any], params: List[Tensor]) -> None:
         beta1, beta2 = group["betas"]
         for p in params:
             state = self.state[p]
@@ -125,11 +161,24 @@ def _betas(given: Any) -> Tuple[float, float]:
 
 @register_optimizer("radam", dataclass=RAdamConfig)
 class FairseqRAdam(FairseqOptimizer):
-    """fairseq's handle on `RAdam`."""
+    """fairseq's handle on `RAdam`.
+
+    Under --amp fairseq clips, for which torch's GradScaler unscales the gradients of `RAdam`, and then has the scaler
+    step this handle. To the scaler that is another optimizer, whose gradients it would divide by the loss scale again,
+    unless the optimizer says that it sees to that itself. Then the scaler only sets `found_inf` during the step: not 0
+    if a gradient overflowed.
+    """
+
+    _step_supports_amp_scaling = True
+    found_inf: Optional[Tensor] = None
 
     def __init__(self, cfg: RAdamConfig, params) -> None:
         super().__init__(cfg)
         self._optimizer = RAdam(params, **self.optimizer_config)
+
+    def step(self, closure=None, scale=1.0, groups=None) -> None:
+        if self.found_inf is None or not self.found_inf.item():
+            super().step(closure, scale, groups)
 
     @property
     def optimizer_config(self) -> Dict[str, Any]:

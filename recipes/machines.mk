@@ -1,13 +1,24 @@
-# What a run trains on: the GPUs and machines there are, how an update's tokens are split over them, and in what
-# precision. Gives MAX_TOKENS, UPDATE_FREQ, HELD, MACHINES, TRAIN and PRECISION_*.
+# What a run trains on: the GPUs and machines there are, and how an update's tokens are split over them.
+#
+# Reads the model's sizes, and the variables below. Gives MAX_TOKENS, UPDATE_FREQ, HELD, NEED (a line on memory), MACHINES,
+# TRAIN, and what precision.mk gives.
+
+include recipes/precision.mk
+
+# Units of the longest sentences, which a batch of them must fit with.
+LONGEST ?= 256
+MODEL_SIZES := --encoder-layers $(or $(ENCODER_LAYERS),0) --decoder-layers $(or $(DECODER_LAYERS),$(LAYERS)) --width $(WIDTH) \
+	--ffn $(FFN) --heads $(HEADS) --words $(MERGES) --dropout $(DROPOUT) $(ATTENTION_DROPOUT:%=--attention-dropout %) \
+	$(ACTIVATION_DROPOUT:%=--activation-dropout %) --precision $(or $(PRECISION),fp32) --length $(LONGEST) \
+	$(if $(filter --checkpoint-activations,$(TRAIN_ARGS)),--checkpoint) $(ON_CPU)
 
 # Either a recipe says MAX_TOKENS and UPDATE_FREQ; or it says TOKENS an update and the paper's batch A_DEVICE, and the
-# rest follows from GPUS, NODES, the GPUs' MEMORY in GB, or MAX_TOKENS if the user gives one.
+# rest follows from the model's sizes, GPUS, NODES, the GPUs' MEMORY in GB, or MAX_TOKENS if the user gives one.
 UPDATE_FREQ ?= 1
 NODES ?= 1
 ifdef TOKENS
 BATCHES := $(ASK).batch $(TOKENS) --a-device $(A_DEVICE) --nodes $(NODES) $(GPUS:%=--devices %) \
-	$(MAX_TOKENS:%=--max-tokens %) $(MEMORY:%=--memory %)
+	$(MAX_TOKENS:%=--max-tokens %) $(MEMORY:%=--memory %) $(MODEL_SIZES)
 PLAN := $(shell $(BATCHES) 2>&1)
 ifneq ($(.SHELLSTATUS),0)
 $(error $(PLAN))
@@ -15,9 +26,14 @@ endif
 override GPUS := $(call field,GPUS,$(PLAN))
 override MAX_TOKENS := $(call field,MAX_TOKENS,$(PLAN))
 override UPDATE_FREQ := $(call field,UPDATE_FREQ,$(PLAN))
+CHECKPOINT := $(filter yes,$(call field,CHECKPOINT,$(PLAN)))
+NEED := $(wordlist 5,99,$(PLAN))
 HELD := --tokens-per-update $(TOKENS)
-endif
+else
 GPUS ?= 1
+NEED := $(wordlist 5,99,$(shell $(ASK).batch $$(( $(MAX_TOKENS) * $(UPDATE_FREQ) )) --a-device $(MAX_TOKENS) --devices 1 \
+	--max-tokens $(MAX_TOKENS) $(MODEL_SIZES)))
+endif
 
 # Every node runs the same command, with its number NODE (SLURM tells it) and the first one's address, MASTER.
 NODE ?= $(or $(SLURM_NODEID),0)
@@ -30,18 +46,15 @@ ifneq ($(and $(NODE:0=),$(filter-out train,$(or $(MAKECMDGOALS),all))),)
 $(error NODE=$(NODE) of several only trains; run the target that ends in -train there)
 endif
 RENDEZVOUS := --distributed-init-method tcp://$(MASTER) --distributed-rank $(shell echo $$(( $(NODE) * $(GPUS) )))
+else ifeq ($(ON_CPU),)
+# fairseq would take a place to meet, and a number of processes, from the variables of a SLURM job or torchrun.
+FREE_PORT := import socket; free = socket.socket(); free.bind(("127.0.0.1", 0)); print(free.getsockname()[1])
+RENDEZVOUS := $(if $(GPUS:1=),--distributed-init-method "tcp://localhost:$$($(PYTHON) -c '$(FREE_PORT)')" --distributed-rank 0)
 endif
-WORLD := $(if $(findstring --cpu,$(DEVICE_ARGS)),$(filter-out 1,$(NODES)),$(shell echo $$(( $(NODES) * $(GPUS) ))))
+WORLD := $(if $(ON_CPU),$(NODES),$(shell echo $$(( $(NODES) * $(GPUS) ))))
 ON_CPUS := --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp
-MACHINES := $(WORLD:%=--distributed-world-size %) $(RENDEZVOUS) \
-	$(if $(and $(RENDEZVOUS),$(findstring --cpu,$(DEVICE_ARGS))),$(ON_CPUS))
+MACHINES := --distributed-world-size $(WORLD) $(RENDEZVOUS) $(if $(and $(RENDEZVOUS),$(ON_CPU)),$(ON_CPUS)) \
+	$(if $(CHECKPOINT),--checkpoint-activations)
 
 # fairseq-train takes --bf16 for the wish to train on a TPU; recipes/steps/train_bf16.py is fairseq-train without that.
-PRECISION ?=
 TRAIN := $(if $(filter bf16,$(PRECISION)),$(STEP).train_bf16,$(PYTHON) -m fairseq_cli.train)
-PRECISION_fp16 := --fp16 --fp16-no-flatten-grads --fp16-scale-window 256 --threshold-loss-scale 0.03125
-PRECISION_amp := --amp
-PRECISION_bf16 := --bf16 --fp16-no-flatten-grads
-ifneq ($(filter-out fp16 amp bf16 fp32,$(PRECISION)),)
-$(error PRECISION=$(PRECISION) is unknown; expected fp16, amp, bf16 or fp32)
-endif

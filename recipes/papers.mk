@@ -30,7 +30,7 @@ SAVE_EVERY ?= 2000
 LOG_EVERY ?= 100
 AVERAGE ?= 10
 DEVICE_ARGS := --num-workers 2
-# V100s have no bf16; newer cards do, with PRECISION=bf16.
+# V100s have no bf16; newer cards do, with PRECISION=bf16. me-fp16 takes half the memory a parameter.
 PRECISION ?= fp16
 CHECK_GPUS := yes
 endif

@@ -58,7 +58,9 @@ endif
 # from checkpoint_last.pt or checkpoint_best.pt, which it copies in place: a kill may cut those short.
 $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 	# train: $(or $(EPOCHS:%=% epochs),$(UPDATES) updates), each of $(NODES) x $(GPUS) x $(UPDATE_FREQ) batches of up to $(MAX_TOKENS) tokens
+	$(if $(NEED),# memory: $(NEED))
 	$(if $(CHECK_GPUS),@$(BATCHES) --check > /dev/null)
+	@$(SHORT_PREFLIGHT)
 	mkdir -p $(RUN)/checkpoints
 	newest=$$(ls -t $(RUN)/checkpoints/checkpoint[0-9]*.pt $(RUN)/checkpoints/checkpoint_[0-9]*_*.pt 2>/dev/null | head -n 1 || true); \
 	$(TRAIN) $(BINARY) --user-dir fairseq_admin $(TASK) --arch $(ARCH) --admin-scheme $(METHOD) \
@@ -69,6 +71,8 @@ $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 		| tee -a $(RUN)/train$(patsubst %,-node%,$(filter-out 0,$(NODE))).log \
 		| $(STEP).progress $(if $(EPOCHS),--epochs $(EPOCHS),--updates $(UPDATES))
 	touch $@
+
+include recipes/preflight/preflight.mk
 
 # -- model -----------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
+GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 torch.set_num_threads(1)
 
 
@@ -28,6 +29,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Hide the GPUs from every process that a test, or a fixture set up for it, starts, unless it is marked cuda.
+
+    fairseq's --cpu does not keep off them: it makes one process a GPU, and moves the norm of the gradients to one.
+    """
+    if not item.get_closest_marker("cuda"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif GPUS is None:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = GPUS
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide them in the test itself too, where torch may have counted them already."""
+    if not request.node.get_closest_marker("cuda"):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
 
 class Run(NamedTuple):
@@ -64,10 +87,19 @@ def _child(module: str, arguments: list[str], log: Path) -> None:
     os._exit(status)
 
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(
-    ["fairseq_cli.train", "fairseq_cli.generate", "fairseq_cli.preprocess", "torch._dynamo"]
-)
+_forked = multiprocessing.get_context("forkserver")
+_forked.set_forkserver_preload(["fairseq_cli.train", "fairseq_cli.generate", "fairseq_cli.preprocess", "torch._dynamo"])
+
+
+def process(target: Callable[..., None], *arguments: object) -> multiprocessing.process.BaseProcess:
+    """A process, to be started, that sees the GPUs that the test sees.
+
+    Where it sees none it is forked from a server that has imported fairseq, which counts the GPUs when it is imported;
+    otherwise it starts from nothing.
+    """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    context = _forked if hidden else multiprocessing.get_context("spawn")
+    return context.Process(target=target, args=arguments)
 
 
 @pytest.fixture
@@ -76,27 +108,26 @@ def start(tmp_path: Path) -> Callable[..., multiprocessing.process.BaseProcess]:
     running = []
 
     def begin(module: str, *arguments: object, log: Path) -> multiprocessing.process.BaseProcess:
-        process = _processes.Process(target=_child, args=(module, [str(a) for a in arguments], log))
-        process.start()
-        running.append(process)
-        return process
+        running.append(process(_child, module, [str(a) for a in arguments], log))
+        running[-1].start()
+        return running[-1]
 
     yield begin
-    for process in running:
-        process.kill()
-        process.join()
+    for started in running:
+        started.kill()
+        started.join()
 
 
 def run_module(module: str, *arguments: object, log: Path, timeout: float = 120) -> Run:
     """Run a module as a command to its end, as `python -m` would."""
-    process = _processes.Process(target=_child, args=(module, [str(a) for a in arguments], log))
-    process.start()
-    process.join(timeout)
-    if process.is_alive():
-        process.kill()
-        process.join()
+    running = process(_child, module, [str(a) for a in arguments], log)
+    running.start()
+    running.join(timeout)
+    if running.is_alive():
+        running.kill()
+        running.join()
         raise TimeoutError(f"{module} ran for more than {timeout} s:\n{log.read_text()[-4000:]}")
-    return Run(process.exitcode or 0, log.read_text())
+    return Run(running.exitcode or 0, log.read_text())
 
 
 @pytest.fixture
@@ -136,3 +167,23 @@ TRAIN = (
     "--share-all-embeddings --log-format simple --log-interval 1 --num-workers 0"
 ).split()
 """Options that train the tiny model on `corpus` within seconds; later options override them."""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """nvidia_smi((MiB, name), ..., driver=) puts a program on PATH that lists such GPUs, as NVIDIA's does."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def there(*gpus: tuple[int, str], driver: str = "580.65.06", status: int = 0) -> None:
+        rows = "".join(
+            f"echo '{index}, GPU-{chr(97 + index) * 8}-0000, {name}, {driver}, {mib}'\n"
+            for index, (mib, name) in enumerate(gpus)
+        )
+        program = folder / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{rows}exit {status}\n")
+        program.chmod(0o755)
+
+    return there

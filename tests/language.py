@@ -37,8 +37,7 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 def options(arch: str, **given: Any) -> dict[str, Any]:
     """All options of a stock `transformer_lm` or of a `transformer_lm_admin` of those sizes."""
     defaults = {field.name: field.default for field in fields(TransformerLanguageModelConfig)}
-    own = {"admin_init": "reference", "admin_profile_tokens": 8192, "admin_max_skipped_updates": 100}
-    return {**defaults, **SIZES, **({**own, "update_freq": [1]} if "admin" in arch else {}), **given}
+    return {**defaults, **SIZES, **given}
 
 
 def build(arch: str = "transformer_lm_admin", seed: int = 1, **given: Any) -> nn.Module:

@@ -39,9 +39,6 @@ def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> Transfo
     Vocabulary of words + 4, all embeddings tied.
     """
     args = Namespace(share_all_embeddings=True, max_source_positions=256, max_target_positions=256)
-    if arch.startswith("transformer_admin"):
-        args.admin_init, args.admin_profile_tokens, args.admin_max_skipped_updates = "reference", 8192, 100
-        args.update_freq = [1]
     for name, value in options.items():
         setattr(args, name, value)
     ARCH_CONFIG_REGISTRY[arch](args)

@@ -11,8 +11,7 @@ import reference
 import torch
 from test_checkpoint import Evil, admin, save
 
-from fairseq_admin.checkpoints import averaging
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import averaging, files
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance, state_dict
 
@@ -113,6 +112,18 @@ def test_choose_takes_the_last_10_of_a_folder(tmp_path):
     assert names(averaging.choose([tmp_path], last=1, upto=7)) == ["checkpoint7"]
 
 
+def test_choose_looks_into_the_folder_checkpoints_of_a_run(tmp_path):
+    """As the recipes' runs have it; a folder with checkpoints of its own is a --save-dir itself."""
+    (tmp_path / "checkpoints").mkdir()
+    folder(tmp_path / "checkpoints", "checkpoint1", "checkpoint2", "checkpoint3")
+    folder(tmp_path, "average")
+    assert averaging.choose([tmp_path], last=2) == [tmp_path / f"checkpoints/checkpoint{n}.pt" for n in (2, 3)]
+    with pytest.raises(AdminError, match=r"/checkpoints holds 3 checkpoints numbered by epochs and the last 4"):
+        averaging.choose([tmp_path], last=4)
+    folder(tmp_path, "checkpoint7")
+    assert averaging.choose([tmp_path], last=1) == [tmp_path / "checkpoint7.pt"]
+
+
 def test_choose_refuses_folders_beside_anything(tmp_path):
     one, two = (tmp_path / name for name in ("one", "two"))
     one.mkdir(), two.mkdir()
@@ -137,7 +148,7 @@ def test_choose_refuses_a_file_twice_by_any_name(tmp_path):
 def test_average_is_the_plain_mean(tmp_path):
     """Float32 sums of 5 numbers near 1 are off by less than 5 half-units in the last place, 3e-7."""
     paths = [save(tmp_path / f"{n}.pt", admin(n).state_dict(), n) for n in range(5)]
-    mean, expected = averaging.average(paths)["model"], plain_mean(paths)
+    mean, expected = averaging.average(paths).weights, plain_mean(paths)
     assert list(mean) == list(expected)
     for key in trained(mean):
         torch.testing.assert_close(mean[key], expected[key], rtol=1e-6, atol=1e-6, msg=key)
@@ -150,7 +161,7 @@ def test_average_is_the_float64_mean(tmp_path, dtype):
     for model in models:
         model[provenance.KEY] = provenance.encode(record).to(dtype)
     paths = [save(tmp_path / f"{n}.pt", model, updates=n) for n, model in enumerate(models)]
-    mean = averaging.average(paths)["model"]
+    mean = averaging.average(paths).weights
     assert mean.keys() == models[0].keys()
     for key, tensor in trained(mean).items():
         expected = sum(model[key].double() for model in models) / 5
@@ -160,12 +171,12 @@ def test_average_is_the_float64_mean(tmp_path, dtype):
 
 def test_average_is_stored_in_the_newests_types(tmp_path):
     paths = [save(tmp_path / f"{d}.pt", admin(d).to(t).state_dict(), d) for d, t in ((2, torch.half), (1, torch.float))]
-    assert {tensor.dtype for tensor in averaging.average(paths)["model"].values()} == {torch.float16}
+    assert {tensor.dtype for tensor in averaging.average(paths).weights.values()} == {torch.float16}
 
 
 def test_average_of_one_is_itself(tmp_path):
     model = admin().state_dict()
-    mean = averaging.average([save(tmp_path / "c.pt", model)])["model"]
+    mean = averaging.average([save(tmp_path / "c.pt", model)]).weights
     assert all(torch.equal(mean[key], model[key]) for key in trained(model))
 
 
@@ -175,7 +186,7 @@ def test_average_takes_the_rest_from_the_one_with_most_updates(tmp_path):
         # A count that no float64 holds.
         model = {**vectors(w=updates), "encoder.count": torch.tensor(2**53 + updates + 1), "encoder.note": name}
         paths.append(save(tmp_path / name, model, updates, args=argparse.Namespace(name=name)))
-    state = averaging.average(paths)
+    state = averaging.average(paths).state
     assert state["args"].name == "b" and state["optimizer_history"][-1]["num_updates"] == 100
     assert state["model"]["encoder.w"].tolist() == [41.0] and state["model"]["encoder.count"].item() == 2**53 + 101
     assert state["model"]["encoder.note"] == "b" and list(state["model"]) == [
@@ -190,7 +201,7 @@ def test_what_only_fairseq_0122_stores_is_the_newests(tmp_path):
     """Its _float_tensor is memory as it was found, which may read as NaN."""
     key, copy = "encoder.embed_positions._float_tensor", "encoder.layers.1.in_proj_weight"
     models = [{**vectors(w=n), key: torch.tensor([float("nan")]), copy: torch.full((2,), float(n))} for n in range(3)]
-    mean = averaging.average([save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)])["model"]
+    mean = averaging.average([save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)]).weights
     assert mean["encoder.w"].item() == 1 and mean[key].isnan().all() and mean[copy].tolist() == [2.0, 2.0]
 
 
@@ -198,21 +209,21 @@ def test_average_of_stock_models(tmp_path):
     models = [reference.build("transformer", seed=n, **reference.TINY).state_dict() for n in (1, 2)]
     paths = [save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)]
     key = "decoder.layers.1.fc1.weight"
-    assert torch.equal(averaging.average(paths)["model"][key], ((models[0][key].double() + models[1][key]) / 2).float())
+    assert torch.equal(averaging.average(paths).weights[key], ((models[0][key].double() + models[1][key]) / 2).float())
 
 
 def test_average_leaves_its_inputs_alone(tmp_path):
     paths = [save(tmp_path / f"{n}.pt", admin(n).state_dict(), n) for n in (1, 2)]
     before = [path.read_bytes() for path in paths]
-    checkpoint.write(averaging.average(paths), tmp_path / "out.pt")
+    averaging.average(paths).write(tmp_path / "out.pt")
     assert [path.read_bytes() for path in paths] == before
 
 
 def test_averaged_then_written_and_read_is_the_same(tmp_path):
     paths = [save(tmp_path / f"{n}.pt", admin(n).state_dict(), n) for n in (1, 2)]
-    state = averaging.average(paths)
-    checkpoint.write(state, tmp_path / "out.pt")
-    read = checkpoint.read(tmp_path / "out.pt")
+    state = averaging.average(paths).state
+    files.write(state, tmp_path / "out.pt")
+    read = files.read(tmp_path / "out.pt")
     assert read.keys() == state.keys()
     assert all(torch.equal(read["model"][key], tensor) for key, tensor in trained(state["model"]).items())
 
@@ -222,8 +233,8 @@ def test_averaged_then_written_and_read_is_the_same(tmp_path):
 
 def test_tied_entries_stay_tied_and_the_file_does_not_grow(tmp_path):
     paths = [save(tmp_path / f"{n}.pt", admin(n).state_dict(), n, last_optimizer_state=None) for n in (1, 2)]
-    checkpoint.write(averaging.average(paths), tmp_path / "out.pt")
-    model = checkpoint.read(tmp_path / "out.pt")["model"]
+    averaging.average(paths).write(tmp_path / "out.pt")
+    model = files.read(tmp_path / "out.pt")["model"]
     assert len({model[key].untyped_storage().data_ptr() for key in TIED}) == 1
     assert len({tensor.untyped_storage().data_ptr() for tensor in model.values()}) == len(model) - 2
     # The zip's records bear the file's name; another copy of the embeddings would be 3 %.
@@ -244,7 +255,7 @@ def test_checkpoints_that_disagree_about_what_is_tied(tmp_path, newest):
     ]
     models[2]["d"] = models[2]["b"]
     paths = [save(tmp_path / f"{n}.pt", model, 9 if n == newest else n) for n, model in enumerate(models)]
-    mean = averaging.average(paths)["model"]
+    mean = averaging.average(paths).weights
     assert {key: tensor.item() for key, tensor in mean.items()} == {"a": 3.0, "b": 13.0, "c": 25.0, "d": 13.0}
     # b and d are one tensor in every file, a and c in some only.
     assert mean["b"] is mean["d"] and len({tensor.data_ptr() for tensor in mean.values()}) == 3
@@ -260,7 +271,7 @@ def test_views_of_one_storage(tmp_path):
         )
         models[-1]["empty"] = torch.empty(0, 5)
     paths = [save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)]
-    mean = averaging.average(paths)["model"]
+    mean = averaging.average(paths).weights
     for key in models[0]:
         assert torch.equal(mean[key], ((models[0][key].double() + models[1][key]) / 2).float()), key
 
@@ -320,7 +331,7 @@ def test_another_seed_is_named_between_the_first_and_the_one_that_differs(tmp_pa
         model = {**vectors(w=n), provenance.KEY: provenance.encode({"rule": "log", "seed": seed})}
         paths.append(save(tmp_path / f"{n}.pt", model, n))
     assert re.search(r"0\.pt and .*2\.pt are not of one run: .* with seed 7 in the first and 8 in", refused(*paths))
-    assert averaging.average(paths[:2])["model"]["encoder.w"].item() == 0.5
+    assert averaging.average(paths[:2]).weights["encoder.w"].item() == 0.5
 
 
 def test_not_yet_profiled_beside_profiled(tmp_path):
@@ -384,7 +395,7 @@ def test_opposite_infinities_do_not_hide(tmp_path):
 def test_half_precision_near_its_bound_is_finite(tmp_path):
     models = [{"encoder.w": torch.full((1000,), 65504.0 - 32 * n).half()} for n in range(3)]
     mean = averaging.average([save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)])
-    assert mean["model"]["encoder.w"].eq(65472.0).all()
+    assert mean.weights["encoder.w"].eq(65472.0).all()
 
 
 def test_nothing_in_a_file_is_run(tmp_path):

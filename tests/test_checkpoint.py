@@ -15,7 +15,7 @@ import reference
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import files
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance, state_dict
 
@@ -54,19 +54,19 @@ def test_reads_what_fairseq_writes(tmp_path):
         "extra_state": {"val_loss": numpy.float64(3.5), "best": numpy.arange(3)},
     }
     torch.save(state, tmp_path / "c.pt")
-    read = checkpoint.read(tmp_path / "c.pt")
+    read = files.read(tmp_path / "c.pt")
     assert read["args"].lr == [0.1] and read["cfg"].task.sizes[1] == 2 and read["extra_state"]["val_loss"] == 3.5
     assert read["extra_state"]["best"].tolist() == [0, 1, 2]
 
 
 def test_missing(tmp_path):
     with pytest.raises(AdminError, match=r"none\.pt: no such file; a fairseq checkpoint"):
-        checkpoint.read(tmp_path / "none.pt")
+        files.read(tmp_path / "none.pt")
 
 
 def test_folder(tmp_path):
     with pytest.raises(AdminError, match="is a folder; a fairseq checkpoint"):
-        checkpoint.read(tmp_path)
+        files.read(tmp_path)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
@@ -75,7 +75,7 @@ def test_truncated(tmp_path, share):
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(AdminError, match=r"c\.pt.* (not a whole checkpoint|is not a torch file)"):
-        checkpoint.read(path)
+        files.read(path)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_truncated(tmp_path, share):
 def test_text(tmp_path, text):
     (tmp_path / "train.log").write_text(text)
     with pytest.raises(AdminError, match=r"train\.log.* (is not a torch file|not a whole checkpoint)"):
-        checkpoint.read(tmp_path / "train.log")
+        files.read(tmp_path / "train.log")
 
 
 @pytest.mark.parametrize("content", [torch.ones(3), [1, 2], {"weights": torch.ones(2)}, {"model": torch.ones(2)}])
 def test_torch_file_that_is_no_checkpoint(tmp_path, content):
     torch.save(content, tmp_path / "c.pt")
     with pytest.raises(AdminError, match=r"a torch file, but no fairseq checkpoint \(it has no entry 'model'\)"):
-        checkpoint.read(tmp_path / "c.pt")
+        files.read(tmp_path / "c.pt")
 
 
 @pytest.mark.parametrize("write", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state))])
@@ -99,11 +99,11 @@ def test_foreign_objects_are_named_and_not_run(tmp_path, write):
     path, touched = tmp_path / "c.pt", tmp_path / "touched"
     write({"model": {"w": torch.ones(2) if write is torch.save else 1}, "extra": Evil(touched)}, path)
     with pytest.raises(AdminError, match=r"c\.pt .*a fairseq checkpoint was expected\. Nothing in it was run"):
-        checkpoint.read(path)
+        files.read(path)
     assert not touched.exists()
     if write is torch.save:
         with pytest.raises(AdminError, match=r"holds an object of (io|_io)\.open"):
-            checkpoint.read(path)
+            files.read(path)
         torch.load(path, weights_only=False)["extra"].close()
         assert touched.exists()  # the unsafe way does run it
 
@@ -113,7 +113,7 @@ def test_foreign_objects_are_named_and_not_run(tmp_path, write):
 )
 def test_write_replaces_only_with_a_whole_file(tmp_path, monkeypatch, error):
     path = tmp_path / "c.pt"
-    checkpoint.write({"model": {"w": torch.ones(2)}}, path)
+    files.write({"model": {"w": torch.ones(2)}}, path)
     before = path.read_bytes()
 
     def full(state, part):
@@ -122,7 +122,7 @@ def test_write_replaces_only_with_a_whole_file(tmp_path, monkeypatch, error):
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(AdminError, match=r"^.*c\.pt: could not be written \(.*No space left on device\)\..*\Z"):
-        checkpoint.write({"model": {"w": torch.zeros(2)}}, path)
+        files.write({"model": {"w": torch.zeros(2)}}, path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["c.pt"]
 
 
@@ -130,20 +130,20 @@ def test_write_into_a_missing_folder(tmp_path):
     with pytest.raises(
         AdminError, match=r"c\.pt: could not be written \(no folder .*none\)\. Make it, or give another"
     ):
-        checkpoint.write({"model": {}}, tmp_path / "none" / "c.pt")
+        files.write({"model": {}}, tmp_path / "none" / "c.pt")
 
 
 def test_write_on_a_full_disk(tmp_path):
     """Is it one line, does nothing stay behind, and is what was there before still there?"""
     path = tmp_path / "c.pt"
-    checkpoint.write({"model": {"w": torch.ones(2)}}, path)
+    files.write({"model": {"w": torch.ones(2)}}, path)
     before = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # A write past the limit fails as one on a full disk does, with another errno.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
         with pytest.raises(AdminError, match=r"c\.pt: could not be written \(.+\)\. Is the disk full") as refusal:
-            checkpoint.write({"model": {"w": torch.ones(1 << 20)}}, path)
+            files.write({"model": {"w": torch.ones(1 << 20)}}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(refusal.value)
@@ -152,7 +152,7 @@ def test_write_on_a_full_disk(tmp_path):
 
 def test_write_under_ctrl_c_leaves_a_part_at_most(tmp_path, monkeypatch):
     path = tmp_path / "c.pt"
-    checkpoint.write({"model": {"w": torch.ones(2)}}, path)
+    files.write({"model": {"w": torch.ones(2)}}, path)
     before = path.read_bytes()
 
     def interrupted(state, part):
@@ -161,7 +161,7 @@ def test_write_under_ctrl_c_leaves_a_part_at_most(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write({"model": {}}, path)
+        files.write({"model": {}}, path)
     assert path.read_bytes() == before and {p.name for p in tmp_path.iterdir()} <= {"c.pt", "c.pt.part"}
 
 
@@ -174,9 +174,9 @@ def test_an_output_that_is_an_input_is_refused_by_any_name(tmp_path, name):
     os.link(source, tmp_path / "other.pt.part")  # where other.pt would be written first
     (tmp_path / "free.pt").touch()
     with pytest.raises(AdminError, match=r"would overwrite its input .*c\.pt; give another --output"):
-        checkpoint.check_output(tmp_path / name, [tmp_path / "missing.pt", source])
-    checkpoint.check_output(tmp_path / "free.pt", [tmp_path / "missing.pt", source])
-    checkpoint.check_output(tmp_path / "new.pt", [source])
+        files.check_output(tmp_path / name, [tmp_path / "missing.pt", source])
+    files.check_output(tmp_path / "free.pt", [tmp_path / "missing.pt", source])
+    files.check_output(tmp_path / "new.pt", [source])
 
 
 SHARDED = r"shard0\.pt is one shard of a checkpoint; a whole one was expected\. Train without --use-sharded-state.*FSDP"
@@ -185,28 +185,33 @@ SHARDED = r"shard0\.pt is one shard of a checkpoint; a whole one was expected\. 
 def test_shards_are_refused_by_name_unread(tmp_path):
     (tmp_path / "checkpoint_last-shard0.pt").write_text("of any content")
     with pytest.raises(AdminError, match=SHARDED):
-        checkpoint.read(tmp_path / "checkpoint_last-shard0.pt")
+        files.read(tmp_path / "checkpoint_last-shard0.pt")
 
 
 def test_a_checkpoint_that_is_there_in_shards_only(tmp_path):
     (tmp_path / "checkpoint_last-shard0.pt").touch()
     with pytest.raises(AdminError, match=SHARDED):
-        checkpoint.read(tmp_path / "checkpoint_last.pt")
+        files.read(tmp_path / "checkpoint_last.pt")
     with pytest.raises(AdminError, match=r"checkpoint_last-shard1\.pt: no such file"):
-        checkpoint.read(tmp_path / "checkpoint_last-shard1.pt")
+        files.read(tmp_path / "checkpoint_last-shard1.pt")
 
 
-@pytest.mark.parametrize("key", ["fsdp_metadata", "shard_metadata"])
+@pytest.mark.parametrize("key", ["flat_param_0", "encoder.layers.0.flat_param_0"])
 def test_shards_are_refused_by_content(tmp_path, key):
-    path = save(tmp_path / "shard0.pt", {"flat_param_0": torch.ones(2)}, **{key: {"num_padded": [0]}})
+    path = save(tmp_path / "shard0.pt", {key: torch.ones(2)}, fsdp_metadata={"num_padded": [0]})
     with pytest.raises(AdminError, match=SHARDED):
-        checkpoint.read(path)
+        files.read(path)
+
+
+def test_a_whole_checkpoint_of_sharded_training_is_read(tmp_path):
+    path = save(tmp_path / "c.pt", admin().state_dict(), fsdp_metadata={"param_metadata": []})
+    assert files.read(path)["model"].keys() == admin().state_dict().keys()
 
 
 def test_write_then_read(tmp_path):
     model = admin().state_dict()
-    checkpoint.write({"model": model}, tmp_path / "c.pt")
-    read = checkpoint.read(tmp_path / "c.pt")["model"]
+    files.write({"model": model}, tmp_path / "c.pt")
+    read = files.read(tmp_path / "c.pt")["model"]
     assert read.keys() == model.keys() and all(torch.equal(read[key], model[key]) for key in model)
     assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
 
@@ -214,7 +219,7 @@ def test_write_then_read(tmp_path):
 def test_write_does_not_replace_what_is_no_file(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(AdminError, match="folder is a folder or a device; a file to write was expected"):
-        checkpoint.write({"model": {}}, tmp_path / "folder")
+        files.write({"model": {}}, tmp_path / "folder")
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
@@ -310,7 +315,7 @@ def test_a_changed_byte_is_found(tmp_path):
     path.write_bytes(content)
     assert torch.load(path, weights_only=True)["model"]["encoder.w"][0] == 0
     with pytest.raises(AdminError, match=r"c\.pt: not a whole checkpoint \(.*does not match its checksum\)"):
-        checkpoint.read(path)
+        files.read(path)
 
 
 @pytest.mark.parametrize("error", [AdminError("not the same"), RuntimeError("in a forward"), KeyboardInterrupt()])
@@ -319,10 +324,10 @@ def test_a_check_that_fails_leaves_what_was_there(tmp_path, error):
     before = path.read_bytes()
 
     def check(written):
-        assert checkpoint.read(written)["model"] == {"new": 1}
+        assert files.read(written)["model"] == {"new": 1}
         raise error
 
     with pytest.raises(type(error)) as raised:
-        checkpoint.write({"model": {"new": 1}}, path, check)
+        files.write({"model": {"new": 1}}, path, check)
     assert raised.value is error and path.read_bytes() == before
     assert [found.name for found in tmp_path.iterdir()] == ["c.pt"]

@@ -9,8 +9,7 @@ import reference
 import torch
 
 from fairseq_admin import cli
-from fairseq_admin.checkpoints import averaging
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import averaging, files
 from fairseq_admin.method import provenance
 from fairseq_admin.version import __version__
 
@@ -46,7 +45,7 @@ def test_omega_table(run_folder, capsys):
     assert [[row[0], row[3]] for row in rows] == kinds
     assert [int(row[1]) for row in rows] == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6]
     assert [int(row[2]) for row in rows] == [0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
-    norm = checkpoint.read(path)["model"]["decoder.layers.1.encoder_attn_layer_norm.omega_init"][0].item()
+    norm = files.read(path)["model"]["decoder.layers.1.encoder_attn_layer_norm.omega_init"][0].item()
     assert rows[8][4:] == [f"{norm:.4f}", f"{norm + 1:.4f}", f"{norm + 2:.4f}"]
     assert rows[0][4:] == ["1.0000"] * 3
     assert not err
@@ -90,11 +89,11 @@ def test_average_last(run_folder, capsys):
     output = run_folder / "average.pt"
     assert cli.main(["average", str(run_folder), "--last", "2", "-o", str(output)]) == 0
     assert capsys.readouterr().out == f"{output}: average of checkpoint3.pt, checkpoint4.pt\n"
-    model = checkpoint.read(output)["model"]
+    model = files.read(output)["model"]
     learned = model["decoder.layers.1.encoder_attn_layer_norm.omega_delta"]
     assert learned.tolist() == [1.75] * 32 + [0.0] * 32  # the mean of 3 · 0.5 and 4 · 0.5
     assert provenance.decode(model[provenance.KEY])["seed"] == 7
-    assert "last_optimizer_state" not in checkpoint.read(output)
+    assert "last_optimizer_state" not in files.read(output)
     reloaded = reference.build("transformer_admin_tiny", seed=3)
     reloaded.load_state_dict(model)
     assert reloaded.profiled
@@ -103,9 +102,7 @@ def test_average_last(run_folder, capsys):
 def test_average_of_files(run_folder, capsys):
     paths = [str(run_folder / f"checkpoint{n}.pt") for n in (4, 1)]
     assert cli.main(["average", *paths, "-o", str(run_folder / "average.pt")]) == 0
-    learned = checkpoint.read(run_folder / "average.pt")["model"][
-        "decoder.layers.1.encoder_attn_layer_norm.omega_delta"
-    ]
+    learned = files.read(run_folder / "average.pt")["model"]["decoder.layers.1.encoder_attn_layer_norm.omega_delta"]
     assert learned[0].item() == 1.25
 
 
@@ -169,7 +166,9 @@ def test_average_upto_and_by(run_folder, capsys):
 @pytest.mark.parametrize("option", [["--last", "1"], ["--upto", "3"], ["--by", "epochs"]])
 def test_options_of_a_folder_with_files_are_refused(run_folder, capsys, option):
     assert cli.main(["average", str(run_folder / "checkpoint1.pt"), *option, "-o", str(run_folder / "a.pt")]) == 2
-    assert f"{option[0]} chooses from a run folder, and {run_folder}/checkpoint1.pt is none" in capsys.readouterr().err
+    assert (
+        f"{option[0]} chooses from a run folder, and {run_folder}/checkpoint1.pt is not one" in capsys.readouterr().err
+    )
     assert not (run_folder / "a.pt").exists()
 
 

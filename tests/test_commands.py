@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from conftest import ROOT, TRAIN, Run, run_module
 from fairseq import checkpoint_utils, utils
 
 from fairseq_admin.architectures.translation_model import TransformerAdminModel
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import files
 from fairseq_admin.method import provenance
 
 SENTENCE = "w1 w2 w3 w4"
@@ -82,18 +83,17 @@ def test_generate_an_ensemble(trained: Path, generate: Callable) -> None:
 
 
 def test_generate_with_layers_dropped(trained: Path, generate: Callable) -> None:
-    """Do layers_to_keep, given when generating, drop layers with their ω, if layer 0 stays?"""
-    overrides = "{'encoder_layers_to_keep': '0', 'decoder_layers_to_keep': '0'}"
+    """Does fairseq-generate translate with a decoder's second layer alone, the encoder whole?"""
     last = trained / "checkpoint_last.pt"
-    assert generate(last, "--model-overrides", overrides) != generate(last)
+    assert generate(last, "--model-overrides", "{'decoder_layers_to_keep': '1'}") != generate(last)
 
 
 @pytest.mark.parametrize("extra", [{}, {"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")}])
 def test_validate(extra: dict[str, Any], corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     """Does fairseq-validate give the loss that training printed, whatever fairseq has put in the file besides?"""
-    state = checkpoint.read(trained / "checkpoint2.pt")
+    state = files.read(trained / "checkpoint2.pt")
     state["extra_state"].update(extra)
-    checkpoint.write(state, tmp_path / "given.pt")
+    files.write(state, tmp_path / "given.pt")
     given = ["--valid-subset", "valid", "--path", tmp_path / "given.pt", "--max-tokens", 300, "--cpu"]
     given += ["--task", "translation", *NO_WORKERS]
     done = run("fairseq_cli.validate", corpus, *USER_DIR, *given)
@@ -102,9 +102,10 @@ def test_validate(extra: dict[str, Any], corpus: Path, trained: Path, tmp_path: 
     assert f"loss {printed} " in done.output, done.output[-500:]
 
 
-def test_interactive(corpus: Path, trained: Path) -> None:
-    """Does fairseq-interactive translate what comes on standard input?"""
-    given = [corpus, *USER_DIR, "--path", trained / "checkpoint_last.pt", "--cpu", "--max-len-b", 20]
+@pytest.fixture(scope="module")
+def said(corpus: Path, trained: Path) -> str:
+    """What fairseq-interactive translates SENTENCE to."""
+    given = [corpus, *USER_DIR, "--path", trained / "checkpoint_last.pt", "--cpu", "--beam", 1, "--max-len-b", 20]
     done = subprocess.run(
         [sys.executable, "-m", "fairseq_cli.interactive", *map(str, given)],
         input=f"{SENTENCE}\n",
@@ -114,14 +115,23 @@ def test_interactive(corpus: Path, trained: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     lines = dict(line.split("\t", 1) for line in done.stdout.splitlines() if line[:3] in ("S-0", "H-0", "D-0"))
-    assert lines["S-0"] == SENTENCE and lines["H-0"].split("\t")[1].startswith("w")
+    assert lines["S-0"] == SENTENCE
+    return lines["H-0"].split("\t")[1]
 
 
-def test_hub(corpus: Path, trained: Path) -> None:
-    """Does from_pretrained give a model that translates as fairseq-interactive does?"""
+def test_interactive_and_hub(corpus: Path, trained: Path, said: str) -> None:
+    """Is what either says the model's own translation, found here word by word?"""
     hub = TransformerAdminModel.from_pretrained(str(trained), "checkpoint_last.pt", str(corpus))
-    assert hub.translate(SENTENCE, beam=2, max_len_b=20).startswith("w")
-    assert isinstance(hub.models[0], TransformerAdminModel) and hub.models[0].profiled
+    (model,) = hub.models
+    assert isinstance(model, TransformerAdminModel) and model.profiled
+    source, words = hub.encode(SENTENCE).unsqueeze(0), [hub.tgt_dict.eos()]
+    with torch.no_grad():
+        while len(words) == 1 or (words[-1] != hub.tgt_dict.eos() and len(words) <= 20):
+            scores = model(source, torch.tensor([source.size(1)]), torch.tensor([words]))[0][0, -1]
+            scores[[hub.tgt_dict.pad(), *([hub.tgt_dict.eos()] if len(words) == 1 else [])]] = -math.inf
+            words.append(int(scores.argmax()))
+    greedy = hub.decode(torch.tensor(words[1:]))
+    assert len(greedy.split()) > 1 and hub.translate(SENTENCE, beam=1, max_len_b=20) == said == greedy
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +174,7 @@ def admin(*arguments: object) -> subprocess.CompletedProcess:
 def test_omega(trained: Path) -> None:
     """Are the numbers that `fairseq-admin omega` prints, for people and for machines, those of the checkpoint?"""
     last = trained / "checkpoint_last.pt"
-    state = checkpoint.read(last)["model"]
+    state = files.read(last)["model"]
     table, found = admin("omega", last), admin("omega", last, "--json")
     assert (table.returncode, found.returncode) == (0, 0)
     numbers = json.loads(found.stdout)
@@ -192,7 +202,7 @@ def test_average(trained: Path, tmp_path: Path, generate: Callable) -> None:
     done = admin("average", trained, "--last", 2, "-o", output)
     assert done.returncode == 0 and done.stdout.strip().endswith("checkpoint1.pt, checkpoint2.pt")
     inputs = [trained / "checkpoint1.pt", trained / "checkpoint2.pt"]
-    one, two, mean = (checkpoint.read(path)["model"] for path in (*inputs, output))
+    one, two, mean = (files.read(path)["model"] for path in (*inputs, output))
     assert mean.keys() == one.keys()
     for key in mean:
         expected = (one[key].double() + two[key].double()) / 2

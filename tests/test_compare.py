@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import run_module
+from matplotlib import pyplot
 
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.compare.curves import draw as draw_curves
@@ -140,15 +141,56 @@ def test_cell_of_the_heat_map(results, expected):
     assert cell(results) == expected
 
 
-def test_figures_draw_every_outcome(tmp_path):
-    results = [
-        result(scheme=scheme, layers=layers, verdict=kind, update=20 if kind == "diverged" else None)
-        for scheme in SCHEMES
-        for layers, kind in (("6", "learned"), ("18", "diverged"))
+@pytest.fixture
+def closed():
+    yield
+    pyplot.close("all")
+
+
+def test_curves_are_the_runs(closed):
+    """Has every run its thin line, every scheme its mean and label, and a run that diverged its cross?"""
+    two = [result(), result(seed="2", train={10: 5.0, 20: 1.0})]
+    bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, train={10: 7.0})
+    axes = draw_curves([*two, bad, result(layers="18", train={}, verdict="diverged", update=0)]).axes
+    drawn = [
+        [(dict(zip(*line.get_data())), line.get_linewidth(), line.get_marker(), line.get_color()) for line in it.lines]
+        for it in axes
     ]
-    draw_curves([*results, result(layers="12", train={}, verdict="diverged", update=0)], tmp_path / "curves.png")
-    draw_heatmap([result(), result(lr="5e-4", beta2="0.999", verdict="diverged", bits=None)], tmp_path / "map.png")
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("curves.png", "map.png"))
+    assert [it.get_title() for it in axes] == ["6L-6L", "18L-18L"] and axes[0].get_ylim() == (0, 7.5)
+    own = {name: f"C{number}" for number, name in enumerate(n for n in SCHEMES if n in ("admin", "post-ln"))}
+    entropy = ({0: 6.0, 1: 6.0}, 0.8, "None", "grey")
+    assert sorted(drawn[0], key=str) == sorted(
+        [
+            ({10: 6.0, 20: 2.0}, 0.5, "None", own["admin"]),
+            ({10: 5.0, 20: 1.0}, 0.5, "None", own["admin"]),
+            ({10: 5.5, 20: 1.5}, 1.6, "None", own["admin"]),
+            ({}, 1.6, "None", own["post-ln"]),
+            entropy,
+        ],
+        key=str,
+    )
+    assert ({10: 7.0}, 0.5, "None", own["post-ln"]) in drawn[1] and ({10: 7.0}, 1.6, "None", own["post-ln"]) in drawn[1]
+    crosses = [(*points, colour) for points, _, marker, colour in drawn[1] if marker == "x"]
+    assert sorted(crosses) == [(0, own["admin"]), (15, own["post-ln"])] and entropy in drawn[1]
+
+
+def test_heat_map_has_its_numbers(closed):
+    """Has every cell its colour's value, its number and its mark, at its learning rate and beta2?"""
+    runs = [
+        result(lr="1e-3", beta2="0.999"),
+        result(lr="1e-4", beta2="0.98", bits=5.0, verdict="plateau"),
+        result(lr="1e-3", beta2="0.98", bits=None, verdict="diverged"),
+        result(scheme="post-ln", lr="1e-4", bits=4.0, beta2="0.98"),
+    ]
+    axes = {it.get_title(): it for it in draw_heatmap(runs).axes}
+    admin, post_ln = (axes[SCHEMES[name].title] for name in ("admin", "post-ln"))
+    (image,) = admin.images
+    assert image.get_array().filled(-1).tolist() == [[5.0, 9.0], [-1, 2.0]] and image.get_clim() == (2.0, 9.0)
+    assert [text.get_text() for text in admin.get_xticklabels()] == ["1e-4", "1e-3"]
+    assert [text.get_text() for text in admin.get_yticklabels()] == ["0.98", "0.999"]
+    texts = {text.get_position(): text.get_text() for text in admin.texts}
+    assert texts == {(0, 0): "5.00\n—", (1, 0): "×", (0, 1): "nan", (1, 1): "2.00"}
+    assert post_ln.images[0].get_array().filled(-1).tolist() == [[4.0, -1], [-1, -1]]
 
 
 # -- make ------------------------------------------------------------------------------------------------------------

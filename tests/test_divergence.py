@@ -111,6 +111,49 @@ def test_non_finite_loss_stops(corpus: Path, tmp_path: Path, run: Callable[..., 
     assert (tmp_path / "crash.pt").exists()
 
 
+def _spawning(arguments: list[str], log: Path) -> None:
+    """fairseq-train that starts two processes itself, as it does where there are two GPUs."""
+    torch.cuda.device_count = lambda: 2
+    conftest._child("fairseq_cli.train", arguments, log)
+
+
+SPAWN = "--distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp --disable-validation".split()
+
+
+@pytest.mark.slow
+def test_non_finite_loss_stops_where_fairseq_starts_the_processes(corpus: Path, tmp_path: Path) -> None:
+    """Does the command itself end with the status and the advice, where the traceback is of another process?"""
+    given = [str(a) for a in (corpus, *TRAIN, *SPAWN, *ABSURD, "--max-update", 100, "--save-dir", tmp_path)]
+    process = conftest.process(_spawning, given, tmp_path / "log")
+    process.start()
+    process.join(120)
+    process.kill()
+    process.join()
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert (process.exitcode, last) == (DIVERGED, f"fairseq-admin: training diverged. {DIVERGED_ADVICE}")
+
+
+def _diverge(rank: int) -> None:
+    try:
+        raise RuntimeError("of fairseq's")
+    except RuntimeError:
+        raise DivergedError("update 7 was skipped; stop.") from None
+
+
+def test_error_of_a_spawned_process(capfd: pytest.CaptureFixture) -> None:
+    """Does the hook find our error in what torch makes of it, and say it without the traceback?"""
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException) as failed:
+        torch.multiprocessing.spawn(_diverge, nprocs=1)
+    text = str(failed.value)
+    capfd.readouterr()
+    for kind, status in (("DivergedError", DIVERGED), ("AdminError", 2)):
+        error = failed.type(text.replace("DivergedError", kind), 0, 0)
+        with pytest.raises(SystemExit) as end:
+            sys.excepthook(failed.type, error, None)
+        assert end.value.code == status
+        assert capfd.readouterr().err == "fairseq-admin: update 7 was skipped; stop.\n"
+
+
 def _fp16_on_cpu(arguments: list[str], log: Path) -> None:
     """fairseq-train where fairseq's overflow handler, which makes a tensor of 0.0 with .cuda(), can run on a CPU."""
     torch.Tensor.cuda = lambda self: self  # type: ignore[assignment,method-assign]
@@ -120,7 +163,7 @@ def _fp16_on_cpu(arguments: list[str], log: Path) -> None:
 def fp16(corpus: Path, folder: Path, *arguments: object, seconds: float = 60) -> Run:
     """Train in float16 on the CPU; a run that does not end in that time has status -9."""
     given = [str(a) for a in (corpus, *TRAIN, *FP16, "--disable-validation", "--save-dir", folder, *arguments)]
-    process = conftest._processes.Process(target=_fp16_on_cpu, args=(given, folder / "log"))
+    process = conftest.process(_fp16_on_cpu, given, folder / "log")
     process.start()
     process.join(seconds)
     process.kill()
@@ -166,14 +209,16 @@ def test_limit_of_one_when_resumed(corpus: Path, tmp_path: Path, run: Callable[.
         assert done.status == 0, done.output.splitlines()[-1]
 
 
+ON_CUDA = [option for option in TRAIN if option != "--cpu"] + ["--distributed-world-size", "1"]
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision", [[], ["--amp"], ["--memory-efficient-fp16"]])
 def test_non_finite_loss_stops_on_cuda(
     precision: list[str], corpus: Path, tmp_path: Path, run: Callable[..., Run]
 ) -> None:
     """Does the run end with the advice on a GPU too? (There the loss scale falls to its minimum first.)"""
-    options = [option for option in TRAIN if option != "--cpu"]
-    given = [*options, *ABSURD, *precision, "--disable-validation", "--save-dir", tmp_path, "--max-update", 100]
+    given = [*ON_CUDA, *ABSURD, *precision, "--disable-validation", "--save-dir", tmp_path, "--max-update", 100]
     done = run("fairseq_cli.train", corpus, *given)
     assert done.status == DIVERGED and DIVERGED_ADVICE in done.output.splitlines()[-1]
 
@@ -181,7 +226,6 @@ def test_non_finite_loss_stops_on_cuda(
 @pytest.mark.cuda
 def test_fp16_overflows_stop_on_cuda(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     """Does flat float16 on a GPU, nothing patched, end in the same way?"""
-    options = [option for option in TRAIN if option != "--cpu"]
     flat = [option for option in FP16 if option != "--fp16-no-flatten-grads"]
-    given = [*options, *flat, *ABSURD, "--disable-validation", "--admin-max-skipped-updates", 5]
+    given = [*ON_CUDA, *flat, *ABSURD, "--disable-validation", "--admin-max-skipped-updates", 5]
     check_stop(run("fairseq_cli.train", corpus, *given, "--save-dir", tmp_path))

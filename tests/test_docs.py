@@ -134,7 +134,11 @@ def test_targets() -> None:
     (phony,) = re.findall(r"^\.PHONY: (.+)$", make("-qpRr", "help"), flags=re.M)
     targets = set(phony.split())
     described = {target for text in spans(docs("recipes.md")) for target in re.findall(r"^make ([a-z][\w-]*)", text)}
-    steps = {target for target in targets if re.fullmatch(r"wmt14-.+-(prepare|train|average|generate|score)", target)}
+    steps = {
+        target
+        for target in targets
+        if re.fullmatch(r"wmt14-.+-(preflight|prepare|train|average|generate|score)", target)
+    }
     assert len(targets) > 20 and described == targets - steps
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

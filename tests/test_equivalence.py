@@ -10,6 +10,8 @@ import torch
 from test_fold import state_of, tiny
 
 from fairseq_admin.checkpoints import equivalence
+from fairseq_admin.checkpoints.building import build
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 
 
@@ -20,7 +22,7 @@ def stock(seed=1, **options):
 
 def test_random_sentences_look_like_fairseqs():
     """Sources end in </s>, padded on the left; targets begin with it, padded on the right; all words can occur."""
-    batches = equivalence.random_batches(stock(), batches=20)
+    batches = equivalence.random_batches(Checkpoint(stock()), batches=20)
     for src, lengths, prev in batches:
         assert src.shape == (8, 40) and src[:, -1].eq(2).all() and prev[:, 0].eq(2).all()
         assert torch.equal(src.ne(1).sum(1), lengths)
@@ -31,23 +33,23 @@ def test_random_sentences_look_like_fairseqs():
     words = torch.cat([batch.src_tokens.flatten() for batch in batches])
     assert set(words.tolist()) == {1, 2, *range(4, 104)}
     assert len({tuple(batch.src_lengths.tolist()) for batch in batches}) == 20
-    again = equivalence.random_batches(stock(), batches=20)
+    again = equivalence.random_batches(Checkpoint(stock()), batches=20)
     assert all(torch.equal(one, other) for a, b in zip(batches, again) for one, other in zip(a, b))
 
 
 def test_no_sentence_is_longer_than_the_model_takes():
     state = stock()
     state["cfg"]["model"]["max_target_positions"] = 5
-    assert {batch.src_tokens.shape for batch in equivalence.random_batches(state)} == {(8, 5)}
+    assert {batch.src_tokens.shape for batch in equivalence.random_batches(Checkpoint(state))} == {(8, 5)}
 
 
 def test_a_checkpoint_equals_itself():
-    assert equivalence.difference(stock(), stock()).largest == 0.0
+    assert equivalence.difference(Checkpoint(stock()), Checkpoint(stock())).largest == 0.0
 
 
 def test_every_position_counts_once():
-    batches = equivalence.random_batches(stock())
-    assert equivalence.difference(stock(), stock()).positions == sum(
+    batches = equivalence.random_batches(Checkpoint(stock()))
+    assert equivalence.difference(Checkpoint(stock()), Checkpoint(stock())).positions == sum(
         int(b.prev_output_tokens.ne(1).sum()) for b in batches
     )
 
@@ -55,7 +57,7 @@ def test_every_position_counts_once():
 def test_dropout_is_off():
     state = stock()
     state["cfg"]["model"]["dropout"] = 0.5
-    assert equivalence.difference(state, state).largest == 0.0
+    assert equivalence.difference(Checkpoint(state), Checkpoint(state)).largest == 0.0
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_one_changed_number_is_seen(key):
     other = stock(share_all_embeddings=False)
     model = {name: tensor.clone() for name, tensor in other["model"].items()}
     model[key].view(-1)[7 * 64 if "embed" in key else 0] += 3.0  # row 7 is a word, row 0 is <s>, in no sentence
-    found = equivalence.difference(stock(share_all_embeddings=False), {**other, "model": model})
+    found = equivalence.difference(Checkpoint(stock(share_all_embeddings=False)), Checkpoint({**other, "model": model}))
     assert found.largest > 1e-4
 
 
@@ -74,12 +76,12 @@ def test_the_difference_is_of_log_probabilities():
     one = stock(share_all_embeddings=False)
     model = {name: tensor.clone() for name, tensor in one["model"].items()}
     model["decoder.output_projection.weight"] *= 1.1
-    found = equivalence.difference(one, {**one, "model": model}).largest
+    found = equivalence.difference(Checkpoint(one), Checkpoint({**one, "model": model})).largest
     largest = 0.0
-    for batch in equivalence.random_batches(one):
+    for batch in equivalence.random_batches(Checkpoint(one)):
         scores = []
         for weights in (one["model"], model):
-            built = equivalence.build({**one, "model": weights})
+            built = build(Checkpoint({**one, "model": weights}))
             with torch.no_grad():
                 logits, _ = built(*batch)
             scores.append(torch.log_softmax(logits, -1)[batch.prev_output_tokens.ne(1)])
@@ -91,21 +93,21 @@ def test_not_a_number_is_not_equal():
     one = stock()
     model = {name: tensor.clone() for name, tensor in one["model"].items()}
     model["encoder.layers.0.fc1.bias"][0] = math.nan
-    assert equivalence.difference(one, {**one, "model": model}).largest == math.inf
+    assert equivalence.difference(Checkpoint(one), Checkpoint({**one, "model": model})).largest == math.inf
 
 
 def test_half_weights_are_compared_in_float32():
     state = tiny()
     state["model"] = {name: tensor.half() for name, tensor in state["model"].items()}
-    assert next(equivalence.build(state).parameters()).dtype == torch.float32
+    assert next(build(Checkpoint(state)).parameters()).dtype == torch.float32
 
 
 def test_separate_vocabularies():
     sizes = {**reference.TINY, "share_all_embeddings": False}
     state = state_of(reference.build("transformer_admin", **sizes), **sizes)
     state["model"]["encoder.embed_tokens.weight"] = torch.randn(50, 64)
-    assert equivalence.difference(state, state).largest == 0.0
-    for batch in equivalence.random_batches(state):
+    assert equivalence.difference(Checkpoint(state), Checkpoint(state)).largest == 0.0
+    for batch in equivalence.random_batches(Checkpoint(state)):
         assert batch.src_tokens.max() < 50 and batch.prev_output_tokens.max() > 50
 
 
@@ -113,35 +115,38 @@ def test_another_architecture_is_refused():
     state = stock()
     state["cfg"]["model"]["_name"] = "nonesuch"
     with pytest.raises(AdminError, match="architecture is nonesuch, which this fairseq does not know"):
-        equivalence.build(state)
+        build(Checkpoint(state))
 
 
 def test_weights_of_another_size_are_refused_in_one_line():
     state = stock()
     state["model"] = dict(stock(encoder_layers=3)["model"])
     with pytest.raises(AdminError, match="weights do not fit its architecture transformer") as refusal:
-        equivalence.build(state)
+        build(Checkpoint(state))
     assert "\n" not in str(refusal.value)
 
 
 def test_no_translation_model_is_refused():
     with pytest.raises(AdminError, match="has no encoder.embed_tokens.weight"):
-        equivalence.random_batches({**stock(), "model": {}})
+        equivalence.random_batches(Checkpoint({**stock(), "model": {}}))
 
 
 def test_real_batches(corpus):
     """The validation set's first sentences; a model with another dictionary is refused."""
     sizes = reference.TINY
     state = state_of(reference.build("transformer", words=44, **sizes), "transformer", **sizes)
-    batches = equivalence.real_batches(state, corpus)
+    batches = equivalence.real_batches(Checkpoint(state), corpus)
     sentences = sum(len(batch.src_tokens) for batch in batches)
     assert 8 <= sentences <= 40 and all(batch.src_tokens.max() < 48 for batch in batches)
-    assert equivalence.difference(state, state, corpus).positions > equivalence.difference(state, state).positions
+    assert (
+        equivalence.difference(Checkpoint(state), Checkpoint(state), corpus).positions
+        > equivalence.difference(Checkpoint(state), Checkpoint(state)).positions
+    )
     with pytest.raises(AdminError, match="the dictionary has 48 symbols and the model's encoder 104"):
-        equivalence.real_batches(stock(), corpus)
+        equivalence.real_batches(Checkpoint(stock()), corpus)
 
 
 def test_no_data(tmp_path):
     with pytest.raises(AdminError, match=r"no data to check on .* fairseq-preprocess wrote") as refusal:
-        equivalence.real_batches(stock(), tmp_path)
+        equivalence.real_batches(Checkpoint(stock()), tmp_path)
     assert "\n" not in str(refusal.value)

@@ -17,8 +17,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_admin import cli
-from fairseq_admin.checkpoints import equivalence
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import files
+from fairseq_admin.checkpoints.building import build
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.export import ctranslate2, folder, huggingface, tokenizer
 from fairseq_admin.method.layers import shortcut_norms
@@ -86,10 +87,10 @@ class Given:
         self.path, self.state, self.source, self.target = folder / "model.pt", state, source, target
         source.save(str(folder / "dict.de.txt"))
         target.save(str(folder / "dict.en.txt"))
-        checkpoint.write(state, self.path)
+        files.write(state, self.path)
 
     def export(self, engine, output, **options):
-        return folder.export(checkpoint.read(self.path), self.path, engine, output, **options)
+        return folder.export(Checkpoint.read(self.path), engine, output, **options)
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def left_over(tmp_path):
 
 def greedy(given, tokens, longest):
     """fairseq's own, with the unfolded model."""
-    model = equivalence.build(given.state)
+    model = build(Checkpoint(given.state))
     generator = SequenceGenerator([model], given.target, beam_size=1, max_len_a=0, max_len_b=longest)
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}}
     return [found[0]["tokens"].tolist()[:-1] for found in generator.generate([model], sample)]
@@ -146,7 +147,7 @@ def test_ctranslate2_computes_the_same(given, tmp_path, name):
     source = [[it.source[n] for n in row.tolist() if n > 3] for row in tokens]
     target = [[it.target[n] for n in row.tolist() if n > 3] for row in prev]
     with torch.no_grad():
-        expected = equivalence.build(it.state)(tokens, lengths, prev)[0].log_softmax(-1)
+        expected = build(Checkpoint(it.state))(tokens, lengths, prev)[0].log_softmax(-1)
     for row, found in enumerate(translator.score_batch(source, target)):
         numbers = [it.target.index(unit) for unit in target[row]] + [2]
         theirs = torch.tensor([expected[row, step, number] for step, number in enumerate(numbers)])
@@ -176,7 +177,7 @@ def test_transformers_compute_the_same(given, tmp_path, name, caplog):
         row[: sentence.ne(1).sum()] = sentence[sentence.ne(1)]
     assert right[1, -1] == 1 and tokens[1, 0] == 1
     with torch.no_grad():
-        expected = equivalence.build(it.state)(tokens, lengths, prev)[0].log_softmax(-1)[prev.ne(1)]
+        expected = build(Checkpoint(it.state))(tokens, lengths, prev)[0].log_softmax(-1)[prev.ne(1)]
         for padded in (tokens, right):
             logits = fsmt(padded, attention_mask=padded.ne(1), decoder_input_ids=prev, use_cache=False).logits
             # float32's rounding through five layers, in another order
@@ -191,7 +192,7 @@ def test_beam_search_of_the_generation_config_is_fairseqs(given, tmp_path):
     fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     tokens = reference.batch(words=56)[0]
     found = fsmt.generate(tokens, attention_mask=tokens.ne(1))
-    model = equivalence.build(it.state)
+    model = build(Checkpoint(it.state))
     generator = SequenceGenerator([model], it.target, beam_size=5, max_len_a=0, max_len_b=200)
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}}
     expected = [hypotheses[0]["tokens"].tolist() for hypotheses in generator.generate([model], sample)]
@@ -204,11 +205,11 @@ def test_fp16_and_folded_checkpoints(given, tmp_path):
     it = given()
     folded = it.path.with_name("folded.pt")
     assert cli.main(["fold", str(it.path), "-o", str(folded)]) == 0
-    done = folder.export(checkpoint.read(folded), folded, "ctranslate2", tmp_path / "folded")
+    done = folder.export(Checkpoint.read(folded), "ctranslate2", tmp_path / "folded")
     assert "float32" in done.summary
     stock = state_of(it.source, it.target, "transformer")
     stock["model"] = {key: tensor.half() for key, tensor in stock["model"].items()}
-    folder.export(stock, it.path, "ctranslate2", tmp_path / "half")
+    folder.export(Checkpoint(stock, it.path), "ctranslate2", tmp_path / "half")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -223,7 +224,7 @@ def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
         data.mkdir(exist_ok=True)
         for name in ("dict.a.txt", "dict.b.txt"):
             (data / name).write_bytes((corpus / name).read_bytes())
-        done = folder.export(state, tmp_path / "model.pt", engine, tmp_path / f"out-{data.name}", data=data)
+        done = folder.export(Checkpoint(state, tmp_path / "model.pt"), engine, tmp_path / f"out-{data.name}", data=data)
         counted.append(int(done.summary.split("log-probabilities of ")[1].split()[0]))
     valid = sum(len(line.split()) + 1 for line in (corpus.parent / "valid.b").read_text().splitlines())
     # transformers are compared twice, with padding on either side
@@ -239,7 +240,7 @@ def test_quantised_differs_and_says_by_how_much(given, tmp_path):
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("None", "int8")]
     assert sizes[1] < 0.6 * sizes[0]
     assert "as int8, here computed in int8" in done.summary
-    with pytest.raises(AdminError, match="--quantization int7 is none .* int8, int8_float32"):
+    with pytest.raises(AdminError, match="--quantization int7 is not one .* int8, int8_float32"):
         it.export("ctranslate2", tmp_path / "no", quantization="int7")
     assert left_over(tmp_path) == ["None", "int8"]
 
@@ -254,7 +255,7 @@ def test_a_wrong_export_is_refused(given, tmp_path, monkeypatch, engine):
 
     def wrong(model, *rest):
         key = "decoder.layers.1.encoder_attn.out_proj.bias"
-        model.stock["model"][key] = model.stock["model"][key] + 0.01 * torch.arange(64)
+        model.stock.weights[key] = model.stock.weights[key] + 0.01 * torch.arange(64)
         convert(model, *rest)
 
     monkeypatch.setattr(module, "convert", wrong)
@@ -273,9 +274,9 @@ def test_nonsense_is_refused_when_quantised(given, tmp_path, monkeypatch):
 
     def wrong(model, work, folder, quantization):
         if quantization:
-            for key, tensor in model.stock["model"].items():
+            for key, tensor in model.stock.weights.items():
                 if key.endswith("layer_norm.weight"):
-                    model.stock["model"][key] = -tensor
+                    model.stock.weights[key] = -tensor
         convert(model, work, folder, quantization)
 
     monkeypatch.setattr(ctranslate2, "convert", wrong)
@@ -298,7 +299,7 @@ UNLIKE_FSMT = {
 def test_what_fsmt_is_not(given, tmp_path, reason):
     needs("huggingface")
     it = given(**UNLIKE_FSMT[reason])
-    with pytest.raises(AdminError, match=f"no FSMT: .*{reason}.* --to ctranslate2"):
+    with pytest.raises(AdminError, match=f"not an FSMT: .*{reason}.* --to ctranslate2"):
         it.export("huggingface", tmp_path / "out")
     assert left_over(tmp_path) == []
 
@@ -328,11 +329,11 @@ def test_what_neither_is(given, tmp_path, engine):
         it.export(engine, tmp_path / "out")
     state = state_of(it.source, it.target, "transformer", decoder_output_dim=32, **UNTIED)
     with pytest.raises(AdminError, match="--decoder-output-dim 32 and --decoder-embed-dim 64: a projection"):
-        folder.export(state, it.path, engine, tmp_path / "out")
+        folder.export(Checkpoint(state, it.path), engine, tmp_path / "out")
     state = state_of(it.source, it.target, "transformer")
     changes = {
         "architecture is fconv": lambda: state["cfg"]["model"].update(_name="fconv"),
-        "holds decoder.layers.0.w_resid, which is no part": lambda: (
+        "holds decoder.layers.0.w_resid, which is not part": lambda: (
             state["cfg"]["model"].update(_name="transformer"),
             state["model"].update({"decoder.layers.0.w_resid": torch.ones(64)}),
         ),
@@ -343,7 +344,7 @@ def test_what_neither_is(given, tmp_path, engine):
     for message, change in changes.items():
         change()
         with pytest.raises(AdminError, match=message):
-            folder.export(state, it.path, engine, tmp_path / "out")
+            folder.export(Checkpoint(state, it.path), engine, tmp_path / "out")
     assert left_over(tmp_path) == []
 
 
@@ -359,14 +360,14 @@ def test_dictionaries_and_text_must_be_the_models(given, tmp_path):
     with pytest.raises(AdminError, match="dict.en.txt has 63 symbols and the model 64"):
         it.export("ctranslate2", tmp_path / "out")
     (folder / "dict.en.txt").write_text("no count\n")
-    with pytest.raises(AdminError, match="dict.en.txt is no dictionary"):
+    with pytest.raises(AdminError, match="dict.en.txt is not a dictionary"):
         it.export("ctranslate2", tmp_path / "out")
     Text("en", "de").write(folder / "text.json")
     with pytest.raises(AdminError, match="text.json is for en-de and .*model.pt for de-en"):
         it.export("ctranslate2", tmp_path / "out")
     (folder / "text.json").unlink()
     it.state["cfg"]["task"] = {**TASK, "source_lang": "../x"}
-    checkpoint.write(it.state, it.path)
+    files.write(it.state, it.path)
     with pytest.raises(AdminError, match="from '../x' to 'en'; the codes of two languages"):
         it.export("ctranslate2", tmp_path / "out")
     assert left_over(tmp_path) == ["empty"]
@@ -377,7 +378,7 @@ def test_an_old_checkpoint_without_languages_takes_its_texts(given, tmp_path):
     it = given()
     Text("de", "en").write(it.path.with_name("text.json"))
     it.state["cfg"]["task"] = {**TASK, "source_lang": None, "target_lang": None}
-    checkpoint.write(it.state, it.path)
+    files.write(it.state, it.path)
     it.export("ctranslate2", tmp_path / "out")
     assert {"dict.de.txt", "dict.en.txt", "text.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
@@ -488,7 +489,7 @@ class TextModel:
         self.folder, self.path, self.text = folder, folder / "model.pt", text
         state = state_of(self.words, self.words, encoder_layers=1, decoder_layers=1)
         state["cfg"]["task"] = {**TASK, "source_lang": text.source, "target_lang": text.target}
-        checkpoint.write(state, self.path)
+        files.write(state, self.path)
 
     def numbers(self, units):
         return [self.words.index(unit) for unit in units.split()] + [2]
@@ -502,7 +503,7 @@ def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
     pytest.importorskip("subword_nmt")
     # A unit that is left out of the dictionary, so that one is unknown.
     it = TextModel(tmp_path / "text", LINES, Text("de", "en", lowercase, True, True, True), rare=20)
-    done = folder.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / "out")
+    done = folder.export(Checkpoint.read(it.path), "huggingface", tmp_path / "out")
     assert done.notes == [] and "FSMT with its tokenizer" in done.summary
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(tokenizer).__name__ == "FSMTTokenizer"
@@ -533,7 +534,7 @@ def test_tokenizer_on_multi30k(tmp_path):
     with gzip.open(file, "rt", encoding="utf-8") as source:
         lines = [line.rstrip("\n") for line in source][:300]
     it = TextModel(tmp_path / "text", lines, Text("de", "en", False, True, True, True), merges=300)
-    folder.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / "out")
+    folder.export(Checkpoint.read(it.path), "huggingface", tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert [tokenizer(line).input_ids for line in lines] == [it.numbers(units) for units in it.units]
 
@@ -547,7 +548,7 @@ def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch
     names = {"vocab-src.json", "vocab-tgt.json", "merges.txt", "tokenizer_config.json"}
 
     def note(out):
-        done = folder.export(checkpoint.read(it.path), it.path, "huggingface", tmp_path / out)
+        done = folder.export(Checkpoint.read(it.path), "huggingface", tmp_path / out)
         assert not names & {path.name for path in (tmp_path / out).iterdir()}
         assert {"codes", "text.json", "config.json", "model.safetensors"} <= {
             p.name for p in (tmp_path / out).iterdir()

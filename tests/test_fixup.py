@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fairseq_admin.checkpoints import fold
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method.initial_weights import fixup_weights
 
@@ -161,6 +162,5 @@ def test_fold_refuses():
     with pytest.raises(
         AdminError, match="^the checkpoint is of --admin-scheme fixup, whose layers no stock Transformer"
     ):
-        fold.fold(
-            {"model": model.state_dict(), "cfg": {"model": {"_name": "transformer_admin", "admin_scheme": "fixup"}}}
-        )
+        options = {"model": {"_name": "transformer_admin", "admin_scheme": "fixup"}}
+        fold.fold(Checkpoint({"model": model.state_dict(), "cfg": options}))

@@ -405,7 +405,10 @@ def test_skipped_updates_stop():
         ({"scale_resids": True}, "^scale_resids was given"),
         ({"base_layers": 1}, "^--base-layers 1 was given"),
         ({"decoder_layers": 0}, "^--decoder-layers is 0; at least 1"),
-        ({"decoder_layers_to_keep": "1,2"}, "^--decoder-layers-to-keep 1,2 drops layer 0"),
+        (
+            {"decoder_layers_to_keep": "1,3"},
+            "^--decoder-layers-to-keep is 1,3; expected different numbers from 0 to 2,",
+        ),
         ({"admin_init": "fixup"}, "^--admin-init is fixup; expected one of"),
         ({"admin_scheme": "mixup"}, "^--admin-scheme is mixup; expected one of"),
         ({"admin_scheme": "pre-ln", "admin_init": "log"}, "^--admin-init log was given with --admin-scheme pre-ln"),

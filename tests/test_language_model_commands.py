@@ -27,7 +27,7 @@ from test_modes import assert_same_state, read, same
 import fairseq_admin  # noqa: F401  (registers the model)
 from fairseq_admin import cli
 from fairseq_admin.architectures.language_model import TransformerLMAdminModel
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import files
 from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.schemes import SCHEMES
 
@@ -135,7 +135,7 @@ def test_omega_of_the_first_batch(words: Path, tmp_path: Path) -> None:
     batches = task.get_batch_iterator(task.dataset("train"), max_tokens=300, required_batch_size_multiple=8, seed=1)
     first = next(batches.next_epoch_itr(shuffle=True))["net_input"]["src_tokens"]
     expected = profile_by_hand(model, first, "reference")
-    found = checkpoint.read(tmp_path / "run/checkpoint_last.pt")["model"]
+    found = files.read(tmp_path / "run/checkpoint_last.pt")["model"]
     profiled = [
         found[f"decoder.layers.{layer}.{norm}_layer_norm.omega_init"][0].item()
         for layer in (0, 1)
@@ -191,9 +191,9 @@ def test_generate_and_hub(words: Path, trained: Path, run: Callable[..., Run], m
 
 
 def test_omega_average_fold(words: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    state = checkpoint.read(trained / "last.pt")
+    state = files.read(trained / "last.pt")
     state["model"]["decoder.layers.1.fc1.bias"] = state["model"]["decoder.layers.1.fc1.bias"] + 0.01
-    checkpoint.write(state, tmp_path / "other.pt")
+    files.write(state, tmp_path / "other.pt")
     both = [str(trained / "last.pt"), str(tmp_path / "other.pt")]
     assert cli.main(["average", *both, "-o", str(tmp_path / "a.pt")]) == 0
     capsys.readouterr()
@@ -202,7 +202,7 @@ def test_omega_average_fold(words: Path, trained: Path, tmp_path: Path, capsys: 
     assert [row["sublayer"] for row in table["decoder"]] == ["self_attn", "ffn"] * 2 and "encoder" not in table
     assert table["provenance"]["rule"] == "reference"
     assert cli.main(["fold", str(tmp_path / "a.pt"), "-o", str(tmp_path / "f.pt")]) == 0
-    a, b = (checkpoint.read(path)["model"] for path in (trained / "folded.pt", tmp_path / "f.pt"))
+    a, b = (files.read(path)["model"] for path in (trained / "folded.pt", tmp_path / "f.pt"))
     assert [key for key in a if not torch.allclose(a[key], b[key])] == ["decoder.layers.1.fc1.bias"]
 
 
@@ -237,7 +237,7 @@ def test_every_scheme(scheme: str, words: Path, tmp_path: Path, without_plugin, 
         assert status == 2 and f"--admin-scheme {scheme}, whose layers no stock Transformer has" in said.err
         return
     assert status == 0 and f"{tmp_path / 'f.pt'}: transformer_lm, fp32; log-probabilities of" in said.out, said.err
-    state = checkpoint.read(tmp_path / "f.pt")
+    state = files.read(tmp_path / "f.pt")
     assert state["args"]["arch"] == "transformer_lm" and not [name for name in state["args"] if "admin" in name]
     assert state["args"]["decoder_normalize_before"] == (SCHEMES[scheme].norm[1] == "before")
     assert not [key for key in state["model"] if re.search("omega|scale|admin", key)]

@@ -264,7 +264,10 @@ def test_building_one_leaves_fairseqs_own_as_it_was():
     [
         ({"encoder_normalize_before": True}, "^--encoder-normalize-before was given, .* --admin-scheme pre-ln"),
         ({"encoder_layers": 0}, "^--encoder-layers is 0; at least 1"),
-        ({"encoder_layers_to_keep": "1,2"}, "^--encoder-layers-to-keep 1,2 drops layer 0"),
+        (
+            {"encoder_layers_to_keep": "1,3"},
+            "^--encoder-layers-to-keep is 1,3; expected different numbers from 0 to 2,",
+        ),
         ({"admin_init": "fixup"}, "^--admin-init is fixup; expected one of"),
         ({"admin_scheme": "mixup"}, "^--admin-scheme is mixup; expected one of"),
         ({"admin_scheme": "pre-ln", "admin_init": "log"}, "^--admin-init log was given with --admin-scheme pre-ln"),

@@ -6,6 +6,7 @@ from that one. (With β2 = 0.98 radam makes its first step at update 6.)
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import socket
@@ -25,7 +26,7 @@ from fairseq.modules import LayerDropModuleList
 from fairseq.trainer import Trainer
 
 import fairseq_admin  # noqa: F401  (registers the model)
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import files
 from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.layers import shortcut_norms
 from fairseq_admin.method.profiling import profile
@@ -47,16 +48,21 @@ class Mode(NamedTuple):
     """Relative, of ω. The profile sums some 10^4 float32 numbers pairwise, the twin below in float64."""
     exact: bool = True
     """Whether a resumed run goes on bit for bit."""
+    precision: torch.dtype = torch.float32
+    """Of the weights that are saved."""
 
 
 # In float16 ω is rounded when it is stored, and so is every weight and activation behind it. The latter errors are
 # independent and nearly average out in a variance over 10^4 elements; as much again is left for them.
 HALF = 2**-11
-FP16 = Mode("--fp16 --fp16-no-flatten-grads", tolerance=2 * HALF, exact=False)
+FP16 = Mode("--fp16 --fp16-no-flatten-grads", tolerance=2 * HALF, exact=False, precision=torch.float16)
+# As for float16, which has three more bits.
+BF16 = Mode("--bf16 --fp16-no-flatten-grads", tolerance=2 * 8 * HALF, exact=False, precision=torch.bfloat16)
 MODES = {
     "fp32": Mode(),
     "fp16": FP16,
-    "memory-efficient fp16": Mode("--memory-efficient-fp16", tolerance=2 * HALF),
+    "memory-efficient fp16": Mode("--memory-efficient-fp16", tolerance=2 * HALF, precision=torch.float16),
+    "bf16": BF16,
     "amp": Mode("--amp"),
     "update-freq": Mode("--update-freq 2", "--max-tokens 150"),
     # Each layer counts its own steps, and radam would take too few on one that is often dropped.
@@ -87,7 +93,8 @@ def train(corpus: Path, folder: Path, *arguments: object, options: list[str] = T
     """Train, or go on, in a folder; fails the test if the command does."""
     folder.mkdir(exist_ok=True)
     log = folder / f"log{len(list(folder.glob('log*')))}"
-    done = run_module("fairseq_cli.train", corpus, *options, "--save-dir", folder, *arguments, log=log)
+    module = "recipes.steps.train" if "--bf16" in arguments else "fairseq_cli.train"  # which takes it for a TPU's
+    done = run_module(module, corpus, *options, "--save-dir", folder, *arguments, log=log)
     assert done.status == 0, done.output[-4000:]
     return done
 
@@ -101,7 +108,7 @@ def resume(corpus: Path, saved: Path, folder: Path, *arguments: object, options:
 
 def read(path: Path) -> dict[str, Any]:
     """A checkpoint, but for what only fairseq 0.12.2 stores: a buffer it never fills, and copies of weights."""
-    state = checkpoint.read(path)
+    state = files.read(path)
     for entries in (state["model"], state["extra_state"].get("ema", {})):
         for key in [key for key in entries if state_dict.STRAY.search(key)]:
             del entries[key]
@@ -135,17 +142,17 @@ def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
         assert same(a["extra_state"].get(key), b["extra_state"].get(key)), key
 
 
-def assert_near(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """The profiled ω are the same, and all else is what it was but for one rounding of the weights to float16.
+def assert_near(a: dict[str, Any], b: dict[str, Any], rounding: float) -> None:
+    """The profiled ω are the same, and all else is what it was but for one rounding of the weights to half precision.
 
     fairseq's --fp16 does not save its float32 copy of the weights: a resumed run starts from the float16 weights,
-    whatever the model. (On a GPU, sums of gradients have no fixed order either.) An update of Adam's kind moves a
-    weight by about the learning rate, at most 1e-3 here, so three updates from slightly different weights differ by no
-    more than 3e-3 either way.
+    whatever the model (--bf16 alike). (On a GPU, sums of gradients have no fixed order either.) An update of Adam's
+    kind moves a weight by about the learning rate, at most 1e-3 here, so three updates from slightly different weights
+    differ by no more than 3e-3 either way.
     """
     assert profiled(a) == profiled(b) and torch.equal(a["model"][provenance.KEY], b["model"][provenance.KEY])
     for key, tensor in a["model"].items():
-        torch.testing.assert_close(tensor, b["model"][key], rtol=2 * HALF, atol=6e-3, msg=key)
+        torch.testing.assert_close(tensor, b["model"][key], rtol=2 * rounding, atol=6e-3, msg=key)
     assert a["optimizer_history"][-1]["num_updates"] == b["optimizer_history"][-1]["num_updates"]
     assert same(a["extra_state"]["train_iterator"], b["extra_state"]["train_iterator"])
 
@@ -214,7 +221,8 @@ def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
     whole = train(corpus, folder / "whole", *options, *TO_10, "--save-interval-updates", 7, options=mode.train)
     state = last(folder / "whole")
     weight = state["model"]["encoder.layers.0.fc1.weight"]  # fairseq saves it as float32
-    assert torch.equal(weight, weight.half().float()) == ("fp16" in mode.options)
+    assert torch.equal(weight, weight.to(mode.precision).float())
+    assert mode.precision != torch.float32 or not torch.equal(weight, weight.half().float())
     plain, batch = initial(corpus, *mode.model.split(), options=mode.train)
     given = dict(zip(options, options[1:]))
     rule, tokens = given.get("--admin-init", "reference"), int(given.get("--admin-profile-tokens", 8192))
@@ -245,7 +253,7 @@ def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
     if mode.exact:
         assert_same_state(last(folder / "resumed"), state)
     else:
-        assert_near(last(folder / "resumed"), state)
+        assert_near(last(folder / "resumed"), state, max(HALF, torch.finfo(mode.precision).eps / 2))
 
 
 def check_omegas(model: dict[str, torch.Tensor], expected: dict[str, list], rule: str, tolerance: float) -> None:
@@ -275,9 +283,10 @@ def test_mode(name: str, corpus: Path, tmp_path: Path) -> None:
 
 CUDA_MODES = {
     "fp32": Mode(exact=False),
-    "fp16, flat": Mode("--fp16", tolerance=2 * HALF, exact=False),
+    "fp16, flat": FP16._replace(options="--fp16"),
     "fp16, not flat": FP16,
-    "memory-efficient fp16": Mode("--memory-efficient-fp16", tolerance=2 * HALF, exact=False),
+    "memory-efficient fp16": FP16._replace(options="--memory-efficient-fp16"),
+    "bf16": BF16,
     # Matrix products round to float16, once each; a branch has two or three in a row. ω itself stays float32.
     "amp": Mode("--amp", tolerance=2 * HALF, exact=False),
 }
@@ -287,7 +296,7 @@ CUDA_MODES = {
 @pytest.mark.parametrize("name", CUDA_MODES)
 def test_mode_on_cuda(name: str, corpus: Path, tmp_path: Path) -> None:
     """The above on a GPU, against the same twin on the CPU; without dropout, whose random numbers are the device's."""
-    options = [option for option in TRAIN if option != "--cpu"]
+    options = [option for option in TRAIN if option != "--cpu"] + ["--distributed-world-size", "1"]
     check_mode(CUDA_MODES[name]._replace(model="--dropout 0", train=options), corpus, tmp_path)
 
 
@@ -298,7 +307,8 @@ def test_two_gpus_over_nccl(corpus: Path, tmp_path: Path) -> None:
     options = [option for option in TRAIN if option != "--cpu"]
     one = ["--distributed-world-size", 1, "--max-update", 1]
     train(corpus, tmp_path / "one", *QUICK, *one, options=options)
-    done = train(corpus, tmp_path / "two", *QUICK, "--max-update", 7, options=options)
+    two = ["--distributed-world-size", 2, "--max-update", 7]
+    done = train(corpus, tmp_path / "two", *QUICK, *two, options=options)
     assert "distributed init (rank 1)" in done.output
     assert profiled(last(tmp_path / "two")) == profiled(last(tmp_path / "one"))
 
@@ -331,8 +341,10 @@ def _rank(arguments: list[str], log: Path) -> None:
     conftest._child("fairseq_cli.train", arguments, log)
 
 
-def two_processes(corpus: Path, folders: list[Path], *arguments: object) -> list[str]:
-    """Train on two CPU processes over gloo. Returns what either printed."""
+def two_processes(
+    corpus: Path, folders: list[Path], *arguments: object, target: Callable[[list[str], Path], None] = _rank
+) -> list[str]:
+    """Train on two CPU processes over gloo, by `target`. Returns what either printed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -342,7 +354,7 @@ def two_processes(corpus: Path, folders: list[Path], *arguments: object) -> list
         ddp = f"--distributed-world-size 2 --distributed-rank {rank} --distributed-init-method tcp://127.0.0.1:{port} "
         ddp += "--distributed-backend gloo --distributed-no-spawn --ddp-backend legacy_ddp"
         given = [str(a) for a in (corpus, *TRAIN, *ddp.split(), *QUICK, "--save-dir", folder, *arguments)]
-        processes.append(conftest._processes.Process(target=_rank, args=(given, folder / "log")))
+        processes.append(conftest.process(target, given, folder / "log"))
         processes[-1].start()
     try:
         for process in processes:
@@ -404,13 +416,31 @@ def ten(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _amp_on_cpu(arguments: list[str], log: Path) -> None:
+    """fairseq-train with a loss scaler that works on the CPU too, where torch's autocast casts nothing."""
+    torch.cuda.amp.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")  # type: ignore[assignment,misc]
+    conftest._child("fairseq_cli.train", arguments, log)
+
+
+def test_amp_is_fp32_where_nothing_is_cast(corpus: Path, ten: Path, tmp_path: Path) -> None:
+    """Does fairseq's trainer, clipping and all, end with the model of fp32, bit for bit, whatever the loss scale?"""
+    given = [corpus, *TRAIN, *TO_10, "--amp", "--fp16-init-scale", 4096, "--save-dir", tmp_path]
+    process = conftest.process(_amp_on_cpu, [str(a) for a in given], tmp_path / "log")
+    process.start()
+    process.join(120)
+    process.kill()
+    log = (tmp_path / "log").read_text()
+    assert "loss_scale=4096" in log and "num_updates: 10 >= max_update: 10" in log, log[-3000:]
+    assert same(last(tmp_path)["model"], last(ten)["model"])
+
+
 def test_preset_omega(corpus: Path, ten: Path, tmp_path: Path) -> None:
     """Is an auto-profiled run the run that starts from the same weights with the same ω already there, bit for bit?"""
     auto = last(ten)
     model, _ = initial(corpus)
     preset = {**model.state_dict(), **{key: t for key, t in auto["model"].items() if key.endswith(".omega_init")}}
     preset[provenance.KEY] = provenance.encode({"rule": "preset by a test"})
-    checkpoint.write({**auto, "model": preset, "last_optimizer_state": None}, tmp_path / "preset.pt")
+    files.write({**auto, "model": preset, "last_optimizer_state": None}, tmp_path / "preset.pt")
     done = train(corpus, tmp_path / "run", *TO_10, "--finetune-from-model", tmp_path / "preset.pt")
     assert "profiled by rule" not in done.output
     state = last(tmp_path / "run")
@@ -504,8 +534,8 @@ def test_hydra_in_bf16(corpus: Path, tmp_path: Path) -> None:
     state = last(tmp_path / "whole")
     weight = state["model"]["encoder.layers.0.fc1.weight"]  # fairseq saves it as float32
     assert torch.equal(weight, weight.bfloat16().float())
-    # As for float16, which has three more bits. (Of the learned ω no more is asked than that it moved.)
-    check_omegas(state["model"], plain_omegas(*initial(corpus), "reference", 8192), "reference", 2 * 8 * HALF)
+    # Of the learned ω no more is asked than that it moved.
+    check_omegas(state["model"], plain_omegas(*initial(corpus), "reference", 8192), "reference", BF16.tolerance)
     (tmp_path / "resumed").mkdir()
     shutil.copy(tmp_path / "whole/checkpoint_1_7.pt", tmp_path / "resumed/checkpoint_last.pt")
     assert "profiled by rule" not in hydra_train(corpus, tmp_path / "resumed", name, bf16).output

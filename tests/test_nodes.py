@@ -65,7 +65,7 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
         (["NODES=2"], "NODES=2 needs MASTER=HOST:PORT"),
         (["NODES=2", "MASTER=h:1", "NODE=1"], "NODE=1 of several only trains; run the target that ends in -train"),
         (["NODES=2", "MASTER=h:1", "NODE=1", "score"], "NODE=1 of several only trains"),
-        (["PRECISION=fp8"], "PRECISION=fp8 is unknown; expected fp16, amp, bf16 or fp32"),
+        (["PRECISION=fp8"], "PRECISION=fp8 is unknown; expected one of fp16 me-fp16 amp bf16 fp32"),
     ],
 )
 def test_wrong_machines_are_refused_in_one_line(variables, message):

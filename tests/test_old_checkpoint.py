@@ -10,18 +10,18 @@ from pathlib import Path
 
 import torch
 
-from fairseq_admin.checkpoints import files as checkpoint
-from fairseq_admin.checkpoints.equivalence import Batch, build, log_probabilities
-from fairseq_admin.method import state_dict
+from fairseq_admin.checkpoints.building import build
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
+from fairseq_admin.checkpoints.equivalence import Batch, log_probabilities
 
 GOLDEN = Path(__file__).parent / "golden/flat_layout.pt"
 
 
 def test_a_checkpoint_from_before_the_rooms_computes_the_same():
-    state = checkpoint.read(GOLDEN)
-    expected = state["extra_state"]["expected"]
-    (scores,) = log_probabilities(build(state), [Batch(*expected["batch"])])
+    checkpoint = Checkpoint.read(GOLDEN)
+    expected = checkpoint.state["extra_state"]["expected"]
+    (scores,) = log_probabilities(build(checkpoint), [Batch(*expected["batch"])])
     # Another torch may sum in another order.
     torch.testing.assert_close(scores, expected["log_probabilities"], rtol=0, atol=1e-5)
-    omegas = state_dict.omegas(state["model"])
+    omegas = checkpoint.omegas
     assert [len(omegas[stack]) for stack in ("encoder", "decoder")] == [4, 6]

@@ -23,7 +23,7 @@ def test_round_trip():
 
 def test_shape_and_type():
     tensor = provenance.encode(RECORD)
-    assert tensor.shape == (provenance.LENGTH,) and tensor.dtype == torch.float32
+    assert tensor.shape == (256,) and tensor.dtype == torch.float32
 
 
 def test_nothing_yet():

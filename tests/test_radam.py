@@ -8,9 +8,13 @@ import pytest
 import reference
 import torch
 from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer
+from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.optim.fp16_optimizer import MemoryEfficientFP16Optimizer
 from omegaconf import OmegaConf
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_admin import radam
 from fairseq_admin.errors import AdminError
 from fairseq_admin.radam import FairseqRAdam, RAdam, RAdamConfig, tractable
 
@@ -143,6 +147,24 @@ def test_state_dict_continues_bit_for_bit(split, dtype):
         assert torch.equal(p, q)
 
 
+def test_step_counts_that_fairscale_makes_numbers():
+    """Does training go on, and resume, bit for bit where they were changed in the state dict? (fully_sharded does.)"""
+    params, others = parameters(torch.float32), parameters(torch.float32)
+    optimizer, other = RAdam(params, **SETTINGS), RAdam(others, **SETTINGS)
+    train(params, optimizer, range(10))
+    train(others, other, range(10))
+    state = optimizer.state_dict()
+    for entries in state["state"].values():
+        entries["step"] = entries["step"].item()
+    resumed = [p.detach().clone().requires_grad_() for p in params]
+    again = RAdam(resumed, **SETTINGS)
+    again.load_state_dict(copy.deepcopy(state))
+    for run in ((params, optimizer), (others, other), (resumed, again)):
+        train(*run, range(10, 20))
+    assert_same_training(params, optimizer, others, other)
+    assert_same_training(resumed, again, others, other)
+
+
 def memory_efficient(params):
     """fairseq's --memory-efficient-fp16 around our optimizer, its loss scale 1."""
     cfg = {
@@ -176,8 +198,115 @@ def test_state_dict_continues_bit_for_bit_under_memory_efficient_fp16():
         assert p.dtype == torch.float16 and torch.equal(p, q)
 
 
-def test_loaded_state_lies_where_the_parameters_lie_under_memory_efficient_fp16():
-    """Is a checkpoint's state, read to the CPU, moved to the device? (The meta device stands in for a GPU.)"""
+class Memory(TorchDispatchMode):
+    """The most bytes that tensors made inside of it have held at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves(args) if torch.is_tensor(t)}
+        out = func(*args, **(kwargs or {}))
+        for t in torch.utils._pytree.tree_leaves(out):
+            if torch.is_tensor(t) and t.untyped_storage()._cdata not in given:
+                storage = t.untyped_storage()
+                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.storages = {key: found for key, found in self.storages.items() if not found[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
+        return out
+
+
+@pytest.mark.parametrize("chunk", [1, 24, 1000])
+def test_parameters_are_cast_a_chunk_at_a_time(chunk, monkeypatch):
+    """Does memory-efficient float16 compute the same, bit for bit, in the memory that one chunk needs?"""
+    generator = torch.Generator().manual_seed(1)
+    # A layer skipped twice is on another step than its neighbours: its chunk holds tractable and intractable ones.
+    whole = [torch.randn(n, generator=generator).half().requires_grad_() for n in [8, 30] + [8] * 22]
+    params = [p.detach().clone().requires_grad_() for p in whole]
+    optimizers = RAdam(whole, **SETTINGS), RAdam(params, **SETTINGS)
+    peaks = []
+    for step in range(10):
+        for p, q in zip(whole, params):
+            skipped = step in (1, 4) and p is whole[3]
+            p.grad = None if skipped else torch.randn(p.shape, generator=generator).half()
+            q.grad = None if skipped else p.grad.clone()
+        optimizers[0].step()
+        with monkeypatch.context() as patch, Memory() as memory:
+            patch.setattr(radam, "CHUNK", chunk)
+            optimizers[1].step()
+        peaks.append(memory.peak)
+    for p, q in zip(whole, params):
+        assert torch.equal(p, q)
+        assert all(torch.equal(optimizers[0].state[p][key], optimizers[1].state[q][key]) for key in ("step", "exp_avg"))
+    # A chunk's casts and copies, and torch's own terms, which on a CPU are of one parameter at a time, of 30 elements
+    # at most. At the first step the state as well: two moments, and a count a parameter.
+    elements = min(max(chunk, 30), 214)
+    assert max(peaks[1:]) <= 12 * elements + 16 * 30
+    assert peaks[0] <= 12 * elements + 16 * 30 + 8 * 214 + 4 * 24
+
+
+def amp(params, scale=4096.0):
+    """fairseq's --amp around our optimizer, with a scaler that works on the CPU (fairseq's turns itself off there)."""
+    cfg = {"optimizer": {}, "common": {"fp16_init_scale": scale, "min_loss_scale": 1e-4, "amp_scale_window": None}}
+    optimizer = AMPOptimizer(OmegaConf.create(cfg), params, FairseqRAdam(options(lr=[1e-2], weight_decay=0.1), params))
+    optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    return optimizer
+
+
+def train_amp(params, optimizer, steps, clip_norm, overflow=()):
+    """Gradients through the scaler; in the steps that overflow, an infinity in one of them."""
+    for step in steps:
+        optimizer.zero_grad()
+        loss = sum((p * g.to(p.dtype)).sum() for p, g in zip(params, gradients(params, step)))
+        optimizer.backward(loss * float("inf") if step in overflow else loss)
+        optimizer.clip_grad_norm(clip_norm)
+        optimizer.step()
+
+
+def handled(params):
+    return FairseqRAdam(options(lr=[1e-2], weight_decay=0.1), params)
+
+
+def assert_same_training(params, optimizer, others, other):
+    for p, q in zip(params, others):
+        assert torch.equal(p, q)
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.state[p][key], other.state[q][key]), key
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_amp_unscales_once(clip_norm):
+    """Are gradients, moments and parameters those of float32, bit for bit? (A scale of 2^12 only moves exponents.)"""
+    params, others = parameters(torch.float32), parameters(torch.float32)
+    optimizer, other = amp(params), handled(others)
+    for step in range(20):
+        train_amp(params, optimizer, [step], clip_norm)
+        for p, g in zip(others, gradients(others, step)):
+            p.grad = g.to(p.dtype)
+        other.clip_grad_norm(clip_norm)
+        other.step()
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(params, others))
+    assert_same_training(params, optimizer.optimizer, others, other.optimizer)
+
+
+def test_amp_skips_an_overflow():
+    """Does a step with an infinite gradient change nothing but the loss scale, and the next one go on?"""
+    params, others = parameters(torch.float32), parameters(torch.float32)
+    optimizer, other = amp(params), amp(others)
+    train_amp(params, optimizer, range(8), 0.0)
+    train_amp(others, other, range(8), 0.0)
+    train_amp(params, optimizer, [8], 0.0, overflow=[8])
+    assert_same_training(params, optimizer.optimizer, others, other.optimizer)
+    assert (optimizer.scaler.get_scale(), other.scaler.get_scale()) == (2048.0, 4096.0)
+    train_amp(params, optimizer, range(9, 12), 0.0)
+    train_amp(others, other, range(9, 12), 0.0)
+    assert_same_training(params, optimizer.optimizer, others, other.optimizer)
+
+
+def test_loaded_state_is_where_the_parameters_are_under_memory_efficient_fp16():
+    """Is a checkpoint's state, read to the CPU, moved to the device? (the meta device stands in for a GPU.)"""
     params = parameters(torch.float16)
     optimizer = memory_efficient(params)
     for p, g in zip(params, gradients(params, 0)):
@@ -190,6 +319,17 @@ def test_loaded_state_lies_where_the_parameters_lie_under_memory_efficient_fp16(
         for name in ("exp_avg", "exp_avg_sq"):
             moment = resumed.optimizer.state[p][name]
             assert moment.device.type == "meta" and moment.dtype == torch.float32
+
+
+@pytest.mark.parametrize("sizes", [[(3,)], [(3,), (5,)], [(3,), (4,), (5,)]])
+def test_state_of_other_parameters(sizes):
+    """Another number of them or, where fairseq has flattened them, another size."""
+    own, others = ([torch.ones(size, requires_grad=True) for size in given] for given in ([(3,), (4,)], sizes))
+    optimizer = RAdam(others, **SETTINGS)
+    sum(p.sum() for p in others).backward()
+    optimizer.step()
+    with pytest.raises(AdminError, match=f"is of {len(sizes)} parameters, .* the model's 2 .* Give --reset-optimizer"):
+        RAdam(own, **SETTINGS).load_state_dict(optimizer.state_dict())
 
 
 def test_groups_have_settings_of_their_own():

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import run_module
+from matplotlib import pyplot
 
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.demo.generate_corpus import corpus
@@ -293,6 +295,52 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     assert "omega.png" not in both
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The axes of every figure that a summary draws, in place of its file."""
+    found = []
+    monkeypatch.setattr(summary, "save", lambda figure, path: found.extend(figure.axes))
+    yield found
+    pyplot.close("all")
+
+
+def test_loss_of_a_summary(drawn, tmp_path):
+    """Has each method a line of its training and, in its colour, one with dots of its validation?"""
+    curves = {"Admin": ({1: 9.0, 2: 4.0}, {2: 3.5}), "Post-LN": ({1: 8.0, 2: 7.0}, {2: 6.5})}
+    runs = [
+        summary.Run(name, tmp_path, {"score": "12.3"}, logs.Log(train, valid, 1, 2, 1.0, 1.0))
+        for name, (train, valid) in curves.items()
+    ]
+    summary.draw_loss(runs, tmp_path / "loss.png")
+    lines = drawn[0].get_lines()
+    assert [dict(zip(*line.get_data())) for line in lines] == [curve for pair in curves.values() for curve in pair]
+    assert [line.get_marker() for line in lines] == ["None", "o"] * 2
+    colours = [line.get_color() for line in lines]
+    assert colours[::2] == colours[1::2] and colours[0] != colours[2]
+    assert [text.get_text().partition(":")[0] for text in drawn[0].get_legend().get_texts()] == list(curves)
+
+
+def test_omega_of_a_summary(drawn, tmp_path):
+    """Is each stack's mean a line over its sub-layers, and its range over the channels an area?"""
+    stacks = {
+        "decoder": [{"min": 0.5, "mean": 1.5, "max": 2.0}, {"min": 2.5, "mean": 3.0, "max": 4.5}],
+        "encoder": [{"min": 1.0, "mean": 1.25, "max": 1.75}],
+        "provenance": [],
+    }
+    summary.draw_omega(stacks, tmp_path / "omega.png")
+    encoder, decoder = ((line.get_label(), dict(zip(*line.get_data()))) for line in drawn[0].get_lines())
+    assert encoder == ("encoder", {1: 1.25}) and decoder == ("decoder", {1: 1.5, 2: 3.0})
+    corners = [set(map(tuple, area.get_paths()[0].vertices.tolist())) for area in drawn[0].collections]
+    assert corners == [{(1, 1.0), (1, 1.75)}, {(1, 0.5), (1, 2.0), (2, 2.5), (2, 4.5)}]
+
+
+def test_as_many_checkpoints_are_kept_as_are_averaged():
+    made = make("demo", "-n", "RUNS=nowhere", "AVERAGE=7").stdout
+    assert re.findall(r"--keep-interval-updates (\d+)", made) == ["7"]
+    made = make("iwslt14", "-n", "RUNS=nowhere", "AVERAGE=7", "EPOCHS=9").stdout
+    assert re.findall(r"--keep-last-epochs (\d+)", made) == re.findall(r"--by epochs --last (\d+)", made) == ["7"]
+
+
 def test_long_runs_get_a_short_table(tmp_path):
     log = logs.Log({}, {update: 1.0 for update in range(1, 1001)}, 1, 1000, 1.0, 1.0)
     table = summary.losses([summary.Run("Admin", tmp_path, {}, log)])
@@ -436,6 +484,7 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     assert text in done.stdout
     assert names(run) >= {"loss.png", "omega.png", "average.pt", "omega.json", "translations.txt", "score.json"}
     assert [row["updates"] for row in read_results(tmp_path)] == ["200"]
+    assert {path.stem.rpartition("_")[2] for path in run.glob("checkpoints/checkpoint_*_*.pt")} == {"180", "200"}
 
     assert "model.pt: transformer_wmt_en_de, fp32; log-probabilities of" in done.stdout
     assert names(run / "model") == {"model.pt", "codes", "text.json", "dict.de.txt", "dict.en.txt"}

@@ -80,7 +80,7 @@ def test_what_is_not_read_is_not_checked(tmp_path):
         file.write(bytes(size))
     assert read_all(path)["w"].eq(1).all()
     with Source(path) as source:
-        assert "last_optimizer_state" not in source.state
+        assert "last_optimizer_state" not in source.checkpoint.state
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
@@ -121,7 +121,7 @@ def test_damaged_names(tmp_path):
 def test_the_old_format_is_refused_with_a_way_out(tmp_path):
     state = {"model": {"w": torch.ones(2)}}
     torch.save(state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(AdminError, match=r"old\.pt is in the format of torch before 1\.6, .*torch\.save it anew"):
+    with pytest.raises(AdminError, match=r"old\.pt is in the format of torch before 1\.6, .*torch\.save it again"):
         Source(tmp_path / "old.pt")
 
 

@@ -13,8 +13,9 @@ from fairseq import tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_admin  # noqa: F401  (registers the model)
-from fairseq_admin.architectures.config import nested, refuse_unsuitable
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.architectures.config import nested
+from fairseq_admin.architectures.refusals import refuse_unsuitable
+from fairseq_admin.checkpoints import files
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method.profiling import profile
 
@@ -37,8 +38,7 @@ OPTIONS = {
     "--base-layers 1": ["--base-layers 1"],
     "--encoder-layers 0": ["--encoder-layers is 0"],
     "--decoder-layers 0": ["--decoder-layers is 0"],
-    "--encoder-layers-to-keep 1": ["--encoder-layers-to-keep 1", "Keep layer 0"],
-    "--decoder-layers-to-keep 1": ["--decoder-layers-to-keep 1", "Keep layer 0"],
+    "--decoder-layers-to-keep 0,2": ["--decoder-layers-to-keep is 0,2", "from 0 to 1"],
     "--adam-betas (0.9,1.0)": ["--adam-betas is ", "(0.9,", "below 1"],
     "--adam-betas 0.9": ["--adam-betas is ", "two numbers"],
     "--adam-betas (0.9,0.98": ["--adam-betas is ", "two numbers"],
@@ -124,12 +124,19 @@ def test_batch_without_tokens(side: int, corpus: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["reference", "paper"])
 def test_nan_at_profiling(rule: str, corpus: Path) -> None:
-    """Is an embedding that is not a number refused, naming the sub-layer and the stack?"""
+    """Is a weight that is not a number refused, naming the sub-layer behind it and the stack?"""
     model = initial(corpus)[0].train()
     with torch.no_grad():
         model.encoder.embed_tokens.weight[7, 3] = torch.nan
     words = torch.full((2, 5), 7)
     with pytest.raises(AdminError, match="profiling measured nan for omega at sub-layer 2 of the encoder"):
+        profile(model, words, words, rule, 8192)
+    model = initial(corpus)[0].train()
+    with torch.no_grad():
+        model.decoder.layers[0].encoder_attn.out_proj.bias[3] = torch.nan
+    # The rule `paper` takes a branch out of a sum that it is in, so its own omega is not a number either.
+    number = {"reference": 3, "paper": 2}[rule]
+    with pytest.raises(AdminError, match=f"profiling measured nan for omega at sub-layer {number} of the decoder"):
         profile(model, words, words, rule, 8192)
 
 
@@ -157,11 +164,11 @@ def test_checkpoint_of_another_depth(
 
 def test_pre_ln_checkpoint(corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     """Are a Pre-LN Transformer's weights refused, rather than read as Post-LN?"""
-    state = checkpoint.read(trained)
+    state = files.read(trained)
     model = {key: tensor for key, tensor in state["model"].items() if "omega" not in key and "admin" not in key}
     for side in ("encoder", "decoder"):
         for entry in ("weight", "bias"):
             model[f"{side}.layer_norm.{entry}"] = torch.ones(64)
-    checkpoint.write({**state, "model": model}, tmp_path / "pre.pt")
+    files.write({**state, "model": model}, tmp_path / "pre.pt")
     given = ["--finetune-from-model", tmp_path / "pre.pt", "--save-dir", tmp_path / "run", "--max-update", 1]
     check_refusal(run("fairseq_cli.train", corpus, *TRAIN, *given), "Pre-LN", "encoder.layer_norm", "Post-LN")

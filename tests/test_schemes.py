@@ -14,7 +14,7 @@ import torch
 from conftest import TRAIN, Run, run_module
 
 from fairseq_admin import cli
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import files
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.initial_weights import deepnorm_gains, t_fixup_gains
@@ -469,7 +469,7 @@ def test_train_resume_generate(scheme: str, corpus: Path, tmp_path: Path, run: C
     shutil.copy(saved, tmp_path / "resumed" / "checkpoint_last.pt")
     done = train(corpus, tmp_path / "resumed", *option, "--max-update", 9)
     assert done.status == 0, done.output[-4000:]
-    whole, resumed = (checkpoint.read(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "resumed"))
+    whole, resumed = (files.read(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "resumed"))
     assert whole["optimizer_history"][-1]["num_updates"] == resumed["optimizer_history"][-1]["num_updates"] == 9
     assert whole["model"].keys() == resumed["model"].keys()
     for key, tensor in reference.kept(whole["model"]).items():
@@ -479,7 +479,7 @@ def test_train_resume_generate(scheme: str, corpus: Path, tmp_path: Path, run: C
     path = tmp_path / "whole" / "checkpoint_last.pt"
     if scheme == "admin":  # as it was saved before there was a choice
         del whole["cfg"]["model"]["admin_scheme"]
-        checkpoint.write(whole, path)
+        files.write(whole, path)
     given = ["--user-dir", "fairseq_admin", "--path", path, "--beam", 2, "--max-len-b", 5, "--cpu"]
     # fairseq's main branch otherwise leaves out the sentences short of a batch of 8, and its worker outlives the test.
     given += ["--required-batch-size-multiple", 1, "--num-workers", 0]

@@ -18,8 +18,8 @@ import torch
 from conftest import ROOT, TRAIN, Run, run_module
 
 from fairseq_admin import cli
-from fairseq_admin.checkpoints import files as checkpoint
-from fairseq_admin.checkpoints import fold
+from fairseq_admin.checkpoints import files, fold
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.text.bpe import BPE, remove_bpe
 from fairseq_admin.text.tokens import Text
@@ -78,11 +78,11 @@ def admin(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = ["-s", "de", "-t", "en", "--save-dir", folder, "--max-update", 1, "--disable-validation", *sizes]
     done = run_module("fairseq_cli.train", data / "bin", *TRAIN, *given, log=folder / "log")
     assert done.status == 0, done.output[-4000:]
-    state = checkpoint.read(folder / "checkpoint_last.pt")
+    state = files.read(folder / "checkpoint_last.pt")
     end = state["model"]["decoder.embed_tokens.weight"][2]
     state["model"]["decoder.layers.1.final_layer_norm.weight"].fill_(-3)
     state["model"]["decoder.layers.1.final_layer_norm.bias"].copy_(2 * end / end.square().sum())
-    checkpoint.write(state, folder / "talkative.pt")
+    files.write(state, folder / "talkative.pt")
     return folder / "talkative.pt"
 
 
@@ -90,7 +90,7 @@ def admin(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folded(admin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model, folded: a stock Transformer."""
     path = tmp_path_factory.mktemp("folded") / "model.pt"
-    checkpoint.write(fold.fold(checkpoint.read(admin)), path)
+    fold.fold(Checkpoint.read(admin)).write(path)
     return path
 
 
@@ -115,7 +115,7 @@ def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def fsmt(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model as a Hugging Face folder."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    weights = checkpoint.read(folded)["model"]
+    weights = files.read(folded)["model"]
     words = weights["encoder.embed_tokens.weight"].size(0)
     sizes = {"d_model": 64, "src_vocab_size": words, "tgt_vocab_size": words, "max_position_embeddings": POSITIONS}
     for stack in ("encoder", "decoder"):
@@ -208,9 +208,9 @@ def test_too_long_a_line_is_translated_in_pieces(
 
 def test_a_checkpoint_that_does_not_name_its_languages(admin: Path, data: Path, tmp_path: Path) -> None:
     """fairseq-train without -s and -t notes none: are they text.json's?"""
-    state = checkpoint.read(admin)
+    state = files.read(admin)
     state["cfg"]["task"].update(source_lang=None, target_lang=None)
-    checkpoint.write(state, tmp_path / "model.pt")
+    files.write(state, tmp_path / "model.pt")
     found = [
         Pipeline.load(path, data, False, "cpu").translate(["Baki."], Search())
         for path in (admin, tmp_path / "model.pt")
@@ -283,7 +283,7 @@ def test_what_does_not_fit_is_one_line(
     for side in ("de", "en"):
         with (other / f"dict.{side}.txt").open("a") as file:
             file.write("more 1\n")
-    assert "does not load with the dictionaries in" in refused(capfd, folded, text, "--data", other)
+    assert "dict.de.txt has 41 symbols and the model 40" in refused(capfd, folded, text, "--data", other)
     Text("en", "de").write(other / "text.json")
     assert "is for en-de and " in refused(capfd, folded, text, "--data", other)
     (other / "text.json").write_text("{}")
@@ -304,6 +304,43 @@ def test_broken_folders_are_one_line(
     shutil.copy(fsmt / "model.safetensors", broken)
     (broken / "dict.de.txt").write_text("ba 1\n")
     assert "dict.de.txt has 5 symbols and the model" in refused(capfd, broken, text)
+
+
+@pytest.mark.parametrize("missing", ["Library libcublas.so.12 is not found or cannot be loaded", ""])
+def test_a_gpu_without_the_libraries_of_ctranslate2(
+    missing: str, ct2: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """Is the CPU used, and said, unless CUDA was asked for? (ctranslate2 looks for them at the first batch only.)"""
+    import ctranslate2
+
+    opened = []
+
+    class OnGPU:
+        """The CPU's translator, on a GPU whose library may be missing."""
+
+        def __init__(self, folder: str, device: str) -> None:
+            opened.append(device)
+            self.device, self.translator = device, real(folder, device="cpu")
+
+        def translate_batch(self, *batch, **options):
+            if self.device == "cuda" and missing:
+                raise RuntimeError(missing)
+            return self.translator.translate_batch(*batch, **options)
+
+    real = ctranslate2.Translator
+    assert cli.main(["translate", str(ct2), str(text)]) == 0
+    expected = capfd.readouterr().out
+    monkeypatch.setattr(ctranslate2, "Translator", OnGPU)
+    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 1)
+    assert cli.main(["translate", str(ct2), str(text)]) == 0
+    found = capfd.readouterr()
+    assert found.out == expected and opened == (["cuda", "cpu"] if missing else ["cuda"])
+    assert [line for line in found.err.splitlines() if line.startswith("fairseq-admin")] == (
+        [f"fairseq-admin: {missing}, which ctranslate2 needs for CUDA; using the CPU."] if missing else []
+    )
+    if missing:
+        message = refused(capfd, ct2, text, "--device", "cuda")
+        assert f"--device cuda: {missing}; " in message and "pip install nvidia-cublas-cu12" in message
 
 
 @pytest.mark.parametrize(("engine", "package"), [("ct2", "ctranslate2"), ("fsmt", "transformers")])

@@ -18,7 +18,7 @@ import fairseq_cli
 import pytest
 from conftest import ROOT, TRAIN
 
-from fairseq_admin.checkpoints import files as checkpoint
+from fairseq_admin.checkpoints import files
 from fairseq_admin.method import provenance
 from fairseq_admin.version import __version__
 
@@ -51,7 +51,7 @@ def train(python: Path, user_dir: str, cwd: Path, corpus: Path, folder: Path) ->
     )
     assert done.returncode == 0, done.stdout[-4000:]
     assert done.stdout.count("Admin: profiled by rule") == 1
-    record = provenance.decode(checkpoint.read(folder / "checkpoint_last.pt")["model"][provenance.KEY])
+    record = provenance.decode(files.read(folder / "checkpoint_last.pt")["model"][provenance.KEY])
     assert record is not None
     return record["version"]
 

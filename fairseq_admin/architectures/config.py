@@ -1,8 +1,8 @@
-"""The options of our models: those of fairseq's own and Admin's, sizes filled in, misfits refused."""
+"""The options of our models: those of fairseq's own and Admin's, sizes filled in."""
 
 from argparse import Namespace
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
-from typing import Any, List, Optional, Sequence, Type
+from typing import Any, List, Optional, Type
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.roberta.model import base_architecture
@@ -10,7 +10,6 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
-from ..errors import AdminError
 from ..method.schemes import SCHEMES
 
 DEPTH_RULES = ("log", "constant")
@@ -98,6 +97,12 @@ def _default(args: Any, name: str, value: Any) -> None:
         setattr(args, name, value)
 
 
+def _fill_admin(args: Any) -> None:
+    """Admin's own options, of which a checkpoint from before they were there, or a Namespace made by hand, has none."""
+    for option in fields(AdminOptions):
+        _default(args, option.name, [1] if option.name == "update_freq" else option.default)
+
+
 def fill_sizes(
     args: Any,
     encoder_layers: int = 6,
@@ -135,12 +140,12 @@ def _plain(cfg: Any) -> Namespace:
     """A copy of the options, whatever holds them."""
     flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
     args = Namespace(**flat)
-    _default(args, "admin_scheme", "admin")  # checkpoints from before there was a choice
+    _fill_admin(args)
     return args
 
 
 def nested(cfg: Any) -> TransformerConfig:
-    """The options of a translation model as fairseq's own layers read them, with Admin's beside them."""
+    """The options of a translation model as fairseq's own layers read them, with Admin's next to them."""
     args = _plain(cfg)
     fill_sizes(args)
     return TransformerConfig.from_namespace(args)
@@ -172,8 +177,7 @@ def fill_masked(
     _default(args, "encoder_embed_dim", embed_dim)
     _default(args, "encoder_ffn_embed_dim", ffn_embed_dim)
     _default(args, "encoder_attention_heads", attention_heads)
-    for option in fields(AdminOptions):
-        _default(args, option.name, [1] if option.name == "update_freq" else option.default)
+    _fill_admin(args)
     if args.admin_scheme == "pre-ln":
         _default(args, "layernorm_embedding", False)  # as fairseq's roberta_prenorm
     base_architecture(args)
@@ -193,53 +197,3 @@ def nested_encoder(args: Namespace) -> TransformerConfig:
     cfg = TransformerConfig.from_namespace(args)
     cfg.decoder.layers = 0
     return cfg
-
-
-def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder", "decoder")) -> None:
-    """Refuse options under which a scheme is not what its source says.
-
-    Args:
-        cfg: a model's options.
-        sides: the stacks that it has.
-
-    Raises:
-        AdminError: there are some.
-    """
-    if cfg.admin_scheme not in SCHEMES:
-        raise AdminError(f"--admin-scheme is {cfg.admin_scheme}; expected one of {', '.join(SCHEMES)}.")
-    scheme = SCHEMES[cfg.admin_scheme]
-    if not scheme.omega and cfg.admin_init != "reference":
-        raise AdminError(
-            f"--admin-init {cfg.admin_init} was given with --admin-scheme {cfg.admin_scheme}, which has no omega "
-            "to set. Leave one of the two out."
-        )
-    stacks = {side: getattr(cfg, side) for side in sides}
-    if any(stack.normalize_before for stack in stacks.values()):
-        flags = " or ".join(f"--{side}-normalize-before" for side in sides)
-        raise AdminError(
-            f"{flags} was given, and Admin is for Post-LN. Leave the flag out; for Pre-LN give --admin-scheme pre-ln."
-        )
-    if getattr(cfg, "scale_resids", False):
-        raise AdminError(
-            "scale_resids was given: a second learned scale on the shortcut that Admin scales already. Leave it out."
-        )
-    if cfg.base_layers:
-        raise AdminError(
-            f"--base-layers {cfg.base_layers} was given; BASE layers add their own shortcut. Leave it out."
-        )
-    for side, stack in stacks.items():
-        if stack.layers < 1:
-            raise AdminError(f"--{side}-layers is {stack.layers}; at least 1 layer is needed.")
-        if scheme.omega and stack.layers_to_keep and "0" not in str(stack.layers_to_keep).split(","):
-            raise AdminError(
-                f"--{side}-layers-to-keep {stack.layers_to_keep} drops layer 0, whose first omega is fixed at the "
-                "embedding. Keep layer 0."
-            )
-    if cfg.admin_init not in RULES:
-        raise AdminError(f"--admin-init is {cfg.admin_init}; expected one of {', '.join(RULES)}.")
-    if cfg.admin_profile_tokens < 1:
-        raise AdminError(f"--admin-profile-tokens is {cfg.admin_profile_tokens}; at least 1 token is needed (8192).")
-    if cfg.admin_max_skipped_updates < 0:
-        raise AdminError(
-            f"--admin-max-skipped-updates is {cfg.admin_max_skipped_updates}; expected 0 (never stop) or more (100)."
-        )

@@ -10,13 +10,16 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from ..errors import AdminError
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder
-from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder, refuse_unsuitable
+from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder
+from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
 
 
 def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecoder:
     """What stands for fairseq's TransformerDecoder, which takes flat options."""
-    return AdminDecoder(nested_decoder(args), dictionary, embed_tokens, no_encoder_attn)
+    decoder = AdminDecoder(nested_decoder(args), dictionary, embed_tokens, no_encoder_attn)
+    decoder.args = args
+    return decoder
 
 
 def _with_our_decoder(build: FunctionType) -> FunctionType:

@@ -13,7 +13,8 @@ from ..errors import AdminError
 from ..method.layers import xavier
 from ..method.schemes import SCHEMES, layers_of, stacks_of
 from ..method.stacks import AdminEncoder
-from .config import AdminOptions, fill_masked, flat_encoder, nested_encoder, refuse_unsuitable
+from .config import AdminOptions, fill_masked, flat_encoder, nested_encoder
+from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
 
 

@@ -6,21 +6,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fairseq.distributed import FullyShardedDataParallel
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import AdminError
 from ..method import initial_weights, provenance
 from ..method.layers import shortcut_norms
 from ..method.omega import omega_from_depth
 from ..method.profiling import profile
-from ..method.schemes import SCHEMES, stacks_of
-from ..method.state_dict import adopt
+from ..method.schemes import SCHEMES, layers_of, stacks_of
+from ..method.state_dict import adopt, prune
 from ..method.state_dict import scheme as scheme_of
 from ..version import __version__
 from .config import DEPTH_RULES
 from .divergence import SkippedUpdates
+from .refusals import layers_to_keep
 
 
 class SchemeModel(BaseFairseqModel):
@@ -35,10 +38,17 @@ class SchemeModel(BaseFairseqModel):
     def set_up_scheme(self, cfg: TransformerConfig) -> None:
         """Draw the scheme's initial weights, and set ω where the depth tells it."""
         self.scheme = SCHEMES[cfg.admin_scheme]
+        self.guards: list[RemovableHandle] = []
         self.profiled = not self.scheme.omega
         self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
         stacks = stacks_of(self)
         if self.scheme.weights is not None:
+            if any(isinstance(module, FullyShardedDataParallel) for module in self.modules()):
+                raise AdminError(
+                    f"--admin-scheme {cfg.admin_scheme} draws the weights of layers that fully_sharded has already "
+                    "split among the GPUs. Give another --ddp-backend, or leave --checkpoint-activations and "
+                    "--min-params-to-wrap out."
+                )
             # A model of one stack is to a row's function one with another of no layers and the same embedding.
             embedding = next(iter(stacks.values())).embed_tokens
             none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding, output_projection=None)
@@ -54,11 +64,35 @@ class SchemeModel(BaseFairseqModel):
                 for norm in norms:
                     norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
             self._record({"rule": cfg.admin_init, "version": __version__})
+        else:
+            firsts = [layers_of(stack)[0] for stack in stacks.values()]
+            self.guards = [layer.register_forward_pre_hook(self._refuse_unprofiled) for layer in firsts]
 
     def _record(self, record: dict[str, Any]) -> None:
-        buffer = getattr(self, provenance.KEY)
-        buffer.copy_(provenance.encode(record))
+        getattr(self, provenance.KEY).copy_(provenance.encode(record))
+        self._set_profiled()
+
+    def _set_profiled(self) -> None:
         self.profiled = True
+        while self.guards:
+            self.guards.pop().remove()
+
+    def _refuse_unprofiled(self, layer: nn.Module, inputs: Any) -> None:
+        """Hook on a stack's first layer, until ω is there: a task that trains past `forward` would train a Post-LN."""
+        if layer.training and torch.is_grad_enabled() and not self.profiled:
+            raise AdminError(
+                "the task calls the encoder or the decoder without the model, whose first call profiles omega. Give "
+                "--admin-init log, which sets omega from the depth."
+            )
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise AdminError(
+            "torch.jit.script was called on a model of fairseq_admin, which it cannot read. Fold the checkpoint "
+            "(fairseq-admin fold) and script the stock model that it gives."
+        )
+
+    def _recorded(self) -> bool:
+        return provenance.decode(getattr(self, provenance.KEY)) is not None
 
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)
@@ -67,12 +101,19 @@ class SchemeModel(BaseFairseqModel):
 
     def profile_once(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
         """Profile ω on this batch if it is the first in training mode. Arguments as for `profiling.measure`."""
-        if self.training and not self.profiled:
+        if not self.training or self.profiled:
+            return
+        # A wrapper (fully_sharded) loads weights into the modules inside of it and calls no load_state_dict of theirs.
+        if self._recorded():
+            self._set_profiled()
+        else:
             cfg = self.cfg
             self._record(profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens))
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; with Admin, a stock Post-LN Transformer's weights load with ω = 1, its function unchanged.
+
+        Where the options name layers to keep, the others are dropped; `model_cfg` then tells the depth that is left.
 
         Raises:
             AdminError: the weights are of another depth, or of another scheme.
@@ -84,14 +125,17 @@ class SchemeModel(BaseFairseqModel):
                 f"the checkpoint is of --admin-scheme {found} and the model of --admin-scheme {self.cfg.admin_scheme}. "
                 "Give the checkpoint's, or another --save-dir to start again."
             )
-        depths = {
-            side: stack.layers
-            for side, stack in (("encoder", self.cfg.encoder), ("decoder", self.cfg.decoder))
-            if hasattr(self, side) and not stack.layers_to_keep
-        }
-        adopt(state_dict, own, depths)
+        stacks = stacks_of(self)
+        for side in stacks:
+            kept = layers_to_keep(getattr(self.cfg, side))
+            if kept:
+                prune(state_dict, side, kept)
+                if model_cfg is not None:  # the run's own options, which are saved with the next checkpoint
+                    setattr(model_cfg, f"{side}_layers", len(kept))
+                    setattr(model_cfg, f"{side}_layers_to_keep", None)
+        adopt(state_dict, own, {side: len(layers_of(stack)) for side, stack in stacks.items()})
         self.skipped_updates.restart()  # fairseq has just told the number of updates, and no batch has come with it
-        result = super().load_state_dict(state_dict, strict, model_cfg, args)
-        if self.scheme.omega:
-            self.profiled = provenance.decode(getattr(self, provenance.KEY)) is not None
+        result = super().load_state_dict(state_dict, strict)  # no options: they would have it pruned once more
+        if self.scheme.omega and self._recorded():
+            self._set_profiled()
         return result

@@ -7,7 +7,8 @@ from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder, AdminEncoder
-from .config import TransformerAdminConfig, fill_sizes, nested, refuse_unsuitable
+from .config import TransformerAdminConfig, fill_sizes, nested
+from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
 
 
@@ -23,6 +24,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
 
     def __init__(self, cfg: TransformerConfig, encoder: AdminEncoder, decoder: AdminDecoder) -> None:
         super().__init__(cfg, encoder, decoder)
+        self.args = cfg  # as fairseq's `transformer` has it
         self.set_up_scheme(cfg)
 
     @classmethod

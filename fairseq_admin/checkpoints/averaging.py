@@ -7,23 +7,21 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import AdminError
-from ..method import provenance, state_dict
-from . import files as checkpoint
+from ..method.state_dict import STRAY
+from . import files
+from .building import refuse_not_finite
+from .checkpoint import Checkpoint
 from .records import Entry, Source
 
 LAST = 10
 """How many checkpoints of a run folder to average unless told."""
 
 NUMBERED = {"epochs": re.compile(r"checkpoint(\d+)\.pt"), "updates": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
-
-FOLD = "admin_fold"
-"""The entry of a checkpoint's `extra_state` that tells a folded model from one that never had an ω."""
 
 
 def newest(folder: Path, last: int, upto: int | None = None, by: str | None = None) -> list[Path]:
@@ -47,8 +45,8 @@ def newest(folder: Path, last: int, upto: int | None = None, by: str | None = No
     paths = [path for number, path in sorted(found[kind]) if upto is None or number <= upto]
     if len(paths) < last:
         for path in sorted(folder.glob("*.pt")):
-            if not any(found.values()) and checkpoint.SHARD.search(path.name):
-                raise checkpoint.sharded(path)
+            if not any(found.values()) and files.SHARD.search(path.name):
+                raise files.sharded(path)
         bound = "" if upto is None else f" up to {upto}"
         raise AdminError(
             f"{folder} holds {len(paths)} checkpoints numbered by {kind}{bound} and the last {last} were asked for. "
@@ -57,13 +55,19 @@ def newest(folder: Path, last: int, upto: int | None = None, by: str | None = No
     return paths[-last:]
 
 
+def _save_dir(run: Path) -> Path:
+    """A run folder's --save-dir: itself, or, as the recipes have it, its folder `checkpoints`."""
+    own = any(pattern.fullmatch(path.name) for path in run.glob("*.pt") for pattern in NUMBERED.values())
+    return run if own or not (run / "checkpoints").is_dir() else run / "checkpoints"
+
+
 def choose(
     inputs: Sequence[Path], last: int | None = None, upto: int | None = None, by: str | None = None
 ) -> list[Path]:
     """The checkpoints that a command line means: those of one run folder, or the files it names.
 
     Raises:
-        AdminError: several folders, a folder beside files, a file twice, options of a folder without one, or fewer
+        AdminError: several folders, a folder next to files, a file twice, options of a folder without one, or fewer
             checkpoints than asked for.
     """
     folders = [path for path in inputs if path.is_dir()]
@@ -72,11 +76,11 @@ def choose(
             f"{folders[0]} is a folder; either one run folder or files were expected. Name the files of several runs."
         )
     if folders:
-        return newest(folders[0], LAST if last is None else last, upto, by)
+        return newest(_save_dir(folders[0]), LAST if last is None else last, upto, by)
     for option, value in (("--last", last), ("--upto", upto), ("--by", by)):
         if value is not None:
             raise AdminError(
-                f"{option} chooses from a run folder, and {inputs[0]} is none. Leave it out, or give a folder."
+                f"{option} chooses from a run folder, and {inputs[0]} is not one. Leave it out, or give a folder."
             )
     seen: dict[tuple[int, int], Path] = {}
     for path in inputs:
@@ -89,37 +93,21 @@ def choose(
 
 
 def _refuse_misfits(sources: Sequence[Source]) -> None:
-    """Refuse checkpoints that are not of one run, by what tells most; the weights stay unread."""
+    """Refuse checkpoints that are not of one run, or are damaged, as far as can be told without their weights."""
     for source in sources:
-        if FOLD in (source.state.get("extra_state") or {}):
+        if source.checkpoint.folded:
             raise AdminError(
                 f"{source.path} is folded, and the fold is not linear in omega: average first, then fold. Give the "
                 "unfolded checkpoints."
             )
+        source.checkpoint.check_omega()
     first = sources[0]
     for other in sources[1:]:
-        if first.has_omega != other.has_omega:
-            without, having = (first, other) if other.has_omega else (other, first)
-            raise AdminError(
-                f"{without.path} has no omega (it is folded, or a stock model) and {having.path} has: average first, "
-                "then fold. The fold is not linear in omega."
-            )
-        for key in [*first.state["model"], *other.state["model"]]:
-            for without, having in ((first, other), (other, first)):
-                if key not in without.state["model"]:
-                    raise AdminError(
-                        f"{without.path} has no {key}, and {having.path} has; checkpoints of one model were expected."
-                    )
-            shape, expected = (getattr(source.entries.get(key), "shape", None) for source in (other, first))
-            if shape != expected:
-                raise AdminError(
-                    f"{other.path}: {key} has shape {shape}, and {expected} in {first.path}; checkpoints of one model "
-                    "were expected."
-                )
+        _refuse_other_entries(first, other)
         _refuse_other_profile(first, other)
     seen: dict[tuple[int, ...], Source] = {}
     for source in sources:
-        twin = seen.setdefault(tuple(entry.crc for entry in source.entries.values()), source)
+        twin = seen.setdefault(tuple(entry.record.crc for entry in source.entries.values()), source)
         if twin is not source:
             raise AdminError(
                 f"{source.path} and {twin.path} hold the same weights; each checkpoint counts once. Leave one out "
@@ -127,47 +115,52 @@ def _refuse_misfits(sources: Sequence[Source]) -> None:
             )
 
 
-def _refuse_other_profile(first: Source, other: Source) -> None:
-    """Refuse a pair of checkpoints whose ω were not profiled at once: the mean of two records is none."""
-    records = []
-    for source in (first, other):
-        if provenance.KEY in source.entries:
-            try:
-                records.append(provenance.decode(source.tensor(provenance.KEY, {})) or {})
-            except AdminError as error:
-                raise AdminError(f"{source.path}: {error}") from None
-    if len(records) < 2 or records[0] == records[1]:
-        return
-    if not all(records):
-        early, late = (first, other) if records[1] else (other, first)
+def _refuse_other_entries(first: Source, other: Source) -> None:
+    """Refuse a pair of checkpoints whose weights differ in name or shape."""
+    one, two = first.checkpoint, other.checkpoint
+    if one.has_omega != two.has_omega:
+        without, having = (one, two) if two.has_omega else (two, one)
         raise AdminError(
-            f"{early.path} was saved before omega was profiled, and {late.path} after it. Leave the first out."
+            f"{without.name} has no omega (it is folded, or a stock model) and {having.name} has: average first, then "
+            "fold. The fold is not linear in omega."
         )
-    what = next(key for key in [*records[0], *records[1]] if records[0].get(key) != records[1].get(key))
-    raise AdminError(
-        f"{first.path} and {other.path} are not of one run: omega was profiled with {what} {records[0].get(what)} in "
-        f"the first and {records[1].get(what)} in the second. Average the checkpoints of one run."
-    )
-
-
-def _refuse_not_finite(sources: Sequence[Source], key: str) -> None:
-    """Refuse the first checkpoint with NaN or infinity in an entry."""
-    for source in sources:
-        tensor = source.tensor(key, {})
-        bad = tensor.numel() - int(tensor.isfinite().sum())
-        if bad:
+    for key in [*one.weights, *two.weights]:
+        for without, having in ((one, two), (two, one)):
+            if key not in without.weights:
+                raise AdminError(
+                    f"{without.name} has no {key}, and {having.name} has; checkpoints of one model were expected."
+                )
+        shape, expected = (getattr(source.entries.get(key), "shape", None) for source in (other, first))
+        if shape != expected:
             raise AdminError(
-                f"{source.path}: {key} holds NaN or infinity, {bad} of {tensor.numel()} values: the run had diverged. "
-                "Leave this file out."
+                f"{two.name}: {key} has shape {shape}, and {expected} in {one.name}; checkpoints of one model were "
+                "expected."
             )
 
 
-def average(paths: Iterable[Path]) -> dict[str, Any]:
+def _refuse_other_profile(first: Source, other: Source) -> None:
+    """Refuse a pair of checkpoints whose ω were not profiled at once: the mean of two records is not a record."""
+    one, two = (source.checkpoint.record or {} for source in (first, other))
+    if one == two:
+        return
+    if not (one and two):
+        early, late = (first, other) if two else (other, first)
+        raise AdminError(
+            f"{early.path} was saved before omega was profiled, and {late.path} after it. Leave the first out."
+        )
+    what = next(key for key in [*one, *two] if one.get(key) != two.get(key))
+    raise AdminError(
+        f"{first.path} and {other.path} are not of one run: omega was profiled with {what} {one.get(what)} in the "
+        f"first and {two.get(what)} in the second. Average the checkpoints of one run."
+    )
+
+
+def average(paths: Iterable[Path]) -> Checkpoint:
     """The newest checkpoint (most updates) with its model replaced by the mean of all.
 
-    Beside the result, one storage of one file and its float64 sum are in memory.
+    In memory are the result, one storage of one file, and its float64 sum.
 
-    Accumulated in float64, stored in the newest's types; entries that are no floats, or that only an older fairseq
+    Accumulated in float64, stored in the newest's types; entries that are not floats, or that only an older fairseq
     stores (one of them uninitialised memory, so possibly NaN), are the newest's. Entries that are one tensor in every
     file, as tied embeddings are, stay one. Optimizer state is dropped: an average is not a point to resume from.
 
@@ -175,13 +168,14 @@ def average(paths: Iterable[Path]) -> dict[str, Any]:
         paths: checkpoints in any order, at least one, all of one run.
 
     Raises:
-        AdminError: a file is no whole checkpoint, folded, or of another model or run than the first, or has diverged.
+        AdminError: a file is not a whole checkpoint, or is folded, or of another model or run than the first, or has
+            diverged.
     """
     with ExitStack() as stack:
         sources = [stack.enter_context(Source(path)) for path in paths]
         _refuse_misfits(sources)
-        last = max(sources, key=lambda source: source.updates)
-        model = last.state["model"]
+        last = max(sources, key=lambda source: source.checkpoint.updates)
+        model = last.checkpoint.weights
         # Storage of the newest -> place in all files -> the entries there: several where they are tied in all.
         storages: dict[int, dict[tuple[Entry, ...], list[str]]] = {}
         for key, entry in last.entries.items():
@@ -190,14 +184,14 @@ def average(paths: Iterable[Path]) -> dict[str, Any]:
         for views in storages.values():
             for keys, mean in zip(views.values(), _means(sources, last, [keys[0] for keys in views.values()])):
                 model.update(dict.fromkeys(keys, mean))
-    return last.state
+    return Checkpoint(last.checkpoint.state)
 
 
 def _means(sources: Sequence[Source], last: Source, keys: Sequence[str]) -> Iterable[Tensor]:
     """The means of entries that share a storage in the newest checkpoint."""
     # What stays is allocated before what goes, or malloc's heap would be left full of holes.
     means = {key: torch.empty(last.entries[key].shape, dtype=last.entries[key].dtype) for key in keys}
-    summed = [key for key in keys if means[key].is_floating_point() and not state_dict.STRAY.search(key)]
+    summed = [key for key in keys if means[key].is_floating_point() and not STRAY.search(key)]
     sums = {key: torch.zeros_like(means[key], dtype=torch.float64) for key in summed}
     for source in sources:
         storages: dict[int, Tensor] = {}
@@ -208,6 +202,7 @@ def _means(sources: Sequence[Source], last: Source, keys: Sequence[str]) -> Iter
             mean.copy_(last.tensor(key, {}))
             continue
         if not sums[key].sum().isfinite():
-            _refuse_not_finite(sources, key)
+            for source in sources:
+                refuse_not_finite(source.checkpoint.name, key, source.tensor(key, {}))
         mean.copy_(sums[key].div_(len(sources)))
     return means.values()

@@ -8,22 +8,19 @@ T time   B batch   V vocabulary
 from __future__ import annotations
 
 import math
-import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from fairseq import tasks
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from ..errors import AdminError
-from ..method.layers import avoid_fast_path
-from . import options
+from .building import build
+from .checkpoint import Checkpoint
 
 PAD, EOS, FIRST_WORD = 1, 2, 4
 """Indices in every fairseq dictionary: padding, end of sentence, and where words begin."""
@@ -43,47 +40,6 @@ class LanguageBatch(NamedTuple):
     prev_output_tokens: Tensor
 
 
-def vocabulary(model: Mapping[str, Tensor], stack: str) -> int:
-    """How many symbols a stack's embedding has, from a state dict; an adaptive one has a matrix a band.
-
-    Raises:
-        AdminError: the stack has no embedding: this is no translation model.
-    """
-    matrix = re.compile(rf"{stack}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
-    rows = [tensor.size(0) for key, tensor in model.items() if matrix.fullmatch(key)]
-    if not rows:
-        raise AdminError(f"the checkpoint has no {stack}.embed_tokens.weight: it is no encoder-decoder Transformer.")
-    return sum(rows)
-
-
-def _dictionary(symbols: int) -> Dictionary:
-    words = Dictionary()
-    for number in range(symbols - len(words)):
-        words.add_symbol(f"w{number}")
-    return words
-
-
-def build(state: Mapping[str, Any]) -> BaseFairseqModel:
-    """The model of a checkpoint with its weights, float32, in evaluation mode; words are but numbers to it.
-
-    Raises:
-        AdminError: the architecture is unknown, or the weights are not its own.
-    """
-    args = options.complete(state)
-    symbols = [vocabulary(state["model"], stack) for stack in options.stacks(vars(args))]
-    source = _dictionary(symbols[0])
-    target = source if symbols[0] == symbols[-1] else _dictionary(symbols[-1])
-    task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
-    model = ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
-    avoid_fast_path(model)
-    try:
-        model.load_state_dict(dict(state["model"]), strict=True, model_cfg=args)
-    except RuntimeError as error:
-        said = " ".join(str(error).split())[:200]
-        raise AdminError(f"the checkpoint's weights do not fit its architecture {args._name} ({said} ...).") from None
-    return model.eval()
-
-
 def _of_sides(sides: Mapping[str, Tensor]) -> Any:
     """A batch of what each stack reads."""
     if "encoder" not in sides:
@@ -92,22 +48,21 @@ def _of_sides(sides: Mapping[str, Tensor]) -> Any:
     return Batch(source, source.ne(PAD).sum(1), sides["decoder"])
 
 
-def random_batches(state: Mapping[str, Any], batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Any]:
+def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Any]:
     """Sentences of random words and lengths, padded as fairseq pads. Seeded: the same for the same vocabulary.
 
     Returns:
         `Batch`es; for a language model `LanguageBatch`es.
     """
     generator = torch.Generator().manual_seed(1)
-    model = options.stored(state).model
-    stacks = options.stacks(model)
+    stacks = checkpoint.stacks
     for side in ("source", "target")[-len(stacks) :]:
-        longest = min(longest, model.get(f"max_{side}_positions") or longest)
+        longest = min(longest, checkpoint.options.model.get(f"max_{side}_positions") or longest)
     found = []
     for _ in range(batches):
         sides = {}
         for stack in stacks:
-            symbols = vocabulary(state["model"], stack)
+            symbols = checkpoint.vocabulary[stack]
             words = torch.randint(min(FIRST_WORD, symbols - 1), symbols, (sentences, longest), generator=generator)
             lengths = torch.randint(1, longest + 1, (sentences, 1), generator=generator)
             places = torch.arange(longest)
@@ -119,36 +74,35 @@ def random_batches(state: Mapping[str, Any], batches: int = 3, sentences: int = 
     return found
 
 
-def real_batches(state: Mapping[str, Any], data: Path, split: str = "valid", batches: int = 4) -> list[Any]:
+def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batches: int = 4) -> list[Any]:
     """The first batches of a split of binarised data.
 
     Raises:
         AdminError: the folder has no such split, or its dictionaries are not the model's.
     """
-    found = options.stored(state)
-    args = Namespace(**{**found.task, "task": found.task["_name"], "data": str(data)})
+    options = checkpoint.options.task
+    args = Namespace(**{**options, "task": options["_name"], "data": str(data)})
     del args._name
     try:
         task = tasks.setup_task(args)
         task.load_dataset(split)
     except (OSError, ValueError, AssertionError) as error:
         raise AdminError(f"{data}: no data to check on ({error}). Give the folder fairseq-preprocess wrote.") from None
-    stacks = options.stacks(found.model)
     words_of = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
-    for stack in stacks:
-        if len(words_of[stack]) != vocabulary(state["model"], stack):
+    for stack in checkpoint.stacks:
+        if len(words_of[stack]) != checkpoint.vocabulary[stack]:
             raise AdminError(
                 f"{data}: the dictionary has {len(words_of[stack])} symbols and the model's {stack} "
-                f"{vocabulary(state['model'], stack)}. Give the data the model was trained on."
+                f"{checkpoint.vocabulary[stack]}. Give the data the model was trained on."
             )
     iterator = task.get_batch_iterator(
         task.dataset(split),
-        max_tokens=max(2048, found.task.get("tokens_per_sample") or 0),
+        max_tokens=max(2048, options.get("tokens_per_sample") or 0),
         max_positions=task.max_positions(),
         ignore_invalid_inputs=True,
     ).next_epoch_itr(shuffle=False)
     inputs = [sample["net_input"] for _, sample in zip(range(batches), iterator)]
-    if len(stacks) == 1:
+    if len(checkpoint.stacks) == 1:
         return [LanguageBatch(sample["src_tokens"]) for sample in inputs]
     return [Batch(*(sample[name] for name in Batch._fields)) for sample in inputs]
 
@@ -168,12 +122,12 @@ class Difference(NamedTuple):
     positions: int
 
 
-def difference(one: Mapping[str, Any], other: Mapping[str, Any], data: Path | None = None) -> Difference:
+def difference(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> Difference:
     """Compare two checkpoints; one model is in memory at a time.
 
     Args:
-        one, other: checkpoints of the same vocabulary, as `checkpoint.read` gives them.
-        data: binarised data to compare on, besides random sentences.
+        one, other: checkpoints of the same vocabulary.
+        data: binarised data to compare on, in addition to random sentences.
     """
     batches = random_batches(one) + (real_batches(one, data) if data else [])
     expected = list(log_probabilities(build(one), batches))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import logging
 import os
 import pickle
 import re
@@ -19,8 +18,6 @@ import numpy
 import torch
 
 from ..errors import AdminError
-
-logger = logging.getLogger(__name__)
 
 SHARD = re.compile(r"-shard\d+\.pt$")
 """How fairseq names the parts of a checkpoint under --use-sharded-state."""
@@ -59,7 +56,7 @@ def sharded(path: Path) -> AdminError:
 def read(
     path: Path, place: Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None = None
 ) -> dict[str, Any]:
-    """A fairseq checkpoint's contents, on the CPU, loaded without running code it may carry.
+    """A fairseq checkpoint's contents, on the CPU, loaded without running code that it may carry.
 
     Args:
         path: the file.
@@ -67,8 +64,8 @@ def read(
             then mapped from the file, which must be of torch's zip format, instead of read.
 
     Raises:
-        AdminError: the file is missing, truncated, no checkpoint or only a shard of one, or holds objects a checkpoint
-            has no need of.
+        AdminError: the file is missing, truncated, not a checkpoint or only a shard of one, or holds objects that a
+            checkpoint has no need of.
     """
     if SHARD.search(path.name) and path.exists():
         raise sharded(path)
@@ -101,7 +98,8 @@ def read(
         raise AdminError(f"{path}: not a whole checkpoint ({_line(error)}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise AdminError(f"{path}: a torch file, but no fairseq checkpoint (it has no entry 'model').")
-    if {"fsdp_metadata", "shard_metadata"} & state.keys():
+    # Not by fsdp_metadata, which fully_sharded puts into a whole checkpoint too.
+    if any("flat_param" in key for key in state["model"]):
         raise sharded(path)
     return state
 
@@ -119,7 +117,7 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> None:
         inputs: files that must stay as they are.
 
     Raises:
-        AdminError: the path is no place for a file, or is one of the inputs, be it by another name.
+        AdminError: the path is not one for a file, or is one of the inputs, also by another name.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
@@ -140,12 +138,12 @@ def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = 
     """Save a checkpoint so that the path holds either all of it or what it held before.
 
     Args:
-        state: the checkpoint.
-        path: where it is to lie.
-        check: called with where it lies meanwhile; if that raises, the path stays as it was.
+        state: the checkpoint's contents.
+        path: where to save it.
+        check: called with where it is meanwhile; if that raises, the path stays as it was.
 
     Raises:
-        AdminError: the path is no place for a file, or the disk is full.
+        AdminError: the path is not one for a file, or the disk is full.
     """
     check_output(path)
     part = _part(path)

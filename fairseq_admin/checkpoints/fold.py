@@ -19,17 +19,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import AdminError
 from ..method import provenance
-from ..method.schemes import SCHEMES
-from ..method.state_dict import OMEGA_DELTA, OMEGA_INIT, STRAY, omegas
+from ..method.state_dict import OMEGA_DELTA, OMEGA_INIT, STRAY
 from ..version import __version__
-from . import options
+from .building import check
+from .checkpoint import FOLD, Checkpoint
+from .stock import stock_options
 
 READERS = {
     "self_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -41,6 +41,9 @@ READERS = {
 WRITERS = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
 """What of a layer's branches comes last."""
 
+FOLDABLE = ("transformer_admin", "transformer_lm_admin")
+"""The models of ours that have a stock twin."""
+
 SHORTCUT_SCALE = ".shortcut_scale"
 BRANCH_SCALE = ".branch_scale"
 
@@ -48,32 +51,30 @@ SMALLEST = 1e-6
 """Folding divides by ω; entries nearer to 0 than this are refused, unless the user names another bound."""
 
 
-def _clamped(omega: Tensor, name: str, smallest: float, clamp: bool) -> Tensor:
+def _clamped(omega: Tensor, where: str, smallest: float, clamp: bool) -> Tensor:
     """ω with no entry nearer to 0 than `smallest`, in the entry's own direction. Shape (C,)."""
-    if not omega.isfinite().all():
-        raise AdminError(f"omega of {name} is not finite: the run has diverged. Fold an earlier checkpoint.")
     channel = int(omega.abs().argmin())
     if abs(omega[channel].item()) >= smallest:
         return omega
     if not clamp:
         raise AdminError(
-            f"omega of {name} is {omega[channel].item():.3g} at channel {channel}; folding divides by it. Fold with "
+            f"{where} is {omega[channel].item():.3g} at channel {channel}; folding divides by it. Fold with "
             f"--min-omega {smallest:g} to clamp it, or keep the model unfolded, with --user-dir."
         )
     return omega.abs().clamp(min=smallest).copysign(omega)
 
 
-def _shortcut_scales(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _shortcut_scales(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
     """What multiplies the shortcut of every sub-layer, as `state_dict.omegas` gives it, float64.
 
     Shapes (C,), Admin's ω, or (1,), a layer's constant.
     """
-    found = omegas(state)
-    layers = [key[: -len(SHORTCUT_SCALE)].split(".layers.") for key in state if key.endswith(SHORTCUT_SCALE)]
+    weights, found = checkpoint.weights, {stack: dict(omegas) for stack, omegas in checkpoint.omegas.items()}
+    layers = [key[: -len(SHORTCUT_SCALE)].split(".layers.") for key in weights if key.endswith(SHORTCUT_SCALE)]
     for stack, number in sorted(layers, key=lambda layer: int(layer[1])):
-        scale = state[f"{stack}.layers.{number}{SHORTCUT_SCALE}"].double()
+        scale = weights[f"{stack}.layers.{number}{SHORTCUT_SCALE}"].double()
         for kind in READERS:
-            if f"{stack}.layers.{number}.{_norm(kind)}.weight" in state:
+            if f"{stack}.layers.{number}.{_norm(kind)}.weight" in weights:
                 found.setdefault(stack, {})[f"layers.{number}.{kind}"] = scale
     return found
 
@@ -82,24 +83,25 @@ def _norm(kind: str) -> str:
     return f"{'final' if kind == 'ffn' else kind}_layer_norm"
 
 
-def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp: bool = False) -> dict[str, Tensor]:
+def fold_weights(checkpoint: Checkpoint, smallest: float = SMALLEST, clamp: bool = False) -> dict[str, Tensor]:
     """The state dict of the stock Transformer that computes what this model computes.
 
     Args:
-        state: the state dict of a model of the scheme `admin`, or of another that multiplies shortcuts or branches, of
+        checkpoint: a model of the scheme `admin`, or of another that multiplies shortcuts or branches, its weights of
             any floating types. One that multiplies neither comes back as it is.
         smallest: the smallest |ω| to divide by.
         clamp: take `smallest` for entries below it, rather than refuse them.
 
     Returns:
-        Stock names and shapes. What the fold touches is float64; the rest is the same tensors as in `state`.
+        Stock names and shapes. What the fold touches is float64; the rest is the same tensors as the checkpoint's.
 
     Raises:
-        AdminError: an entry is too small or not finite, or a stack's first ω is not one positive number.
+        AdminError: an entry is too small, or a stack's first ω is not one positive number.
     """
+    weights = checkpoint.weights
     folded = {
         key: tensor
-        for key, tensor in state.items()
+        for key, tensor in weights.items()
         if not key.endswith((OMEGA_INIT, OMEGA_DELTA, SHORTCUT_SCALE, BRANCH_SCALE))
         and key != provenance.KEY
         and not STRAY.search(key)
@@ -108,16 +110,16 @@ def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp:
     def scale(key: str, factor: Tensor) -> None:
         folded[key] = folded[key].double() * factor
 
-    for key, factor in state.items():
+    for key, factor in weights.items():
         if key.endswith(BRANCH_SCALE):
             layer = key[: -len(BRANCH_SCALE)]
             for name in WRITERS:
-                if f"{layer}.{name}.weight" in state:
+                if f"{layer}.{name}.weight" in weights:
                     scale(f"{layer}.{name}.weight", factor.double())
                     scale(f"{layer}.{name}.bias", factor.double())
-    for stack, sublayers in _shortcut_scales(state).items():
+    for stack, sublayers in _shortcut_scales(checkpoint).items():
         norm_before = f"{stack}.layernorm_embedding"
-        if f"{norm_before}.weight" not in state:
+        if f"{norm_before}.weight" not in weights:
             norm_before = ""
         for name, omega in sublayers.items():
             _, number, kind = name.split(".")
@@ -126,14 +128,15 @@ def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp:
             if not norm_before:
                 if not omega.eq(omega[0]).all() or not omega[0] > 0:
                     raise AdminError(
-                        f"omega of {norm}, the first of its stack, runs from {omega.min().item():.3g} to "
-                        f"{omega.max().item():.3g}; one positive number was expected. It cannot be folded: keep the "
-                        "model unfolded, with --user-dir."
+                        f"{checkpoint.name}: omega of {norm}, the first of its stack, runs from "
+                        f"{omega.min().item():.3g} to {omega.max().item():.3g}; one positive number was expected (a "
+                        "model pruned of its layer 0 has a vector). It cannot be folded: keep the model unfolded, with "
+                        "--user-dir."
                     )
                 scale(f"{layer}.self_attn.out_proj.weight", 1 / omega[0])
                 scale(f"{layer}.self_attn.out_proj.bias", 1 / omega[0])
             else:
-                omega = _clamped(omega, norm, smallest, clamp)
+                omega = _clamped(omega, f"{checkpoint.name}: omega of {norm}", smallest, clamp)
                 scale(f"{norm_before}.weight", omega)
                 scale(f"{norm_before}.bias", omega)
                 for reader in READERS[kind]:
@@ -142,67 +145,60 @@ def fold_weights(state: Mapping[str, Tensor], smallest: float = SMALLEST, clamp:
     return folded
 
 
-def fold(
-    state: Mapping[str, Any], dtype: torch.dtype = torch.float32, min_omega: float | None = None
-) -> dict[str, Any]:
+def _refuse_unfoldable(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint that no stock Transformer computes, or that is one already."""
+    name = checkpoint.name
+    if checkpoint.kind == "masked_lm_admin":
+        raise AdminError(
+            f"{name} is of masked_lm_admin; only transformer_admin and transformer_lm_admin can be folded. Keep the "
+            "model unfolded, with --user-dir."
+        )
+    if checkpoint.kind not in FOLDABLE or (checkpoint.scheme.omega and not checkpoint.has_omega):
+        raise AdminError(f"{name} has no omega: it is not (or no longer) an Admin model. There is nothing to fold.")
+    if not checkpoint.scheme.folds:
+        raise AdminError(
+            f"{name} is of --admin-scheme {checkpoint.scheme_name}, whose layers no stock Transformer has. Keep the "
+            "model unfolded, with --user-dir."
+        )
+    if checkpoint.options.model.get("cross_self_attention") and not checkpoint.scheme.stock_layers:
+        raise AdminError(
+            f"{name} was trained with --cross-self-attention: its decoder's keys and values read the encoder's output "
+            "and the shortcut through one matrix, so omega cannot be folded. Keep the model unfolded, with --user-dir."
+        )
+
+
+def fold(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, min_omega: float | None = None) -> Checkpoint:
     """A checkpoint of a model of ours as a stock fairseq one, without optimizer state, that loads without the plugin.
 
     Args:
-        state: the checkpoint, as `checkpoint.read` gives it. Its tensors are not changed.
+        checkpoint: it is not changed.
         dtype: what the weights are stored in.
         min_omega: clamp smaller |ω| to this. None: refuse those below SMALLEST.
 
     Raises:
-        AdminError: it is no model of ours, or of a scheme that is no stock Transformer's; an ω cannot be divided
-            by; or `dtype` cannot hold a folded weight.
+        AdminError: it is not of a model of ours, or of a scheme that no stock Transformer computes; it is damaged; an
+            ω cannot be divided by; or `dtype` cannot hold a folded weight.
     """
-    model, found = state["model"], options.stored(state).model
-    name = options.scheme(found)
-    if options.kind(found) == "masked_lm_admin":
-        raise AdminError(
-            "the checkpoint is of masked_lm_admin; only transformer_admin and transformer_lm_admin can be folded. Keep "
-            "the model unfolded, with --user-dir."
-        )
-    if options.kind(found) not in options.OURS or (SCHEMES[name].omega and not omegas(model)):
-        raise AdminError(
-            "the checkpoint has no omega: it is not (or no longer) an Admin model. There is nothing to fold."
-        )
-    if not SCHEMES[name].folds:
-        raise AdminError(
-            f"the checkpoint is of --admin-scheme {name}, whose layers no stock Transformer has. Keep the model "
-            "unfolded, with --user-dir."
-        )
-    if found.get("cross_self_attention") and not SCHEMES[name].stock_layers:
-        raise AdminError(
-            "the model was trained with --cross-self-attention: its decoder's keys and values read the encoder's "
-            "output and the shortcut through one matrix, so omega cannot be folded. Keep the model unfolded, with "
-            "--user-dir."
-        )
-    folded = fold_weights(model, SMALLEST if min_omega is None else min_omega, clamp=min_omega is not None)
-    layers = {
-        stack: len({key.split(".")[2] for key in model if key.startswith(f"{stack}.layers.")})
-        for stack in options.stacks(found)
-    }
-    record = provenance.decode(model[provenance.KEY]) if provenance.KEY in model else None
-    updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
-    return {
-        "args": options.stock(state, layers),
-        "model": _stored(folded, dtype),
-        "optimizer_history": [
-            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": updates}
-        ],
-        "extra_state": {
-            "train_iterator": {"epoch": 1, "iterations_in_epoch": 0},
-            "admin_fold": {"version": __version__, "scheme": name, "provenance": record},
-        },
-    }
+    _refuse_unfoldable(checkpoint)
+    check(checkpoint)
+    folded = fold_weights(checkpoint, SMALLEST if min_omega is None else min_omega, clamp=min_omega is not None)
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": checkpoint.updates}
+    note = {"version": __version__, "scheme": checkpoint.scheme_name, "provenance": checkpoint.record}
+    return Checkpoint(
+        {
+            "args": stock_options(checkpoint),
+            "model": _stored(folded, dtype),
+            "optimizer_history": [history],
+            "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, FOLD: note},
+        }
+    )
 
 
-def _stored(state: Mapping[str, Tensor], dtype: torch.dtype) -> OrderedDict[str, Tensor]:
+def _stored(weights: Mapping[str, Tensor], dtype: torch.dtype) -> OrderedDict[str, Tensor]:
     """Every floating tensor in `dtype`; entries that were one tensor, as tied embeddings are, stay one."""
     done: dict[tuple[int, torch.Size], Tensor] = {}
     result: OrderedDict[str, Tensor] = OrderedDict()
-    for key, tensor in state.items():
+    for key, tensor in weights.items():
         if tensor.is_floating_point():
             once = (tensor.data_ptr(), tensor.shape)
             if once not in done:

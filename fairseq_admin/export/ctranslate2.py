@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checkpoints import files as checkpoint
-from ..checkpoints.equivalence import EOS, Batch, build, log_probabilities
+from ..checkpoints.building import build
+from ..checkpoints.equivalence import EOS, Batch, log_probabilities
 from ..errors import AdminError
 from .exportable import Exportable, batches, sentences
 
@@ -64,7 +64,7 @@ def refuse_unknown(quantization: str | None) -> None:
     """
     kinds = installed().specs.model_spec.ACCEPTED_MODEL_TYPES
     if quantization not in (None, *kinds):
-        raise AdminError(f"--quantization {quantization} is none that this CTranslate2 knows: {', '.join(kinds)}.")
+        raise AdminError(f"--quantization {quantization} is not one that this CTranslate2 knows: {', '.join(kinds)}.")
 
 
 def convert(model: Exportable, work: Path, folder: Path, quantization: str | None) -> None:
@@ -82,7 +82,7 @@ def convert(model: Exportable, work: Path, folder: Path, quantization: str | Non
     """
     ctranslate2 = installed()
     file = work / "stock.pt"
-    checkpoint.write(model.stock, file)
+    model.stock.write(file)
     for name in (f"dict.{language}.txt" for language in model.languages):
         (work / name).write_bytes(model.files[name].read_bytes())
     source, target = model.languages

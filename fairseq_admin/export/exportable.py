@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-from ..checkpoints import fold
-from ..checkpoints import options as stored_options
-from ..checkpoints.equivalence import EOS, PAD, Batch, random_batches, real_batches, vocabulary
+from ..checkpoints.building import check
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.equivalence import EOS, PAD, Batch, random_batches, real_batches
+from ..checkpoints.fold import fold
+from ..checkpoints.stock import attributes, stock_options
 from ..errors import AdminError
 from ..method.state_dict import STRAY
 from ..text.assets import Assets
@@ -44,16 +44,16 @@ KNOWN_WEIGHTS = re.compile(
 class Exportable(NamedTuple):
     """A model to export."""
 
-    original: Mapping[str, Any]
-    """The checkpoint as it was given: what the export is checked against."""
-    stock: dict[str, Any]
-    """The same function as a checkpoint of stock fairseq, its options under `args`."""
+    original: Checkpoint
+    """As it was given: what the export is checked against."""
+    stock: Checkpoint
+    """The same function as stock fairseq's, its options under `args`."""
     options: Namespace
     """The stock model's and its task's options, every one with a value."""
     source: Dictionary
     target: Dictionary
     files: dict[str, Path]
-    """What belongs beside the model: name there -> where it lies now."""
+    """What belongs next to the model: name there -> where it is now."""
     text: Text | None
 
     @property
@@ -61,44 +61,38 @@ class Exportable(NamedTuple):
         return self.options.source_lang, self.options.target_lang
 
 
-def stock(state: Mapping[str, Any]) -> dict[str, Any]:
+def stock(checkpoint: Checkpoint) -> Checkpoint:
     """A checkpoint as one of stock fairseq: an Admin model folded, a stock one with its options under `args`.
 
     Raises:
-        AdminError: it is neither, or it cannot be folded.
+        AdminError: it is neither, or damaged, or it cannot be folded.
     """
-    model = state["model"]
-    arch = stored_options.stored(state).model.get("_name")
-    if ARCH_MODEL_NAME_REGISTRY.get(arch) == "transformer_admin":
-        return fold.fold(state)
-    if ARCH_MODEL_NAME_REGISTRY.get(arch) != "transformer":
+    if checkpoint.kind == "transformer_admin":
+        return fold(checkpoint)
+    if checkpoint.kind != "transformer":
         raise AdminError(
-            f"the checkpoint's architecture is {arch}; transformer_admin or fairseq's transformer was expected. "
-            "Nothing else can be exported."
+            f"{checkpoint.name}: its architecture is {checkpoint.options.model.get('_name')}; transformer_admin or "
+            "fairseq's transformer was expected. Nothing else can be exported."
         )
-    layers = {
-        stack: len({key.split(".")[2] for key in model if key.startswith(f"{stack}.layers.")})
-        for stack in ("encoder", "decoder")
-    }
-    return {
-        "args": stored_options.stock(state, layers),
-        "model": {key: tensor for key, tensor in model.items() if not STRAY.search(key)},
-    }
+    check(checkpoint)
+    weights = {key: tensor for key, tensor in checkpoint.weights.items() if not STRAY.search(key)}
+    return Checkpoint({"args": stock_options(checkpoint), "model": weights})
 
 
-def prepare(state: Mapping[str, Any], path: Path, data: Path | None) -> Exportable:
+def prepare(checkpoint: Checkpoint, data: Path | None) -> Exportable:
     """Everything an export needs, or the reason why there can be none.
 
     Args:
-        state: a checkpoint, as `checkpoint.read` gives it.
-        path: where it lies.
-        data: where dictionaries, codes and text.json lie, itself or its folder `bin`; None: beside the checkpoint.
+        checkpoint: one read from a file.
+        data: where dictionaries, codes and text.json are, itself or its folder `bin`; None: next to the checkpoint.
 
     Raises:
-        AdminError: the model is of another kind, or its dictionaries are missing or another model's.
+        AdminError: the model is of another kind or damaged, or its dictionaries are missing or another model's.
     """
-    plain = stock(state)
-    options = Namespace(**plain["args"])
+    path = checkpoint.path
+    assert path is not None
+    plain = stock(checkpoint)
+    options = Namespace(**plain.state["args"])
     options.task = "translation"  # whatever task taught the model, it translates from one dictionary to the other
     for option, what in UNKNOWN_TO_BOTH.items():
         if getattr(options, option, None):
@@ -109,26 +103,26 @@ def prepare(state: Mapping[str, Any], path: Path, data: Path | None) -> Exportab
                 f"{path} was trained with --{name.replace('_', '-')} {getattr(options, name)} and --decoder-embed-dim "
                 f"{options.decoder_embed_dim}: a projection between them cannot be exported."
             )
-    for key in plain["model"]:
+    for key in plain.weights:
         if not KNOWN_WEIGHTS.fullmatch(key):
             raise AdminError(
-                f"{path} holds {key}, which is no part of a plain Transformer, and no other engine computes more than "
+                f"{path} holds {key}, which is not part of a plain Transformer, and no other engine computes more than "
                 "that. It cannot be exported."
             )
     assets = Assets(path, data)
     options.source_lang, options.target_lang = languages = assets.languages(options.source_lang, options.target_lang)
-    plain["args"] = stored_options.attributes(vars(options))
+    plain.state["args"] = attributes(vars(options))
     names = [f"dict.{language}.txt" for language in languages]
     source, target = (
-        assets.dictionary(language, vocabulary(plain["model"], stack))
+        assets.dictionary(language, plain.vocabulary[stack])
         for language, stack in zip(languages, ("encoder", "decoder"))
     )
     files = {name: found for name in (*names, CODES, FILE) if (found := assets.find(name))}
-    return Exportable(state, plain, options, source, target, files, assets.text())
+    return Exportable(checkpoint, plain, options, source, target, files, assets.text())
 
 
 def batches(model: Exportable) -> list[Batch]:
-    """What an export is checked on: random sentences, and the first of a validation set beside the dictionaries."""
+    """What an export is checked on: random sentences, and the first of a validation set next to the dictionaries."""
     folder = model.files[f"dict.{model.languages[1]}.txt"].parent
     found = random_batches(model.original)
     if any(folder.glob(f"valid.{'-'.join(model.languages)}.*.idx")):

@@ -6,10 +6,11 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..text.bpe import CODES
 from ..text.tokens import FILE
@@ -20,15 +21,14 @@ ENGINES = ("ctranslate2", "huggingface")
 
 
 class Exported(NamedTuple):
-    """What was checked, in words, and what the user should know besides."""
+    """What was checked, in words, and what else the user should know."""
 
     summary: str
     notes: list[str]
 
 
 def export(
-    state: Mapping[str, Any],
-    path: Path,
+    checkpoint: Checkpoint,
     engine: str,
     output: Path,
     data: Path | None = None,
@@ -38,11 +38,10 @@ def export(
     """Write a folder that an engine reads, with the dictionaries and whatever else the text needs.
 
     Args:
-        state: a checkpoint of an Admin model, folded or not, or of a stock Transformer, as `checkpoint.read` gives it.
-        path: where it lies.
+        checkpoint: of an Admin model, folded or not, or of a stock Transformer; one read from a file.
         engine: one of ENGINES.
         output: the folder to write; it may exist, empty.
-        data: where dictionaries, codes and text.json lie, itself or its folder `bin`; None: beside the checkpoint.
+        data: where dictionaries, codes and text.json are, itself or its folder `bin`; None: next to the checkpoint.
         quantization: CTranslate2's name of a type to store the weights in; None: float32.
         tolerance: the largest difference of log-probabilities in float32; None: the engine's own bound.
 
@@ -56,7 +55,7 @@ def export(
     else:
         ctranslate2.refuse_unknown(quantization)
     with _new(output) as (work, folder):
-        model = prepare(state, path, data)
+        model = prepare(checkpoint, data)
         write = _ctranslate2 if engine == "ctranslate2" else _huggingface
         exported = write(model, work, folder, quantization, tolerance)
         for name, found in model.files.items():

@@ -15,7 +15,8 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from ..checkpoints.equivalence import EOS, PAD, Batch, build, log_probabilities
+from ..checkpoints.building import build
+from ..checkpoints.equivalence import EOS, PAD, Batch, log_probabilities
 from ..errors import AdminError
 from .exportable import Exportable, batches, sentences
 
@@ -78,7 +79,7 @@ def _refuse_unlike(model: Exportable) -> None:
     if options.activation_fn not in ACTIVATIONS:
         reasons.append(f"--activation-fn is {options.activation_fn} and transformers know {', '.join(ACTIVATIONS)}")
     if reasons:
-        raise AdminError(f"this model is no FSMT: {'; '.join(dict.fromkeys(reasons))}. Export it --to ctranslate2.")
+        raise AdminError(f"this model is not an FSMT: {'; '.join(dict.fromkeys(reasons))}. Export it --to ctranslate2.")
 
 
 def convert(model: Exportable, folder: Path) -> None:
@@ -139,7 +140,7 @@ def convert(model: Exportable, folder: Path) -> None:
     loaded = fsmt.load_state_dict(
         {f"model.{key}": weight for key, weight in weights.items() if f"model.{key}" in own}, False
     )
-    # The sinusoids are fairseq's, computed anew; transformers save them and miss them if they are not there.
+    # The sinusoids are fairseq's, computed again; transformers save them and miss them if they are not there.
     assert all(key.endswith("embed_positions.weight") for key in loaded.missing_keys), loaded
     with _quiet(transformers), _full_disk():
         fsmt.save_pretrained(str(folder))

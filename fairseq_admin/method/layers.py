@@ -39,15 +39,17 @@ class ShortcutNorm(nn.LayerNorm):
         """Keep ω as it was set: the first sub-layer of a stack.
 
         Its shortcut is the embedding, often tied to two other matrices, so a learned vector ω could not be folded away.
+        (A model pruned of its first layer has one there; see `state_dict.prune`.)
         """
         self.omega_delta = None
 
     def set_omega(self, omega: float | Tensor) -> None:
-        """Fill ω with one profiled scalar."""
+        """Fill omega_init with one profiled scalar.
+
+        omega_delta, still 0, is left alone: --ddp-backend fully_sharded makes it a view that must not be written to.
+        """
         with torch.no_grad():
             self.omega_init.copy_(torch.as_tensor(omega).expand_as(self.omega_init))
-            if self.omega_delta is not None:
-                self.omega_delta.zero_()
 
     @property
     def omega(self) -> Tensor:

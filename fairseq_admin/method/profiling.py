@@ -213,7 +213,7 @@ def profile(
             raise AdminError(
                 f"profiling measured {part[bad[0]].item()} for omega at sub-layer {bad[0].item() + 1} of the {name}; a "
                 "finite number was expected. The model overflows on its first batch (or rank 0 failed: see its log); "
-                "check the embeddings given, or train in fp32 or --amp."
+                "check the embeddings given, or train in fp32."
             )
         ranges.append(f"{name} {len(part)} sub-layers, omega {part.min():.3f} to {part.max():.3f}")
     counts = real(used)

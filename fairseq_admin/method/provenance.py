@@ -32,9 +32,10 @@ def decode(tensor: Tensor) -> dict[str, Any] | None:
     """The record that `encode` stored, or None where there is none yet.
 
     Raises:
-        AdminError: the bytes are no record (an average of checkpoints with different provenance, for example).
+        AdminError: the bytes are not a record (an average of checkpoints with different provenance, for example).
     """
-    text = bytes(int(value) for value in tensor.detach().float().round().clamp(0, 255).tolist()).rstrip(b"\0")
+    values = tensor.detach().float().flatten().nan_to_num(255).round().clamp(0, 255)  # no text has a byte 255
+    text = bytes(values.to(torch.uint8).tolist()).rstrip(b"\0")
     if not text:
         return None
     try:

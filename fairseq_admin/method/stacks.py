@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fairseq.models.transformer.transformer_decoder import TransformerDecoderBase
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
+from torch import nn
 
 from .fixup import Shift
 from .layers import (
@@ -11,20 +12,33 @@ from .layers import (
     AdminEncoderLayer,
     ScaledDecoderLayer,
     ScaledEncoderLayer,
+    ShortcutNorm,
     avoid_fast_path,
-    shortcut_norms,
     wrap_layer,
 )
 from .schemes import SCHEMES
 
 
+def _first_frozen(stack: AdminEncoder | AdminDecoder, layer: nn.Module) -> nn.Module:
+    """A new layer; if it is the stack's first, without a learned ω at its first sub-layer.
+
+    Before the layer is wrapped: --ddp-backend fully_sharded keeps every parameter that a layer had at that time.
+    """
+    if not stack.begun:
+        norm = layer.self_attn_layer_norm
+        assert isinstance(norm, ShortcutNorm)
+        norm.freeze_omega()
+        stack.begun = True
+    return layer
+
+
 class AdminEncoder(TransformerEncoderBase):
     """fairseq's encoder over the layers of a scheme."""
 
+    begun = False
+
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        if SCHEMES[self.cfg.admin_scheme].omega:
-            shortcut_norms(self)[0].freeze_omega()
         if SCHEMES[self.cfg.admin_scheme].fixup:
             self.layer_norm = Shift(multiplier=True)
         avoid_fast_path(self)
@@ -34,17 +48,17 @@ class AdminEncoder(TransformerEncoderBase):
         if scheme.stock_layers:
             return super().build_encoder_layer(cfg)
         if scheme.omega:
-            return wrap_layer(AdminEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+            return wrap_layer(_first_frozen(self, AdminEncoderLayer(cfg, return_fc=self.return_fc)), cfg)
         return wrap_layer(ScaledEncoderLayer(cfg, scheme, return_fc=self.return_fc), cfg)
 
 
 class AdminDecoder(TransformerDecoderBase):
     """fairseq's decoder over the layers of a scheme."""
 
+    begun = False
+
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        if SCHEMES[self.cfg.admin_scheme].omega:
-            shortcut_norms(self)[0].freeze_omega()
         if SCHEMES[self.cfg.admin_scheme].fixup:
             self.layer_norm = Shift()
 
@@ -53,5 +67,5 @@ class AdminDecoder(TransformerDecoderBase):
         if scheme.stock_layers:
             return super().build_decoder_layer(cfg, no_encoder_attn)
         if scheme.omega:
-            return wrap_layer(AdminDecoderLayer(cfg, no_encoder_attn), cfg)
+            return wrap_layer(_first_frozen(self, AdminDecoderLayer(cfg, no_encoder_attn)), cfg)
         return wrap_layer(ScaledDecoderLayer(cfg, scheme, no_encoder_attn), cfg)

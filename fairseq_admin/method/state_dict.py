@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 OMEGA_INIT = ".omega_init"
 OMEGA_DELTA = ".omega_delta"
+FIRST_DELTA = f".layers.0.self_attn_layer_norm{OMEGA_DELTA}"
+"""What the first norm of a stack has not: its ω is not trained."""
 
 # What fairseq up to 0.12.2 stores next to the weights: a position buffer's type, and copies for an inference path.
 STRAY = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
@@ -34,19 +36,58 @@ def scheme(state: Mapping[str, Tensor]) -> str:
     alone). Schemes that only draw other initial weights look, and compute, like the stock Transformer that they are.
 
     Raises:
-        AdminError: the record is none.
+        AdminError: the record cannot be read.
     """
     if provenance.KEY in state:
         return (provenance.decode(state[provenance.KEY]) or {}).get("scheme", "admin")
     state = of_stacks(state)
-    before = {
-        side: f"{side}.layer_norm.weight" in state
-        for side in ("encoder", "decoder")
-        if any(key.startswith(f"{side}.layers.") for key in state)
-    }
+    before = {side: f"{side}.layer_norm.weight" in state for side in ("encoder", "decoder") if layers(state, side)}
     if all(before.values()) or not any(before.values()):
         return "pre-ln" if any(before.values()) else "post-ln"
     return "pre-ln (encoder only)" if before["encoder"] else "post-ln-pre-ln"
+
+
+def layers(state: Mapping[str, Tensor], stack: str) -> int:
+    """How many layers of a stack a state dict has."""
+    return len({key.split(".")[2] for key in of_stacks(state) if key.startswith(f"{stack}.layers.")})
+
+
+def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -> None:
+    """Drop all layers of a stack but some, which are numbered from 0 again, in place.
+
+    A stack's first ω is not trained (see `ShortcutNorm.freeze_omega`). Where a later layer becomes the first, what its
+    ω has learned is added to its omega_init: ω stays the vector that it was, and is fixed from then on.
+
+    fairseq's own pruning drops every layer of an encoder if only the decoder is pruned, and the other way round.
+
+    Args:
+        state: the state dict about to be loaded. Of exactly as many layers as are kept, it was pruned before and stays
+            as it is.
+        stack: "encoder" or "decoder".
+        kept: numbers of the layers to keep, from 0.
+
+    Raises:
+        AdminError: there is no such layer.
+    """
+    layer = re.compile(rf"({stack}\.(?:sentence_encoder\.)?layers\.)(\d+)(\..+)")
+    found = {key: match for key in state if (match := layer.fullmatch(key))}
+    numbers = {int(match[2]) for match in found.values()}
+    if len(numbers) == len(kept):
+        return
+    if not numbers.issuperset(kept):
+        raise AdminError(
+            f"--{stack}-layers-to-keep is {','.join(map(str, kept))} and the checkpoint's {stack} has {len(numbers)} "
+            f"layers. Expected numbers from 0 to {len(numbers) - 1}."
+        )
+    tensors = {key: state.pop(key) for key in found}
+    for new, old in enumerate(sorted(kept)):
+        for key, match in found.items():
+            if int(match[2]) == old:
+                state[f"{match[1]}{new}{match[3]}"] = tensors[key]
+    for key in [key for key in state if key.startswith(f"{stack}.") and key.endswith(FIRST_DELTA)]:
+        profiled = key[: -len(OMEGA_DELTA)] + OMEGA_INIT
+        state[profiled] = state[profiled] + state.pop(key)
+    logger.info("Admin: of the %s's %d layers %s were kept", stack, len(numbers), ",".join(map(str, sorted(kept))))
 
 
 def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]) -> None:
@@ -56,18 +97,18 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
     Args:
         state: the state dict about to be loaded.
         expected: the model's own.
-        depths: layers expected a stack; a stack that is to be pruned is left out.
+        depths: layers expected a stack.
 
     Raises:
         AdminError: another depth, or a Pre-LN Transformer.
     """
     named = of_stacks(state)
-    for stack, layers in depths.items():
-        found = len({key.split(".")[2] for key in named if key.startswith(f"{stack}.layers.")})
-        if found != layers:
+    for stack, expected_layers in depths.items():
+        found = layers(state, stack)
+        if found != expected_layers:
             raise AdminError(
-                f"the checkpoint's {stack} has {found} layers and the model's has {layers}. Use the checkpoint's "
-                f"--{stack}-layers {found} (or its --arch), or another --save-dir to start again."
+                f"the checkpoint's {stack} has {found} layers and the model's has {expected_layers}. Use the "
+                f"checkpoint's --{stack}-layers {found} (or its --arch), or another --save-dir to start again."
             )
     for key in [key for key in state if key not in expected and STRAY.search(key)]:
         del state[key]

@@ -1,4 +1,4 @@
-"""What lies beside a model and tells how its text is treated: dictionaries, text.json, the codes of its units."""
+"""What is next to a model and tells how its text is treated: dictionaries, text.json, the codes of its units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .tokens import FILE, Text
 class Assets:
     """The files that belong to one model.
 
-    They lie in a folder the user names, or in its folder `bin`, where fairseq-preprocess writes; else beside the model.
+    They are in a folder that the user names, or in its folder `bin`, where fairseq-preprocess writes; else next to the
+    model.
     """
 
     def __init__(self, model: Path, data: Path | None) -> None:
@@ -35,7 +36,7 @@ class Assets:
         if found is None:
             raise AdminError(
                 f"there is no {name} in {' or '.join(map(str, self.folders))}. Give the folder of the model's training "
-                f"text, where {name} lies, as --data."
+                f"text, where {name} is, as --data."
             )
         return found
 
@@ -62,7 +63,7 @@ class Assets:
         if not all(re.fullmatch(r"[\w.-]+", str(language)) for language in (source, target)):
             raise AdminError(
                 f"{self.model} was trained from {source!r} to {target!r}; the codes of two languages were expected, as "
-                "in dict.de.txt. Train it anew with --source-lang and --target-lang."
+                "in dict.de.txt. Train it again with --source-lang and --target-lang."
             )
         if text and (source, target) != (text.source, text.target):
             raise AdminError(
@@ -79,14 +80,14 @@ class Assets:
             size: how many symbols the model has.
 
         Raises:
-            AdminError: it is not there, or is no dictionary, or another model's.
+            AdminError: it is not there, or is not a dictionary, or another model's.
         """
         path = self.need(f"dict.{language}.txt")
         try:
             words = Dictionary.load(str(path))
         except Exception as error:  # whatever its parser trips over
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise AdminError(f"{path} is no dictionary of fairseq's ({reason}). Give the model's own.") from None
+            raise AdminError(f"{path} is not a dictionary of fairseq's ({reason}). Give the model's own.") from None
         if len(words) != size:
             raise AdminError(f"{path} has {len(words)} symbols and the model {size}. Give the model's own dictionary.")
         return words

@@ -9,19 +9,20 @@ length (end of sentence included) to a power, at most MORE units longer than the
 from __future__ import annotations
 
 import abc
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from torch.nn import functional
 
+from ..checkpoints.building import build, check
+from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
-from ..method.layers import avoid_fast_path
 from ..text.assets import Assets
 from .positions import Damaged, positions
 
@@ -62,42 +63,32 @@ class Translator(abc.ABC):
 class FairseqTranslator(Translator):
     """A checkpoint of fairseq's, Admin's or a stock Transformer's."""
 
-    def __init__(self, path: Path, assets: Assets, languages: tuple[str, str], device: str | None) -> None:
-        """Load the model, through torch's safe loader.
+    def __init__(self, checkpoint: Checkpoint, assets: Assets, languages: tuple[str, str], device: str | None) -> None:
+        """Build the model.
 
         Args:
-            path: a checkpoint that `checkpoint.read` accepts.
+            checkpoint: of a translation model.
             assets: with the dictionaries.
             languages: source and target, by which the dictionaries are named.
             device: "cpu" or "cuda"; None: the best there is.
 
         Raises:
-            AdminError: the model is of an unknown kind, or the dictionaries are not its own.
+            AdminError: the model is of an unknown kind or damaged, or the dictionaries are not its own.
         """
         self.device = chosen(device, torch.cuda.is_available())
-        data, _ = (assets.need(f"dict.{language}.txt").parent for language in languages)
-        try:
-            overrides = {"data": str(data), "source_lang": languages[0], "target_lang": languages[1]}
-            (self.model,), _, self.task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides)
-        except AdminError:
-            raise
-        except Exception as error:  # fairseq checks little: what does not fit fails wherever it is used first
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise AdminError(
-                f"{path} does not load with the dictionaries in {data} ({reason}). Give the folder the model was "
-                "trained with as --data."
-            ) from None
-        self.model.eval().to(self.device)
+        check(checkpoint)
+        self.source, self.target = map(assets.dictionary, languages, checkpoint.vocabulary.values())
+        self.model = build(checkpoint, self.source, self.target).to(self.device)
         self.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
-        avoid_fast_path(self.model)
+        self.pads_left = str(checkpoint.options.task.get("left_pad_source", True)) == "True"  # older fairseq: text
         self.longest = min(self.model.max_positions()) - 1
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
-        words = self.task.target_dictionary
+        words = self.target
         generator = SequenceGenerator(
             [self.model], words, search.beam, max_len_a=1, max_len_b=MORE, len_penalty=search.length_penalty
         )
-        tokens = padded(batch, self.task.source_dictionary, left=self.task.cfg.left_pad_source)
+        tokens = padded(batch, self.source, left=self.pads_left)
         lengths = tokens.ne(words.pad()).sum(1)
         sample = {"net_input": {"src_tokens": tokens.to(self.device), "src_lengths": lengths.to(self.device)}}
         return [
@@ -113,19 +104,39 @@ class CTranslate2Translator(Translator):
         """Load the model.
 
         Raises:
-            AdminError: ctranslate2 is not installed, or the folder is damaged.
+            AdminError: ctranslate2 is not installed, the folder is damaged, or CUDA was asked for and lacks a library.
         """
         try:
             import ctranslate2
         except ImportError:
             raise AdminError(_missing("ctranslate2", folder)) from None
-        device = chosen(device, ctranslate2.get_cuda_device_count() > 0)
+        on = chosen(device, ctranslate2.get_cuda_device_count() > 0)
         try:
-            self.model = ctranslate2.Translator(str(folder), device=device)
+            self.model = ctranslate2.Translator(str(folder), device=on)
             self.positions = positions(folder / "model.bin")
+            missing = self._missing_library() if on == "cuda" else ""
+            if missing and not device:
+                self.model = ctranslate2.Translator(str(folder), device="cpu")
         except (OSError, RuntimeError, ValueError, Damaged) as error:
             raise AdminError(f"{folder} is no whole CTranslate2 model ({_line(error)}). Export it again.") from None
+        if missing and device:
+            raise AdminError(
+                f"--device cuda: {missing}; ctranslate2 is built for CUDA 12. Run pip install nvidia-cublas-cu12 and "
+                "put the folder of its library on LD_LIBRARY_PATH, or give --device cpu."
+            )
+        if missing:
+            print(f"fairseq-admin: {missing}, which ctranslate2 needs for CUDA; using the CPU.", file=sys.stderr)
         self.longest = self.positions - 1
+
+    def _missing_library(self) -> str:
+        """What ctranslate2 says of a library of CUDA's that it does not find, for which it looks at the first batch."""
+        try:
+            self.model.translate_batch([["</s>"]], max_decoding_length=1)
+        except RuntimeError as error:
+            if "cannot be loaded" not in str(error):
+                raise
+            return _line(error)
+        return ""
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         found = self.model.translate_batch(

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from ..checkpoints import files as checkpoint
-from ..checkpoints import options
+from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..text.assets import Assets
 from ..text.bpe import BPE, CODES, remove_bpe
@@ -46,7 +45,7 @@ class Pipeline(NamedTuple):
 
         Args:
             model: the checkpoint or folder.
-            data: where text.json, codes and the dictionaries lie, itself or its folder `bin`; None: beside the model.
+            data: where text.json, codes and the dictionaries are, itself or its folder `bin`; None: next to the model.
             tokenised: the text is tokenised, and its translation shall be.
             device: "cpu" or "cuda"; None: the best there is.
 
@@ -55,15 +54,16 @@ class Pipeline(NamedTuple):
         """
         assets = Assets(model, data)
         compiled = (model / "model.bin").exists()
+        checkpoint = None if model.is_dir() else Checkpoint.read(model)
         if not compiled:
-            languages = assets.languages(*(_fsmt_languages(model) if model.is_dir() else _languages(model)))
+            languages = assets.languages(*(_languages(checkpoint) if checkpoint else _fsmt_languages(model)))
         bpe = BPE(assets.need(CODES))
         text = None if tokenised else Text.read(assets.need(FILE))
         if compiled:
             return cls(CTranslate2Translator(model, device), text, bpe)
-        if model.is_dir():
-            return cls(HuggingFaceTranslator(model, assets, languages, device), text, bpe)
-        return cls(FairseqTranslator(model, assets, languages, device), text, bpe)
+        if checkpoint:
+            return cls(FairseqTranslator(checkpoint, assets, languages, device), text, bpe)
+        return cls(HuggingFaceTranslator(model, assets, languages, device), text, bpe)
 
     def translate(
         self,
@@ -125,11 +125,11 @@ class Pipeline(NamedTuple):
         return found
 
 
-def _languages(path: Path) -> tuple[str | None, str | None]:
+def _languages(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
     """Of a checkpoint, as far as it says so."""
-    task = options.stored(checkpoint.read(path)).task
+    task = checkpoint.options.task
     if task.get("_name") != "translation":
-        raise AdminError(f"{path} was trained for the task {task.get('_name')!r}; expected 'translation'.")
+        raise AdminError(f"{checkpoint.name} was trained for the task {task.get('_name')!r}; expected 'translation'.")
     return task.get("source_lang"), task.get("target_lang")
 
 

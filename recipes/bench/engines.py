@@ -29,9 +29,9 @@ from fairseq.data import Dictionary  # noqa: E402
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY  # noqa: E402
 from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
 
-from fairseq_admin.checkpoints import equivalence
-from fairseq_admin.checkpoints import files as checkpoint  # noqa: E402
-from fairseq_admin.checkpoints.options import ARCH  # noqa: E402
+from fairseq_admin.checkpoints.building import build  # noqa: E402
+from fairseq_admin.checkpoints.checkpoint import Checkpoint  # noqa: E402
+from fairseq_admin.checkpoints.stock import ARCH  # noqa: E402
 from fairseq_admin.export.exportable import prepare  # noqa: E402
 from fairseq_admin.export.folder import export  # noqa: E402
 from fairseq_admin.method.layers import shortcut_norms  # noqa: E402
@@ -86,7 +86,7 @@ def random_checkpoint(args: Namespace, folder: Path) -> Path:
     task_options = {"_name": "translation", "source_lang": "a", "target_lang": "b", "data": str(folder)}
     cfg = {"model": vars(namespace), "task": task_options, "criterion": {"_name": "cross_entropy"}}
     path = folder / "random.pt"
-    checkpoint.write({"args": None, "cfg": cfg, "model": model.state_dict()}, path)
+    Checkpoint({"args": None, "cfg": cfg, "model": model.state_dict()}).write(path)
     return path
 
 
@@ -156,11 +156,11 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as place:
         path = args.checkpoint or random_checkpoint(args, Path(place))
-        state = checkpoint.read(path)
-        model = prepare(state, path, args.data)
+        checkpoint = Checkpoint.read(path)
+        model = prepare(checkpoint, args.data)
         batches = sentences(args, model.source)
         count = sum(map(len, batches))
-        folded = equivalence.build(model.stock)
+        folded = build(model.stock)
         twin = stock_twin(model.options, model.source, model.target)
         sizes = [sum(parameter.numel() for parameter in it.parameters()) for it in (folded, twin)]
         for it in (folded, twin):
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
         ours = in_fairseq(folded, model.source, model.target, batches, length)
         for quantization in ("float32", "int8"):
             folder = Path(place) / quantization
-            export(state, path, "ctranslate2", folder, args.data, quantization)
+            export(checkpoint, "ctranslate2", folder, args.data, quantization)
             quick = in_ctranslate2(folder, batches, length, args.threads)
             times = paired(quick, ours, args, f"CTranslate2 {quantization}")
             rows.append(row(f"CTranslate2 {quantization} / fairseq, folded", times, count))

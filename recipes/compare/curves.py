@@ -13,6 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 from recipes.compare.grid_table import places, read_results
 from recipes.steps.common import replacing, run
@@ -28,7 +29,7 @@ def mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
     return {updates: bits for updates, bits in means.items() if math.isfinite(bits)}
 
 
-def draw(results: list[dict], path: Path) -> None:
+def draw(results: list[dict]) -> Figure:
     depths = sorted({result["layers"] for result in results}, key=int)
     schemes = [name for name in SCHEMES if name in {result["scheme"] for result in results}]
     figure, panels = pyplot.subplots(
@@ -50,9 +51,7 @@ def draw(results: list[dict], path: Path) -> None:
         axes.set(title=f"{depth}L-{depth}L", xlabel="updates", ylim=(0, top))
     panels[0][0].set_ylabel("bits a token, train (cross: diverged)")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    with replacing(path) as part:
-        figure.savefig(part, format="png", dpi=150)
-    pyplot.close(figure)
+    return figure
 
 
 def main() -> None:
@@ -60,7 +59,9 @@ def main() -> None:
     parser.add_argument("figure", type=Path)
     parser.add_argument("results", type=Path, nargs="+")
     args = parser.parse_args()
-    draw(read_results(args.results), args.figure)
+    figure = draw(read_results(args.results))
+    with replacing(args.figure) as part:
+        figure.savefig(part, format="png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 # it is in the grid, NAME=VALUE) and OPTIONS_<cell> (fairseq-train's); it includes this file and says how SUMMARY is made
 # of $(RESULTS).
 
-# Runs side by side, one CPU thread each.
+# Runs side by side, one CPU thread each; on a machine with GPUs each on one of them, in turn.
 JOBS ?= 1
 
 PRESET ?= cpu
@@ -33,7 +33,8 @@ LOG_EVERY ?= 20
 OUT := $(RUNS)/$(NAME)-gpu
 PAIR := de-en
 BIN := $(RUNS)/demo/data/bin
-DEVICE_ARGS := --fp16 --fp16-no-flatten-grads --num-workers 2
+DEVICE_ARGS := --num-workers 2
+PRECISION ?= fp16
 GENERATE_ARGS := --remove-bpe
 else
 $(error PRESET=$(PRESET) is unknown; expected cpu or gpu)
@@ -44,6 +45,7 @@ CLIP_NORM ?= 0.0
 BEAM ?= 5
 
 $(call some-of,SCHEMES,$(METHODS))
+include recipes/precision.mk
 
 export OMP_NUM_THREADS ?= 1
 # fairseq's own models are built through the plugin too, which equals them bit for bit and says when a run diverges.
@@ -51,7 +53,7 @@ SETTINGS = --arch transformer_admin --encoder-embed-dim $(WIDTH) --encoder-ffn-e
 	--encoder-attention-heads $(HEADS) --decoder-attention-heads $(HEADS) --share-all-embeddings --dropout $(DROPOUT) \
 	--optimizer $(OPTIMIZER) --clip-norm $(CLIP_NORM) --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
 	--max-tokens $(MAX_TOKENS) --required-batch-size-multiple 1 --log-interval $(LOG_EVERY) \
-	$(SCHEDULE) $(DEVICE_ARGS) $(TRAIN_ARGS)
+	$(SCHEDULE) $(DEVICE_ARGS) $(PRECISION_$(PRECISION)) $(TRAIN_ARGS)
 RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
 .SECONDARY:
@@ -84,11 +86,11 @@ endif
 
 $(OUT)/%/trained.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt | $(OUT)/settings.json
 	@$(PYTHON) -m recipes.compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --save-every $(SAVE_EVERY) \
-		-- $(SETTINGS) $(OPTIONS_$*)
+		--jobs $(JOBS) -- $(SETTINGS) $(OPTIONS_$*)
 
 $(OUT)/entropy.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt
 	@$(PYTHON) -m recipes.compare.entropy $(BIN) --pair $(PAIR) -o $@
 
 $(OUT)/%/result.json: $(OUT)/%/trained.json $(OUT)/entropy.json
 	@$(PYTHON) -m recipes.compare.result $(@D) $(AXES_$*) --data $(BIN) --entropy $(OUT)/entropy.json \
-		-- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)
+		--jobs $(JOBS) -- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)

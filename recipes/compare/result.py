@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from recipes.compare.one_gpu import one_gpu
 from recipes.compare.verdict import verdict
 from recipes.steps.common import read_lines, replacing, run, write_lines
 from recipes.steps.logs import read_log
@@ -41,14 +42,14 @@ def bleu(lines: list[str]) -> tuple[float, str]:
     return score, str(metric.get_signature())
 
 
-def generate(cell: Path, data: Path, options: list[str]) -> None:
+def generate(cell: Path, data: Path, options: list[str], jobs: int) -> None:
     """Run fairseq-generate with the cell's last checkpoint; its whole output, or no file."""
     path = cell / "checkpoints/checkpoint_last.pt"
     command = [sys.executable, "-m", "fairseq_cli.generate", str(data), "--user-dir", "fairseq_admin"]
     command += ["--path", str(path), "--gen-subset", "test", "--required-batch-size-multiple", "1", *options]
     with replacing(cell / "generate.txt") as part:
-        with part.open("wb") as out:
-            status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
+        with part.open("wb") as out, one_gpu(cell.parent, jobs) as environment:
+            status = subprocess.run(command, env=environment, stdout=out, stderr=subprocess.STDOUT).returncode
         if status:
             output = part.read_bytes().decode("utf-8", "replace").strip()
             raise ValueError(f"{cell}: fairseq-generate ended with status {status}: {output.splitlines()[-1]}")
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("axes", nargs="+", metavar="NAME=VALUE", help="where in the grid it is")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--entropy", type=Path, required=True, help="recipes.compare.entropy's file")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at work side by side, spread over the GPUs")
     args = parser.parse_args(arguments[:split])
     stopped = json.loads("\n".join(read_lines(args.cell / "trained.json")))["stopped"]
     entropy = json.loads("\n".join(read_lines(args.entropy)))["bits"]
@@ -70,7 +72,7 @@ def main() -> None:
     score, signature = None, None
     if not stopped:
         if not (args.cell / "generate.txt").exists():
-            generate(args.cell, args.data, arguments[split + 1 :])
+            generate(args.cell, args.data, arguments[split + 1 :], args.jobs)
         score, signature = bleu(read_lines(args.cell / "generate.txt"))
     row = {
         **dict(axis.split("=", 1) for axis in args.axes),

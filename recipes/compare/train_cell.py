@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from recipes.compare.one_gpu import one_gpu
 from recipes.steps.common import run, write_lines
 from recipes.steps.guard import alone
 from recipes.steps.plugin import DIVERGED
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--save-every", type=int, required=True, help="updates between checkpoints and validations")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at work side by side, spread over the GPUs")
     args = parser.parse_args(arguments[:split])
     if args.updates < 1 or args.save_every < 1 or args.updates % args.save_every:
         raise ValueError(
@@ -52,14 +54,15 @@ def main() -> None:
 def train(args: argparse.Namespace, options: list[str]) -> None:
     checkpoints, log = args.cell / "checkpoints", args.cell / "train.log"
     checkpoints.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "fairseq_cli.train", str(args.data), "--user-dir", "fairseq_admin"]
+    program = "recipes.steps.train_bf16" if "--bf16" in options else "fairseq_cli.train"
+    command = [sys.executable, "-m", program, str(args.data), "--user-dir", "fairseq_admin"]
     command += ["--save-dir", str(checkpoints), "--restore-file", newest(checkpoints), "--keep-interval-updates", "1"]
     command += ["--save-interval-updates", str(args.save_every), "--save-interval", "1000000"]
     command += ["--validate-interval", "1000000", "--max-update", str(args.updates), "--log-format", "json"]
-    command += options
-    with log.open("ab") as out:
+    command += ["--distributed-world-size", "1", *options]
+    with log.open("ab") as out, one_gpu(args.cell.parent, args.jobs) as environment:
         begin = out.seek(0, 2)
-        status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
+        status = subprocess.run(command, env=environment, stdout=out, stderr=subprocess.STDOUT).returncode
     stopped = status == DIVERGED
     if status and not stopped:
         output = log.read_bytes()[begin:].decode("utf-8", "replace").strip()

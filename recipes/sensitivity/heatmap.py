@@ -15,6 +15,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 from recipes.compare.grid_table import places, read_results
 from recipes.compare.verdict import EXPLODED
@@ -34,7 +35,7 @@ def cell(results: list[dict]) -> tuple[float, str]:
     return bits, "x" if "diverged" in kinds else "-" if "plateau" in kinds else ""
 
 
-def draw(results: list[dict], path: Path) -> None:
+def draw(results: list[dict]) -> Figure:
     schemes = [name for name in SCHEMES if name in {result["scheme"] for result in results}]
     rates, betas = (sorted({result[axis] for result in results}, key=float) for axis in ("lr", "beta2"))
     found = {place: cell(them) for place, them in places(results, ["scheme", "beta2", "lr"]).items()}
@@ -57,9 +58,7 @@ def draw(results: list[dict], path: Path) -> None:
         axes.set(title=SCHEMES[scheme].title, xlabel="learning rate")
     panels[0][0].set_ylabel("beta2")
     figure.colorbar(image, ax=panels[0].tolist(), label="bits a token, valid\n(×: diverged, —: plateau)")
-    with replacing(path) as part:
-        figure.savefig(part, format="png", dpi=150)
-    pyplot.close(figure)
+    return figure
 
 
 def main() -> None:
@@ -67,7 +66,9 @@ def main() -> None:
     parser.add_argument("figure", type=Path)
     parser.add_argument("results", type=Path, nargs="+")
     args = parser.parse_args()
-    draw(read_results(args.results), args.figure)
+    figure = draw(read_results(args.results))
+    with replacing(args.figure) as part:
+        figure.savefig(part, format="png", dpi=150)
 
 
 if __name__ == "__main__":

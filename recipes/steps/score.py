@@ -55,7 +55,7 @@ def split_compounds(line: str) -> str:
     """Tokens as fairseq's compound_split_bleu.sh counts them: rich-text -> rich ##AT##-##AT## text.
 
     A hyphen that tokenising has split is split once more: rich @-@ text -> rich @ ##AT##-##AT## @ text, five tokens
-    that match or do not where there were three. That is what papers report, and it raises BLEU; `tokenised` counts three.
+    that match or do not where there were three. Papers report that, and it raises BLEU; `tokenised` counts three.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 

@@ -1,0 +1,73 @@
+"""Options of a model that its scheme cannot work with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fairseq.models.transformer import TransformerConfig
+
+from ..errors import AdminError
+from ..method.schemes import SCHEMES
+from .config import RULES
+
+
+def layers_to_keep(stack: Any) -> list[int]:
+    """What --encoder-layers-to-keep or --decoder-layers-to-keep names; none: all layers stay. -1 stands for no number.
+
+    Args:
+        stack: the options of an encoder or a decoder.
+    """
+    given = stack.layers_to_keep.split(",") if stack.layers_to_keep else []
+    return [int(number) if number.strip().isdecimal() else -1 for number in given]
+
+
+def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder", "decoder")) -> None:
+    """Refuse options under which a scheme is not what its source says.
+
+    Args:
+        cfg: a model's options.
+        sides: the stacks that it has.
+
+    Raises:
+        AdminError: there are some.
+    """
+    if cfg.admin_scheme not in SCHEMES:
+        raise AdminError(f"--admin-scheme is {cfg.admin_scheme}; expected one of {', '.join(SCHEMES)}.")
+    scheme = SCHEMES[cfg.admin_scheme]
+    if not scheme.omega and cfg.admin_init != "reference":
+        raise AdminError(
+            f"--admin-init {cfg.admin_init} was given with --admin-scheme {cfg.admin_scheme}, which has no omega "
+            "to set. Leave one of the two out."
+        )
+    stacks = {side: getattr(cfg, side) for side in sides}
+    if any(stack.normalize_before for stack in stacks.values()):
+        flags = " or ".join(f"--{side}-normalize-before" for side in sides)
+        raise AdminError(
+            f"{flags} was given, and Admin is for Post-LN. Leave the flag out; for Pre-LN give --admin-scheme pre-ln."
+        )
+    if getattr(cfg, "scale_resids", False):
+        raise AdminError(
+            "scale_resids was given: a second learned scale on the shortcut that Admin scales already. Leave it out."
+        )
+    if cfg.base_layers:
+        raise AdminError(
+            f"--base-layers {cfg.base_layers} was given; BASE layers add their own shortcut. Leave it out."
+        )
+    for side, stack in stacks.items():
+        if stack.layers < 1:
+            raise AdminError(f"--{side}-layers is {stack.layers}; at least 1 layer is needed.")
+        kept = layers_to_keep(stack)
+        if len(set(kept)) < len(kept) or not set(range(stack.layers)).issuperset(kept):
+            raise AdminError(
+                f"--{side}-layers-to-keep is {stack.layers_to_keep}; expected different numbers from 0 to "
+                f"{stack.layers - 1}, with commas between them."
+            )
+    if cfg.admin_init not in RULES:
+        raise AdminError(f"--admin-init is {cfg.admin_init}; expected one of {', '.join(RULES)}.")
+    if cfg.admin_profile_tokens < 1:
+        raise AdminError(f"--admin-profile-tokens is {cfg.admin_profile_tokens}; at least 1 token is needed (8192).")
+    if cfg.admin_max_skipped_updates < 0:
+        raise AdminError(
+            f"--admin-max-skipped-updates is {cfg.admin_max_skipped_updates}; expected 0 (never stop) or more (100)."
+        )

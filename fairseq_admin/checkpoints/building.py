@@ -1,0 +1,114 @@
+"""The model of a checkpoint: whether its weights are whole, and the model built with them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
+from torch import Tensor
+
+from ..errors import AdminError
+from ..method.layers import avoid_fast_path
+from ..method.state_dict import STRAY
+from .checkpoint import STACKS, Checkpoint, wrong_shape
+
+
+def check(checkpoint: Checkpoint) -> None:
+    """Look for what is missing, of another shape or not a number, before anything is computed with it.
+
+    Of an architecture that is not known here, only for the last.
+
+    Raises:
+        AdminError: there is some of it, or no such model can be built.
+    """
+    _ = checkpoint.omegas  # refused if they are damaged
+    if checkpoint.kind in STACKS:
+        # Names and shapes alone, where fairseq can: RoBERTa's initial weights are drawn by way of the CPU.
+        with torch.device("cpu" if checkpoint.stacks == ("encoder",) else "meta"):
+            model = _unloaded(checkpoint)
+        weights = dict(checkpoint.weights)
+        model.upgrade_state_dict(weights)
+        for key, tensor in model.state_dict().items():
+            if STRAY.search(key):
+                continue
+            if key not in weights:
+                raise AdminError(
+                    f"{checkpoint.name} has no {key}, which its architecture {checkpoint.options.model['_name']} has: "
+                    "it is damaged. Give the file that fairseq-train saved."
+                )
+            if weights[key].shape != tensor.shape:
+                raise wrong_shape(checkpoint.name, key, weights[key].shape, tensor.shape)
+    for key, tensor in checkpoint.weights.items():
+        if isinstance(tensor, Tensor) and not STRAY.search(key):
+            refuse_not_finite(checkpoint.name, key, tensor)
+
+
+def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
+    """Refuse an entry with NaN or infinity.
+
+    Raises:
+        AdminError: it has some.
+    """
+    if bad := tensor.numel() - int(tensor.isfinite().sum()):
+        raise AdminError(
+            f"{name}: {key} holds NaN or infinity, {bad} of {tensor.numel()} values: the run had diverged. Leave this "
+            "file out, and take an earlier one."
+        )
+
+
+def build(
+    checkpoint: Checkpoint, source: Dictionary | None = None, target: Dictionary | None = None
+) -> BaseFairseqModel:
+    """The model with its weights, float32, in evaluation mode.
+
+    Args:
+        checkpoint: its weights and options.
+        source, target: its dictionaries; None: any words, as many as it has.
+
+    Raises:
+        AdminError: the architecture is unknown, or the weights are not its own.
+    """
+    args = checkpoint.arguments
+    model = _unloaded(checkpoint, source, target)
+    avoid_fast_path(model)
+    try:
+        model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=args)
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:200]
+        raise AdminError(
+            f"{checkpoint.name}: its weights do not fit its architecture {args._name} ({said} ...). Give the "
+            "file that fairseq-train saved."
+        ) from None
+    return model.eval()
+
+
+def _unloaded(
+    checkpoint: Checkpoint, source: Dictionary | None = None, target: Dictionary | None = None
+) -> BaseFairseqModel:
+    """The model before its weights are loaded."""
+    args = Namespace(**vars(checkpoint.arguments))  # what builds a model may write into its options
+    sizes = list(checkpoint.vocabulary.values())
+    source = source or _words(sizes[0])
+    target = target or (source if sizes[0] == sizes[-1] else _words(sizes[-1]))
+    longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's own
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
+    try:
+        return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
+    except AdminError:
+        raise
+    except Exception as error:  # fairseq checks little: what does not fit fails wherever it is used first
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise AdminError(
+            f"{checkpoint.name}: no model can be built of its options and dictionaries ({reason}). Give the "
+            "dictionaries that it was trained with."
+        ) from None
+
+
+def _words(symbols: int) -> Dictionary:
+    words = Dictionary()
+    for number in range(symbols - len(words)):
+        words.add_symbol(f"w{number}")
+    return words

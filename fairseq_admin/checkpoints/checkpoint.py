@@ -1,0 +1,246 @@
+"""A fairseq checkpoint, read once: its weights, and what it says of its model, its task and its training.
+
+C channels   V vocabulary
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from omegaconf import OmegaConf
+from torch import Size, Tensor
+
+from ..architectures.config import fill_masked, fill_sizes, flat_decoder
+from ..errors import AdminError
+from ..method import provenance, state_dict
+from ..method.schemes import SCHEMES, Scheme
+from . import files
+
+OURS = ("transformer_admin", "transformer_lm_admin", "masked_lm_admin")
+"""The models of this plugin."""
+
+STACKS = {
+    **dict.fromkeys(("transformer_lm", "transformer_lm_admin"), ("decoder",)),
+    **dict.fromkeys(("roberta", "masked_lm_admin"), ("encoder",)),
+    **dict.fromkeys(("transformer", "transformer_admin"), ("encoder", "decoder")),
+}
+"""The stacks of every model whose weights are known by name, ours and their stock twins."""
+
+FOLD = "admin_fold"
+"""The entry of a checkpoint's `extra_state` that tells a folded model from one that never had an ω."""
+
+
+class Options(NamedTuple):
+    """The options that a checkpoint was trained with, as it holds them; each part names its kind under `_name`."""
+
+    model: dict[str, Any]
+    task: dict[str, Any]
+    criterion: dict[str, Any]
+
+
+class Checkpoint:
+    """One checkpoint and what is to be known of it, found out when it is asked for, and once."""
+
+    def __init__(self, state: dict[str, Any], path: Path | None = None) -> None:
+        """
+        Args:
+            state: the contents, as fairseq writes them.
+            path: the file that they are from, by which errors name it; None: they were made here.
+        """
+        self.state = state
+        self.path = path
+        self.name = "the checkpoint" if path is None else str(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """A checkpoint from its file, or the refusal of `files.read`."""
+        return cls(files.read(path), path)
+
+    def write(self, path: Path, check: Callable[[Path], None] = lambda written: None) -> None:
+        """Save the checkpoint by `files.write`."""
+        files.write(self.state, path, check)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The model's state dict."""
+        return self.state["model"]
+
+    @property
+    def updates(self) -> int:
+        """How many updates the model was trained for."""
+        return (self.state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
+
+    @property
+    def folded(self) -> bool:
+        """Whether `fold` made it."""
+        return FOLD in (self.state.get("extra_state") or {})
+
+    @cached_property
+    def options(self) -> Options:
+        """What it was trained with, by fairseq before or after 0.10, by its command line or by hydra.
+
+        Raises:
+            AdminError: it does not say.
+        """
+        args, cfg = self.state.get("args"), self.state.get("cfg")
+        if args is not None:
+            flat = dict(vars(args))
+            return Options(*({**flat, "_name": flat.get(kind)} for kind in ("arch", "task", "criterion")))
+        if cfg is None:
+            raise AdminError(
+                f"{self.name} has neither 'cfg' nor 'args', which tell the model's sizes. Use fairseq-train's own."
+            )
+        return Options(*(_plain(cfg.get(kind)) for kind in Options._fields))
+
+    @cached_property
+    def kind(self) -> str | None:
+        """The registered model that it is of; None: this fairseq does not know it."""
+        return ARCH_MODEL_NAME_REGISTRY.get(self.options.model.get("_name"))
+
+    @cached_property
+    def scheme_name(self) -> str:
+        """The scheme that it was trained with; of a stock model, where its norms are."""
+        if self.kind in OURS:
+            return self.options.model.get("admin_scheme") or "admin"  # checkpoints from before there was a choice
+        return state_dict.scheme(self.weights)
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme's row of the table.
+
+        Raises:
+            AdminError: it is not in this version's.
+        """
+        if self.scheme_name not in SCHEMES:
+            raise AdminError(
+                f"{self.name} is of the scheme {self.scheme_name}; expected one of {', '.join(SCHEMES)}. Use the "
+                "fairseq_admin that it was trained with."
+            )
+        return SCHEMES[self.scheme_name]
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The stacks of such a model: "encoder", "decoder" or both."""
+        return STACKS.get(str(self.kind), ("encoder", "decoder"))
+
+    @cached_property
+    def layers(self) -> dict[str, int]:
+        """How many layers each stack has in the file, which holds fewer than were trained if some were pruned."""
+        return {stack: state_dict.layers(self.weights, stack) for stack in self.stacks}
+
+    @property
+    def has_omega(self) -> bool:
+        """Whether it has shortcut scales."""
+        return any(key.endswith(state_dict.OMEGA_INIT) for key in self.weights)
+
+    @cached_property
+    def omegas(self) -> dict[str, dict[str, Tensor]]:
+        """ω of every sub-layer, as `state_dict.omegas` gives it; empty without. Shapes (C,), float64.
+
+        Raises:
+            AdminError: as `check_omega`.
+        """
+        self.check_omega()
+        return state_dict.omegas(self.weights)
+
+    def check_omega(self) -> None:
+        """Look for damage of ω without reading its values, which may not be in memory.
+
+        Raises:
+            AdminError: one is not of its norm's shape, or the record is missing.
+        """
+        for key, tensor in self.weights.items():
+            norm, _, name = key.rpartition(".")
+            weight = self.weights.get(f"{norm}.weight", tensor)
+            if f".{name}" in (state_dict.OMEGA_INIT, state_dict.OMEGA_DELTA) and tensor.shape != weight.shape:
+                raise wrong_shape(self.name, key, tensor.shape, weight.shape)
+        _ = self.record  # refused if it is missing
+
+    @cached_property
+    def record(self) -> dict[str, Any] | None:
+        """Where ω came from, or which other scheme it is; None: not profiled yet, or a stock model.
+
+        Raises:
+            AdminError: it has ω and no record, or one that cannot be read.
+        """
+        if provenance.KEY not in self.weights:
+            if self.has_omega:
+                raise AdminError(
+                    f"{self.name} has omega and no {provenance.KEY}, the record of where it came from: it is not what "
+                    "fairseq-train saved. Give that file."
+                )
+            return None
+        try:
+            return provenance.decode(self.weights[provenance.KEY])
+        except AdminError as error:
+            raise AdminError(f"{self.name}: {error}") from None
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """V, how many rows the embedding of each stack has; an adaptive one has a matrix a band.
+
+        Raises:
+            AdminError: a stack has no embedding.
+        """
+        named = state_dict.of_stacks(self.weights)
+        found = {}
+        for stack in self.stacks:
+            matrix = re.compile(rf"{stack}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
+            found[stack] = sum(tensor.size(0) for key, tensor in named.items() if matrix.fullmatch(key))
+            if not found[stack]:
+                raise AdminError(
+                    f"{self.name} has no {stack}.embed_tokens.weight: it is not a Transformer with that stack, or "
+                    "damaged."
+                )
+        return found
+
+    @cached_property
+    def arguments(self) -> Namespace:
+        """The model's options, with every size, also those that its --arch alone gave.
+
+        They are for what is in the file: embeddings are, and of a model pruned with --encoder-layers-to-keep the layers
+        that were kept.
+
+        Raises:
+            AdminError: the architecture is unknown.
+        """
+        args = Namespace(**{"_name": None, **self.options.model})
+        if args._name not in ARCH_CONFIG_REGISTRY:
+            raise AdminError(
+                f"{self.name}: its architecture is {args._name}, which this fairseq does not know. Use the fairseq, "
+                "or the --user-dir, it was trained with."
+            )
+        for stack, layers in self.layers.items():
+            setattr(args, f"{stack}_embed_path", None)
+            if getattr(args, f"{stack}_layers_to_keep", None):
+                setattr(args, f"{stack}_layers", layers)
+                setattr(args, f"{stack}_layers_to_keep", None)
+        ARCH_CONFIG_REGISTRY[args._name](args)
+        if self.stacks == ("decoder",):
+            return flat_decoder(args)
+        (fill_masked if self.stacks == ("encoder",) else fill_sizes)(args)
+        return args
+
+
+def wrong_shape(name: str, key: str, shape: Size, expected: Size) -> AdminError:
+    """The refusal of an entry of another shape than was expected."""
+    return AdminError(
+        f"{name}: {key} has shape {tuple(shape)}; {tuple(expected)} was expected. Give the file that fairseq-train "
+        "saved."
+    )
+
+
+def _plain(section: Any) -> dict[str, Any]:
+    """A section of fairseq's configuration, of whatever kind, as a dict of plain values."""
+    if section is None:
+        return {}
+    if isinstance(section, Namespace):
+        return dict(vars(section))
+    if OmegaConf.is_config(section):
+        return dict(OmegaConf.to_container(section, resolve=True, enum_to_str=True))  # type: ignore[arg-type]
+    return dict(section)

@@ -1,0 +1,60 @@
+"""The options of a stock Transformer, or language model, as large as a checkpoint's model."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.models import ARCH_CONFIG_REGISTRY
+
+from .checkpoint import OURS, Checkpoint
+
+ARCH = "transformer_wmt_en_de"
+"""The architecture of a stock model; every size is given with it, so the name sets none."""
+
+LM_ARCH = "transformer_lm"
+"""The same for a language model."""
+
+DEFAULTS = {
+    **{f"max_{side}_positions": 1024 for side in ("source", "target")},
+    **{f"{stack}_layerdrop": 0 for stack in ("encoder", "decoder")},
+    "relu_dropout": 0,
+}
+"""What fairseq takes where a checkpoint, of hydra or of an older fairseq, has nothing."""
+
+
+def stock_options(checkpoint: Checkpoint) -> OrderedDict[str, Any]:
+    """The options of a stock model of the sizes that a checkpoint's model has, as the entry `args` of its own.
+
+    Args:
+        checkpoint: of an Admin model, or of a stock one; a translation or a language model.
+    """
+    found = checkpoint.options
+    arch, task = (ARCH, "translation") if "encoder" in checkpoint.stacks else (LM_ARCH, "language_modeling")
+    flat = {**found.criterion, **found.task, **vars(checkpoint.arguments)}
+    flat.update(arch=arch, _name=arch, task=found.task.get("_name") or task)
+    flat.update(criterion=found.criterion.get("_name"))
+    for name in [name for name in flat if name.startswith("admin_") or name == "update_freq"]:
+        del flat[name]
+    if checkpoint.kind in OURS:
+        for stack, place in zip(("encoder", "decoder"), checkpoint.scheme.norm):
+            flat[f"{stack}_normalize_before"] = place == "before"
+    args = Namespace(**flat)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    for name, default in DEFAULTS.items() if arch == ARCH else ():
+        if getattr(args, name, None) is None:
+            setattr(args, name, default)
+    return attributes(vars(args))
+
+
+def attributes(flat: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Options as a mapping that has them as attributes too.
+
+    fairseq and CTranslate2 read a checkpoint's `args` as an argparse.Namespace, which torch's safe loader (the default
+    since torch 2.6) refuses. An OrderedDict it takes, with its attributes.
+    """
+    result: OrderedDict[str, Any] = OrderedDict(sorted(flat.items()))
+    result.__dict__.update(flat)
+    return result

@@ -1,0 +1,38 @@
+"""One GPU for one cell of a grid."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from recipes.steps import gpus
+
+
+@contextmanager
+def one_gpu(folder: Path, jobs: int) -> Iterator[dict[str, str]]:
+    """The environment for a command that may use one of the GPUs: the one that the fewest of `jobs` cells are on.
+
+    A job has one of as many places as there are jobs, place k on GPU k modulo their number. The kernel frees a killed
+    job's place. Without GPUs, or with all of them hidden, the environment is as it is.
+
+    Args:
+        folder: the grid's, where the places are files.
+    """
+    there = gpus.visible()
+    if not there:
+        yield dict(os.environ)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        for place in range(max(1, jobs)):
+            try:
+                held.enter_context(FileLock(folder / f".gpu-{place}.guard").acquire(timeout=0))
+                break
+            except Timeout:
+                # Taken; where all are, another make is at work, and the last place has two.
+                continue
+        yield {**os.environ, "CUDA_VISIBLE_DEVICES": there[place % len(there)].index}

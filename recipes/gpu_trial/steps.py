@@ -1,0 +1,165 @@
+"""The steps of a GPU trial, each of at most eight minutes: what to run, and what to write down."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from recipes.preflight import trial
+from recipes.steps.memory import Sizes, need
+
+LIMIT = 480.0
+"""Seconds that a step may take."""
+STOCK = "post-ln-stock"
+"""fairseq's own model, without the plugin."""
+PRECISIONS = {
+    "fp16": "--fp16 --fp16-no-flatten-grads",
+    "me-fp16": "--memory-efficient-fp16",
+    "amp": "--amp",
+    "bf16": "--bf16 --fp16-no-flatten-grads",
+    "fp32": "",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the trial is: a GPU's, or one to try the trial itself on a CPU."""
+
+    device: str
+    layers: tuple[tuple[int, int], ...]
+    tokens: tuple[int, ...]
+    precisions: tuple[str, ...]
+    base: Sizes
+    updates: int
+    tests: tuple[str, ...]
+    memory: float | None = None
+
+    @property
+    def gpu(self) -> bool:
+        return self.device == "cuda"
+
+
+ON_GPU = Scale(
+    "cuda", ((6, 6), (18, 18), (60, 12)), (4096, 8192, 16384), tuple(PRECISIONS),
+    Sizes(attention_dropout=0.1, activation_dropout=0.1), 12, ("-m", "cuda", "tests"),
+)  # fmt: skip
+ON_CPU = Scale(
+    "cpu", ((1, 1), (2, 1)), (256, 512), ("fp32", "bf16"), Sizes(width=16, ffn=32, heads=2, words=100, gpu=False), 3,
+    ("tests/test_omega.py",),
+)  # fmt: skip
+
+Rows = list[dict]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A name, and what it does in a folder: rows for the report, or a ValueError that says what is missing."""
+
+    name: str
+    title: str
+    do: Callable[[Path], Rows]
+
+
+def model_options(scale: Scale, method: str, sizes: Sizes) -> list[str]:
+    """fairseq's options for such a model, trained as the papers' recipes train."""
+    arch = "transformer" if method == STOCK else "transformer_admin"
+    text = f"--user-dir fairseq_admin --arch {arch} --share-all-embeddings --dropout {sizes.dropout}"
+    text += "" if method == STOCK else f" --admin-scheme {method}"
+    text += f" --attention-dropout {sizes.attention_dropout} --activation-dropout {sizes.activation_dropout}"
+    for side, layers in (("encoder", sizes.encoder_layers), ("decoder", sizes.decoder_layers)):
+        text += f" --{side}-layers {layers} --{side}-embed-dim {sizes.width} --{side}-ffn-embed-dim {sizes.ffn}"
+        text += f" --{side}-attention-heads {sizes.heads}"
+    text += " --optimizer radam --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-7"
+    text += " --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --required-batch-size-multiple 1 --seed 1"
+    text += f" {PRECISIONS[sizes.precision]} --distributed-world-size 1 --num-workers 0"
+    return text.split() + (["--adam-betas", "(0.9, 0.98)"] + ([] if scale.gpu else ["--cpu"]))
+
+
+def run_tests(scale: Scale, folder: Path) -> Rows:
+    """The CUDA tests: how many passed, failed and were skipped, and why."""
+    command = [sys.executable, "-m", "pytest", *scale.tests, "-q", "-rs", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    (folder / "tests.log").write_text(done.stdout + done.stderr)
+    counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)}
+    skips = re.findall(r"^SKIPPED.*?: (.*)$", done.stdout, re.MULTILINE)
+    return [{"exit status": done.returncode, **counts, "skipped because": "; ".join(sorted(set(skips)))}]
+
+
+def measure_sizes(scale: Scale, layers: tuple[int, int], precision: str, folder: Path) -> Rows:
+    """Step time and peak memory of the plugin's and of fairseq's own Post-LN, and the formula's memory."""
+    rows, length = [], 64
+    for tokens in scale.tokens:
+        sizes = replace(scale.base, encoder_layers=layers[0], decoder_layers=layers[1], precision=precision)
+        predicted = need(sizes, tokens, length=length).peak
+        row = {"layers": f"{layers[0]}L-{layers[1]}L", "precision": precision, "tokens": tokens}
+        for name, method in (("plugin", "admin"), ("stock", STOCK)):
+            options = [*model_options(scale, method, sizes), "--max-tokens", str(tokens)]
+            corpus = trial.Corpus(("a", "b"), 0, (30, 30), length, sizes.words)
+            found = trial.measure(
+                options, corpus, None, folder, updates=scale.updates, seconds=LIMIT / 8, total=scale.memory
+            )
+            if isinstance(found, str):
+                row |= {f"{name} ms": found}
+                continue
+            row |= {f"{name} ms": round(1000 * found.seconds, 1), f"{name} GB": round(found.memory / 1e9, 3)}
+        row["formula GB"] = round(predicted / 1e9, 3)
+        rows.append(row)
+    return rows
+
+
+def profile_cost(scale: Scale, folder: Path) -> Rows:
+    """What profiling costs next to a forward pass, by the benchmark of steps."""
+    sizes = scale.base
+    command = f"{sys.executable} recipes/bench/step.py --device {scale.device} --width {sizes.width} --ffn {sizes.ffn}"
+    command += f" --heads {sizes.heads} --tokens {scale.tokens[0]} --pairs {5 if scale.gpu else 2}"
+    command += f" --layers {scale.layers[1][0]} --dtype {'float16' if scale.gpu else 'float32'}"
+    done = subprocess.run(command.split(), capture_output=True, text=True, timeout=LIMIT)
+    if done.returncode:
+        raise ValueError(f"recipes/bench/step.py ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
+    return [{"measured": line.strip()} for line in done.stdout.splitlines() if line.strip()]
+
+
+def resume(scale: Scale, folder: Path) -> Rows:
+    """Train, be killed, go on from the newest checkpoint: is the end that of a run without a kill?"""
+    precision = "fp16" if scale.gpu else "fp32"
+    sizes = replace(scale.base, encoder_layers=2, decoder_layers=2, precision=precision, dropout=0.1)
+    work = folder / "resume"
+    work.mkdir(parents=True, exist_ok=True)
+    trial.write_sample(work, ("a", "b"), (12, 12), 24, sizes.words, scale.tokens[0] * 16)
+    losses = {}
+    for name in ("whole", "killed"):
+        options = [*model_options(scale, "admin", sizes), "--max-tokens", str(scale.tokens[0]), "--max-update", "12"]
+        options += "--disable-validation --save-interval-updates 4 --log-format json --log-interval 1".split()
+        command = [sys.executable, "-m", "fairseq_cli.train", str(work), *options, "--save-dir", str(work / name)]
+        if name == "killed":
+            victim = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            assert victim.stdout is not None
+            for line in victim.stdout:
+                if '"num_updates": "6"' in line:
+                    victim.send_signal(signal.SIGKILL)
+            victim.wait()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+        if done.returncode:
+            raise ValueError(f"training ended with status {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
+        intervals = trial.read([(0.0, line) for line in (done.stdout + done.stderr).splitlines()])
+        losses[name] = float(intervals[-1]["loss"])
+        first = int(intervals[0]["num_updates"])
+    return [{"loss, whole": losses["whole"], "loss, killed": losses["killed"], "went on at update": first}]
+
+
+def all_steps(scale: Scale) -> list[Step]:
+    """In the order of what is learnt first."""
+    steps = [Step("tests", "The CUDA tests", partial(run_tests, scale))]
+    for layers in scale.layers:
+        for precision in scale.precisions:
+            name = f"{layers[0]}l-{layers[1]}l-{precision}"
+            steps.append(Step(name, "Step time and peak memory", partial(measure_sizes, scale, layers, precision)))
+    steps.append(Step("profiling", "What profiling costs", partial(profile_cost, scale)))
+    steps.append(Step("resume", "Killed and gone on", partial(resume, scale)))
+    return steps

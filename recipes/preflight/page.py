@@ -1,0 +1,184 @@
+"""Before a run of days: what will it take, and can it work here? One page, and exit status 2 if it cannot.
+
+    python -m recipes.preflight.page iwslt14 --pair de-en --binary BIN --run RUN ... -- fairseq-train's options
+
+`make preflight RECIPE=iwslt14` calls it with the recipe's own sizes, plan and options; --short is what every recipe
+prints before training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import sys
+from pathlib import Path
+
+from recipes.preflight import forecast, machine, text, trial
+from recipes.steps import batch, gpus
+from recipes.steps.common import run
+from recipes.steps.memory import Sizes, gigabytes, need
+
+HERE = Path(__file__).parent
+ARCHIVES = HERE.parent / "archives.tsv"
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("name", help="the text's, as in recipes/preflight/corpora.tsv")
+    parser.add_argument("--title", help="what the recipe is called")
+    parser.add_argument("--pair", default="text-text", help="source and target language")
+    parser.add_argument("--binary", type=Path, required=True, help="folder of fairseq's binary data, there or not")
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--keep", type=int, required=True, help="checkpoints to average")
+    parser.add_argument("--save-every", type=int, required=True, help="updates between checkpoints")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--updates", type=int)
+    parser.add_argument("--devices", type=int, default=1, help="of a node")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--memory", type=float, help="GB of a device")
+    parser.add_argument("--price", type=float, help="of a device an hour")
+    parser.add_argument("--trial-updates", type=int, default=20)
+    parser.add_argument("--trial-seconds", type=float, default=120)
+    parser.add_argument("--archives", nargs="*", default=[], help="names in --table")
+    parser.add_argument("--table", type=Path, default=ARCHIVES)
+    parser.add_argument("--url", default="", help="where archives come from")
+    parser.add_argument("--data", type=Path, help="a folder with archives, or what is in them")
+    parser.add_argument("--short", action="store_true", help="only what needs no time")
+    batch.add_sizes(parser)
+    return parser.parse_args(arguments[:split]), arguments[split + 1 :]
+
+
+def checkpoint_bytes(sizes: Sizes, keep: int) -> float:
+    """Those to average, the newest, the best and one in writing: fp32 weights and two moments; average and model."""
+    return sizes.parameters * 4.0 * (3 * (keep + 3) + 2)
+
+
+def disk(args: argparse.Namespace, sizes: Sizes, found: text.Text) -> tuple[str, str | None]:
+    """What the run takes of the disk against what is free, and what is wrong with that."""
+    archives = 0.0 if found.prepared or args.data else machine.archive_bytes(args.archives, args.table)
+    parts = {"archives": archives, "text": found.text, "binary": found.binary}
+    parts["checkpoints"] = checkpoint_bytes(sizes, args.keep)
+    wanted, there = sum(parts.values()), machine.free_disk(args.run)
+    listed = ", ".join(f"{name} {gigabytes(part)}" for name, part in parts.items() if part)
+    line = f"disk: {gigabytes(wanted)} GB ({listed}) of {gigabytes(there)} GB free at {args.run}"
+    fault = f"the disk is too small by {gigabytes(wanted - there)} GB; make room, or give RUNS= elsewhere"
+    return line, fault if wanted > there else None
+
+
+def source(args: argparse.Namespace, found: text.Text) -> tuple[str, str | None]:
+    """Where the text comes from, and what is wrong with that."""
+    if found.prepared:
+        return f"text: prepared, {found.corpus.pairs} pairs, {found.corpus.words} words", None
+    if args.data:
+        there = args.data.is_dir()
+        return f"text: from {args.data}", None if there else f"DATA={args.data} is not a folder"
+    if not args.archives:
+        return "text: made or fetched by the recipe", None
+    if machine.reachable(args.archives, args.table, args.url):
+        return f"text: {len(args.archives)} archives to download; a server answers", None
+    return (
+        f"text: {len(args.archives)} archives to download",
+        "no server of theirs answers; give DATA= with the archives",
+    )
+
+
+def weights(
+    args: argparse.Namespace, sizes: Sizes, options: list[str], memory: float | None
+) -> tuple[list[str], str | None]:
+    """What a device takes of memory against what it has, as a line, and what is wrong with that."""
+    tokens, update_freq = (int(trial.option(options, name, "1")) for name in ("--max-tokens", "--update-freq"))
+    world = args.devices * args.nodes
+    wanted = need(sizes, tokens, length=args.length, accumulate=update_freq > 1, devices=world)
+    there = "memory not known" if memory is None else f"of {gigabytes(memory)} GB"
+    twice = ", activations computed twice" if sizes.checkpoint else ""
+    plan = f"{args.nodes} x {args.devices} x {update_freq} batches of up to {tokens} tokens an update{twice}"
+    short = memory is not None and wanted.peak > memory
+    return [f"plan: {plan}", f"memory: {wanted} {there}"], "the model does not fit its device" if short else None
+
+
+def timed(
+    args: argparse.Namespace, found: text.Text, options: list[str], gpu: gpus.Gpu | None
+) -> tuple[list[str], str | None]:
+    """A trial's lines, and what is wrong with it."""
+    here = options if gpu or args.cpu else trial.on_cpu(options)
+    sizes = batch.sizes_of(args) if gpu else dataclasses.replace(batch.sizes_of(args), gpu=False, precision="fp32")
+    tokens, update_freq = (int(trial.option(here, name, "1")) for name in ("--max-tokens", "--update-freq"))
+    predicted = need(sizes, tokens, length=found.corpus.longest, accumulate=update_freq > 1).peak
+    free = None if gpu else machine.free_memory()
+    if free is not None and predicted > free:
+        return (
+            [],
+            f"not timed: even {tokens} tokens need {gigabytes(predicted)} GB here, and {gigabytes(free)} are free",
+        )
+    measured = trial.measure(
+        here, found.corpus, args.binary if found.prepared else None, args.run.parent, updates=args.trial_updates,
+        seconds=args.trial_seconds, total=gpu.memory if gpu else None,
+    )  # fmt: skip
+    if isinstance(measured, str):
+        return [], f"not timed: {measured}"
+    on = gpu.name if gpu else "this CPU"
+    text = [
+        f"timed: {measured.updates} updates of {measured.tokens:.0f} target tokens on {on}; "
+        f"peak memory {gigabytes(measured.memory)} GB, predicted {gigabytes(predicted)}"
+    ]
+    if measured.batch != trial.held(options):
+        text.append(
+            f"an update of the run's holds {trial.held(options)} tokens, not {measured.batch}: its time is taken to be "
+            "in proportion"
+        )
+    target = found.corpus.units[1]
+    whole = forecast.forecast(
+        measured, pairs=found.corpus.pairs, units=target, tokens=trial.held(options), epochs=args.epochs,
+        updates=args.updates,
+    )  # fmt: skip
+    devices = args.nodes * args.devices
+    now = datetime.datetime.now()
+    return text + forecast.lines(whole, now=now, price=args.price, devices=devices, save_every=args.save_every), None
+
+
+def main() -> None:
+    args, options = parse(sys.argv[1:])
+    sizes = batch.sizes_of(args)
+    source_language, _, target_language = args.pair.partition("-")
+    pair = (source_language, target_language)
+    if args.short:
+        kept, there = checkpoint_bytes(sizes, args.keep), machine.free_disk(args.run)
+        print(
+            f"# checkpoints: {gigabytes(kept)} GB of {gigabytes(there)} GB free; a kill loses up to {args.save_every} "
+            "updates"
+        )
+        return
+    ready = next(args.binary.glob("train*.idx"), None) is not None
+    if ready:
+        found = text.prepared(args.binary, pair, args.length)
+    else:
+        found = text.stated(args.name, pair, args.length, args.words, args.data)
+    devices: list[gpus.Gpu] = [] if args.cpu else gpus.visible()
+    print(f"{args.title or args.name}: {sizes.parameters:,} parameters, {args.precision}")
+    for line in machine.hardware(args.cpu):
+        print(line)
+    faults = []
+    try:
+        if not args.cpu:
+            batch.check(args.devices, args.precision, devices)
+    except ValueError as error:
+        faults.append(str(error))
+    memory = batch.memory_of(args, devices) if not args.cpu else machine.free_memory()
+    planned, fault = weights(args, sizes, options, memory)
+    works = devices[0] if devices and not faults and not fault else None
+    faults += [fault] if fault else []
+    room, no_room = disk(args, sizes, found)
+    fetched, no_text = source(args, found)
+    print("\n".join([*planned, room, fetched]), flush=True)
+    told, untold = timed(args, found, options, works)
+    print("\n".join(told) if told else untold)
+    faults += [fault for fault in (no_room, no_text, untold) if fault]
+    if faults:
+        raise ValueError("It cannot work here: " + "; ".join(fault.rstrip(".") for fault in faults) + ".")
+    print("It can work here.")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,115 @@
+"""Damaged checkpoints: every command says in one line what is wrong, with the file's name, and writes nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_export import state_of, words
+
+from fairseq_admin import cli
+from fairseq_admin.method import provenance
+from fairseq_admin.text.tokens import Text
+
+OMEGA = "decoder.layers.1.final_layer_norm.omega_delta"
+WEIGHT = "decoder.layers.1.fc2.weight"
+
+
+def changed(key, value):
+    return lambda weights: weights[key].view(-1)[3:5].fill_(value)
+
+
+DAMAGES = {
+    "no record": (lambda weights: weights.pop(provenance.KEY), f"has omega and no {provenance.KEY}"),
+    "NaN in the record": (changed(provenance.KEY, math.nan), "holds no record of where omega came from"),
+    "omega of another shape": (
+        lambda weights: weights.update({OMEGA: torch.ones(3)}),
+        f"{OMEGA} has shape (3,); (64,) was expected",
+    ),
+    "a missing weight": (lambda weights: weights.pop(WEIGHT), f"has no {WEIGHT}, which its architecture"),
+    "a weight of another shape": (
+        lambda weights: weights.update({WEIGHT: torch.ones(64, 3)}),
+        f"{WEIGHT} has shape (64, 3); (64, 128) was expected",
+    ),
+    "NaN": (changed(WEIGHT, math.nan), f"{WEIGHT} holds NaN or infinity, 2 of 8192 values: the run had diverged"),
+    "infinity": (changed(OMEGA, math.inf), f"{OMEGA} holds NaN or infinity, 2 of 64 values"),
+}
+OF_OMEGA = ("no record", "NaN in the record", "omega of another shape")
+
+
+@pytest.fixture(scope="module")
+def whole():
+    some = words(60)
+    state = state_of(some, some)
+    state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})
+    return some, state
+
+
+@pytest.fixture
+def damaged(tmp_path, whole):
+    """damaged(name) -> a checkpoint with that damage, next to what translating takes; damaged(None): a whole one."""
+    some, state = whole
+    for language in ("de", "en"):
+        some.save(str(tmp_path / f"dict.{language}.txt"))
+    Text("de", "en").write(tmp_path / "text.json")
+    (tmp_path / "codes").write_text("a b 1\n")
+
+    def make(name):
+        weights = {key: tensor.clone() for key, tensor in state["model"].items()}
+        if name:
+            DAMAGES[name][0](weights)
+        torch.save({**state, "model": weights}, tmp_path / "model.pt")
+        return tmp_path / "model.pt"
+
+    return make
+
+
+def arguments(verb, path):
+    """A command line that does all of a verb's work on a whole checkpoint."""
+    folder = path.parent
+    if verb == "average":
+        other = torch.load(path, weights_only=True)
+        other["model"]["decoder.layers.0.fc1.bias"] += 1
+        torch.save(other, folder / "other.pt")
+        return ["average", path, folder / "other.pt", "-o", folder / "out"]
+    if verb == "translate":
+        (folder / "text").write_text("w1 w2\n")
+        return ["translate", path, folder / "text", "--tokenised", "--device", "cpu", "-o", folder / "out"]
+    return {
+        "omega": ["omega", path],
+        "fold": ["fold", path, "-o", folder / "out"],
+        "export": ["export", path, "--to", "ctranslate2", "-o", folder / "out"],
+    }[verb]
+
+
+CASES = [(verb, name) for verb in ("fold", "export", "translate") for name in DAMAGES]
+CASES += [(verb, name) for verb in ("omega", "average") for name in OF_OMEGA]
+CASES += [("average", "NaN"), ("average", "infinity")]
+
+
+@pytest.mark.parametrize(("verb", "name"), CASES)
+def test_damage_is_one_line(damaged, capsys, verb, name):
+    if verb == "export":
+        pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    path = damaged(name)
+    assert cli.main([str(argument) for argument in arguments(verb, path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    assert err.startswith(f"fairseq-admin: {path}") and DAMAGES[name][1] in err, err
+    assert not (path.parent / "out").exists()
+
+
+def test_another_dictionary_of_the_same_size_is_one_line(damaged, capsys):
+    """fairseq's refusal, that all embeddings are one and the dictionaries are not, is not a traceback."""
+    path = damaged(None)
+    words(60, 7).save(str(path.parent / "dict.en.txt"))
+    assert cli.main([str(argument) for argument in arguments("translate", path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-admin: {path}: no model can be built"), err
+
+
+@pytest.mark.parametrize("verb", ["omega", "fold", "average", "translate"])
+def test_the_whole_one_is_taken(damaged, capsys, verb):
+    path = damaged(None)
+    assert cli.main([str(argument) for argument in arguments(verb, path)]) == 0, capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""Does the GPU trial go on where it was killed, and would its commands be taken? (Nothing is trained here.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.gpu_trial import run, steps
+from recipes.gpu_trial.corpus import corpus_steps
+from recipes.gpu_trial.steps import ON_CPU, ON_GPU, STOCK, Step
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def trial(tmp_path, monkeypatch):
+    """trial(a=..., b=...) performs such steps, as the command would; the names performed so far, in order."""
+    performed: list[str] = []
+
+    def start(**does) -> list[str]:
+        def step(name: str) -> Step:
+            def do(folder: Path) -> list[dict]:
+                performed.append(name)
+                return does[name]()
+
+            return Step(name, f"Title {name}", do)
+
+        monkeypatch.setattr(run, "all_steps", lambda scale: [step(name) for name in does])
+        monkeypatch.setattr(run, "machine", lambda: {"hardware": "none"})
+        monkeypatch.setattr(sys, "argv", ["run", str(tmp_path), "--device", "cpu"])
+        run.main()
+        return performed
+
+    return start
+
+
+def killed() -> list[dict]:
+    raise KeyboardInterrupt
+
+
+def impossible() -> list[dict]:
+    raise ValueError("out of memory | on this card")
+
+
+def test_a_finished_step_is_not_run_again(trial, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        trial(a=lambda: [{"number": 1}], b=killed, c=lambda: [])
+    # What was finished is reported already, and the step that was cut short has left nothing.
+    assert "| 1 |" in (tmp_path / "report.md").read_text() and not (tmp_path / "steps/b.json").exists()
+    performed = trial(a=lambda: [{"number": 1}], b=impossible, c=lambda: [{"other": 2}])
+    assert performed == ["a", "b", "b", "c"]
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    assert lines[:3] == ["# GPU trial", "", "- hardware: none"] and "- steps: 3 of 3 finished" in lines
+    assert [line for line in lines if line.startswith("## ")] == ["## Title a", "## Title c", "## Steps that failed"]
+    assert "| b | out of memory / on this card |" in lines
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["steps"]["c"]["rows"] == [{"other": 2}] and found["machine"] == {"hardware": "none"}
+    assert trial(a=killed, b=killed, c=killed) == performed
+
+
+@pytest.mark.parametrize("precision", list(steps.PRECISIONS))
+@pytest.mark.parametrize("method", ["admin", "pre-ln", "post-ln", STOCK])
+def test_fairseq_takes_the_options(method, precision):
+    from dataclasses import replace
+
+    from fairseq import options
+
+    given = steps.model_options(ON_GPU, method, replace(ON_GPU.base, precision=precision, encoder_layers=60))
+    args = options.parse_args_and_arch(options.get_training_parser(), ["data", *given])
+    assert (args.encoder_layers, args.decoder_layers, args.encoder_embed_dim) == (60, 6, 512)
+    assert getattr(args, "admin_scheme", STOCK) == method and args.distributed_world_size == 1
+    halves = ("fp16", "bf16", "amp", "memory_efficient_fp16")
+    wanted = {"me-fp16": ["fp16", "memory_efficient_fp16"], "fp32": []}.get(precision, [precision])
+    assert [name for name in halves if getattr(args, name)] == wanted
+
+
+def test_the_steps_are_in_the_order_of_what_is_learnt_first(tmp_path):
+    names = [step.name for step in [*steps.all_steps(ON_GPU), *corpus_steps(ON_GPU, tmp_path, "de-en", 9)]]
+    assert names[0] == "tests" and names[1:16:5] == ["6l-6l-fp16", "18l-18l-fp16", "60l-12l-fp16"]
+    assert names[16:19] == ["profiling", "resume", "prepare"] and len(set(names)) == len(names)
+    # Six minutes of each method before any trains on.
+    shares = [f"train-{method}-{until}" for until in (6, 9) for method in ("admin", "pre-ln", "post-ln")]
+    assert names[19:] == [*shares, "bleu-admin-9", "bleu-pre-ln-9", "bleu-post-ln-9"]
+    assert len(steps.all_steps(ON_CPU)) == 1 + 2 * 2 + 2
+
+
+def test_without_a_gpu_it_says_so(tmp_path):
+    command = ["make", "-f", "recipes/gpu_trial/Makefile", f"PYTHON={sys.executable}", f"RUNS={tmp_path}"]
+    mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    done = subprocess.run(command, cwd=ROOT, env={**mine, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert done.returncode == 2 and len(said) == 1 and said[0].startswith("this machine has 0 GPUs")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,106 @@
+"""What a Checkpoint says of every kind of model, its check for damage, and the model built from it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import language
+import masked
+import pytest
+import reference
+import torch
+
+from fairseq_admin.checkpoints.building import build, check
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
+from fairseq_admin.errors import AdminError
+
+BOTH = ("encoder", "decoder")
+ADMIN = {"admin_init": "log", "admin_profile_tokens": 8192, "admin_max_skipped_updates": 100, "update_freq": [1]}
+
+
+def translation(arch, **options):
+    given = {**reference.TINY, "share_all_embeddings": True, **options}
+    ours = ADMIN if arch == "transformer_admin" else {}
+    return reference.build(arch, **given, **({"admin_init": "log"} if ours else {})), {**given, **ours}
+
+
+def language_model(arch, **options):
+    return language.build(arch, **options), language.options(arch, **options)
+
+
+def masked_language_model(arch, **options):
+    ours = {**ADMIN, "admin_init": "reference"} if arch == "masked_lm_admin" else {}
+    return masked.build(arch, **options), {**masked.SIZES, **ours, **options}
+
+
+KINDS = [
+    (translation, "transformer_admin", {}, "admin", BOTH, 2),
+    (translation, "transformer", {}, "post-ln", BOTH, 2),
+    (translation, "transformer", {f"{side}_normalize_before": True for side in BOTH}, "pre-ln", BOTH, 2),
+    (language_model, "transformer_lm_admin", {}, "admin", ("decoder",), 3),
+    (language_model, "transformer_lm_admin", {"admin_scheme": "deepnorm"}, "deepnorm", ("decoder",), 3),
+    (language_model, "transformer_lm", {}, "post-ln", ("decoder",), 3),
+    (masked_language_model, "masked_lm_admin", {}, "admin", ("encoder",), 3),
+    (masked_language_model, "roberta", {}, "post-ln", ("encoder",), 3),
+]
+
+
+def checkpoint_of(kind, arch, options):
+    """As fairseq-train writes it, by its command line."""
+    model, given = kind(arch, **options)
+    args = Namespace(**{**given, "arch": arch, "task": "any", "criterion": "any"})
+    return Checkpoint({"args": args, "model": model.state_dict(), "optimizer_history": [{"num_updates": 7}]})
+
+
+@pytest.mark.parametrize(("kind", "arch", "options", "scheme", "stacks", "layers"), KINDS)
+def test_every_kind_tells_what_it_is_and_is_built_again(kind, arch, options, scheme, stacks, layers):
+    it = checkpoint_of(kind, arch, options)
+    assert (it.kind, it.scheme_name, it.stacks, it.updates, it.folded) == (arch, scheme, stacks, 7, False)
+    assert it.layers == dict.fromkeys(stacks, layers) and it.vocabulary == dict.fromkeys(stacks, 104)
+    assert it.has_omega == bool(it.omegas) == (scheme == "admin")
+    assert it.scheme.omega == (scheme == "admin")
+    check(it)
+    built = build(it)
+    assert not built.training
+    found = reference.kept(built.state_dict())
+    expected = reference.kept(it.weights)
+    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize(("kind", "arch", "options", "scheme", "stacks", "layers"), KINDS)
+def test_a_missing_layer_is_named_in_every_kind(kind, arch, options, scheme, stacks, layers):
+    it = checkpoint_of(kind, arch, options)
+    last = [key for key in it.weights if f"layers.{layers - 1}." in key]
+    for key in last:
+        del it.weights[key]
+    assert last
+    with pytest.raises(AdminError, match=rf"has no .*layers\.{layers - 1}\..*, which its architecture {arch} has"):
+        check(it)
+
+
+def test_what_is_asked_for_is_found_once():
+    it = checkpoint_of(*KINDS[0][:3])
+    for name in ("options", "kind", "scheme_name", "layers", "omegas", "record", "vocabulary", "arguments"):
+        assert getattr(it, name) is getattr(it, name)
+    assert it.record["rule"] == "log"
+
+
+def test_a_scheme_of_another_version_is_named():
+    it = checkpoint_of(*KINDS[0][:3])
+    it.state["args"].admin_scheme = "tomorrow"
+    with pytest.raises(AdminError, match="the checkpoint is of the scheme tomorrow; expected one of admin, post-ln"):
+        assert it.scheme
+
+
+def test_no_architecture_is_told():
+    it = Checkpoint({"cfg": {"model": None}, "model": {}})
+    with pytest.raises(AdminError, match="its architecture is None, which this fairseq does not know"):
+        build(it)
+
+
+def test_it_is_named_by_its_file(tmp_path):
+    it = checkpoint_of(*KINDS[0][:3])
+    del it.state["args"]
+    it.write(tmp_path / "c.pt")
+    with pytest.raises(AdminError, match=r"/c\.pt has neither 'cfg' nor 'args'"):
+        assert Checkpoint.read(tmp_path / "c.pt").options

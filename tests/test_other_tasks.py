@@ -1,0 +1,188 @@
+"""What other people's scripts and fairseq's own tests do with a model, beyond fairseq-train's translation."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import shutil
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import language
+import masked
+import pytest
+import reference
+import torch
+from conftest import TRAIN, Run, run_module
+from fairseq.models.roberta import RobertaModel
+from fairseq.models.transformer import TransformerModel
+from test_refusals import check_refusal
+
+from fairseq_admin import MaskedLMAdminModel, TransformerAdminModel, TransformerLMAdminModel
+from fairseq_admin.checkpoints import files
+from fairseq_admin.errors import AdminError
+from fairseq_admin.method import provenance
+
+OURS = [TransformerAdminModel, TransformerLMAdminModel, MaskedLMAdminModel]
+SMALL = [option for option in TRAIN if option != "--share-all-embeddings"] + ["--max-update", 2]
+
+
+def task() -> SimpleNamespace:
+    words = reference.dictionary(20)
+    return SimpleNamespace(source_dictionary=words, target_dictionary=words, max_positions=lambda: 64)
+
+
+def sizes(layers: int) -> dict[str, int]:
+    one = {"layers": layers, "embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2}
+    return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in one.items()}
+
+
+# Models made by hand -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", OURS)
+@pytest.mark.parametrize("parsed", [False, True])
+def test_partial_namespace(arch: type, parsed: bool) -> None:
+    """Options that are not there have their defaults: a Namespace by hand, and one of a parser that suppresses them."""
+    args = Namespace()
+    if parsed:
+        parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+        arch.add_args(parser)
+        args = parser.parse_args([])
+    for name, value in sizes(2).items():
+        setattr(args, name, value)
+    model = arch.build_model(args, task())
+    assert not model.profiled and model.cfg.admin_scheme == "admin" and model.cfg.admin_profile_tokens == 8192
+    assert model.cfg.dropout == 0.1 and len(model.guards) == 1 + hasattr(model, "encoder") * hasattr(model, "decoder")
+
+
+@pytest.mark.parametrize("arch, stock", [(TransformerAdminModel, TransformerModel), (MaskedLMAdminModel, RobertaModel)])
+def test_model_args_are_those_of_the_stock_model(arch: type, stock: type) -> None:
+    given = {**sizes(2), "dropout": 0.3, "encoder_layers_to_keep": "1", "max_source_positions": 64}
+    ours, theirs = (cls.build_model(Namespace(**given), task()).args for cls in (arch, stock))
+    assert ours.encoder_layers == theirs.encoder_layers == 1
+    assert ours.encoder_embed_dim == 16 and ours.dropout == 0.3
+    assert {name for name, value in vars(theirs).items() if getattr(ours, name) != value} == set()
+
+
+def test_args_of_a_language_models_decoder() -> None:
+    ours, theirs = (language.build(arch).decoder.args for arch in ("transformer_lm_admin", "transformer_lm"))
+    assert {name for name, value in vars(theirs).items() if getattr(ours, name) != value} == set()
+
+
+@pytest.mark.parametrize("arch", OURS)
+def test_torchscript_is_refused(arch: type) -> None:
+    with pytest.raises(AdminError, match=r"^torch\.jit\.script was called .* Fold the checkpoint"):
+        torch.jit.script(arch.build_model(Namespace(**sizes(1)), task()))
+
+
+# Training past the model ---------------------------------------------------------------------------------------------
+
+
+def test_stacks_trained_before_omega_is_there() -> None:
+    """Without the model's forward nothing is profiled: refused in training only, and no longer once omega is there."""
+    model, (src, lengths, prev) = reference.build("transformer_admin", **reference.TINY), reference.batch()
+    encoded = model.eval().encoder(src, lengths)
+    model.train()
+    with pytest.raises(AdminError, match="without the model, whose first call profiles omega. Give --admin-init log"):
+        model.encoder(src, lengths)
+    with pytest.raises(AdminError, match="whose first call profiles omega"):
+        model.decoder.extract_features(prev, encoder_out=encoded)
+    with torch.no_grad():
+        model.encoder(src, lengths)
+    other = copy.deepcopy(model)
+    model(src, lengths, prev)
+    model.encoder(src, lengths)
+    assert not model.guards and not any(layer._forward_pre_hooks for layer in model.encoder.layers)
+    with pytest.raises(AdminError):
+        other.encoder(src, lengths)
+    other.load_state_dict(model.state_dict())
+    other.encoder(src, lengths)
+    assert not other.guards
+
+
+@pytest.mark.parametrize("options", [{"admin_init": "log"}, {"admin_scheme": "deepnorm"}])
+def test_models_that_need_no_profiling(options: dict[str, str]) -> None:
+    model, (src, lengths, _) = reference.build("transformer_admin", **reference.TINY, **options), reference.batch()
+    model.encoder(src, lengths)
+
+
+def test_masked_stack_is_guarded_too() -> None:
+    with pytest.raises(AdminError, match="whose first call profiles omega"):
+        masked.build().encoder.sentence_encoder(masked.batch())
+
+
+# Tasks from the command line -----------------------------------------------------------------------------------------
+
+
+def train(data: Path, folder: Path, *arguments: object) -> Run:
+    return run_module("fairseq_cli.train", data, *SMALL, "--save-dir", folder, *arguments, log=folder.parent / "log")
+
+
+def generate(data: Path, model: Path, *arguments: object) -> Run:
+    given = ["--user-dir", "fairseq_admin", "--path", model, "--gen-subset", "test", "--cpu", "--beam", 2]
+    given += ["--max-len-b", 20, "--num-workers", 0, "--batch-size", 8]
+    return run_module("fairseq_cli.generate", data, *given, *arguments, log=model.parent / "generate.log")
+
+
+def check_trained(done: Run, folder: Path) -> None:
+    """Trained to the end, profiled once, and omega learned from there."""
+    assert done.status == 0 and done.output.count("profiled by rule reference") == 1, done.output[-3000:]
+    state = files.read(folder / "checkpoint_last.pt")["model"]
+    assert provenance.decode(state[provenance.KEY])["rule"] == "reference"
+    assert state["decoder.layers.1.final_layer_norm.omega_init"][0] > 1.1
+
+
+def test_many_languages(corpus: Path, tmp_path: Path) -> None:
+    """translation_multi_simple_epoch: trained in both directions, and generated with."""
+    langs = "--task translation_multi_simple_epoch --lang-pairs a-b,b-a --encoder-langtok src --decoder-langtok".split()
+    folder = tmp_path / "run"
+    sampled = "--sampling-method temperature --sampling-temperature 1.5 --virtual-epoch-size 200".split()
+    check_trained(train(corpus, folder, *langs, *sampled), folder)
+    done = generate(corpus, folder / "checkpoint_last.pt", *langs, "--source-lang", "b", "--target-lang", "a")
+    assert done.status == 0 and done.output.count("\nH-") == 16, done.output[-3000:]
+
+
+def test_online_backtranslation(corpus: Path, tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "run"
+    for lang in "ab":
+        (data / lang).mkdir(parents=True)
+        for path in corpus.glob(f"*.a-b.{lang}.*"):
+            shutil.copy(path, data / lang / f"{path.name.split('.')[0]}{path.suffix}")
+            shutil.copy(path, data)
+    (data / "dict.txt").write_text("__a__ 1\n__b__ 1\n" + (corpus / "dict.a.txt").read_text())
+    given = "--task online_backtranslation --mono-langs a,b --valid-lang-pairs a-b --share-all-embeddings".split()
+    check_trained(train(data, folder, *given), folder)
+
+
+@pytest.mark.parametrize("name", ["multilingual_translation", "semisupervised_translation"])
+def test_several_encoders_are_refused(name: str, corpus: Path, tmp_path: Path) -> None:
+    done = train(corpus, tmp_path / "run", "--task", name, "--lang-pairs", "a-b,b-a")
+    check_refusal(done, "several encoders and decoders", "--task translation_multi_simple_epoch")
+
+
+MOE = "--task translation_moe --method hMoElp --mean-pool-gating-network --num-experts 3 --share-all-embeddings"
+
+
+def test_mixture_of_experts(corpus: Path, tmp_path: Path) -> None:
+    """Its task never calls the model: refused, unless the rule needs no profiling; with such a rule it generates."""
+    (tmp_path / "both").mkdir()
+    plugins = "import fairseq_admin\nfrom fairseq.examples.translation_moe import translation_moe_src\n"
+    (tmp_path / "both/__init__.py").write_text(plugins)
+    given, folder = [*MOE.split(), "--user-dir", tmp_path / "both"], tmp_path / "run"
+    check_refusal(train(corpus, folder, *given), "whose first call profiles omega", "--admin-init log")
+    assert train(corpus, folder, *given, "--admin-init", "log").status == 0
+    options = [option for option in given if option != "--share-all-embeddings"]
+    done = generate(corpus, folder / "checkpoint_last.pt", *options, "--gen-expert", 1)
+    assert done.status == 0 and done.output.count("\nH-") == 16, done.output[-3000:]
+
+
+def test_generate_with_a_language_model(tmp_path: Path) -> None:
+    """fairseq asks numpy for numpy.compat here, which numpy 2 no longer has."""
+    data, folder = language.binarised(tmp_path), tmp_path / "run"
+    options = ["--task", "language_modeling", "--arch", "transformer_lm_admin_tiny", "--criterion", "cross_entropy"]
+    blocks = ["--tokens-per-sample", 30, "--sample-break-mode", "eos"]
+    assert train(data, folder, *options, *blocks).status == 0
+    done = generate(data, folder / "checkpoint_last.pt", "--task", "language_modeling", *blocks)
+    assert done.status == 0 and done.output.count("\nH-") == 16, done.output[-3000:]

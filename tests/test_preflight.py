@@ -1,0 +1,165 @@
+"""Does the page before a run say what the run will take, and refuse what cannot work?"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.preflight import forecast, machine, page, text, trial
+from recipes.steps.memory import GB, Sizes
+
+ROOT = Path(__file__).parents[1]
+
+
+def interval(update: int, wall: float, tokens: int = 900, **more: str) -> dict:
+    return {"num_updates": str(update), "at": wall, "train_wall": "1.5", "wpb": str(tokens), **more}
+
+
+def test_an_updates_time_is_the_wall_clocks_after_warm_up():
+    # Three slow ones, then 2 s each; of a GPU of 10 GiB at least 4 were free.
+    intervals = [interval(n, 30 + 2 * n, gb_free="6.5") for n in range(1, 7)]
+    intervals[4]["gb_free"] = "4"
+    found = trial.summarise(intervals, 1024, growth=1, total=10 * 2.0**30)
+    assert (found.updates, found.seconds, found.tokens, found.memory) == (6, 2.0, 900, 6 * 2**30)
+    alone = trial.summarise(intervals[:1], 1024, growth=123, total=None)
+    assert (alone.updates, alone.seconds, alone.memory) == (1, 1.5, 123)
+
+
+def test_a_forecast_is_of_the_run_and_not_of_the_trial():
+    """Trial: 900 of 1,024 tokens in 2 s. Run: 8 times the update, 90,000 target tokens an epoch: 12.5 of them."""
+    measured = trial.Measured(updates=20, seconds=2.0, tokens=900, batch=1024, memory=0)
+    found = forecast.forecast(measured, pairs=4500, units=20, tokens=8192, epochs=432, updates=None)
+    assert (found.updates_an_epoch, found.seconds_an_update, found.tokens_a_second) == (12.5, 16.0, 450.0)
+    assert found.days == 1.0
+    lines = forecast.lines(found, now=datetime.datetime(2030, 1, 31, 12), price=2.5, devices=4, save_every=900)
+    said = "\n".join(lines)
+    assert "ends on 2030-02-01 12:00" in said and "cost: 240.00, at 2.5 an hour" in said
+    assert "up to 900 updates, 4.0 hours" in said and "5400 updates in all: 1.0 days" in said
+    assert forecast.forecast(measured, pairs=1, units=1, tokens=1024, epochs=None, updates=7).updates == 7
+    assert [forecast.length(days) for days in (800, 3, 0.25, 0.01)] == [
+        "2.2 years",
+        "3.0 days",
+        "6.0 hours",
+        "14.4 minutes",
+    ]
+
+
+def test_on_a_cpu_the_same_model_trains_with_small_batches():
+    given = "--arch x --fp16 --fp16-no-flatten-grads --fp16-scale-window 256 --threshold-loss-scale 0.03125 --lr 1"
+    given += " --max-tokens 8192 --update-freq 4"
+    given += " --distributed-world-size 2 --distributed-init-method tcp://h:1 --distributed-rank 0"
+    options = trial.on_cpu(given.split())
+    assert not [word for word in options if "fp16" in word or word in ("256", "0.03125", "tcp://h:1")]
+    assert [trial.option(options, name) for name in ("--max-tokens", "--update-freq", "--lr")] == ["1024", "1", "1"]
+    assert (trial.held(given.split()), trial.held(options)) == (65536, 1024) and "--cpu" in options
+    for flag in ("--memory-efficient-fp16", "--amp", "--bf16"):
+        assert flag not in trial.on_cpu(["--arch", "x", flag])
+
+
+@pytest.fixture
+def args(tmp_path) -> argparse.Namespace:
+    given = f"wmt14/en-de --pair en-de --binary {tmp_path}/bin --run {tmp_path}/run --keep 10 --save-every 2000"
+    given += " --archives training-parallel-europarl-v7.tgz dev.tgz --encoder-layers 18 --decoder-layers 18 --devices 4"
+    return page.parse(given.split())[0]
+
+
+def test_the_disk_must_hold_archives_text_and_checkpoints(args, monkeypatch):
+    sizes = Sizes(18, 18)
+    found = text.stated("wmt14/en-de", ("en", "de"), 160, 32768)
+    # 657,632,379 + 38,654,961 bytes of archives; 13 checkpoints of 12 bytes a parameter, average and model of 4.
+    kept = sizes.parameters * (13 * 12 + 8)
+    wanted = 657632379 + 38654961 + (5.5 + 0.6) * GB + kept
+    for free, fault in ((wanted + 1, None), (wanted - 2 * GB, "the disk is too small by 2.0 GB")):
+        monkeypatch.setattr(machine, "free_disk", lambda folder, free=free: free)
+        line, found_fault = page.disk(args, sizes, found)
+        assert f"checkpoints {kept / GB:.1f})" in line and "archives 0.70" in line
+        assert found_fault == fault or found_fault.startswith(fault)
+
+
+def test_a_text_needs_a_network_or_a_folder(args, monkeypatch, tmp_path):
+    found = text.stated("wmt14/en-de", ("en", "de"), 160, 32768)
+    monkeypatch.delenv("https_proxy", raising=False)
+    monkeypatch.delenv("HTTPS_PROXY", raising=False)
+    args.url = "http://127.0.0.1:9/x"
+    assert "no server of theirs answers; give DATA=" in page.source(args, found)[1]
+    args.data = tmp_path
+    assert page.source(args, found) == (f"text: from {tmp_path}", None)
+    args.data = tmp_path / "missing"
+    assert "missing is not a folder" in page.source(args, found)[1]
+    with pytest.raises(ValueError, match="nothing is known of the text of own/mine/de-en; prepare it first"):
+        text.stated("own/mine/de-en", ("de", "en"), 256, 10000)
+
+
+def test_a_text_of_ones_own_is_counted(tmp_path):
+    # 4 lines of 45 bytes: 10 units of 4.5 bytes and the sentence's end; of 90 bytes: 20 and the end.
+    for language, size in (("de", 45), ("en", 90)):
+        (tmp_path / f"train.{language}").write_text(("x" * (size - 1) + "\n") * 4)
+    found = text.stated("own/mine/de-en", ("de", "en"), 256, 10000, tmp_path)
+    assert (found.corpus.pairs, found.corpus.units, found.prepared) == (4, (11, 21), False)
+    assert (found.text, found.binary) == (3 * 4 * (45 + 90), 2 * 4 * 32)
+
+
+def test_a_model_that_does_not_fit_is_a_fault(args):
+    options = "--max-tokens 8192 --update-freq 1".split()
+    lines, fault = page.weights(args, Sizes(18, 18), options, 80 * GB)
+    assert lines[0] == "plan: 1 x 4 x 1 batches of up to 8192 tokens an update" and fault is None
+    assert page.weights(args, Sizes(18, 18), options, 12 * GB)[1] == "the model does not fit its device"
+
+
+def make(*variables: str) -> subprocess.CompletedProcess:
+    mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    mine |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = ["make", "-f", "recipes/preflight/Makefile", f"PYTHON={sys.executable}", *variables]
+    return subprocess.run(command, cwd=ROOT, env=mine, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_recipe_that_works_has_a_page(tmp_path):
+    done = make("RECIPE=demo", f"RUNS={tmp_path}", "LAYERS=1", "WIDTH=16", "FFN=16", "TRIAL_UPDATES=5", "PRICE=2")
+    assert done.returncode == 0, done.stderr
+    for expected in (
+        r"trains on the CPU: fp32", r"plan: 1 x 1 x 1 batches of up to 1024 tokens", r"memory: 0\.\d\d GB \(.*\) of ",
+        r"disk: .* free at ", r"timed: 5 updates of \d+ target tokens on this CPU", r"1000 updates in all: ",
+        r"started now, it ends on \d{4}-", r"cost: [\d.]+, at 2 an hour", r"a kill loses .* up to 50 updates",
+        r"It can work here\.",
+    ):  # fmt: skip
+        assert re.search(expected, done.stdout), (expected, done.stdout)
+    # What it tried leaves nothing.
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() or path.name.startswith(".preflight")]
+
+
+@pytest.mark.slow
+def test_a_recipe_for_gpus_says_here_how_long_it_would_take(tmp_path):
+    small = ["ENCODER_LAYERS=1", "DECODER_LAYERS=1", "WIDTH=16", "FFN=16", "MERGES=500", "TRIAL_UPDATES=3"]
+    done = make("RECIPE=wmt14-ende-18l", f"RUNS={tmp_path}", "GPUS=4", f"DATA={tmp_path}", *small)
+    (fault,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert done.returncode == 2 and fault.startswith("It cannot work here: this machine has 0 GPUs")
+    assert "timed: 3 updates of" in done.stdout and "an update of the run's holds 32768 tokens, not 1024" in done.stdout
+    assert re.search(r"\d+ updates in all: [\d.]+ (hours|days|years)", done.stdout)
+
+
+def test_an_unknown_recipe_is_refused_in_one_line():
+    for variables, message in ((["RECIPE=wmt15"], "RECIPE=wmt15 is unknown"), ([], "RECIPE= is missing")):
+        done = make(*variables)
+        assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("recipe", ["demo", "lm", "iwslt14", "multi30k PRESET=cpu", "own DATA=. PAIR=de-en PRESET=gpu"])
+def test_every_recipe_says_the_short_form_before_it_trains(recipe):
+    name, *variables = recipe.split()
+    call = ["make", "-n", "-f", f"recipes/{name}/Makefile", f"PYTHON={sys.executable}", "RUNS=nowhere", *variables]
+    lines = subprocess.run(call, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    memory, short, training = (
+        [number for number, line in enumerate(lines) if re.search(pattern, line)]
+        for pattern in (r"^# memory: [\d.]+ GB", r"recipes\.preflight\.page .* --short", r"newest=")
+    )
+    assert len(memory) == len(short) == len(training) == 1 and memory < short < training
+    done = subprocess.run(lines[short[0]], shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert re.fullmatch(r"# checkpoints: [\d.]+ GB of [\d.]+ GB free; a kill loses up to \d+ updates\n", done.stdout)

@@ -1,0 +1,164 @@
+"""Models pruned when they are loaded (LayerDrop's use): any layers stay, with the omega that they had learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable
+
+import language
+import masked
+import pytest
+import reference
+import torch
+from conftest import TRAIN, Run, run_module
+from torch import Tensor, nn
+
+from fairseq_admin import cli
+from fairseq_admin.checkpoints import files
+from fairseq_admin.errors import AdminError
+from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.schemes import stacks_of
+from fairseq_admin.method.state_dict import omegas
+
+STILL = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+DEEP = {**reference.TINY, "encoder_layers": 3, "decoder_layers": 3}
+
+
+def translation(**options: Any) -> nn.Module:
+    return reference.build("transformer_admin", **{**DEEP, **STILL, **options})
+
+
+MODELS = {
+    "transformer_admin": (translation, lambda model: model(*reference.batch())[0]),
+    "transformer_lm_admin": (
+        lambda **options: language.build(**language.STILL, **options),
+        lambda model: model(language.batch())[0],
+    ),
+    "masked_lm_admin": (
+        lambda **options: masked.build(**STILL, **options),
+        lambda model: model(masked.batch(), features_only=True)[0],
+    ),
+}
+
+
+def without(model: nn.Module, side: str, keep: list[int]) -> nn.Module:
+    """The model with other layers taken out by hand: what its pruned twin has to compute."""
+    stack = stacks_of(model)[side]
+    stack.layers = nn.ModuleList(stack.layers[i] for i in keep)
+    return model
+
+
+CASES = [
+    ("transformer_admin", "encoder", "1"),
+    ("transformer_admin", "decoder", "2,1"),
+    ("transformer_lm_admin", "decoder", "1,2"),
+    ("masked_lm_admin", "encoder", "2"),
+]
+
+
+@pytest.mark.parametrize("arch, side, keep", CASES)
+def test_what_is_kept_computes_what_it_did(arch: str, side: str, keep: str) -> None:
+    """One stack is pruned of its first layer: same logits, bit for bit, as with that layer taken out."""
+    build, logits = MODELS[arch]
+    whole = reference.scattered(build(admin_init="log"))
+    state = {key: tensor.clone() for key, tensor in whole.state_dict().items()}
+    pruned = build(admin_init="log", seed=2, **{f"{side}_layers_to_keep": keep})
+    pruned.load_state_dict(state)
+    kept = sorted(map(int, keep.split(",")))
+    expected = without(whole, side, kept)
+    assert torch.equal(logits(pruned.eval()), logits(expected.eval()))
+    first = shortcut_norms(stacks_of(pruned)[side])[0]
+    assert first.omega_delta is None and first.omega.unique().numel() > 1
+    assert torch.equal(first.omega, shortcut_norms(stacks_of(expected)[side])[0].omega)
+    assert "omega_init" in dict(first.named_buffers()), "it is stored"
+
+
+def test_pruned_weights_load_again() -> None:
+    """With the options that pruned them, and with the depth that is left."""
+    state = translation().state_dict()
+    once = translation(seed=2, decoder_layers_to_keep="1")
+    once.load_state_dict(dict(state))
+    for options in ({"decoder_layers_to_keep": "1"}, {"decoder_layers": 1}):
+        again = translation(seed=3, **options)
+        again.load_state_dict(dict(once.state_dict()))
+        assert all(torch.equal(tensor, again.state_dict()[key]) for key, tensor in once.state_dict().items())
+
+
+def test_stock_weights_are_pruned_too() -> None:
+    stock = reference.build("transformer", **DEEP, **STILL).eval()
+    pruned = translation(seed=2, encoder_layers_to_keep="1,2").eval()
+    pruned.load_state_dict(reference.kept(stock.state_dict()))
+    assert torch.allclose(pruned(*reference.batch())[0], without(stock, "encoder", [1, 2])(*reference.batch())[0])
+
+
+def test_layers_that_are_not_there() -> None:
+    message = (
+        r"^--decoder-layers-to-keep is 1,4 and the checkpoint's decoder has 3 layers. Expected numbers from 0 to 2"
+    )
+    with pytest.raises(AdminError, match=message):
+        translation(decoder_layers=6, decoder_layers_to_keep="1,4").load_state_dict(translation().state_dict())
+
+
+@pytest.mark.parametrize("keep", ["3", "0,0", "-1", "a", "0,,1"])
+def test_numbers_that_are_no_layers(keep: str) -> None:
+    with pytest.raises(
+        AdminError, match=f"^--encoder-layers-to-keep is {keep}; expected different numbers from 0 to 2,"
+    ):
+        translation(encoder_layers_to_keep=keep)
+
+
+# From the command line -----------------------------------------------------------------------------------------------
+
+PRUNED = ["--decoder-layers-to-keep", 1]
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """checkpoint_last.pt of ten updates of two layers a stack."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train(corpus, folder)
+
+
+def train(corpus: Path, folder: Path, *arguments: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    given = ["--disable-validation", "--max-update", 10, "--save-dir", folder, *arguments]
+    log = folder / f"log{len(list(folder.glob('log*')))}"
+    done = run_module("fairseq_cli.train", corpus, *TRAIN, *given, log=log)
+    assert done.status == 0, done.output[-4000:]
+    return folder / "checkpoint_last.pt"
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    return files.read(path)["model"]
+
+
+def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Is a fine-tuned pruned model one of its smaller depth, which the same command resumes, and which fold refuses?"""
+    finetune = [*PRUNED, "--finetune-from-model", trained]
+    tuned = train(corpus, tmp_path / "tuned", *finetune)
+    state = files.read(tuned)
+    assert state["cfg"]["model"]["decoder_layers"] == 1 and state["cfg"]["model"]["decoder_layers_to_keep"] is None
+    whole, first = omegas(weights(trained))["decoder"], "layers.0.self_attn"
+    stays, learns = omegas(state["model"])["decoder"][first], "decoder.layers.0.fc1.weight"
+    assert torch.equal(stays, whole["layers.1.self_attn"].float().double()) and stays.unique().numel() > 1
+    assert not torch.equal(state["model"][learns], weights(trained)[learns.replace("0", "1")])
+
+    train(corpus, tmp_path / "tuned", *finetune, "--max-update", 12)
+    assert files.read(tuned)["optimizer_history"][-1]["num_updates"] == 12
+
+    assert cli.main(["fold", str(tuned), "-o", str(tmp_path / "folded.pt")]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "the first of its stack, runs from " in said[0] and "pruned of its layer 0" in said[0]
+    assert not (tmp_path / "folded.pt").exists()
+
+
+def test_optimizer_state_of_the_whole_model(
+    corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]
+) -> None:
+    """Is it refused in one line, and left behind where the user says so?"""
+    given = [*PRUNED, "--restore-file", trained, "--save-dir", tmp_path, "--disable-validation", "--max-update", 12]
+    done = run("fairseq_cli.train", corpus, *TRAIN, *given)
+    last = done.output.splitlines()[-1]
+    assert done.status == 2 and last.startswith("fairseq-admin: the checkpoint's optimizer state is of "), done.output
+    assert "Give --reset-optimizer" in last and "Traceback" not in done.output
+    assert run("fairseq_cli.train", corpus, *TRAIN, *given, "--reset-optimizer").status == 0
