@@ -221,6 +221,8 @@ def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6
     """A run's folder as it is before scoring, and the raw test set two levels up."""
     write_lines(folder.parent / "raw/test.de", ["eins", "zwei", "drei"])
     write_lines(folder.parent / "raw/test.en", REFERENCES)
+    write_lines(folder.parent / "bpe/test.de", ["eins", "zwei", "drei"])
+    write_lines(folder.parent / "bpe/test.en", REFERENCES)
     write_lines(folder / "train.log", [*LOG, log_line("valid", 30, bits)])
     write_lines(folder.parent / "tok/test.en", [PLAIN.tokenise(line, "en") for line in REFERENCES])
     tokens = [PLAIN.tokenise(line, "en") for line in translations]
@@ -233,7 +235,7 @@ def run_score(folder: Path, method: str = "admin", seed: int = 1) -> subprocess.
     key = ("--recipe", "demo", "--method", method, "--preset", "cpu", "--seed", seed, "--tokens", 2048)
     where = ("--raw", folder.parent / "raw/test", "--text", folder.parent / "text.json")
     where += ("--tokenised", folder.parent / "tok/test.en", "--compounds")
-    where += ("--results", folder.parent / "results.csv")
+    where += ("--units", folder.parent / "bpe/test", "--results", folder.parent / "results.csv")
     return step("steps.score", folder, *where, *key)
 
 
@@ -259,6 +261,18 @@ def test_score_refuses_a_missing_hypothesis_and_leaves_no_result(tmp_path):
     folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
     assert "1 of 3 hypotheses are missing" in refused(run_score(folder))
     assert "score.json" not in names(folder) and not (tmp_path / "results.csv").exists()
+
+
+def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path):
+    """A translation less, and the score with it; but no other may be missing."""
+    folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
+    write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1023 + "drei"])
+    done = run_score(folder)
+    assert done.returncode == 0 and "1 of 3 sentences are too long for the model and scored as empty" in done.stderr
+    assert read_lines(folder / "translations.txt") == [*REFERENCES[:2], ""]
+    assert 50 < float(read_results(tmp_path)[0]["score"]) < 70
+    write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1022 + "drei"])
+    assert "1 of 3 hypotheses are missing" in refused(run_score(folder))
 
 
 # -- summary ---------------------------------------------------------------------------------------------------------
