@@ -270,7 +270,7 @@ def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path):
     done = run_score(folder)
     assert done.returncode == 0 and "1 of 3 sentences are too long for the model and scored as empty" in done.stderr
     assert read_lines(folder / "translations.txt") == [*REFERENCES[:2], ""]
-    assert 50 < float(read_results(tmp_path)[0]["score"]) < 70
+    assert 40 < float(read_results(tmp_path)[0]["score"]) < 60
     write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1022 + "drei"])
     assert "1 of 3 hypotheses are missing" in refused(run_score(folder))
 

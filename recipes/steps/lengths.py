@@ -46,8 +46,8 @@ def settle(found: list[Long], skip: bool) -> None:
     more = f" ({len(found)} such lines in all)" if len(found) > 1 else ""
     if not skip:
         raise ValueError(
-            f"{which}{more}. Split it in the raw text, and its translation with it, or give TOO_LONG=skip, which counts "
-            "it as not translated."
+            f"{which}{more}. Split it in the raw text, and its translation with it, or give TOO_LONG=skip, "
+            "which counts it as not translated."
         )
     logger.info("%s%s; skipped: no loss is computed of it, and its translation is empty.", which, more)
 
