@@ -6,6 +6,7 @@
 # First of all, and in words that make 3.81, which macOS has, can read. Grouped targets came with 4.3.
 $(if $(filter grouped-target,$(.FEATURES)),,$(error GNU make $(MAKE_VERSION) is here; 4.3 or newer is needed: on macOS, brew install make, then gmake in place of make))
 $(if $(wildcard recipes/common.mk),,$(error recipes/common.mk is not here ($(CURDIR)); run make from the repository's root))
+include recipes/paths.mk
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

@@ -13,6 +13,9 @@ RAW ?= $(TEXT)/raw
 # Which training pairs are kept, by their words (CLEAN) or by their units after BPE (CLEAN_BPE, of the split valid, too).
 CLEAN ?= --drop-empty
 CLEAN_BPE ?=
+# What to do with a line of the splits valid and test that is too long for the model: refuse, or skip.
+TOO_LONG ?= refuse
+$(call one-of,TOO_LONG,refuse skip)
 # The numbers of pairs that train, valid and test must have, where they are known.
 EXPECT ?=
 # What tokenising does besides: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text/tokens.py says what
@@ -49,7 +52,7 @@ archive = $(if $(DATA),$(or $(wildcard $(DATA)/$(1)),$(DATA)),$(ARCHIVES)/$(1))
 .SECONDARY: $(USED:%=$(ARCHIVES)/%)
 $(ARCHIVES)/%:
 	# download $*
-	$(STEP).download $* --out $@ $(URL:%=--url %) $(TABLE:%=--table %)
+	$(STEP).download $* --out $@ $(if $(URL),--url $(call quoted,$(URL))) $(TABLE:%=--table %)
 
 # -- settings --------------------------------------------------------------------------------------------------------
 
@@ -88,6 +91,8 @@ $(TEXT)/codes: $(call both,$(WORDS),train)
 	$(STEP).bpe learn $(MERGES) $^ -o $@
 
 $(call both,$(TEXT)/bpe,train valid): SPLIT_UP := $(CLEAN_BPE)
+# fairseq leaves out such pairs of the training text, and says how many.
+$(call both,$(TEXT)/bpe,valid test): SPLIT_UP += --too-long $(TOO_LONG)
 $(TEXT)/bpe/%.$(SOURCE) $(TEXT)/bpe/%.$(TARGET): $(WORDS)/%.$(SOURCE) $(WORDS)/%.$(TARGET) $(TEXT)/codes
 	# units of the split $*
 	$(STEP).bpe apply $(TEXT)/codes $(WORDS)/$*.$(SOURCE) $(WORDS)/$*.$(TARGET) -o $(@D) $(SPLIT_UP)

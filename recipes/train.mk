@@ -1,6 +1,6 @@
 # fairseq's binary data -> checkpoints -> their average -> the model, folded if its scheme can be.
 #
-# Reads $(BINARY) and $(BINARISED); TASK, ARCH, MODEL and BATCH, fairseq's options for them; METHOD, SEED, PRESET, UPDATES or
+# Reads $(BINARY) and $(BINARISED); TASK, ARCH, MODEL, BATCH and VALIDATED, fairseq's options for them; METHOD, SEED, PRESET, UPDATES or
 # EPOCHS, and the other variables below; what machines.mk reads; FINAL, where the model is to be, and ASSETS, what it takes
 # to use it.
 # Gives $(RUN)/settings.json, checkpoints, average.pt and omega.json; $(FINAL), with $(ASSETS) next to it; USER_DIR, what the
@@ -74,8 +74,8 @@ $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 	newest=$$(ls -t $(RUN)/checkpoints/checkpoint[0-9]*.pt $(RUN)/checkpoints/checkpoint_[0-9]*_*.pt 2>/dev/null | head -n 1 || true); \
 	$(TRAIN) $(BINARY) --user-dir fairseq_admin $(TASK) --arch $(ARCH) --admin-scheme $(METHOD) \
 		$(MODEL) $(OPTIMISATION) $(BATCH_SIZE) $(PRECISE) $(MACHINES) \
-		$(LENGTH) --save-dir $(RUN)/checkpoints $${newest:+--restore-file "$$newest"} --no-last-checkpoints \
-		--tensorboard-logdir $(RUN)/tensorboard $(WANDB:%=--wandb-project %) \
+		$(LENGTH) $(VALIDATED) --save-dir $(RUN)/checkpoints $${newest:+--restore-file "$$newest"} --no-last-checkpoints \
+		--tensorboard-logdir $(RUN)/tensorboard $(if $(WANDB),--wandb-project $(call quoted,$(WANDB))) \
 		--log-format json --log-interval $(LOG_EVERY) $(TRAIN_ARGS) 2>&1 \
 		| tee -a $(RUN)/train$(patsubst %,-node%,$(filter-out 0,$(NODE))).log \
 		| $(STEP).progress $(if $(EPOCHS),--epochs $(EPOCHS),--updates $(UPDATES))

@@ -235,6 +235,13 @@ def plan(recipe: str, *variables: str) -> subprocess.CompletedProcess:
             16,
             "--encoder-layers 60 --decoder-layers 12 --max-tokens 5000 --update-freq 16 --max-epoch 50",
         ),
+        (
+            "PAIR=en-fr SIZE=60l VARIANT=deepnmt",
+            16,
+            "--encoder-layers 60 --decoder-layers 12 --lr 0.001 --dropout 0.2 --max-tokens 3200 --update-freq 8 "
+            "--max-epoch 50 --beam 10 --lenpen 1.0 --recipe wmt14-enfr-60l-deepnmt "
+            "--save-dir nowhere/wmt14/en-fr/60l-deepnmt/admin-paper-s1/checkpoints",
+        ),
         ("PAIR=en-de SIZE=100l", 4, "--encoder-layers 100 --decoder-layers 100"),
     ],
 )
@@ -269,6 +276,8 @@ def test_a_plan_names_each_step_in_words():
         ("iwslt14", ["METHOD=postln"], "METHOD=postln is unknown; expected one of admin post-ln"),
         ("PAIR=en-de SIZE=60l", [], "PAIR=en-de SIZE=60l is unknown; expected en-de with one of 6l 12l 18l 100l"),
         ("PAIR=en-cs SIZE=6l", [], "PAIR=en-cs SIZE=6l is unknown"),
+        ("PAIR=en-fr SIZE=6l", ["VARIANT=deepnmt"], "VARIANT=deepnmt is of en-fr with 60l"),
+        ("PAIR=en-fr SIZE=60l", ["VARIANT=clinic"], "VARIANT=clinic is unknown; expected deepnmt, or nothing"),
         ("PAIR=en-fr SIZE=60l", ["GPUS=7", "MAX_TOKENS=5000"], "MAX_TOKENS=5000 on 7 devices does not make up"),
     ],
 )

@@ -288,6 +288,8 @@ def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6
     """A run's folder as it is before scoring, and the raw test set two levels up."""
     write_lines(folder.parent / "raw/test.de", ["eins", "zwei", "drei"])
     write_lines(folder.parent / "raw/test.en", REFERENCES)
+    write_lines(folder.parent / "bpe/test.de", ["eins", "zwei", "drei"])
+    write_lines(folder.parent / "bpe/test.en", REFERENCES)
     write_lines(folder / "train.log", [*LOG, log_line("valid", 30, bits)])
     write_lines(folder.parent / "tok/test.en", [PLAIN.tokenise(line, "en") for line in REFERENCES])
     tokens = [PLAIN.tokenise(line, "en") for line in translations]
@@ -300,7 +302,7 @@ def run_score(folder: Path, method: str = "admin", seed: int = 1) -> subprocess.
     key = ("--recipe", "demo", "--method", method, "--preset", "cpu", "--seed", seed, "--tokens", 2048)
     where = ("--raw", folder.parent / "raw/test", "--text", folder.parent / "text.json")
     where += ("--tokenised", folder.parent / "tok/test.en", "--compounds")
-    where += ("--results", folder.parent / "results.csv")
+    where += ("--units", folder.parent / "bpe/test", "--results", folder.parent / "results.csv")
     return step("steps.score", folder, *where, *key)
 
 
@@ -326,6 +328,18 @@ def test_score_refuses_a_missing_hypothesis_and_leaves_no_result(tmp_path):
     folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
     assert "1 of 3 hypotheses are missing" in refused(run_score(folder))
     assert "score.json" not in names(folder) and not (tmp_path / "results.csv").exists()
+
+
+def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path):
+    """A translation less, and the score with it; but no other may be missing."""
+    folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
+    write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1023 + "drei"])
+    done = run_score(folder)
+    assert done.returncode == 0 and "1 of 3 sentences are too long for the model and scored as empty" in done.stderr
+    assert read_lines(folder / "translations.txt") == [*REFERENCES[:2], ""]
+    assert 40 < float(read_results(tmp_path)[0]["score"]) < 60
+    write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1022 + "drei"])
+    assert "1 of 3 hypotheses are missing" in refused(run_score(folder))
 
 
 # -- summary ---------------------------------------------------------------------------------------------------------
@@ -435,11 +449,12 @@ def environment() -> dict[str, str]:
         ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is unknown"),
         ("multi30k", "PAIR=en-cs", "PAIR=en-cs is unknown; expected one of de-en"),
         ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown"),
+        ("own", "PAIR=en-en", "PAIR=en-en names one language twice"),
         ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
     ],
 )
 def test_unknown_choices_are_refused(recipe, variable, message):
-    done = make(recipe, "-n", variable)
+    done = make(recipe, "-n", "DATA=nowhere", variable)
     assert done.returncode == 2
     assert message in refused(done)
 
@@ -473,6 +488,42 @@ def test_every_scheme_is_trained_in_one_way(method, folds):
 
 def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     return subprocess.run(["make", *arguments], cwd=cwd, capture_output=True, text=True, env=environment())
+
+
+@pytest.mark.parametrize(
+    ("variable", "unfit"),
+    [
+        *((f"RUNS=a{one}b", one) for one in (*":'(&%$#,=;*~", '"')),
+        ("RUNS=a b", "space"),
+        ("DATA=a b", "space"),
+        ("VENV=a$(shell touch here)", "( ) $ space"),
+    ],
+)
+def test_paths_that_make_cannot_take_are_refused(variable, unfit):
+    """While the makefiles are read, in one line; by the recipes, and by the Makefile before them."""
+    for arguments in (["-n", "-f", "recipes/demo/Makefile"], ["-n", "demo"]):
+        message = refused(plain_make(*arguments, variable))
+        assert f" {variable} has {unfit} in it, which make cannot take in the name of a file; expected" in message
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [("RUNS=", "RUNS= is empty"), ("VENV=", "VENV= is empty"), ("DATA=-x", "DATA=-x begins with a -")],
+)
+def test_paths_that_are_none_are_refused(variable, message):
+    assert message in refused(plain_make("-n", "demo", variable))
+
+
+def test_any_letters_make_a_path():
+    path = "/tmp/a-b_c.d+\u00fc\u65e5@x"
+    assert f"-o {path}/demo/data/text.json" in make("demo", "-n", f"RUNS={path}").stdout
+
+
+def test_distclean_removes_virtual_environments_only(tmp_path):
+    (tmp_path / "thesis").write_text("mine")
+    assert str(tmp_path) not in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
+    (tmp_path / "pyvenv.cfg").touch()
+    assert f"rm -rf {tmp_path}\n" in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
 
 
 @pytest.mark.parametrize("makefile", ["Makefile", *(f"recipes/{name}/Makefile" for name in RECIPES)])

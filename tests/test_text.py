@@ -232,6 +232,23 @@ def test_languages_with_rules_that_are_not_here_are_refused() -> None:
     assert Text("fi", "en").tokenise("USA:n", "fi") == "USA : n"
 
 
+@pytest.mark.parametrize(
+    ("language", "line", "tokens"),
+    [
+        # "Fil " and "Amn " have a blank in Moses' lists, which is then part of the entry.
+        ("es", "Ab Fil. Uno", "Ab Fil . Uno"),
+        ("it", "Ab Amn. Due", "Ab Amn . Due"),
+        # "Nrs " has a blank, too; "Nr #NUMERIC_ONLY# " has it after the mark, where it does no harm.
+        ("nl", "Nrs. 5 Nr. 5 Nr. X", "Nrs . 5 Nr. 5 Nr . X"),
+        # "no" is there twice: before numbers only, then always.
+        ("is", "Ab no. X", "Ab no. X"),
+    ],
+)
+def test_abbreviations_are_those_that_the_script_reads(language: str, line: str, tokens: str) -> None:
+    """As tokenizer.perl -l LANGUAGE prints them."""
+    assert Text(language, "en", perl=True).tokenise(line, language) == tokens
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["de", "en", "fr"])
 def test_tokens_are_those_of_mosestokenizers_perl(language: str) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import SHARED, run_module
 
-from recipes.steps import bpe, common, split, streaming, tokenise
+from recipes.steps import bpe, common, lengths, split, streaming, tokenise
 from recipes.steps.cleaning import Cleaner
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.text import BPE, Text, remove_bpe
@@ -328,6 +328,25 @@ def test_bpe_can_be_undone_and_keeps_empty_lines(codes, tmp_path, step):
     assert units == read_lines(tmp_path / "bpe/x.de") == BPE(codes).apply(lines)
     assert [remove_bpe(line) for line in units] == lines
     assert any("@@ " in line for line in units)
+
+
+def test_a_line_too_long_for_the_model_is_found_at_once(codes, tmp_path, step):
+    """1,024 positions are 1,023 units and the end of the sentence; these letters stay letters."""
+    lines = ["a b", "q " * 1022 + "q", "q " * 1023 + "q", "a b", "q " * 1499 + "q"]
+    write_lines(tmp_path / "test.de", lines)
+    apply = ["bpe", "apply", codes, tmp_path / "test.de", "-o", tmp_path / "bpe"]
+    found = f"{tmp_path}/test.de: line 3 is of 1024 units, and the model reads 1023 (2 such lines in all)"
+    message = refused(step(*apply, "--too-long", "refuse"))
+    assert f"{found}. Split it in the raw text" in message and not names(tmp_path / "bpe")
+    done = step(*apply, "--too-long", "skip")
+    assert done.status == 0 and f"{found}; skipped" in done.output
+    assert read_lines(tmp_path / "bpe/test.de") == lines
+    assert lengths.skipped(f"{tmp_path}/bpe/test", ["de"]) == {2, 4}
+    # A training text has none looked for; and what cleaning drops is not counted, but keeps its number.
+    assert step(*apply).status == 0
+    write_lines(tmp_path / "test.en", ["", *lines[1:4], "b"])
+    cleaned = [*apply[:4], tmp_path / "test.en", *apply[4:], "--lengths", 1, 2000, "--ratio", 9, "--too-long", "refuse"]
+    assert "test.de: line 3 is of 1024 units, and the model reads 1023 (2 such" in refused(step(*cleaned))
 
 
 def test_nothing_but_spaces_parts_words_and_no_character_is_changed():
