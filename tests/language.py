@@ -35,9 +35,14 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def options(arch: str, **given: Any) -> dict[str, Any]:
-    """All options of a stock `transformer_lm` or of a `transformer_lm_admin` of those sizes."""
+    """All options of a stock `transformer_lm` or of a `transformer_lm_admin` of those sizes, layers the plain ones."""
     defaults = {field.name: field.default for field in fields(TransformerLanguageModelConfig)}
-    own = {"admin_init": "reference", "admin_profile_tokens": 8192, "admin_max_skipped_updates": 100}
+    own = {
+        "admin_init": "reference",
+        "admin_profile_tokens": 8192,
+        "admin_max_skipped_updates": 100,
+        "admin_fast": "off",
+    }
     return {**defaults, **SIZES, **({**own, "update_freq": [1]} if "admin" in arch else {}), **given}
 
 

@@ -34,14 +34,14 @@ def dictionary(words: int) -> Dictionary:
 
 
 def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> TransformerModelBase:
-    """A freshly initialised model in training mode: a stock `transformer…` or one of ours, options as in fairseq.
+    """A freshly initialised model in training mode: a stock `transformer…` or one of ours, options as in fairseq, layers the plain ones.
 
     Vocabulary of words + 4, all embeddings tied.
     """
     args = Namespace(share_all_embeddings=True, max_source_positions=256, max_target_positions=256)
     if arch.startswith("transformer_admin"):
         args.admin_init, args.admin_profile_tokens, args.admin_max_skipped_updates = "reference", 8192, 100
-        args.update_freq = [1]
+        args.update_freq, args.admin_fast = [1], "off"
     for name, value in options.items():
         setattr(args, name, value)
     ARCH_CONFIG_REGISTRY[arch](args)

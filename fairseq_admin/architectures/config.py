@@ -67,6 +67,10 @@ class AdminOptions(FairseqDataclass):
         default=100,
         metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
     )
+    admin_fast: ChoiceEnum(("on", "off")) = field(  # type: ignore[valid-type]
+        default="on",
+        metadata={"help": "faster layers that compute the same (off: fairseq's own, to compare)"},
+    )
     update_freq: List[int] = II("optimization.update_freq")
 
 
@@ -136,6 +140,7 @@ def _plain(cfg: Any) -> Namespace:
     flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
     args = Namespace(**flat)
     _default(args, "admin_scheme", "admin")  # checkpoints from before there was a choice
+    _default(args, "admin_fast", "on")
     return args
 
 

@@ -8,6 +8,7 @@ from fairseq.models import MODEL_REGISTRY, register_model, register_model_archit
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from ..errors import AdminError
+from ..fast.model import decoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder
 from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder, refuse_unsuitable
@@ -16,7 +17,8 @@ from .scheme_model import SchemeModel
 
 def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecoder:
     """What stands for fairseq's TransformerDecoder, which takes flat options."""
-    return AdminDecoder(nested_decoder(args), dictionary, embed_tokens, no_encoder_attn)
+    cfg = nested_decoder(args)
+    return decoder_class(cfg)(cfg, dictionary, embed_tokens, no_encoder_attn)
 
 
 def _with_our_decoder(build: FunctionType) -> FunctionType:
