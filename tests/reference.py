@@ -34,7 +34,7 @@ def dictionary(words: int) -> Dictionary:
 
 
 def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> TransformerModelBase:
-    """A freshly initialised model in training mode: a stock `transformer…` or one of ours, options as in fairseq, layers the plain ones.
+    """A freshly initialised model in training mode: a stock `transformer…` or one of ours, of plain layers.
 
     Vocabulary of words + 4, all embeddings tied.
     """
