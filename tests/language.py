@@ -37,7 +37,7 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 def options(arch: str, **given: Any) -> dict[str, Any]:
     """All options of a stock `transformer_lm` or of a `transformer_lm_admin` of those sizes, layers the plain ones."""
     defaults = {field.name: field.default for field in fields(TransformerLanguageModelConfig)}
-    own = {"admin_init": "reference", "admin_profile_tokens": 8192, "admin_max_skipped_updates": 100}
+    own: dict[str, Any] = {"admin_init": "reference", "admin_profile_tokens": 8192, "admin_max_skipped_updates": 100}
     return {
         **defaults,
         **SIZES,
