@@ -15,9 +15,10 @@ from typing import Any, Callable
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .dropout import dropout
+from .dropout import keep
 from .twin import Fast
 
 
@@ -79,22 +80,66 @@ class Padding:
         return self.hidden
 
 
-def by_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Causal | Padding | None, p: float) -> Tensor:
-    """softmax(q kᵀ / sqrt(D)) v. Shapes: q (B, H, T, D), k and v (B, H, S, D), output (T, B, H, D)."""
+def by_kernel(mask: Causal | Padding | None, p: float, *packed: Tensor) -> Tensor:
+    """softmax(q kᵀ / sqrt(D)) v, with dropout behind the softmax.
+
+    Args:
+        mask: what is not seen.
+        p: the chance to drop.
+        packed: queries, keys and values, several to a tensor. Shape (T, B, number in this tensor, H, D).
+
+    Returns:
+        Shape (T, B, C).
+    """
+    q, k, v = (each for several in packed for each in several.permute(2, 1, 3, 0, 4).unbind())
     options = {} if mask is None else mask.kernel_options()
-    return functional.scaled_dot_product_attention(q, k, v, dropout_p=p, **options).permute(2, 0, 1, 3)
+    return functional.scaled_dot_product_attention(q, k, v, dropout_p=p, **options).permute(2, 0, 1, 3).flatten(2)
 
 
-def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Causal | Padding | None, p: float) -> Tensor:
-    """The same from two matrix products, for CPUs: torch's kernel for them has no dropout, and does more instead."""
-    batch, heads, length, width = q.shape
-    q, k, v = (it.reshape(batch * heads, -1, width) for it in (q, k, v))
-    if mask is None:
-        scores = torch.baddbmm(q.new_empty(1), q, k.transpose(1, 2), beta=0, alpha=width**-0.5)
-    else:
-        scores = torch.baddbmm(mask.bias(heads, q), q, k.transpose(1, 2), alpha=width**-0.5)
-    mixed = torch.bmm(dropout(scores.softmax(-1), p), v)
-    return mixed.view(batch, heads, length, width).permute(2, 0, 1, 3)
+def _product(a: Tensor, b: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
+    """α a b. Shapes (N, I, J), (N, J, K) and (N, I, K)."""
+    return torch.baddbmm(a.new_empty(1), a, b, beta=0, alpha=alpha, out=out)
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mask: Causal | Padding | None, p: float, *packed: Tensor) -> Tensor:
+        length, batch, _, heads, width = packed[0].shape
+        ctx.alpha = width**-0.5
+        rows = [several.permute(2, 1, 3, 0, 4).reshape(several.size(2), batch * heads, -1, width) for several in packed]
+        q, k, v = (each for several in rows for each in several)
+        k = k.transpose(1, 2)
+        scores = (
+            _product(q, k, ctx.alpha) if mask is None else torch.baddbmm(mask.bias(heads, q), q, k, alpha=ctx.alpha)
+        )
+        shares = scores.softmax(-1)
+        kept, ctx.scale = keep(shares, p)
+        ctx.save_for_backward(shares, kept, *rows)
+        mixed = _product(shares * kept, v, ctx.scale)
+        return mixed.view(batch, heads, length, width).permute(2, 0, 1, 3).flatten(2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        shares, kept, *rows = ctx.saved_tensors
+        q, k, v = (each for several in rows for each in several)
+        gradients = [torch.empty_like(several) for several in rows]
+        of_q, of_k, of_v = (each for several in gradients for each in several)
+        (length, batch, channels), width = gradient.shape, q.size(2)
+        heads = channels // width
+        g = gradient.view(length, batch, heads, width).permute(1, 2, 0, 3).reshape(q.shape)
+        _product((shares * kept).transpose(1, 2), g, ctx.scale, of_v)
+        of_shares = _product(g, v.transpose(1, 2), ctx.scale).mul_(kept)
+        of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
+        _product(of_scores, k, ctx.alpha, of_q)
+        _product(of_scores.transpose(1, 2), q, ctx.alpha, of_k)
+        back = (it.view(len(it), batch, heads, -1, width).permute(3, 1, 0, 2, 4).contiguous() for it in gradients)
+        return None, None, *back
+
+
+def by_products(mask: Causal | Padding | None, p: float, *packed: Tensor) -> Tensor:
+    """As `by_kernel` with 0 < p < 1, on CPUs: torch's kernel for them has no dropout, and does far more instead."""
+    return _Products.apply(mask, p, *packed)
 
 
 def _as_tensor(mask: Any, like: Tensor) -> Tensor | None:
@@ -138,24 +183,20 @@ class FastAttention(Fast, MultiheadAttention):
             )
         dropping = self.training or self.dropout_module.apply_during_inference
         p = self.dropout_module.p if dropping else 0.0
-        q, k, v = self._projected(query, key)
-        mixed = (by_products if p and q.is_cpu and q.dtype == torch.float32 else by_kernel)(q, k, v, mask, p)
-        return self.out_proj(mixed.reshape(*query.shape[:2], -1)), None
-
-    def _projected(self, query: Tensor, key: Tensor | None) -> tuple[Tensor, ...]:
-        """Queries, keys and values. Shapes (B, H, T, D), and S for T."""
         if self.self_attention:
-            return self._packed(query, self.q_proj, self.k_proj, self.v_proj)
-        assert key is not None
-        return (*self._packed(query, self.q_proj), *self._packed(key, self.k_proj, self.v_proj))
+            packed = [self._packed(query, self.q_proj, self.k_proj, self.v_proj)]
+        else:
+            assert key is not None
+            packed = [self._packed(query, self.q_proj), self._packed(key, self.k_proj, self.v_proj)]
+        products = 0 < p < 1 and query.is_cpu and packed[0].dtype in (torch.float32, torch.float64)
+        return self.out_proj((by_products if products else by_kernel)(mask, p, *packed)), None
 
-    def _packed(self, x: Tensor, *projections: Any) -> tuple[Tensor, ...]:
-        """Several linear layers of one input, shape (T, B, C), as one of their weights."""
+    def _packed(self, x: Tensor, *projections: Any) -> Tensor:
+        """Several linear layers of one input as one. Shapes (T, B, C) and (T, B, number of layers, H, D)."""
         if len(projections) == 1:
             packed = self.linear(x, projections[0].weight, projections[0].bias)
         else:
             packed = self.linear(
                 x, torch.cat([it.weight for it in projections]), torch.cat([it.bias for it in projections])
             )
-        heads = packed.view(*x.shape[:2], len(projections), self.num_heads, self.head_dim)
-        return heads.permute(2, 1, 3, 0, 4).unbind()
+        return packed.view(*x.shape[:2], len(projections), self.num_heads, self.head_dim)

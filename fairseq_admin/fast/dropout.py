@@ -21,12 +21,13 @@ LEVELS = 2**16
 
 
 def keep(x: Tensor, p: float) -> tuple[Tensor, float]:
-    """Which elements of a tensor on the CPU stay, bool, and what scales them. 0 < p < 1."""
+    """Which elements of a tensor on the CPU stay, 1 or 0 in int8, and what scales them. 0 < p < 1."""
     dropped = min(max(round(p * LEVELS), 1), LEVELS - 1)
     # Four numbers in each 64 bits drawn.
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    mask = bits[: x.numel()].ge(dropped - LEVELS // 2).view(x.shape)
-    return mask, LEVELS / (LEVELS - dropped)
+    # torch has vector code for this, and for products with int8; not for bool.
+    mask = torch.ge(bits[: x.numel()], dropped - LEVELS // 2, out=torch.empty(x.numel(), dtype=torch.int8))
+    return mask.view(x.shape), LEVELS / (LEVELS - dropped)
 
 
 class _Dropout(torch.autograd.Function):
@@ -34,12 +35,12 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         mask, ctx.scale = keep(x, p)
         ctx.save_for_backward(mask)
-        return torch.ops.aten.native_dropout_backward(x, mask, ctx.scale)  # x · mask · scale
+        return x.mul(mask).mul_(ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return torch.ops.aten.native_dropout_backward(gradient, *ctx.saved_tensors, ctx.scale), None
+        return gradient.mul(*ctx.saved_tensors).mul_(ctx.scale), None
 
 
 def dropout(x: Tensor, p: float) -> Tensor:

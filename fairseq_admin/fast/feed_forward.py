@@ -20,16 +20,15 @@ from .dropout import FastDropout, dropout, keep
 class _ReluDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        ctx.mark_dirty(x)
-        x.relu_()
-        if x.is_cpu:
-            mask, ctx.scale = keep(x, p)
-            x.mul_(mask).mul_(ctx.scale)
+        y = functional.relu(x)
+        if y.is_cpu:
+            mask, ctx.scale = keep(y, p)
+            y.mul_(mask).mul_(ctx.scale)
         else:
             ctx.scale = 1 / (1 - p)
-            functional.dropout(x, p, inplace=True)
-        ctx.save_for_backward(x)
-        return x
+            functional.dropout(y, p, inplace=True)
+        ctx.save_for_backward(y)
+        return y
 
     @staticmethod
     @once_differentiable
@@ -56,12 +55,12 @@ class _GeluDropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, mask = ctx.saved_tensors
-        gradient = torch.ops.aten.native_dropout_backward(gradient, mask, ctx.scale)
+        gradient = gradient.mul(mask).mul_(ctx.scale)
         return torch.ops.aten.gelu_backward(gradient, x, approximate=ctx.approximate), None, None
 
 
 def _relu(x: Tensor, p: float) -> Tensor:
-    return _ReluDropout.apply(x, p) if 0 < p < 1 else dropout(x.relu_(), p)
+    return _ReluDropout.apply(x, p) if 0 < p < 1 else dropout(functional.relu(x), p)
 
 
 def _gelu(x: Tensor, p: float) -> Tensor:
@@ -79,7 +78,7 @@ FUSED: dict[Callable, Callable[[Tensor, float], Tensor]] = {
     gelu: _gelu,
     gelu_accurate: _gelu_accurate,
 }
-"""From the activations of fairseq that have one node with dropout to that node, which may overwrite its input."""
+"""From the activations of fairseq that have one node with dropout to that node."""
 
 
 def passed_on(x: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ class ActivationDropout(FastDropout):
     activation: Callable[[Tensor], Tensor]
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
-        """What a linear layer has just returned, which is overwritten. Any shape."""
+        """Any shape."""
         if self.plain:
             return super().forward(self.activation(x), inplace)
         return FUSED[self.activation](x, self.p if self.training or self.apply_during_inference else 0.0)

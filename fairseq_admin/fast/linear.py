@@ -25,7 +25,7 @@ FASTER = 1.25
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a bᵀ + bias. Shapes (M, K), (N, K) and (N,)."""
+    """a bᵀ + bias. Shapes (..., K), (N, K) and (N,)."""
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
@@ -33,9 +33,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        flat = _product(x.reshape(-1, x.size(-1)), weight, bias)
-        # Not a view, as what comes next may overwrite it.
-        return torch.ops.aten._unsafe_view(flat, [*x.shape[:-1], weight.size(0)])
+        return _product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
