@@ -152,16 +152,36 @@ def test_products_are_the_kernel(inputs: int, mask: str, monkeypatch: pytest.Mon
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_onednn_is_linear(bias: bool) -> None:
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "input and second bias not"])
+@pytest.mark.parametrize("onednn", [True, False], ids=["oneDNN", "MKL"])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_packed_layers_are_linear(layers: int, onednn: bool, frozen: bool) -> None:
+    """Against as many layers of torch's; gradients, too, and what is kept for them is the input and the weights."""
     torch.manual_seed(1)
-    layer = nn.Linear(24, 40, bias=bias)
-    x = torch.randn(5, 3, 24).transpose(0, 1).requires_grad_()
-    weights, found = torch.randn(3, 5, 40), []
-    for way in (linear.linear, functional.linear):
-        y = way(x, layer.weight, layer.bias)
-        found.append((y, *torch.autograd.grad((y * weights).sum(), (x, *layer.parameters()))))
-    assert "_Linear" in str(linear.linear(x, layer.weight, layer.bias).grad_fn)
+    several = [nn.Linear(24, 8 * (i + 1)) for i in range(layers)]
+    x = torch.randn(5, 3, 24).transpose(0, 1)
+    if frozen:
+        several[-1].bias.requires_grad_(False)
+    leaves = [x.requires_grad_(not frozen), *(p for it in several for p in it.parameters())]
+    leaves = [leaf for leaf in leaves if leaf.requires_grad]
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda it: kept.append(it) or it, lambda it: it):
+        found = linear.packed_linear(onednn, x, *(it.weight for it in several), *(it.bias for it in several))
+    expected = torch.cat([it(x) for it in several], 2)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(expected)
+    for a, b in zip(*(torch.autograd.grad((out * weights).sum(), leaves) for out in (found, expected))):
+        torch.testing.assert_close(a, b)
+    if onednn or layers > 1:
+        assert "_Packed" in str(found.grad_fn)
+        assert {it.data_ptr() for it in kept} == {x.data_ptr(), *(it.weight.data_ptr() for it in several)}
+
+
+def test_a_packed_layer_without_bias() -> None:
+    x, layer, found = torch.randn(3, 5, requires_grad=True), nn.Linear(5, 4, bias=False), []
+    for kind in (nn.Linear, OneDnnLinear):
+        layer.__class__ = kind
+        found.append(torch.autograd.grad(layer(x).square().sum(), (x, layer.weight)))
     torch.testing.assert_close(*found)
 
 

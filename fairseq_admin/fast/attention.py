@@ -10,7 +10,7 @@ weights are the twin's.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .dropout import keep
+from .linear import packed_linear
 from .twin import Fast
 
 
@@ -149,8 +150,8 @@ def _as_tensor(mask: Any, like: Tensor) -> Tensor | None:
 class FastAttention(Fast, MultiheadAttention):
     """fairseq's attention, its parameters and their names unchanged."""
 
-    linear: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(functional.linear)
-    """What projects; linear.py has another."""
+    onednn: bool = False
+    """Whether projections go through oneDNN."""
 
     def forward(
         self,
@@ -193,10 +194,5 @@ class FastAttention(Fast, MultiheadAttention):
 
     def _packed(self, x: Tensor, *projections: Any) -> Tensor:
         """Several linear layers of one input as one. Shapes (T, B, C) and (T, B, number of layers, H, D)."""
-        if len(projections) == 1:
-            packed = self.linear(x, projections[0].weight, projections[0].bias)
-        else:
-            packed = self.linear(
-                x, torch.cat([it.weight for it in projections]), torch.cat([it.bias for it in projections])
-            )
+        packed = packed_linear(self.onednn, x, *(it.weight for it in projections), *(it.bias for it in projections))
         return packed.view(*x.shape[:2], len(projections), self.num_heads, self.head_dim)

@@ -29,30 +29,55 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
-class _Linear(torch.autograd.Function):
+class _Packed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+    def forward(ctx: Any, onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
+        """Weights, then biases. Of the packed ones nothing is kept."""
+        product = ctx.product = _product if onednn else functional.linear
+        number = ctx.number = len(parts) // 2
+        ctx.save_for_backward(x, *parts[:number])
+        return product(x, _joined(parts[:number]), _joined(parts[number:]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        x, *weights = ctx.saved_tensors
+        sizes = [weight.size(0) for weight in weights]
         flat = gradient.reshape(-1, gradient.size(-1))
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            _product(flat, weight.t()).view(x.shape) if of_x else None,
-            _product(flat.t(), x.reshape(-1, x.size(-1)).t()) if of_weight else None,
-            flat.sum(0) if of_bias else None,
-        )
+        needed = ctx.needs_input_grad
+        of_x, of_weights, of_biases = None, [None] * ctx.number, [None] * ctx.number
+        if needed[1]:
+            of_x = ctx.product(flat, _joined(weights).t()).view(x.shape)
+        if any(needed[2 : 2 + ctx.number]):
+            of_weights = ctx.product(flat.t(), x.reshape(-1, x.size(-1)).t()).split(sizes)
+        if any(needed[2 + ctx.number :]):
+            of_biases = flat.sum(0).split(sizes)
+        return None, of_x, *of_weights, *of_biases
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b, as torch's. Shapes (..., K), (N, K), (N,)."""
-    if x.is_cpu and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu"):
-        return _Linear.apply(x, weight, bias)
-    return functional.linear(x, weight, bias)
+def _joined(parts: Any) -> Any:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def packed_linear(onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
+    """Several linear layers of one input as one, [x W_1ᵀ + b_1, x W_2ᵀ + b_2, ...].
+
+    Args:
+        onednn: whether through oneDNN, where it can.
+        x: shape (..., K).
+        parts: all weights, of shapes (N_i, K), then as many biases, (N_i,); all None only for one layer.
+
+    Returns:
+        Shape (..., Σ N_i).
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        # Which casts what it is given, and keeps the weights that it has cast for their next use.
+        number = len(parts) // 2
+        return functional.linear(x, _joined(parts[:number]), _joined(parts[number:]))
+    onednn = onednn and x.is_cpu and x.dtype == torch.float32
+    if len(parts) == 2 and not onednn:
+        return functional.linear(x, *parts)  # type: ignore[arg-type]
+    return _Packed.apply(onednn, x, *parts)
 
 
 class OneDnnLinear(Fast, nn.Linear):
@@ -60,7 +85,7 @@ class OneDnnLinear(Fast, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes (..., K) and (..., N)."""
-        return super().forward(x) if self.plain else linear(x, self.weight, self.bias)
+        return super().forward(x) if self.plain else packed_linear(True, x, self.weight, self.bias)
 
 
 def ahead(inputs: int, outputs: int, tokens: int = 128, rounds: int = 5) -> float:

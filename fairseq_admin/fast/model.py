@@ -15,7 +15,7 @@ from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
 from .dropout import FastDropout
 from .feed_forward import fuse
-from .linear import FASTER, OneDnnLinear, ahead, linear
+from .linear import FASTER, OneDnnLinear, ahead
 from .stacks import FastDecoder, FastEncoder
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def _use_onednn(model: nn.Module, width: int, ffn: int) -> None:
         if type(module) is nn.Linear:
             module.__class__ = OneDnnLinear
         elif isinstance(module, FastAttention):
-            module.linear = linear
+            module.onednn = True
 
 
 def speed_up(model: nn.Module, cfg: Any) -> None:
