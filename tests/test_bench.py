@@ -61,7 +61,7 @@ def test_reports_the_text_steps_beside_other_programs() -> None:
 
 @pytest.mark.slow
 def test_reports_what_fast_layers_save(tmp_path) -> None:
-    """Does a tiny run write a row a method, with less of everything that can be counted for fast Admin than for plain?"""
+    """Does a tiny run write a row a method, with less of all that is counted for fast Admin than for plain?"""
     sizes = "--layers 2 --words 50 --tokens 64 --length 8 --pairs 1 --threads 1 --widths 16".split()
     command = [sys.executable, str(ROOT / "recipes/bench/speed.py"), *sizes, "--json", str(tmp_path / "speed.json")]
     subprocess.run([*command, "--csv", str(tmp_path / "speed.csv")], stdout=subprocess.PIPE, timeout=300, check=True)
