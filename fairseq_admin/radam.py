@@ -18,15 +18,12 @@ from torch import Tensor
 from torch.optim.radam import radam
 
 from .errors import AdminError
+from .fast.radam import fused_step, has_kernel, rho
 
 
 def tractable(step: int, beta2: float) -> bool:
-    """Whether the adaptive learning rate has a variance at this step (counted from 1): ρ_t > 5.
-
-    ρ_∞ = 2 / (1 - β2) - 1,   ρ_t = ρ_∞ - 2 t β2^t / (1 - β2^t)      algorithm 2
-    """
-    rho_inf = 2 / (1 - beta2) - 1
-    return rho_inf - 2 * step * beta2**step / (1 - beta2**step) > 5
+    """Whether the adaptive learning rate has a variance at this step (counted from 1): ρ_t > 5, algorithm 2."""
+    return rho(step, beta2)[0] > 5
 
 
 CHUNK = 2**24
@@ -57,6 +54,9 @@ class RAdam(torch.optim.Optimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled; multiplied by lr.
     """
+
+    fused = True
+    """Whether torch's fused kernel computes where there is one; else its plain RAdam does, the twin."""
 
     supports_flat_params = True
     supports_memory_efficient_fp16 = True
@@ -116,27 +116,35 @@ class RAdam(torch.optim.Optimizer):
         states = [self.state[p] for p in params]
         # float() is the tensor itself in float32, and a working copy under --memory-efficient-fp16.
         masters = [p.float() for p in params]
-        decay = 1 - group["lr"] * group["weight_decay"]
-        # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
-        held = {i: masters[i] * decay for i, s in enumerate(states) if not tractable(int(s["step"].item()) + 1, beta2)}
-        radam(
+        options = {name: group[name] for name in ("lr", "eps", "weight_decay")}
+        tensors = (
             masters,
             [p.grad.float() for p in params if p.grad is not None],
             [s["exp_avg"] for s in states],
             [s["exp_avg_sq"] for s in states],
             [s["step"] for s in states],
-            decoupled_weight_decay=True,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
         )
-        for i, value in held.items():
-            masters[i].copy_(value)
+        if self.fused and has_kernel(masters[0].device):
+            fused_step(*tensors, beta1=beta1, beta2=beta2, **options)
+        else:
+            self._plain_step(*tensors, beta1=beta1, beta2=beta2, **options)
         for p, master in zip(params, masters):
             if master is not p:
                 p.copy_(master)
+
+    @staticmethod
+    def _plain_step(masters: List[Tensor], grads, moments, squares, steps: List[Tensor], **options: float) -> None:
+        """Arguments as for `fused_step`."""
+        decay = 1 - options["lr"] * options["weight_decay"]
+        # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
+        held = {
+            i: masters[i] * decay
+            for i, step in enumerate(steps)
+            if not tractable(int(step.item()) + 1, options["beta2"])
+        }
+        radam(masters, grads, moments, squares, steps, decoupled_weight_decay=True, **options)  # type: ignore[arg-type]
+        for i, value in held.items():
+            masters[i].copy_(value)
 
 
 @dataclass

@@ -35,9 +35,10 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def options(arch: str, **given: Any) -> dict[str, Any]:
-    """All options of a stock `transformer_lm` or of a `transformer_lm_admin` of those sizes."""
+    """All options of a stock `transformer_lm` or of a `transformer_lm_admin` of those sizes, layers the plain ones."""
     defaults = {field.name: field.default for field in fields(TransformerLanguageModelConfig)}
-    return {**defaults, **SIZES, **given}
+    own = {"admin_fast": "off"} if "admin" in arch else {}
+    return {**defaults, **SIZES, **own, **given}
 
 
 def build(arch: str = "transformer_lm_admin", seed: int = 1, **given: Any) -> nn.Module:

@@ -34,11 +34,13 @@ def dictionary(words: int) -> Dictionary:
 
 
 def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> TransformerModelBase:
-    """A freshly initialised model in training mode: a stock `transformer…` or one of ours, options as in fairseq.
+    """A freshly initialised model in training mode: a stock `transformer…` or one of ours, of plain layers.
 
     Vocabulary of words + 4, all embeddings tied.
     """
     args = Namespace(share_all_embeddings=True, max_source_positions=256, max_target_positions=256)
+    if arch.startswith("transformer_admin"):
+        args.admin_fast = "off"
     for name, value in options.items():
         setattr(args, name, value)
     ARCH_CONFIG_REGISTRY[arch](args)

@@ -22,6 +22,12 @@ SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
 STEPS = 200
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["fused", "plain"])
+def way(request, monkeypatch):
+    """Every test twice: with torch's fused kernel and with its RAdam."""
+    monkeypatch.setattr(RAdam, "fused", request.param)
+
+
 def parameters(dtype=torch.float64, flat=False):
     generator = torch.Generator().manual_seed(1)
     shapes = [(33,)] if flat else [(5, 4), (4,), (1,), (2, 3, 2)]
@@ -398,3 +404,35 @@ def test_plain_number_as_learning_rate():
 def test_help_texts():
     fields = RAdamConfig.__dataclass_fields__
     assert all("help" in fields[name].metadata for name in ("adam_betas", "adam_eps", "weight_decay"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_fused_and_plain_take_over_from_each_other(dtype):
+    """Both store the same, and changing from one to the other after any step makes no difference but rounding."""
+    found = []
+    for ways in ((True, False), (False, True), (True, True)):
+        params = parameters(dtype)
+        optimizer = RAdam(params, **SETTINGS)
+        optimizer.fused = ways[0]
+        train(params, optimizer, range(4))  # before the first step that moves
+        saved = copy.deepcopy(optimizer.state_dict())
+        optimizer = RAdam(params, **SETTINGS)
+        optimizer.load_state_dict(saved)
+        optimizer.fused = ways[1]
+        train(params, optimizer, range(4, 40))
+        found.append((params, optimizer.state_dict()))
+    for params, state in found[1:]:
+        assert state["state"][0].keys() == found[0][1]["state"][0].keys()
+        for p, q in zip(params, found[0][0]):
+            # 36 updates of at most 1e-2, each rounded to the parameter's type.
+            torch.testing.assert_close(p, q, rtol=1e-5 if dtype == torch.float32 else 36 * 2**-11, atol=1e-6)
+        for i, entries in state["state"].items():
+            torch.testing.assert_close(entries, found[0][1]["state"][i], rtol=1e-5, atol=1e-7)
+
+
+def test_no_step_of_nothing_by_nothing():
+    """Without eps, a weight that has no gradient stays what it is before the first step, too."""
+    p = torch.ones(3).requires_grad_()
+    p.grad = torch.tensor([0.0, 1.0, 0.0])
+    RAdam([p], **{**SETTINGS, "eps": 0.0, "weight_decay": 0.0}).step()
+    assert torch.equal(p, torch.ones(3))

@@ -66,6 +66,10 @@ class AdminOptions(FairseqDataclass):
         default=100,
         metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
     )
+    admin_fast: ChoiceEnum(("on", "off")) = field(  # type: ignore[valid-type]
+        default="on",
+        metadata={"help": "faster layers that compute the same (off: fairseq's own, to compare)"},
+    )
     update_freq: List[int] = II("optimization.update_freq")
 
 

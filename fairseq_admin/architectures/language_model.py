@@ -8,6 +8,7 @@ from fairseq.models import MODEL_REGISTRY, register_model, register_model_archit
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from ..errors import AdminError
+from ..fast.model import decoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder
 from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder
@@ -17,7 +18,8 @@ from .scheme_model import SchemeModel
 
 def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecoder:
     """Our decoder, called as fairseq's TransformerDecoder is, with flat options."""
-    decoder = AdminDecoder(nested_decoder(args), dictionary, embed_tokens, no_encoder_attn)
+    cfg = nested_decoder(args)
+    decoder = decoder_class(cfg)(cfg, dictionary, embed_tokens, no_encoder_attn)
     decoder.args = args
     return decoder
 

@@ -10,9 +10,9 @@ from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
 from ..errors import AdminError
+from ..fast.model import encoder_class
 from ..method.layers import xavier
 from ..method.schemes import SCHEMES, layers_of, stacks_of
-from ..method.stacks import AdminEncoder
 from .config import AdminOptions, fill_masked, flat_encoder, nested_encoder
 from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
@@ -22,7 +22,8 @@ class AdminMaskedEncoder(RobertaEncoder):
     """RoBERTa's encoder and head, over the layers of a scheme."""
 
     def build_encoder(self, args, dictionary, embed_tokens):
-        encoder = AdminEncoder(nested_encoder(args), dictionary, embed_tokens)
+        cfg = nested_encoder(args)
+        encoder = encoder_class(cfg)(cfg, dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import AdminError
+from ..fast.model import speed_up
+from ..fast.twin import twins_of
 from ..method import initial_weights, provenance
 from ..method.layers import shortcut_norms
 from ..method.omega import omega_from_depth
@@ -53,6 +55,7 @@ class SchemeModel(BaseFairseqModel):
             embedding = next(iter(stacks.values())).embed_tokens
             none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding, output_projection=None)
             getattr(initial_weights, self.scheme.weights)(*(stacks.get(side, none) for side in ("encoder", "decoder")))
+        speed_up(self, cfg)
         if self.scheme.stock_layers:
             return
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
@@ -108,7 +111,9 @@ class SchemeModel(BaseFairseqModel):
             self._set_profiled()
         else:
             cfg = self.cfg
-            self._record(profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens))
+            with twins_of(self):
+                record = profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens)
+            self._record(record)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; with Admin, a stock Post-LN Transformer's weights load with ω = 1, its function unchanged.

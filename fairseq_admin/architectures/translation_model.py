@@ -5,6 +5,7 @@ from __future__ import annotations
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
+from ..fast.model import decoder_class, encoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .config import TransformerAdminConfig, fill_sizes, nested
@@ -43,11 +44,11 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):
-        return AdminEncoder(cfg, src_dict, embed_tokens)
+        return encoder_class(cfg)(cfg, src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
-        return AdminDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+        return decoder_class(cfg)(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
         """As fairseq's Transformer; the first call in training mode begins by profiling ω on its batch."""
