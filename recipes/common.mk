@@ -21,6 +21,8 @@ RUNS ?= runs
 TRAIN_ARGS ?=
 
 export PYTHONUNBUFFERED := 1
+# Threads that wait for one another sleep: spinning ones, on a machine that is busy, are many times slower.
+export OMP_WAIT_POLICY ?= PASSIVE
 # Warnings of fairseq and its libraries about one another: nothing the user can fix.
 export PYTHONWARNINGS ?= ignore
 STEP := $(PYTHON) -m recipes.steps

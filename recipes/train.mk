@@ -28,7 +28,7 @@ include recipes/machines.mk
 OWN_BATCHES := --update-epoch-batch-itr True
 OPTIMISATION := --optimizer radam --adam-betas "(0.9, 0.98)" --weight-decay $(WEIGHT_DECAY) --clip-norm $(CLIP_NORM) \
 	--lr $(LR) --lr-scheduler inverse_sqrt --warmup-updates $(WARMUP) --warmup-init-lr 1e-7 \
-	--criterion label_smoothed_cross_entropy --label-smoothing $(LABEL_SMOOTHING) \
+	--criterion label_smoothed_cross_entropy_fast --label-smoothing $(LABEL_SMOOTHING) \
 	--seed $(SEED) $(OWN_BATCHES)
 BATCH_SIZE := $(BATCH) --update-freq $(UPDATE_FREQ)
 PRECISE := $(DEVICE_ARGS) $(PRECISION_$(PRECISION))
