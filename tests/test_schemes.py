@@ -233,7 +233,7 @@ def test_every_scheme_has_a_law():
 
 
 def test_t_fixup_scales_every_embedding_once():
-    """Apart or tied: N(0, 1/C) times (9M)^(-1/4), here 18^(-1/4) = 0.4855; padding is 0; the output matrix is left."""
+    """Apart or tied: N(0, 1/C) times (9M)^(-1/4), 18^(-1/4) = 0.4855; padding is 0; not an untied output."""
     for tied in (True, False):
         models = [build("t-fixup", share_all_embeddings=tied, seed=seed) for seed in range(5)]
         for side in ("encoder", "decoder"):
