@@ -2,7 +2,7 @@
 
     T target time   S source time   B batch   H heads   D channels a head   C = H · D channels
 
-fairseq's encoder-attention leaves torch's kernels in training, and every layer makes its masks anew. Here masks are
+fairseq's encoder-attention leaves torch's kernels in training, and every layer makes its masks again. Here masks are
 objects that a stack makes once a batch; a mask of any other kind, incremental decoding and a wish for the attention
 weights are the twin's.
 """

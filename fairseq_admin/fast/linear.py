@@ -2,7 +2,7 @@
 
 torch multiplies float32 matrices on CPUs by MKL, and has no setting for another library: of its own settings, those of
 torch.backends.mkldnn concern 16-bit numbers, and MKL_DEBUG_CPU_TYPE, once MKL's, has no effect any more. oneDNN comes
-with torch, too, and makes no difference between makers.
+with torch too, and does not ask who made the CPU.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     gradient = softmax(x) - (1 - ε - ε_i) · [v = target] - ε_i
 
 with x a position's logits, V words, and both sums over positions that are not padding. fairseq keeps log-probabilities,
-in float32, beside the logits, and makes as much again in the backward. Here the logits alone are kept, their gradient
+in float32, next to the logits, and makes as much again in the backward. Here the logits alone are kept, their gradient
 is written over them, and everything else is made a few rows at a time.
 
 torch's linear_cross_entropy and liger-kernel have no second value for the log, which wants the loss without smoothing.
