@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import math
 import random
 import shutil
@@ -288,6 +289,44 @@ def test_what_does_not_fit_is_one_line(
     assert "is for en-de and " in refused(capfd, folded, text, "--data", other)
     (other / "text.json").write_text("{}")
     assert "is missing; expected source, target" in refused(capfd, folded, text, "--data", other)
+
+
+def swapped(path: Path) -> None:
+    """A dictionary with its first two lines the other way round: of the same size, and another."""
+    first, second, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([second, first, *rest]), encoding="utf-8")
+
+
+def test_another_models_files_of_equal_size_are_refused(
+    admin: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """Training notes the dictionaries; folding with --data the merges and the settings, too."""
+    folded = tmp_path / "model.pt"
+    assert cli.main(["fold", str(admin), "-o", str(folded), "--data", str(data / "bin")]) == 0
+    given = ["--data", tmp_path / "data"]
+
+    def other(name: str, change: Callable[[Path], object]) -> None:
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        change(shutil.copytree(data, tmp_path / "data") / name)
+
+    other("codes", lambda path: None)
+    (tmp_path / "data/text.json").write_text(json.dumps(json.loads((data / "text.json").read_bytes())))  # on one line
+    assert cli.main(["translate", str(folded), str(text), *map(str, given), "--device", "cpu"]) == 0
+    capfd.readouterr()
+    for name in ("bin/dict.de.txt", "bin/dict.en.txt"):
+        other(name, swapped)
+        message = f"{tmp_path}/data/{name} is another model's: "
+        assert message in refused(capfd, admin, text, *given)
+        assert message in refused(capfd, folded, text, *given)
+        export = ["export", str(folded), "--to", "ctranslate2", "-o", str(tmp_path / "new"), *map(str, given)]
+        assert cli.main(export) == 2 and message in capfd.readouterr().err
+        assert cli.main(["fold", str(admin), "-o", str(tmp_path / "new"), "--data", str(tmp_path / "data/bin")]) == 2
+        stack = "encoder" if "de" in name else "decoder"
+        assert f"data/bin: the dictionary of the {stack} is not the one that {admin} was" in capfd.readouterr().err
+    other("codes", lambda path: path.write_text("b a 1\n"))
+    assert f"{tmp_path}/data/codes is another model's: " in refused(capfd, folded, text, *given)
+    other("text.json", Text("de", "en", lowercase=True).write)
+    assert f"{tmp_path}/data/text.json is another model's: " in refused(capfd, folded, text, *given)
 
 
 def test_broken_folders_are_one_line(
