@@ -40,5 +40,4 @@ def note(task: Any) -> None:
     dictionaries = {stack: getattr(task, name, None) for stack, name in named.items()}
     found = {stack: of_dictionary(words) for stack, words in dictionaries.items() if words}
     if state is not None and len(found) == len(named):
-        state.add_factory(KEY, lambda: found)
-        getattr(state, KEY)  # fairseq keeps what was asked for once
+        state.merge_state_dict({KEY: found})
