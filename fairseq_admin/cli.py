@@ -6,10 +6,13 @@ import argparse
 import contextlib
 import json
 import logging
+import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -61,8 +64,10 @@ def _fold(args: argparse.Namespace) -> None:
     text = Assets(args.checkpoint, data, unfolded.text).fingerprints() if data else None
     folded = folding.fold(unfolded, {"fp16": torch.float16, "fp32": torch.float32}[args.dtype], args.min_omega, text)
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
+    apart = ""
 
     def check(written: Path) -> None:
+        nonlocal apart
         found = equivalence.difference(unfolded, Checkpoint.read(written), args.data)
         apart = f"log-probabilities of {found.positions} positions differ by up to {found.largest:.2g}"
         if found.largest > bound:
@@ -70,9 +75,9 @@ def _fold(args: argparse.Namespace) -> None:
                 f"{args.checkpoint} folded is not the same: {apart}, more than {bound:g}. Nothing was written. Keep "
                 "the model unfolded, with --user-dir, or allow --tolerance."
             )
-        print(f"{args.output}: {folded.state['args']['arch']}, {args.dtype}; {apart} (bound {bound:g})")
 
     folded.write(args.output, check)
+    print(f"{args.output}: {folded.state['args']['arch']}, {args.dtype}; {apart} (bound {bound:g})")
 
 
 def _translate(args: argparse.Namespace) -> None:
@@ -194,15 +199,34 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+class _Terminated(BaseException):
+    """The command was told to end. What it was writing is removed on the way out."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on standard error and status 2."""
+    """Run one command; a user's mistake is one line on standard error and status 2, an interrupt one and status 130."""
     args = parser().parse_args(arguments)
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         with _quiet():
             args.run(args)
+        if sys.stdout:
+            sys.stdout.flush()
     except AdminError as error:
         print(f"fairseq-admin: {error}", file=sys.stderr)
         return 2
+    except (KeyboardInterrupt, _Terminated) as ended:
+        print("fairseq-admin: interrupted; nothing half-written is left.", file=sys.stderr)
+        return 130 if isinstance(ended, KeyboardInterrupt) else 143
+    except BrokenPipeError:
+        # Whoever read the output has read enough. Python will flush what is left at the end, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 

@@ -29,7 +29,7 @@ def of_bytes(content: bytes) -> str:
 
 
 def of_dictionary(words: Sequence[str]) -> str:
-    """The fingerprint of a fairseq dictionary: its symbols in their order. How often each came is no part of it."""
+    """The fingerprint of a fairseq dictionary: its symbols in their order. Their counts are not part of it."""
     return of_bytes("\n".join(words[number] for number in range(len(words))).encode())
 
 

@@ -7,18 +7,21 @@
 BEAM ?= 5
 LENPEN ?= 1
 
-.PHONY: generate score
-generate: $(RUN)/generate.txt
-score: $(RUN)/score.json
+$(eval $(call goal,generate,$(RUN)/generate.txt))
+$(eval $(call goal,score,$(RUN)/score.json))
 
-$(RUN)/generate.txt: $(FINAL)
+SETTINGS_generate = beam=$(BEAM) lenpen=$(LENPEN) -- $(GENERATE_ARGS)
+SETTINGS_score = -- $(COMPOUNDS)
+
+$(RUN)/generate.txt: $(FINAL) $(RUN)/settings.generate.json
 	# translate the test set
 	$(PYTHON) -m fairseq_cli.generate $(BINARY) $(USER_DIR) --path $< --gen-subset test \
 		$(TASK) --beam $(BEAM) --lenpen $(LENPEN) \
 		$(BATCH) $(TRANSLATED) $(GENERATE_ARGS) 2>&1 | tee $@.part | $(STEP).progress
 	mv $@.part $@
 
-$(RUN)/score.json: $(RUN)/generate.txt $(call both,$(RAW),test) | $(TEXT)/text.json $(call both,$(TEXT)/bpe,test)
+$(RUN)/score.json: $(RUN)/generate.txt $(call both,$(RAW),test) $(RUN)/settings.score.json | \
+		$(TEXT)/text.json $(call both,$(TEXT)/bpe,test)
 	# score
 	$(STEP).score $(RUN) --raw $(RAW)/test --tokenised $(WORDS)/test.$(TARGET) --units $(TEXT)/bpe/test \
 		--text $(TEXT)/text.json $(COMPOUNDS) $(RESULT)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 
 import pytest
 import reference
@@ -16,7 +19,7 @@ from fairseq_admin.version import __version__
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """A run of four epochs: profiled once, ω moved on by 0.5 an epoch in one sub-layer."""
+    """A run of four epochs: profiled once, ω moved by 0.5 per epoch in one sub-layer."""
     model = reference.build("transformer_admin_tiny")
     torch.manual_seed(7)
     model(*reference.batch())
@@ -143,7 +146,7 @@ def test_version(capsys):
 
 
 def test_average_of_different_runs_is_refused(tmp_path, capsys):
-    """Equal shapes, different provenance: the mean of the records would be no record."""
+    """Equal shapes, different provenance: the mean of the records would not be a record."""
     for n, rule in enumerate(("log", "constant")):
         model = reference.build("transformer_admin_tiny", admin_init=rule, seed=n).state_dict()
         torch.save({"model": model, "optimizer_history": [{"num_updates": n}]}, tmp_path / f"checkpoint{n}.pt")
@@ -176,3 +179,27 @@ def test_average_into_a_missing_folder_is_told_before_the_work(run_folder, capsy
     monkeypatch.setattr(averaging, "average", lambda paths: pytest.fail("was averaged first"))
     assert cli.main(["average", str(run_folder), "--last", "2", "-o", str(run_folder / "none" / "a.pt")]) == 2
     assert "no folder" in capsys.readouterr().err
+
+
+def test_a_closed_reader_loses_no_work(run_folder, monkeypatch):
+    """As in fairseq-admin average ... | true, and omega ... | true."""
+    for arguments in (["average", ".", "--last", "2", "-o", "mean.pt"], ["omega", "mean.pt"]):
+        read, write = os.pipe()
+        os.close(read)
+        with os.fdopen(write, "w", buffering=1) as closed, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", closed)
+            patch.chdir(run_folder)
+            assert cli.main(arguments) == 0
+    assert files.read(run_folder / "mean.pt")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_is_one_line_and_leaves_nothing(run_folder, capsys, monkeypatch, number, status):
+    """In the middle of writing: the signal comes as the part is moved to its place."""
+    there = sorted(run_folder.iterdir())
+    monkeypatch.setattr(files.os, "replace", lambda part, path: os.kill(os.getpid(), number))
+    assert cli.main(["average", str(run_folder), "--last", "2", "-o", str(run_folder / "mean.pt")]) == status
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "fairseq-admin: interrupted; nothing half-written is left.\n")
+    assert sorted(run_folder.iterdir()) == there
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,4 +1,4 @@
-"""Are the three scores those that the field reports?"""
+"""Are the three scores the ones that the field reports?"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_split_compounds_weigh_more():
     text = Text("en", "de", escape=True)
     raw = [text.detokenise(line) for line in REFERENCES]
     whole = score.scores(text, HYPOTHESES, raw, REFERENCES, True)
-    # "so-called long-term" matches: split, it is six tokens that do instead of two.
+    # "so-called long-term" matches: split, six tokens match instead of two.
     assert float(whole["compound"]) > float(whole["tokenised"])
     hypotheses, references = ([line.replace("-", " @-@ ") for line in side] for side in (HYPOTHESES, REFERENCES))
     split = score.scores(text, hypotheses, raw, references, True)

@@ -89,7 +89,7 @@ def test_each_setting_does_what_it_says(settings: dict, tokens: str) -> None:
 
 
 def test_only_escaped_text_is_unescaped() -> None:
-    """Does an entity that the text itself holds stay, in both ways?"""
+    """Does an entity in the text itself stay, both ways?"""
     for settings in ({}, WMT):
         text = Text("en", "en", **settings)
         assert text.detokenise(text.tokenise("&lt; is an entity", "en")).replace(" ", "") == "&lt;isanentity"
@@ -154,7 +154,7 @@ def _json(written: object) -> str:
     ],
 )
 def test_malformed_codes_are_one_line(written: str, message: str, tmp_path: Path) -> None:
-    """fastBPE itself ends the process, or takes anything for a merge."""
+    """fastBPE itself ends the process, or takes anything as a merge."""
     if written:
         (tmp_path / "codes").write_text(written)
     with pytest.raises(AdminError, match=message) as caught:
@@ -219,7 +219,7 @@ def test_the_way_of_wmt14_is_that_of_the_scripts(language: str, line: str, token
 
 
 def test_perl_lowers_tokens_and_not_raw_text() -> None:
-    """Raw text in lower case would hide an abbreviation; a final sigma has no form of its own in Perl."""
+    """Raw text in lower case would hide an abbreviation; Perl has no separate form for a final sigma."""
     text = Text("de", "en", lowercase=True, perl=True)
     assert text.tokenise("Mr. Lee is the U.S. ΟΔΟΣ", "en") == "mr. lee is the u.s. οδοσ"
     assert Text("de", "en", lowercase=True).tokenise("Mr. Lee", "en") == "mr. lee"

@@ -1,4 +1,4 @@
-"""`fairseq-admin translate`: against fairseq-generate, three engines against one another, and what a line may hold."""
+"""`fairseq-admin translate`: against fairseq-generate, three engines against one another, and what a line can hold."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def admin(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An Admin model after one update, made talkative: its last norm is turned round, so that no word calls for itself,
-    and the end of the sentence is as likely as some words together."""
+    """An Admin model after one update, made talkative: its last norm is negative, so that no word predicts itself, and
+    the end of the sentence is as likely as some words together."""
     folder = tmp_path_factory.mktemp("admin")
     sizes = ["--max-source-positions", POSITIONS, "--max-target-positions", POSITIONS]
     given = ["-s", "de", "-t", "en", "--save-dir", folder, "--max-update", 1, "--disable-validation", *sizes]
@@ -95,8 +95,8 @@ def folded(admin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def beside(data: Path, folder: Path) -> Path:
-    """Copy what the text needs beside a model."""
+def next_to(data: Path, folder: Path) -> Path:
+    """Copy what the text needs next to a model."""
     for path in (data / "text.json", data / "codes", data / "bin/dict.de.txt", data / "bin/dict.en.txt"):
         shutil.copy(path, folder)
     return folder
@@ -109,7 +109,7 @@ def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("ct2") / "model"
     converter = ctranslate2.converters.FairseqConverter(str(folded), str(data / "bin"), "de", "en")
     converter.convert(str(folder))
-    return beside(data, folder)
+    return next_to(data, folder)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def fsmt(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     assert all("embed_positions" in key for key in missing)
     folder = tmp_path_factory.mktemp("fsmt")
     model.save_pretrained(folder)
-    return beside(data, folder)
+    return next_to(data, folder)
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_all_engines_agree(
 def test_too_long_a_line_is_translated_in_pieces(
     engine: str, translate: Callable, capfd: pytest.CaptureFixture, request: pytest.FixtureRequest
 ) -> None:
-    """Is it split where sentences end, is nothing lost, and is it said?"""
+    """Is it split where sentences end, is nothing lost, and is that reported?"""
     model = request.getfixturevalue(engine)
     sentence = "Baki doki luba."
     alone = translate(model, [sentence, f"{sentence} {sentence}"])
@@ -280,7 +280,7 @@ def test_what_does_not_fit_is_one_line(
     for name, content in (("text.pt", b"baki\n"), ("cut.pt", folded.read_bytes()[:20000])):
         (tmp_path / name).write_bytes(content)
         assert f"{name}: not a whole checkpoint" in refused(capfd, tmp_path / name, text, "--data", data)
-    other = beside(data, tmp_path)
+    other = next_to(data, tmp_path)
     for side in ("de", "en"):
         with (other / f"dict.{side}.txt").open("a") as file:
             file.write("more 1\n")
@@ -349,7 +349,7 @@ def test_broken_folders_are_one_line(
 def test_a_gpu_without_the_libraries_of_ctranslate2(
     missing: str, ct2: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    """Is the CPU used, and said, unless CUDA was asked for? (ctranslate2 looks for them at the first batch only.)"""
+    """Is the CPU used, with a note, unless CUDA was asked for? (ctranslate2 looks for them only at the first batch.)"""
     import ctranslate2
 
     opened = []
@@ -398,7 +398,7 @@ def test_an_engine_that_is_not_installed_is_named(
 
 
 class Shouter(Translator):
-    """Translates into capitals, and remembers its batches; a second hypothesis has a mark of exclamation more."""
+    """Translates into capitals, and remembers its batches; a second hypothesis has one more exclamation mark."""
 
     longest = 6
 
@@ -466,7 +466,7 @@ def test_batches_hold_every_sentence_once_and_no_more_than_they_may() -> None:
 
 
 class Endless(io.RawIOBase):
-    """A source without end; `read_lines` counts what was read of it."""
+    """A source without end; `read_lines` counts what was read from it."""
 
     read_lines = 0
 
@@ -497,7 +497,7 @@ def test_an_endless_stream_is_read_as_far_as_needed(shouter: Pipeline, terminal:
 
 
 def test_lines_end_at_newlines_only() -> None:
-    """And a mark of byte order, at the very beginning, is none of the text."""
+    """And a byte order mark at the very beginning is not part of the text."""
     found = streams.read(io.BytesIO("\ufeffx\r\n\ufeffy\u2028\x85z".encode()), "text", 1)
     assert list(found) == [["x\r"], ["\ufeffy\u2028\x85z"]]
 

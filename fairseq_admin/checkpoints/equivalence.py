@@ -1,6 +1,6 @@
 """Are two checkpoints the same function? Their log-probabilities, compared on random and on real sentences.
 
-Both translation and language models have a decoder, whose input tells which positions are real.
+Both translation and language models have a decoder, whose input shows which positions are real.
 
 T time   B batch   V vocabulary
 """
@@ -42,7 +42,7 @@ class LanguageBatch(NamedTuple):
 
 
 def _of_sides(sides: Mapping[str, Tensor]) -> Any:
-    """A batch of what each stack reads."""
+    """A batch from the input of each stack."""
     if "encoder" not in sides:
         return LanguageBatch(sides["decoder"])
     source = sides["encoder"]
@@ -122,7 +122,7 @@ def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterat
 
 
 class Difference(NamedTuple):
-    """The largest difference of two log-probabilities, and over how many target positions."""
+    """The largest difference between two log-probabilities, and over how many target positions."""
 
     largest: float
     positions: int

@@ -58,13 +58,14 @@ RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
 .SECONDARY:
 all:
-	@$(MAKE) --no-print-directory -f $(firstword $(MAKEFILE_LIST)) -j $(JOBS) $(SUMMARY)
+	+@$(GUARD) -j $(JOBS) $(SUMMARY)
 	@cat $(firstword $(SUMMARY))
 	@echo; echo "Files: $(SUMMARY)"
 
-$(OUT)/settings.json: FORCE
-	@$(STEP).settings $@ $(if $(filter cpu,$(PRESET)),pairs=$(PAIRS) words=$(WORDS)) updates=$(UPDATES) \
-		$(call quoted,train=$(SETTINGS))
+# Translating is among what is held: a cell's checkpoints are gone once it has its result.
+$(OUT)/settings.json: $(if $(filter gpu,$(PRESET)),$(BIN)/dict.en.txt) FORCE
+	@$(STEP).settings $@ --models $(OUT) updates=$(UPDATES) beam=$(BEAM) \
+		$(if $(filter cpu,$(PRESET)),pairs=$(PAIRS) words=$(WORDS),--with $(RUNS)/demo/data/settings.json) -- $(SETTINGS)
 
 ifeq ($(PRESET),cpu)
 VALID_PAIRS := 200
