@@ -21,6 +21,7 @@ from .checkpoints import fold as folding
 from .checkpoints.checkpoint import Checkpoint
 from .errors import AdminError
 from .method.omega import omega_summary
+from .text.assets import Assets
 from .version import __version__
 
 
@@ -58,7 +59,10 @@ def _average(args: argparse.Namespace) -> None:
 def _fold(args: argparse.Namespace) -> None:
     files.check_output(args.output, [args.checkpoint])
     unfolded = Checkpoint.read(args.checkpoint)
-    folded = folding.fold(unfolded, {"fp16": torch.float16, "fp32": torch.float32}[args.dtype], args.min_omega)
+    # fairseq-preprocess writes to a folder `bin`, next to what its text was made with.
+    data = args.data and (args.data.parent if args.data.name == "bin" else args.data)
+    text = Assets(args.checkpoint, data, unfolded.text).fingerprints() if data else None
+    folded = folding.fold(unfolded, {"fp16": torch.float16, "fp32": torch.float32}[args.dtype], args.min_omega, text)
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
     apart = ""
 

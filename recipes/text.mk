@@ -2,7 +2,7 @@
 #
 # Reads SOURCE and TARGET, MERGES, the variables below, DATA, URL, TABLE and USED (a recipe's archives), TEXT_SETTINGS (more
 # that the text depends on), and the recipe's rules for $(RAW)/%.
-# Gives the folder $(BINARY), which is whole once $(BINARISED) is there; $(ASSETS), what translating takes besides a model;
+# Gives the folder $(BINARY), which is whole once $(BINARISED) is there; $(ASSETS), what translating takes in addition to a model;
 # $(WORDS), the tokens; `archive` and `EXTRACT` for the recipe's rules; `both`; and the target prepare.
 
 .SECONDEXPANSION:
@@ -18,7 +18,7 @@ TOO_LONG ?= refuse
 $(call one-of,TOO_LONG,refuse skip)
 # The numbers of pairs that train, valid and test must have, where they are known.
 EXPECT ?=
-# What tokenising does besides: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text/tokens.py says what
+# What else tokenising does: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text/tokens.py says what
 # each is).
 TOKENISER ?=
 

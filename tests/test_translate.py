@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import math
 import random
 import shutil
@@ -94,7 +95,7 @@ def folded(admin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def beside(data: Path, folder: Path) -> Path:
+def next_to(data: Path, folder: Path) -> Path:
     """Copy what the text needs next to a model."""
     for path in (data / "text.json", data / "codes", data / "bin/dict.de.txt", data / "bin/dict.en.txt"):
         shutil.copy(path, folder)
@@ -108,7 +109,7 @@ def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("ct2") / "model"
     converter = ctranslate2.converters.FairseqConverter(str(folded), str(data / "bin"), "de", "en")
     converter.convert(str(folder))
-    return beside(data, folder)
+    return next_to(data, folder)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def fsmt(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     assert all("embed_positions" in key for key in missing)
     folder = tmp_path_factory.mktemp("fsmt")
     model.save_pretrained(folder)
-    return beside(data, folder)
+    return next_to(data, folder)
 
 
 @pytest.fixture
@@ -279,7 +280,7 @@ def test_what_does_not_fit_is_one_line(
     for name, content in (("text.pt", b"baki\n"), ("cut.pt", folded.read_bytes()[:20000])):
         (tmp_path / name).write_bytes(content)
         assert f"{name}: not a whole checkpoint" in refused(capfd, tmp_path / name, text, "--data", data)
-    other = beside(data, tmp_path)
+    other = next_to(data, tmp_path)
     for side in ("de", "en"):
         with (other / f"dict.{side}.txt").open("a") as file:
             file.write("more 1\n")
@@ -288,6 +289,44 @@ def test_what_does_not_fit_is_one_line(
     assert "is for en-de and " in refused(capfd, folded, text, "--data", other)
     (other / "text.json").write_text("{}")
     assert "is missing; expected source, target" in refused(capfd, folded, text, "--data", other)
+
+
+def swapped(path: Path) -> None:
+    """A dictionary with its first two lines the other way round: of the same size, and another."""
+    first, second, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([second, first, *rest]), encoding="utf-8")
+
+
+def test_another_models_files_of_equal_size_are_refused(
+    admin: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """Training notes the dictionaries; folding with --data the merges and the settings, too."""
+    folded = tmp_path / "model.pt"
+    assert cli.main(["fold", str(admin), "-o", str(folded), "--data", str(data / "bin")]) == 0
+    given = ["--data", tmp_path / "data"]
+
+    def other(name: str, change: Callable[[Path], object]) -> None:
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        change(shutil.copytree(data, tmp_path / "data") / name)
+
+    other("codes", lambda path: None)
+    (tmp_path / "data/text.json").write_text(json.dumps(json.loads((data / "text.json").read_bytes())))  # on one line
+    assert cli.main(["translate", str(folded), str(text), *map(str, given), "--device", "cpu"]) == 0
+    capfd.readouterr()
+    for name in ("bin/dict.de.txt", "bin/dict.en.txt"):
+        other(name, swapped)
+        message = f"{tmp_path}/data/{name} is another model's: "
+        assert message in refused(capfd, admin, text, *given)
+        assert message in refused(capfd, folded, text, *given)
+        export = ["export", str(folded), "--to", "ctranslate2", "-o", str(tmp_path / "new"), *map(str, given)]
+        assert cli.main(export) == 2 and message in capfd.readouterr().err
+        assert cli.main(["fold", str(admin), "-o", str(tmp_path / "new"), "--data", str(tmp_path / "data/bin")]) == 2
+        stack = "encoder" if "de" in name else "decoder"
+        assert f"data/bin: the dictionary of the {stack} is not the one that {admin} was" in capfd.readouterr().err
+    other("codes", lambda path: path.write_text("b a 1\n"))
+    assert f"{tmp_path}/data/codes is another model's: " in refused(capfd, folded, text, *given)
+    other("text.json", Text("de", "en", lowercase=True).write)
+    assert f"{tmp_path}/data/text.json is another model's: " in refused(capfd, folded, text, *given)
 
 
 def test_broken_folders_are_one_line(

@@ -15,6 +15,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf
 from torch import Size, Tensor
 
+from .. import fingerprint
 from ..architectures.config import fill_masked, fill_sizes, flat_decoder
 from ..errors import AdminError
 from ..method import provenance, state_dict
@@ -79,6 +80,12 @@ class Checkpoint:
     def folded(self) -> bool:
         """Whether `fold` made it."""
         return FOLD in (self.state.get("extra_state") or {})
+
+    @property
+    def text(self) -> dict[str, str]:
+        """Fingerprints of what its text was made with, as fingerprint.py names them; none of one that was not ours."""
+        holder = (self.state.get("extra_state") or {}).get(FOLD) if self.folded else self.state.get("task_state")
+        return dict((holder or {}).get(fingerprint.KEY) or {})
 
     @cached_property
     def options(self) -> Options:

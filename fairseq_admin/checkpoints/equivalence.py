@@ -18,6 +18,7 @@ from fairseq import tasks
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
+from .. import fingerprint
 from ..errors import AdminError
 from .building import build
 from .checkpoint import Checkpoint
@@ -94,6 +95,11 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
             raise AdminError(
                 f"{data}: the dictionary has {len(words_of[stack])} symbols and the model's {stack} "
                 f"{checkpoint.vocabulary[stack]}. Give the data the model was trained on."
+            )
+        if checkpoint.text.get(stack) not in (None, fingerprint.of_dictionary(words_of[stack])):
+            raise AdminError(
+                f"{data}: the dictionary of the {stack} is not the one that {checkpoint.name} was trained with. Give "
+                "the data the model was trained on."
             )
     iterator = task.get_batch_iterator(
         task.dataset(split),

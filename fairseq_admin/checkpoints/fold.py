@@ -23,6 +23,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from .. import fingerprint
 from ..errors import AdminError
 from ..method import provenance
 from ..method.state_dict import OMEGA_DELTA, OMEGA_INIT, STRAY
@@ -167,13 +168,19 @@ def _refuse_unfoldable(checkpoint: Checkpoint) -> None:
         )
 
 
-def fold(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, min_omega: float | None = None) -> Checkpoint:
+def fold(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype = torch.float32,
+    min_omega: float | None = None,
+    text: Mapping[str, str] | None = None,
+) -> Checkpoint:
     """A checkpoint of one of our models as a stock fairseq one, without optimizer state, that loads without the plugin.
 
     Args:
         checkpoint: it is not changed.
         dtype: what the weights are stored in.
         min_omega: clamp smaller |ω| to this. None: refuse those below SMALLEST.
+        text: fingerprints to note besides the checkpoint's own, of what else its text was made with.
 
     Raises:
         AdminError: it is not one of our models, or its scheme is one that no stock Transformer computes; it is damaged;
@@ -184,6 +191,7 @@ def fold(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, min_omega: 
     folded = fold_weights(checkpoint, SMALLEST if min_omega is None else min_omega, clamp=min_omega is not None)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": checkpoint.updates}
     note = {"version": __version__, "scheme": checkpoint.scheme_name, "provenance": checkpoint.record}
+    note[fingerprint.KEY] = {**(text or {}), **checkpoint.text}
     return Checkpoint(
         {
             "args": stock_options(checkpoint),

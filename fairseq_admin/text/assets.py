@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from fairseq.data import Dictionary
 
+from .. import fingerprint
 from ..errors import AdminError
+from .bpe import CODES
 from .tokens import FILE, Text
 
 
@@ -18,13 +21,38 @@ class Assets:
     model.
     """
 
-    def __init__(self, model: Path, data: Path | None) -> None:
+    def __init__(self, model: Path, data: Path | None, expected: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            model: the checkpoint or folder.
+            data: where the files are; None: next to the model.
+            expected: fingerprints of the model's own files, as far as they are known.
+        """
         self.model = model
+        self.expected = expected or {}
         self.folders = [data, data / "bin"] if data else [model if model.is_dir() else model.parent]
 
     def find(self, name: str) -> Path | None:
-        """A file by its name, if it is there."""
-        return next((folder / name for folder in self.folders if (folder / name).is_file()), None)
+        """A file by its name, if it is there.
+
+        Raises:
+            AdminError: it is another model's.
+        """
+        found = next((folder / name for folder in self.folders if (folder / name).is_file()), None)
+        if found and name in self.expected and fingerprint.of_bytes(found.read_bytes()) != self.expected[name]:
+            raise self._foreign(found)
+        return found
+
+    def _foreign(self, path: Path) -> AdminError:
+        return AdminError(
+            f"{path} is another model's: {self.model} was trained with a {path.name} of other content. Give the folder "
+            "of the model's own as --data."
+        )
+
+    def fingerprints(self) -> dict[str, str]:
+        """Those of the merges and the settings that are there."""
+        found = {name: path for name in (CODES, FILE) if (path := self.find(name))}
+        return {name: fingerprint.of_bytes(path.read_bytes()) for name, path in found.items()}
 
     def need(self, name: str) -> Path:
         """A file by its name.
@@ -72,12 +100,13 @@ class Assets:
             )
         return str(source), str(target)
 
-    def dictionary(self, language: str, size: int) -> Dictionary:
+    def dictionary(self, language: str, size: int, stack: str) -> Dictionary:
         """fairseq's dictionary of a language.
 
         Args:
             language: its code.
             size: how many symbols the model has.
+            stack: which of the model's stacks reads it, "encoder" or "decoder".
 
         Raises:
             AdminError: it is not there, or is not a dictionary, or another model's.
@@ -90,4 +119,6 @@ class Assets:
             raise AdminError(f"{path} is not a dictionary of fairseq's ({reason}). Give the model's own.") from None
         if len(words) != size:
             raise AdminError(f"{path} has {len(words)} symbols and the model {size}. Give the model's own dictionary.")
+        if self.expected.get(stack) not in (None, fingerprint.of_dictionary(words)):
+            raise self._foreign(path)
         return words

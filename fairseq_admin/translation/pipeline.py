@@ -52,9 +52,9 @@ class Pipeline(NamedTuple):
         Raises:
             AdminError: something is missing or broken.
         """
-        assets = Assets(model, data)
         compiled = (model / "model.bin").exists()
         checkpoint = None if model.is_dir() else Checkpoint.read(model)
+        assets = Assets(model, data, checkpoint.text if checkpoint else None)
         if not compiled:
             languages = assets.languages(*(_languages(checkpoint) if checkpoint else _fsmt_languages(model)))
         bpe = BPE(assets.need(CODES))
