@@ -21,6 +21,7 @@ from fairseq_admin.fast.attention import Causal, FastAttention, Padding
 from fairseq_admin.fast.dropout import FastDropout
 from fairseq_admin.fast.feed_forward import FUSED, ActivationDropout
 from fairseq_admin.fast.linear import OneDnnLinear
+from fairseq_admin.fast.twin import Fast
 from fairseq_admin.method.schemes import SCHEMES
 
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -231,12 +232,14 @@ def test_relu_drops_no_gradient_of_its_own() -> None:
     assert 0.2 < y.gt(0).float().mean() < 0.3
 
 
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_profiles_the_same_omega(kind: str, onednn) -> None:
+def test_profiles_the_same_omega(kind: str, padded: bool, onednn) -> None:
     """To the last bit, with dropout, and with the same random numbers drawn."""
     states, following = [], []
     for fast in ("on", "off"):
-        model, loss_of = KINDS[kind](admin_fast=fast, dropout=0.1, attention_dropout=0.1, activation_dropout=0.1)
+        dropping = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
+        model, loss_of = KINDS[kind](padded, admin_fast=fast, **dropping)
         torch.manual_seed(3)
         loss_of(model)
         states.append({key: value for key, value in model.state_dict().items() if "omega" in key})
@@ -263,6 +266,7 @@ def test_generates_as_the_twin(onednn) -> None:
     found = []
     for model in (fast.eval(), plain.eval()):
         model.make_generation_fast_()
+        assert all(module.plain for module in model.modules() if isinstance(module, Fast))
         with torch.no_grad():
             encoded = model.encoder(src, lengths)
             state: dict = {}
