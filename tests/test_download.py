@@ -366,7 +366,9 @@ def test_the_first_download_is_recorded_and_held(site, archive):
     site.out.unlink()
     for mirror in "ab":
         site.serve(mirror, archive[:-1] + b"x")
-    assert f"expected {digest}" in refused(site.get()) and not site.out.exists()
+    message = refused(site.get())
+    assert f"expected {digest}, recorded in {site.lock} at its first use (if this one is right, remove" in message
+    assert not site.out.exists()
 
 
 def test_an_md5_is_checked_and_the_sha256_recorded(site, archive):

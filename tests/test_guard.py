@@ -84,6 +84,16 @@ def test_a_make_has_its_folder_and_ends_with_all_it_started(tmp_path, number):
     assert [path.name for path in folder.iterdir()] == [".guard"]
 
 
+def test_it_ends_with_the_make_above(tmp_path):
+    command = f"{sys.executable} -m recipes.steps.guard --alone {tmp_path} -- bash -c 'echo $$; exec sleep 600'; true"
+    above = subprocess.Popen(
+        ["bash", "-c", command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    child = int(above.stdout.readline())
+    above.kill()
+    assert gone(child) and above.communicate(timeout=60)[1] == "Interrupted. The same command goes on from here.\n"
+
+
 def test_records_of_many_processes_all_stay(tmp_path):
     """Twelve processes record at once; without the guard some would overwrite others."""
     code = "import sys; from recipes.steps.lock import *\n"

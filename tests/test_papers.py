@@ -186,6 +186,30 @@ def test_archives_at_hand_are_read_where_they_are(tmp_path):
     assert f" {tmp_path} de-en/train.tags.de-en.de --as tags" in unpacked and "steps.download" not in unpacked
 
 
+def test_a_wrong_archive_leaves_no_trace(tmp_path):
+    """In DATA, then the right one there: its text, and nothing to be removed first."""
+    members = archives.contents(pairs=50)["de-en.tgz"]
+    name = "de-en/IWSLT14.TED.dev2010.de-en.de.xml"
+    wrong = {**members, name: members[name].replace(b"<seg id", b"<dropped id", 1)}
+    for folder, held in (("wrong", wrong), ("right", members)):
+        (tmp_path / folder).mkdir()
+        archives.write_tar(tmp_path / folder / "de-en.tgz", held)
+    raw = tmp_path / "runs/iwslt14/data/raw/test.de"
+    counts = []
+    for folder in ("wrong", "right", "right"):
+        given = [f"DATA={tmp_path / folder}", f"RUNS={tmp_path}/runs", str(raw)]
+        done = make("iwslt14", *given, timeout=60)
+        assert done.returncode == 0, done.stderr
+        counts.append((len(read_lines(raw)), "steps.extract" in done.stdout))
+    assert counts == [(59, True), (60, True), (60, False)]
+    assert not list((tmp_path / "runs").rglob("archives*"))
+    right = tmp_path / "right/de-en.tgz"
+    right.write_bytes(right.read_bytes()[:-20])
+    done = make("iwslt14", *given, timeout=60)
+    assert done.returncode == 2 and f"{right}: found a truncated or corrupt archive" in done.stderr
+    assert "(recipes/archives.tsv). Fetch it again, or leave DATA out." in done.stderr
+
+
 def test_other_numbers_of_pairs_than_the_published_are_refused(tmp_path):
     assert "data/split de en train=160239 valid=7283 test=6750\n" in plan("iwslt14").stdout
     for language in ("de", "en"):

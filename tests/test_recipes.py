@@ -92,7 +92,7 @@ def test_settings_are_written_once_and_held(tmp_path):
         settings.hold(path, {"width": "64"}, [], tmp_path)
     with pytest.raises(ValueError, match="depth unset -> 2"):
         settings.hold(path, {"width": "128", "depth": "2"}, [], tmp_path)
-    settings.hold(path, {"width": "64"}, [], None, redo=True)
+    settings.hold(path, {"width": "64"}, [], tmp_path, redo=True)
     assert settings.read(path) == {"width": "64"}
 
 
@@ -140,19 +140,19 @@ def test_a_text_is_read_again_where_its_files_changed(tmp_path):
     assert own("a/corpus", str(raw)).returncode == 0
     first = raw.stat().st_mtime_ns
     assert own("b/corpus", str(raw)).returncode == 0 and raw.stat().st_mtime_ns == first, "it is the same text"
-    changed = tmp_path / "b/corpus/test.en"
+    changed = tmp_path / "a/corpus/test.en"
     lines = [line.swapcase() for line in read_lines(changed)]
     written = changed.stat()
     write_lines(changed, lines)
     os.utime(changed, ns=(written.st_atime_ns, written.st_mtime_ns))
-    done = own("b/corpus", str(raw))
+    done = own("a/corpus", str(raw))
     assert done.returncode == 0 and f"test.en {tmp_path}/a/corpus/test.en ({written.st_size} bytes, SHA" in done.stderr
     assert read_lines(raw) == lines
     write_lines(text.parent / "admin-cpu-s1/trained-5", [])
-    done = own("a/corpus", str(raw))
+    done = own("b/corpus", str(raw))
     assert done.returncode == 2 and read_lines(raw) == lines
     said = done.stderr.splitlines()[0]
-    assert f"remove {text.parent} to begin again" in said and f"-> {tmp_path}/a/corpus/test.en (" in said
+    assert f"remove {text.parent} to begin again" in said and f"-> {tmp_path}/b/corpus/test.en (" in said
 
 
 def test_what_a_killed_process_left_is_cleared(tmp_path):
@@ -592,10 +592,10 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     less = make("demo", *small, "UPDATES=150", timeout=60)
     assert less.returncode == 2 and "UPDATES=150 is less than" in less.stderr
     assert [row["beam"] for row in read_results(tmp_path)] == ["5"]
-    beam = make("demo", *small, "BEAM=1", timeout=60)
+    beam = make("demo", *small, "BEAM=1", timeout=300)
     assert beam.returncode == 0 and "beam 5 -> 1" in beam.stderr and "fairseq_admin.cli" not in beam.stdout
     assert "fairseq_cli.train" not in beam.stdout and "beam=1" in (run / "generate.txt").read_text(encoding="utf-8")
-    mean = make("demo", *small, "BEAM=1", "AVERAGE=1", timeout=60)
+    mean = make("demo", *small, "BEAM=1", "AVERAGE=1", timeout=300)
     assert mean.returncode == 0 and "average of checkpoint_" in mean.stdout and "fairseq_cli.train" not in mean.stdout
     assert [(row["average"], row["beam"]) for row in read_results(tmp_path)] == [("1", "1")]
     more = make("demo", *small, "AVERAGE=3", timeout=60)

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -30,6 +30,8 @@ from recipes.steps.common import run
 log = logging.getLogger(__name__)
 # Seconds that a turn may last without a word to those who wait for it.
 SHORT = 1
+# Seconds between looks whether the make above is still there.
+LOOK = 1
 # What half-written files and folders are called: ours, fairseq's checkpoints.
 HALVES = ("*.part", "*.part.*", "*.pt.tmp")
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -97,7 +99,7 @@ def supervise(command: list[str]) -> int:
     """Run a command in a process group of its own, which ends with this process; its exit status.
 
     Raises:
-        Ended: this process was told to end; the group is no more.
+        Ended: this process was told to end, or the make that started it was killed; the group is no more.
     """
     for number in ENDS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
@@ -111,8 +113,12 @@ def supervise(command: list[str]) -> int:
         [sys.executable, "-c", watch], stdin=lifeline, preexec_fn=lambda: os.setpgid(0, group.pid)
     )
     os.close(lifeline)
+    parent = os.getppid()
     try:
-        return group.wait()
+        while os.getppid() == parent:
+            with suppress(subprocess.TimeoutExpired):
+                return group.wait(LOOK)
+        raise Ended(signal.SIGHUP)
     finally:
         for number in ENDS:
             signal.signal(number, signal.SIG_IGN)

@@ -179,12 +179,12 @@ def main() -> None:
     if args.inputs:
         recorded = inputs.read(args.inputs)
         changed = differences(recorded, inputs.present(recorded, args.data, args.archives))
-    if args.length:
-        unit, _, length = args.length.partition("=")
-        check_length(args.file.parent, unit, int(length))
     if "average" in settings:
         check_average(args.file, settings["average"], args.file.parent, settings["of"])
     hold(args.file, settings, changed, args.models, args.redo)
+    if args.length:
+        unit, _, length = args.length.partition("=")
+        check_length(args.file.parent, unit, int(length))
 
 
 if __name__ == "__main__":
