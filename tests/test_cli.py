@@ -133,7 +133,10 @@ def test_last_must_be_positive(run_folder, capsys, last):
 def test_wrong_usage_is_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(arguments)
-    assert end.value.code == 2 and "usage: fairseq-admin" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert (
+        end.value.code == 2 and err.startswith("fairseq-admin") and err.endswith(" --help.\n") and err.count("\n") == 1
+    )
 
 
 def test_version(capsys):
@@ -176,3 +179,39 @@ def test_average_into_a_missing_folder_is_told_before_the_work(run_folder, capsy
     monkeypatch.setattr(averaging, "average", lambda paths: pytest.fail("was averaged first"))
     assert cli.main(["average", str(run_folder), "--last", "2", "-o", str(run_folder / "none" / "a.pt")]) == 2
     assert "no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (["translate", "m", "--lenpen", "nan"], "--lenpen: nan was found and a finite number was expected"),
+        (
+            ["fold", "m", "-o", "x", "--tolerance", "nan"],
+            "--tolerance: nan was found and a number above 0 was expected",
+        ),
+        (["translate", "m", "--beam", "1.5"], "--beam: 1.5 was found and a whole number of at least 1 was expected"),
+        (["translate", "m", "-x.de"], "unrecognized arguments: -x.de (of a file of that name, write ./ before it)"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line(arguments, refusal, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.count("\n") == 1 and refusal in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "model.pt -x.de --beam 2",
+        "--beam 2 model.pt -- -x.de",
+        "model.pt --beam 2 -- -x.de",
+        "--beam 2 -- model.pt -x.de",
+    ],
+)
+def test_files_are_anywhere(arguments):
+    """A file whose name begins with a hyphen is one after "--"; without it, ./ tells it from options."""
+    given = arguments if "--" in arguments.split() else arguments.replace("-x.de", "./-x.de")
+    args = cli.parse(["translate", *given.split()])
+    assert (args.model.name, args.text.name, args.beam) == ("model.pt", "-x.de", 2)
+    assert str(cli.parse(["translate", "m", "--beam", "2", "--", "-"]).text) == "-"

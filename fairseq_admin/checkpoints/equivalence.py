@@ -18,6 +18,7 @@ from fairseq import tasks
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
+from ..bar import each
 from ..errors import AdminError
 from .building import build
 from .checkpoint import Checkpoint
@@ -110,7 +111,7 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
 def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterator[Tensor]:
     """Of every real target position of each batch. Shape (positions, V)."""
     with torch.no_grad():
-        for batch in batches:
+        for batch in each("compare", batches, " batches"):
             scores = model.get_normalized_probs(model(*batch), log_probs=True)
             yield scores[batch.prev_output_tokens.ne(PAD)]
 

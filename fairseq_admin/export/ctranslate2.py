@@ -52,7 +52,7 @@ def installed() -> ModuleType:
         import ctranslate2.converters
         import ctranslate2.specs
     except ImportError:
-        raise AdminError("ctranslate2 is not installed. Run pip install 'fairseq-admin[export]'.") from None
+        raise AdminError("ctranslate2 is not installed. Run pip install 'ctranslate2>=4.8.1'.") from None
     return ctranslate2
 
 

@@ -56,7 +56,7 @@ def installed() -> ModuleType:
         import safetensors.torch  # noqa: F401
         import transformers
     except ImportError:
-        raise AdminError("transformers is not installed. Run pip install 'fairseq-admin[export]'.") from None
+        raise AdminError("transformers is not installed. Run pip install 'transformers>=5' safetensors.") from None
     return transformers
 
 
