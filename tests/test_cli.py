@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import reference
 import torch
+from conftest import ROOT
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import averaging, files
@@ -215,3 +217,12 @@ def test_files_are_anywhere(arguments):
     args = cli.parse(["translate", *given.split()])
     assert (args.model.name, args.text.name, args.beam) == ("model.pt", "-x.de", 2)
     assert str(cli.parse(["translate", "m", "--beam", "2", "--", "-"]).text) == "-"
+
+
+def test_packages_are_named_as_setup_has_them():
+    """Can a missing package be installed as a message says, in the version that setup.py wants?"""
+    wanted = (ROOT / "setup.py").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "fairseq_admin").rglob("*.py"))
+    said = re.findall(r"'((?:ctranslate2|transformers|sacremoses)>=[^']+)'", sources)
+    assert len(said) == 5 and all(f'"{requirement}"' in wanted for requirement in said), said
+    assert "fairseq-admin[" not in sources

@@ -1,8 +1,9 @@
-"""How fairseq-admin ends before its time: Ctrl-C, SIGTERM, SIGKILL, and readers and streams that are closed."""
+"""What fairseq-admin shows while it works, and how it ends before its time: signals, and streams that are closed."""
 
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from conftest import ROOT
 from test_export import state_of, words
 
-from fairseq_admin import cli
+from fairseq_admin import bar, cli
 from fairseq_admin.checkpoints import averaging, equivalence, files
 from fairseq_admin.export import ctranslate2
 from fairseq_admin.method import provenance
@@ -140,3 +141,48 @@ def test_closed_streams_lose_no_work(whole: Path, tmp_path: Path) -> None:
     )
     assert told[1] == "fairseq-admin: standard output is closed, where the translation goes. Give --output."
     assert told[2] == "fairseq-admin: standard input is closed; a text was expected there. Give a file."
+
+
+# -- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_lines_in_a_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """n of N and the time left, a line each, at most one in SECONDS; a short step says nothing."""
+    list(bar.each("compare", range(5), " batches"))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(bar, "SECONDS", 1e-9)
+    list(bar.each("compare", range(5), " batches"))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(", ")[0] for line in lines][-5:] == [
+        f"fairseq-admin: compare: {n} of 5 batches ({20 * n} %)" for n in range(1, 6)
+    ]
+    assert all(line.endswith(" left") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("verb", "counted"),
+    [("average", "average: "), ("fold", "compare: "), ("export", "compare: "), ("translate", "translate: ")],
+)
+def test_what_takes_long_counts_to_its_end(
+    verb: str, counted: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    if verb == "export":
+        pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    monkeypatch.setattr(bar, "SECONDS", 1e-9)
+    assert cli.main(arguments(verb, whole, tmp_path / "out")) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"fairseq-admin: {counted}")]
+    assert "(100 %), 00:00 left" in lines[-1], lines
+
+
+def test_translating_by_hand(whole: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+    """Is each line asked for on standard error, and are translations alone on standard output?"""
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, b"w1 w2\n\x04")
+    with os.fdopen(terminal, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert cli.main(["translate", str(whole / "model.pt"), "--tokenised", "--device", "cpu"]) == 0
+    os.close(keyboard)
+    out, err = capfd.readouterr()
+    assert err == "fairseq-admin: type a sentence a line; Ctrl-D ends.\n> > \n"
+    assert out.count("\n") == 1 and out.startswith("w")

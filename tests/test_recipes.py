@@ -369,6 +369,8 @@ def environment() -> dict[str, str]:
         ("multi30k", "PAIR=en-cs", "PAIR=en-cs is unknown; expected one of de-en"),
         ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown"),
         ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
+        ("demo", "PRESET=gpu", "PRESET=gpu is unknown; the demo has cpu alone. For a GPU: make multi30k PRESET=gpu"),
+        ("lm", "PRESET=gpu", "PRESET=gpu is unknown; lm-demo has cpu alone"),
     ],
 )
 def test_unknown_choices_are_refused(recipe, variable, message):

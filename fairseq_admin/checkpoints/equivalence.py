@@ -133,7 +133,7 @@ def difference(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> 
     batches = random_batches(one) + (real_batches(one, data) if data else [])
     expected = list(log_probabilities(build(one), batches))
     largest = 0.0
-    for before, after in zip(expected, log_probabilities(build(other), batches)):
+    for after, before in zip(log_probabilities(build(other), batches), expected):
         apart = (before - after).abs().max().item()
         largest = max(largest, math.inf if math.isnan(apart) else apart)
     return Difference(largest, sum(len(scores) for scores in expected))
