@@ -15,7 +15,7 @@ EXPORT = [f"{name}; python_version >= '3.10'" for name in ("ctranslate2>=4.8.1",
 DEV = ["hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "subword-nmt"]
 DEV += ["types-requests", "types-tqdm"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
-DOWNLOAD = ["filelock", "requests", "tqdm", "urllib3>=2.2"]
+DOWNLOAD = ["filelock", "requests", "urllib3>=2.2"]
 RECIPES = [*TEXT, *DOWNLOAD, "Babel", "matplotlib", "num2words", "tabulate", "tensorboardX", "tokenizers"]
 
 setup(
@@ -36,6 +36,7 @@ setup(
         "torch>=2.6",
         "sacrebleu>=2.0",
         "fastBPE",
+        "tqdm",
     ],
     extras_require={
         "text": TEXT,

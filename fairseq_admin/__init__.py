@@ -17,8 +17,12 @@ logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 if not hasattr(numpy, "compat"):
     numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
+from . import errors  # noqa: E402
+
+errors.install_excepthook()  # first: the other imports take seconds, in which a user may press Ctrl-C
+
 # Importing a model, an optimizer or a criterion registers it.
-from . import errors, radam  # noqa: E402, F401
+from . import radam  # noqa: E402, F401
 from .architectures.language_model import TransformerLMAdminModel  # noqa: E402
 from .architectures.masked_language_model import MaskedLMAdminModel  # noqa: E402
 from .architectures.translation_model import TransformerAdminModel  # noqa: E402
@@ -29,4 +33,3 @@ from .version import __version__  # noqa: E402
 __all__ = ["MaskedLMAdminModel", "TransformerAdminModel", "TransformerLMAdminModel", "__version__"]
 
 allow_fairseq_globals()
-errors.install_excepthook()

@@ -4,189 +4,149 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
-import os
-import signal
+import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
+from typing import Any, Callable, NoReturn
 
-import torch
-
-from .checkpoints import averaging, equivalence, files
-from .checkpoints import fold as folding
-from .checkpoints.checkpoint import Checkpoint
-from .errors import AdminError
-from .method.omega import omega_summary
-from .text.assets import Assets
+from . import ending, verbs
+from .checkpoints import averaging, fold
+from .errors import AdminError, interrupted
 from .version import __version__
 
 
-def _omega(args: argparse.Namespace) -> None:
-    checkpoint = Checkpoint.read(args.checkpoint)
-    stacks, record = checkpoint.omegas, checkpoint.record
-    if not stacks:
-        raise AdminError(f"{checkpoint.name} has no omega: it is not (or no longer) an Admin model.")
-    if args.json:
-        table = {
-            stack: [
-                {"layer": int(name.split(".")[1]), "sublayer": name.split(".")[2], **omega_summary(omega)}
-                for name, omega in sublayers.items()
-            ]
-            for stack, sublayers in stacks.items()
-        }
-        print(json.dumps({**table, "provenance": record}, indent=1))
-        return
-    print("profiled: " + (", ".join(f"{k} {v}" for k, v in record.items()) if record else "not yet"))
-    print(f"{'stack':8} {'sub-layer':>9} {'layer':>5}  {'kind':12} {'min':>9} {'mean':>9} {'max':>9}")
-    for stack, sublayers in stacks.items():
-        for number, (name, omega) in enumerate(sublayers.items(), 1):
-            _, layer, kind = name.split(".")
-            s = omega_summary(omega)
-            print(f"{stack:8} {number:9d} {layer:>5}  {kind:12} {s['min']:9.4f} {s['mean']:9.4f} {s['max']:9.4f}")
+class Parser(argparse.ArgumentParser):
+    """One whose refusals are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: -"):
+            message += " (of a file of that name, write ./ before it)"
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
 
 
-def _average(args: argparse.Namespace) -> None:
-    paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
-    files.check_output(args.output, paths)
-    averaging.average(paths).write(args.output)
-    print(f"{args.output}: average of {', '.join(path.name for path in paths)}")
+def _number(kind: type, wanted: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """What reads an option's number, and refuses others than are wanted."""
+
+    def read(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+            if holds(value):
+                return value
+        raise argparse.ArgumentTypeError(f"{text} was found and {wanted} was expected")
+
+    return read
 
 
-def _fold(args: argparse.Namespace) -> None:
-    files.check_output(args.output, [args.checkpoint])
-    unfolded = Checkpoint.read(args.checkpoint)
-    # fairseq-preprocess writes to a folder `bin`, next to what its text was made with.
-    data = args.data and (args.data.parent if args.data.name == "bin" else args.data)
-    text = Assets(args.checkpoint, data, unfolded.text).fingerprints() if data else None
-    folded = folding.fold(unfolded, {"fp16": torch.float16, "fp32": torch.float32}[args.dtype], args.min_omega, text)
-    bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
-    apart = ""
-
-    def check(written: Path) -> None:
-        nonlocal apart
-        found = equivalence.difference(unfolded, Checkpoint.read(written), args.data)
-        apart = f"log-probabilities of {found.positions} positions differ by up to {found.largest:.2g}"
-        if found.largest > bound:
-            raise AdminError(
-                f"{args.checkpoint} folded is not the same: {apart}, more than {bound:g}. Nothing was written. Keep "
-                "the model unfolded, with --user-dir, or allow --tolerance."
-            )
-
-    folded.write(args.output, check)
-    print(f"{args.output}: {folded.state['args']['arch']}, {args.dtype}; {apart} (bound {bound:g})")
+_positive = _number(int, "a whole number of at least 1", lambda value: value >= 1)
+_above_zero = _number(float, "a number above 0", lambda value: 0 < value < math.inf)
+_finite = _number(float, "a finite number", math.isfinite)
 
 
-def _translate(args: argparse.Namespace) -> None:
-    from .translation import engines, pipeline, streams  # with engines and tokenisers, which no other verb needs
-
-    if args.nbest > args.beam:
-        raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
-    if args.output and args.text and args.output.exists() and args.text.exists() and args.output.samefile(args.text):
-        raise AdminError(f"{args.output} is the text to translate; give another --output.")
-    search = engines.Search(args.beam, args.lenpen, args.nbest)
-    with streams.opened(args.text) as (source, name), streams.written(args.output) as sink:
-        with contextlib.redirect_stdout(sys.stderr):  # what a library may print is no translation
-            model = pipeline.Pipeline.load(args.model, args.data, args.tokenised, args.device)
-            streams.flow(model, source, name, sink, search, args.batch_tokens)
+def _omega(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint of an Admin model")
+    parser.add_argument("--json", action="store_true", help="for machines: min, mean and max over channels")
 
 
-def _export(args: argparse.Namespace) -> None:
-    from .export import folder  # with engines, which no other verb needs
-
-    checkpoint = Checkpoint.read(args.checkpoint)
-    exported = folder.export(checkpoint, args.to, args.output, args.data, args.quantization, args.tolerance)
-    for note in exported.notes:
-        print(f"fairseq-admin: {note}", file=sys.stderr)
-    print(f"{args.output}: {exported.summary}")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: at least 1 is needed")
-    return value
-
-
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value}: a positive number is needed")
-    return value
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line, one sub-command a verb."""
-    top = argparse.ArgumentParser(prog="fairseq-admin", description=__doc__)
-    top.add_argument("--version", action="version", version=__version__)
-    verbs = top.add_subparsers(dest="verb", required=True)
-    omega = verbs.add_parser("omega", help="print omega of every sub-layer, and where it came from")
-    omega.add_argument("checkpoint", type=Path, help="a checkpoint of an Admin model")
-    omega.add_argument("--json", action="store_true", help="for machines: min, mean and max over channels")
-    omega.set_defaults(run=_omega)
-    average = verbs.add_parser("average", help="average checkpoints into one")
-    average.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
-    average.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    average.add_argument("--last", type=_positive, help=f"of a run folder, how many (default: {averaging.LAST})")
-    average.add_argument("--upto", type=_positive, help="of a run folder, none beyond this epoch, or update")
-    average.add_argument(
+def _average(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
+    parser.add_argument("--last", type=_positive, help=f"of a run folder, how many (default: {averaging.LAST})")
+    parser.add_argument("--upto", type=_positive, help="of a run folder, none beyond this epoch, or update")
+    parser.add_argument(
         "--by", choices=list(averaging.NUMBERED), help="of a run folder, which (default: epochs where there are any)"
     )
-    average.set_defaults(run=_average)
-    fold = verbs.add_parser("fold", help="fold omega away: a stock Transformer that computes the same")
-    fold.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
-    fold.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    fold.add_argument("--data", type=Path, help="binarised data whose validation set to check on, in addition to noise")
-    fold.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")
-    fold.add_argument(
+
+
+def _fold(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
+    parser.add_argument("--data", type=Path, help="binarised data whose validation set to check on, besides noise")
+    parser.add_argument("--dtype", choices=list(verbs.DTYPES), default="fp32", help="of the weights (default: fp32)")
+    parser.add_argument(
         "--min-omega",
         type=_above_zero,
-        help=f"clamp entries nearer to 0 than this (default: refuse below {folding.SMALLEST:g})",
+        help=f"clamp entries nearer to 0 than this (default: refuse below {fold.SMALLEST:g})",
     )
-    fold.add_argument(
+    parser.add_argument(
         "--tolerance", type=_above_zero, help="largest difference of log-probabilities (default: 1e-4; fp16: 0.1)"
     )
-    fold.set_defaults(run=_fold)
-    translating = verbs.add_parser(
-        "translate",
-        help="translate raw text, a line a sentence",
-        description="Translate raw text, a line a sentence. Dictionaries, codes and text.json are next to the model.",
+
+
+def _text(parser: argparse.ArgumentParser) -> None:
+    """What tells how a model's text is treated, where the files next to the model do not."""
+    parser.add_argument("--data", type=Path, help="folder with the files that are not next to the model")
+    parser.add_argument("-s", "--source-lang", metavar="CODE", help="language of the text, where nothing else tells it")
+    parser.add_argument("-t", "--target-lang", metavar="CODE", help="language of the translation, likewise")
+    parser.add_argument("--codes", type=Path, metavar="FILE", help="merges of the byte-pair encoding (default: codes)")
+
+
+def _translate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, help="a checkpoint (.pt), or a folder for CTranslate2 or transformers")
+    parser.add_argument("text", type=Path, nargs="?", help="UTF-8 text (default, or -: standard input)")
+    parser.add_argument("-o", "--output", type=Path, help="file to write (default: standard output)")
+    _text(parser)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--tokenised", action="store_true", help="the text is tokens, the translation too")
+    kind.add_argument("--units", action="store_true", help="the text is units of the dictionary, the translation too")
+    parser.add_argument("--beam", type=_positive, default=5, help="width of the beam (default: 5)")
+    parser.add_argument(
+        "--lenpen", type=_finite, default=1.0, help="power of the length that divides scores (default: 1)"
     )
-    translating.add_argument("model", type=Path, help="a checkpoint (.pt), or a folder for CTranslate2 or transformers")
-    translating.add_argument("text", type=Path, nargs="?", help="UTF-8 text (default, or -: standard input)")
-    translating.add_argument("-o", "--output", type=Path, help="file to write (default: standard output)")
-    translating.add_argument("--data", type=Path, help="folder with the files that are not next to the model")
-    translating.add_argument("--tokenised", action="store_true", help="the text is tokens, the translation too")
-    translating.add_argument("--beam", type=_positive, default=5, help="width of the beam (default: 5)")
-    translating.add_argument(
-        "--lenpen", type=float, default=1.0, help="power of the length that divides scores (default: 1)"
-    )
-    translating.add_argument(
+    parser.add_argument(
         "--nbest",
         type=_positive,
         default=1,
         help="above 1, that many hypotheses a line, as NUMBER<tab>SCORE<tab>TEXT: the line's number from 1, the "
         "hypothesis' log-probability (natural) over its length to the power --lenpen, and its text",
     )
-    translating.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if it is there")
-    translating.add_argument(
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if it is there")
+    parser.add_argument(
         "--batch-tokens", type=_positive, default=4096, help="source units a batch, padding included (default: 4096)"
     )
-    translating.set_defaults(run=_translate)
-    exporting = verbs.add_parser("export", help="write a folder that CTranslate2 or Hugging Face's transformers read")
-    exporting.add_argument("checkpoint", type=Path, help="of an Admin model, folded or not, or of a stock Transformer")
-    exporting.add_argument("--to", choices=("ctranslate2", "huggingface"), required=True, help="whose folder")
-    exporting.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
-    exporting.add_argument("--data", type=Path, help="folder with the files that are not next to the model")
-    exporting.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
-    exporting.add_argument(
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, help="of an Admin model, folded or not, or of a stock Transformer")
+    parser.add_argument("--to", choices=("ctranslate2", "huggingface"), required=True, help="whose folder")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
+    _text(parser)
+    parser.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
+    parser.add_argument(
         "--tolerance", type=_above_zero, help="largest difference of log-probabilities, in float32 (default: 1e-4)"
     )
-    exporting.set_defaults(run=_export)
-    return top
+
+
+def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and that of each verb."""
+    top = Parser(prog="fairseq-admin", description=__doc__)
+    top.add_argument("--version", action="version", version=__version__)
+    made = top.add_subparsers(dest="verb", required=True)
+    for add, run, text in (
+        (_omega, verbs.omega, "print omega of every sub-layer, and where it came from"),
+        (_average, verbs.average, "average checkpoints into one"),
+        (_fold, verbs.fold, "fold omega away: a stock Transformer that computes the same"),
+        (_translate, verbs.translate, "translate raw text, a line a sentence"),
+        (_export, verbs.export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
+    ):
+        parser = made.add_parser(run.__name__, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        parser.set_defaults(run=run)
+        add(parser)
+    return top, made.choices
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line, with files before, among and after the options; after "--" all are files."""
+    if "--" in arguments:
+        end = arguments.index("--")
+        files = [f"./{name}" if name.startswith("-") and name != "-" else name for name in arguments[end + 1 :]]
+        arguments = [*arguments[:end], *files]
+    top, of_verbs = parsers()
+    if arguments and arguments[0] in of_verbs:
+        return of_verbs[arguments[0]].parse_intermixed_args(arguments[1:])
+    return top.parse_args(arguments)
 
 
 @contextlib.contextmanager
@@ -199,34 +159,27 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-class _Terminated(BaseException):
-    """The command was told to end. What it was writing is removed on the way out."""
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on standard error and status 2, an interrupt one and status 130."""
-    args = parser().parse_args(arguments)
-    before = signal.signal(signal.SIGTERM, _terminate)
+    """Run one command; a user's mistake is one line on standard error and status 2, Ctrl-C one line and 130.
+
+    The answer is printed when the work is done and its file has its name: whoever does not read it loses nothing.
+    """
+    ending.open_closed_streams()
     try:
-        with _quiet():
-            args.run(args)
-        if sys.stdout:
-            sys.stdout.flush()
+        with ending.stoppable():
+            args = parse(sys.argv[1:] if arguments is None else arguments)
+            with _quiet():
+                answer = args.run(args)
+            with ending.standard_output():
+                print(answer, end="")
     except AdminError as error:
         print(f"fairseq-admin: {error}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, _Terminated) as ended:
-        print("fairseq-admin: interrupted; nothing half-written is left.", file=sys.stderr)
-        return 130 if isinstance(ended, KeyboardInterrupt) else 143
-    except BrokenPipeError:
-        # Whoever read the output has read enough. Python will flush what is left at the end, and would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    except KeyboardInterrupt:
+        return interrupted()
+    except ending.Stopped as stopped:
+        print(f"fairseq-admin: stopped by {stopped}.", file=sys.stderr)
+        return stopped.status
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ class DivergedError(AdminError):
 DIVERGED = 3
 """Exit status of a training run that diverged; a user's mistake gives 2, a crash 1."""
 
+INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ended: 128 and the number of the signal, as shells have it."""
+
 DIVERGED_ADVICE = (
     "Resume from an earlier checkpoint (--restore-file) with a lower --lr, a longer --warmup-updates or "
     "--clip-norm 1.0. crash.pt holds the diverged model: do not resume from it."
@@ -28,6 +32,12 @@ DIVERGED_ADVICE = (
 _OURS = re.compile(r"^fairseq_admin\.errors\.(AdminError|DivergedError): (.+)$", re.MULTILINE)
 _NOT_FINITE = re.compile(r"^FloatingPointError\b(.*)$", re.MULTILINE)
 APART = "inconsistent between workers"
+
+
+def interrupted() -> int:
+    """Say that Ctrl-C ended a command of ours; its exit status."""
+    print("fairseq-admin: interrupted.", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -81,7 +91,7 @@ def install_excepthook() -> None:
 
     fairseq's command lines catch nothing and print tracebacks, so this is the only place where the plugin can act. The
     error is found beneath whatever fairseq raised on top of it, even in a process that fairseq started; every other
-    exception goes to the previous hook.
+    exception goes to the previous hook. Ctrl-C while fairseq-admin is still importing torch ends that command alone.
     """
     previous = sys.excepthook
 
@@ -90,6 +100,8 @@ def install_excepthook() -> None:
         if stop := _stop(error):
             print(f"fairseq-admin: {stop}", file=sys.stderr)
             raise SystemExit(DIVERGED if isinstance(stop, DivergedError) else 2)
+        if issubclass(kind, KeyboardInterrupt) and os.path.basename(sys.argv[0]) == "fairseq-admin":
+            raise SystemExit(interrupted())
         previous(kind, error, trace)
         # fairseq's search for the culprit may itself fail on top of it (NanDetector does, with today's torch).
         if any(map(_not_finite, _chain(error))):

@@ -162,16 +162,15 @@ def test_write_under_ctrl_c_leaves_a_part_at_most(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         files.write({"model": {}}, path)
-    assert path.read_bytes() == before and {p.name for p in tmp_path.iterdir()} <= {"c.pt", "c.pt.part"}
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["c.pt"]
 
 
-@pytest.mark.parametrize("name", ["c.pt", "symbolic.pt", "hard.pt", "folder/../c.pt", "other.pt"])
+@pytest.mark.parametrize("name", ["c.pt", "symbolic.pt", "hard.pt", "folder/../c.pt"])
 def test_an_output_that_is_an_input_is_refused_by_any_name(tmp_path, name):
     source = save(tmp_path / "c.pt", {"w": torch.ones(2)})
     (tmp_path / "folder").mkdir()
     (tmp_path / "symbolic.pt").symlink_to(source)
     os.link(source, tmp_path / "hard.pt")
-    os.link(source, tmp_path / "other.pt.part")  # where other.pt would be written first
     (tmp_path / "free.pt").touch()
     with pytest.raises(AdminError, match=r"would overwrite its input .*c\.pt; give another --output"):
         files.check_output(tmp_path / name, [tmp_path / "missing.pt", source])

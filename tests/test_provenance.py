@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import reference
 import torch
 
 from fairseq_admin.errors import AdminError
@@ -72,3 +73,12 @@ def test_state_dict_of_a_module():
 def test_garbage_is_refused(tensor):
     with pytest.raises(AdminError, match="no record of where omega came from: were different runs averaged"):
         provenance.decode(tensor)
+
+
+def test_another_rule_on_resume_is_refused():
+    """ω that was loaded is not set again, so another --admin-init would be a promise that nothing keeps."""
+    state = reference.build("transformer_admin_tiny", admin_init="log").state_dict()
+    match = "omega is by --admin-init log; --admin-init constant would change nothing. Give --admin-init log"
+    with pytest.raises(AdminError, match=match):
+        reference.build("transformer_admin_tiny", admin_init="constant").load_state_dict(dict(state))
+    reference.build("transformer_admin_tiny", admin_init="log").load_state_dict(dict(state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import reference
@@ -389,6 +390,14 @@ def test_default_betas_are_the_papers():
 def test_bad_betas_are_refused(betas):
     with pytest.raises(AdminError, match=r"--adam-betas is .*; two numbers were expected, e\.g\. '\(0\.9, 0\.98\)'"):
         FairseqRAdam(options(adam_betas=betas), parameters(torch.float32))
+
+
+@pytest.mark.parametrize("option", ["adam_eps", "weight_decay"])
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_numbers_out_of_range_are_refused(option, value):
+    name = option.replace("_", "-")
+    with pytest.raises(AdminError, match=f"--{name} is {value}; a number of at least 0 was expected"):
+        FairseqRAdam(options(**{option: value}), parameters(torch.float32))
 
 
 @pytest.mark.parametrize("betas", ["(0.9, 1.0)", "(-0.1, 0.98)", "(1, 0.98)"])

@@ -451,6 +451,8 @@ def environment() -> dict[str, str]:
         ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown"),
         ("own", "PAIR=en-en", "PAIR=en-en names one language twice"),
         ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
+        ("demo", "PRESET=gpu", "PRESET=gpu is unknown; the demo has cpu alone. For a GPU: make multi30k PRESET=gpu"),
+        ("lm", "PRESET=gpu", "PRESET=gpu is unknown; lm-demo has cpu alone"),
     ],
 )
 def test_unknown_choices_are_refused(recipe, variable, message):

@@ -22,6 +22,7 @@ from fairseq_admin import cli
 from fairseq_admin.checkpoints import files, fold
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
+from fairseq_admin.text.assets import Assets
 from fairseq_admin.text.bpe import BPE, remove_bpe
 from fairseq_admin.text.tokens import Text
 from fairseq_admin.translation import streams
@@ -213,7 +214,7 @@ def test_a_checkpoint_that_does_not_name_its_languages(admin: Path, data: Path, 
     state["cfg"]["task"].update(source_lang=None, target_lang=None)
     files.write(state, tmp_path / "model.pt")
     found = [
-        Pipeline.load(path, data, False, "cpu").translate(["Baki."], Search())
+        Pipeline.load(path, Assets(path, data), device="cpu").translate(["Baki."], Search())
         for path in (admin, tmp_path / "model.pt")
     ]
     assert found[0] == found[1]
@@ -257,12 +258,12 @@ def test_what_is_missing_is_named(
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    for name in ("codes", "text.json", "dict.de.txt", "dict.en.txt"):
+    for name in ("text.json", "dict.de.txt", "dict.en.txt", "codes"):
         message = f"there is no {name} in {empty} or {empty}/bin. Give the folder"
         assert message in refused(capfd, folded, text, "--data", empty)
         source = data / name if (data / name).exists() else data / "bin" / name
         shutil.copy(source, empty)
-    assert f"there is no codes in {folded.parent}. " in refused(capfd, folded, text)
+    assert f"there is no text.json in {folded.parent}. " in refused(capfd, folded, text)
     assert "nope.pt: no such file" in refused(capfd, tmp_path / "nope.pt", text)
     assert "no.txt: No such file or directory; expected a text" in refused(capfd, folded, tmp_path / "no.txt")
     assert "has neither model.bin nor config.json" in refused(capfd, empty, text)
@@ -389,9 +390,7 @@ def test_an_engine_that_is_not_installed_is_named(
 ) -> None:  # fmt: skip
     model = request.getfixturevalue(engine)
     monkeypatch.setitem(sys.modules, package, None)
-    assert f"needs {package}, which is not installed. Run pip install fairseq-admin[export]" in refused(
-        capfd, model, text
-    )
+    assert f"needs {package}, which is not installed. Run pip install '{package}>=" in refused(capfd, model, text)
 
 
 # -- the flow of lines, with a model that shouts -----------------------------------------------------------------------

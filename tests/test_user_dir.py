@@ -74,7 +74,7 @@ def environment(folder: Path, *install: str) -> Path:
             (packages / module.__name__ / item.name).symlink_to(item)
     copy = folder / "copy"
     copy.mkdir()
-    for name in ("setup.py", "README.md"):
+    for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy)
     shutil.copytree(ROOT / "fairseq_admin", copy / "fairseq_admin", ignore=shutil.ignore_patterns("__pycache__"))
     version = copy / "fairseq_admin" / "version.py"

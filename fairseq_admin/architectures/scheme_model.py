@@ -23,7 +23,7 @@ from ..method.schemes import SCHEMES, layers_of, stacks_of
 from ..method.state_dict import adopt, prune
 from ..method.state_dict import scheme as scheme_of
 from ..version import __version__
-from .config import DEPTH_RULES
+from .config import DEPTH_RULES, RULES
 from .divergence import SkippedUpdates
 from .refusals import layers_to_keep
 
@@ -115,13 +115,24 @@ class SchemeModel(BaseFairseqModel):
                 record = profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens)
             self._record(record)
 
+    def _refuse_other_rule(self, state_dict: dict[str, Any]) -> None:
+        """Refuse another --admin-init than the one that ω is by: it would do nothing, since ω is not set again."""
+        if not self.scheme.omega or provenance.KEY not in state_dict:
+            return
+        rule = (provenance.decode(state_dict[provenance.KEY]) or {}).get("rule")
+        if rule in RULES and rule != self.cfg.admin_init:  # a stock model's weights were taken over with ω = 1
+            raise AdminError(
+                f"the checkpoint's omega is by --admin-init {rule}; --admin-init {self.cfg.admin_init} would change "
+                f"nothing. Give --admin-init {rule}, or another --save-dir to start again."
+            )
+
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; with Admin, a stock Post-LN Transformer's weights load with ω = 1, its function unchanged.
 
         Where the options name layers to keep, the others are dropped; `model_cfg` then gets the depth that is left.
 
         Raises:
-            AdminError: the weights have another depth, or another scheme.
+            AdminError: the weights have another depth, another scheme, or ω by another rule.
         """
         own = self.state_dict()
         found = scheme_of(state_dict)
@@ -130,6 +141,7 @@ class SchemeModel(BaseFairseqModel):
                 f"the checkpoint is of --admin-scheme {found} and the model of --admin-scheme {self.cfg.admin_scheme}. "
                 "Give the checkpoint's, or another --save-dir to start again."
             )
+        self._refuse_other_rule(state_dict)
         stacks = stacks_of(self)
         for side in stacks:
             kept = layers_to_keep(getattr(self.cfg, side))

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..bar import bar
 from ..errors import AdminError
 from ..method.state_dict import STRAY
 from . import files
@@ -182,9 +183,12 @@ def average(paths: Iterable[Path]) -> Checkpoint:
         for key, entry in last.entries.items():
             places = tuple(source.entries[key] for source in sources)
             storages.setdefault(entry.start, {}).setdefault(places, []).append(key)
-        for views in storages.values():
-            for keys, mean in zip(views.values(), _means(sources, last, [keys[0] for keys in views.values()])):
-                model.update(dict.fromkeys(keys, mean))
+        sizes = {entry.start: entry.record.size for entry in last.entries.values()}
+        with bar("average", len(sources) * sum(sizes.values()), "B", scaled=True) as shown:
+            for start, views in storages.items():
+                for keys, mean in zip(views.values(), _means(sources, last, [keys[0] for keys in views.values()])):
+                    model.update(dict.fromkeys(keys, mean))
+                shown.update(len(sources) * sizes[start])
     return Checkpoint(last.checkpoint.state)
 
 

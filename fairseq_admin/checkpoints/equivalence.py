@@ -19,6 +19,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from .. import fingerprint
+from ..bar import each
 from ..errors import AdminError
 from .building import build
 from .checkpoint import Checkpoint
@@ -116,7 +117,7 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
 def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterator[Tensor]:
     """Of every real target position of each batch. Shape (positions, V)."""
     with torch.no_grad():
-        for batch in batches:
+        for batch in each("compare", batches, " batches"):
             scores = model.get_normalized_probs(model(*batch), log_probs=True)
             yield scores[batch.prev_output_tokens.ne(PAD)]
 
@@ -138,7 +139,7 @@ def difference(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> 
     batches = random_batches(one) + (real_batches(one, data) if data else [])
     expected = list(log_probabilities(build(one), batches))
     largest = 0.0
-    for before, after in zip(expected, log_probabilities(build(other), batches)):
+    for after, before in zip(log_probabilities(build(other), batches), expected):
         apart = (before - after).abs().max().item()
         largest = max(largest, math.inf if math.isnan(apart) else apart)
     return Difference(largest, sum(len(scores) for scores in expected))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import glob
 import importlib
 import os
 import pickle
+import platform
 import re
+import shutil
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable
 
@@ -123,15 +126,55 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> None:
         raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
     if not os.path.isdir(path.parent):
         raise AdminError(f"{path}: could not be written (no folder {path.parent}). Make it, or give another --output.")
-    for taken in (path, _part(path)):
-        for source in inputs:
-            if os.path.exists(taken) and os.path.exists(source) and os.path.samefile(taken, source):
-                raise AdminError(f"{path} would overwrite its input {source}; give another --output.")
+    for source in inputs:
+        if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
+            raise AdminError(f"{path} would overwrite its input {source}; give another --output.")
 
 
-def _part(path: Path) -> Path:
-    """Where a file is written before it is renamed into place."""
-    return path.with_name(path.name + ".part")
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """A name next to `path` for a file or folder that is not finished; what is there when the block ends is removed.
+
+    It names this machine and process. What a killed process of this machine left of the same output is removed too.
+    """
+    host = platform.node()
+    part = path.with_name(f"{path.name}.{host}.{os.getpid()}.part")
+    for left in path.parent.glob(glob.escape(f"{path.name}.{host}.") + "*.part"):
+        if not _runs(left.name.split(".")[-2]):
+            _remove(left)
+    _remove(part)
+    try:
+        yield part
+    finally:
+        _remove(part)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """As `unfinished`; when the block ends without an error, what it wrote takes the place of `path`."""
+    with unfinished(path) as part:
+        yield part
+        os.replace(part, path)
+
+
+def _runs(process: str) -> bool:
+    """Whether there is a process of this number; what is not a number is not ours to judge."""
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError, OverflowError):
+        pass
+    return True
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder if it is there; what cannot be removed stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = lambda written: None) -> None:
@@ -146,15 +189,10 @@ def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = 
         AdminError: the path is not one for a file, or the disk is full.
     """
     check_output(path)
-    part = _part(path)
-    try:
+    with replacing(path) as part:
         try:
             torch.save(state, part)
         except (OSError, RuntimeError) as error:
             line = _line(error)
             raise AdminError(f"{path}: could not be written ({line}). Is the disk full, or write-protected?") from None
         check(part)
-        os.replace(part, path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()

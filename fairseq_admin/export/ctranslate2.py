@@ -52,7 +52,7 @@ def installed() -> ModuleType:
         import ctranslate2.converters
         import ctranslate2.specs
     except ImportError:
-        raise AdminError("ctranslate2 is not installed. Run pip install 'fairseq-admin[export]'.") from None
+        raise AdminError("ctranslate2 is not installed. Run pip install 'ctranslate2>=4.8.1'.") from None
     return ctranslate2
 
 
@@ -113,7 +113,7 @@ def check(model: Exportable, folder: Path, bound: float | None) -> Checked:
         translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=torch.get_num_threads())
     tests = batches(model)
     apart = []
-    for batch, scores in zip(tests, log_probabilities(build(model.original), tests)):
+    for scores, batch in zip(log_probabilities(build(model.original), tests), tests):
         expected, found = _expected(batch, scores), _found(translator, model, batch)
         apart += [(a - b).abs() for a, b in zip(expected, found)]
     every = torch.cat(apart)

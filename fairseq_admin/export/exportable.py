@@ -79,12 +79,12 @@ def stock(checkpoint: Checkpoint) -> Checkpoint:
     return Checkpoint({"args": stock_options(checkpoint), "model": weights})
 
 
-def prepare(checkpoint: Checkpoint, data: Path | None) -> Exportable:
+def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
     """Everything an export needs, or the reason why there can be none.
 
     Args:
         checkpoint: one read from a file.
-        data: where dictionaries, codes and text.json are, itself or its folder `bin`; None: next to the checkpoint.
+        assets: with its dictionaries, and codes and text.json if they are there.
 
     Raises:
         AdminError: the model is of another kind or damaged, or its dictionaries are missing or another model's.
@@ -109,7 +109,7 @@ def prepare(checkpoint: Checkpoint, data: Path | None) -> Exportable:
                 f"{path} holds {key}, which is not part of a plain Transformer, and no other engine computes more than "
                 "that. It cannot be exported."
             )
-    assets = Assets(path, data, checkpoint.text)
+    assets.expect(checkpoint.text)
     options.source_lang, options.target_lang = languages = assets.languages(options.source_lang, options.target_lang)
     plain.state["args"] = attributes(vars(options))
     names = [f"dict.{language}.txt" for language in languages]

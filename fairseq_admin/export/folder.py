@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ..checkpoints import files
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
-from ..text.bpe import CODES
+from ..text.assets import Assets
+from ..text.bpe import CODES, in_pieces
 from ..text.tokens import FILE
 from . import ctranslate2, huggingface, tokenizer
 from .exportable import Exportable, prepare
@@ -31,7 +32,7 @@ def export(
     checkpoint: Checkpoint,
     engine: str,
     output: Path,
-    data: Path | None = None,
+    assets: Assets | None = None,
     quantization: str | None = None,
     tolerance: float | None = None,
 ) -> Exported:
@@ -41,7 +42,7 @@ def export(
         checkpoint: of an Admin model, folded or not, or of a stock Transformer; one read from a file.
         engine: one of ENGINES.
         output: the folder to write; it may exist, empty.
-        data: where dictionaries, codes and text.json are, itself or its folder `bin`; None: next to the checkpoint.
+        assets: its dictionaries, and codes and text.json if they are there; None: what is next to the checkpoint.
         quantization: CTranslate2's name of a type to store the weights in; None: float32.
         tolerance: the largest difference of log-probabilities in float32; None: the engine's own bound.
 
@@ -55,15 +56,17 @@ def export(
     else:
         ctranslate2.refuse_unknown(quantization)
     with _new(output) as (work, folder):
-        model = prepare(checkpoint, data)
+        assert checkpoint.path is not None
+        model = prepare(checkpoint, assets or Assets(checkpoint.path))
         write = _ctranslate2 if engine == "ctranslate2" else _huggingface
         exported = write(model, work, folder, quantization, tolerance)
         for name, found in model.files.items():
             shutil.copyfile(found, folder / name)
-    missing = [name for name in (CODES, FILE) if name not in model.files]
+    needed = [*([CODES] if in_pieces(model.source.symbols) else []), FILE]
+    missing = [name for name in needed if name not in model.files]
     if missing:
         exported.notes.append(
-            f"found no {' and no '.join(missing)}, which `fairseq-admin translate {output}` needs; put it there."
+            f"found no {' and no '.join(missing)}, which `fairseq-admin translate {output}` needs for raw text."
         )
     return exported
 
@@ -118,20 +121,17 @@ def _new(output: Path) -> Iterator[tuple[Path, Path]]:
     if os.path.lexists(output) and not (output.is_dir() and not output.is_symlink() and not any(output.iterdir())):
         raise AdminError(f"{output} exists; a new or empty folder was expected. Remove it, or give another --output.")
     target = output.absolute()
-    work = None
     try:
-        work = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".part", dir=target.parent))
-        folder = work / "folder"
-        yield work, folder
-        mask = os.umask(0)
-        os.umask(mask)
-        for file in folder.iterdir():  # safetensors writes for the owner alone
-            file.chmod(0o666 & ~mask)
-        os.replace(folder, target)
+        with files.unfinished(target) as work:
+            work.mkdir()
+            folder = work / "folder"
+            yield work, folder
+            mask = os.umask(0)
+            os.umask(mask)
+            for file in folder.iterdir():  # safetensors writes for the owner alone
+                file.chmod(0o666 & ~mask)
+            os.replace(folder, target)
     except OSError as error:
         raise AdminError(
             f"{output}: could not be written ({error}). Is the disk full, or the folder missing?"
         ) from None
-    finally:
-        if work is not None:
-            shutil.rmtree(work, ignore_errors=True)

@@ -56,7 +56,7 @@ def installed() -> ModuleType:
         import safetensors.torch  # noqa: F401
         import transformers
     except ImportError:
-        raise AdminError("transformers is not installed. Run pip install 'fairseq-admin[export]'.") from None
+        raise AdminError("transformers is not installed. Run pip install 'transformers>=5' safetensors.") from None
     return transformers
 
 
@@ -171,7 +171,7 @@ def check(model: Exportable, folder: Path, bound: float | None) -> Checked:
     tests, ours = batches(model), build(model.original)
     limit = BOUND if bound is None else bound
     largest, positions = 0.0, 0
-    for batch, expected in zip(tests, log_probabilities(ours, tests)):
+    for expected, batch in zip(log_probabilities(ours, tests), tests):
         # Sources are padded on the left by fairseq, and on the right by most who use transformers.
         for tokens in (batch.src_tokens, _padded_right(batch.src_tokens)):
             apart = (_log_probabilities(fsmt, tokens, batch.prev_output_tokens) - expected).abs().max().item()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Optional
 
 from fairseq.data import Dictionary
 
@@ -12,6 +13,12 @@ from .. import fingerprint
 from ..errors import AdminError
 from .bpe import CODES
 from .tokens import FILE, Text
+
+BINARISED = re.compile(r"[^.]+\.(.+)-(.+)\.(?:\1|\2)\.idx")
+"""How fairseq-preprocess names its files, as train.de-en.de.idx."""
+
+Pair = tuple[Optional[str], Optional[str]]
+"""Source and target, as far as they are known."""
 
 
 class Assets:
@@ -21,27 +28,44 @@ class Assets:
     model.
     """
 
-    def __init__(self, model: Path, data: Path | None, expected: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, model: Path, data: Path | None = None, codes: Path | None = None, languages: Pair = (None, None)
+    ) -> None:
         """
         Args:
-            model: the checkpoint or folder.
+            model: a checkpoint, or another engine's folder.
             data: where the files are; None: next to the model.
-            expected: fingerprints of the model's own files, as far as they are known.
+            codes: the merges, if they are in another place.
+            languages: what the user says of them.
         """
         self.model = model
-        self.expected = expected or {}
+        self.expected: Mapping[str, str] = {}
         self.folders = [data, data / "bin"] if data else [model if model.is_dir() else model.parent]
+        self.codes = codes
+        self.asked = languages
+        self.places = " or ".join(map(str, self.folders))
+        """The folders, for messages."""
 
     def find(self, name: str) -> Path | None:
         """A file by its name, if it is there.
 
         Raises:
-            AdminError: it is another model's.
+            AdminError: it is another model's, or the user has named another, which is not there.
         """
         found = next((folder / name for folder in self.folders if (folder / name).is_file()), None)
+        if name == CODES and self.codes:
+            if not self.codes.is_file():
+                raise AdminError(
+                    f"--codes {self.codes}: no such file; the merges of the byte-pair encoding were expected."
+                )
+            found = self.codes
         if found and name in self.expected and fingerprint.of_bytes(found.read_bytes()) != self.expected[name]:
             raise self._foreign(found)
         return found
+
+    def expect(self, fingerprints: Mapping[str, str]) -> None:
+        """Refuse other files than these, the model's own, as far as they are known (fingerprint.py names them)."""
+        self.expected = fingerprints
 
     def _foreign(self, path: Path) -> AdminError:
         return AdminError(
@@ -54,8 +78,12 @@ class Assets:
         found = {name: path for name in (CODES, FILE) if (path := self.find(name))}
         return {name: fingerprint.of_bytes(path.read_bytes()) for name, path in found.items()}
 
-    def need(self, name: str) -> Path:
+    def need(self, name: str, instead: str = "") -> Path:
         """A file by its name.
+
+        Args:
+            name: the file's.
+            instead: what else the user can do, from a comma on.
 
         Raises:
             AdminError: it is not there.
@@ -63,8 +91,8 @@ class Assets:
         found = self.find(name)
         if found is None:
             raise AdminError(
-                f"there is no {name} in {' or '.join(map(str, self.folders))}. Give the folder of the model's training "
-                f"text, where {name} is, as --data."
+                f"there is no {name} in {self.places}. Give the folder of the model's training text, where {name} is, "
+                f"as --data{instead}."
             )
         return found
 
@@ -78,27 +106,58 @@ class Assets:
         return Text.read(path) if path else None
 
     def languages(self, source: str | None, target: str | None) -> tuple[str, str]:
-        """Source and target: the model's own, or else text.json's. (fairseq-train notes only those it was given.)
+        """Source and target: those the user asks for, the model's own, text.json's, or those of the binarised data.
+
+        fairseq-train notes only those that it was given; else it takes them from the data's names, as here.
+
+        Args:
+            source, target: the model's own, as far as it tells.
 
         Raises:
-            AdminError: nobody tells them, they are no codes of languages, or text.json is another pair's.
+            AdminError: nobody tells them, they are no codes of languages, or two of these do not agree.
         """
         text = self.text()
-        if text and not (source and target):
-            source, target = text.source, text.target
-        if not (source and target):
-            self.need(FILE)
+        told: list[tuple[object, Pair]] = [("the command line", self.asked), (self.model, (source, target))]
+        if text:
+            told.append((self.find(FILE), (text.source, text.target)))
+        if not all(any(pair[side] for _, pair in told) for side in (0, 1)):
+            told.append((self.places, self._binarised()))
+        found: list[tuple[object, Pair]] = []
+        for side in (0, 1):
+            found += [(who, pair) for who, pair in told if pair[side]][:1]
+            for who, pair in told:
+                if pair[side] and pair[side] != found[-1][1][side]:
+                    first, known = found[-1]
+                    raise AdminError(
+                        f"{who} is for {_spelled(pair)} and {first} for {_spelled(known)}. Give the model's own."
+                    )
+        if len(found) < 2:
+            raise AdminError(
+                f"{self.model} does not tell its languages, and {self.places} has no {FILE} and no binarised data (as "
+                "train.de-en.de.idx) to tell them. Give --source-lang and --target-lang, or the folder as --data."
+            )
+        source, target = found[0][1][0], found[1][1][1]
         if not all(re.fullmatch(r"[\w.-]+", str(language)) for language in (source, target)):
             raise AdminError(
-                f"{self.model} was trained from {source!r} to {target!r}; the codes of two languages were expected, as "
-                "in dict.de.txt. Train it again with --source-lang and --target-lang."
-            )
-        if text and (source, target) != (text.source, text.target):
-            raise AdminError(
-                f"{self.find(FILE)} is for {text.source}-{text.target} and {self.model} for {source}-{target}. Give "
-                "the model's own."
+                f"{self.model} is from {source!r} to {target!r}; the codes of two languages were expected, as in "
+                "dict.de.txt. Train it again with --source-lang and --target-lang."
             )
         return str(source), str(target)
+
+    def _binarised(self) -> Pair:
+        """The languages of the binarised data's names, if there are any.
+
+        Raises:
+            AdminError: there are several pairs.
+        """
+        names = [path.name for folder in self.folders if folder.is_dir() for path in folder.iterdir()]
+        pairs = sorted({(match[1], match[2]) for match in map(BINARISED.fullmatch, names) if match})
+        if len(pairs) > 1:
+            raise AdminError(
+                f"{self.places} has data of {', '.join('-'.join(pair) for pair in pairs)}, and {self.model} does not "
+                "tell which it is for. Give --source-lang and --target-lang."
+            )
+        return pairs[0] if pairs else (None, None)
 
     def dictionary(self, language: str, size: int, stack: str) -> Dictionary:
         """fairseq's dictionary of a language.
@@ -122,3 +181,7 @@ class Assets:
         if self.expected.get(stack) not in (None, fingerprint.of_dictionary(words)):
             raise self._foreign(path)
         return words
+
+
+def _spelled(pair: Pair) -> str:
+    return "-".join(language or "?" for language in pair)

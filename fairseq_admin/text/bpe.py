@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import AdminError
@@ -43,6 +43,11 @@ class BPE:
         units = self._codes.apply(lines)
         assert len(units) == len(lines), "fastBPE changed the number of lines"
         return units
+
+
+def in_pieces(units: Iterable[str]) -> bool:
+    """Whether a dictionary's units are pieces of words, not whole words."""
+    return any(unit.endswith("@@") for unit in units)
 
 
 def remove_bpe(units: str) -> str:

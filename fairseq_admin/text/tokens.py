@@ -148,6 +148,7 @@ def _sacremoses() -> ModuleType:
         import sacremoses
     except ImportError:
         raise AdminError(
-            "sacremoses, which tokenises, is not installed. Run pip install fairseq-admin[text], or give tokens."
+            "sacremoses, which tokenises, is not installed. Run pip install 'sacremoses>=0.2,<0.3' regex, or give "
+            "tokens (--tokenised)."
         ) from None
     return sacremoses

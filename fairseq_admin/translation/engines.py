@@ -9,6 +9,8 @@ length (end of sentence included) to a power, at most MORE units longer than the
 from __future__ import annotations
 
 import abc
+import itertools
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ from ..checkpoints.building import build, check
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..text.assets import Assets
+from ..text.bpe import in_pieces
 from .positions import Damaged, positions
 
 MORE = 200
@@ -50,6 +53,8 @@ class Translator(abc.ABC):
 
     longest: int
     """The most units a source sentence may have."""
+    in_pieces: bool
+    """Whether its source units are pieces of words, of which there must be the merges."""
 
     @abc.abstractmethod
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
@@ -80,6 +85,7 @@ class FairseqTranslator(Translator):
         self.source, self.target = map(
             assets.dictionary, languages, checkpoint.vocabulary.values(), checkpoint.vocabulary
         )
+        self.in_pieces = in_pieces(self.source.symbols)
         self.model = build(checkpoint, self.source, self.target).to(self.device)
         self.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
         self.pads_left = str(checkpoint.options.task.get("left_pad_source", True)) == "True"  # older fairseq: text
@@ -111,11 +117,12 @@ class CTranslate2Translator(Translator):
         try:
             import ctranslate2
         except ImportError:
-            raise AdminError(_missing("ctranslate2", folder)) from None
+            raise AdminError(_missing("ctranslate2", folder, "'ctranslate2>=4.8.1'")) from None
         on = chosen(device, ctranslate2.get_cuda_device_count() > 0)
         try:
             self.model = ctranslate2.Translator(str(folder), device=on)
             self.positions = positions(folder / "model.bin")
+            units = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*vocabulary.json")]
             missing = self._missing_library() if on == "cuda" else ""
             if missing and not device:
                 self.model = ctranslate2.Translator(str(folder), device="cpu")
@@ -128,6 +135,7 @@ class CTranslate2Translator(Translator):
             )
         if missing:
             print(f"fairseq-admin: {missing}, which ctranslate2 needs for CUDA; using the CPU.", file=sys.stderr)
+        self.in_pieces = in_pieces(itertools.chain(*units))
         self.longest = self.positions - 1
 
     def _missing_library(self) -> str:
@@ -176,7 +184,7 @@ class HuggingFaceTranslator(Translator):
         try:
             import transformers
         except ImportError:
-            raise AdminError(_missing("transformers", folder)) from None
+            raise AdminError(_missing("transformers", folder, "'transformers>=5' safetensors")) from None
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         self.device = chosen(device, torch.cuda.is_available())
@@ -189,6 +197,7 @@ class HuggingFaceTranslator(Translator):
         self.model.eval().to(self.device)
         sizes = self.model.config.src_vocab_size, self.model.config.tgt_vocab_size
         self.source, self.target = map(assets.dictionary, languages, sizes, ("encoder", "decoder"))
+        self.in_pieces = in_pieces(self.source.symbols)
         self.positions = self.model.config.max_position_embeddings
         self.longest = self.positions - 1
 
@@ -251,8 +260,8 @@ def spelled(numbers: list[int], words: Dictionary) -> list[str]:
     return [words[number] for number in numbers if number not in (words.bos(), words.eos(), words.pad())]
 
 
-def _missing(package: str, folder: Path) -> str:
-    return f"{folder} needs {package}, which is not installed. Run pip install fairseq-admin[export]."
+def _missing(package: str, folder: Path, packages: str) -> str:
+    return f"{folder} needs {package}, which is not installed. Run pip install {packages}."
 
 
 def _line(error: BaseException) -> str:

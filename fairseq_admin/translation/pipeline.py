@@ -33,20 +33,22 @@ class Translation(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """A model and what is done to the text before and after it; without `text`, the text is tokenised already."""
+    """A model and what is done to the text before and after it."""
 
     translator: Translator
     text: Text | None
-    bpe: BPE
+    """None: the text is tokens already, and the translation is."""
+    bpe: BPE | None
+    """None: the tokens are the model's units."""
 
     @classmethod
-    def load(cls, model: Path, data: Path | None, tokenised: bool, device: str | None) -> Pipeline:
+    def load(cls, model: Path, assets: Assets, given: str = "raw", device: str | None = None) -> Pipeline:
         """The pipeline of a checkpoint, or of a folder that CTranslate2 or Hugging Face's transformers read.
 
         Args:
             model: the checkpoint or folder.
-            data: where text.json, codes and the dictionaries are, itself or its folder `bin`; None: next to the model.
-            tokenised: the text is tokenised, and its translation shall be.
+            assets: with text.json, codes and the dictionaries, as far as they are needed.
+            given: the text is "raw", "tokens" or the model's "units", and the translation shall be.
             device: "cpu" or "cuda"; None: the best there is.
 
         Raises:
@@ -54,16 +56,21 @@ class Pipeline(NamedTuple):
         """
         compiled = (model / "model.bin").exists()
         checkpoint = None if model.is_dir() else Checkpoint.read(model)
-        assets = Assets(model, data, checkpoint.text if checkpoint else None)
+        if checkpoint:
+            assets.expect(checkpoint.text)
         if not compiled:
             languages = assets.languages(*(_languages(checkpoint) if checkpoint else _fsmt_languages(model)))
-        bpe = BPE(assets.need(CODES))
-        text = None if tokenised else Text.read(assets.need(FILE))
+        text = Text.read(assets.need(FILE, ", or tokens with --tokenised")) if given == "raw" else None
         if compiled:
-            return cls(CTranslate2Translator(model, device), text, bpe)
-        if checkpoint:
-            return cls(FairseqTranslator(checkpoint, assets, languages, device), text, bpe)
-        return cls(HuggingFaceTranslator(model, assets, languages, device), text, bpe)
+            translator: Translator = CTranslate2Translator(model, device)
+        elif checkpoint:
+            translator = FairseqTranslator(checkpoint, assets, languages, device)
+        else:
+            translator = HuggingFaceTranslator(model, assets, languages, device)
+        codes = None if given == "units" else assets.find(CODES)
+        if not codes and given != "units" and translator.in_pieces:
+            assets.need(CODES, ", the file as --codes, or units with --units")
+        return cls(translator, text, BPE(codes) if codes else None)
 
     def translate(
         self,
@@ -109,7 +116,7 @@ class Pipeline(NamedTuple):
     def _units(self, lines: list[str]) -> list[list[str]]:
         text = self.text
         tokens = [" ".join(line.split()) if text is None else text.tokenise(line, text.source) for line in lines]
-        return [line.split(" ") if line else [] for line in self.bpe.apply(tokens)]
+        return [line.split(" ") if line else [] for line in (self.bpe.apply(tokens) if self.bpe else tokens)]
 
     def _joined(self, pieces: list[list[Hypothesis]]) -> list[Translation]:
         """A line's translations: the first of all its pieces, the second of all, ...; the mean of their scores."""
@@ -117,7 +124,9 @@ class Pipeline(NamedTuple):
             return [Translation(0.0, "")]
         found = []
         for hypotheses in zip(*pieces):
-            texts = [remove_bpe(" ".join(hypothesis.units)) for hypothesis in hypotheses]
+            texts = [" ".join(hypothesis.units) for hypothesis in hypotheses]
+            if self.bpe:
+                texts = [remove_bpe(units) for units in texts]
             if self.text:
                 texts = [self.text.detokenise(tokens) for tokens in texts]
             score = sum(hypothesis.score for hypothesis in hypotheses) / len(hypotheses)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
+from ..bar import bar
+from ..checkpoints.files import replacing
+from ..ending import standard_output
 from ..errors import AdminError
 from .engines import Search
 from .pipeline import Pipeline, Translation
@@ -48,6 +52,8 @@ def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
         AdminError: the file cannot be read.
     """
     if path is None or str(path) == "-":
+        if sys.stdin is None:
+            raise AdminError("standard input is closed; a text was expected there. Give a file.")
         yield sys.stdin.buffer, "standard input"
         return
     try:
@@ -67,26 +73,17 @@ def written(path: Path | None) -> Iterator[BinaryIO]:
     """
     if path and path.exists() and not path.is_file():
         raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
-    part = path.with_name(f"{path.name}.{os.getpid()}.part") if path else None
-    try:
-        if path and part:
-            with part.open("wb") as stream:
-                yield stream
-            os.replace(part, path)
-        else:
+    if path is None:
+        if sys.stdout is None:
+            raise AdminError("standard output is closed, where the translation goes. Give --output.")
+        with standard_output():
             yield sys.stdout.buffer
+        return
+    try:
+        with replacing(path) as part, part.open("wb") as stream:
+            yield stream
     except OSError as error:
-        if not path:
-            # Python will flush what is left at the end, and would fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(error, BrokenPipeError):
-                return
-        where = path or "standard output"
-        raise AdminError(f"{where}: could not be written ({error}). Is the disk full, or the folder missing?") from None
-    finally:
-        if part:
-            with contextlib.suppress(OSError):
-                part.unlink()
+        raise AdminError(f"{path}: could not be written ({error}). Is the disk full, or the folder missing?") from None
 
 
 def formatted(number: int, translations: Iterable[Translation], search: Search) -> str:
@@ -96,24 +93,53 @@ def formatted(number: int, translations: Iterable[Translation], search: Search) 
     return "".join(f"{number}\t{score:.4f}\t{text}\n" for score, text in translations)
 
 
+def lines_of(source: BinaryIO) -> int | None:
+    """How many lines a file has from where it is; None: that cannot be told without reading it away."""
+    try:
+        start = source.tell()
+        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            return None
+        count = sum(block.count(b"\n") for block in iter(lambda: source.read(1 << 20), b""))
+        source.seek(start)
+    except OSError:  # of a pipe, or of what is no file
+        return None
+    return count
+
+
+def prompted(lines: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The lines that somebody types, each asked for on standard error."""
+    print("fairseq-admin: type a sentence a line; Ctrl-D ends.", file=sys.stderr)
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        chunk = next(lines, None)
+        if chunk is None:
+            print(file=sys.stderr)
+            return
+        yield chunk
+
+
 def flow(pipeline: Pipeline, source: BinaryIO, name: str, sink: BinaryIO, search: Search, batch_tokens: int) -> None:
-    """Translate all of a text, a terminal's line by line, with a bar where a terminal shows it.
+    """Translate all of a text: a terminal's line by line after a prompt, any other with a bar.
 
     Raises:
         AdminError: a line is not UTF-8.
     """
-    terminal = source.isatty()
+    if source.isatty():
+        chunks, shown = prompted(read(source, name, 1)), bar("translate", 0, " lines", hidden=True)
+    else:
+        chunks, shown = read(source, name, CHUNK), bar("translate", lines_of(source), " lines")
     first = 1
-    with tqdm(unit=" lines", file=sys.stderr, disable=True if terminal else None) as bar:
-        for lines in read(source, name, 1 if terminal else CHUNK):
+    with shown:
+        for lines in chunks:
             found = pipeline.translate(
                 lines,
                 search,
                 batch_tokens,
                 first,
                 warn=lambda message: tqdm.write(f"fairseq-admin: {message}", file=sys.stderr),
-                done=bar.update,
+                done=shown.update,
             )
+            shown.clear()  # or the first line would stick to it where both are on a terminal
             for number, translations in enumerate(found, first):
                 sink.write(formatted(number, translations, search).encode("utf-8"))
             sink.flush()

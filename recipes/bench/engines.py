@@ -36,6 +36,7 @@ from fairseq_admin.checkpoints.stock import ARCH  # noqa: E402
 from fairseq_admin.export.exportable import prepare  # noqa: E402
 from fairseq_admin.export.folder import export  # noqa: E402
 from fairseq_admin.method.layers import shortcut_norms  # noqa: E402
+from fairseq_admin.text.assets import Assets
 from fairseq_admin.translation.engines import padded  # noqa: E402
 from recipes.bench.step import paired  # noqa: E402
 
@@ -158,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as place:
         path = args.checkpoint or random_checkpoint(args, Path(place))
         checkpoint = Checkpoint.read(path)
-        model = prepare(checkpoint, args.data)
+        model = prepare(checkpoint, Assets(path, args.data))
         batches = sentences(args, model.source)
         count = sum(map(len, batches))
         folded = build(model.stock)

@@ -1,0 +1,113 @@
+"""What the verbs of fairseq-admin do; each returns what it has to say, which is printed when all its work is done."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from .checkpoints import averaging, equivalence, files
+from .checkpoints import fold as folding
+from .checkpoints.checkpoint import Checkpoint
+from .errors import AdminError
+from .method.omega import omega_summary
+from .text.assets import Assets
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+
+
+def omega(args: argparse.Namespace) -> str:
+    checkpoint = Checkpoint.read(args.checkpoint)
+    stacks, record = checkpoint.omegas, checkpoint.record
+    if not stacks:
+        raise AdminError(f"{checkpoint.name} has no omega: it is not (or no longer) an Admin model.")
+    if args.json:
+        table = {
+            stack: [
+                {"layer": int(name.split(".")[1]), "sublayer": name.split(".")[2], **omega_summary(omega)}
+                for name, omega in sublayers.items()
+            ]
+            for stack, sublayers in stacks.items()
+        }
+        return json.dumps({**table, "provenance": record}, indent=1) + "\n"
+    lines = ["profiled: " + (", ".join(f"{k} {v}" for k, v in record.items()) if record else "not yet")]
+    lines.append(f"{'stack':8} {'sub-layer':>9} {'layer':>5}  {'kind':12} {'min':>9} {'mean':>9} {'max':>9}")
+    for stack, sublayers in stacks.items():
+        for number, (name, omega) in enumerate(sublayers.items(), 1):
+            _, layer, kind = name.split(".")
+            numbers = " ".join(f"{value:9.4f}" for value in omega_summary(omega).values())
+            lines.append(f"{stack:8} {number:9d} {layer:>5}  {kind:12} {numbers}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def average(args: argparse.Namespace) -> str:
+    paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
+    files.check_output(args.output, paths)
+    averaging.average(paths).write(args.output)
+    return f"{args.output}: average of {', '.join(path.name for path in paths)}\n"
+
+
+def fold(args: argparse.Namespace) -> str:
+    files.check_output(args.output, [args.checkpoint])
+    unfolded = Checkpoint.read(args.checkpoint)
+    folded = folding.fold(unfolded, DTYPES[args.dtype], args.min_omega, _fingerprints(unfolded, args.data))
+    bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
+    said = []
+
+    def check(written: Path) -> None:
+        found = equivalence.difference(unfolded, Checkpoint.read(written), args.data)
+        apart = f"log-probabilities of {found.positions} positions differ by up to {found.largest:.2g}"
+        if found.largest > bound:
+            raise AdminError(
+                f"{args.checkpoint} folded is not the same: {apart}, more than {bound:g}. Nothing was written. Keep "
+                "the model unfolded, with --user-dir, or allow --tolerance."
+            )
+        said.append(f"{args.output}: {folded.state['args']['arch']}, {args.dtype}; {apart} (bound {bound:g})\n")
+
+    folded.write(args.output, check)
+    return "".join(said)
+
+
+def _fingerprints(checkpoint: Checkpoint, data: Path | None) -> dict[str, str]:
+    """Of the merges and text settings that are with the data; an empty dict without data."""
+    if data is None:
+        return {}
+    # fairseq-preprocess writes to a folder `bin`, next to what its text was made with.
+    assets = Assets(Path(checkpoint.name), data.parent if data.name == "bin" else data)
+    assets.expect(checkpoint.text)
+    return assets.fingerprints()
+
+
+def translate(args: argparse.Namespace) -> str:
+    from .translation import engines, pipeline, streams  # with engines and tokenisers, which no other verb needs
+
+    if args.nbest > args.beam:
+        raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
+    if args.output and args.text and args.output.exists() and args.text.exists() and args.output.samefile(args.text):
+        raise AdminError(f"{args.output} is the text to translate; give another --output.")
+    search = engines.Search(args.beam, args.lenpen, args.nbest)
+    given = "units" if args.units else "tokens" if args.tokenised else "raw"
+    with streams.opened(args.text) as (source, name), streams.written(args.output) as sink:
+        with contextlib.redirect_stdout(sys.stderr):  # what a library may print is no translation
+            model = pipeline.Pipeline.load(args.model, _assets(args, args.model), given, args.device)
+            streams.flow(model, source, name, sink, search, args.batch_tokens)
+    return ""
+
+
+def export(args: argparse.Namespace) -> str:
+    from .export import folder  # with engines, which no other verb needs
+
+    checkpoint = Checkpoint.read(args.checkpoint)
+    assets = _assets(args, args.checkpoint)
+    exported = folder.export(checkpoint, args.to, args.output, assets, args.quantization, args.tolerance)
+    for note in exported.notes:
+        print(f"fairseq-admin: {note}", file=sys.stderr)
+    return f"{args.output}: {exported.summary}\n"
+
+
+def _assets(args: argparse.Namespace, model: Path) -> Assets:
+    return Assets(model, args.data, args.codes, (args.source_lang, args.target_lang))

@@ -1,0 +1,102 @@
+"""What tells a model's languages and units, where fairseq-train was given neither: options, text.json, file names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_export import TASK, state_of, words
+
+from fairseq_admin import cli
+from fairseq_admin.checkpoints import files
+from fairseq_admin.errors import AdminError
+from fairseq_admin.text.assets import Assets
+from fairseq_admin.text.tokens import Text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("dict.de.txt", "dict.en.txt", "train.de-en.de.idx", "train.de-en.en.bin"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("names", "pair"),
+    [
+        (["test.de-en.de.idx"], ("de", "en")),
+        (["valid1.en-zh-CN.zh-CN.idx", "train.en-zh-CN.en.idx"], ("en", "zh-CN")),
+        (["train.pt-br-en.pt-br.idx"], ("pt-br", "en")),
+    ],
+)
+def test_names_of_binarised_data(names: list[str], pair: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in [*names, "dict.xx.txt", "test.fr-it.fr.bin", "corpus.de.idx"]:
+        (tmp_path / "bin" / name).touch()
+    assert Assets(tmp_path / "model.pt", tmp_path).languages(None, None) == pair
+
+
+def test_who_tells_the_languages(folder: Path) -> None:
+    """The user, the model, text.json and at last the data's names; those that are there must agree."""
+    model = folder / "model.pt"
+    assert Assets(model).languages("fr", "it") == ("fr", "it")  # the data may be of several pairs
+    assert Assets(model, languages=("de", None)).languages(None, "en") == ("de", "en")
+    with pytest.raises(AdminError, match="model.pt is for fr-it and the command line for de-[?]. Give the model's own"):
+        Assets(model, languages=("de", None)).languages("fr", "it")
+    (folder / "train.en-fr.en.idx").touch()
+    with pytest.raises(AdminError, match="has data of de-en, en-fr, and .*model.pt does not tell which"):
+        Assets(model).languages(None, None)
+    assert Assets(model, languages=("en", "fr")).languages(None, None) == ("en", "fr")
+    Text("de", "en").write(folder / "text.json")
+    assert Assets(model).languages(None, None) == ("de", "en")
+    with pytest.raises(AdminError, match="text.json is for de-en and the command line for en-fr. Give"):
+        Assets(model, languages=("en", "fr")).languages(None, None)
+    with pytest.raises(AdminError, match="does not tell its languages, and .*Give --source-lang and --target-lang"):
+        Assets(model, folder / "nowhere").languages(None, None)
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("engine", ["fairseq", "ctranslate2", "huggingface"])
+def test_without_text_json_and_codes(
+    pieces: bool, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The README's sequence on one's own data: export needs the dictionaries, translating tokens the merges, if any."""
+    package = {"huggingface": "transformers"}.get(engine, engine)
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    some = words(50)
+    for number in range(10):
+        some.add_symbol(f"p{number}{'@@' * pieces}")
+    state = state_of(some, some)
+    state["cfg"]["task"] = {**TASK, "source_lang": None, "target_lang": None}
+    data, model = tmp_path / "data-bin", tmp_path / "model.pt"
+    data.mkdir()
+    files.write(state, model)
+    for language in ("de", "en"):
+        some.save(str(data / f"dict.{language}.txt"))
+    (data / "test.de-en.de.idx").touch()
+
+    def done(*arguments: object) -> tuple[int, str]:
+        status = cli.main([str(argument) for argument in arguments])
+        return status, "".join(capsys.readouterr())
+
+    given = [model, "--data", data]
+    if engine != "fairseq":
+        status, told = done("export", *given, "--to", engine, "-o", tmp_path / "out")
+        assert status == 0 and f"found no {'codes and no ' * pieces}text.json, which" in told, told
+        given = [tmp_path / "out"]
+    (tmp_path / "text").write_text(f"w1 w2 p3{'@@' * pieces} w4\n")
+    given = ["translate", *given, tmp_path / "text", "--device", "cpu"]
+    status, told = done(*given)
+    assert status == 2 and "there is no text.json in " in told and "or tokens with --tokenised.\n" in told
+    status, units = done(*given, "--units")
+    assert status == 0 and units.count("\n") == 1
+    status, told = done(*given, "--tokenised")
+    if pieces:
+        assert status == 2 and "the file as --codes, or units with --units.\n" in told
+        (tmp_path / "merges").write_text("p 3 1\n")
+        assert done(*given, "--tokenised", "--codes", tmp_path / "merges")[0] == 0
+        status, told = done(*given, "--tokenised", "--codes", tmp_path / "none")
+        assert status == 2 and f"--codes {tmp_path / 'none'}: no such file" in told
+    else:
+        assert (status, told) == (0, units)
