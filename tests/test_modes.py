@@ -158,8 +158,8 @@ def assert_near(a: dict[str, Any], b: dict[str, Any], rounding: float) -> None:
 
 
 def initial(corpus: Path, *arguments: str, options: list[str] = TRAIN):
-    """The model that a run starts with, and the first training batch, as fairseq's trainer makes them."""
-    given = [str(corpus), *options[2:], *arguments]  # without --user-dir
+    """The model that a run starts with, of plain layers, and the first training batch, as fairseq makes them."""
+    given = [str(corpus), *options[2:], *arguments, "--admin-fast", "off"]  # without --user-dir
     cfg = convert_namespace_to_omegaconf(
         fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), given)
     )
