@@ -1,5 +1,6 @@
 # In words that make 3.81, which macOS has, can read.
 $(if $(filter grouped-target,$(.FEATURES)),,$(error GNU make $(MAKE_VERSION) is here; 4.3 or newer is needed: on macOS, brew install make, then gmake in place of make))
+include recipes/paths.mk
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -137,7 +138,8 @@ clean:
 ## make distclean: clean, and remove the virtual environment and all runs
 .PHONY: distclean
 distclean: clean
-	rm -rf $(VENV) runs
+	$(if $(wildcard $(VENV)/pyvenv.cfg),rm -rf $(VENV))
+	rm -rf runs
 
 ## make help: this list
 .PHONY: help

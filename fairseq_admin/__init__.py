@@ -1,7 +1,8 @@
 """Admin for fairseq: `fairseq-train DATA --user-dir fairseq_admin --arch transformer_admin_18l ...`.
 
-Importing the package registers the models, their architectures and `--optimizer radam`, lets torch's safe loader read
-fairseq's checkpoints, and shows users' mistakes as one line instead of a traceback.
+Importing the package registers the models, their architectures, an optimizer (`--optimizer radam`) and a criterion
+(`--criterion label_smoothed_cross_entropy_fast`), lets torch's safe loader read fairseq's checkpoints, and shows users'
+mistakes as one line instead of a traceback.
 """
 
 import logging
@@ -9,10 +10,10 @@ from types import SimpleNamespace
 
 import numpy
 
-# Said at the import of fairseq: that it lacks tensorboardX, for speech.
+# On import, fairseq logs that tensorboardX is missing, which only speech needs.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-# Read by fairseq when it generates with a language model or buckets lengths; numpy 2 no longer has it.
+# fairseq reads numpy.compat when it generates with a language model or buckets lengths; numpy 2 no longer has it.
 if not hasattr(numpy, "compat"):
     numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
@@ -20,12 +21,13 @@ from . import errors  # noqa: E402
 
 errors.install_excepthook()  # first: the other imports take seconds, in which a user may press Ctrl-C
 
-# Importing a model or an optimizer registers it.
+# Importing a model, an optimizer or a criterion registers it.
 from . import radam  # noqa: E402, F401
 from .architectures.language_model import TransformerLMAdminModel  # noqa: E402
 from .architectures.masked_language_model import MaskedLMAdminModel  # noqa: E402
 from .architectures.translation_model import TransformerAdminModel  # noqa: E402
 from .checkpoints.files import allow_fairseq_globals  # noqa: E402
+from .fast import loss  # noqa: E402, F401
 from .version import __version__  # noqa: E402
 
 __all__ = ["MaskedLMAdminModel", "TransformerAdminModel", "TransformerLMAdminModel", "__version__"]

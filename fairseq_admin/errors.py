@@ -14,11 +14,11 @@ class AdminError(ValueError):
 
 
 class DivergedError(AdminError):
-    """Training has diverged: the optimizer refuses update after update."""
+    """Training has diverged: update after update is skipped."""
 
 
 DIVERGED = 3
-"""The exit status of a training that has diverged; a user's mistake has 2, and a crash 1."""
+"""Exit status of a training run that diverged; a user's mistake gives 2, a crash 1."""
 
 INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended: 128 and the number of the signal, as shells have it."""
@@ -28,7 +28,7 @@ DIVERGED_ADVICE = (
     "--clip-norm 1.0. crash.pt holds the diverged model: do not resume from it."
 )
 
-# Where fairseq starts the processes itself (one a GPU), the error of one comes back as the text of its traceback.
+# Where fairseq starts the processes itself (one per GPU), an error in one comes back as the text of its traceback.
 _OURS = re.compile(r"^fairseq_admin\.errors\.(AdminError|DivergedError): (.+)$", re.MULTILINE)
 _NOT_FINITE = re.compile(r"^FloatingPointError\b(.*)$", re.MULTILINE)
 APART = "inconsistent between workers"
@@ -52,7 +52,7 @@ def _text(error: BaseException) -> str:
 
 
 ONE_OF_EACH = (
-    "the task is for fairseq's models of several encoders and decoders, and this one has one of each. For several "
+    "the task is for fairseq's models with several encoders and decoders, and this one has one of each. For several "
     "languages give --task translation_multi_simple_epoch."
 )
 
@@ -60,7 +60,7 @@ ONE_OF_EACH = (
 def _wants_several(error: BaseException) -> bool:
     """Whether multilingual_translation or semisupervised_translation has met a model with one encoder and one decoder.
 
-    The former first asks the model's options for one of its own, which only a MultiModel's have.
+    The former first reads an option of its own, which only a MultiModel has, from the model's options.
     """
     return "requires a FairseqMultiModel" in str(error) or getattr(error, "full_key", None) == "model.left_pad_source"
 
@@ -80,7 +80,7 @@ def _stop(error: BaseException) -> AdminError | None:
 def _not_finite(error: BaseException) -> bool:
     """Whether fairseq has found a loss or gradient that is not finite, here or in a process that it started.
 
-    It raises the same error where workers of one run have come apart; that is not the model's doing.
+    fairseq raises the same error when the workers of a run get out of sync; that is not divergence.
     """
     found = [str(error)] if isinstance(error, FloatingPointError) else _NOT_FINITE.findall(_text(error))
     return any(APART not in message for message in found)
@@ -89,9 +89,9 @@ def _not_finite(error: BaseException) -> bool:
 def install_excepthook() -> None:
     """Let an uncaught AdminError end the process with its one line and exit status 2, and divergence with DIVERGED.
 
-    fairseq's command lines catch nothing and print tracebacks, so the plugin can only reach them here. The error is
-    found behind whatever fairseq raised on top of it, also in a process that fairseq started; every other exception
-    goes to the hook that was there before. Ctrl-C while fairseq-admin is still importing torch ends that command alone.
+    fairseq's command lines catch nothing and print tracebacks, so this is the only place where the plugin can act. The
+    error is found beneath whatever fairseq raised on top of it, even in a process that fairseq started; every other
+    exception goes to the previous hook. Ctrl-C while fairseq-admin is still importing torch ends that command alone.
     """
     previous = sys.excepthook
 

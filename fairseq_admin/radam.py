@@ -1,7 +1,7 @@
 """`--optimizer radam`: rectified Adam (Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and Beyond").
 
-torch's implementation does the arithmetic. Where it differs from the optimizer behind Admin's published numbers, that
-one is followed: no step, rather than a momentum step, while the variance is not tractable (ρ_t ≤ 5: the first five
+torch's implementation does the arithmetic. Where torch differs from the optimizer behind Admin's published numbers, the
+latter is followed: no step, rather than a momentum step, while the variance is not tractable (ρ_t ≤ 5: the first five
 steps at β2 = 0.98), and decoupled weight decay p ← p - lr·wd·p, in those steps too.
 """
 
@@ -18,19 +18,16 @@ from torch import Tensor
 from torch.optim.radam import radam
 
 from .errors import AdminError
+from .fast.radam import fused_step, has_kernel, rho
 
 
 def tractable(step: int, beta2: float) -> bool:
-    """Whether the adaptive learning rate has a variance at this step (counted from 1): ρ_t > 5.
-
-    ρ_∞ = 2 / (1 - β2) - 1,   ρ_t = ρ_∞ - 2 t β2^t / (1 - β2^t)      algorithm 2
-    """
-    rho_inf = 2 / (1 - beta2) - 1
-    return rho_inf - 2 * step * beta2**step / (1 - beta2**step) > 5
+    """Whether the adaptive learning rate has a variance at this step (counted from 1): ρ_t > 5, algorithm 2."""
+    return rho(step, beta2)[0] > 5
 
 
 CHUNK = 2**24
-"""Elements updated at once. An update needs up to 16 bytes an element for as long as it takes: 270 MB in all."""
+"""Elements updated at once. While it runs, an update needs up to 16 bytes per element: 270 MB in all."""
 
 
 def chunks(params: List[Tensor]) -> Iterator[List[Tensor]]:
@@ -58,6 +55,9 @@ class RAdam(torch.optim.Optimizer):
         weight_decay: decoupled; multiplied by lr.
     """
 
+    fused = True
+    """Whether torch's fused kernel computes where there is one; else its plain RAdam does, the twin."""
+
     supports_flat_params = True
     supports_memory_efficient_fp16 = True
     # fairseq would put a checkpoint's own tensors, which are on the CPU, in place of what load_state_dict has made.
@@ -67,17 +67,17 @@ class RAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def state_dict(self) -> Dict[str, Any]:
-        """As torch's, but of copied entries: fully_sharded's fairscale makes numbers of the step counts."""
+        """As torch's, with its entries copied: fully_sharded's fairscale turns the step counts into numbers."""
         found = super().state_dict()
         return {**found, "state": {i: dict(entries) for i, entries in found["state"].items()}}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """As torch's, which casts the moments to the parameters' type, but the moments stay float32.
+        """As torch's, but the moments stay float32 instead of taking the parameters' type.
 
         A step count may be a number.
 
         Raises:
-            AdminError: the state is of other parameters.
+            AdminError: the state belongs to other parameters.
         """
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         own = [p for group in self.param_groups for p in group["params"]]
@@ -116,27 +116,35 @@ class RAdam(torch.optim.Optimizer):
         states = [self.state[p] for p in params]
         # float() is the tensor itself in float32, and a working copy under --memory-efficient-fp16.
         masters = [p.float() for p in params]
-        decay = 1 - group["lr"] * group["weight_decay"]
-        # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
-        held = {i: masters[i] * decay for i, s in enumerate(states) if not tractable(int(s["step"].item()) + 1, beta2)}
-        radam(
+        options = {name: group[name] for name in ("lr", "eps", "weight_decay")}
+        tensors = (
             masters,
             [p.grad.float() for p in params if p.grad is not None],
             [s["exp_avg"] for s in states],
             [s["exp_avg_sq"] for s in states],
             [s["step"] for s in states],
-            decoupled_weight_decay=True,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
         )
-        for i, value in held.items():
-            masters[i].copy_(value)
+        if self.fused and has_kernel(masters[0].device):
+            fused_step(*tensors, beta1=beta1, beta2=beta2, **options)
+        else:
+            self._plain_step(*tensors, beta1=beta1, beta2=beta2, **options)
         for p, master in zip(params, masters):
             if master is not p:
                 p.copy_(master)
+
+    @staticmethod
+    def _plain_step(masters: List[Tensor], grads, moments, squares, steps: List[Tensor], **options: float) -> None:
+        """Arguments as for `fused_step`."""
+        decay = 1 - options["lr"] * options["weight_decay"]
+        # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
+        held = {
+            i: masters[i] * decay
+            for i, step in enumerate(steps)
+            if not tractable(int(step.item()) + 1, options["beta2"])
+        }
+        radam(masters, grads, moments, squares, steps, decoupled_weight_decay=True, **options)  # type: ignore[arg-type]
+        for i, value in held.items():
+            masters[i].copy_(value)
 
 
 @dataclass
@@ -169,10 +177,10 @@ def _not_negative(option: str, value: float) -> float:
 class FairseqRAdam(FairseqOptimizer):
     """fairseq's handle on `RAdam`.
 
-    Under --amp fairseq clips, for which torch's GradScaler unscales the gradients of `RAdam`, and then has the scaler
-    step this handle. To the scaler that is another optimizer, whose gradients it would divide by the loss scale again,
-    unless the optimizer says that it sees to that itself. Then the scaler only sets `found_inf` during the step: not 0
-    if a gradient overflowed.
+    Under --amp torch's GradScaler first unscales the gradients of `RAdam`, so that fairseq can clip them, and then
+    steps this handle. The scaler takes the handle for another optimizer and would divide its gradients by the loss
+    scale again, unless the optimizer says that it handles scaling itself. The scaler then only sets `found_inf` during
+    the step: nonzero if a gradient overflowed.
     """
 
     _step_supports_amp_scaling = True

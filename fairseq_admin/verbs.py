@@ -54,7 +54,7 @@ def average(args: argparse.Namespace) -> str:
 def fold(args: argparse.Namespace) -> str:
     files.check_output(args.output, [args.checkpoint])
     unfolded = Checkpoint.read(args.checkpoint)
-    folded = folding.fold(unfolded, DTYPES[args.dtype], args.min_omega)
+    folded = folding.fold(unfolded, DTYPES[args.dtype], args.min_omega, _fingerprints(unfolded, args.data))
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
     said = []
 
@@ -70,6 +70,16 @@ def fold(args: argparse.Namespace) -> str:
 
     folded.write(args.output, check)
     return "".join(said)
+
+
+def _fingerprints(checkpoint: Checkpoint, data: Path | None) -> dict[str, str]:
+    """Of the merges and text settings that are with the data; an empty dict without data."""
+    if data is None:
+        return {}
+    # fairseq-preprocess writes to a folder `bin`, next to what its text was made with.
+    assets = Assets(Path(checkpoint.name), data.parent if data.name == "bin" else data)
+    assets.expect(checkpoint.text)
+    return assets.fingerprints()
 
 
 def translate(args: argparse.Namespace) -> str:

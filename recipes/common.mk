@@ -1,17 +1,18 @@
 # What every recipe shares. Its Makefile includes this first.
 #
 # Reads PYTHON, RUNS and TRAIN_ARGS. Gives the shell's flags, STEP (a step of recipes/steps), METHODS (the plugin's schemes),
-# TEXT and RUN (a recipe's folders), and what several rules do alike: field, one-of, some-of, quoted, binarise.
+# TEXT and RUN (a recipe's folders), and what several rules do alike: field, one-of, some-of, quoted, binarise, goal.
 
 # First of all, and in words that make 3.81, which macOS has, can read. Grouped targets came with 4.3.
 $(if $(filter grouped-target,$(.FEATURES)),,$(error GNU make $(MAKE_VERSION) is here; 4.3 or newer is needed: on macOS, brew install make, then gmake in place of make))
 $(if $(wildcard recipes/common.mk),,$(error recipes/common.mk is not here ($(CURDIR)); run make from the repository's root))
+include recipes/paths.mk
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := all
-.PHONY: all FORCE
+.PHONY: FORCE
 
 PYTHON ?= .venv/bin/python
 # Everything written goes under this folder.
@@ -20,6 +21,8 @@ RUNS ?= runs
 TRAIN_ARGS ?=
 
 export PYTHONUNBUFFERED := 1
+# Threads that wait for one another sleep: spinning ones, on a machine that is busy, are many times slower.
+export OMP_WAIT_POLICY ?= PASSIVE
 # Warnings of fairseq and its libraries about one another: nothing the user can fix.
 export PYTHONWARNINGS ?= ignore
 STEP := $(PYTHON) -m recipes.steps
@@ -44,6 +47,23 @@ define binarise
 rm -rf $(@D) $(@D).part
 $(PYTHON) -m fairseq_cli.preprocess $(1) --destdir $(@D).part $(2)
 mv $(@D).part $(@D)
+endef
+
+# $(eval $(call goal,NAME,files,recipe)): what users ask for by name. A make below does it under the guard, which has the
+# folder to itself and ends all that it started (recipes/steps/guard.py): first the text, which others may be waiting for
+# too, then the rest. A plan (make -n) needs none.
+PLANNING := $(findstring n,$(firstword -$(MAKEFLAGS)))
+GUARD = $(if $(PLANNING),,$(STEP).guard $(1) --) $(MAKE) --no-print-directory -f $(firstword $(MAKEFILE_LIST)) GUARDED=yes
+define goal
+.PHONY: $(1)
+ifdef GUARDED
+$(1): $(2)
+	$(3)
+else
+$(1):
+	$(if $(PLANNING),,+@$$(call GUARD,--alone $(TEXT) --wait) $(BINARISED))
+	+@$$(call GUARD,--alone $(RUN) $(patsubst %,--node %,$(filter-out 0,$(NODE)))) $(1)
+endif
 endef
 
 # The table of fairseq_admin/method/schemes.py.

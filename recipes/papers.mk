@@ -48,4 +48,5 @@ URL ?=
 TABLE ?=
 # What to do with bytes that are not UTF-8: refuse, or replace.
 INVALID ?= refuse
-EXTRACT_ARGS = --invalid $(INVALID) --lock $(ARCHIVES)/archives.lock.json
+# An archive in DATA is held to the table as a download is.
+EXTRACT_ARGS = --invalid $(INVALID) $(if $(DATA),--check $(or $(TABLE),recipes/archives.tsv),--lock $(ARCHIVES)/archives.lock.json)

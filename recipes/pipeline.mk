@@ -6,6 +6,7 @@
 
 SOURCE := $(word 1,$(subst -, ,$(PAIR)))
 TARGET := $(word 2,$(subst -, ,$(PAIR)))
+$(if $(filter $(SOURCE),$(TARGET)),$(error PAIR=$(PAIR) names one language twice, and so one file for both sides; expected two codes. Call one side otherwise, as in PAIR=en-en_simple: the tokeniser treats a code it does not know as English))
 
 TASK := --source-lang $(SOURCE) --target-lang $(TARGET)
 ARCH := transformer_admin_18l
@@ -19,6 +20,12 @@ MODEL := --encoder-layers $(ENCODER_LAYERS) --decoder-layers $(DECODER_LAYERS) \
 	--share-all-embeddings
 # A multiple of 1: with fairseq's own, 8, the last sentences (up to 7) fall in no batch, and are not translated either.
 BATCH = --max-tokens $(MAX_TOKENS) --required-batch-size-multiple 1
+# fairseq ends over a line of the other two splits that fits no batch, so theirs hold at least as many units as a model has
+# positions; lines that are too long for that, prepare has refused or counted (TOO_LONG), and they are skipped.
+POSITIONS := 1024
+FITTING = $(shell echo $$(( $(MAX_TOKENS) < $(POSITIONS) ? $(POSITIONS) : $(MAX_TOKENS) )))
+VALIDATED = --max-tokens-valid $(FITTING) --skip-invalid-size-inputs-valid-test
+TRANSLATED = --max-tokens $(FITTING) --skip-invalid-size-inputs-valid-test
 FINAL = $(RUN)/model/model.pt
 SUMMARY_ARGS = --raw $(RAW)/test --pair $(PAIR)
 

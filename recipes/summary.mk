@@ -9,8 +9,7 @@ JOB ?= $(NAME)
 RESULT = --results $(RUNS)/results.csv --recipe $(JOB) --method $(METHOD) --preset $(PRESET) --seed $(SEED) \
 	--tokens $(or $(TOKENS),$$(( $(MAX_TOKENS) * $(UPDATE_FREQ) * $(or $(WORLD),1) )))
 
-all: $(RUN)/summary.txt
-	@cat $<
+$(eval $(call goal,all,$(RUN)/summary.txt,@cat $(RUN)/summary.txt))
 
 # The other methods' results, once they are there, are part of the summary.
 OTHERS := $(wildcard $(dir $(RUN))*-$(PRESET)-s$(SEED)/score.json)

@@ -2,7 +2,7 @@
 #
 # Reads SOURCE and TARGET, MERGES, the variables below, DATA, URL, TABLE and USED (a recipe's archives), TEXT_SETTINGS (more
 # that the text depends on), and the recipe's rules for $(RAW)/%.
-# Gives the folder $(BINARY), which is whole once $(BINARISED) is there; $(ASSETS), what translating takes besides a model;
+# Gives the folder $(BINARY), which is whole once $(BINARISED) is there; $(ASSETS), what translating takes in addition to a model;
 # $(WORDS), the tokens; `archive` and `EXTRACT` for the recipe's rules; `both`; and the target prepare.
 
 .SECONDEXPANSION:
@@ -13,9 +13,12 @@ RAW ?= $(TEXT)/raw
 # Which training pairs are kept, by their words (CLEAN) or by their units after BPE (CLEAN_BPE, of the split valid, too).
 CLEAN ?= --drop-empty
 CLEAN_BPE ?=
+# What to do with a line of the splits valid and test that is too long for the model: refuse, or skip.
+TOO_LONG ?= refuse
+$(call one-of,TOO_LONG,refuse skip)
 # The numbers of pairs that train, valid and test must have, where they are known.
 EXPECT ?=
-# What tokenising does besides: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text/tokens.py says what
+# What else tokenising does: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text/tokens.py says what
 # each is).
 TOKENISER ?=
 
@@ -31,34 +34,45 @@ BINARISED := $(BINARY)/dict.$(TARGET).txt
 ASSETS := $(BINARY)/dict.$(SOURCE).txt $(BINARISED) $(TEXT)/codes $(TEXT)/text.json
 
 .PHONY: prepare
+ifdef GUARDED
 prepare: $(BINARISED) $(call both,$(RAW),test)
+else
+prepare:
+	+@$(call GUARD,--alone $(TEXT) --wait) $@
+endif
 
 # -- archives --------------------------------------------------------------------------------------------------------
 
 ARCHIVES := $(RUNS)/archives
-EXTRACT = $(STEP).extract $(EXTRACT_ARGS)
-# Where an archive is: among those downloaded, or the folder DATA, if that holds not the archive but what is in it. What
-# was extracted once needs it no more; whoever is short of room may delete it.
-archive = $(if $(DATA),$(if $(wildcard $(DATA)/$(1)),$(ARCHIVES)/$(1),$(DATA)),$(ARCHIVES)/$(1))
+# What is read is recorded, for the text's settings.
+EXTRACT = $(STEP).extract $(EXTRACT_ARGS) --record $(RAW)/inputs.json
+# Where an archive is: in the folder DATA, or the folder itself, if that holds not the archive but what is in it; or among
+# those downloaded. What was extracted once needs a download no more; whoever is short of room may delete it.
+archive = $(if $(DATA),$(or $(wildcard $(DATA)/$(1)),$(DATA)),$(ARCHIVES)/$(1))
 .SECONDARY: $(USED:%=$(ARCHIVES)/%)
 $(ARCHIVES)/%:
 	# download $*
-	$(STEP).download $* --out $@ $(DATA:%=--data %) $(URL:%=--url %) $(TABLE:%=--table %)
+	$(STEP).download $* --out $@ $(if $(URL),--url $(call quoted,$(URL))) $(TABLE:%=--table %)
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+# What a text was made from. Where that changes, before there is a model of it, all of the text is made again.
+$(TEXT)/settings.json: FORCE
+	@$(STEP).settings $@ --models $(RUNS)/$(NAME) --inputs $(RAW)/inputs.json --archives $(ARCHIVES) $(DATA:%=--data %) \
+		pair=$(PAIR) merges=$(MERGES) $(call quoted,tokeniser=$(sort $(TOKENISER))) \
+		$(call quoted,cleaning=$(strip $(CLEAN) $(CLEAN_BPE) $(GATHER_train))) $(TEXT_SETTINGS)
+
+RAW_SETTINGS ?= $(TEXT)/settings.json
+$(call both,$(RAW),$(SPLITS) $(SEVERAL)): $(RAW_SETTINGS)
 
 # -- tokens ----------------------------------------------------------------------------------------------------------
 
-$(TEXT)/settings.json: FORCE
-	@$(STEP).settings $@ pair=$(PAIR) merges=$(MERGES) $(TEXT_SETTINGS) \
-		$(if $(strip $(TOKENISER)),'tokeniser=$(sort $(TOKENISER))') \
-		$(if $(SEVERAL),'cleaning=$(strip $(CLEAN) $(CLEAN_BPE) $(GATHER_train))')
-
-# Nothing is made again because of this file: it changes with the settings only, and those are held.
-$(TEXT)/text.json: | $(TEXT)/settings.json
+$(TEXT)/text.json: $(TEXT)/settings.json
 	# how text is tokenised
 	$(STEP).text $(SOURCE) $(TARGET) $(TOKENISER) -o $@
 
 $(call both,$(TEXT)/tok,$(or $(PARTS_train),train)): TOKENISE := $(CLEAN)
-$(TEXT)/tok/%.$(SOURCE) $(TEXT)/tok/%.$(TARGET): $(RAW)/%.$(SOURCE) $(RAW)/%.$(TARGET) | $(TEXT)/text.json
+$(TEXT)/tok/%.$(SOURCE) $(TEXT)/tok/%.$(TARGET): $(RAW)/%.$(SOURCE) $(RAW)/%.$(TARGET) $(TEXT)/text.json
 	# tokens of $*
 	$(STEP).tokenise $(TEXT)/text.json $(RAW)/$* $(TEXT)/tok/$* $(TOKENISE)
 
@@ -77,6 +91,8 @@ $(TEXT)/codes: $(call both,$(WORDS),train)
 	$(STEP).bpe learn $(MERGES) $^ -o $@
 
 $(call both,$(TEXT)/bpe,train valid): SPLIT_UP := $(CLEAN_BPE)
+# fairseq leaves out such pairs of the training text, and says how many.
+$(call both,$(TEXT)/bpe,valid test): SPLIT_UP += --too-long $(TOO_LONG)
 $(TEXT)/bpe/%.$(SOURCE) $(TEXT)/bpe/%.$(TARGET): $(WORDS)/%.$(SOURCE) $(WORDS)/%.$(TARGET) $(TEXT)/codes
 	# units of the split $*
 	$(STEP).bpe apply $(TEXT)/codes $(WORDS)/$*.$(SOURCE) $(WORDS)/$*.$(TARGET) -o $(@D) $(SPLIT_UP)

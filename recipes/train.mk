@@ -1,6 +1,6 @@
 # fairseq's binary data -> checkpoints -> their average -> the model, folded if its scheme can be.
 #
-# Reads $(BINARY) and $(BINARISED); TASK, ARCH, MODEL and BATCH, fairseq's options for them; METHOD, SEED, PRESET, UPDATES or
+# Reads $(BINARY) and $(BINARISED); TASK, ARCH, MODEL, BATCH and VALIDATED, fairseq's options for them; METHOD, SEED, PRESET, UPDATES or
 # EPOCHS, and the other variables below; what machines.mk reads; FINAL, where the model is to be, and ASSETS, what it takes
 # to use it.
 # Gives $(RUN)/settings.json, checkpoints, average.pt and omega.json; $(FINAL), with $(ASSETS) next to it; USER_DIR, what the
@@ -23,25 +23,34 @@ include recipes/machines.mk
 
 # -- settings --------------------------------------------------------------------------------------------------------
 
+# Every epoch has batches of its own. fairseq would keep those of the epoch that a process began with, so a run that was
+# resumed would see others than one that was not.
+OWN_BATCHES := --update-epoch-batch-itr True
 OPTIMISATION := --optimizer radam --adam-betas "(0.9, 0.98)" --weight-decay $(WEIGHT_DECAY) --clip-norm $(CLIP_NORM) \
 	--lr $(LR) --lr-scheduler inverse_sqrt --warmup-updates $(WARMUP) --warmup-init-lr 1e-7 \
-	--criterion label_smoothed_cross_entropy --label-smoothing $(LABEL_SMOOTHING) \
-	--seed $(SEED)
+	--criterion label_smoothed_cross_entropy_fast --label-smoothing $(LABEL_SMOOTHING) \
+	--seed $(SEED) $(OWN_BATCHES)
 BATCH_SIZE := $(BATCH) --update-freq $(UPDATE_FREQ)
 PRECISE := $(DEVICE_ARGS) $(PRECISION_$(PRECISION))
 # What a run's checkpoints depend on. UPDATES and EPOCHS are left out: more of them continue the run. With the tokens of an
 # update held, a run may go on with other batches, on other machines.
 SETTINGS := $(MODEL) $(OPTIMISATION) $(or $(HELD),$(BATCH_SIZE)) $(PRECISE) $(TRAIN_ARGS)
 
-$(RUN)/settings.json: FORCE
-	@$(STEP).settings $@ $(call quoted,train=$(SETTINGS))
+# With the settings of its text, and the files that was read from.
+$(RUN)/settings.json: $(BINARISED) FORCE
+	@$(STEP).settings $@ --models $(RUN) --with $(TEXT)/settings.json $(wildcard $(RAW)/inputs.json) \
+		--length $(if $(EPOCHS),epochs=$(EPOCHS),updates=$(UPDATES)) save_every=$(SAVE_EVERY) -- $(SETTINGS)
+
+# What is made of the checkpoints depends on settings of its own, and is made again where they change.
+SETTINGS_average = average=$(AVERAGE) of=$(if $(EPOCHS),epochs,updates)
+$(RUN)/settings.%.json: FORCE
+	@$(STEP).settings $@ --redo $(SETTINGS_$*)
 
 # -- training --------------------------------------------------------------------------------------------------------
 
 TRAINED := $(RUN)/trained-$(or $(EPOCHS:%=%-epochs),$(UPDATES))
-.PHONY: train average
-train: $(TRAINED)
-average: $(FINAL)
+$(eval $(call goal,train,$(TRAINED)))
+$(eval $(call goal,average,$(FINAL)))
 
 # How long it trains, which checkpoints it keeps, and how those to average are named. The validation that comes with a
 # checkpoint every so many updates is the only one there, hence the endless intervals in epochs.
@@ -51,7 +60,7 @@ TO_AVERAGE := $(RUN)/checkpoints --by epochs --last $(AVERAGE)
 else
 LENGTH := --max-update $(UPDATES) --save-interval-updates $(SAVE_EVERY) --keep-interval-updates $(AVERAGE) \
 	--save-interval 1000000 --validate-interval 1000000
-TO_AVERAGE := $(RUN)/checkpoints/checkpoint_*_*.pt
+TO_AVERAGE := $$(ls -t $(RUN)/checkpoints/checkpoint_*_*.pt | head -n $(AVERAGE))
 endif
 
 # A run goes on from the newest of its numbered checkpoints, which fairseq writes next to their place and renames, and not
@@ -65,8 +74,8 @@ $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 	newest=$$(ls -t $(RUN)/checkpoints/checkpoint[0-9]*.pt $(RUN)/checkpoints/checkpoint_[0-9]*_*.pt 2>/dev/null | head -n 1 || true); \
 	$(TRAIN) $(BINARY) --user-dir fairseq_admin $(TASK) --arch $(ARCH) --admin-scheme $(METHOD) \
 		$(MODEL) $(OPTIMISATION) $(BATCH_SIZE) $(PRECISE) $(MACHINES) \
-		$(LENGTH) --save-dir $(RUN)/checkpoints $${newest:+--restore-file "$$newest"} --no-last-checkpoints \
-		--tensorboard-logdir $(RUN)/tensorboard $(WANDB:%=--wandb-project %) \
+		$(LENGTH) $(VALIDATED) --save-dir $(RUN)/checkpoints $${newest:+--restore-file "$$newest"} --no-last-checkpoints \
+		--tensorboard-logdir $(RUN)/tensorboard $(if $(WANDB),--wandb-project $(call quoted,$(WANDB))) \
 		--log-format json --log-interval $(LOG_EVERY) $(TRAIN_ARGS) 2>&1 \
 		| tee -a $(RUN)/train$(patsubst %,-node%,$(filter-out 0,$(NODE))).log \
 		| $(STEP).progress $(if $(EPOCHS),--epochs $(EPOCHS),--updates $(UPDATES))
@@ -76,7 +85,7 @@ include recipes/preflight/preflight.mk
 
 # -- model -----------------------------------------------------------------------------------------------------------
 
-$(RUN)/average.pt: $(TRAINED)
+$(RUN)/average.pt: $(TRAINED) $(RUN)/settings.average.json
 	# average the last $(AVERAGE) checkpoints
 	$(PYTHON) -m fairseq_admin.cli average $(TO_AVERAGE) -o $@
 

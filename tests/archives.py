@@ -4,10 +4,10 @@
     contents(pairs=600, seed=1)       {archive: {member: bytes}}, what is in them
     write_tar(path, members)          one archive of your own
 
-The members are those that fairseq's examples/translation/prepare-{iwslt14,wmt14en2de,wmt14en2fr}.sh read, among others
-that they do not. German and English are the demo's; "French" is English with the letters of every word turned round,
-so that it can be learnt as well. `pairs` is the size of IWSLT's training text, and of WMT's for each pair of languages,
-all corpora together.
+The members are those that fairseq's examples/translation/prepare-{iwslt14,wmt14en2de,wmt14en2fr}.sh read, and others
+that they do not read. German and English are the demo's; "French" is English with the letters of every word reversed,
+so that it can be learnt too. `pairs` is the size of IWSLT's training text, and of WMT's for each pair of languages, all
+corpora together.
 
 Some pairs of the training texts are odd, as the real ones are: an empty side, both empty, 300 words, other characters
 that end lines elsewhere (U+2028, U+0085), control characters, quotes of all kinds, and |, <, &, which Moses escapes.
@@ -53,7 +53,7 @@ ODDITIES: list[Pair] = [
 
 
 def french(words: str) -> str:
-    """The letters of each word turned round, so that it is no word of the other language; U+2019 for `the`."""
+    """The letters of each word reversed, so that it is not a word of the other language; U+2019 for `the`."""
     turned = re.sub(r"(?<![&\w])[^\W\d_]+", lambda word: word[0][::-1].lower(), words)
     turned = re.sub(r"\beht ", "l\u2019", turned).replace("?", "\xa0?")
     return turned[:1].upper() + turned[1:]
@@ -75,7 +75,7 @@ def parallel(prefix: str, pairs: list[Pair], languages: tuple[str, str]) -> Memb
 
 
 def with_oddities(pairs: list[Pair]) -> list[Pair]:
-    """The oddities spread evenly among the pairs, the first of them some lines in."""
+    """The pairs with the oddities spread evenly among them, the first some lines in."""
     mixed, step = list(pairs), max(1, len(pairs) // (len(ODDITIES) + 1))
     for number, odd in enumerate(ODDITIES):
         mixed.insert((number + 1) * step + number, odd)
@@ -118,7 +118,7 @@ def wmt_set(pairs: list[Pair], kind: str, languages: Pair, language: str) -> byt
 
 
 def contents(pairs: int = 600, seed: int = 1) -> dict[str, Members]:
-    """What the archives hold. No sentence lies in two sets of one task.
+    """What the archives hold. No sentence is in two sets of one task.
 
     Args:
         pairs: training pairs, without the oddities, of IWSLT and of each WMT pair; 50 or more.
@@ -152,7 +152,7 @@ def contents(pairs: int = 600, seed: int = 1) -> dict[str, Members]:
     test: Members = {}
     for name, some, (source, target) in (("deen", deen, de), ("fren", fren, fr)):
         for kind, pair in (("src", (source, target)), ("ref", (target, source))):
-            # Either language comes as the source, and as the reference.
+            # Each language occurs as the source and as the reference.
             for language, other in (pair, pair[::-1]):
                 test[f"test-full/newstest2014-{name}-{kind}.{language}.sgm"] = wmt_set(
                     some, kind, (other, language), language

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-# One thread a process: the tests run several processes on few cores, where OpenMP's waiting costs more than it saves.
+# One thread per process: the tests run several processes on few cores, where OpenMP's waiting costs more than it saves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Hide the GPUs from every process that a test, or a fixture set up for it, starts, unless it is marked cuda.
 
-    fairseq's --cpu does not keep off them: it makes one process a GPU, and moves the norm of the gradients to one.
+    fairseq's --cpu does not avoid them: it starts one process per GPU, and moves the norm of the gradients to a GPU.
     """
     if not item.get_closest_marker("cuda"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -92,10 +92,10 @@ _forked.set_forkserver_preload(["fairseq_cli.train", "fairseq_cli.generate", "fa
 
 
 def process(target: Callable[..., None], *arguments: object) -> multiprocessing.process.BaseProcess:
-    """A process, to be started, that sees the GPUs that the test sees.
+    """A process, not yet started, that sees the GPUs that the test sees.
 
-    Where it sees none it is forked from a server that has imported fairseq, which counts the GPUs when it is imported;
-    otherwise it starts from nothing.
+    Where it sees none, it is forked from a server that has imported fairseq, which counts the GPUs on import; otherwise
+    it starts from scratch.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     context = _forked if hidden else multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""Small language models for the tests, stock and ours, and a plain twin of theirs."""
+"""Small language models for the tests, stock and ours, and their plain twins."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def options(arch: str, **given: Any) -> dict[str, Any]:
-    """All options of a stock `transformer_lm` or of a `transformer_lm_admin` of those sizes."""
+    """All options of a stock `transformer_lm` or of a `transformer_lm_admin` of those sizes, layers the plain ones."""
     defaults = {field.name: field.default for field in fields(TransformerLanguageModelConfig)}
-    return {**defaults, **SIZES, **given}
+    own = {"admin_fast": "off"} if "admin" in arch else {}
+    return {**defaults, **SIZES, **own, **given}
 
 
 def build(arch: str = "transformer_lm_admin", seed: int = 1, **given: Any) -> nn.Module:
@@ -49,7 +50,7 @@ def build(arch: str = "transformer_lm_admin", seed: int = 1, **given: Any) -> nn
 
 
 def batch(sentences: int = 8, longest: int = 11, padded: bool = True, seed: int = 1) -> Tensor:
-    """Random words, behind an end of sentence. Shape (B, T); with `padded`, sentence b is b % 4 words shorter."""
+    """Random words, after an end of sentence. Shape (B, T); with `padded`, sentence b is b % 4 words shorter."""
     words = torch.randint(4, WORDS + 4, (sentences, longest), generator=torch.Generator().manual_seed(seed))
     words[:, 0] = 2
     if padded:
@@ -59,7 +60,7 @@ def batch(sentences: int = 8, longest: int = 11, padded: bool = True, seed: int 
 
 
 def binarised(folder: Path) -> Path:
-    """A folder of binarised text, made in this one: sentences that count upwards from a random word, in steps of 3."""
+    """A folder of binarised text, made in `folder`: sentences that count upwards from a random word, in steps of 3."""
     generator = random.Random(1)
     for split, size in (("train", 300), ("valid", 40), ("test", 20)):
         lines = []
@@ -91,7 +92,7 @@ def by_hand(model: nn.Module, words: Tensor, sublayer: Callable[..., Tensor], bo
 
     Args:
         sublayer: one of reference.py's sub-layers.
-        bottom: whether a layer's last sub-layer takes the layer's input, too.
+        bottom: whether a layer's last sub-layer also takes the layer's input.
 
     Returns:
         Shape (B, T, V).

@@ -1,4 +1,4 @@
-"""Small masked language models for the tests, stock and ours, and plain twins of theirs."""
+"""Small masked language models for the tests, stock and ours, and their plain twins."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SIZES = {
 
 
 def build(arch: str = "masked_lm_admin", seed: int = 1, **given: Any) -> nn.Module:
-    """A freshly initialised `roberta` or `masked_lm_admin` in training mode. Vocabulary of 104."""
+    """A freshly initialised `roberta` or `masked_lm_admin`, of plain layers, in training mode. Vocabulary of 104."""
     words = dictionary(WORDS)
-    args = Namespace(**{**SIZES, **given})
+    args = Namespace(**{"admin_fast": "off", **SIZES, **given})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
     task = SimpleNamespace(source_dictionary=words, max_positions=lambda: 64)

@@ -16,7 +16,7 @@ def docs(name: str) -> str:
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading, up to the next one of any level."""
+    """What is under a heading, up to the next one of any level."""
     return re.split(r"^#+ ", text.partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.M)[0]
 
 

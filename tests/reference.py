@@ -25,7 +25,7 @@ PAD = 1
 
 
 def dictionary(words: int) -> Dictionary:
-    """fairseq's four special symbols and as many words."""
+    """fairseq's four special symbols and `words` words."""
     result = Dictionary()
     for word in range(words):
         result.add_symbol(f"w{word}")
@@ -34,11 +34,13 @@ def dictionary(words: int) -> Dictionary:
 
 
 def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> TransformerModelBase:
-    """A freshly initialised model in training mode: a stock `transformer…` or one of ours, options as in fairseq.
+    """A freshly initialised model in training mode: a stock `transformer…` or one of ours, of plain layers.
 
     Vocabulary of words + 4, all embeddings tied.
     """
     args = Namespace(share_all_embeddings=True, max_source_positions=256, max_target_positions=256)
+    if arch.startswith("transformer_admin"):
+        args.admin_fast = "off"
     for name, value in options.items():
         setattr(args, name, value)
     ARCH_CONFIG_REGISTRY[arch](args)
@@ -49,7 +51,7 @@ def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> Transfo
 
 
 def kept(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict without what only fairseq 0.12.2 stores: uninitialised memory, and copies made anew on loading."""
+    """A state dict without what only fairseq 0.12.2 stores: uninitialised memory, and copies made again on loading."""
     return {key: tensor for key, tensor in state.items() if not STRAY.search(key)}
 
 
@@ -101,7 +103,7 @@ def omega_reference(shortcuts: list[float], branches: list[float]) -> list[float
 
 
 def omega_paper(input_variance: float, branches: list[float]) -> list[float]:
-    """Rule `paper`: ω_i² is the input's variance and that of all branches before."""
+    """Rule `paper`: ω_i² is the input's variance plus those of all branches before."""
     return [1.0] + [math.sqrt(input_variance + math.fsum(branches[:i])) for i in range(1, len(branches))]
 
 
@@ -237,9 +239,8 @@ def scheme_by_hand(
 
 
 def scattered(model: nn.Module) -> nn.Module:
-    """The model, every parameter moved by a random value: single numbers and zero matrices are told apart only then.
-
-    By little: without norms, more would blow every rounding up.
+    """The model, every parameter moved by a small random value: only then can single numbers and zero matrices be told
+    apart. A large one would, without norms, blow up every rounding error.
     """
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -251,7 +252,8 @@ def scattered(model: nn.Module) -> nn.Module:
 def fixup_attention(attention: nn.Module, query: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
     """Multi-head attention from its four matrices alone, with Fixup's bias before the last. Shapes (T, B, C).
 
-    fairseq takes encoder-attention's softmax in single precision; without norms, that grows on the way up.
+    fairseq takes encoder-attention's softmax in single precision; without norms, that rounding grows through the
+    layers.
     """
     single = query is not memory
 
@@ -293,7 +295,7 @@ class PlainRAdam:
         rho = rho_inf - 2 * self.t * beta2**self.t / (1 - beta2**self.t)
         if rho > 5:
             rectifier = math.sqrt((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho))
-            # eps stands beside the root of the raw second moment in torch and in the authors' code, before the
-            # bias correction is divided out.
+            # In torch and in the authors' code, eps is added to the root of the raw second moment, before the bias
+            # correction is divided out.
             adaptive = math.sqrt(1 - beta2**self.t) / (self.v.sqrt() + self.eps)
             self.value = self.value - self.lr * rectifier * (self.m / (1 - beta1**self.t)) * adaptive

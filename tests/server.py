@@ -1,4 +1,4 @@
-"""An HTTP server on this machine that serves a folder, with every fault a download may meet.
+"""An HTTP server on this machine that serves a folder, with every fault a download can meet.
 
 with Server(folder) as server:
     server.faults = [Fault(cut=1000), Fault(status=503)]   # of the next requests, in order; then none
@@ -22,11 +22,11 @@ class Fault(NamedTuple):
     status: int = 0
     """Answer this status."""
     cut: int = -1
-    """Close the connection after so many bytes of the body."""
+    """Close the connection after this many bytes of the body."""
     stall: int = -1
-    """Send nothing more after so many bytes of the body, and keep the connection."""
+    """Send nothing more after this many bytes of the body, and keep the connection."""
     drip: int = -1
-    """After so many bytes of the body send one every 0.05 s."""
+    """After this many bytes of the body, send one every 0.05 s."""
     hang: bool = False
     """Accept, and never answer."""
     page: bytes = b""
@@ -50,9 +50,9 @@ class Server:
 
     Attributes:
         ranges: heeds Range.
-        length: says how long a body is; without, the body ends with the connection.
-        encoding: the Content-Encoding it gives a body, which stays as it is.
-        block: bytes a write; between two, the client can be killed.
+        length: says how long a body is; otherwise the body ends with the connection.
+        encoding: the Content-Encoding it names; the body stays as it is.
+        block: bytes per write; between two, the client can be killed.
     """
 
     def __init__(self, folder: Path):

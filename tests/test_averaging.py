@@ -1,4 +1,4 @@
-"""Which checkpoints are averaged, which are refused and why, and that the mean is the mean, in little memory."""
+"""Which checkpoints are averaged, which are refused and why, and is the mean right, in little memory?"""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_choose_takes_the_last_10_of_a_folder(tmp_path):
 
 
 def test_choose_looks_into_the_folder_checkpoints_of_a_run(tmp_path):
-    """As the recipes' runs have it; a folder with checkpoints of its own is a --save-dir itself."""
+    """As in the recipes' runs; a folder that holds checkpoints itself is a --save-dir."""
     (tmp_path / "checkpoints").mkdir()
     folder(tmp_path / "checkpoints", "checkpoint1", "checkpoint2", "checkpoint3")
     folder(tmp_path, "average")
@@ -198,7 +198,7 @@ def test_average_takes_the_rest_from_the_one_with_most_updates(tmp_path):
 
 
 def test_what_only_fairseq_0122_stores_is_the_newests(tmp_path):
-    """Its _float_tensor is memory as it was found, which may read as NaN."""
+    """Its _float_tensor is uninitialised memory, which may read as NaN."""
     key, copy = "encoder.embed_positions._float_tensor", "encoder.layers.1.in_proj_weight"
     models = [{**vectors(w=n), key: torch.tensor([float("nan")]), copy: torch.full((2,), float(n))} for n in range(3)]
     mean = averaging.average([save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)]).weights
@@ -237,7 +237,7 @@ def test_tied_entries_stay_tied_and_the_file_does_not_grow(tmp_path):
     model = files.read(tmp_path / "out.pt")["model"]
     assert len({model[key].untyped_storage().data_ptr() for key in TIED}) == 1
     assert len({tensor.untyped_storage().data_ptr() for tensor in model.values()}) == len(model) - 2
-    # The zip's records bear the file's name; another copy of the embeddings would be 3 %.
+    # The zip's records contain the file's name; another copy of the embeddings would be 3 %.
     assert (tmp_path / "out.pt").stat().st_size < 1.01 * paths[0].stat().st_size
     assert torch.equal(
         model[TIED[0]], ((admin(1).state_dict()[TIED[0]].double() + admin(2).state_dict()[TIED[0]]) / 2).float()
@@ -246,7 +246,7 @@ def test_tied_entries_stay_tied_and_the_file_does_not_grow(tmp_path):
 
 @pytest.mark.parametrize("newest", [0, 1, 2])
 def test_checkpoints_that_disagree_about_what_is_tied(tmp_path, newest):
-    """a, b and c are tied in one file, a and b in another, none in the third: whichever is newest, a mean each."""
+    """a, b, c tied in one file, a, b in another, none in the third: each has its mean, whichever is newest."""
     all_tied, two_tied = torch.tensor([3.0]), torch.tensor([6.0])
     models = [
         {"a": all_tied, "b": all_tied, "c": all_tied, "d": all_tied},
@@ -281,7 +281,7 @@ def test_views_of_one_storage(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="resets the peak as Linux does")
 def test_memory_is_the_result_and_little_more(tmp_path):
-    """The model is 32 MiB, each file 96 MiB; four files, one of them loaded whole or summed whole, would show."""
+    """The model is 32 MiB, each file 96 MiB; of four files, one loaded or summed whole would show."""
     size = 2**25
     for n in range(4):
         generator = torch.Generator().manual_seed(n)

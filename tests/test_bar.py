@@ -1,4 +1,4 @@
-"""How far a long step is, on a terminal and in a log; and that every long step says so."""
+"""Does every long step say how far it is, on a terminal and in a log?"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def device(layers: int, memory: float | None, workers: int = 1, **more) -> batch
         (32768, 8192, 1, (8192, 4)),
         # 640000 / 5 = 128000: 16 batches of 8000. 1280000 / 12 is no whole number, nor is 32768 / 3.
         (640000, 8000, 5, (8000, 16)),
-        # An update smaller than a sentence may be, as the recipe has it.
+        # An update smaller than a sentence can be, as in the recipe.
         (512, 512, 1, (512, 1)),
     ],
 )
@@ -63,7 +63,7 @@ def test_the_largest_batch_that_fits_is_taken(layers, precision):
 
 
 def test_a_hundred_layers_on_16_32_and_80_gb():
-    """The numbers come from the formula; that they are right for it is tests/test_memory.py's matter."""
+    """The numbers come from the formula; tests/test_memory.py checks that the formula is right."""
     found, planned = batch.plan(32768, device(100, 85.9, workers=4))
     assert (found, planned.sizes.checkpoint) == ((8192, 1), False)
     found, planned = batch.plan(32768, device(100, 34.4, workers=4))
@@ -101,7 +101,7 @@ def test_a_batch_of_the_users_must_make_up_the_update():
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess:
-    """As the Makefile calls it before anything is installed: with no site-packages."""
+    """As the Makefile calls it before anything is installed: without site-packages."""
     given = [sys.executable, "-S", "-m", "recipes.steps.batch", *map(str, arguments)]
     return subprocess.run(given, cwd=ROOT, capture_output=True, text=True)
 

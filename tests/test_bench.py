@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def test_reports_what_an_average_costs(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_reports_the_text_steps_beside_other_programs() -> None:
-    """Does a tiny run print lines a second and a ratio of times for each step, and learn subword-nmt's merges?"""
+    """Does a tiny run print lines per second and a ratio of times for each step, and learn subword-nmt's merges?"""
     command = [sys.executable, str(ROOT / "recipes/bench/text_steps.py"), *"--lines 200 --merges 50 --rounds 1".split()]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
     rows = re.findall(
@@ -53,6 +54,22 @@ def test_reports_the_text_steps_beside_other_programs() -> None:
     )
     assert [name.split()[0] for name, *_ in rows] == ["tokenise", "tokenise", "clean", "learn", "apply"], done.stdout
     assert all(int(lines) > 0 for _, lines, _ in rows)
-    # Of so few lines many pairs come equally often, and are taken in any order.
+    # With so few lines, many pairs are equally frequent, and are merged in any order.
     assert int(re.search(r"(\d+) of 50 merges the same", done.stdout)[1]) >= 35
     assert "200 of 200 lines the same" in done.stdout
+
+
+@pytest.mark.slow
+def test_reports_what_fast_layers_save(tmp_path) -> None:
+    """Does a tiny run write a row a method, with less of all that is counted for fast Admin than for plain?"""
+    sizes = "--layers 2 --words 50 --tokens 64 --length 8 --pairs 1 --threads 1 --widths 16".split()
+    command = [sys.executable, str(ROOT / "recipes/bench/speed.py"), *sizes, "--json", str(tmp_path / "speed.json")]
+    subprocess.run([*command, "--csv", str(tmp_path / "speed.csv")], stdout=subprocess.PIPE, timeout=300, check=True)
+    found = json.loads((tmp_path / "speed.json").read_text())
+    rows = {row["method"]: row for row in found["rows"]}
+    assert list(rows) == ["post-ln", "pre-ln", "admin-plain", "admin"]
+    assert {"commit", "device", "torch"} <= set(found["conditions"])
+    for name in ("operations", "waits", "kept_mib"):
+        assert 0 < rows["admin"][name] < rows["admin-plain"][name], name
+    assert all(row[name] > 0 for row in rows.values() for name in ("step_ms", "optimizer_ms", "loss_ms", "peak_mib"))
+    assert len((tmp_path / "speed.csv").read_text().splitlines()) == 5

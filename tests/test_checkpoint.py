@@ -21,7 +21,7 @@ from fairseq_admin.method import provenance, state_dict
 
 
 class Evil:
-    """Unpickling it by the book leaves a file behind."""
+    """Unpickling it in the normal way leaves a file behind."""
 
     def __init__(self, path):
         self.path = path
@@ -90,7 +90,7 @@ def test_text(tmp_path, text):
 @pytest.mark.parametrize("content", [torch.ones(3), [1, 2], {"weights": torch.ones(2)}, {"model": torch.ones(2)}])
 def test_torch_file_that_is_no_checkpoint(tmp_path, content):
     torch.save(content, tmp_path / "c.pt")
-    with pytest.raises(AdminError, match=r"a torch file, but no fairseq checkpoint \(it has no entry 'model'\)"):
+    with pytest.raises(AdminError, match=r"a torch file, but not a fairseq checkpoint \(it has no entry 'model'\)"):
         files.read(tmp_path / "c.pt")
 
 
@@ -134,12 +134,12 @@ def test_write_into_a_missing_folder(tmp_path):
 
 
 def test_write_on_a_full_disk(tmp_path):
-    """Is it one line, does nothing stay behind, and is what was there before still there?"""
+    """Is it one line, is nothing left behind, and is what was there before still there?"""
     path = tmp_path / "c.pt"
     files.write({"model": {"w": torch.ones(2)}}, path)
     before = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # A write past the limit fails as one on a full disk does, with another errno.
+    # A write past the limit fails as on a full disk, with another errno.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
         with pytest.raises(AdminError, match=r"c\.pt: could not be written \(.+\)\. Is the disk full") as refusal:
@@ -306,7 +306,7 @@ def test_stock_models_have_no_omega():
 
 
 def test_a_changed_byte_is_found(tmp_path):
-    """torch.load itself would give the wrong weight in silence."""
+    """torch.load itself would silently give the wrong weight."""
     path = save(tmp_path / "c.pt", {"encoder.w": torch.full((1000,), 1.5)})
     content = bytearray(path.read_bytes())
     at = content.index(torch.full((4,), 1.5).numpy().tobytes())

@@ -77,20 +77,20 @@ def test_generate(trained: Path, generate: Callable) -> None:
 
 
 def test_generate_an_ensemble(trained: Path, generate: Callable) -> None:
-    """Does an ensemble of two checkpoints load, and score otherwise than either?"""
+    """Does an ensemble of two checkpoints load, and score differently from either?"""
     one, two = trained / "checkpoint1.pt", trained / "checkpoint2.pt"
     assert generate(f"{one}{os.pathsep}{two}") not in (generate(one), generate(two))
 
 
 def test_generate_with_layers_dropped(trained: Path, generate: Callable) -> None:
-    """Does fairseq-generate translate with a decoder's second layer alone, the encoder whole?"""
+    """Does fairseq-generate translate with only the decoder's second layer, and the whole encoder?"""
     last = trained / "checkpoint_last.pt"
     assert generate(last, "--model-overrides", "{'decoder_layers_to_keep': '1'}") != generate(last)
 
 
 @pytest.mark.parametrize("extra", [{}, {"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")}])
 def test_validate(extra: dict[str, Any], corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does fairseq-validate give the loss that training printed, whatever fairseq has put in the file besides?"""
+    """Does fairseq-validate give the loss that training printed, whatever else fairseq has put in the file?"""
     state = files.read(trained / "checkpoint2.pt")
     state["extra_state"].update(extra)
     files.write(state, tmp_path / "given.pt")
@@ -120,7 +120,7 @@ def said(corpus: Path, trained: Path) -> str:
 
 
 def test_interactive_and_hub(corpus: Path, trained: Path, said: str) -> None:
-    """Is what either says the model's own translation, found here word by word?"""
+    """Do both give the model's own translation, found here word by word?"""
     hub = TransformerAdminModel.from_pretrained(str(trained), "checkpoint_last.pt", str(corpus))
     (model,) = hub.models
     assert isinstance(model, TransformerAdminModel) and model.profiled
@@ -143,7 +143,7 @@ def model(corpus: Path, trained: Path) -> TransformerAdminModel:
 
 
 def test_generation_is_the_training_forward(model: TransformerAdminModel) -> None:
-    """Are log-probabilities, word by word with cached states, those of the whole sentence at once, as in training?"""
+    """Are log-probabilities word by word, with cached states, those of the whole sentence at once, as in training?"""
     utils.set_torch_seed(1)
     source = torch.randint(4, 44, (3, 9))
     source[1, :4] = 1  # padding, on the left as fairseq has it

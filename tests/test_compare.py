@@ -47,7 +47,7 @@ NAN, INF = math.nan, math.inf
         ({10: 16.0, 20: 9.0, 30: 17.0, 40: NAN}, {40: 20.0}, False, Verdict("diverged", 30)),
         ({10: 9.0, 20: NAN}, {20: NAN}, False, Verdict("diverged", 20)),
         ({10: INF}, {10: INF}, False, Verdict("diverged", 10)),
-        # It begins with a spike, as losses before the first updates do, and is no worse for it.
+        # It begins with a spike, as losses before the first updates do, and that is not held against it.
         ({10: 20.0, 20: 5.0}, {20: 5.0}, False, Verdict("learned")),
         ({10: 9.0, 20: 8.0}, {10: 9.0}, True, Verdict("diverged", 20)),
         ({}, {}, True, Verdict("diverged", 0)),
@@ -148,7 +148,7 @@ def closed():
 
 
 def test_curves_are_the_runs(closed):
-    """Has every run its thin line, every scheme its mean and label, and a run that diverged its cross?"""
+    """Does every run have its thin line, every scheme its mean and label, and a diverged run its cross?"""
     two = [result(), result(seed="2", train={10: 5.0, 20: 1.0})]
     bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, train={10: 7.0})
     axes = draw_curves([*two, bad, result(layers="18", train={}, verdict="diverged", update=0)]).axes
@@ -175,7 +175,7 @@ def test_curves_are_the_runs(closed):
 
 
 def test_heat_map_has_its_numbers(closed):
-    """Has every cell its colour's value, its number and its mark, at its learning rate and beta2?"""
+    """Does every cell have its colour's value, its number and its mark, at its learning rate and beta2?"""
     runs = [
         result(lr="1e-3", beta2="0.999"),
         result(lr="1e-4", beta2="0.98", bits=5.0, verdict="plateau"),
@@ -203,7 +203,7 @@ def command(recipe, runs, *variables):
 
 
 def environment():
-    """Ours without what `make test` hands to the makes below it."""
+    """Our environment, without what `make test` passes to the makes below it."""
     return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
 
 
@@ -228,7 +228,7 @@ def test_unknown_choices_are_refused(recipe, variable, message, tmp_path):
 
 @pytest.mark.slow
 def test_compare_small(tmp_path):
-    """Killed in the middle, it goes on; what is done stays; another setting is refused; a diverged run is a row."""
+    """Killed in the middle, it continues; what is done stays; another setting is refused; a diverged run is a row."""
     grid = ["SCHEMES=admin pre-ln", "DEPTHS=1", "SEEDS=1"]
     out = tmp_path / "compare"
     log = (tmp_path / "log").open("wb")
@@ -257,7 +257,7 @@ def test_compare_small(tmp_path):
     assert all(0 < float(row["bits"]) < 20 and row["bleu"] and row["signature"] for row in runs)
     assert re.search(r"\| admin +\| 1 +\| 1 +\|", done.stdout) and (out / "curves.png").exists()
     assert not list(out.rglob("*.part")) and not list(out.rglob("*.pt"))
-    # More cells join those that are there, and one of them diverges.
+    # More cells are added, and one of them diverges.
     stamp = (out / "admin-1l-s1/result.json").stat().st_mtime_ns
     again = [f"UPDATES={kept + 20}", "DEPTHS=1", "SEEDS=1"]
     done = make("compare", tmp_path, *again, "SCHEMES=admin pre-ln")

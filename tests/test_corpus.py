@@ -69,7 +69,7 @@ def test_sentences_are_whole(files):
 
 
 def test_times_are_read_right():
-    """German counts a half towards the coming hour: halb acht is half past seven; twelve goes on to one."""
+    """German counts a half towards the coming hour: halb acht is half past seven; after twelve comes one."""
     phrases = generate_corpus.Phrases(1)
     times = dict(phrases.time() for _ in range(2000))
     assert times["halb acht"] == "half past seven"

@@ -1,4 +1,4 @@
-"""What only a GPU can show, but for the modes of training (test_modes.py) and the stop (test_divergence.py)."""
+"""What only a GPU can show, except the modes of training (test_modes.py) and the stop (test_divergence.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _sees(log: Path) -> None:
 
 
 def test_only_what_is_marked_cuda_sees_a_gpu(tmp_path: Path) -> None:
-    """Is a test's process told of no GPU, and fairseq with it, wherever the tests run?"""
+    """Do a test's process, and fairseq in it, see no GPU, wherever the tests run?"""
     assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
     process = conftest.process(_sees, tmp_path / "log")
     process.start()
@@ -35,7 +35,7 @@ def test_only_what_is_marked_cuda_sees_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.cuda
 def test_a_test_marked_cuda_sees_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Does its process have the first GPU, counted afresh?"""
+    """Does its process have the first GPU, counted again?"""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     process = conftest.process(_sees, tmp_path / "log")
     process.start()
@@ -94,7 +94,7 @@ def test_gradients_of_a_model_under_amp() -> None:
         assert isinstance(getattr(optimizer, "fp32_optimizer", optimizer), FairseqRAdam)
         optimizer.step()
     plain, cast = found
-    # A hundred roundings of 2^-11 on the way, all in one direction at the very worst; they are not.
+    # A hundred roundings of 2^-11 on the way, all in one direction at the very worst, which they are not.
     assert plain.norm() > 0 and (plain - cast).norm() < 100 * 2**-11 * plain.norm()
 
 

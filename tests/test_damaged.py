@@ -21,7 +21,7 @@ def changed(key, value):
 
 
 DAMAGES = {
-    "no record": (lambda weights: weights.pop(provenance.KEY), f"has omega and no {provenance.KEY}"),
+    "no record": (lambda weights: weights.pop(provenance.KEY), f"has omega but no {provenance.KEY}"),
     "NaN in the record": (changed(provenance.KEY, math.nan), "holds no record of where omega came from"),
     "omega of another shape": (
         lambda weights: weights.update({OMEGA: torch.ones(3)}),
@@ -48,7 +48,7 @@ def whole():
 
 @pytest.fixture
 def damaged(tmp_path, whole):
-    """damaged(name) -> a checkpoint with that damage, next to what translating takes; damaged(None): a whole one."""
+    """damaged(name) -> a checkpoint with that damage, next to what translating needs; damaged(None): a whole one."""
     some, state = whole
     for language in ("de", "en"):
         some.save(str(tmp_path / f"dict.{language}.txt"))
@@ -101,7 +101,7 @@ def test_damage_is_one_line(damaged, capsys, verb, name):
 
 
 def test_another_dictionary_of_the_same_size_is_one_line(damaged, capsys):
-    """fairseq's refusal, that all embeddings are one and the dictionaries are not, is not a traceback."""
+    """fairseq refuses shared embeddings with different dictionaries; that is not shown as a traceback."""
     path = damaged(None)
     words(60, 7).save(str(path.parent / "dict.en.txt"))
     assert cli.main([str(argument) for argument in arguments("translate", path)]) == 2

@@ -1,4 +1,4 @@
-"""Does a run that has diverged end, and say what to do, and does no other run?"""
+"""Does a diverged run end and say what to do, and no other run?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def feed(counter: SkippedUpdates, updates: list[int]) -> None:
 
 
 def test_skipped_updates_are_allowed_up_to_the_limit() -> None:
-    """Do 3 skipped updates pass, and does the batch after the fourth time of asking not?"""
+    """Do 3 skipped updates pass, and does one more not?"""
     counter = SkippedUpdates(limit=3, batches_per_update=1)
     feed(counter, [0, 0, 0])
     with pytest.raises(DivergedError, match="update 0 was skipped 3 times in a row"):
@@ -52,11 +52,11 @@ def test_limit_zero_never_stops() -> None:
 
 
 def test_want_of_memory_is_not_divergence() -> None:
-    """Is a row of updates skipped for want of memory said to be that, and no earlier want of memory counted?"""
+    """Are updates skipped in a row for lack of memory reported as that, and is no earlier lack of memory counted?"""
     times = iter([5, 8, 8, 8])
     counter = SkippedUpdates(limit=3, batches_per_update=1, out_of_memory=lambda: next(times))
     with pytest.raises(
-        AdminError, match="skipped 3 times in a row; the GPU was out of memory 3 times. Resume"
+        AdminError, match="skipped 3 times in a row; the GPU ran out of memory 3 times. Resume"
     ) as found:
         feed(counter, [7] * 4)
     assert not isinstance(found.value, DivergedError)
@@ -89,7 +89,7 @@ def test_want_of_memory_is_not_divergence() -> None:
     ],
 )
 def test_exit_status(code: str, status: int, last: str) -> None:
-    """Does divergence have a status of its own, whatever is raised on top of it, and nothing else that status?
+    """Does divergence have its own status, whatever is raised on top of it, and does nothing else have it?
 
     The file alone, as the recipes read it: without torch, in hundredths of a second.
     """
@@ -104,7 +104,7 @@ FP16 = "--fp16 --fp16-no-flatten-grads --threshold-loss-scale 0.03125".split()  
 
 
 def test_non_finite_loss_stops(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does a float32 run with an absurd learning rate end with divergence's status, and the advice last?"""
+    """Does a float32 run with an absurd learning rate end with divergence's status, and print the advice last?"""
     done = run("fairseq_cli.train", corpus, *TRAIN, *ABSURD, "--save-dir", tmp_path, "--max-update", 100)
     assert done.status == DIVERGED
     assert done.output.splitlines()[-1] == f"fairseq-admin: training diverged. {DIVERGED_ADVICE}"
@@ -112,7 +112,7 @@ def test_non_finite_loss_stops(corpus: Path, tmp_path: Path, run: Callable[..., 
 
 
 def _spawning(arguments: list[str], log: Path) -> None:
-    """fairseq-train that starts two processes itself, as it does where there are two GPUs."""
+    """fairseq-train starting two processes itself, as it does where there are two GPUs."""
     torch.cuda.device_count = lambda: 2
     conftest._child("fairseq_cli.train", arguments, log)
 
@@ -122,7 +122,7 @@ SPAWN = "--distributed-world-size 2 --distributed-backend gloo --ddp-backend leg
 
 @pytest.mark.slow
 def test_non_finite_loss_stops_where_fairseq_starts_the_processes(corpus: Path, tmp_path: Path) -> None:
-    """Does the command itself end with the status and the advice, where the traceback is of another process?"""
+    """Does the command itself end with the status and the advice when the traceback is another process's?"""
     given = [str(a) for a in (corpus, *TRAIN, *SPAWN, *ABSURD, "--max-update", 100, "--save-dir", tmp_path)]
     process = conftest.process(_spawning, given, tmp_path / "log")
     process.start()
@@ -188,13 +188,13 @@ def test_fp16_overflows_stop(corpus: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fp16_overflows_without_limit(corpus: Path, tmp_path: Path) -> None:
-    """Does the same run go on for as long as one waits, if the limit is lifted? (What stock fairseq does.)"""
+    """Does the same run continue as long as one waits, without a limit? (Stock fairseq does.)"""
     done = fp16(corpus, tmp_path, *ABSURD, "--admin-max-skipped-updates", 0, "--max-epoch", 3)
     assert done.status == 0 and done.output.count(OVERFLOW) > 40, done.output[-3000:]
 
 
 def test_fp16_is_not_stopped_while_it_finds_its_loss_scale(corpus: Path, tmp_path: Path) -> None:
-    """Does a healthy run that overflows some times at first, from too high a loss scale, end as usual?"""
+    """Does a healthy run that overflows a few times at first, from too high a loss scale, end as usual?"""
     given = ["--fp16-init-scale", 2**26, "--max-update", 3, "--admin-max-skipped-updates", 20]
     done = fp16(corpus, tmp_path, *given)
     assert done.status == 0 and 3 <= done.output.count(OVERFLOW) < 20, done.output[-3000:]
@@ -225,7 +225,7 @@ def test_non_finite_loss_stops_on_cuda(
 
 @pytest.mark.cuda
 def test_fp16_overflows_stop_on_cuda(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does flat float16 on a GPU, nothing patched, end in the same way?"""
+    """Does flat float16 on a GPU, with nothing patched, end in the same way?"""
     flat = [option for option in FP16 if option != "--fp16-no-flatten-grads"]
     given = [*ON_CUDA, *flat, *ABSURD, "--disable-validation", "--admin-max-skipped-updates", 5]
     check_stop(run("fairseq_cli.train", corpus, *given, "--save-dir", tmp_path))

@@ -1,4 +1,4 @@
-"""Do README.md and docs/ say what is there, all of it and nothing else; and does the parser take their commands?"""
+"""Do README.md and docs/ describe everything there is, and nothing else; and does the parser take their commands?"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
 def test_links_lead_somewhere(page: Path) -> None:
-    """Does every relative link and image have its file, and every anchor its heading?"""
+    """Does every relative link and image have a file, and every anchor a heading?"""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith("https://"):
             continue
@@ -108,7 +108,7 @@ def test_options_page(config: type, title: str) -> None:
 
 
 def test_rules_of_omega() -> None:
-    """Is every --admin-init described, and no other, and are those that do not profile called so?"""
+    """Is every --admin-init described, and no other, and are those that do not profile said not to?"""
     described = {spans(row[0])[0]: row[1] for row in rows(section(docs("options.md"), "Admin")) if row[0][:3] != "`--"}
     assert tuple(described) == RULES
     assert tuple(rule for rule, text in described.items() if "without profiling" in text) == DEPTH_RULES

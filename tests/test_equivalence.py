@@ -72,7 +72,7 @@ def test_one_changed_number_is_seen(key):
 
 
 def test_the_difference_is_of_log_probabilities():
-    """By hand: the output projection turned by a known amount, the largest change over all positions and words."""
+    """By hand: the output projection changed by a known amount; the largest change over all positions and words."""
     one = stock(share_all_embeddings=False)
     model = {name: tensor.clone() for name, tensor in one["model"].items()}
     model["decoder.output_projection.weight"] *= 1.1

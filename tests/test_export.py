@@ -81,7 +81,7 @@ def state_of(source, target, arch="transformer_admin", **options):
 
 
 class Given:
-    """A checkpoint with its dictionaries beside it."""
+    """A checkpoint with its dictionaries next to it."""
 
     def __init__(self, folder, state, source, target):
         folder.mkdir()
@@ -139,7 +139,7 @@ CTRANSLATE2 = {
 
 @pytest.mark.parametrize("name", [*BOTH, *CTRANSLATE2])
 def test_ctranslate2_computes_the_same(given, tmp_path, name):
-    """Are the log-probabilities of given translations the unfolded model's, and its greedy translations fairseq's?"""
+    """Are log-probabilities of given translations the unfolded model's, and greedy translations fairseq's?"""
     ctranslate2 = needs("ctranslate2")
     it = given(**{**BOTH, **CTRANSLATE2}[name])
     it.export("ctranslate2", tmp_path / "out")
@@ -215,7 +215,7 @@ def test_fp16_and_folded_checkpoints(given, tmp_path):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
-    """Does binarised data beside the dictionaries add its validation set to what is compared?"""
+    """Does binarised data next to the dictionaries add its validation set to what is compared?"""
     needs(engine)
     source = Dictionary.load(str(corpus / "dict.a.txt"))
     state = state_of(source, source)
@@ -234,7 +234,7 @@ def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
 
 
 def test_quantised_differs_and_says_by_how_much(given, tmp_path):
-    """Is int8 smaller, and is its difference told beside float32's?"""
+    """Is int8 smaller, and is its difference given next to float32's?"""
     needs("ctranslate2")
     it = given()
     for quantization in (None, "int8"):
@@ -249,7 +249,7 @@ def test_quantised_differs_and_says_by_how_much(given, tmp_path):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_wrong_export_is_refused(given, tmp_path, monkeypatch, engine):
-    """Is a folder that computes something else found out, and is nothing left of it?"""
+    """Is a folder that computes something else noticed, and is nothing left of it?"""
     needs(engine)
     it = given()
     module = ctranslate2 if engine == "ctranslate2" else huggingface
@@ -269,7 +269,7 @@ def test_a_wrong_export_is_refused(given, tmp_path, monkeypatch, engine):
 
 
 def test_nonsense_is_refused_when_quantised(given, tmp_path, monkeypatch):
-    """Is a quantised folder of another model found out?"""
+    """Is a quantised folder of another model noticed?"""
     needs("ctranslate2")
     it = given()
     convert = ctranslate2.convert
@@ -351,7 +351,7 @@ def test_what_neither_is(given, tmp_path, engine):
 
 
 def test_dictionaries_and_text_must_be_the_models(given, tmp_path):
-    """Is a missing, wrong or broken file beside the model told in one line?"""
+    """Is a missing, wrong or broken file next to the model reported in one line?"""
     needs("ctranslate2")
     it = given()
     folder, empty = it.path.parent, tmp_path / "empty"
@@ -501,14 +501,14 @@ def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
     transformers = needs("huggingface")
     pytest.importorskip("sacremoses")
     pytest.importorskip("subword_nmt")
-    # A unit that is left out of the dictionary, so that one is unknown.
+    # One unit is left out of the dictionary, so that it is unknown.
     it = TextModel(tmp_path / "text", LINES, Text("de", "en", lowercase, True, True, True), rare=20)
     done = folder.export(Checkpoint.read(it.path), "huggingface", tmp_path / "out")
     assert done.notes == [] and "FSMT with its tokenizer" in done.summary
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(tokenizer).__name__ == "FSMTTokenizer"
     for line, units in zip(LINES, it.units):
-        # transformers take "</s>" and its like out of raw text before FSMTTokenizer sees it; no other text is special.
+        # transformers takes "</s>" and the like out of raw text before FSMTTokenizer sees it; no other text is special.
         assert tokenizer(line).input_ids == it.numbers(units), line
     assert any(it.words.unk() in it.numbers(units) for units in it.units)
     # Back: what the dictionary holds of each line, through fairseq's numbers and through transformers'.
@@ -540,7 +540,7 @@ def test_tokenizer_on_multi30k(tmp_path):
 
 
 def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch):
-    """Are its files left out, with the reason, if text.json says otherwise or it does otherwise?"""
+    """Are its files left out, with the reason, if text.json differs, or what it does?"""
     needs("huggingface")
     pytest.importorskip("sacremoses")
     pytest.importorskip("subword_nmt")

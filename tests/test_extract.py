@@ -1,4 +1,4 @@
-"""Texts out of archives: what fairseq's scripts keep, every fault an archive may have, and nothing half-written."""
+"""Texts out of archives: what fairseq's scripts keep, every fault an archive can have, and nothing half-written."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_reference_is_what_sacrebleu_reads(papers, out, tmp_path):
     raw = tmp_path / "raw"
     raw.write_bytes(archives.contents(120)["test-full.tgz"][member])
     FakeSGMLDataset("x", data=[], description="", langpairs={})._convert_format(str(raw), str(tmp_path / "theirs"))
-    # It makes every run of white space one space, also French no-break ones; its BLEU splits at both.
+    # It turns every run of white space into one space, even French no-break ones; its BLEU splits at both.
     theirs = (tmp_path / "theirs").read_text(encoding="utf-8")
     assert [" ".join(line.split()) for line in read_lines(out)] == theirs.splitlines()
     assert any("\u2019" in line for line in read_lines(out))
@@ -196,9 +196,9 @@ def test_bytes_that_are_no_utf8_are_refused_or_replaced(tmp_path, out):
 
 
 def test_no_two_lines_are_made_of_one(tmp_path, out):
-    """A segment that goes on in the next line would lose its end."""
+    """A segment that continues on the next line would lose its end."""
     archive = one(tmp_path, b'<seg id="1">one</seg>\n<seg id="2">two\nmore</seg>\n')
-    assert "has no </seg>, expected one a line" in refused(step(archive, "a/text", "--as", "segments", "-o", out))
+    assert "has no </seg>, expected one per line" in refused(step(archive, "a/text", "--as", "segments", "-o", out))
 
 
 # -- faults ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
 
 
 def test_loss(drawn: list[Axes]) -> None:
-    """Has each method its training line, its validation dots and, in its colour and apart, its label?"""
+    """Does each method have a training line, validation dots and, in its colour and clear of others, a label?"""
     runs = []
     for name, valid in LOSSES.items():
         train = {updates: bits + 0.1 for updates, bits in valid.items()}
@@ -45,12 +45,12 @@ def test_loss(drawn: list[Axes]) -> None:
         assert label.get_color() == draw.COLOURS[run.name]
         places.append(label.get_position()[1])
     assert next(lines, None) is None
-    # The least at its value, the next one moved up, the third free of both.
+    # The lowest at its value, the next one moved up, the third clear of both.
     assert places == pytest.approx([0.17, 6.3, 0.17 + 1.4])
 
 
 def test_compare(drawn: list[Axes]) -> None:
-    """Has each scheme its mean, its range and, where a run did not learn, its outcome; the best at the top?"""
+    """Does each scheme have its mean, its range and, where a run did not learn, its outcome; the best at the top?"""
     draw.draw_compare(ROOT / "docs" / "compare.csv", Path("compare.png"))
     (axes,) = drawn
     names = [label.get_text() for label in axes.get_yticklabels()]
@@ -67,14 +67,14 @@ def test_compare(drawn: list[Axes]) -> None:
 
 
 def test_compare_refuses_another_table(tmp_path: Path) -> None:
-    """Is a loss that is not a number told with the file it is in?"""
+    """Is a loss that is not a number reported with the file it is in?"""
     (tmp_path / "table.csv").write_text('scheme,outcome,"bits, valid"\nadmin,1 diverged,-\n')
     with pytest.raises(ValueError, match="table.csv: a loss is '-'; expected a number"):
         draw.draw_compare(tmp_path / "table.csv", tmp_path / "compare.png")
 
 
 def test_missing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are the runs that a figure lacks told with the commands that make them?"""
+    """Are the runs that a figure lacks reported with the commands that make them?"""
     monkeypatch.setattr(draw, "finished_runs", lambda folder: [Run("Admin", folder, {}, Log({}, {}, 1, 1, 1.0, 0.1))])
     with pytest.raises(ValueError, match="Post-LN and Pre-LN; run make demo METHOD=post-ln; make demo METHOD=pre-ln"):
         draw.demo_runs(tmp_path)

@@ -70,7 +70,7 @@ def test_whole_model_is_the_plain_twin(options):
 
 
 def test_generation_is_the_plain_twin_too():
-    """The incremental path has other products in it; the biases must be in each step once."""
+    """The incremental path computes other products; each step must have the biases once."""
     model = reference.scattered(build()).eval()
     src, lengths, prev = reference.batch(padded=False)
     with torch.no_grad():
@@ -103,7 +103,7 @@ LAST = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
     ids=["translation", "no-cross-attention"],
 )
 def test_weights_by_hand(options, attention, feed_forward):
-    """Xavier-uniform ends at gain * sqrt(6 / (in + out)); the largest of 1,024 values lies within a percent of it."""
+    """Xavier-uniform ends at gain * sqrt(6 / (in + out)); the largest of 1,024 values is within a percent of it."""
     model = build(**options)
     for stack in (model.encoder, model.decoder):
         for layer in stack.layers:

@@ -28,7 +28,7 @@ TASK.update(dataset_impl=None, train_subset="train", required_seq_len_multiple=1
 
 
 def scramble(model, low=-3.0, high=3.0, seed=1):
-    """Norm weights of their own, and trainable ω entries of either sign, log-uniform in 10^low .. 10^high."""
+    """Give norms random weights, and trainable ω entries of either sign, log-uniform in 10^low .. 10^high."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for stack in (model.encoder, model.decoder):
@@ -189,6 +189,17 @@ def test_a_constant_on_a_tiny_embedding_is_not_exact_and_told(tmp_path, capsys):
     assert apart(normalised, tmp_path) <= 1e-4
 
 
+def test_a_closed_reader_loses_no_model(tmp_path, monkeypatch):
+    """As in fairseq-admin fold ... | true: the model is in its place before a word is said of it."""
+    torch.save(tiny(encoder_layers=1, decoder_layers=1), tmp_path / "average.pt")
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert cli.main(["fold", str(tmp_path / "average.pt"), "-o", str(tmp_path / "model.pt")]) == 0
+    assert (tmp_path / "model.pt").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("encoder", "decoder"), [(60, 12), (18, 18), (1, 18), (18, 1)])
 @pytest.mark.parametrize("low", [-3.0, 0.0])
@@ -212,7 +223,7 @@ def test_half_precision_output(tmp_path):
 
 
 def test_training_moves_omega_and_it_still_folds(tmp_path):
-    """A few hundred thousand steps in ten: ω learned by gradient, not made up."""
+    """ω learned by gradient, in ten large steps, not made up."""
     model = reference.build("transformer_admin", **reference.TINY)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     src, lengths, prev = reference.batch()
@@ -232,7 +243,7 @@ def test_training_moves_omega_and_it_still_folds(tmp_path):
 
 
 def test_the_file_is_plain_and_its_options_are_attributes(tmp_path):
-    """Loads without any class being allowed, in a process without the plugin; nothing of Admin is left but a note."""
+    """Loads with no class allowed, in a process without the plugin; nothing of Admin is left except a note."""
     state = tiny()
     fold.fold(Checkpoint(state)).write(tmp_path / "folded.pt")
     program = """
@@ -500,7 +511,7 @@ def test_command_names_what_it_is_given(unfolded, capsys):
 
 
 def test_command_on_a_full_disk(unfolded, capsys):
-    """/dev/full takes no byte; nor does a folder that is not there."""
+    """/dev/full takes no byte; nor does a folder that does not exist."""
     for output in ("/dev/full", unfolded.parent / "none" / "folded.pt"):
         assert cli.main(["fold", str(unfolded), "-o", str(output)]) == 2
         assert capsys.readouterr().err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Does the GPU trial go on where it was killed, and would its commands be taken? (Nothing is trained here.)"""
+"""Does the GPU trial continue where it was killed, and would its commands be accepted? (Nothing is trained here.)"""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from recipes.gpu_trial import run, steps
-from recipes.gpu_trial.corpus import corpus_steps
+from recipes.gpu_trial.comparison import corpus_steps
 from recipes.gpu_trial.steps import ON_CPU, ON_GPU, STOCK, Step
 
 ROOT = Path(__file__).parents[1]
@@ -66,8 +67,6 @@ def test_a_finished_step_is_not_run_again(trial, tmp_path):
 @pytest.mark.parametrize("precision", list(steps.PRECISIONS))
 @pytest.mark.parametrize("method", ["admin", "pre-ln", "post-ln", STOCK])
 def test_fairseq_takes_the_options(method, precision):
-    from dataclasses import replace
-
     from fairseq import options
 
     given = steps.model_options(ON_GPU, method, replace(ON_GPU.base, precision=precision, encoder_layers=60))
@@ -87,6 +86,18 @@ def test_the_steps_are_in_the_order_of_what_is_learnt_first(tmp_path):
     shares = [f"train-{method}-{until}" for until in (6, 9) for method in ("admin", "pre-ln", "post-ln")]
     assert names[19:] == [*shares, "bleu-admin-9", "bleu-pre-ln-9", "bleu-post-ln-9"]
     assert len(steps.all_steps(ON_CPU)) == 1 + 2 * 2 + 2
+
+
+def test_the_tests_ends_are_counted(tmp_path):
+    suite = tmp_path / "test_some.py"
+    suite.write_text(
+        "import pytest\n\ndef test_good(): pass\n\ndef test_bad(): assert False\n\n"
+        "def test_none(): pytest.skip('one GPU')\n\n@pytest.fixture\ndef broken(): raise OSError\n\n"
+        "def test_broken(broken): pass\n"
+    )
+    (row,) = steps.run_tests(replace(ON_CPU, tests=(str(suite), "-c", os.devnull)), tmp_path)
+    assert [row[name] for name in ("tests", "failed", "broken", "skipped")] == [4, 1, 1, 1]
+    assert row["which"] == "test_some.test_bad, test_some.test_broken" and row["skipped because"] == "one GPU"
 
 
 def test_without_a_gpu_it_says_so(tmp_path):

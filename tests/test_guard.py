@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,8 +43,59 @@ def test_a_killed_holder_leaves_the_turn_and_a_new_one_is_named(tmp_path, caplog
     slow.wait()
 
 
+# What a make starts: a pipe, with a child that no signal but SIGKILL ends.
+BUSY = "touch half.part; mkdir bin.part; (trap '' INT TERM; echo $BASHPID; exec sleep 600) | cat"
+
+
+def guarded(folder: Path, script: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "recipes.steps.guard", "--alone", str(folder), "--", "bash", "-c"]
+    return subprocess.Popen(
+        [*command, f"cd {folder}; {script}"], cwd=ROOT, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def gone(process: int) -> bool:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_make_has_its_folder_and_ends_with_all_it_started(tmp_path, number):
+    folder = tmp_path / "run"
+    first = guarded(folder, BUSY)
+    child = int(first.stdout.readline())
+    out, error = guarded(folder, "echo in").communicate(timeout=60)
+    assert out == "" and error.startswith(f"{folder}: process {first.pid} on ") and len(error.splitlines()) == 1
+    os.killpg(first.pid, number)
+    _, error = first.communicate(timeout=60)
+    assert gone(child)
+    if number != signal.SIGKILL:
+        assert (first.returncode, error) == (128 + number, "Interrupted. The same command goes on from here.\n")
+        assert [path.name for path in folder.iterdir()] == [".guard"]
+    again = guarded(folder, "ls; exit 7")
+    assert again.communicate(timeout=60) == ("", "") and again.returncode == 7
+    assert [path.name for path in folder.iterdir()] == [".guard"]
+
+
+def test_it_ends_with_the_make_above(tmp_path):
+    command = f"{sys.executable} -m recipes.steps.guard --alone {tmp_path} -- bash -c 'echo $$; exec sleep 600'; true"
+    above = subprocess.Popen(
+        ["bash", "-c", command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    child = int(above.stdout.readline())
+    above.kill()
+    assert gone(child) and above.communicate(timeout=60)[1] == "Interrupted. The same command goes on from here.\n"
+
+
 def test_records_of_many_processes_all_stay(tmp_path):
-    """Twelve processes record at once; without the guard some would write over others."""
+    """Twelve processes record at once; without the guard some would overwrite others."""
     code = "import sys; from recipes.steps.lock import *\n"
     code += "for n in range(8): hold(Path(sys.argv[1]), 's', f'{sys.argv[2]}-{n}', n)"
     running = [python(code, tmp_path / "lock", n) for n in range(12)]

@@ -42,7 +42,7 @@ def logits(model, words, seed=5):
 
 
 def tells(scheme):
-    """What a checkpoint of a scheme says it is of."""
+    """The scheme that a scheme's checkpoint shows."""
     return {"looklinear": "post-ln", "ds-init": "post-ln", "post-ln-pre-ln": "pre-ln"}.get(scheme, scheme)
 
 
@@ -103,7 +103,7 @@ def test_admin_differs_from_stock_by_omega_only():
 
 
 def test_open_widths_follow_the_embedding():
-    """fairseq's own default of 512 would put a projection before and behind a narrower decoder."""
+    """fairseq's own default of 512 would put a projection before and after a narrower decoder."""
     model = build(decoder_input_dim=None, decoder_output_dim=None)
     assert model.decoder.project_in_dim is None and model.decoder.output_projection.in_features == language.WIDTH
 
@@ -160,14 +160,14 @@ def test_fixup_is_the_plain_twin(padded):
 
 
 def test_fixup_starts_at_its_embedding():
-    """Every branch is 0 at first, so what the output matrix is given is the embedding."""
+    """Every branch is 0 at first, so the output matrix gets the embedding itself."""
     model, words = build(admin_scheme="fixup", **STILL), batch()
     expected = language._embedded(model.decoder, words).transpose(0, 1)
     assert torch.equal(model(words, features_only=True)[0], expected)
 
 
 def test_every_scheme_has_a_twin():
-    assert BY_HAND.keys() | {"admin", "fixup"} == SCHEMES.keys()  # these two stand below
+    assert BY_HAND.keys() | {"admin", "fixup"} == SCHEMES.keys()  # these two are below
 
 
 def test_constants_of_a_stack_alone():
@@ -195,7 +195,7 @@ ABSENT = {
     **dict.fromkeys(("rezero", "t-fixup"), r"layers\.\d\.\w+_layer_norm\.(weight|bias)"),
     "fixup": r"layers\.\d\.(\w+_layer_norm\.weight|self_attn\.\w+_proj\.bias|fc[12]\.bias)",
 }
-"""What of stock fairseq's parameters a scheme has not."""
+"""Which of stock fairseq's parameters a scheme lacks."""
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -217,7 +217,7 @@ def test_every_parameter_has_its_initial_law(scheme):
             assert found == 0
             continue
         if name not in stock[0]:
-            # Single numbers of Fixup's, and the norm that ends a Pre-LN stack.
+            # Fixup's single numbers, and the norm that ends a Pre-LN stack.
             assert parameter.numel() == 1 or name.startswith("decoder.layer_norm."), name
             assert found == 0 and parameter[0].item() == name.endswith(("weight", "branch_multiplier"))
             continue

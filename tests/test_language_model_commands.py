@@ -53,7 +53,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(data: Path, folder: Path, *arguments: object, options: list[str] = TRAIN) -> Run:
-    """Train, or go on, in a folder; fails the test if the command does."""
+    """Train, or resume, in a folder; fails the test if the command fails."""
     folder.mkdir(exist_ok=True)
     log = folder / f"log{len(list(folder.glob('log*')))}"
     done = run_module("fairseq_cli.train", data, *options, "--save-dir", folder, *arguments, log=log)
@@ -104,7 +104,7 @@ def test_mode(name: str, words: Path, tmp_path: Path) -> None:
 
 
 def assert_same_states(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """As test_modes has it, but for its count of a translation model's entries."""
+    """As in test_modes, except for its count of a translation model's entries."""
     assert len(a["model"]) > 30
     filler = {f"filler{n}": torch.zeros(1) for n in range(50)}
     assert_same_state(*({**state, "model": {**filler, **state["model"]}} for state in (a, b)))
@@ -174,7 +174,7 @@ def test_eval_lm_with_and_without_the_plugin(words, trained, without_plugin, tmp
 
 def test_generate_and_hub(words: Path, trained: Path, run: Callable[..., Run], monkeypatch) -> None:
     """Do fairseq-generate and from_pretrained continue a text?"""
-    # fairseq's hub of language models asks numpy for this other name of int, which numpy 2 no longer has.
+    # fairseq's hub for language models asks numpy for this alias of int, which numpy 2 no longer has.
     monkeypatch.setattr(numpy, "compat", SimpleNamespace(long=int), raising=False)
     given = ["--user-dir", "fairseq_admin", "--task", "language_modeling", "--gen-subset", "test", "--cpu"]
     given += ["--path", trained / "last.pt", "--beam", 2, "--max-len-b", 12, "--prefix-size", 2]
@@ -224,7 +224,7 @@ FOLDED = [name for name, row in SCHEMES.items() if not row.bottom and "none" not
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme(scheme: str, words: Path, tmp_path: Path, without_plugin, capsys) -> None:
-    """Is every scheme trained, resumed, and either folded to what stock fairseq loads or refused in one line?"""
+    """Is every scheme trained, resumed, and either folded into what stock fairseq loads or refused in one line?"""
     given = ["--disable-validation", "--admin-scheme", scheme]
     train(words, tmp_path, *given, "--max-update", 4)
     train(words, tmp_path, *given, "--max-update", 8)
@@ -245,7 +245,7 @@ def test_every_scheme(scheme: str, words: Path, tmp_path: Path, without_plugin, 
 
 @pytest.mark.parametrize("options", ["--layernorm-embedding", "--admin-init constant", ADAPTIVE])
 def test_folding_with(options: str, words: Path, tmp_path: Path) -> None:
-    """What lies before and behind the stack is no hindrance. (The command compares the functions itself.)"""
+    """What comes before and after the stack does not get in the way. (The command compares the functions itself.)"""
     given = UNTIED if options == ADAPTIVE else TRAIN
     train(words, tmp_path, "--disable-validation", "--max-update", 8, *options.split(), options=given)
     command = ["fold", str(tmp_path / "checkpoint_last.pt"), "-o", str(tmp_path / "f.pt"), "--data", str(words)]

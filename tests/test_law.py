@@ -57,7 +57,7 @@ def output_changes(stack: nn.Module, states: Callable[[nn.Module], list[Tensor]]
 def encoder_states(encoder: nn.Module, src_tokens: Tensor, lengths: Tensor) -> list[Tensor]:
     """What an encoder of the first 1, 2, … N layers gives, of shape (T, B, C); Pre-LN's last norm is applied to each.
 
-    Layers are drawn independently and Admin's `reference` ω depend only on the sub-layers before, so the first n
+    Layers are drawn independently, and Admin's `reference` ω depends only on the sub-layers before, so the first n
     layers of a fresh deep encoder are a fresh encoder of n layers.
     """
     states = encoder(src_tokens, lengths, return_all_hiddens=True)["encoder_states"][1:]
@@ -65,7 +65,7 @@ def encoder_states(encoder: nn.Module, src_tokens: Tensor, lengths: Tensor) -> l
 
 
 def r_squared(x: Sequence[float], y: Sequence[float]) -> float:
-    """Share of y's variance that the least-squares line a + b·x explains; of a falling line none counts."""
+    """Share of y's variance that the least-squares line a + b·x explains; 0 for a falling line."""
     points = torch.tensor([x, y], dtype=torch.float64)
     correlation = torch.corrcoef(points)[0, 1].item()
     return max(correlation, 0.0) ** 2

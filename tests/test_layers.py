@@ -116,7 +116,7 @@ def test_decoder_layer_with_omega_1_is_stock(training):
 
 
 def test_training_forward_is_generation_forward():
-    """fairseq 0.12.2's inference path would skip ω; and one step at a time is all at once."""
+    """fairseq 0.12.2's inference path would skip ω; one step at a time must equal all at once."""
     _, admin = pair(dropout=0.0, attention_dropout=0.0)
     for number, norm in enumerate(shortcut_norms(admin.encoder) + shortcut_norms(admin.decoder)):
         norm.set_omega(1 + number / 4)
@@ -167,7 +167,7 @@ def test_gradient_of_omega_by_hand():
 def test_state_dict_keys_are_stock_and_our_own():
     stock, admin = pair()
     keys = admin.state_dict().keys()
-    # fairseq 0.12.2 also has copies of its encoder's weights for a path that Admin does not take.
+    # fairseq 0.12.2 also stores copies of its encoder's weights, for a path that Admin does not take.
     of_stock = {k for k in stock.state_dict() if k in keys or not STRAY.search(k)}
     assert {k for k in keys if not k.endswith(OURS) and k != provenance.KEY} == of_stock
     norms = [key[: -len(".weight")] for key in keys if key.endswith("layer_norm.weight")]

@@ -68,7 +68,7 @@ def test_corpus(library: Path) -> None:
 
 
 def test_the_last_file_written_is_train(library: Path, tmp_path: Path) -> None:
-    """The Makefile takes it for a sign that all are there."""
+    """The Makefile takes it as a sign that all are there."""
     given = [tmp_path / "tok", "--library", library]
     done = run_module("recipes.lm.python_docs", *given, log=tmp_path / "log")
     assert done.status == 0, done.output

@@ -1,4 +1,4 @@
-"""What do the recipes hand fairseq-train of devices, precision and processes? (No GPU is needed to plan for one.)"""
+"""Which devices, precision and processes do the recipes give fairseq-train? (No GPU is needed to plan for one.)"""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make(recipe: list[str], *variables: str, **more: str) -> subprocess.Complete
 
 
 def training(recipe: list[str], *variables: str, **more: str) -> list[str]:
-    """The words of the plan's call of training."""
+    """The words of the plan's training command."""
     done = make(recipe, *variables, **more)
     assert done.returncode == 0, done.stderr
     (call,) = [
@@ -117,7 +117,7 @@ def test_a_slurm_job_trains_on_as_many_gpus_as_the_plan_says(monkeypatch, tmp_pa
 
 
 def test_the_port_to_meet_at_is_free():
-    """The words that stand for it are a command of the shell's."""
+    """The words that stand for it are a shell command."""
     done = make(ON_GPUS["wmt14"], "GPUS=2")
     (command,) = re.findall(r"tcp://localhost:(\$\(.*?\)\)\[1\]|\$\(.*?\[1\]\)'\))", done.stdout)
     port = subprocess.run(["bash", "-c", f"echo {command}"], capture_output=True, text=True)
@@ -137,7 +137,7 @@ def test_each_cell_of_a_grid_has_a_gpu_of_its_own(nvidia_smi, tmp_path, monkeypa
 
 
 def test_installing_takes_no_notice_of_a_cuda_toolkit():
-    """With CUDA_HOME fairseq-fixed compiles kernels with whatever toolkit is there, and stops at another version."""
+    """With CUDA_HOME fairseq-fixed compiles kernels with whatever toolkit it finds, and stops at another version."""
     done = subprocess.run(
         ["make", "-n", "VENV=nowhere/.venv", "setup"], cwd=ROOT, capture_output=True, text=True,
         env={**os.environ, "CUDA_HOME": "/usr/local/cuda"},

@@ -34,7 +34,7 @@ def logits(model, words, seed=5):
 
 
 def tells(scheme):
-    """What a checkpoint of a scheme says it is of."""
+    """The scheme that a scheme's checkpoint shows."""
     return {"looklinear": "post-ln", "ds-init": "post-ln", "post-ln-pre-ln": "post-ln"}.get(scheme, scheme)
 
 
@@ -108,7 +108,7 @@ def test_whole_model_is_the_plain_twin(scheme, padded):
 
 
 def test_every_scheme_has_a_twin():
-    assert BY_HAND.keys() | {"admin", "fixup"} == set(KNOWN)  # admin's stands below
+    assert BY_HAND.keys() | {"admin", "fixup"} == set(KNOWN)  # admin's is below
 
 
 GAINS = {

@@ -30,7 +30,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(data: Path, folder: Path, *arguments: object) -> Run:
-    """Train, or go on, in a folder; fails the test if the command does."""
+    """Train, or resume, in a folder; fails the test if the command fails."""
     folder.mkdir(exist_ok=True)
     log = folder / f"log{len(list(folder.glob('log*')))}"
     done = run_module("fairseq_cli.train", data, *TRAIN, "--save-dir", folder, *arguments, log=log)
@@ -127,7 +127,7 @@ def test_refusals(words: Path, trained: Path, tmp_path: Path, run) -> None:
 
 @pytest.mark.parametrize("scheme", ["deepnorm", "pre-ln", "fixup"])
 def test_other_schemes_train_and_resume(scheme: str, words: Path, tmp_path: Path) -> None:
-    """As options of the command line they are; Pre-LN has no norm behind its embedding, as roberta_prenorm."""
+    """Chosen on the command line; like roberta_prenorm, Pre-LN has no norm after its embedding."""
     train(words, tmp_path, "--disable-validation", "--admin-scheme", scheme, "--max-update", 2)
     done = train(words, tmp_path, "--disable-validation", "--admin-scheme", scheme, "--max-update", 4)
     assert "2 updates" in done.output and state_dict.scheme(last(tmp_path)) == scheme

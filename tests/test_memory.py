@@ -1,4 +1,4 @@
-"""Does the formula for training's memory say what autograd keeps, and what a process takes?"""
+"""Does the formula for training memory give what autograd keeps, and what a process takes?"""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_activations_are_what_autograd_keeps(shape, dropouts, checkpoint):
     model = build(sizes)
     expected = activation_bytes(sizes, SENTENCES * LENGTH, LENGTH)
     if checkpoint:
-        # The forward pass alone computes no layer again.
+        # Without a backward pass, no layer is recomputed.
         expected -= SENTENCES * LENGTH * max(layer_bytes(sizes, LENGTH, decoder=side) for side in (False, True))
     # Biases, masks that all layers share, and the like are not counted: 1 or 2 %.
     assert saved_bytes(model, sizes.words) == pytest.approx(expected, rel=0.05)
@@ -85,7 +85,7 @@ def test_activations_are_what_autograd_keeps(shape, dropouts, checkpoint):
 
 
 def test_autocast_keeps_half_copies():
-    """As above in amp, with the CPU's half type, and no dropout: with it this CPU's attention differs in half."""
+    """As above in amp, with the CPU's half type; without dropout, as with it the CPU's attention differs in half."""
     logging.disable(logging.INFO)
     sizes = Sizes(6, 6, 64, 128, 4, 300, 0.0, 0.0, 0.0, "amp", gpu=False)
     model = build(sizes)
@@ -98,7 +98,7 @@ def test_autocast_keeps_half_copies():
     [((18, 18), 8192, 15), ((60, 12), 5000, 16), ((60, 12), 20000, 49), ((100, 100), 8192, 58)],
 )
 def test_the_papers_models_on_a_gpu(layers, tokens, expected):
-    """Against an estimate made by hand from the saved tensors of single layers, at some 36 units a sentence."""
+    """Against an estimate made by hand from the saved tensors of single layers, at about 36 units per sentence."""
     sizes = Sizes(*layers, activation_dropout=0.1, attention_dropout=0.1)
     assert need(sizes, tokens, length=36).peak / GB == pytest.approx(expected, rel=0.1)
 
@@ -114,7 +114,7 @@ def test_a_layers_bytes_a_token_in_half_precision():
 
 
 def test_precisions_hold_what_fairseqs_optimizers_hold():
-    """Bytes a parameter, of weights, fp32 copies, gradients and moments: worked by hand from fairseq's optimizers."""
+    """Bytes per parameter for weights, fp32 copies, gradients and moments, worked by hand from fairseq's optimizers."""
     worked = {"fp32": (12, 4), "fp16": (18, 2), "bf16": (18, 2), "me-fp16": (10, 2), "amp": (14, 4)}
     for precision, (held, gradients) in worked.items():
         sizes = Sizes(precision=precision)
@@ -136,7 +136,7 @@ def test_the_peak_is_a_training_process(tmp_path):
     for side in ("encoder", "decoder"):
         options += f" --{side}-layers 3 --{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-attention-heads 2"
     command = [sys.executable, "-m", "recipes.preflight.weigh", tmp_path / "weight.json", tmp_path, *options.split()]
-    # Blocks of their own, given back at once: what malloc keeps for later is not a tensor's.
+    # Blocks that are given back as soon as they are freed: what malloc keeps for later is not a tensor's.
     own = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     environment = {**os.environ, **own, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -1,6 +1,6 @@
 """Every mode of training on the command line: is ω right in the checkpoint, and does a stopped run go on exactly?
 
-Each mode trains the tiny model once to update 10, keeping the checkpoint of update 7 in mid-epoch, and then goes on
+Each mode trains the tiny model once to update 10, keeping the checkpoint of update 7 in mid-epoch, and then resumes
 from that one. (With β2 = 0.98 radam makes its first step at update 6.)
 """
 
@@ -52,7 +52,7 @@ class Mode(NamedTuple):
     """Of the weights that are saved."""
 
 
-# In float16 ω is rounded when it is stored, and so is every weight and activation behind it. The latter errors are
+# In float16 ω is rounded when it is stored, and so is every weight and activation it comes from. The latter errors are
 # independent and nearly average out in a variance over 10^4 elements; as much again is left for them.
 HALF = 2**-11
 FP16 = Mode("--fp16 --fp16-no-flatten-grads", tolerance=2 * HALF, exact=False, precision=torch.float16)
@@ -65,7 +65,7 @@ MODES = {
     "bf16": BF16,
     "amp": Mode("--amp"),
     "update-freq": Mode("--update-freq 2", "--max-tokens 150"),
-    # Each layer counts its own steps, and radam would take too few on one that is often dropped.
+    # Each layer counts its own steps, and radam would make too few on one that is often dropped.
     "layerdrop": Mode("--optimizer adam", "--encoder-layerdrop 0.5 --decoder-layerdrop 0.5"),
     "checkpointed activations": Mode("--checkpoint-activations"),
     "quantisation noise": Mode(model="--quant-noise-pq 0.5"),
@@ -90,7 +90,7 @@ MODES = {
 
 
 def train(corpus: Path, folder: Path, *arguments: object, options: list[str] = TRAIN) -> Run:
-    """Train, or go on, in a folder; fails the test if the command does."""
+    """Train, or resume, in a folder; fails the test if the command fails."""
     folder.mkdir(exist_ok=True)
     log = folder / f"log{len(list(folder.glob('log*')))}"
     module = "recipes.steps.train" if "--bf16" in arguments else "fairseq_cli.train"  # which takes it for a TPU's
@@ -100,14 +100,14 @@ def train(corpus: Path, folder: Path, *arguments: object, options: list[str] = T
 
 
 def resume(corpus: Path, saved: Path, folder: Path, *arguments: object, options: list[str] = TRAIN) -> Run:
-    """Go on from one checkpoint in a new folder, as the run that wrote it would have, had it been stopped there."""
+    """Resume from one checkpoint in a new folder, as the run that wrote it would if it had been stopped there."""
     folder.mkdir()
     shutil.copy(saved, folder / "checkpoint_last.pt")
     return train(corpus, folder, *arguments, options=options)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A checkpoint, but for what only fairseq 0.12.2 stores: a buffer it never fills, and copies of weights."""
+    """A checkpoint without what only fairseq 0.12.2 stores: a buffer it never fills, and copies of weights."""
     state = files.read(path)
     for entries in (state["model"], state["extra_state"].get("ema", {})):
         for key in [key for key in entries if state_dict.STRAY.search(key)]:
@@ -143,7 +143,7 @@ def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
 
 
 def assert_near(a: dict[str, Any], b: dict[str, Any], rounding: float) -> None:
-    """The profiled ω are the same, and all else is what it was but for one rounding of the weights to half precision.
+    """The profiled ω are the same, and all else is the same, up to one rounding of the weights to half precision.
 
     fairseq's --fp16 does not save its float32 copy of the weights: a resumed run starts from the float16 weights,
     whatever the model (--bf16 alike). (On a GPU, sums of gradients have no fixed order either.) An update of Adam's
@@ -158,8 +158,8 @@ def assert_near(a: dict[str, Any], b: dict[str, Any], rounding: float) -> None:
 
 
 def initial(corpus: Path, *arguments: str, options: list[str] = TRAIN):
-    """The model that a run starts with, and the first training batch, as fairseq's trainer makes them."""
-    given = [str(corpus), *options[2:], *arguments]  # without --user-dir
+    """The model that a run starts with, of plain layers, and the first training batch, as fairseq makes them."""
+    given = [str(corpus), *options[2:], *arguments, "--admin-fast", "off"]  # without --user-dir
     cfg = convert_namespace_to_omegaconf(
         fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), given)
     )
@@ -257,7 +257,7 @@ def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
 
 
 def check_omegas(model: dict[str, torch.Tensor], expected: dict[str, list], rule: str, tolerance: float) -> None:
-    """Are all ω there, profiled as expected, read back as profiled plus learned, and learned but for the first?"""
+    """Are all ω there, profiled as expected, read back as profiled plus learned, and learned except for the first?"""
     stacks = state_dict.omegas(model)
     assert {stack: len(part) for stack, part in stacks.items()} == {
         stack: len(part) for stack, part in expected.items()
@@ -318,7 +318,7 @@ def test_profiling_leaves_no_trace(options: str, corpus: Path) -> None:
     """Are weights, random state and module modes after profiling what they were before?"""
     model, batch = initial(corpus, *options.split())
     model.train()
-    model.encoder.layers[0].fc1.eval()  # a mode of its own, to be kept
+    model.encoder.layers[0].fc1.eval()  # its own mode, to be kept
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     random = torch.get_rng_state()
@@ -534,7 +534,7 @@ def test_hydra_in_bf16(corpus: Path, tmp_path: Path) -> None:
     state = last(tmp_path / "whole")
     weight = state["model"]["encoder.layers.0.fc1.weight"]  # fairseq saves it as float32
     assert torch.equal(weight, weight.bfloat16().float())
-    # Of the learned ω no more is asked than that it moved.
+    # The learned ω only has to have moved.
     check_omegas(state["model"], plain_omegas(*initial(corpus), "reference", 8192), "reference", BF16.tolerance)
     (tmp_path / "resumed").mkdir()
     shutil.copy(tmp_path / "whole/checkpoint_1_7.pt", tmp_path / "resumed/checkpoint_last.pt")

@@ -54,7 +54,7 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
     assert "'distributed_world_size': 2" in log and log.count("Admin: profiled") == 1
     assert len(re.findall(r"\| train_inner \|", log)) == 6
     assert (folder / "train-node1.log").exists() and (folder / "trained-6").exists()
-    # Both nodes' tokens count: some 1,000 of each.
+    # Both nodes' tokens count: about 1,000 each.
     (words, *_) = re.findall(r'"wpb": "([\d.]+)"', log)
     assert float(words) > 1200
 

@@ -13,6 +13,7 @@ import torch
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.checkpoints.equivalence import Batch, log_probabilities
+from fairseq_admin.checkpoints.fold import fold
 
 GOLDEN = Path(__file__).parent / "golden/flat_layout.pt"
 
@@ -25,3 +26,10 @@ def test_a_checkpoint_from_before_the_rooms_computes_the_same():
     torch.testing.assert_close(scores, expected["log_probabilities"], rtol=0, atol=1e-5)
     omegas = checkpoint.omegas
     assert [len(omegas[stack]) for stack in ("encoder", "decoder")] == [4, 6]
+
+
+def test_what_is_folded_names_a_criterion_of_stock_fairseq():
+    """Ours is registered by the plugin only; fairseq-validate builds the one that a file names."""
+    checkpoint = Checkpoint.read(GOLDEN)
+    checkpoint.state["cfg"]["criterion"]["_name"] = "label_smoothed_cross_entropy_fast"
+    assert fold(checkpoint).state["args"].criterion == "label_smoothed_cross_entropy"

@@ -46,7 +46,7 @@ def test_reference_recurrence_against_plain_loop():
 
 
 def test_paper_sum_by_hand():
-    # Var[x_0] = 2, branches 0.25, 1.75, 9: ω² = (1), 2 + 0.25 = 2.25, 2.25 + 1.75 = 4; the last branch enters nowhere.
+    # Var[x_0] = 2, branches 0.25, 1.75, 9: ω² = (1), 2 + 0.25 = 2.25, 2.25 + 1.75 = 4; the last branch is not used.
     omega = omega_from_variances(torch.tensor([0.25, 1.75, 9.0]), torch.tensor(2.0))
     assert omega.tolist() == [1.0, 1.5, 2.0]
 

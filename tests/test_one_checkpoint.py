@@ -1,4 +1,4 @@
-"""What a Checkpoint says of every kind of model, its check for damage, and the model built from it."""
+"""What a Checkpoint says about every kind of model, its check for damage, and the model built from it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KINDS = [
 
 
 def checkpoint_of(kind, arch, options):
-    """As fairseq-train writes it, by its command line."""
+    """As fairseq-train writes it from the command line."""
     model, given = kind(arch, **options)
     args = Namespace(**{**given, "arch": arch, "task": "any", "criterion": "any"})
     return Checkpoint({"args": args, "model": model.state_dict(), "optimizer_history": [{"num_updates": 7}]})

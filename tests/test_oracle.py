@@ -15,7 +15,7 @@ from fairseq_admin.method.layers import shortcut_norms
 from fairseq_admin.method.profiling import measure
 
 TODAYS_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
-"""Zero in the authors' fairseq; nn.Linear's in today's, which is left so: it moves ω of 6L-6L by 0.2 % at most."""
+"""Zero in the authors' fairseq; nn.Linear's default in today's, which we keep: it moves ω of 6L-6L by 0.2 % at most."""
 TODAYS_FFN = (*TODAYS_BIASES, "fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
 """Xavier-uniform with zero bias in the authors' fairseq for every method; some of our schemes keep today's."""
 TODAYS = dict.fromkeys(("post-ln", "pre-ln", "rezero", "rezero-post-ln"), TODAYS_FFN)
@@ -65,7 +65,7 @@ def test_their_order_of_sublayers_is_ours(case):
 
 @pytest.mark.parametrize("case", omega.DROPOUTS)
 def test_fresh_model_has_their_omega_in_law(case):
-    """Their initial weights and dropout, too: ours are drawn otherwise, so only means over draws can be compared."""
+    """With their initial weights and dropout: ours are drawn differently, so only means over draws can be compared."""
     dropout, within = omega.DROPOUTS[case]
     rates = {"dropout": dropout, "attention_dropout": within, "activation_dropout": within}
     ours = []

@@ -44,7 +44,7 @@ def sizes(layers: int) -> dict[str, int]:
 @pytest.mark.parametrize("arch", OURS)
 @pytest.mark.parametrize("parsed", [False, True])
 def test_partial_namespace(arch: type, parsed: bool) -> None:
-    """Options that are not there have their defaults: a Namespace by hand, and one of a parser that suppresses them."""
+    """Missing options take their defaults: in a Namespace made by hand, and in one whose parser suppresses them."""
     args = Namespace()
     if parsed:
         parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
@@ -81,7 +81,7 @@ def test_torchscript_is_refused(arch: type) -> None:
 
 
 def test_stacks_trained_before_omega_is_there() -> None:
-    """Without the model's forward nothing is profiled: refused in training only, and no longer once omega is there."""
+    """Without the model's forward nothing is profiled: refused in training only, and not once omega is set."""
     model, (src, lengths, prev) = reference.build("transformer_admin", **reference.TINY), reference.batch()
     encoded = model.eval().encoder(src, lengths)
     model.train()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.preflight import forecast, machine, page, text, trial
+from recipes.preflight import forecast, known_corpus, machine, page, trial
 from recipes.steps.memory import GB, Sizes
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ def interval(update: int, wall: float, tokens: int = 900, **more: str) -> dict:
 
 
 def test_an_updates_time_is_the_wall_clocks_after_warm_up():
-    # Three slow ones, then 2 s each; of a GPU of 10 GiB at least 4 were free.
+    # Three slow ones, then 2 s each; of a GPU's 10 GiB, at least 4 were free.
     intervals = [interval(n, 30 + 2 * n, gb_free="6.5") for n in range(1, 7)]
     intervals[4]["gb_free"] = "4"
     found = trial.summarise(intervals, 1024, growth=1, total=10 * 2.0**30)
@@ -72,7 +72,7 @@ def args(tmp_path) -> argparse.Namespace:
 
 def test_the_disk_must_hold_archives_text_and_checkpoints(args, monkeypatch):
     sizes = Sizes(18, 18)
-    found = text.stated("wmt14/en-de", ("en", "de"), 160, 32768)
+    found = known_corpus.stated("wmt14/en-de", ("en", "de"), 160, 32768)
     # 657,632,379 + 38,654,961 bytes of archives; 13 checkpoints of 12 bytes a parameter, average and model of 4.
     kept = sizes.parameters * (13 * 12 + 8)
     wanted = 657632379 + 38654961 + (5.5 + 0.6) * GB + kept
@@ -84,7 +84,7 @@ def test_the_disk_must_hold_archives_text_and_checkpoints(args, monkeypatch):
 
 
 def test_a_text_needs_a_network_or_a_folder(args, monkeypatch, tmp_path):
-    found = text.stated("wmt14/en-de", ("en", "de"), 160, 32768)
+    found = known_corpus.stated("wmt14/en-de", ("en", "de"), 160, 32768)
     monkeypatch.delenv("https_proxy", raising=False)
     monkeypatch.delenv("HTTPS_PROXY", raising=False)
     args.url = "http://127.0.0.1:9/x"
@@ -94,14 +94,14 @@ def test_a_text_needs_a_network_or_a_folder(args, monkeypatch, tmp_path):
     args.data = tmp_path / "missing"
     assert "missing is not a folder" in page.source(args, found)[1]
     with pytest.raises(ValueError, match="nothing is known of the text of own/mine/de-en; prepare it first"):
-        text.stated("own/mine/de-en", ("de", "en"), 256, 10000)
+        known_corpus.stated("own/mine/de-en", ("de", "en"), 256, 10000)
 
 
 def test_a_text_of_ones_own_is_counted(tmp_path):
     # 4 lines of 45 bytes: 10 units of 4.5 bytes and the sentence's end; of 90 bytes: 20 and the end.
     for language, size in (("de", 45), ("en", 90)):
         (tmp_path / f"train.{language}").write_text(("x" * (size - 1) + "\n") * 4)
-    found = text.stated("own/mine/de-en", ("de", "en"), 256, 10000, tmp_path)
+    found = known_corpus.stated("own/mine/de-en", ("de", "en"), 256, 10000, tmp_path)
     assert (found.corpus.pairs, found.corpus.units, found.prepared) == (4, (11, 21), False)
     assert (found.text, found.binary) == (3 * 4 * (45 + 90), 2 * 4 * 32)
 

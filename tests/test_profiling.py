@@ -119,7 +119,7 @@ def test_leaves_everything_as_it_was():
         "quant_noise_pq_block_size": 8,
     }
     model, (src, _, prev) = tiny(**options), reference.batch()
-    model.encoder.layers[1].eval()  # whatever mode a module is in, it is in afterwards
+    model.encoder.layers[1].eval()  # a module keeps its mode, whatever it is
     for number, p in enumerate(model.parameters()):
         p.grad = torch.full_like(p, number)
     weights = {name: tensor.clone() for name, tensor in model.named_parameters()}
@@ -142,7 +142,7 @@ def test_layerdrop_does_not_drop_while_profiling():
     assert isinstance(model.encoder.layers, LayerDropModuleList)
     state = torch.get_rng_state()
     measured = profiling.measure(model, src, prev, "reference")
-    # Layerdrop draws a number a layer, so dropout's masks are others than without it: two draws agree to some 2 %.
+    # Layerdrop draws a number per layer, so dropout's masks differ from those without it: two draws agree to about 2 %.
     torch.set_rng_state(state)
     assert torch.allclose(measured, profiling.measure(plain, src, prev, "reference"), rtol=0.05)
 
@@ -157,7 +157,7 @@ def test_failure_leaves_modes_and_hooks_as_they_were(monkeypatch):
 
 
 def test_forward_after_profiling_under_autocast_reaches_every_weight(monkeypatch):
-    """torch 2.13 itself keeps what it cast without gradients apart; older ones hand it to the training forward."""
+    """torch 2.13 itself keeps apart what it cast without gradients; older versions hand it to the training forward."""
     model, batch = tiny(), reference.batch()
     cleared = []
     clear = torch.clear_autocast_cache
@@ -168,7 +168,7 @@ def test_forward_after_profiling_under_autocast_reaches_every_weight(monkeypatch
     loss.backward()
     assert model.profiled
     missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    # A key's bias adds the same to every logit of a query, so its gradient is zero but for rounding.
+    # A key's bias adds the same to every logit of a query, so its gradient is zero up to rounding.
     assert [name for name in missing if not name.endswith("k_proj.bias")] == []
 
 
@@ -300,7 +300,7 @@ def test_deep_copies_profile_for_themselves_and_keep_what_they_have():
 
 
 class Wrapper(nn.Module):
-    """As fully_sharded: a checkpoint is loaded into the modules inside, past the model's own load_state_dict."""
+    """As fully_sharded: a checkpoint is loaded into the modules inside, bypassing the model's own load_state_dict."""
 
     def __init__(self, model):
         super().__init__()
@@ -323,7 +323,7 @@ def test_omega_loaded_through_a_wrapper_is_kept():
 
 
 def test_profiling_writes_to_no_parameter():
-    """Not in place either, of which only autograd's count of changes tells: fully_sharded's are views."""
+    """Not in place either, which only autograd's count of changes shows: fully_sharded's parameters are views."""
     model = tiny()
     before = {name: p._version for name, p in model.named_parameters()}
     model(*reference.batch())
@@ -344,14 +344,14 @@ def test_the_first_omega_is_frozen_before_a_layer_is_wrapped(monkeypatch):
 
 
 def test_weights_that_are_drawn_after_sharding_are_refused(monkeypatch):
-    monkeypatch.setattr(scheme_model, "FullyShardedDataParallel", nn.LayerNorm)  # any module of a layer's
+    monkeypatch.setattr(scheme_model, "FullyShardedDataParallel", nn.LayerNorm)  # any module of a layer
     with pytest.raises(AdminError, match="--admin-scheme deepnorm draws the weights of layers that fully_sharded has"):
         tiny(admin_scheme="deepnorm")
     tiny(admin_scheme="admin")
 
 
 def test_an_observer_sees_shortcut_branch_and_output():
-    """What the analysis tools will hang on: a forward hook on a norm."""
+    """What the analysis tools will build on: a forward hook on a norm."""
     model, batch, seen = tiny(), reference.batch(), []
     model(*batch)
     for norm in shortcut_norms(model.encoder):

@@ -65,9 +65,9 @@ def test_state_dict_of_a_module():
     [
         torch.full((provenance.LENGTH,), 7.0),
         torch.full((provenance.LENGTH,), 1e9),
-        torch.full((provenance.LENGTH,), 200.0),  # no UTF-8
+        torch.full((provenance.LENGTH,), 200.0),  # not UTF-8
         (provenance.encode(RECORD) + provenance.encode({"rule": "log", "version": "0.1.0"})) / 2,
-        provenance.encode([1, 2]),  # JSON, but no record
+        provenance.encode([1, 2]),  # JSON, but not a record
     ],
 )
 def test_garbage_is_refused(tensor):

@@ -42,7 +42,7 @@ MODELS = {
 
 
 def without(model: nn.Module, side: str, keep: list[int]) -> nn.Module:
-    """The model with other layers taken out by hand: what its pruned twin has to compute."""
+    """The model with other layers taken out by hand: what its pruned twin must compute."""
     stack = stacks_of(model)[side]
     stack.layers = nn.ModuleList(stack.layers[i] for i in keep)
     return model
@@ -133,7 +133,7 @@ def weights(path: Path) -> dict[str, Tensor]:
 
 
 def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Is a fine-tuned pruned model one of its smaller depth, which the same command resumes, and which fold refuses?"""
+    """Is a fine-tuned pruned model one of its smaller depth, which the same command resumes and fold refuses?"""
     finetune = [*PRUNED, "--finetune-from-model", trained]
     tuned = train(corpus, tmp_path / "tuned", *finetune)
     state = files.read(tuned)
@@ -155,7 +155,7 @@ def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest
 def test_optimizer_state_of_the_whole_model(
     corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]
 ) -> None:
-    """Is it refused in one line, and left behind where the user says so?"""
+    """Is it refused in one line, and dropped if the user says so?"""
     given = [*PRUNED, "--restore-file", trained, "--save-dir", tmp_path, "--disable-validation", "--max-update", 12]
     done = run("fairseq_cli.train", corpus, *TRAIN, *given)
     last = done.output.splitlines()[-1]

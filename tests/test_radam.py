@@ -23,6 +23,12 @@ SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
 STEPS = 200
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["fused", "plain"])
+def way(request, monkeypatch):
+    """Every test twice: with torch's fused kernel and with its RAdam."""
+    monkeypatch.setattr(RAdam, "fused", request.param)
+
+
 def parameters(dtype=torch.float64, flat=False):
     generator = torch.Generator().manual_seed(1)
     shapes = [(33,)] if flat else [(5, 4), (4,), (1,), (2, 3, 2)]
@@ -30,7 +36,7 @@ def parameters(dtype=torch.float64, flat=False):
 
 
 def gradients(params, step):
-    """Like a model's: of other size for every parameter and step, with a constant part."""
+    """Like a model's: a different size for every parameter and step, with a constant part."""
     generator = torch.Generator().manual_seed(1000 + step)
     return [
         (torch.randn(p.shape, generator=generator, dtype=torch.float64) + 0.3) * 10.0 ** (step % 3 - i)
@@ -149,7 +155,7 @@ def test_state_dict_continues_bit_for_bit(split, dtype):
 
 
 def test_step_counts_that_fairscale_makes_numbers():
-    """Does training go on, and resume, bit for bit where they were changed in the state dict? (fully_sharded does.)"""
+    """Does training continue and resume bit for bit after the state dict changed them? (fully_sharded does that.)"""
     params, others = parameters(torch.float32), parameters(torch.float32)
     optimizer, other = RAdam(params, **SETTINGS), RAdam(others, **SETTINGS)
     train(params, optimizer, range(10))
@@ -200,7 +206,7 @@ def test_state_dict_continues_bit_for_bit_under_memory_efficient_fp16():
 
 
 class Memory(TorchDispatchMode):
-    """The most bytes that tensors made inside of it have held at once."""
+    """The most bytes that tensors made inside it have held at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +229,7 @@ class Memory(TorchDispatchMode):
 def test_parameters_are_cast_a_chunk_at_a_time(chunk, monkeypatch):
     """Does memory-efficient float16 compute the same, bit for bit, in the memory that one chunk needs?"""
     generator = torch.Generator().manual_seed(1)
-    # A layer skipped twice is on another step than its neighbours: its chunk holds tractable and intractable ones.
+    # A layer skipped twice is at another step than its neighbours: its chunk holds tractable and intractable ones.
     whole = [torch.randn(n, generator=generator).half().requires_grad_() for n in [8, 30] + [8] * 22]
     params = [p.detach().clone().requires_grad_() for p in whole]
     optimizers = RAdam(whole, **SETTINGS), RAdam(params, **SETTINGS)
@@ -241,8 +247,8 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, monkeypatch):
     for p, q in zip(whole, params):
         assert torch.equal(p, q)
         assert all(torch.equal(optimizers[0].state[p][key], optimizers[1].state[q][key]) for key in ("step", "exp_avg"))
-    # A chunk's casts and copies, and torch's own terms, which on a CPU are of one parameter at a time, of 30 elements
-    # at most. At the first step the state as well: two moments, and a count a parameter.
+    # A chunk's casts and copies, and torch's own terms, which on a CPU take one parameter at a time, of 30 elements at
+    # most. At the first step the state too: two moments, and a count per parameter.
     elements = min(max(chunk, 30), 214)
     assert max(peaks[1:]) <= 12 * elements + 16 * 30
     assert peaks[0] <= 12 * elements + 16 * 30 + 8 * 214 + 4 * 24
@@ -324,7 +330,7 @@ def test_loaded_state_is_where_the_parameters_are_under_memory_efficient_fp16():
 
 @pytest.mark.parametrize("sizes", [[(3,)], [(3,), (5,)], [(3,), (4,), (5,)]])
 def test_state_of_other_parameters(sizes):
-    """Another number of them or, where fairseq has flattened them, another size."""
+    """A different number of them or, where fairseq has flattened them, a different size."""
     own, others = ([torch.ones(size, requires_grad=True) for size in given] for given in ([(3,), (4,)], sizes))
     optimizer = RAdam(others, **SETTINGS)
     sum(p.sum() for p in others).backward()
@@ -407,3 +413,35 @@ def test_plain_number_as_learning_rate():
 def test_help_texts():
     fields = RAdamConfig.__dataclass_fields__
     assert all("help" in fields[name].metadata for name in ("adam_betas", "adam_eps", "weight_decay"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_fused_and_plain_take_over_from_each_other(dtype):
+    """Both store the same, and changing from one to the other after any step makes no difference but rounding."""
+    found = []
+    for ways in ((True, False), (False, True), (True, True)):
+        params = parameters(dtype)
+        optimizer = RAdam(params, **SETTINGS)
+        optimizer.fused = ways[0]
+        train(params, optimizer, range(4))  # before the first step that moves
+        saved = copy.deepcopy(optimizer.state_dict())
+        optimizer = RAdam(params, **SETTINGS)
+        optimizer.load_state_dict(saved)
+        optimizer.fused = ways[1]
+        train(params, optimizer, range(4, 40))
+        found.append((params, optimizer.state_dict()))
+    for params, state in found[1:]:
+        assert state["state"][0].keys() == found[0][1]["state"][0].keys()
+        for p, q in zip(params, found[0][0]):
+            # 36 updates of at most 1e-2, each rounded to the parameter's type.
+            torch.testing.assert_close(p, q, rtol=1e-5 if dtype == torch.float32 else 36 * 2**-11, atol=1e-6)
+        for i, entries in state["state"].items():
+            torch.testing.assert_close(entries, found[0][1]["state"][i], rtol=1e-5, atol=1e-7)
+
+
+def test_no_step_of_nothing_by_nothing():
+    """Without eps, a weight that has no gradient stays what it is before the first step, too."""
+    p = torch.ones(3).requires_grad_()
+    p.grad = torch.tensor([0.0, 1.0, 0.0])
+    RAdam([p], **{**SETTINGS, "eps": 0.0, "weight_decay": 0.0}).step()
+    assert torch.equal(p, torch.ones(3))

@@ -31,7 +31,7 @@ def same_shape(line: str) -> str:
 
 @pytest.fixture
 def checkout(corpus: Path, tmp_path: Path) -> Path:
-    """A folder that looks like the checkout to the README's commands: environment, plugin, data, the demo's run."""
+    """A folder that the README's commands take for the checkout: environment, plugin, data, the demo's run."""
     data = tmp_path / "runs" / "demo" / "data"
     run = tmp_path / "runs" / "demo" / "admin-cpu-s1"
     for folder in (data, run / "model", tmp_path / "checkpoints" / "admin-18l"):
@@ -41,7 +41,7 @@ def checkout(corpus: Path, tmp_path: Path) -> Path:
     (tmp_path / "data-bin").symlink_to(corpus)
     (data / "bin").symlink_to(corpus)
     (run / "checkpoints").symlink_to(tmp_path / "checkpoints" / "admin-18l")
-    # Merges that make a unit of every word from w0 to w39.
+    # Merges that make every word from w0 to w39 one unit.
     merges = [f"w {n}</w> 1" for n in range(10)]
     merges += [line for tens in range(1, 4) for line in (f"w {tens} 1", *(f"w{tens} {n}</w> 1" for n in range(10)))]
     (data / "codes").write_text("\n".join(merges) + "\n")

@@ -63,7 +63,7 @@ def test_text_settings_are_written_from_the_recipe(tmp_path):
 
 
 def test_the_demo_survives_its_tokenising():
-    """Detokenising gives back every line of the corpus, which its score of nearly 100 needs; also the German ones."""
+    """Detokenising restores every line of the corpus, German ones too; a score of nearly 100 needs that."""
     made = make("demo", "-n", "RUNS=nowhere")
     assert "steps.text de en normalise aggressive_dashes escape -o nowhere/demo/data/text.json" in made.stdout
     text = Text("de", "en", normalise=True, aggressive_dashes=True, escape=True)
@@ -77,15 +77,82 @@ def test_the_demo_survives_its_tokenising():
 
 
 def test_settings_are_written_once_and_held(tmp_path):
-    path = tmp_path / "settings.json"
-    settings.hold(path, {"width": "64"})
+    """Others take their place until a model depends on the old ones."""
+    path = tmp_path / "data/settings.json"
+    settings.hold(path, {"width": "64"}, [], tmp_path)
     written = path.stat().st_mtime_ns
-    settings.hold(path, {"width": "64"})
+    settings.hold(path, {"width": "64"}, [], tmp_path)
     assert path.stat().st_mtime_ns == written
-    with pytest.raises(ValueError, match="width 64 -> 128"):
-        settings.hold(path, {"width": "128"})
+    settings.hold(path, {"width": "128"}, [], tmp_path)
+    assert settings.read(path) == {"width": "128"} and path.stat().st_mtime_ns > written
+    write_lines(tmp_path / "admin-cpu-s1/checkpoints/checkpoint_1_50.pt", [])
+    settings.hold(path, {"width": "128"}, [], tmp_path)
+    said = f"data was made with other settings .width 128 -> 64., and {tmp_path}/admin-cpu-s1 holds a model of them. .*"
+    with pytest.raises(ValueError, match=f"{said}remove {tmp_path} to begin again"):
+        settings.hold(path, {"width": "64"}, [], tmp_path)
     with pytest.raises(ValueError, match="depth unset -> 2"):
-        settings.hold(path, {"width": "64", "depth": "2"})
+        settings.hold(path, {"width": "128", "depth": "2"}, [], tmp_path)
+    settings.hold(path, {"width": "64"}, [], tmp_path, redo=True)
+    assert settings.read(path) == {"width": "64"}
+
+
+def test_a_command_line_differs_by_its_options():
+    held = settings.options(
+        ["--lr", "0.1", "--adam-betas", "(0.9, 0.98)", "--fp16", "--clip-norm", "-1", "--lr", "0.2"]
+    )
+    assert held == {"--lr": "0.2", "--adam-betas": "(0.9, 0.98)", "--fp16": "on", "--clip-norm": "-1"}
+    other = {**held, "--lr": "0.3"}
+    other.pop("--fp16")
+    assert settings.differences(held, other) == ["--fp16 on -> unset", "--lr 0.2 -> 0.3"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "left", "reached"),
+    [
+        ("updates", ["trained-60", "trained-90", "checkpoints/checkpoint_7_80.pt"], 90),
+        ("updates", ["trained-60", "checkpoints/checkpoint_7_80.pt", "checkpoints/checkpoint_best.pt"], 80),
+        ("epochs", ["trained-2-epochs", "trained-900", "checkpoints/checkpoint3.pt"], 3),
+        ("epochs", ["checkpoints/checkpoint3.pt", "checkpoints/checkpoint_4_80.pt"], 4),
+    ],
+)
+def test_a_training_is_not_taken_back(tmp_path, unit, left, reached):
+    for name in left:
+        write_lines(tmp_path / name, [])
+    settings.check_length(tmp_path, unit, reached)
+    with pytest.raises(ValueError, match=f"{unit.upper()}={reached - 1} is less than .* was trained for, {reached}. "):
+        settings.check_length(tmp_path, unit, reached - 1)
+
+
+def test_a_text_is_read_again_where_its_files_changed(tmp_path):
+    """By content, wherever the files are; what was hashed once is not again, unless a file was written to."""
+    pairs = corpus(100)
+    for folder in ("a/corpus", "b/corpus"):
+        for number, language in enumerate(("de", "en")):
+            for split, some in (("train", pairs[:80]), ("valid", pairs[80:90]), ("test", pairs[90:])):
+                write_lines(tmp_path / folder / f"{split}.{language}", [pair[number] for pair in some])
+
+    def own(data: str, *goals: str) -> subprocess.CompletedProcess:
+        given = [f"DATA={tmp_path / data}", f"RUNS={tmp_path}/runs", "PAIR=de-en", "PRESET=cpu", "MERGES=50", *goals]
+        return make("own", *given, timeout=60)
+
+    text = tmp_path / "runs/own/corpus/de-en/data"
+    raw = text / "raw/test.en"
+    assert own("a/corpus", str(raw)).returncode == 0
+    first = raw.stat().st_mtime_ns
+    assert own("b/corpus", str(raw)).returncode == 0 and raw.stat().st_mtime_ns == first, "it is the same text"
+    changed = tmp_path / "a/corpus/test.en"
+    lines = [line.swapcase() for line in read_lines(changed)]
+    written = changed.stat()
+    write_lines(changed, lines)
+    os.utime(changed, ns=(written.st_atime_ns, written.st_mtime_ns))
+    done = own("a/corpus", str(raw))
+    assert done.returncode == 0 and f"test.en {tmp_path}/a/corpus/test.en ({written.st_size} bytes, SHA" in done.stderr
+    assert read_lines(raw) == lines
+    write_lines(text.parent / "admin-cpu-s1/trained-5", [])
+    done = own("b/corpus", str(raw))
+    assert done.returncode == 2 and read_lines(raw) == lines
+    said = done.stderr.splitlines()[0]
+    assert f"remove {text.parent} to begin again" in said and f"-> {tmp_path}/b/corpus/test.en (" in said
 
 
 def test_what_a_killed_process_left_is_cleared(tmp_path):
@@ -119,7 +186,7 @@ LOG = [
     log_line("train_inner", 10, 8.0),
     log_line("train_inner", 20, 7.0),
     log_line("valid", 20, 6.5),
-    # Killed in mid-line, resumed from update 10: the new log goes on in that line.
+    # Killed in mid-line, resumed from update 10: the new log continues on that line.
     log_line("train_inner", 30, 6.0)[:-20] + log_line("valid", 10, 8.0),
     PARAMS,
     log_line("train_inner", 20, 7.5),
@@ -221,6 +288,8 @@ def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6
     """A run's folder as it is before scoring, and the raw test set two levels up."""
     write_lines(folder.parent / "raw/test.de", ["eins", "zwei", "drei"])
     write_lines(folder.parent / "raw/test.en", REFERENCES)
+    write_lines(folder.parent / "bpe/test.de", ["eins", "zwei", "drei"])
+    write_lines(folder.parent / "bpe/test.en", REFERENCES)
     write_lines(folder / "train.log", [*LOG, log_line("valid", 30, bits)])
     write_lines(folder.parent / "tok/test.en", [PLAIN.tokenise(line, "en") for line in REFERENCES])
     tokens = [PLAIN.tokenise(line, "en") for line in translations]
@@ -233,7 +302,7 @@ def run_score(folder: Path, method: str = "admin", seed: int = 1) -> subprocess.
     key = ("--recipe", "demo", "--method", method, "--preset", "cpu", "--seed", seed, "--tokens", 2048)
     where = ("--raw", folder.parent / "raw/test", "--text", folder.parent / "text.json")
     where += ("--tokenised", folder.parent / "tok/test.en", "--compounds")
-    where += ("--results", folder.parent / "results.csv")
+    where += ("--units", folder.parent / "bpe/test", "--results", folder.parent / "results.csv")
     return step("steps.score", folder, *where, *key)
 
 
@@ -259,6 +328,18 @@ def test_score_refuses_a_missing_hypothesis_and_leaves_no_result(tmp_path):
     folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
     assert "1 of 3 hypotheses are missing" in refused(run_score(folder))
     assert "score.json" not in names(folder) and not (tmp_path / "results.csv").exists()
+
+
+def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path):
+    """A translation less, and the score with it; but no other may be missing."""
+    folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
+    write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1023 + "drei"])
+    done = run_score(folder)
+    assert done.returncode == 0 and "1 of 3 sentences are too long for the model and scored as empty" in done.stderr
+    assert read_lines(folder / "translations.txt") == [*REFERENCES[:2], ""]
+    assert 40 < float(read_results(tmp_path)[0]["score"]) < 60
+    write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1022 + "drei"])
+    assert "1 of 3 hypotheses are missing" in refused(run_score(folder))
 
 
 # -- summary ---------------------------------------------------------------------------------------------------------
@@ -305,7 +386,7 @@ def drawn(monkeypatch):
 
 
 def test_loss_of_a_summary(drawn, tmp_path):
-    """Has each method a line of its training and, in its colour, one with dots of its validation?"""
+    """Does each method have a training line and, in its colour, a line with dots for validation?"""
     curves = {"Admin": ({1: 9.0, 2: 4.0}, {2: 3.5}), "Post-LN": ({1: 8.0, 2: 7.0}, {2: 6.5})}
     runs = [
         summary.Run(name, tmp_path, {"score": "12.3"}, logs.Log(train, valid, 1, 2, 1.0, 1.0))
@@ -357,7 +438,7 @@ def make(recipe: str, *variables: str, **kwargs) -> subprocess.CompletedProcess:
 
 
 def environment() -> dict[str, str]:
-    """Ours without what `make test` hands to the makes below it."""
+    """Our environment, without what `make test` passes to the makes below it."""
     return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
 
 
@@ -368,13 +449,14 @@ def environment() -> dict[str, str]:
         ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is unknown"),
         ("multi30k", "PAIR=en-cs", "PAIR=en-cs is unknown; expected one of de-en"),
         ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown"),
+        ("own", "PAIR=en-en", "PAIR=en-en names one language twice"),
         ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
         ("demo", "PRESET=gpu", "PRESET=gpu is unknown; the demo has cpu alone. For a GPU: make multi30k PRESET=gpu"),
         ("lm", "PRESET=gpu", "PRESET=gpu is unknown; lm-demo has cpu alone"),
     ],
 )
 def test_unknown_choices_are_refused(recipe, variable, message):
-    done = make(recipe, "-n", variable)
+    done = make(recipe, "-n", "DATA=nowhere", variable)
     assert done.returncode == 2
     assert message in refused(done)
 
@@ -410,6 +492,42 @@ def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess
     return subprocess.run(["make", *arguments], cwd=cwd, capture_output=True, text=True, env=environment())
 
 
+@pytest.mark.parametrize(
+    ("variable", "unfit"),
+    [
+        *((f"RUNS=a{one}b", one) for one in (*":'(&%$#,=;*~", '"')),
+        ("RUNS=a b", "space"),
+        ("DATA=a b", "space"),
+        ("VENV=a$(shell touch here)", "( ) $ space"),
+    ],
+)
+def test_paths_that_make_cannot_take_are_refused(variable, unfit):
+    """While the makefiles are read, in one line; by the recipes, and by the Makefile before them."""
+    for arguments in (["-n", "-f", "recipes/demo/Makefile"], ["-n", "demo"]):
+        message = refused(plain_make(*arguments, variable))
+        assert f" {variable} has {unfit} in it, which make cannot take in the name of a file; expected" in message
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [("RUNS=", "RUNS= is empty"), ("VENV=", "VENV= is empty"), ("DATA=-x", "DATA=-x begins with a -")],
+)
+def test_paths_that_are_none_are_refused(variable, message):
+    assert message in refused(plain_make("-n", "demo", variable))
+
+
+def test_any_letters_make_a_path():
+    path = "/tmp/a-b_c.d+\u00fc\u65e5@x"
+    assert f"-o {path}/demo/data/text.json" in make("demo", "-n", f"RUNS={path}").stdout
+
+
+def test_distclean_removes_virtual_environments_only(tmp_path):
+    (tmp_path / "thesis").write_text("mine")
+    assert str(tmp_path) not in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
+    (tmp_path / "pyvenv.cfg").touch()
+    assert f"rm -rf {tmp_path}\n" in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
+
+
 @pytest.mark.parametrize("makefile", ["Makefile", *(f"recipes/{name}/Makefile" for name in RECIPES)])
 def test_an_old_make_is_refused_in_one_line(makefile):
     """Before any line that such a make could not read."""
@@ -436,6 +554,8 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     while not list(run.glob("checkpoints/checkpoint_*_*.pt")):
         assert making.poll() is None and time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.05)
+    second = make("demo", *small, timeout=60)
+    assert second.returncode == 2 and f"{run}: process " in second.stderr and " is at work there. " in second.stderr
     os.killpg(making.pid, signal.SIGKILL)
     making.wait()
     assert not list(run.glob("trained-*")) and not (run / "summary.txt").exists()
@@ -469,4 +589,16 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     again = make("demo", *small, timeout=60)
     assert again.returncode == 0 and "fairseq_cli" not in again.stdout, "the second time, all is there"
     other = make("demo", *small, "WIDTH=32", timeout=60)
-    assert "made with other settings" in other.stderr and other.returncode == 2
+    assert "made with other settings (--decoder-embed-dim 64 -> 32; --encoder-embed-dim 64 -> 32)" in other.stderr
+    assert other.returncode == 2
+    less = make("demo", *small, "UPDATES=150", timeout=60)
+    assert less.returncode == 2 and "UPDATES=150 is less than" in less.stderr
+    assert [row["beam"] for row in read_results(tmp_path)] == ["5"]
+    beam = make("demo", *small, "BEAM=1", timeout=300)
+    assert beam.returncode == 0 and "beam 5 -> 1" in beam.stderr and "fairseq_admin.cli" not in beam.stdout
+    assert "fairseq_cli.train" not in beam.stdout and "beam=1" in (run / "generate.txt").read_text(encoding="utf-8")
+    mean = make("demo", *small, "BEAM=1", "AVERAGE=1", timeout=300)
+    assert mean.returncode == 0 and "average of checkpoint_" in mean.stdout and "fairseq_cli.train" not in mean.stdout
+    assert [(row["average"], row["beam"]) for row in read_results(tmp_path)] == [("1", "1")]
+    more = make("demo", *small, "AVERAGE=3", timeout=60)
+    assert more.returncode == 2 and "AVERAGE 1 -> 3: " in more.stderr and "holds 2 to average" in more.stderr

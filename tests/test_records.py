@@ -1,4 +1,4 @@
-"""A checkpoint's weights read a storage at a time: right, and only if they are what was written."""
+"""A checkpoint's weights read one storage at a time: right, and only if they are what was written."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def place(path, suffix):
     "key", ["encoder.embed_tokens.weight", "decoder.layers.1.fc2.bias", "decoder.output_projection.weight"]
 )
 def test_zeroed_bytes_are_found(tmp_path, key):
-    """torch.load takes them for weights, mapped or not."""
+    """torch.load accepts them as weights, mapped or not."""
     model = {
         k: torch.randn(v.shape, generator=torch.Generator().manual_seed(1)) for k, v in admin().state_dict().items()
     }
@@ -110,7 +110,7 @@ def test_any_damage_is_one_line_or_harmless(tmp_path):
 
 
 def test_damaged_names(tmp_path):
-    """torch looks at no checksum of the pickle, either: an entry under another name would pass for one."""
+    """torch looks at no checksum of the pickle, either: an entry under another name would pass for that one."""
     path = save(tmp_path / "c.pt", {"encoder.first": torch.ones(3)})
     path.write_bytes(path.read_bytes().replace(b"encoder.first", b"encoder.burst"))
     assert "encoder.burst" in torch.load(path, weights_only=True)["model"]
@@ -143,7 +143,7 @@ def test_a_pipe_is_refused_unread(tmp_path):
     with pytest.raises(
         AdminError, match=r"pipe\.pt is a pipe or a device; a file was expected\. Save what it gives to a file"
     ):
-        # In a thread of its own a read that blocks would not hang the suite.
+        # In its own thread, so that a read that blocks does not hang the suite.
         outcome = []
         thread = threading.Thread(target=lambda: outcome.append(_error(Source, tmp_path / "pipe.pt")), daemon=True)
         thread.start()

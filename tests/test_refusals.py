@@ -47,7 +47,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("given", OPTIONS)
 def test_options(given: str, corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Is the option named and what was expected said?"""
+    """Are the option and what was expected named?"""
     done = run("fairseq_cli.train", corpus, *TRAIN, *given.split(), "--save-dir", tmp_path, "--max-update", 1)
     check_refusal(done, *OPTIONS[given])
     assert not list(tmp_path.glob("*.pt"))
@@ -84,7 +84,7 @@ hydra: {{run: {{dir: {folder}}}}}
     ],
 )
 def test_options_under_hydra(model: str, parts: list[str], corpus: Path, tmp_path: Path) -> None:
-    """Is the same said in a run of fairseq-hydra-train? (hydra catches every error and shows it in its own way.)"""
+    """Does fairseq-hydra-train say the same? (hydra catches every error and shows it in its own way.)"""
     text = HYDRA.format(user_dir=ROOT / "fairseq_admin", corpus=corpus, folder=tmp_path, model=model)
     (tmp_path / "run.yaml").write_text(text)
     done = run_module("fairseq_cli.hydra_train", "--config-dir", tmp_path, "--config-name", "run", log=tmp_path / "log")
@@ -124,7 +124,7 @@ def test_batch_without_tokens(side: int, corpus: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["reference", "paper"])
 def test_nan_at_profiling(rule: str, corpus: Path) -> None:
-    """Is a weight that is not a number refused, naming the sub-layer behind it and the stack?"""
+    """Is a weight that is not a number refused, naming the sub-layer after it and the stack?"""
     model = initial(corpus)[0].train()
     with torch.no_grad():
         model.encoder.embed_tokens.weight[7, 3] = torch.nan
@@ -156,7 +156,7 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_checkpoint_of_another_depth(
     layers: int, side: str, how: str, corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]
 ) -> None:
-    """Are both depths and the option said?"""
+    """Are both depths and the option named?"""
     given = [how, trained, f"--{side}-layers", layers, "--save-dir", tmp_path, "--max-update", 3]
     done = run("fairseq_cli.train", corpus, *TRAIN, *given)
     check_refusal(done, f"the checkpoint's {side} has 2 layers and the model's has {layers}", f"--{side}-layers 2")

@@ -58,7 +58,7 @@ def test_fixed_stays():
 
 
 def test_linear_decay_in_a_run_over_several_epochs(corpus: Path, tmp_path: Path):
-    """An epoch's start does not set the rate back; and beyond the last update of the decay nothing moves any more."""
+    """An epoch's start does not reset the rate; after the last update of the decay nothing moves."""
     options = "--max-tokens 1200 --lr 8e-4 --lr-scheduler polynomial_decay --warmup-updates 0 --power 1".split()
     options += "--end-learning-rate 0 --total-num-update 8 --max-update 10 --disable-validation --no-save".split()
     log = tmp_path / "log"
@@ -66,7 +66,7 @@ def test_linear_decay_in_a_run_over_several_epochs(corpus: Path, tmp_path: Path)
     assert done.status == 0, done.output[-4000:]
     lines = [json.loads(line) for line in re.findall(r"\| train_inner \| ({.*})", done.output)]
     assert max(line["epoch"] for line in lines) > 1
-    # A line tells the rate that the next update will have.
+    # A line shows the rate that the next update will have.
     found = {int(line["num_updates"]): float(line["lr"]) for line in lines}
     assert found == pytest.approx({k: max(0, 8 - k) * 1e-4 for k in range(1, 11)}, abs=1e-9)
 

@@ -49,7 +49,7 @@ def logits(model, batch, seed=5):
 
 
 def set_branch_scales(model):
-    """Give every layer a b of its own, as training would; without a b, nothing."""
+    """Give every layer its own b, as training would; do nothing if there is no b."""
     found = {"encoder": [], "decoder": []}
     for side, scales in found.items():
         for number, layer in enumerate(getattr(model, side).layers):
@@ -121,7 +121,7 @@ def test_rezero_by_hand():
 
 
 def test_rezero_starts_as_the_identity_and_learns_its_scales_first():
-    """The decoder's b first of all: nothing of the encoder but the embedding reaches the loss while they are 0."""
+    """The decoder's b first of all: nothing of the encoder except the embedding reaches the loss while they are 0."""
     model = build("rezero", **STILL)
     src, lengths, prev = reference.batch(padded=False)
     assert torch.equal(model.encoder(src)["encoder_out"][0], model.encoder.forward_embedding(src)[0].transpose(0, 1))
@@ -194,7 +194,7 @@ def test_whole_model_is_the_plain_twin(scheme):
 
 
 def test_every_scheme_is_compared_with_its_twin():
-    # admin's twins stand in test_layers.py and test_profiling.py, fixup's in test_fixup.py
+    # admin's twins are in test_layers.py and test_profiling.py, fixup's in test_fixup.py
     assert BY_HAND.keys() | {"admin", "fixup"} == SCHEMES.keys()
 
 
@@ -224,7 +224,7 @@ def test_every_parameter_has_its_name_shape_and_initial_law(scheme):
         n = values.numel() / (2 if scheme == "looklinear" and ".fc" in name else 1)  # one half repeats the other
         assert abs(values.mean().item() - mean) < 6 * 1.1 * std / math.sqrt(n), name
         assert values.std(correction=0).item() == pytest.approx(std, rel=6 * 1.25 / math.sqrt(2 * n)), name
-        # Uniform values end at sqrt(3) standard deviations; of 320 normal ones some lie beyond two.
+        # Uniform values end at sqrt(3) standard deviations; of 320 normal ones some are beyond two.
         assert (values.abs().max().item() < 2 * std) == (law == "uniform"), name
 
 
@@ -233,7 +233,7 @@ def test_every_scheme_has_a_law():
 
 
 def test_t_fixup_scales_every_embedding_once():
-    """Apart or tied: N(0, 1/C) times (9M)^(-1/4), here 18^(-1/4) = 0.4855; padding is 0; the output is no input."""
+    """Apart or tied: N(0, 1/C) times (9M)^(-1/4), 18^(-1/4) = 0.4855; padding is 0; not an untied output."""
     for tied in (True, False):
         models = [build("t-fixup", share_all_embeddings=tied, seed=seed) for seed in range(5)]
         for side in ("encoder", "decoder"):
@@ -332,7 +332,7 @@ def test_checkpointed_activations_change_nothing(scheme):
         torch.log_softmax(out, -1)[..., 3].mean().backward()
     gradients = dict(checkpointed.named_parameters())
     for name, p in plain.named_parameters():
-        # A tied embedding's gradients come in another order, and rounding differs.
+        # A tied embedding's gradients are summed in another order, so rounding differs.
         torch.testing.assert_close(p.grad, gradients[name].grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
@@ -362,7 +362,7 @@ def test_half_precision(scheme):
 
 
 def tells(scheme):
-    """What a checkpoint of a scheme says it is of: those that draw other weights only are Post-LN."""
+    """The scheme that a scheme's checkpoint shows: those that only draw other weights are Post-LN."""
     return "post-ln" if scheme in ("looklinear", "ds-init") else scheme
 
 
@@ -459,7 +459,7 @@ def train(corpus, folder, *arguments):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_train_resume_generate(scheme: str, corpus: Path, tmp_path: Path, run: Callable[..., Run]):
-    """Does a run go on from its checkpoint bit for bit, and its model translate?"""
+    """Does a run resume from its checkpoint bit for bit, and does its model translate?"""
     option = ["--admin-scheme", scheme]
     done = train(corpus, tmp_path / "whole", *option, "--max-update", 9)
     assert done.status == 0, done.output[-4000:]
@@ -488,7 +488,7 @@ def test_train_resume_generate(scheme: str, corpus: Path, tmp_path: Path, run: C
 
 
 def test_mismatch_on_the_command_line(corpus: Path, tmp_path: Path):
-    """Are both schemes and the option said, in one line?"""
+    """Are both schemes and the option named in one line?"""
     assert train(corpus, tmp_path / "run", "--admin-scheme", "rezero", "--max-update", 1).status == 0
     done = train(corpus, tmp_path / "run", "--admin-scheme", "deepnorm", "--max-update", 2)
     last = done.output.splitlines()[-1]

@@ -1,12 +1,16 @@
-"""Are the three scores those that the field reports?"""
+"""Are the three scores the ones that the field reports?"""
 
 from __future__ import annotations
+
+import importlib
+import sys
 
 import pytest
 from conftest import run_module
 
 from fairseq_admin.text.tokens import Text
-from recipes.steps import report, results, score
+from recipes.steps import languages, report, results, score
+from recipes.steps import text as text_step
 from recipes.steps.common import write_lines
 
 HYPOTHESES = [
@@ -35,21 +39,28 @@ def test_tokenised_bleu_is_fairseqs(tmp_path):
     assert "tok:none" in found["tokenised_signature"] and "compound" not in found
 
 
-def test_compounds_are_split_at_their_hyphens():
-    """As fairseq's compound_split_bleu.sh has it: s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g, of unsplit tokens."""
-    assert score.split_compounds("rich-text - a b-c-d -e") == "rich ##AT##-##AT## text - a b ##AT##-##AT## c-d -e"
-    assert score.split_compounds("rich @-@ text") == score.split_compounds("rich-text")
+@pytest.mark.parametrize(
+    ("tokens", "split"),
+    [
+        ("rich-text - a b-c-d -e", "rich ##AT##-##AT## text - a b ##AT##-##AT## c-d -e"),
+        ("rich @-@ text", "rich @ ##AT##-##AT## @ text"),
+    ],
+)
+def test_compounds_are_split_as_the_script_splits_them(tokens, split):
+    """What perl -ple prints for the substitution of fairseq's compound_split_bleu.sh."""
+    assert score.split_compounds(tokens) == split
 
 
-def test_split_compounds_change_the_score_of_unsplit_ones_only():
+def test_split_compounds_weigh_more():
     text = Text("en", "de", escape=True)
     raw = [text.detokenise(line) for line in REFERENCES]
     whole = score.scores(text, HYPOTHESES, raw, REFERENCES, True)
-    # "so-called long-term" matches: split, it is six tokens that do instead of two.
+    # "so-called long-term" matches: split, six tokens match instead of two.
     assert float(whole["compound"]) > float(whole["tokenised"])
     hypotheses, references = ([line.replace("-", " @-@ ") for line in side] for side in (HYPOTHESES, REFERENCES))
     split = score.scores(text, hypotheses, raw, references, True)
-    assert split["compound"] == split["tokenised"] == whole["compound"]
+    # And ten, where tokenising had made it six.
+    assert float(split["compound"]) > float(split["tokenised"]) == float(whole["compound"])
 
 
 def test_a_model_of_lower_case_text_is_scored_without_case():
@@ -59,6 +70,40 @@ def test_a_model_of_lower_case_text_is_scored_without_case():
         found = score.scores(Text("de", "en", lowercase=lowercase), tokens, raw, tokens, False)
         assert ("case:lc" in found["signature"]) == lowercase
         assert (found["score"] == "100.00") == lowercase
+
+
+# -- languages -------------------------------------------------------------------------------------------------------
+
+
+def test_chinese_is_scored_by_its_characters():
+    """A sentence against itself with other spaces in it, of which 13a would find no word again."""
+    raw = ["\u6211\u4eec\u4eca\u5929\u53bb\u5b66\u6821\u3002"]
+    for code in ("zh", "zh_CN", "yue"):
+        found = score.scores(Text("en", code), ["\u6211\u4eec \u4eca\u5929\u53bb \u5b66\u6821 \u3002"], raw, raw, False)
+        assert (found["score"], "tok:zh" in found["signature"]) == ("100.00", True), code
+
+
+@pytest.mark.parametrize(("target", "module"), [("ja", "ja_mecab"), ("ko", "ko_mecab")])
+def test_a_language_without_its_tokeniser_is_refused_before_training(target, module, monkeypatch, tmp_path):
+    tokeniser = importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{module}")
+    monkeypatch.setattr(tokeniser, "MeCab", None)  # as if it were not installed
+    monkeypatch.setattr(sys, "argv", ["text", "en", target, "-o", str(tmp_path / "text.json")])
+    with pytest.raises(ValueError, match=rf"^{target}: sacreBLEU needs MeCab.*Run pip install 'sacrebleu\[{target}\]'"):
+        text_step.main()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("pair", "unknown"),
+    [("de-en", None), ("en-ja", None), ("liv-zh_CN", "liv and zh_CN"), ("xx-en", "xx")],
+)
+def test_languages_that_the_tokeniser_does_not_know_are_said_once(pair, unknown, caplog):
+    caplog.set_level("INFO")
+    languages.say_unknown(Text(*pair.split("-")))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == bool(unknown)
+    if unknown:
+        assert said[0].startswith(f"The tokeniser does not know {unknown} and treats it as English. It knows as bn ca ")
 
 
 # -- results and table -----------------------------------------------------------------------------------------------
@@ -126,6 +171,6 @@ def test_the_papers_numbers_are_of_recipes_that_there_are(tmp_path):
     cells = [line.split("|")[1:-1] for line in lines if line.startswith("|")]
     wanted = ["iwslt14", "admin", "paper", "1", "35.50", "35.67 ± 0.15", "30.00"]
     assert wanted in [[cell.strip() for cell in row][:7] for row in cells]
-    assert sum(line.startswith(("| wmt14-", "| iwslt14")) for line in lines) == 18
+    assert sum(line.startswith(("| wmt14-", "| iwslt14")) for line in lines) == 21
     assert "Very Deep Transformers for NMT" in done.output
     assert (tmp_path / "table.csv").read_text(encoding="utf-8").startswith("recipe,method,preset,seeds,tokenised BLEU")

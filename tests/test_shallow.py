@@ -1,7 +1,7 @@
 """Does Admin train a deep encoder under a shallow decoder?
 
-The task needs attention: the target is the source reversed, and each word re-mapped. Words come uniformly, so without
-attention a model stays at the entropy of one, the plateau.
+The task needs attention: the target is the source reversed, and each word re-mapped. Words are drawn uniformly, so
+without attention a model stays at the entropy of one word, the plateau.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`--ddp-backend fully_sharded` on two CPU processes, where fairscale is installed. It knows GPUs only: what it asks of
-CUDA is stubbed below, and gloo stands in for NCCL.
+"""`--ddp-backend fully_sharded` on two CPU processes, where fairscale is installed. It works on GPUs only: what it asks
+of CUDA is stubbed below, and gloo stands in for NCCL.
 
 fairscale flattens the parameters of the model, gives each rank a share of them, puts them together (as views of one
-tensor) while a module runs, and loads a checkpoint into the modules inside of it.
+tensor) while a module runs, and loads a checkpoint into the modules inside it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def plain(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
 def test_two_sharded_processes(
     options: list[str], corpus: Path, plain: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    """Do they train as two that share nothing, and go on so, bit for bit, when stopped and resumed?"""
+    """Do they train like two that share nothing, bit for bit, even when stopped and resumed?"""
     sharded = [*SMALL, *TO_10, *options, "--ddp-backend", "fully_sharded", "--save-dir", tmp_path / "sharded"]
     logs = [tmp_path / "sharded", tmp_path / "rank1"]
     outputs = two_processes(corpus, logs, *sharded, "--save-interval-updates", 7, target=_on_cpu)

@@ -66,7 +66,7 @@ def unfolded(corpus: Path, trained: Path) -> dict[int, tuple[str, float]]:
     return hypotheses(run_module("fairseq_cli.generate", *given, log=trained / "generate.log").output)
 
 
-# fairseq 0.12.2 takes a path of its own in evaluation, through a function that torch 2 gave another signature.
+# fairseq 0.12.2 takes its own path in evaluation, through a function whose signature changed in torch 2.
 OLD = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="fairseq 0.12.2 cannot evaluate Post-LN models under torch 2"
 )
@@ -81,7 +81,7 @@ def test_generate(corpus, trained, unfolded, without_plugin, tmp_path):
 
 
 def test_the_unfolded_model_needs_the_plugin(corpus, trained, without_plugin, tmp_path):
-    """Or else the test above shows nothing."""
+    """Otherwise the test above shows nothing."""
     given = [corpus, "--path", trained / "last.pt", "--gen-subset", "test", *SEARCH]
     assert python("-m", "fairseq_cli.generate", *given, env=without_plugin, cwd=tmp_path).returncode != 0
 

@@ -89,7 +89,7 @@ def test_each_setting_does_what_it_says(settings: dict, tokens: str) -> None:
 
 
 def test_only_escaped_text_is_unescaped() -> None:
-    """Does an entity that the text itself holds stay, in both ways?"""
+    """Does an entity in the text itself stay, both ways?"""
     for settings in ({}, WMT):
         text = Text("en", "en", **settings)
         assert text.detokenise(text.tokenise("&lt; is an entity", "en")).replace(" ", "") == "&lt;isanentity"
@@ -154,7 +154,7 @@ def _json(written: object) -> str:
     ],
 )
 def test_malformed_codes_are_one_line(written: str, message: str, tmp_path: Path) -> None:
-    """fastBPE itself ends the process, or takes anything for a merge."""
+    """fastBPE itself ends the process, or takes anything as a merge."""
     if written:
         (tmp_path / "codes").write_text(written)
     with pytest.raises(AdminError, match=message) as caught:
@@ -219,7 +219,7 @@ def test_the_way_of_wmt14_is_that_of_the_scripts(language: str, line: str, token
 
 
 def test_perl_lowers_tokens_and_not_raw_text() -> None:
-    """Raw text in lower case would hide an abbreviation; a final sigma has no form of its own in Perl."""
+    """Raw text in lower case would hide an abbreviation; Perl has no separate form for a final sigma."""
     text = Text("de", "en", lowercase=True, perl=True)
     assert text.tokenise("Mr. Lee is the U.S. ΟΔΟΣ", "en") == "mr. lee is the u.s. οδοσ"
     assert Text("de", "en", lowercase=True).tokenise("Mr. Lee", "en") == "mr. lee"
@@ -230,6 +230,23 @@ def test_languages_with_rules_that_are_not_here_are_refused() -> None:
     with pytest.raises(AdminError, match="'fi': Moses has rules for"):
         Text("fi", "en", perl=True).tokenise("USA:n", "fi")
     assert Text("fi", "en").tokenise("USA:n", "fi") == "USA : n"
+
+
+@pytest.mark.parametrize(
+    ("language", "line", "tokens"),
+    [
+        # "Fil " and "Amn " have a blank in Moses' lists, which is then part of the entry.
+        ("es", "Ab Fil. Uno", "Ab Fil . Uno"),
+        ("it", "Ab Amn. Due", "Ab Amn . Due"),
+        # "Nrs " has a blank, too; "Nr #NUMERIC_ONLY# " has it after the mark, where it does no harm.
+        ("nl", "Nrs. 5 Nr. 5 Nr. X", "Nrs . 5 Nr. 5 Nr . X"),
+        # "no" is there twice: before numbers only, then always.
+        ("is", "Ab no. X", "Ab no. X"),
+    ],
+)
+def test_abbreviations_are_those_that_the_script_reads(language: str, line: str, tokens: str) -> None:
+    """As tokenizer.perl -l LANGUAGE prints them."""
+    assert Text(language, "en", perl=True).tokenise(line, language) == tokens
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import SHARED, run_module
 
-from recipes.steps import bpe, common, split, streaming, tokenise
+from recipes.steps import bpe, common, lengths, split, streaming, tokenise
 from recipes.steps.cleaning import Cleaner
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.text import BPE, Text, remove_bpe
@@ -51,7 +51,7 @@ def main(monkeypatch):
 
 
 def refused(done) -> str:
-    """The one line a step ends with when the user must mend something."""
+    """The one line a step ends with when the user must fix something."""
     assert done.status == 2, done.output
     assert len(done.output.splitlines()) == 1, done.output
     return done.output
@@ -69,7 +69,7 @@ def pair(prefix: Path, german: list, english: list) -> Path:
 
 @pytest.fixture
 def many(tmp_path):
-    """A text of some thousand pairs, in many blocks, and how its tokens are made."""
+    """A text of a few thousand pairs, in many blocks, and how its tokens are made."""
     random_ = random.Random(1)
     words = "Haus Hund, lief. \"schnell\" z.B. U.S. 3,5 l'eau it's & | e\u0301 😀".split()
     lines = [" ".join(random_.choices(words, k=random_.randrange(30))) for _ in range(6000)]
@@ -170,14 +170,14 @@ def test_as_many_workers_as_one_likes_the_tokens_are_those_of_each_line(many, tm
 @pytest.mark.parametrize(
     ("german", "english", "options", "message"),
     [
-        (b"eins\nzwei\n", b"one\n", "", "x.de has 2 lines, .*x.en has 1 lines; expected as many"),
+        (b"eins\nzwei\n", b"one\n", "", "x.de has 2 lines, .*x.en has 1 lines; expected the same"),
         (b"eins\n", b"one\ntwo\nthree\n", "", "x.de has 1 lines, .*x.en has 3 lines"),
         (b"eins\nf\xfcnf\n", b"one\nfive\n", "", r"x.de: line 2 is not UTF-8 \(byte 0xfc at column 2\)"),
         (b"eins\n", None, "", "x.en: No such file"),
         (b"\n\n", b"\n\n", "--drop-empty", "no pair is left of 2: 2 with an empty side"),
         (b"", b"", "", "no pair is left, it is empty"),
         (b"a b c\n", b"a\n", "--lengths 1 2", "no pair is left of 1: 1 too long"),
-        (b"a\n", b"a\n", "--ratio 2", "--ratio comes with --lengths"),
+        (b"a\n", b"a\n", "--ratio 2", "--ratio goes with --lengths"),
         (b"a\n", b"a\n", "--lengths 3 2", "--lengths 3 2; expected MIN and MAX"),
         (b"a\n", b"a\n", "--lengths 1 2 --ratio 0.5", "--ratio 0.5; expected 1 or more"),
     ],
@@ -217,8 +217,8 @@ def test_windows_line_ends_are_read_and_said(tmp_path, step):
         ("\u3000", "a", "with an empty side"),
         ("a b c d e", "a b c d e", "too long"),
         ("a b c", "a b", ("a b c", "a b")),
-        ("a b c d", "a b", "of too unlike lengths"),
-        ("a b", "a b c d", "of too unlike lengths"),
+        ("a b c d", "a b", "of too different lengths"),
+        ("a b", "a b c d", "of too different lengths"),
         ("x" * 1000, "a", ("x" * 1000, "a")),
         ("a", "x" * 1001, "with a word over 1000 characters"),
         ("\x1c" * 1001, "b", "with a word over 1000 characters"),
@@ -246,7 +246,7 @@ def test_cleaning_happens_to_tokens_and_is_counted(tmp_path, main, caplog):
     main(tokenise, tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", *arguments)
     assert read_lines(tmp_path / "out/x.de") == ["a , b", "eins zwei"]
     assert read_lines(tmp_path / "out/x.en") == ["a b", "d e"]
-    expected = "kept 2 pairs, dropped 3: 1 with an empty side, 1 too long, 1 of too unlike lengths"
+    expected = "kept 2 pairs, dropped 3: 1 with an empty side, 1 too long, 1 of too different lengths"
     assert caplog.messages[-1].endswith(expected)
 
 
@@ -254,7 +254,7 @@ def test_units_are_cleaned_with_the_pair(tmp_path, codes, step):
     pair(tmp_path / "x", ["low new", "qqq", "low", ""], ["low new", "low", "low", "low"])
     arguments = ("apply", codes, tmp_path / "x.de", tmp_path / "x.en", "-o", tmp_path / "bpe")
     done = step("bpe", *arguments, "--lengths", 1, 250, "--ratio", 1.5)
-    assert done.output.endswith("kept 2 pairs, dropped 2: 1 with an empty side, 1 of too unlike lengths\n")
+    assert done.output.endswith("kept 2 pairs, dropped 2: 1 with an empty side, 1 of too different lengths\n")
     assert read_lines(tmp_path / "bpe/x.de") == read_lines(tmp_path / "bpe/x.en") == ["low new", "low"]
     assert "found 1. Give the two sides" in refused(step("bpe", *arguments[:3], *arguments[4:], "--lengths", 1, 2))
 
@@ -285,7 +285,7 @@ def test_every_nth_pair_of_all_parts_is_split_off(tmp_path, parts, main, monkeyp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--every 5", "--every N comes with --keep"),
+        ("--every 5", "--every N goes with --keep"),
         ("--every 1 --keep rest", "--every 1; expected 2 or more"),
         ("--every 99 --keep nth", "none of 12 pairs is kept"),
     ],
@@ -328,6 +328,25 @@ def test_bpe_can_be_undone_and_keeps_empty_lines(codes, tmp_path, step):
     assert units == read_lines(tmp_path / "bpe/x.de") == BPE(codes).apply(lines)
     assert [remove_bpe(line) for line in units] == lines
     assert any("@@ " in line for line in units)
+
+
+def test_a_line_too_long_for_the_model_is_found_at_once(codes, tmp_path, step):
+    """1,024 positions are 1,023 units and the end of the sentence; these letters stay letters."""
+    lines = ["a b", "q " * 1022 + "q", "q " * 1023 + "q", "a b", "q " * 1499 + "q"]
+    write_lines(tmp_path / "test.de", lines)
+    apply = ["bpe", "apply", codes, tmp_path / "test.de", "-o", tmp_path / "bpe"]
+    found = f"{tmp_path}/test.de: line 3 is of 1024 units, and the model reads 1023 (2 such lines in all)"
+    message = refused(step(*apply, "--too-long", "refuse"))
+    assert f"{found}. Split it in the raw text" in message and not names(tmp_path / "bpe")
+    done = step(*apply, "--too-long", "skip")
+    assert done.status == 0 and f"{found}; skipped" in done.output
+    assert read_lines(tmp_path / "bpe/test.de") == lines
+    assert lengths.skipped(f"{tmp_path}/bpe/test", ["de"]) == {2, 4}
+    # A training text has none looked for; and what cleaning drops is not counted, but keeps its number.
+    assert step(*apply).status == 0
+    write_lines(tmp_path / "test.en", ["", *lines[1:4], "b"])
+    cleaned = [*apply[:4], tmp_path / "test.en", *apply[4:], "--lengths", 1, 2000, "--ratio", 9, "--too-long", "refuse"]
+    assert "test.de: line 3 is of 1024 units, and the model reads 1023 (2 such" in refused(step(*cleaned))
 
 
 def test_nothing_but_spaces_parts_words_and_no_character_is_changed():
@@ -377,7 +396,7 @@ def test_each_merge_is_of_the_most_frequent_pair():
             for both in zip(units[word], units[word][1:]):
                 pairs[both] += count
         left, right, _ = merge.split(" ")
-        # In a run of one unit, as in "aaa", pairs overlap, and programs count them in different ways.
+        # In a run of one unit, as in "aaa", pairs overlap, and programs count them differently.
         assert pairs[left, right] >= 0.98 * max(pairs.values())
         for word in words:
             found = []
@@ -391,7 +410,7 @@ def test_each_merge_is_of_the_most_frequent_pair():
 
 @pytest.mark.slow
 def test_units_are_those_of_subword_nmt_on_real_text(tmp_path):
-    """The two break ties otherwise: of the words in 29,000 real sentences, one in 200 may be split in another way."""
+    """The two break ties differently: of the words in 29,000 real sentences, one in 200 may be split differently."""
     path = SHARED / "data/multi30k/train.de.gz"
     if not path.exists():
         pytest.skip(f"{path} is not here")
@@ -417,7 +436,7 @@ def test_text_without_words_is_refused(tmp_path, step):
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
-    """The second file of two lies on a full device: neither appears, and what was there stays."""
+    """The second of two files is on a full device: neither appears, and what was there stays."""
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     (tmp_path / "a").write_text("before")
@@ -430,7 +449,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
 
 
 def test_a_file_over_the_limit_is_one_line_and_leaves_nothing(many, tmp_path, main):
-    """The step itself, under a limit on the size of files, which CPython meets as an error and not as a signal."""
+    """The step itself, under a limit on file size, which CPython sees as an error, not as a signal."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, limits[1]))
     try:

@@ -1,4 +1,4 @@
-"""Does the recipes' own entry to training train in bf16, where fairseq-train cannot, and the same otherwise?"""
+"""Does the recipes' own training command train in bf16, where fairseq-train cannot, and otherwise the same?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BF16 = ["--bf16", "--fp16-no-flatten-grads", "--max-update", "3"]
 
 def test_bf16_trains(run, corpus, tmp_path):
     given = [corpus, *TRAIN, *BF16, "--save-dir", tmp_path / "run"]
-    # What makes the step needed: the day it fails, fairseq-train has learnt it.
+    # Why the step is needed: the day this fails, fairseq-train has learnt it.
     assert run("fairseq_cli.train", *given).status != 0
     assert not (tmp_path / "run/checkpoint_last.pt").exists()
     done = run("recipes.steps.train_bf16", *given)

@@ -1,10 +1,11 @@
-"""`fairseq-admin translate`: against fairseq-generate, three engines against one another, and what a line may hold."""
+"""`fairseq-admin translate`: against fairseq-generate, three engines against one another, and what a line can hold."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import itertools
+import json
 import math
 import random
 import shutil
@@ -73,8 +74,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def admin(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An Admin model after one update, made talkative: its last norm is turned round, so that no word calls for itself,
-    and the end of the sentence is as likely as some words together."""
+    """An Admin model after one update, made talkative: its last norm is negative, so that no word predicts itself, and
+    the end of the sentence is as likely as some words together."""
     folder = tmp_path_factory.mktemp("admin")
     sizes = ["--max-source-positions", POSITIONS, "--max-target-positions", POSITIONS]
     given = ["-s", "de", "-t", "en", "--save-dir", folder, "--max-update", 1, "--disable-validation", *sizes]
@@ -96,8 +97,8 @@ def folded(admin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def beside(data: Path, folder: Path) -> Path:
-    """Copy what the text needs beside a model."""
+def next_to(data: Path, folder: Path) -> Path:
+    """Copy what the text needs next to a model."""
     for path in (data / "text.json", data / "codes", data / "bin/dict.de.txt", data / "bin/dict.en.txt"):
         shutil.copy(path, folder)
     return folder
@@ -110,7 +111,7 @@ def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("ct2") / "model"
     converter = ctranslate2.converters.FairseqConverter(str(folded), str(data / "bin"), "de", "en")
     converter.convert(str(folder))
-    return beside(data, folder)
+    return next_to(data, folder)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def fsmt(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     assert all("embed_positions" in key for key in missing)
     folder = tmp_path_factory.mktemp("fsmt")
     model.save_pretrained(folder)
-    return beside(data, folder)
+    return next_to(data, folder)
 
 
 @pytest.fixture
@@ -194,7 +195,7 @@ def test_all_engines_agree(
 def test_too_long_a_line_is_translated_in_pieces(
     engine: str, translate: Callable, capfd: pytest.CaptureFixture, request: pytest.FixtureRequest
 ) -> None:
-    """Is it split where sentences end, is nothing lost, and is it said?"""
+    """Is it split where sentences end, is nothing lost, and is that reported?"""
     model = request.getfixturevalue(engine)
     sentence = "Baki doki luba."
     alone = translate(model, [sentence, f"{sentence} {sentence}"])
@@ -281,7 +282,7 @@ def test_what_does_not_fit_is_one_line(
     for name, content in (("text.pt", b"baki\n"), ("cut.pt", folded.read_bytes()[:20000])):
         (tmp_path / name).write_bytes(content)
         assert f"{name}: not a whole checkpoint" in refused(capfd, tmp_path / name, text, "--data", data)
-    other = beside(data, tmp_path)
+    other = next_to(data, tmp_path)
     for side in ("de", "en"):
         with (other / f"dict.{side}.txt").open("a") as file:
             file.write("more 1\n")
@@ -290,6 +291,44 @@ def test_what_does_not_fit_is_one_line(
     assert "is for en-de and " in refused(capfd, folded, text, "--data", other)
     (other / "text.json").write_text("{}")
     assert "is missing; expected source, target" in refused(capfd, folded, text, "--data", other)
+
+
+def swapped(path: Path) -> None:
+    """A dictionary with its first two lines the other way round: of the same size, and another."""
+    first, second, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([second, first, *rest]), encoding="utf-8")
+
+
+def test_another_models_files_of_equal_size_are_refused(
+    admin: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """Training notes the dictionaries; folding with --data the merges and the settings, too."""
+    folded = tmp_path / "model.pt"
+    assert cli.main(["fold", str(admin), "-o", str(folded), "--data", str(data / "bin")]) == 0
+    given = ["--data", tmp_path / "data"]
+
+    def other(name: str, change: Callable[[Path], object]) -> None:
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        change(shutil.copytree(data, tmp_path / "data") / name)
+
+    other("codes", lambda path: None)
+    (tmp_path / "data/text.json").write_text(json.dumps(json.loads((data / "text.json").read_bytes())))  # on one line
+    assert cli.main(["translate", str(folded), str(text), *map(str, given), "--device", "cpu"]) == 0
+    capfd.readouterr()
+    for name in ("bin/dict.de.txt", "bin/dict.en.txt"):
+        other(name, swapped)
+        message = f"{tmp_path}/data/{name} is another model's: "
+        assert message in refused(capfd, admin, text, *given)
+        assert message in refused(capfd, folded, text, *given)
+        export = ["export", str(folded), "--to", "ctranslate2", "-o", str(tmp_path / "new"), *map(str, given)]
+        assert cli.main(export) == 2 and message in capfd.readouterr().err
+        assert cli.main(["fold", str(admin), "-o", str(tmp_path / "new"), "--data", str(tmp_path / "data/bin")]) == 2
+        stack = "encoder" if "de" in name else "decoder"
+        assert f"data/bin: the dictionary of the {stack} is not the one that {admin} was" in capfd.readouterr().err
+    other("codes", lambda path: path.write_text("b a 1\n"))
+    assert f"{tmp_path}/data/codes is another model's: " in refused(capfd, folded, text, *given)
+    other("text.json", Text("de", "en", lowercase=True).write)
+    assert f"{tmp_path}/data/text.json is another model's: " in refused(capfd, folded, text, *given)
 
 
 def test_broken_folders_are_one_line(
@@ -312,7 +351,7 @@ def test_broken_folders_are_one_line(
 def test_a_gpu_without_the_libraries_of_ctranslate2(
     missing: str, ct2: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    """Is the CPU used, and said, unless CUDA was asked for? (ctranslate2 looks for them at the first batch only.)"""
+    """Is the CPU used, with a note, unless CUDA was asked for? (ctranslate2 looks for them only at the first batch.)"""
     import ctranslate2
 
     opened = []
@@ -359,7 +398,7 @@ def test_an_engine_that_is_not_installed_is_named(
 
 
 class Shouter(Translator):
-    """Translates into capitals, and remembers its batches; a second hypothesis has a mark of exclamation more."""
+    """Translates into capitals, and remembers its batches; a second hypothesis has one more exclamation mark."""
 
     longest = 6
 
@@ -427,7 +466,7 @@ def test_batches_hold_every_sentence_once_and_no_more_than_they_may() -> None:
 
 
 class Endless(io.RawIOBase):
-    """A source without end; `read_lines` counts what was read of it."""
+    """A source without end; `read_lines` counts what was read from it."""
 
     read_lines = 0
 
@@ -458,7 +497,7 @@ def test_an_endless_stream_is_read_as_far_as_needed(shouter: Pipeline, terminal:
 
 
 def test_lines_end_at_newlines_only() -> None:
-    """And a mark of byte order, at the very beginning, is none of the text."""
+    """And a byte order mark at the very beginning is not part of the text."""
     found = streams.read(io.BytesIO("\ufeffx\r\n\ufeffy\u2028\x85z".encode()), "text", 1)
     assert list(found) == [["x\r"], ["\ufeffy\u2028\x85z"]]
 

@@ -1,7 +1,7 @@
 """`--user-dir` in every way a user may give it, with the package installed or not: real processes, one update each.
 
-fairseq imports a user-dir by its folder's name and refuses a second module of that name, so an installed package must
-not get in the way of a path, nor a path in the way of the package.
+fairseq imports a user-dir by its folder's name and refuses a second module of that name, so neither an installed
+package nor a path may get in the other's way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairseq_admin.version import __version__
 
 pytestmark = pytest.mark.slow
 INSTALLED = __version__ + ".dev1"
-"""Version of a copy that is installed, to tell it from the repository."""
+"""Version of the installed copy, to tell it from the repository."""
 
 
 def train(python: Path, user_dir: str, cwd: Path, corpus: Path, folder: Path) -> str:
@@ -59,7 +59,7 @@ def train(python: Path, user_dir: str, cwd: Path, corpus: Path, folder: Path) ->
 def environment(folder: Path, *install: str) -> Path:
     """A virtual environment with this one's packages and, installed by pip as told, a copy of ours. Returns its python.
 
-    fairseq looks for a user-dir beside itself too, so it has to lie in the same folder as what pip installs.
+    fairseq also looks for a user-dir next to itself, so it has to be in the same folder as what pip installs.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"

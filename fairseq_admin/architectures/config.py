@@ -1,4 +1,4 @@
-"""The options of our models: those of fairseq's own and Admin's, sizes filled in."""
+"""The options of our models: fairseq's own and Admin's, with sizes filled in."""
 
 from argparse import Namespace
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
@@ -45,7 +45,7 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
 
 @dataclass
 class AdminOptions(FairseqDataclass):
-    """Admin's own options, of every model."""
+    """Admin's own options, which every model has."""
 
     admin_scheme: ChoiceEnum(tuple(SCHEMES)) = field(  # type: ignore[valid-type]
         default="admin",
@@ -60,11 +60,15 @@ class AdminOptions(FairseqDataclass):
     )
     admin_profile_tokens: int = field(
         default=8192,
-        metadata={"help": "tokens of the first training batch, padding included, to profile on at most"},
+        metadata={"help": "profile on at most this many tokens of the first training batch, padding included"},
     )
     admin_max_skipped_updates: int = field(
         default=100,
         metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
+    )
+    admin_fast: ChoiceEnum(("on", "off")) = field(  # type: ignore[valid-type]
+        default="on",
+        metadata={"help": "faster layers that compute the same (off: fairseq's own, to compare)"},
     )
     update_freq: List[int] = II("optimization.update_freq")
 
@@ -98,7 +102,7 @@ def _default(args: Any, name: str, value: Any) -> None:
 
 
 def _fill_admin(args: Any) -> None:
-    """Admin's own options, of which a checkpoint from before they were there, or a Namespace made by hand, has none."""
+    """Defaults for Admin's own options, which an older checkpoint, or a Namespace made by hand, lacks."""
     for option in fields(AdminOptions):
         _default(args, option.name, [1] if option.name == "update_freq" else option.default)
 
@@ -111,7 +115,7 @@ def fill_sizes(
     ffn_embed_dim: int = 2048,
     attention_heads: int = 8,
 ) -> None:
-    """Give every size that is still open a preset's value; an open width of the decoder follows the encoder's."""
+    """Set every size not given to the preset's value; a decoder width not given follows the encoder's."""
     _default(args, "encoder_embed_dim", embed_dim)
     _default(args, "encoder_ffn_embed_dim", ffn_embed_dim)
     _default(args, "encoder_attention_heads", attention_heads)
@@ -127,7 +131,7 @@ def fill_sizes(
 def fill_decoder(
     args: Any, layers: int = 6, embed_dim: int = 512, ffn_embed_dim: int = 2048, attention_heads: int = 8
 ) -> None:
-    """Give every size of a language model that is still open a preset's value; open widths follow the embedding's."""
+    """Set every size of a language model not given to the preset's value; widths not given follow the embedding's."""
     _default(args, "decoder_layers", layers)
     _default(args, "decoder_embed_dim", embed_dim)
     _default(args, "decoder_ffn_embed_dim", ffn_embed_dim)
@@ -152,11 +156,11 @@ def nested(cfg: Any) -> TransformerConfig:
 
 
 def flat_decoder(cfg: Any) -> Namespace:
-    """The options of a language model as fairseq's `transformer_lm` reads them, complete, with Admin's beside them."""
+    """The options of a language model as fairseq's `transformer_lm` reads them, complete, with Admin's next to them."""
     args = _plain(cfg)
     fill_decoder(args)
     for option in fields(TransformerLMAdminConfig):
-        # Not what the task and the trainer are asked for (add_bos_token, update_freq, ...).
+        # Leave out those that come from the task and the trainer (add_bos_token, update_freq, ...).
         if option.default is not MISSING and not str(option.default).startswith("${"):
             _default(args, option.name, option.default)
     return args
@@ -172,7 +176,7 @@ def nested_decoder(args: Namespace) -> TransformerConfig:
 def fill_masked(
     args: Any, layers: int = 12, embed_dim: int = 768, ffn_embed_dim: int = 3072, attention_heads: int = 12
 ) -> None:
-    """Give every option of a masked language model that is still open a preset's value, or else RoBERTa's."""
+    """Set every option of a masked language model not given to the preset's value, or else RoBERTa's."""
     _default(args, "encoder_layers", layers)
     _default(args, "encoder_embed_dim", embed_dim)
     _default(args, "encoder_ffn_embed_dim", ffn_embed_dim)
@@ -184,7 +188,7 @@ def fill_masked(
 
 
 def flat_encoder(cfg: Any, task: Any) -> Namespace:
-    """The options of a masked language model as fairseq's RoBERTa reads them, complete, with Admin's beside them."""
+    """The options of a masked language model as fairseq's RoBERTa reads them, complete, with Admin's next to them."""
     args = _plain(cfg)
     fill_masked(args)
     _default(args, "tokens_per_sample", task.max_positions())

@@ -1,9 +1,9 @@
-"""Stops a run whose optimizer refuses every update.
+"""Stops a run in which every update is skipped.
 
 Under fp16 fairseq skips an update whose gradient overflows and lowers the loss scale. With --threshold-loss-scale above
---min-loss-scale the scale stops falling, and a diverged run skips updates for ever. A model is told the number of
-updates before every batch, so it can see that the number stands still. (In fp32 and bf16 fairseq itself stops at the
-first gradient that is not finite.)
+--min-loss-scale the scale stops falling, and a diverged run skips updates forever. A model is told the number of
+updates before every batch, so it can see when that number no longer grows. (In fp32 and bf16 fairseq itself stops at
+the first gradient that is not finite.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import DIVERGED_ADVICE, AdminError, DivergedError
 
 
 def gpu_out_of_memory() -> int:
-    """How many times this process's GPU has been out of memory so far."""
+    """How many times this process's GPU has run out of memory so far."""
     return torch.cuda.memory_stats().get("num_ooms", 0) if torch.cuda.is_initialized() else 0
 
 
@@ -47,8 +47,8 @@ class SkippedUpdates:
         """Call once a batch with the number of updates made so far.
 
         Raises:
-            DivergedError: the number has stood still for more than `limit` updates' worth of batches.
-            AdminError: it has, and memory ran out meanwhile.
+            DivergedError: the number has not grown for more than `limit` updates' worth of batches.
+            AdminError: the same, and memory ran out in the meantime.
         """
         if num_updates != self.num_updates:
             self.num_updates, self.batches = num_updates, 0
@@ -59,7 +59,7 @@ class SkippedUpdates:
             sets = "--admin-max-skipped-updates sets the limit, 0 lifts it."
             if times := self.out_of_memory() - self.out_of_memory_before:
                 raise AdminError(
-                    f"{skipped}; the GPU was out of memory {times} times. Resume with a smaller --max-tokens and a "
+                    f"{skipped}; the GPU ran out of memory {times} times. Resume with a smaller --max-tokens and a "
                     f"larger --update-freq. {sets}"
                 )
             raise DivergedError(

@@ -7,7 +7,9 @@ from types import FunctionType
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
+from .. import fingerprint
 from ..errors import AdminError
+from ..fast.model import decoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder
 from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder
@@ -16,8 +18,9 @@ from .scheme_model import SchemeModel
 
 
 def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecoder:
-    """What stands for fairseq's TransformerDecoder, which takes flat options."""
-    decoder = AdminDecoder(nested_decoder(args), dictionary, embed_tokens, no_encoder_attn)
+    """Our decoder, called as fairseq's TransformerDecoder is, with flat options."""
+    cfg = nested_decoder(args)
+    decoder = decoder_class(cfg)(cfg, dictionary, embed_tokens, no_encoder_attn)
     decoder.args = args
     return decoder
 
@@ -25,7 +28,7 @@ def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecod
 def _with_our_decoder(build: FunctionType) -> FunctionType:
     """fairseq's build_model with our decoder: it names the class in its body, and has no hook for another.
 
-    The function's own code, with a namespace of its own in which that name means ours; fairseq's module stays as it is.
+    The same code runs in a namespace of its own, in which that name means ours; fairseq's module stays as it is.
     """
     assert "TransformerDecoder" in build.__code__.co_names, "this fairseq builds its language model in another way"
     return FunctionType(build.__code__, {**build.__globals__, "TransformerDecoder": _decoder}, build.__name__)
@@ -36,7 +39,7 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
     """Decoder-only Transformer with a scheme of the table in schemes.py: Admin, unless the options say otherwise.
 
     Task, criteria and commands are fairseq's for language models. The state dict is that of fairseq's
-    `transformer_lm` with what `TransformerAdminModel` has beside a stock one's.
+    `transformer_lm` plus what `TransformerAdminModel` adds to a stock one's.
     """
 
     def __init__(self, decoder: AdminDecoder) -> None:
@@ -48,6 +51,7 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
     def build_model(cls, cfg, task):
         args = flat_decoder(cfg)
         refuse_unsuitable(nested_decoder(args), sides=("decoder",))
+        fingerprint.note(task)
         if args.admin_scheme == "t-fixup" and (args.adaptive_input or args.character_embeddings):
             raise AdminError(
                 "--admin-scheme t-fixup scales one embedding matrix, and --adaptive-input and --character-embeddings "
@@ -57,7 +61,7 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
         return _with_our_decoder(TransformerLanguageModel.build_model.__func__)(cls, args, task)
 
     def forward(self, src_tokens, **kwargs):
-        """As fairseq's language model; the first call in training mode profiles ω on its batch beforehand."""
+        """As fairseq's language model; the first call in training mode begins by profiling ω on its batch."""
         self.profile_once(None, src_tokens)
         return super().forward(src_tokens, **kwargs)
 

@@ -10,9 +10,9 @@ from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
 from ..errors import AdminError
+from ..fast.model import encoder_class
 from ..method.layers import xavier
 from ..method.schemes import SCHEMES, layers_of, stacks_of
-from ..method.stacks import AdminEncoder
 from .config import AdminOptions, fill_masked, flat_encoder, nested_encoder
 from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
@@ -22,7 +22,8 @@ class AdminMaskedEncoder(RobertaEncoder):
     """RoBERTa's encoder and head, over the layers of a scheme."""
 
     def build_encoder(self, args, dictionary, embed_tokens):
-        encoder = AdminEncoder(nested_encoder(args), dictionary, embed_tokens)
+        cfg = nested_encoder(args)
+        encoder = encoder_class(cfg)(cfg, dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 
@@ -32,8 +33,8 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
     """RoBERTa with a scheme of the table in schemes.py: Admin, unless the options say otherwise.
 
     Task, criteria, classification heads and commands are fairseq's for RoBERTa. The state dict is that of fairseq's
-    `roberta` with what `TransformerAdminModel` has beside a stock one's. Weights that the scheme does not draw have
-    RoBERTa's law, N(0, 0.02²) and no biases, attention's in Admin among them.
+    `roberta` plus what `TransformerAdminModel` adds to a stock one's. Weights that the scheme does not draw follow
+    RoBERTa's law, N(0, 0.02²) with zero biases; so do attention's in Admin.
     """
 
     def __init__(self, args: Any, encoder: AdminMaskedEncoder) -> None:
@@ -64,12 +65,12 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary))
 
     def forward(self, src_tokens, *args, **kwargs):
-        """As fairseq's RoBERTa; the first call in training mode profiles ω on its batch beforehand."""
+        """As fairseq's RoBERTa; the first call in training mode begins by profiling ω on its batch."""
         self.profile_once(src_tokens, None)
         return super().forward(src_tokens, *args, **kwargs)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As `SchemeModel`'s, of weights under the names of older RoBERTas, too."""
+        """As `SchemeModel`'s; also takes weights under the names of older RoBERTas."""
         self.upgrade_state_dict(state_dict)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
@@ -81,7 +82,7 @@ def _preset(arch: str, **sizes: int) -> None:
     register_model_architecture("masked_lm_admin", arch)(lambda args: fill_masked(args, **sizes))
 
 
-# The sizes of fairseq's roberta_base and roberta_large, and a deeper one of the former's width.
+# The sizes of fairseq's roberta_base and roberta_large, and a deeper one as wide as the former.
 _preset("masked_lm_admin")
 _preset("masked_lm_admin_24l", layers=24, embed_dim=1024, ffn_embed_dim=4096, attention_heads=16)
 _preset("masked_lm_admin_48l", layers=48)

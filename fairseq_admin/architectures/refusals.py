@@ -1,4 +1,4 @@
-"""Options of a model that its scheme cannot work with."""
+"""Model options that a scheme cannot work with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .config import RULES
 
 
 def layers_to_keep(stack: Any) -> list[int]:
-    """What --encoder-layers-to-keep or --decoder-layers-to-keep names; none: all layers stay. -1 stands for no number.
+    """The layers that --encoder-layers-to-keep or --decoder-layers-to-keep names; none: all stay. -1: not a number.
 
     Args:
         stack: the options of an encoder or a decoder.
@@ -30,7 +30,7 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder",
         sides: the stacks that it has.
 
     Raises:
-        AdminError: there are some.
+        AdminError: such an option was given.
     """
     if cfg.admin_scheme not in SCHEMES:
         raise AdminError(f"--admin-scheme is {cfg.admin_scheme}; expected one of {', '.join(SCHEMES)}.")

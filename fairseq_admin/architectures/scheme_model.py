@@ -1,4 +1,4 @@
-"""What every model with a scheme does around fairseq's own, be it of translation or of language."""
+"""What every model with a scheme does around fairseq's own, for translation and for language modelling."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import AdminError
+from ..fast.model import speed_up
+from ..fast.twin import twins_of
 from ..method import initial_weights, provenance
 from ..method.layers import shortcut_norms
 from ..method.omega import omega_from_depth
@@ -27,16 +29,16 @@ from .refusals import layers_to_keep
 
 
 class SchemeModel(BaseFairseqModel):
-    """Initial weights, profiling, its record, loading, and the stop of a diverged run; a model's first base class.
+    """Initial weights, profiling, its record, loading, and stopping a diverged run; a model's first base class.
 
-    The model has an `encoder`, a `decoder` or both of stacks.py, and calls `set_up_scheme` last in its construction and
-    `profile_once` first in its `forward`.
+    The model has an `encoder`, a `decoder` or both from stacks.py. It calls `set_up_scheme` at the end of its
+    construction and `profile_once` at the start of its `forward`.
     """
 
     cfg: TransformerConfig
 
     def set_up_scheme(self, cfg: TransformerConfig) -> None:
-        """Draw the scheme's initial weights, and set ω where the depth tells it."""
+        """Draw the scheme's initial weights, and set ω where it follows from the depth."""
         self.scheme = SCHEMES[cfg.admin_scheme]
         self.guards: list[RemovableHandle] = []
         self.profiled = not self.scheme.omega
@@ -49,10 +51,11 @@ class SchemeModel(BaseFairseqModel):
                     "split among the GPUs. Give another --ddp-backend, or leave --checkpoint-activations and "
                     "--min-params-to-wrap out."
                 )
-            # A model of one stack is to a row's function one with another of no layers and the same embedding.
+            # To a row's function, a model of one stack has another with no layers and the same embedding.
             embedding = next(iter(stacks.values())).embed_tokens
             none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding, output_projection=None)
             getattr(initial_weights, self.scheme.weights)(*(stacks.get(side, none) for side in ("encoder", "decoder")))
+        speed_up(self, cfg)
         if self.scheme.stock_layers:
             return
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
@@ -78,7 +81,7 @@ class SchemeModel(BaseFairseqModel):
             self.guards.pop().remove()
 
     def _refuse_unprofiled(self, layer: nn.Module, inputs: Any) -> None:
-        """Hook on a stack's first layer, until ω is there: a task that trains past `forward` would train a Post-LN."""
+        """Hook on a stack's first layer until ω is set: a task that trains without `forward` would train a Post-LN."""
         if layer.training and torch.is_grad_enabled() and not self.profiled:
             raise AdminError(
                 "the task calls the encoder or the decoder without the model, whose first call profiles omega. Give "
@@ -103,12 +106,14 @@ class SchemeModel(BaseFairseqModel):
         """Profile ω on this batch if it is the first in training mode. Arguments as for `profiling.measure`."""
         if not self.training or self.profiled:
             return
-        # A wrapper (fully_sharded) loads weights into the modules inside of it and calls no load_state_dict of theirs.
+        # A wrapper (fully_sharded) loads weights into the modules inside it without calling their load_state_dict.
         if self._recorded():
             self._set_profiled()
         else:
             cfg = self.cfg
-            self._record(profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens))
+            with twins_of(self):
+                record = profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens)
+            self._record(record)
 
     def _refuse_other_rule(self, state_dict: dict[str, Any]) -> None:
         """Refuse another --admin-init than the one that ω is by: it would do nothing, since ω is not set again."""
@@ -124,10 +129,10 @@ class SchemeModel(BaseFairseqModel):
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; with Admin, a stock Post-LN Transformer's weights load with ω = 1, its function unchanged.
 
-        Where the options name layers to keep, the others are dropped; `model_cfg` then tells the depth that is left.
+        Where the options name layers to keep, the others are dropped; `model_cfg` then gets the depth that is left.
 
         Raises:
-            AdminError: the weights are of another depth, or of another scheme, or with ω by another rule.
+            AdminError: the weights have another depth, another scheme, or ω by another rule.
         """
         own = self.state_dict()
         found = scheme_of(state_dict)
@@ -146,8 +151,8 @@ class SchemeModel(BaseFairseqModel):
                     setattr(model_cfg, f"{side}_layers", len(kept))
                     setattr(model_cfg, f"{side}_layers_to_keep", None)
         adopt(state_dict, own, {side: len(layers_of(stack)) for side, stack in stacks.items()})
-        self.skipped_updates.restart()  # fairseq has just told the number of updates, and no batch has come with it
-        result = super().load_state_dict(state_dict, strict)  # no options: they would have it pruned once more
+        self.skipped_updates.restart()  # fairseq has just set the number of updates, without a batch
+        result = super().load_state_dict(state_dict, strict)  # without the options, which would prune it again
         if self.scheme.omega and self._recorded():
             self._set_profiled()
         return result

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
+from .. import fingerprint
+from ..fast.model import decoder_class, encoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .config import TransformerAdminConfig, fill_sizes, nested
@@ -16,10 +18,10 @@ from .scheme_model import SchemeModel
 class TransformerAdminModel(SchemeModel, TransformerModelBase):
     """Transformer with a scheme of the table in schemes.py: Admin, unless the options say otherwise.
 
-    With Admin (Liu et al. 2020) ω is profiled on the first training batch, then trained. The state dict holds, beside
+    With Admin (Liu et al. 2020) ω is profiled on the first training batch, then trained. The state dict holds, next to
     the stock Transformer's entries, `omega_init` and `omega_delta` in every norm (no `omega_delta` in a stack's first)
     and `admin_provenance`; while the latter is zero, ω has not been profiled. The state dict of a scheme over stock
-    layers is a stock Transformer's; every other one's has `admin_provenance`, which then names the scheme.
+    layers is a stock Transformer's; all others have `admin_provenance`, which then names the scheme.
     """
 
     def __init__(self, cfg: TransformerConfig, encoder: AdminEncoder, decoder: AdminDecoder) -> None:
@@ -36,6 +38,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
     def build_model(cls, cfg, task):
         transformer_cfg = nested(cfg)
         refuse_unsuitable(transformer_cfg)
+        fingerprint.note(task)
         norm = SCHEMES[transformer_cfg.admin_scheme].norm
         for stack, place in zip((transformer_cfg.encoder, transformer_cfg.decoder), norm):
             stack.normalize_before = place == "before"
@@ -43,14 +46,14 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):
-        return AdminEncoder(cfg, src_dict, embed_tokens)
+        return encoder_class(cfg)(cfg, src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
-        return AdminDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+        return decoder_class(cfg)(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
-        """As fairseq's Transformer; the first call in training mode profiles ω on its batch beforehand."""
+        """As fairseq's Transformer; the first call in training mode begins by profiling ω on its batch."""
         self.profile_once(src_tokens, prev_output_tokens)
         return super().forward(src_tokens, src_lengths, prev_output_tokens, **kwargs)
 

@@ -1,4 +1,4 @@
-"""The mean of a run's checkpoints: which files, whether they belong together, and the sum, a storage at a time."""
+"""The mean of a run's checkpoints: which files, whether they belong together, and the sum, one storage at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .checkpoint import Checkpoint
 from .records import Entry, Source
 
 LAST = 10
-"""How many checkpoints of a run folder to average unless told."""
+"""How many checkpoints of a run folder to average by default."""
 
 NUMBERED = {"epochs": re.compile(r"checkpoint(\d+)\.pt"), "updates": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
 
@@ -57,7 +57,7 @@ def newest(folder: Path, last: int, upto: int | None = None, by: str | None = No
 
 
 def _save_dir(run: Path) -> Path:
-    """A run folder's --save-dir: itself, or, as the recipes have it, its folder `checkpoints`."""
+    """A run folder's --save-dir: itself or, in the recipes' runs, its folder `checkpoints`."""
     own = any(pattern.fullmatch(path.name) for path in run.glob("*.pt") for pattern in NUMBERED.values())
     return run if own or not (run / "checkpoints").is_dir() else run / "checkpoints"
 
@@ -68,13 +68,13 @@ def choose(
     """The checkpoints that a command line means: those of one run folder, or the files it names.
 
     Raises:
-        AdminError: several folders, a folder next to files, a file twice, options of a folder without one, or fewer
+        AdminError: several folders, a folder next to files, a file twice, a folder's options without a folder, or fewer
             checkpoints than asked for.
     """
     folders = [path for path in inputs if path.is_dir()]
     if folders and len(inputs) > 1:
         raise AdminError(
-            f"{folders[0]} is a folder; either one run folder or files were expected. Name the files of several runs."
+            f"{folders[0]} is a folder; either one run folder or files were expected. For several runs, name the files."
         )
     if folders:
         return newest(_save_dir(folders[0]), LAST if last is None else last, upto, by)
@@ -140,7 +140,7 @@ def _refuse_other_entries(first: Source, other: Source) -> None:
 
 
 def _refuse_other_profile(first: Source, other: Source) -> None:
-    """Refuse a pair of checkpoints whose ω were not profiled at once: the mean of two records is not a record."""
+    """Refuse a pair of checkpoints whose ω are not from one profiling: the mean of two records is not a record."""
     one, two = (source.checkpoint.record or {} for source in (first, other))
     if one == two:
         return
@@ -159,17 +159,18 @@ def _refuse_other_profile(first: Source, other: Source) -> None:
 def average(paths: Iterable[Path]) -> Checkpoint:
     """The newest checkpoint (most updates) with its model replaced by the mean of all.
 
-    In memory are the result, one storage of one file, and its float64 sum.
+    Memory holds the result, one storage of one file, and its float64 sum.
 
     Accumulated in float64, stored in the newest's types; entries that are not floats, or that only an older fairseq
-    stores (one of them uninitialised memory, so possibly NaN), are the newest's. Entries that are one tensor in every
-    file, as tied embeddings are, stay one. Optimizer state is dropped: an average is not a point to resume from.
+    stores (one of them uninitialised memory, so possibly NaN), are taken from the newest. Entries that are one tensor
+    in every file, as tied embeddings are, stay one. Optimizer state is dropped: an average is not a point to resume
+    from.
 
     Args:
         paths: checkpoints in any order, at least one, all of one run.
 
     Raises:
-        AdminError: a file is not a whole checkpoint, or is folded, or of another model or run than the first, or has
+        AdminError: a file is not a whole checkpoint, is folded, is from another model or run than the first, or has
             diverged.
     """
     with ExitStack() as stack:
@@ -193,7 +194,7 @@ def average(paths: Iterable[Path]) -> Checkpoint:
 
 def _means(sources: Sequence[Source], last: Source, keys: Sequence[str]) -> Iterable[Tensor]:
     """The means of entries that share a storage in the newest checkpoint."""
-    # What stays is allocated before what goes, or malloc's heap would be left full of holes.
+    # What is kept is allocated before what is freed, or malloc's heap would be left full of holes.
     means = {key: torch.empty(last.entries[key].shape, dtype=last.entries[key].dtype) for key in keys}
     summed = [key for key in keys if means[key].is_floating_point() and not STRAY.search(key)]
     sums = {key: torch.zeros_like(means[key], dtype=torch.float64) for key in summed}

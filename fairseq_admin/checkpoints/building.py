@@ -17,16 +17,16 @@ from .checkpoint import STACKS, Checkpoint, wrong_shape
 
 
 def check(checkpoint: Checkpoint) -> None:
-    """Look for what is missing, of another shape or not a number, before anything is computed with it.
+    """Refuse what is missing, of another shape or not a number, before anything is computed with it.
 
-    Of an architecture that is not known here, only for the last.
+    If the architecture is not known here, only the last is looked for.
 
     Raises:
-        AdminError: there is some of it, or no such model can be built.
+        AdminError: there is such an entry, or no such model can be built.
     """
     _ = checkpoint.omegas  # refused if they are damaged
     if checkpoint.kind in STACKS:
-        # Names and shapes alone, where fairseq can: RoBERTa's initial weights are drawn by way of the CPU.
+        # Names and shapes alone, where fairseq can do that: RoBERTa draws its initial weights on the CPU.
         with torch.device("cpu" if checkpoint.stacks == ("encoder",) else "meta"):
             model = _unloaded(checkpoint)
         weights = dict(checkpoint.weights)
@@ -66,10 +66,10 @@ def build(
 
     Args:
         checkpoint: its weights and options.
-        source, target: its dictionaries; None: any words, as many as it has.
+        source, target: its dictionaries; None: made-up words, as many as it has.
 
     Raises:
-        AdminError: the architecture is unknown, or the weights are not its own.
+        AdminError: the architecture is unknown, or the weights do not fit it.
     """
     args = checkpoint.arguments
     model = _unloaded(checkpoint, source, target)
@@ -89,20 +89,20 @@ def _unloaded(
     checkpoint: Checkpoint, source: Dictionary | None = None, target: Dictionary | None = None
 ) -> BaseFairseqModel:
     """The model before its weights are loaded."""
-    args = Namespace(**vars(checkpoint.arguments))  # what builds a model may write into its options
+    args = Namespace(**vars(checkpoint.arguments))  # building a model may write into its options
     sizes = list(checkpoint.vocabulary.values())
     source = source or _words(sizes[0])
     target = target or (source if sizes[0] == sizes[-1] else _words(sizes[-1]))
-    longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's own
+    longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     try:
         return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     except AdminError:
         raise
-    except Exception as error:  # fairseq checks little: what does not fit fails wherever it is used first
+    except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise AdminError(
-            f"{checkpoint.name}: no model can be built of its options and dictionaries ({reason}). Give the "
+            f"{checkpoint.name}: no model can be built from its options and dictionaries ({reason}). Give the "
             "dictionaries that it was trained with."
         ) from None
 

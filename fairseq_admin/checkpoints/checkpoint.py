@@ -1,4 +1,4 @@
-"""A fairseq checkpoint, read once: its weights, and what it says of its model, its task and its training.
+"""A fairseq checkpoint, read once: its weights, and what it says about its model, its task and its training.
 
 C channels   V vocabulary
 """
@@ -15,6 +15,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf
 from torch import Size, Tensor
 
+from .. import fingerprint
 from ..architectures.config import fill_masked, fill_sizes, flat_decoder
 from ..errors import AdminError
 from ..method import provenance, state_dict
@@ -44,13 +45,13 @@ class Options(NamedTuple):
 
 
 class Checkpoint:
-    """One checkpoint and what is to be known of it, found out when it is asked for, and once."""
+    """One checkpoint and what can be known about it, worked out once, when first asked for."""
 
     def __init__(self, state: dict[str, Any], path: Path | None = None) -> None:
         """
         Args:
             state: the contents, as fairseq writes them.
-            path: the file that they are from, by which errors name it; None: they were made here.
+            path: the file that they are from, which errors name; None: they were made here.
         """
         self.state = state
         self.path = path
@@ -58,7 +59,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """A checkpoint from its file, or the refusal of `files.read`."""
+        """A checkpoint from its file; refuses what `files.read` refuses."""
         return cls(files.read(path), path)
 
     def write(self, path: Path, check: Callable[[Path], None] = lambda written: None) -> None:
@@ -80,6 +81,12 @@ class Checkpoint:
         """Whether `fold` made it."""
         return FOLD in (self.state.get("extra_state") or {})
 
+    @property
+    def text(self) -> dict[str, str]:
+        """Fingerprints of what its text was made with, as fingerprint.py names them; none of one that was not ours."""
+        holder = (self.state.get("extra_state") or {}).get(FOLD) if self.folded else self.state.get("task_state")
+        return dict((holder or {}).get(fingerprint.KEY) or {})
+
     @cached_property
     def options(self) -> Options:
         """What it was trained with, by fairseq before or after 0.10, by its command line or by hydra.
@@ -93,13 +100,14 @@ class Checkpoint:
             return Options(*({**flat, "_name": flat.get(kind)} for kind in ("arch", "task", "criterion")))
         if cfg is None:
             raise AdminError(
-                f"{self.name} has neither 'cfg' nor 'args', which tell the model's sizes. Use fairseq-train's own."
+                f"{self.name} has neither 'cfg' nor 'args', which give the model's sizes. Use the file that "
+                "fairseq-train saved."
             )
         return Options(*(_plain(cfg.get(kind)) for kind in Options._fields))
 
     @cached_property
     def kind(self) -> str | None:
-        """The registered model that it is of; None: this fairseq does not know it."""
+        """The name of its registered model; None: this fairseq does not know it."""
         return ARCH_MODEL_NAME_REGISTRY.get(self.options.model.get("_name"))
 
     @cached_property
@@ -125,7 +133,7 @@ class Checkpoint:
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """The stacks of such a model: "encoder", "decoder" or both."""
+        """The stacks of that kind of model: "encoder", "decoder" or both."""
         return STACKS.get(str(self.kind), ("encoder", "decoder"))
 
     @cached_property
@@ -140,7 +148,7 @@ class Checkpoint:
 
     @cached_property
     def omegas(self) -> dict[str, dict[str, Tensor]]:
-        """ω of every sub-layer, as `state_dict.omegas` gives it; empty without. Shapes (C,), float64.
+        """ω of every sub-layer, as `state_dict.omegas` gives it; empty without ω. Shapes (C,), float64.
 
         Raises:
             AdminError: as `check_omega`.
@@ -149,10 +157,10 @@ class Checkpoint:
         return state_dict.omegas(self.weights)
 
     def check_omega(self) -> None:
-        """Look for damage of ω without reading its values, which may not be in memory.
+        """Refuse a damaged ω without reading its values, which may not be in memory.
 
         Raises:
-            AdminError: one is not of its norm's shape, or the record is missing.
+            AdminError: an ω does not have its norm's shape, or the record is missing.
         """
         for key, tensor in self.weights.items():
             norm, _, name = key.rpartition(".")
@@ -166,12 +174,12 @@ class Checkpoint:
         """Where ω came from, or which other scheme it is; None: not profiled yet, or a stock model.
 
         Raises:
-            AdminError: it has ω and no record, or one that cannot be read.
+            AdminError: it has ω but no record, or one that cannot be read.
         """
         if provenance.KEY not in self.weights:
             if self.has_omega:
                 raise AdminError(
-                    f"{self.name} has omega and no {provenance.KEY}, the record of where it came from: it is not what "
+                    f"{self.name} has omega but no {provenance.KEY}, the record of where it came from: it is not what "
                     "fairseq-train saved. Give that file."
                 )
             return None
@@ -182,7 +190,7 @@ class Checkpoint:
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """V, how many rows the embedding of each stack has; an adaptive one has a matrix a band.
+        """V, how many rows the embedding of each stack has; an adaptive one has a matrix per band.
 
         Raises:
             AdminError: a stack has no embedding.
@@ -201,10 +209,10 @@ class Checkpoint:
 
     @cached_property
     def arguments(self) -> Namespace:
-        """The model's options, with every size, also those that its --arch alone gave.
+        """The model's options with every size, even those that only its --arch gave.
 
-        They are for what is in the file: embeddings are, and of a model pruned with --encoder-layers-to-keep the layers
-        that were kept.
+        They describe what is in the file. So they name no file of embeddings and, for a model pruned with
+        --encoder-layers-to-keep, count the layers that were kept.
 
         Raises:
             AdminError: the architecture is unknown.
@@ -228,7 +236,7 @@ class Checkpoint:
 
 
 def wrong_shape(name: str, key: str, shape: Size, expected: Size) -> AdminError:
-    """The refusal of an entry of another shape than was expected."""
+    """The refusal of an entry whose shape is not the expected one."""
     return AdminError(
         f"{name}: {key} has shape {tuple(shape)}; {tuple(expected)} was expected. Give the file that fairseq-train "
         "saved."

@@ -1,6 +1,6 @@
 """Are two checkpoints the same function? Their log-probabilities, compared on random and on real sentences.
 
-Both translation and language models have a decoder, whose input tells which positions are real.
+Both translation and language models have a decoder, whose input shows which positions are real.
 
 T time   B batch   V vocabulary
 """
@@ -18,6 +18,7 @@ from fairseq import tasks
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
+from .. import fingerprint
 from ..bar import each
 from ..errors import AdminError
 from .building import build
@@ -42,7 +43,7 @@ class LanguageBatch(NamedTuple):
 
 
 def _of_sides(sides: Mapping[str, Tensor]) -> Any:
-    """A batch of what each stack reads."""
+    """A batch from the input of each stack."""
     if "encoder" not in sides:
         return LanguageBatch(sides["decoder"])
     source = sides["encoder"]
@@ -96,6 +97,11 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
                 f"{data}: the dictionary has {len(words_of[stack])} symbols and the model's {stack} "
                 f"{checkpoint.vocabulary[stack]}. Give the data the model was trained on."
             )
+        if checkpoint.text.get(stack) not in (None, fingerprint.of_dictionary(words_of[stack])):
+            raise AdminError(
+                f"{data}: the dictionary of the {stack} is not the one that {checkpoint.name} was trained with. Give "
+                "the data the model was trained on."
+            )
     iterator = task.get_batch_iterator(
         task.dataset(split),
         max_tokens=max(2048, options.get("tokens_per_sample") or 0),
@@ -117,7 +123,7 @@ def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterat
 
 
 class Difference(NamedTuple):
-    """The largest difference of two log-probabilities, and over how many target positions."""
+    """The largest difference between two log-probabilities, and over how many target positions."""
 
     largest: float
     positions: int

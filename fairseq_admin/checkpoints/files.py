@@ -42,7 +42,7 @@ def allow_fairseq_globals() -> None:
         [argparse.Namespace, _TensorPlaceholder]
         + [multiarray.scalar, multiarray._reconstruct, numpy.ndarray, numpy.dtype, *dict.fromkeys(dtypes)]
         + [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, defaultdict]
-        # typing.Any is a class since Python 3.11 only
+        # typing.Any is a class only since Python 3.11
         + [dict, list, str, int, float, bool, Any if isinstance(Any, type) else (Any, "typing.Any")]
     )
 
@@ -68,7 +68,7 @@ def read(
 
     Raises:
         AdminError: the file is missing, truncated, not a checkpoint or only a shard of one, or holds objects that a
-            checkpoint has no need of.
+            checkpoint does not need.
     """
     if SHARD.search(path.name) and path.exists():
         raise sharded(path)
@@ -94,13 +94,13 @@ def read(
             f"{path} {what}; a fairseq checkpoint was expected. Nothing in it was run. Give a file that fairseq-train "
             "wrote, and copy it again if it is one."
         ) from None
-    except Exception as error:  # the unpickler of a file that is something else raises almost anything
+    except Exception as error:  # on a file that is something else, the unpickler raises almost anything
         if path.is_file() and not zipfile.is_zipfile(path):
-            what = "not a whole checkpoint, or no torch file at all"
+            what = "not a whole checkpoint, or not a torch file at all"
             raise AdminError(f"{path}: {what}. Copy or train it again.") from None
         raise AdminError(f"{path}: not a whole checkpoint ({_line(error)}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise AdminError(f"{path}: a torch file, but no fairseq checkpoint (it has no entry 'model').")
+        raise AdminError(f"{path}: a torch file, but not a fairseq checkpoint (it has no entry 'model').")
     # Not by fsdp_metadata, which fully_sharded puts into a whole checkpoint too.
     if any("flat_param" in key for key in state["model"]):
         raise sharded(path)
@@ -108,19 +108,19 @@ def read(
 
 
 def _line(error: BaseException) -> str:
-    """The first line of an error's text, or else its name."""
+    """The first line of an error's text, or its name if it has none."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def check_output(path: Path, inputs: Iterable[Path] = ()) -> None:
-    """Tell before the work, not after it, that a file cannot be written to a path.
+    """Refuse, before the work and not after it, a path that cannot be written to.
 
     Args:
         path: the file to write.
         inputs: files that must stay as they are.
 
     Raises:
-        AdminError: the path is not one for a file, or is one of the inputs, also by another name.
+        AdminError: the path is not one for a file, or is one of the inputs, even under another name.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
@@ -190,7 +190,7 @@ def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = 
     Args:
         state: the checkpoint's contents.
         path: where to save it.
-        check: called with where it is meanwhile; if that raises, the path stays as it was.
+        check: called with the file's path before it is renamed; if that raises, the path stays as it was.
 
     Raises:
         AdminError: the path is not one for a file, or the disk is full.
@@ -201,5 +201,5 @@ def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = 
             torch.save(state, part)
         except (OSError, RuntimeError) as error:
             line = _line(error)
-            raise AdminError(f"{path}: could not be written ({line}). Is the disk full, or not yours?") from None
+            raise AdminError(f"{path}: could not be written ({line}). Is the disk full, or write-protected?") from None
         check(part)

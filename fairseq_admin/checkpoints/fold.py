@@ -6,12 +6,12 @@ branch undoes it by dividing the input columns of its first matrices by ω_i:
 
     self-attention: query, key, value   encoder-attention: query alone (the others read the encoder)   feed-forward: fc1
 
-A stack's first shortcut is the embedding, mostly no norm's output (it is with --layernorm-embedding), and its ω is one
-constant c > 0 for all channels. There LN(c·x + f) = LN(x + f/c), so c divides the last matrix and bias of the branch.
-This is exact but for the norm's eps, 1e-5, which should be divided by c² and cannot be: at c ≠ 1 the output is off by
-up to a share eps/(2·Var[x]), which only embeddings that are neither scaled nor normalised make large.
+A stack's first shortcut is the embedding, usually not a norm's output (it is with --layernorm-embedding), and its ω is
+one constant c > 0 for all channels. There LN(c·x + f) = LN(x + f/c), so c divides the last matrix and bias of the
+branch. This is exact except for the norm's eps, 1e-5, which should be divided by c² and cannot be: at c ≠ 1 the output
+is off by a share of up to eps/(2·Var[x]), which is large only for embeddings that are neither scaled nor normalised.
 
-Of the other schemes, DeepNorm's constant folds as an ω does, and ReZero's factor of a layer's branches multiplies their
+Of the other schemes, DeepNorm's constant folds as an ω does, and ReZero's factor on a layer's branches multiplies their
 last matrices and biases. Those that only draw other initial weights, or put the norm first, are stock models already.
 """
 
@@ -23,6 +23,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from .. import fingerprint
 from ..errors import AdminError
 from ..method import provenance
 from ..method.state_dict import OMEGA_DELTA, OMEGA_INIT, STRAY
@@ -36,13 +37,13 @@ READERS = {
     "encoder_attn": ("encoder_attn.q_proj",),
     "ffn": ("fc1",),
 }
-"""What of a sub-layer's branch reads x_{i-1}."""
+"""The modules of a sub-layer's branch that read x_{i-1}."""
 
 WRITERS = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
-"""What of a layer's branches comes last."""
+"""The last modules of a layer's branches."""
 
 FOLDABLE = ("transformer_admin", "transformer_lm_admin")
-"""The models of ours that have a stock twin."""
+"""Those of our models that have a stock twin."""
 
 SHORTCUT_SCALE = ".shortcut_scale"
 BRANCH_SCALE = ".branch_scale"
@@ -52,7 +53,7 @@ SMALLEST = 1e-6
 
 
 def _clamped(omega: Tensor, where: str, smallest: float, clamp: bool) -> Tensor:
-    """ω with no entry nearer to 0 than `smallest`, in the entry's own direction. Shape (C,)."""
+    """ω with no entry nearer to 0 than `smallest`, each keeping its sign. Shape (C,)."""
     channel = int(omega.abs().argmin())
     if abs(omega[channel].item()) >= smallest:
         return omega
@@ -87,13 +88,13 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = SMALLEST, clamp: bool
     """The state dict of the stock Transformer that computes what this model computes.
 
     Args:
-        checkpoint: a model of the scheme `admin`, or of another that multiplies shortcuts or branches, its weights of
+        checkpoint: a model of the scheme `admin`, or of another that multiplies shortcuts or branches, with weights of
             any floating types. One that multiplies neither comes back as it is.
         smallest: the smallest |ω| to divide by.
         clamp: take `smallest` for entries below it, rather than refuse them.
 
     Returns:
-        Stock names and shapes. What the fold touches is float64; the rest is the same tensors as the checkpoint's.
+        Stock names and shapes. What the fold touches is float64; the rest are the checkpoint's own tensors.
 
     Raises:
         AdminError: an entry is too small, or a stack's first ω is not one positive number.
@@ -167,23 +168,30 @@ def _refuse_unfoldable(checkpoint: Checkpoint) -> None:
         )
 
 
-def fold(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, min_omega: float | None = None) -> Checkpoint:
-    """A checkpoint of a model of ours as a stock fairseq one, without optimizer state, that loads without the plugin.
+def fold(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype = torch.float32,
+    min_omega: float | None = None,
+    text: Mapping[str, str] | None = None,
+) -> Checkpoint:
+    """A checkpoint of one of our models as a stock fairseq one, without optimizer state, that loads without the plugin.
 
     Args:
         checkpoint: it is not changed.
         dtype: what the weights are stored in.
         min_omega: clamp smaller |ω| to this. None: refuse those below SMALLEST.
+        text: fingerprints to note besides the checkpoint's own, of what else its text was made with.
 
     Raises:
-        AdminError: it is not of a model of ours, or of a scheme that no stock Transformer computes; it is damaged; an
-            ω cannot be divided by; or `dtype` cannot hold a folded weight.
+        AdminError: it is not one of our models, or its scheme is one that no stock Transformer computes; it is damaged;
+            an ω cannot be divided by; or `dtype` cannot hold a folded weight.
     """
     _refuse_unfoldable(checkpoint)
     check(checkpoint)
     folded = fold_weights(checkpoint, SMALLEST if min_omega is None else min_omega, clamp=min_omega is not None)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": checkpoint.updates}
     note = {"version": __version__, "scheme": checkpoint.scheme_name, "provenance": checkpoint.record}
+    note[fingerprint.KEY] = {**(text or {}), **checkpoint.text}
     return Checkpoint(
         {
             "args": stock_options(checkpoint),

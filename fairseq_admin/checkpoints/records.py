@@ -3,7 +3,7 @@
 A torch file is a zip. Each of its records data/N is one storage: the bytes of one or more tensors as they are in
 memory, with a checksum. So a part of a model can be read without the rest of it, or the optimizer's state.
 
-torch.load(mmap=True) tells which tensor is where, as addresses in the mapped file; the zip's directory tells each
+torch.load(mmap=True) gives each tensor's place, as an address in the mapped file; the zip's directory gives each
 record's place, size and checksum. The bytes are then read from the file, not through the mapping: mapped pages of ten
 files would count as ten models in memory. (Measured on ten 60L-12L checkpoints, peak memory in models: 1.4 as here,
 11.4 with every file mapped, 1.9 with every file mapped again for each eighth of the model.)
@@ -46,8 +46,8 @@ class Entry(NamedTuple):
 class Source:
     """A checkpoint whose weights stay on disk until asked for, and are checked against their checksums then.
 
-    torch.load looks at no checksum, mapped or not. The file is held open: one that is replaced meanwhile is read as it
-    was, and one that is written over fails its checksums.
+    torch.load looks at no checksum, mapped or not. The file is held open: if it is replaced in the meantime, the old
+    one is still read; if it is written over, its checksums fail.
     """
 
     checkpoint: Checkpoint
@@ -58,7 +58,7 @@ class Source:
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            AdminError: what `files.read` refuses, damage, or a file in another format than torch's zip.
+            AdminError: what `files.read` refuses, damage, or a file in a format other than torch's zip.
         """
         self.path = path
         _refuse_other_formats(path)
@@ -74,7 +74,7 @@ class Source:
         try:
             self._file: BinaryIO = open(path, "rb")
             records = _records(self._file)
-        except Exception as error:  # zipfile, struct and the disk each raise their own
+        except Exception as error:  # zipfile, struct and the disk each raise errors of their own
             raise self._damaged(f"its zip directory cannot be read: {error}") from None
         # The lowest storage is the lowest record: so addresses become places in the file, and all must agree.
         base = min(mapped, default=0) - min(records, default=0)
@@ -125,7 +125,7 @@ def _refuse_other_formats(path: Path) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise AdminError(f"{path} is a pipe or a device; a file was expected. Save what it gives to a file first.")
     if path.is_file() and not zipfile.is_zipfile(path):
-        files.read(path)  # tells what else it is
+        files.read(path)  # says what it is instead
         raise AdminError(
             f"{path} is in the format of torch before 1.6, which cannot be read in parts; today's was expected. "
             "Load it and torch.save it again."
@@ -140,7 +140,8 @@ def _records(file: BinaryIO) -> dict[int, Record]:
             if info.filename.endswith("/data.pkl"):
                 archive.read(info)  # compares the checksum
             if "/data/" in info.filename and info.file_size:
-                # A record is a header of 30 bytes, whose last four are the next two's lengths; a name; a filler.
+                # Before a record are a header of 30 bytes, whose last four are the lengths of the next two, a name and
+                # a filler.
                 file.seek(info.header_offset + 26)
                 name, filler = struct.unpack("<HH", file.read(4))
                 records[info.header_offset + 30 + name + filler] = Record(info.file_size, info.CRC)

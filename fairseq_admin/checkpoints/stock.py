@@ -1,4 +1,4 @@
-"""The options of a stock Transformer, or language model, as large as a checkpoint's model."""
+"""The options of a stock Transformer, or language model, of the same sizes as a checkpoint's model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from .checkpoint import OURS, Checkpoint
 
 ARCH = "transformer_wmt_en_de"
-"""The architecture of a stock model; every size is given with it, so the name sets none."""
+"""The architecture of a stock model; every size is given with it, so its name sets none."""
 
 LM_ARCH = "transformer_lm"
 """The same for a language model."""
@@ -22,20 +22,22 @@ DEFAULTS = {
     **{f"{stack}_layerdrop": 0 for stack in ("encoder", "decoder")},
     "relu_dropout": 0,
 }
-"""What fairseq takes where a checkpoint, of hydra or of an older fairseq, has nothing."""
+"""What fairseq assumes where a checkpoint, by hydra or an older fairseq, has nothing."""
 
 
 def stock_options(checkpoint: Checkpoint) -> OrderedDict[str, Any]:
     """The options of a stock model of the sizes that a checkpoint's model has, as the entry `args` of its own.
 
     Args:
-        checkpoint: of an Admin model, or of a stock one; a translation or a language model.
+        checkpoint: of an Admin model or a stock one, for translation or language modelling.
     """
     found = checkpoint.options
     arch, task = (ARCH, "translation") if "encoder" in checkpoint.stacks else (LM_ARCH, "language_modeling")
     flat = {**found.criterion, **found.task, **vars(checkpoint.arguments)}
     flat.update(arch=arch, _name=arch, task=found.task.get("_name") or task)
-    flat.update(criterion=found.criterion.get("_name"))
+    # fairseq-validate builds the criterion by the name in the file; ours is not in stock fairseq, its twin is.
+    criterion = found.criterion.get("_name")
+    flat.update(criterion=criterion and criterion.removesuffix("_fast"))
     for name in [name for name in flat if name.startswith("admin_") or name == "update_freq"]:
         del flat[name]
     if checkpoint.kind in OURS:

@@ -109,11 +109,12 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
                 f"{path} holds {key}, which is not part of a plain Transformer, and no other engine computes more than "
                 "that. It cannot be exported."
             )
+    assets.expect(checkpoint.text)
     options.source_lang, options.target_lang = languages = assets.languages(options.source_lang, options.target_lang)
     plain.state["args"] = attributes(vars(options))
     names = [f"dict.{language}.txt" for language in languages]
     source, target = (
-        assets.dictionary(language, plain.vocabulary[stack])
+        assets.dictionary(language, plain.vocabulary[stack], stack)
         for language, stack in zip(languages, ("encoder", "decoder"))
     )
     files = {name: found for name in (*names, CODES, FILE) if (found := assets.find(name))}

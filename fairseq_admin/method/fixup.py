@@ -4,14 +4,14 @@
     attention      s · out( b₂ + heads( b₁ + x ) )
 
 One number each: s, a branch's multiplier, 1 at first; b, a bias before every linear layer and activation, 0 at first.
-b₁ stands where a Pre-LN layer's norm does. The last linear layer of an attention cannot be reached from outside, but
+b₁ is where a Pre-LN layer's norm is. The last linear layer of an attention cannot be reached from outside, but
 
     out(b + h) = out(h) + b · Σ_columns W_out
 
-so b and s are applied to what the branch's last module returns; the feed-forward's last layer is treated likewise. As
-in the authors' code (hongyi-zhang/Fixup, its fairseq models), the linear layers have no bias vectors, and a bias ends
-either stack, the encoder's with a multiplier. That code has no bias before an attention's last layer; the paper's rule
-has.
+so b and s are applied to what the branch's last module returns; the feed-forward's last layer is treated the same way.
+As in the authors' code (hongyi-zhang/Fixup, its fairseq models), the linear layers have no bias vectors, and each stack
+ends in a bias, the encoder's with a multiplier. That code has no bias before an attention's last layer; the paper's
+rule has one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .schemes import SUBLAYER_NORMS, attentions_of
 
 
 class Shift(nn.Module):
-    """s · (x + b), or x + b: it stands where a norm would. Both have shape (1,)."""
+    """s · (x + b), or x + b, in place of a norm. s and b have shape (1,)."""
 
     def __init__(self, multiplier: bool = False) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def _end_branch(last: Any, inputs: Any, output: Any) -> Any:
 
 
 def _drop_bias(linear: nn.Linear) -> None:
-    """Leave a constant 0 for the bias vector, which fairseq's attention cannot be without; it is stored nowhere."""
+    """Replace the bias vector by a constant 0 that is not stored: fairseq's attention needs a bias."""
     zeros = torch.zeros_like(linear.bias.data)
     del linear.bias
     linear.register_buffer("bias", zeros, persistent=False)

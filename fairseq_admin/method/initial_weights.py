@@ -1,6 +1,6 @@
-"""How schemes of the table draw their initial weights, where these are not fairseq's own.
+"""How the schemes draw their initial weights, where these are not fairseq's own.
 
-Each function takes an encoder and a decoder. To a model of one stack, the other one has no layers.
+Each function takes an encoder and a decoder. For a model with one stack, the other one has no layers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     """The gain of DeepNorm's initial values, attention outputs and feed-forward weights, called beta in the paper.
 
     encoder: 0.87 (N⁴M)^(-1/16),   decoder: (12M)^(-1/4);   one stack of L layers: (8L)^(-1/4)
-    Wang et al. 2022, section 2, figure 2b; one stack as in the authors' code (microsoft/torchscale), too
+    Wang et al. 2022, section 2, figure 2b; one stack also as in the authors' code (microsoft/torchscale)
     """
     if not (encoder_layers and decoder_layers):
         return ((8 * (encoder_layers + decoder_layers)) ** (-1 / 4),) * 2
@@ -30,8 +30,8 @@ def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
 
     encoder: 0.67 N^(-1/4),   decoder: (9M)^(-1/4)      Huang et al. 2020, the steps of T-Fixup
 
-    The paper has nothing for a decoder alone: it takes the decoder's gain, though with two sub-layers, not three, a
-    layer.
+    The paper has nothing for a decoder alone; it gets the decoder's gain here, though its layers have two sub-layers,
+    not three.
     """
     if not encoder_layers:
         return ((9 * decoder_layers) ** (-1 / 4),) * 2
@@ -39,9 +39,9 @@ def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
 
 
 def _draw(layer: Any, draw: Callable[..., Tensor], gain: float, query_gain: float = 1.0) -> None:
-    """Draw every weight matrix of a layer: with `gain`, but queries and keys with `query_gain`.
+    """Draw every weight matrix of a layer: queries and keys with `query_gain`, the others with `gain`.
 
-    Feed-forward biases become 0, as in the fairseq of those years; attention's keep fairseq's law.
+    Feed-forward biases become 0, as in fairseq at the time; attention's keep fairseq's law.
     """
     for attention in attentions_of(layer):
         draw(attention.q_proj.weight, gain=query_gain)
@@ -54,7 +54,7 @@ def _draw(layer: Any, draw: Callable[..., Tensor], gain: float, query_gain: floa
 
 
 def deepnorm_weights(encoder: Any, decoder: Any) -> None:
-    """Xavier-normal; gain `deepnorm_gains` but for queries and keys, whose gain is 1.
+    """Xavier-normal; gain `deepnorm_gains`, except for queries and keys, whose gain is 1.
 
     Wang et al. 2022, section 2, figure 2a
     """
@@ -67,10 +67,10 @@ def deepnorm_weights(encoder: Any, decoder: Any) -> None:
 def t_fixup_weights(encoder: Any, decoder: Any) -> None:
     """Xavier-uniform; values, attention outputs and feed-forward times `t_fixup_gains`; embeddings times the decoder's.
 
-    Huang et al. 2020, the steps of T-Fixup. The embeddings are N(0, 1/C) before, as fairseq's are; vectors that were
-    given are scaled as they are. A matrix tied to several places is scaled once. Where the authors' code differs, the
-    paper is followed: the code leaves queries and keys at fairseq's gain of 1/sqrt(2), and takes N, not M, for the
-    encoder's embeddings.
+    Huang et al. 2020, the steps of T-Fixup. The embeddings start as N(0, 1/C), as fairseq's do; vectors from a file are
+    scaled as they are. A matrix tied to several places is scaled once. Where the authors' code differs, the paper is
+    followed: the code leaves queries and keys at fairseq's gain of 1/sqrt(2), and takes N, not M, for the encoder's
+    embeddings.
     """
     stacks = (encoder, decoder)
     gains = t_fixup_gains(*(len(layers_of(stack)) for stack in stacks))
@@ -83,7 +83,7 @@ def t_fixup_weights(encoder: Any, decoder: Any) -> None:
 
 
 def fixup_weights(encoder: Any, decoder: Any) -> None:
-    """Standard weights times L^(-1/(2m-2)) in each of L branches, of m linear layers; a branch's last ones are 0.
+    """Standard weights times L^(-1/(2m-2)) in each of L branches of m linear layers; a branch's last weights are 0.
 
     Zhang, Dauphin and Ma 2019, rules 1 and 2 (from memory). As in the authors' code, m is 4 in an attention and 2 in a
     feed-forward layer, L counts both stacks, the standard is Xavier-uniform (with fairseq's gain of 1/sqrt(2) for
@@ -111,7 +111,7 @@ def looklinear_weights(encoder: Any, decoder: Any) -> None:
         [V, -V] relu([W, -W] x) = V (relu(Wx) - relu(-Wx)) = V W x
 
     Balduzzi et al. 2017, looks-linear initialisation. W and V are Xavier-uniform and biases 0, as in the code of Liu et
-    al. 2020. So it is with gelu and swish, too.
+    al. 2020. It also holds for gelu and swish.
 
     Raises:
         AdminError: a feed-forward layer's width is odd.

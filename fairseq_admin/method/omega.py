@@ -1,11 +1,11 @@
-"""The mathematics of Admin: branch variances, or a depth, to shortcut scales ω.
+"""The mathematics of Admin: from branch variances, or a depth, to shortcut scales ω.
 
 A Post-LN sub-layer i of a stack of S sub-layers computes (Liu et al. 2020, section 4.3)
 
     x_i = LN_i( x_{i-1} ⊙ ω_i + f_i(x_{i-1}) )
 
 with x_0 the stack's input and f_i the branch (attention or feed-forward, after its dropout). Every rule below gives one
-scalar a sub-layer; training turns it into a vector of C channels.
+scalar per sub-layer; training turns it into a vector of C channels.
 
     T time   B batch   C channels   S sub-layers
 """
@@ -39,8 +39,8 @@ def next_omega(omega: Tensor, shortcut_variance: Tensor, branch_variance: Tensor
 
         ω_1 = 1,   ω_{i+1}² = Var[ω_i x_{i-1}] + Var[f_i]
 
-    This is what the authors' released code does, which made the published numbers: each ω is in place before the next
-    branch is measured. The paper's text describes `omega_from_variances` instead.
+    This is what the authors' released code does, and what gave the published numbers: each ω is in place before the
+    next branch is measured. The paper's text describes `omega_from_variances` instead.
 
     Args:
         omega: ω_i, a scalar.

@@ -1,7 +1,7 @@
 """One measured pass over the first training batch: variances of every sub-layer, then ω.
 
-The pass runs before the first real forward, without gradients, on the first sentences of the batch. It leaves the
-model as it found it but for ω: random state, module modes and autocast's cache are what they would have been.
+The pass runs before the first real forward, without gradients, on the first sentences of the batch. It changes nothing
+in the model except ω: random state, module modes and autocast's cache are what they would have been.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     finally:
         for module in quiet:
             module.training = True
-        # Weights that autocast cast without gradients must not be found in its cache by the real forward.
+        # The real forward must not find weights in autocast's cache that were cast without gradients.
         torch.clear_autocast_cache()
 
 
 def _given(src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> dict[str, Tensor]:
-    """What each stack that the model has reads, in forward order."""
+    """The input of each stack that the model has, in forward order."""
     sides = {"encoder": src_tokens, "decoder": prev_output_tokens}
     return {side: tokens for side, tokens in sides.items() if tokens is not None}
 
@@ -141,7 +141,7 @@ def _measure_in_memory(
     rule: str,
     tokens: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`measure`, on half the tokens again and again while the device has no memory for it. Returns the batch used."""
+    """`measure`, with half the tokens each time the device runs out of memory. Returns ω and the batch used."""
     while True:
         src, prev = _within_budget(src_tokens, prev_output_tokens, tokens)
         given = _given(src, prev)
@@ -158,7 +158,7 @@ def _measure_in_memory(
 
 
 def _from_first_rank(omega: Tensor) -> Tensor:
-    """The first data-parallel rank's ω. Every rank has to come here, whatever went wrong before."""
+    """The first data-parallel rank's ω. Every rank has to call this, whatever went wrong before."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         distributed_utils.broadcast(omega, src=0, group=distributed_utils.get_data_parallel_group())
     return omega

@@ -1,7 +1,7 @@
-"""Where a model's ω came from, or which other scheme it is of, kept as a tensor in its state dict.
+"""Where a model's ω came from, or which other scheme it has, kept as a tensor in its state dict.
 
 A state dict passes through casts to half precision, checkpoint averaging and exponential moving averages, all of which
-take every entry for a float tensor. So the record, a short JSON text, is stored as one float a byte: values up to 255
+treat every entry as a float tensor. So the record, a short JSON text, is stored as one float per byte: values up to 255
 survive float16, bfloat16, a mean of equal records and a decayed sum, and are rounded back when read.
 """
 

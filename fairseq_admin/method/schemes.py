@@ -2,18 +2,18 @@
 
 Every scheme is a Transformer whose sub-layers compute, from their shortcut x and branch f,
 
-    x + f(LN(x))                  where a row's norm is "before" (Pre-LN; a norm more ends the stack)
+    x + f(LN(x))                  where a row's norm is "before" (Pre-LN; one more norm ends the stack)
     LN( a · x + b · f(x) )        where it is "after" (Post-LN)
     a · x + b · f(x)              where there is "none"
 
 with a = 1 and b = 1 unless the row says otherwise. One row adds a layer's input once more in its last sub-layer, and
-one puts single numbers in place of its norms (fixup.py). A new scheme is a new row and, if need be, a function of
+one puts single numbers in place of its norms (fixup.py). A new scheme is a new row and, if needed, a function in
 initial_weights.py. This file needs the standard library only, so that recipes can read it without waiting for torch.
 
     N layers of the encoder   M layers of the decoder   l a layer's number in its stack, from 1   C channels
 
-A language model is a decoder alone, N = 0, and a masked one an encoder alone, M = 0. It takes its half of a row, unless
-the scheme's paper has something of its own for it.
+A language model is a decoder alone, N = 0, and a masked one an encoder alone, M = 0. Each takes its half of a row,
+unless the scheme's paper has a rule for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PerStack = tuple[float, float]
 """A number for the encoder and one for the decoder."""
 
 SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
-"""The norms of a layer in forward order; an encoder's layers have no second."""
+"""The norms of a layer in forward order; an encoder's layers lack the second."""
 
 
 class Scheme(NamedTuple):
@@ -35,17 +35,17 @@ class Scheme(NamedTuple):
     source: str
     """Paper, section, equation."""
     norm: tuple[str, str] = ("after", "after")
-    """Where the norms of the encoder and of the decoder stand: "before", "after" or "none"."""
+    """Where the norms of the encoder and of the decoder are: "before", "after" or "none"."""
     omega: bool = False
-    """Whether a is ω: one vector a sub-layer, profiled, then trained."""
+    """Whether a is ω: one vector per sub-layer, profiled, then trained."""
     shortcut: Callable[[int, int], PerStack] | None = None
     """From N and M to a constant a."""
     branch: bool = False
-    """Whether b is one number a layer, shared by its sub-layers, 0 at first and trained."""
+    """Whether b is one number per layer, shared by its sub-layers, 0 at first and trained."""
     bottom: bool = False
     """Whether a layer's input is added once more before the layer's last norm."""
     fixup: bool = False
-    """Whether Fixup's biases and multipliers, one number each, stand in place of the norms."""
+    """Whether Fixup's biases and multipliers, one number each, replace the norms."""
     weights: str | None = None
     """The function of initial_weights.py that draws them; without it they are fairseq's own."""
 
@@ -56,10 +56,10 @@ class Scheme(NamedTuple):
 
     @property
     def folds(self) -> bool:
-        """Whether a stock Transformer can compute the scheme, be it with other weights: what fold.py makes of it.
+        """Whether a stock Transformer can compute the scheme, with the weights that fold.py gives it.
 
-        A factor on a shortcut or a branch goes into the weights next to it; a layer without norms, or with one more
-        shortcut, fairseq has not.
+        A factor on a shortcut or a branch goes into the weights next to it; fairseq has no layer without norms, or with
+        one more shortcut.
         """
         return not (self.bottom or "none" in self.norm)
 
@@ -68,7 +68,7 @@ def deepnorm_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
     """a, the constant on the shortcut of DeepNorm, called alpha in the paper.
 
     encoder: 0.81 (N⁴M)^(1/16),   decoder: (3M)^(1/4);   one stack of L layers: (2L)^(1/4)
-    Wang et al. 2022, section 2, figure 2b; one stack as in the authors' code (microsoft/torchscale), too
+    Wang et al. 2022, section 2, figure 2b; one stack also as in the authors' code (microsoft/torchscale)
     """
     if not (encoder_layers and decoder_layers):
         return ((2 * (encoder_layers + decoder_layers)) ** (1 / 4),) * 2
@@ -100,18 +100,18 @@ SCHEMES: dict[str, Scheme] = {
     "deepnorm": Scheme(
         "DeepNorm", "Wang et al. 2022, section 2, figure 2", shortcut=deepnorm_scales, weights="deepnorm_weights"
     ),
-    # One b a layer, not a sub-layer: so the authors' code has it (majumderb/rezero), and that of Liu et al. 2020.
+    # One b per layer, not per sub-layer, as in the authors' code (majumderb/rezero) and in that of Liu et al. 2020.
     "rezero": Scheme("ReZero", "Bachlechner et al. 2020, equation 1", norm=("none", "none"), branch=True),
     "rezero-post-ln": Scheme("ReZero-Post-LN", "Liu et al. 2020, table 3", branch=True),
-    # Without warm-up, says the paper; that is --warmup-updates and --lr-scheduler, not the model's to set.
+    # The paper trains without warm-up; --warmup-updates and --lr-scheduler set that, not the model.
     "t-fixup": Scheme(
         "T-Fixup", "Huang et al. 2020, the steps of T-Fixup", norm=("none", "none"), weights="t_fixup_weights"
     ),
     "fixup": Scheme(
         "Fixup", "Zhang, Dauphin and Ma 2019, rules 1 to 3", norm=("none", "none"), fixup=True, weights="fixup_weights"
     ),
-    # The paper's figure and the authors' code (takase/b2t_connection), which multiplies a layer's initial weights by
-    # N^(-1/2), too; that is left out.
+    # As in the paper's figure and the authors' code (takase/b2t_connection). That code also multiplies a layer's
+    # initial weights by N^(-1/2), which is left out here.
     "b2t": Scheme("B2T", "Takase et al. 2022, bottom-to-top connection", bottom=True),
     "looklinear": Scheme("LookLinear", "Balduzzi et al. 2017; Liu et al. 2020, table 3", weights="looklinear_weights"),
     "ds-init": Scheme("DS-Init", "Zhang, Titov and Sennrich 2019", weights="ds_init_weights"),

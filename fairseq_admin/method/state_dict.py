@@ -1,4 +1,4 @@
-"""What a state dict says of its model: its stacks, its scheme, its ω; and a stock Transformer's taken over."""
+"""What a state dict says about its model: its stacks, its scheme, its ω; and how a stock Transformer's is adopted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 OMEGA_INIT = ".omega_init"
 OMEGA_DELTA = ".omega_delta"
 FIRST_DELTA = f".layers.0.self_attn_layer_norm{OMEGA_DELTA}"
-"""What the first norm of a stack has not: its ω is not trained."""
+"""What the first norm of a stack lacks: its ω is not trained."""
 
 # What fairseq up to 0.12.2 stores next to the weights: a position buffer's type, and copies for an inference path.
 STRAY = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
@@ -30,10 +30,10 @@ def of_stacks(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def scheme(state: Mapping[str, Tensor]) -> str:
-    """The scheme that a state dict tells: Admin's record names none, a stock Transformer has no record.
+    """The scheme of a state dict. Admin's record names none; a stock Transformer has no record.
 
-    A stock Transformer's norms are told by the one that ends a Pre-LN stack (where a model has one stack, by that one's
-    alone). Schemes that only draw other initial weights look, and compute, like the stock Transformer that they are.
+    In a stock Transformer, a norm that ends a stack shows that the stack is Pre-LN. Schemes that only draw other
+    initial weights look, and compute, like the stock Transformer that they are.
 
     Raises:
         AdminError: the record cannot be read.
@@ -53,7 +53,7 @@ def layers(state: Mapping[str, Tensor], stack: str) -> int:
 
 
 def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -> None:
-    """Drop all layers of a stack but some, which are numbered from 0 again, in place.
+    """Keep only some layers of a stack, numbered from 0 again, in place.
 
     A stack's first ω is not trained (see `ShortcutNorm.freeze_omega`). Where a later layer becomes the first, what its
     ω has learned is added to its omega_init: ω stays the vector that it was, and is fixed from then on.
@@ -61,8 +61,8 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
     fairseq's own pruning drops every layer of an encoder if only the decoder is pruned, and the other way round.
 
     Args:
-        state: the state dict about to be loaded. Of exactly as many layers as are kept, it was pruned before and stays
-            as it is.
+        state: the state dict about to be loaded. If it has exactly as many layers as are kept, it was pruned before and
+            is left as it is.
         stack: "encoder" or "decoder".
         kept: numbers of the layers to keep, from 0.
 
@@ -97,7 +97,7 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
     Args:
         state: the state dict about to be loaded.
         expected: the model's own.
-        depths: layers expected a stack.
+        depths: layers expected in each stack.
 
     Raises:
         AdminError: another depth, or a Pre-LN Transformer.
@@ -131,7 +131,7 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
 def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """ω of every sub-layer in a state dict: {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}.
 
-    Each ω has shape (C,), float64; sub-layers stand in forward order. Empty if the model is not an Admin model.
+    Each ω has shape (C,), float64; sub-layers are in forward order. Empty if the model is not an Admin model.
     """
     found: dict[str, dict[str, Tensor]] = {}
     state = of_stacks(state)

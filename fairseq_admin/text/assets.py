@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Optional
 
 from fairseq.data import Dictionary
 
+from .. import fingerprint
 from ..errors import AdminError
 from .bpe import CODES
 from .tokens import FILE, Text
@@ -37,6 +39,7 @@ class Assets:
             languages: what the user says of them.
         """
         self.model = model
+        self.expected: Mapping[str, str] = {}
         self.folders = [data, data / "bin"] if data else [model if model.is_dir() else model.parent]
         self.codes = codes
         self.asked = languages
@@ -47,15 +50,33 @@ class Assets:
         """A file by its name, if it is there.
 
         Raises:
-            AdminError: the user has named another, which is not there.
+            AdminError: it is another model's, or the user has named another, which is not there.
         """
+        found = next((folder / name for folder in self.folders if (folder / name).is_file()), None)
         if name == CODES and self.codes:
             if not self.codes.is_file():
                 raise AdminError(
                     f"--codes {self.codes}: no such file; the merges of the byte-pair encoding were expected."
                 )
-            return self.codes
-        return next((folder / name for folder in self.folders if (folder / name).is_file()), None)
+            found = self.codes
+        if found and name in self.expected and fingerprint.of_bytes(found.read_bytes()) != self.expected[name]:
+            raise self._foreign(found)
+        return found
+
+    def expect(self, fingerprints: Mapping[str, str]) -> None:
+        """Refuse other files than these, the model's own, as far as they are known (fingerprint.py names them)."""
+        self.expected = fingerprints
+
+    def _foreign(self, path: Path) -> AdminError:
+        return AdminError(
+            f"{path} is another model's: {self.model} was trained with a {path.name} of other content. Give the folder "
+            "of the model's own as --data."
+        )
+
+    def fingerprints(self) -> dict[str, str]:
+        """Those of the merges and the settings that are there."""
+        found = {name: path for name in (CODES, FILE) if (path := self.find(name))}
+        return {name: fingerprint.of_bytes(path.read_bytes()) for name, path in found.items()}
 
     def need(self, name: str, instead: str = "") -> Path:
         """A file by its name.
@@ -138,12 +159,13 @@ class Assets:
             )
         return pairs[0] if pairs else (None, None)
 
-    def dictionary(self, language: str, size: int) -> Dictionary:
+    def dictionary(self, language: str, size: int, stack: str) -> Dictionary:
         """fairseq's dictionary of a language.
 
         Args:
             language: its code.
             size: how many symbols the model has.
+            stack: which of the model's stacks reads it, "encoder" or "decoder".
 
         Raises:
             AdminError: it is not there, or is not a dictionary, or another model's.
@@ -156,6 +178,8 @@ class Assets:
             raise AdminError(f"{path} is not a dictionary of fairseq's ({reason}). Give the model's own.") from None
         if len(words) != size:
             raise AdminError(f"{path} has {len(words)} symbols and the model {size}. Give the model's own dictionary.")
+        if self.expected.get(stack) not in (None, fingerprint.of_dictionary(words)):
+            raise self._foreign(path)
         return words
 
 

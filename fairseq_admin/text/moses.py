@@ -13,11 +13,14 @@ from functools import cache, cached_property
 
 import regex
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
+from sacremoses._data_nonbreaking_prefixes import NONBREAKING_PREFIXES
+from sacremoses.corpus import NonbreakingPrefixes
 
 from ..errors import AdminError
 
 RULES_OF_THEIR_OWN = ("ca", "fi", "ga", "so", "sv", "tdt")
 """Languages for which tokenizer.perl has rules that sacremoses lacks."""
+NUMERIC_ONLY = re.compile(r"(.*)\s+#NUMERIC_ONLY#")
 
 
 class Tokeniser(MosesTokenizer):
@@ -68,8 +71,7 @@ class Tokeniser(MosesTokenizer):
         ]
         self._letter = re.compile(f"[{alpha}]")
         self._small = re.compile(f"[{_characters(chr(92) + 'p{Lowercase}', last)}]")
-        self._before_numbers = frozenset(self.NUMERIC_ONLY_PREFIXES)
-        self._abbreviations = frozenset(self.NONBREAKING_PREFIXES) - self._before_numbers
+        self._before_numbers, self._abbreviations = _prefixes(language)
 
     @cached_property
     def _beyond(self) -> Tokeniser:
@@ -122,6 +124,22 @@ class Normaliser(MosesPunctNormalizer):
             text = pattern.sub(replacement, text)
         text = self._unprintable.sub(" ", text)
         return text if max(text, default="") <= "\uffff" else regex.sub(r"\p{C}", " ", text)
+
+
+def _prefixes(language: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The language's abbreviations: those that are one before a number only, and the others.
+
+    From Moses' own list and in the script's way, which sacremoses does not keep to: blanks at the end of an entry are
+    part of it, so that it matches no word, and of an abbreviation that is there twice the later entry counts.
+    """
+    code = NonbreakingPrefixes().available_langs.get(language, "en")
+    entries: dict[str, bool] = {}
+    for entry in NONBREAKING_PREFIXES[f"nonbreaking_prefix.{code}"].split("\n"):
+        if entry not in ("", "0") and not entry.startswith("#"):
+            numeric = NUMERIC_ONLY.match(entry)
+            entries[numeric[1] if numeric else entry] = bool(numeric)
+    before_numbers = frozenset(entry for entry, numeric in entries.items() if numeric)
+    return before_numbers, frozenset(entries) - before_numbers
 
 
 def lower(tokens: str) -> str:

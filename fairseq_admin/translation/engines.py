@@ -82,7 +82,9 @@ class FairseqTranslator(Translator):
         """
         self.device = chosen(device, torch.cuda.is_available())
         check(checkpoint)
-        self.source, self.target = map(assets.dictionary, languages, checkpoint.vocabulary.values())
+        self.source, self.target = map(
+            assets.dictionary, languages, checkpoint.vocabulary.values(), checkpoint.vocabulary
+        )
         self.in_pieces = in_pieces(self.source.symbols)
         self.model = build(checkpoint, self.source, self.target).to(self.device)
         self.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
@@ -194,7 +196,7 @@ class HuggingFaceTranslator(Translator):
             raise AdminError(f"{folder} is no whole FSMT model ({_line(error)}). Export it again.") from None
         self.model.eval().to(self.device)
         sizes = self.model.config.src_vocab_size, self.model.config.tgt_vocab_size
-        self.source, self.target = map(assets.dictionary, languages, sizes)
+        self.source, self.target = map(assets.dictionary, languages, sizes, ("encoder", "decoder"))
         self.in_pieces = in_pieces(self.source.symbols)
         self.positions = self.model.config.max_position_embeddings
         self.longest = self.positions - 1

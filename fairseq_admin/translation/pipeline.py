@@ -56,6 +56,8 @@ class Pipeline(NamedTuple):
         """
         compiled = (model / "model.bin").exists()
         checkpoint = None if model.is_dir() else Checkpoint.read(model)
+        if checkpoint:
+            assets.expect(checkpoint.text)
         if not compiled:
             languages = assets.languages(*(_languages(checkpoint) if checkpoint else _fsmt_languages(model)))
         text = Text.read(assets.need(FILE, ", or tokens with --tokenised")) if given == "raw" else None

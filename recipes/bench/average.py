@@ -1,8 +1,8 @@
-"""What `fairseq-admin average` costs beside a plain average of the same checkpoints: peak memory and wall time.
+"""What `fairseq-admin average` costs next to a plain average of the same checkpoints: peak memory and wall time.
 
-Checkpoints of one architecture are written to a temporary folder, then each side averages them in a process of its own,
-the imports counted. The plain average works as fairseq's scripts/average_checkpoints.py does: each file loaded whole,
-the sum in float32. Both find the files in the system's cache if they fit there.
+Checkpoints of one architecture are written to a temporary folder, then each side averages them in its own process,
+imports included. The plain average works as fairseq's scripts/average_checkpoints.py does: each file loaded whole, the
+sum in float32. Both find the files in the system's cache if they fit.
 
     python recipes/bench/average.py                      # 10 of 60L-12L: 11 GB of disk, 2 minutes on two CPU cores
     python recipes/bench/average.py --optimizer-state    # as training saves them, three times as large
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--arch", default="transformer_admin_60l_12l")
     top.add_argument("--words", type=int, default=32000, help="size of the vocabulary; all embeddings are tied")
     top.add_argument("--number", type=int, default=10, help="checkpoints to average (default: 10)")
-    top.add_argument("--optimizer-state", action="store_true", help="two tensors more a parameter in each file")
+    top.add_argument("--optimizer-state", action="store_true", help="two more tensors per parameter in each file")
     top.add_argument("--folder", type=Path, help="where to put the temporary folder (default: the system's)")
     top.add_argument("--as-child", choices=["make", "plain"], help=argparse.SUPPRESS)
     return top
@@ -70,7 +70,7 @@ def make(args: argparse.Namespace, folder: Path) -> None:
 
 
 def plain(folder: Path, output: Path) -> None:
-    """The average as fairseq's script takes it."""
+    """The average as fairseq's script computes it."""
     import torch
 
     paths = sorted(folder.glob("checkpoint*.pt"), key=lambda path: int(path.stem[len("checkpoint") :]))
@@ -95,7 +95,7 @@ def plain(folder: Path, output: Path) -> None:
 def measured(*command: object) -> tuple[float, float]:
     """Peak memory in MiB and wall time in seconds of a process.
 
-    Linux hands the maximum on from parent to child, so this process imports nothing large itself.
+    Linux passes the maximum on from parent to child, so this process imports nothing large itself.
     """
     start = time.perf_counter()
     process = subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -1,8 +1,9 @@
-"""How fast an Admin model translates: folded, beside a stock Transformer of equal sizes; and by CTranslate2.
+"""How fast an Admin model translates: folded, next to a stock Transformer of equal sizes; and with CTranslate2.
 
-The folded model and a freshly initialised stock one translate the same sentences in turns, in an order that alternates;
-a pair gives one ratio, and the median counts. Every translation is given the same length, so that other weights do the
-same work. CTranslate2, in float32 and int8, is set against fairseq's beam search with the folded model in the same way.
+The folded model and a freshly initialised stock one take turns, in alternating order, to translate the same sentences;
+a pair gives one ratio, and the median counts. Every translation is given the same length, so that different weights do
+the same work. CTranslate2, in float32 and int8, is compared with fairseq's beam search with the folded model in the
+same way.
 
     python recipes/bench/engines.py                         # 18L-18L of random weights, about ten minutes
     python recipes/bench/engines.py --checkpoint average.pt --data data --text data/bpe/test.de
@@ -46,7 +47,7 @@ TARGET = 1.02
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--checkpoint", type=Path, help="of an Admin model (default: one of random weights)")
-    top.add_argument("--data", type=Path, help="folder with the checkpoint's dictionaries (default: beside it)")
+    top.add_argument("--data", type=Path, help="folder with the checkpoint's dictionaries (default: next to it)")
     top.add_argument("--text", type=Path, help="sentences in the model's units (default: random ones)")
     top.add_argument("--layers", type=int, default=18, help="of the random model; so are the next four")
     top.add_argument("--width", type=int, default=256)
@@ -55,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--words", type=int, default=4000)
     top.add_argument("--sentences", type=int, default=16, help="how many to translate (default: 16)")
     top.add_argument("--length", type=int, default=20, help="units of every translation (default: 20)")
-    top.add_argument("--free", action="store_true", help="CTranslate2 and fairseq end translations where they would")
+    top.add_argument("--free", action="store_true", help="let CTranslate2 and fairseq end their translations")
     top.add_argument("--batch", type=int, default=16, help="sentences translated at once (default: 16)")
     top.add_argument("--threads", type=int, default=1)
     top.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: processor time, for a busy machine")
@@ -64,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def random_checkpoint(args: Namespace, folder: Path) -> Path:
-    """A checkpoint of an Admin model with random weights and random ω, its dictionaries beside it."""
+    """A checkpoint of an Admin model with random weights and random ω, its dictionaries next to it."""
     words = Dictionary()
     for number in range(args.words):
         words.add_symbol(f"w{number}")
@@ -124,7 +125,7 @@ def in_ctranslate2(folder: Path, batches: list[list[list[str]]], length: int, th
 
 
 def sentences(args: Namespace, source: Dictionary) -> list[list[list[str]]]:
-    """Batches of sentences of like length: the first of the text, or random ones."""
+    """Batches of sentences of similar length: the first of the text, or random ones."""
     if args.text:
         lines = [line.split() for line in args.text.read_text(encoding="utf-8").splitlines() if line.strip()]
     else:
@@ -185,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"sentences of {units:.0f} units, batches of {args.batch}, "
         f"{args.threads} CPU threads, {args.clock} clock, {args.pairs} pairs"
     )
-    print(f"translations of {args.length} units{'; of CTranslate2 and beside it, of any length' if args.free else ''}")
+    print(f"translations of {args.length} units{'; in the rows of CTranslate2, of any length' if args.free else ''}")
     print(f"parameters: folded {sizes[0]}, stock {sizes[1]} {'(equal)' if sizes[0] == sizes[1] else '(NOT EQUAL)'}")
     print(f"{'sentences a second, ratio of times':38} {'first':>9} {'second':>9}  {'ratio':>6}  (pairs from - to)")
     print("\n".join(rows))

@@ -1,8 +1,8 @@
-"""What Admin costs beside fairseq's own Post-LN Transformer of equal sizes: `make bench`.
+"""What Admin costs next to fairseq's own Post-LN Transformer of equal sizes: `make bench`.
 
-Training steps (forward, backward, optimizer) of both models run in turns, in an order that alternates, so that whatever
-else the machine does falls on both; a pair gives one ratio, and the median counts. The profiling pass is set against
-forwards of the Admin model in training mode, and each model's peak memory is taken in a process of its own.
+Training steps (forward, backward, optimizer) of both models take turns, in alternating order, so that whatever else the
+machine does affects both; a pair gives one ratio, and the median counts. The profiling pass is compared with forwards
+of the Admin model in training mode, and each model's peak memory is measured in its own process.
 
     python recipes/bench/step.py                 # 18L-18L, sized for two CPU cores, about three minutes
     python recipes/bench/step.py --device cuda --dtype float16 --width 512 --ffn 2048 --heads 8 --tokens 4096
@@ -35,7 +35,20 @@ import fairseq_admin  # noqa: E402, F401  (registers transformer_admin)
 from fairseq_admin.method.profiling import measure  # noqa: E402
 from fairseq_admin.radam import RAdam  # noqa: E402
 
-ARCHS = {"admin": "transformer_admin", "post-ln": "transformer"}
+COMPARED = ("admin", "post-ln")
+VARIANTS: dict[str, tuple[str, dict]] = {
+    "admin": ("transformer_admin", {"admin_fast": "on"}),
+    "admin-plain": ("transformer_admin", {"admin_fast": "off"}),
+    "post-ln": ("transformer", {}),
+    "pre-ln": ("transformer", {"encoder_normalize_before": True, "decoder_normalize_before": True}),
+}
+"""Architecture and options of each model that can be measured."""
+# Given back at once: what malloc keeps for later is no one's memory.
+BLOCKS_OF_THEIR_OWN = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_ARENA_MAX": "1",
+}
 TARGETS = {"step": 1.05, "profile": 1.0, "memory": 1.02}
 
 
@@ -61,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         help="cpu: processor time, for a busy machine; use one thread",
     )
     top.add_argument("--pairs", type=int, default=15)
-    top.add_argument("--memory-of", choices=list(ARCHS), help=argparse.SUPPRESS)
+    top.add_argument("--memory-of", choices=list(VARIANTS), help=argparse.SUPPRESS)
     return top
 
 
@@ -80,14 +93,16 @@ class Bench:
             }
             for name, value in sizes.items():
                 setattr(options, f"{side}_{name}", value)
-        ARCH_CONFIG_REGISTRY[ARCHS[method]](options)
+        arch, given = VARIANTS[method]
+        vars(options).update(given)
+        ARCH_CONFIG_REGISTRY[arch](options)
         words = Dictionary()
         for word in range(args.words):
             words.add_symbol(f"w{word}")
         task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
         torch.manual_seed(1)
         self.device = torch.device(args.device)
-        self.model = ARCH_MODEL_REGISTRY[ARCHS[method]].build_model(options, task).to(self.device).train()
+        self.model = ARCH_MODEL_REGISTRY[arch].build_model(options, task).to(self.device).train()
         size = (max(1, args.tokens // args.length), args.length)
         self.src, self.target = (torch.randint(4, args.words + 4, size, device=self.device) for _ in range(2))
         self.lengths = torch.full(size[:1], args.length, device=self.device)
@@ -119,7 +134,7 @@ class Bench:
 
 
 def seconds(action: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
-    """Time of one call, to the end of whatever it started on the device."""
+    """Time of one call, until whatever it started on the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = clock()
@@ -151,7 +166,7 @@ def peak_memory(bench: Bench) -> float:
         return torch.cuda.max_memory_allocated(bench.device) / 2**20
     status = Path("/proc/self/status")
     if status.exists():
-        # Linux hands getrusage's maximum on to a child across exec, so a small child would report its parent's peak.
+        # Linux passes getrusage's maximum on to a child across exec, so a small child would report its parent's peak.
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 2**10  # type: ignore[index]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
@@ -176,16 +191,10 @@ def main(arguments: list[str] | None = None) -> int:
     rows.append(("profile", "ms", [tuple(1000 * t for t in pair) for pair in passes]))
     del admin, stock
     peaks = []
-    for method in ARCHS:
+    for method in COMPARED:
         print(f"\rpeak memory of {method} ", end="", file=sys.stderr, flush=True)
         command = [sys.executable, __file__, *arguments, "--memory-of", method]
-        # Blocks of their own, given back at once: what malloc keeps for later is no one's memory.
-        own = {
-            **os.environ,
-            "MALLOC_MMAP_THRESHOLD_": "65536",
-            "MALLOC_TRIM_THRESHOLD_": "65536",
-            "MALLOC_ARENA_MAX": "1",
-        }
+        own = {**os.environ, **BLOCKS_OF_THEIR_OWN}
         out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=own).stdout
         peaks.append(json.loads(out.splitlines()[-1])["peak"])
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)

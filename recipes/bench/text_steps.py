@@ -1,8 +1,8 @@
 """How fast the recipes' text steps are on one core: lines a second next to other programs, in turns.
 
 Each row is one step's own work on the same lines, without reading and writing. Moses' scripts are timed as commands,
-their start included, where `perl` is found and --moses names a folder with scripts/ in it; its cleaning, with reading
-and writing. subword-nmt learns and applies where it is installed. A ratio is the median of the rounds'.
+including their start, where `perl` is found and --moses names a folder with scripts/ in it; its cleaning includes
+reading and writing. subword-nmt learns and applies where it is installed. A ratio is the median over the rounds.
 
     python recipes/bench/text_steps.py                        # on generated text
     python recipes/bench/text_steps.py --text train.en --language en --moses mosesdecoder
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--text", type=Path, help="raw text, one sentence a line (default: generated)")
+    top.add_argument("--text", type=Path, help="raw text, one sentence per line (default: generated)")
     top.add_argument("--language", default="en", help="its language (default: en)")
     top.add_argument("--lines", type=int, default=50000, help="of the text, at most (default: 50000)")
     top.add_argument("--merges", type=int, default=5000, help="to learn (default: 5000)")
@@ -72,7 +72,7 @@ def in_turns(rounds: int, ours: Callable[[], object], other: Callable[[], object
 
 
 def piped(lines: list[str], *commands: list[object]) -> Callable[[], object]:
-    """The commands, each reading the one before, on the lines."""
+    """An action that pipes the lines through the commands."""
     given = "".join(f"{line}\n" for line in lines).encode()
     text = " | ".join(" ".join(f"'{part}'" for part in command) for command in commands)
     return lambda: subprocess.run(
@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
             results["ours"] = codes.apply(tokens)
 
         def apply_other() -> None:
-            # Made again each time: it remembers the words it has split.
+            # Made again each time, as it remembers the words it has split.
             other = Other(io.StringIO(f"#version: 0.2\n{merges}"))
             results["theirs"] = [other.process_line(line) for line in tokens]
 

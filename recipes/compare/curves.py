@@ -1,4 +1,4 @@
-"""Draw the loss curves of a comparison: a panel a depth, a colour a scheme, thin lines the seeds and thick their mean.
+"""Draw the loss curves of a comparison: a panel per depth, a colour per scheme; thin lines are seeds, thick their mean.
 
 python -m recipes.compare.curves RUN/curves.png RUN/*/result.json
 """

@@ -20,14 +20,14 @@ def unigram_entropy(data: Path, source: str, target: str) -> float:
     """In bits a token.
 
     Raises:
-        ValueError: there is no such training set.
+        ValueError: the training set is missing.
     """
     path = data / f"train.{source}-{target}.{target}"
     dataset = None
     if (data / f"dict.{target}.txt").exists():
         dataset = data_utils.load_indexed_dataset(str(path), Dictionary.load(str(data / f"dict.{target}.txt")))
     if dataset is None:
-        raise ValueError(f"{path}: no binarised training set there; expected fairseq-preprocess's. Check the folder.")
+        raise ValueError(f"{path}: no binarised training set there; expected fairseq-preprocess output. Check it.")
     counts: dict[int, int] = {}
     for sentence in range(len(dataset)):
         for token in dataset[sentence].tolist():

@@ -51,20 +51,21 @@ export OMP_NUM_THREADS ?= 1
 # fairseq's own models are built through the plugin too, which equals them bit for bit and says when a run diverges.
 SETTINGS = --arch transformer_admin --encoder-embed-dim $(WIDTH) --encoder-ffn-embed-dim $(FFN) \
 	--encoder-attention-heads $(HEADS) --decoder-attention-heads $(HEADS) --share-all-embeddings --dropout $(DROPOUT) \
-	--optimizer $(OPTIMIZER) --clip-norm $(CLIP_NORM) --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
+	--optimizer $(OPTIMIZER) --clip-norm $(CLIP_NORM) --criterion label_smoothed_cross_entropy_fast --label-smoothing 0.1 \
 	--max-tokens $(MAX_TOKENS) --required-batch-size-multiple 1 --log-interval $(LOG_EVERY) \
 	$(SCHEDULE) $(DEVICE_ARGS) $(PRECISION_$(PRECISION)) $(TRAIN_ARGS)
 RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
 .SECONDARY:
 all:
-	@$(MAKE) --no-print-directory -f $(firstword $(MAKEFILE_LIST)) -j $(JOBS) $(SUMMARY)
+	+@$(GUARD) -j $(JOBS) $(SUMMARY)
 	@cat $(firstword $(SUMMARY))
 	@echo; echo "Files: $(SUMMARY)"
 
-$(OUT)/settings.json: FORCE
-	@$(STEP).settings $@ $(if $(filter cpu,$(PRESET)),pairs=$(PAIRS) words=$(WORDS)) updates=$(UPDATES) \
-		$(call quoted,train=$(SETTINGS))
+# Translating is among what is held: a cell's checkpoints are gone once it has its result.
+$(OUT)/settings.json: $(if $(filter gpu,$(PRESET)),$(BIN)/dict.en.txt) FORCE
+	@$(STEP).settings $@ --models $(OUT) updates=$(UPDATES) beam=$(BEAM) \
+		$(if $(filter cpu,$(PRESET)),pairs=$(PAIRS) words=$(WORDS),--with $(RUNS)/demo/data/settings.json) -- $(SETTINGS)
 
 ifeq ($(PRESET),cpu)
 VALID_PAIRS := 200

@@ -1,8 +1,8 @@
-"""Gather a grid's results: how the runs of each place in it came out, over the seeds.
+"""Gather a grid's results: how the runs at each place in it came out, over the seeds.
 
     python -m recipes.compare.grid_table RUN RUN/*/result.json --by scheme layers
 
-writes RUN/runs.csv, a row a run, and RUN/table.csv and RUN/table.md, a row a place in the grid.
+writes RUN/runs.csv, a row per run, and RUN/table.csv and RUN/table.md, a row per place in the grid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CURVES = ("train", "valid")
 
 
 def read_results(paths: list[Path]) -> list[dict]:
-    """Results as recipes.compare.result wrote them, the curves' updates as numbers again."""
+    """Results as recipes.compare.result wrote them, with the curves' updates as numbers again."""
     results = [json.loads("\n".join(read_lines(path))) for path in paths]
     for result in results:
         for name in CURVES:
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path, nargs="+")
-    parser.add_argument("--by", nargs="+", required=True, help="the axes of the grid, but the seed")
+    parser.add_argument("--by", nargs="+", required=True, help="the axes of the grid, except the seed")
     args = parser.parse_args()
     results = read_results(args.results)
     table = rows(results, args.by)

@@ -14,10 +14,10 @@ from recipes.steps import gpus
 
 @contextmanager
 def one_gpu(folder: Path, jobs: int) -> Iterator[dict[str, str]]:
-    """The environment for a command that may use one of the GPUs: the one that the fewest of `jobs` cells are on.
+    """The environment for a command that may use one GPU: the one that the fewest of `jobs` cells use.
 
-    A job has one of as many places as there are jobs, place k on GPU k modulo their number. The kernel frees a killed
-    job's place. Without GPUs, or with all of them hidden, the environment is as it is.
+    There are as many places as jobs, place k on GPU k modulo the number of GPUs; a job takes one. The kernel frees a
+    killed job's place. Without GPUs, or with all of them hidden, the environment is as it is.
 
     Args:
         folder: the grid's, where the places are files.
@@ -33,6 +33,6 @@ def one_gpu(folder: Path, jobs: int) -> Iterator[dict[str, str]]:
                 held.enter_context(FileLock(folder / f".gpu-{place}.guard").acquire(timeout=0))
                 break
             except Timeout:
-                # Taken; where all are, another make is at work, and the last place has two.
+                # This place is taken. If all are, another make is running too, and the last place is shared.
                 continue
         yield {**os.environ, "CUDA_VISIBLE_DEVICES": there[place % len(there)].index}

@@ -2,7 +2,7 @@
 
     python -m recipes.compare.result RUN/admin-18l-s1 scheme=admin --data RUN/bin --entropy RUN/entropy.json -- ...
 
-writes CELL/generate.txt, CELL/result.json, and removes the cell's checkpoints. What follows the second dashes goes to
+writes CELL/generate.txt, CELL/result.json, and removes the cell's checkpoints. What follows -- goes to
 fairseq-generate. A run that stopped itself has no translations and no score.
 """
 
@@ -33,7 +33,7 @@ def references(lines: list[str]) -> list[str]:
 
 
 def bleu(lines: list[str]) -> tuple[float, str]:
-    """sacreBLEU of fairseq-generate's output, on its tokens as they are, and the signature."""
+    """sacreBLEU of fairseq-generate's output, on its tokens as they are, and its signature."""
     from sacrebleu.metrics import BLEU
 
     expected = references(lines)
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("axes", nargs="+", metavar="NAME=VALUE", help="where in the grid it is")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--entropy", type=Path, required=True, help="recipes.compare.entropy's file")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at work side by side, spread over the GPUs")
+    parser.add_argument("--jobs", type=int, default=1, help="cells running side by side, spread over the GPUs")
     args = parser.parse_args(arguments[:split])
     stopped = json.loads("\n".join(read_lines(args.cell / "trained.json")))["stopped"]
     entropy = json.loads("\n".join(read_lines(args.entropy)))["bits"]

@@ -2,8 +2,8 @@
 
     python -m recipes.compare.reversed_corpus train runs/compare/text/train --pairs 20000 --words 100
 
-writes train.a and train.b. Words come uniformly, so without attention nothing beats the entropy of one word. Seeded:
-the same call writes the same bytes; splits have seeds of their own.
+writes train.a and train.b. Words are drawn uniformly, so without attention nothing beats the entropy of one word.
+Seeded: the same call writes the same bytes; splits have seeds of their own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, required=True)
     args = parser.parse_args()
     if args.pairs < 1 or args.words < 2:
-        raise ValueError(f"--pairs {args.pairs} --words {args.words}: expected 1 pair and 2 words at least.")
+        raise ValueError(f"--pairs {args.pairs} --words {args.words}: expected at least 1 pair and 2 words.")
     text = pairs(args.split, args.pairs, args.words)
     for side, language in enumerate("ab"):
         write_lines(f"{args.prefix}.{language}", (pair[side] for pair in text))

@@ -1,4 +1,4 @@
-"""Train one cell of a grid with fairseq-train, to the end or until it diverges; go on where an earlier call was killed.
+"""Train one cell of a grid with fairseq-train, until the end or divergence, continuing where a killed call stopped.
 
     python -m recipes.compare.train_cell RUN/admin-18l-s1 --data RUN/bin --updates 300 -- --arch transformer_admin ...
 
@@ -21,10 +21,10 @@ from recipes.steps.plugin import DIVERGED
 
 
 def newest(checkpoints: Path) -> str:
-    """The newest whole checkpoint, to go on from; without one, a name that does not exist.
+    """The newest whole checkpoint to continue from, or a name that does not exist if there is none.
 
-    fairseq writes checkpoint_EPOCH_UPDATE.pt next to its place and renames it; a kill may cut checkpoint_last.pt short,
-    which it copies in place.
+    fairseq writes checkpoint_EPOCH_UPDATE.pt next to its place and renames it. checkpoint_last.pt it copies in place,
+    so a kill may cut that short.
     """
     found = sorted(checkpoints.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.rpartition("_")[2]))
     return str(found[-1]) if found else "none"
@@ -38,14 +38,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--save-every", type=int, required=True, help="updates between checkpoints and validations")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at work side by side, spread over the GPUs")
+    parser.add_argument("--jobs", type=int, default=1, help="cells running side by side, spread over the GPUs")
     args = parser.parse_args(arguments[:split])
     if args.updates < 1 or args.save_every < 1 or args.updates % args.save_every:
         raise ValueError(
             f"--updates {args.updates} is not a multiple of --save-every {args.save_every}; the last update must be "
             "validated. Give UPDATES= and SAVE_EVERY= that fit."
         )
-    # Another make may be at work on the same grid: it has this cell to itself, and then this call finds it done.
+    # Another make may be running the same grid: if it holds this cell, this call waits and then finds it done.
     with alone(args.cell / ".guard"):
         if not (args.cell / "trained.json").exists():
             train(args, arguments[split + 1 :])
@@ -59,6 +59,8 @@ def train(args: argparse.Namespace, options: list[str]) -> None:
     command += ["--save-dir", str(checkpoints), "--restore-file", newest(checkpoints), "--keep-interval-updates", "1"]
     command += ["--save-interval-updates", str(args.save_every), "--save-interval", "1000000"]
     command += ["--validate-interval", "1000000", "--max-update", str(args.updates), "--log-format", "json"]
+    # Batches of its own for every epoch, or a resumed run would see others than an uninterrupted one.
+    command += ["--update-epoch-batch-itr", "True"]
     command += ["--distributed-world-size", "1", *options]
     with log.open("ab") as out, one_gpu(args.cell.parent, args.jobs) as environment:
         begin = out.seek(0, 2)
@@ -67,7 +69,7 @@ def train(args: argparse.Namespace, options: list[str]) -> None:
     if status and not stopped:
         output = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
         last = (output or "nothing said").splitlines()[-1]
-        raise ValueError(f"{args.cell}: fairseq-train ended with status {status}: {last} All it said: {log}.")
+        raise ValueError(f"{args.cell}: fairseq-train ended with status {status}: {last} Its whole output: {log}.")
     write_lines(args.cell / "trained.json", [json.dumps({"stopped": stopped})])
     print(f"{args.cell.name}: {'stopped, diverged' if stopped else 'trained'}", flush=True)
 

@@ -1,12 +1,12 @@
 """Did a run learn, stay on the plateau, or diverge? The rule, in one place.
 
-H is the entropy of one target token, end of sentence included, over the training set: what a model reaches that knows
+H is the entropy of one target token, end of sentence included, over the training set: the loss of a model that knows
 how frequent every word is and nothing else.
 
     diverged   it stopped because a loss or gradient was no longer finite, or update after update overflowed;
                or the last loss is not finite, or above 1.5 H: confidently wrong
     plateau    the last validation is above 0.8 H. (Lengths alone are worth a tenth: a model that ends every sentence
-               where it should, and guesses the words, stands near 0.92 H.)
+               where it should, and guesses the words, is near 0.92 H.)
     learned    else
 """
 
@@ -22,7 +22,7 @@ PLATEAU, EXPLODED = 0.8, 1.5
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a run ended; `update` is where it diverged (the last logged, or the first of the bad losses), else None."""
+    """How a run ended; `update` is where it diverged (the last logged, or the first bad loss), else None."""
 
     kind: str
     update: int | None = None

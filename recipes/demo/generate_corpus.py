@@ -2,7 +2,7 @@
 
     python -m recipes.demo.generate_corpus train de en runs/demo/data/raw/train
 
-writes train.de and train.en. Seeded: the same call writes the same bytes, with the same num2words and Babel (CLDR).
+writes train.de and train.en. Seeded: with the same num2words and Babel (CLDR), the same call writes the same bytes.
 No sentence, German or English, occurs twice in the whole corpus, so no split shares one with another.
 """
 
@@ -165,10 +165,10 @@ def sentence(template: str, phrases: dict[str, str]) -> str:
 
 
 def corpus(size: int, seed: int = SEED) -> list[Phrase]:
-    """Draw `size` pairs, no sentence of either side twice.
+    """Draw `size` pairs, with no sentence twice on either side.
 
     Raises:
-        ValueError: the templates have run dry before `size` pairs.
+        ValueError: the templates ran out before `size` pairs.
     """
     phrases = Phrases(seed)
     pairs: dict[str, str] = {}
@@ -183,7 +183,7 @@ def corpus(size: int, seed: int = SEED) -> list[Phrase]:
             pairs[de] = en
             english.add(en)
     if len(pairs) < size:
-        raise ValueError(f"the templates gave {len(pairs)} distinct pairs, expected {size}: ask for fewer.")
+        raise ValueError(f"the templates gave {len(pairs)} distinct pairs, expected {size}. Ask for fewer.")
     return list(pairs.items())
 
 
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=30000, help="pairs in the whole corpus (default: %(default)s)")
     args = parser.parse_args()
     if args.size < 100:
-        raise ValueError(f"--size {args.size}: expected 100 pairs or more, or the test set has less than three.")
+        raise ValueError(f"--size {args.size}: expected 100 pairs or more, or the test set has fewer than three.")
     pairs = corpus(args.size)
     test = args.size * TEST // 30000
     valid = args.size * VALID // 30000

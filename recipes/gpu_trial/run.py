@@ -18,7 +18,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from recipes.gpu_trial.corpus import corpus_steps
+from recipes.gpu_trial.comparison import corpus_steps
 from recipes.gpu_trial.steps import LIMIT, ON_CPU, ON_GPU, Step, all_steps
 from recipes.steps import batch, gpus
 from recipes.steps.common import run, write_lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 from recipes.preflight import trial
 from recipes.steps.memory import Sizes, need
@@ -54,6 +54,9 @@ ON_CPU = Scale(
     ("tests/test_omega.py",),
 )  # fmt: skip
 
+ENDS = {"failed": "failure", "broken": "error", "skipped": "skipped"}
+"""How a test may end other than well, and pytest's name for it in its XML."""
+
 Rows = list[dict]
 
 
@@ -83,12 +86,20 @@ def model_options(scale: Scale, method: str, sizes: Sizes) -> list[str]:
 
 def run_tests(scale: Scale, folder: Path) -> Rows:
     """The CUDA tests: how many passed, failed and were skipped, and why."""
-    command = [sys.executable, "-m", "pytest", *scale.tests, "-q", "-rs", "-p", "no:cacheprovider"]
+    result = folder / "tests.xml"
+    command = [sys.executable, "-m", "pytest", *scale.tests, "-p", "no:cacheprovider", f"--junitxml={result}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     (folder / "tests.log").write_text(done.stdout + done.stderr)
-    counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)}
-    skips = re.findall(r"^SKIPPED.*?: (.*)$", done.stdout, re.MULTILINE)
-    return [{"exit status": done.returncode, **counts, "skipped because": "; ".join(sorted(set(skips)))}]
+    if not result.exists():
+        raise ValueError(
+            f"pytest ended with status {done.returncode} and no result; all it said: {folder / 'tests.log'}"
+        )
+    cases = list(ElementTree.parse(result).getroot().iter("testcase"))
+    ends = {kind: [case for case in cases if case.find(tag) is not None] for kind, tag in ENDS.items()}
+    skips = sorted({skip.get("message", "") for skip in ElementTree.parse(result).getroot().iter("skipped")})
+    row = {"tests": len(cases), **{kind: len(found) for kind, found in ends.items()}}
+    names = ", ".join(f"{case.get('classname')}.{case.get('name')}" for case in ends["failed"] + ends["broken"])
+    return [{**row, "which": names, "skipped because": "; ".join(skips)}]
 
 
 def measure_sizes(scale: Scale, layers: tuple[int, int], precision: str, folder: Path) -> Rows:

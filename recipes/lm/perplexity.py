@@ -1,4 +1,4 @@
-"""Keep the perplexity that fairseq-eval-lm found.
+"""Record the perplexity that fairseq-eval-lm found.
 
     python -m recipes.lm.perplexity runs/lm-demo/admin-cpu-s1 --results runs/results.csv ...
 

@@ -2,9 +2,9 @@
 
     python -m recipes.lm.python_docs runs/lm-demo/data/tok
 
-writes train, valid and test, a paragraph a line, words and punctuation apart. Whole modules and topics go to one split,
-by a hash of their names, so no split has half of a text whose other half another has. The same Python gives the same
-corpus. Files are parsed, not imported.
+writes train, valid and test, a paragraph per line, words and punctuation apart. A hash of its name puts a whole module
+or topic into one split, so no text is divided between splits. The same Python gives the same corpus. Files are parsed,
+not imported.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from recipes.steps.common import run, write_lines
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip"}
-"""Folders that hold no documentation, or somebody else's."""
+"""Folders without documentation, or with somebody else's."""
 
 SPLITS = ("valid", "test", "train")
 """In the order in which they are written."""
 
 SHARES = 20
-"""One of so many modules validates, and one tests."""
+"""One module in this many validates, and one tests."""
 
 PIECE = re.compile(r"\w+|[^\w\s]")
 # Prose: begins with a letter, ends as a sentence does, and is mostly words.
@@ -84,7 +84,7 @@ def _topics(source: str) -> dict[str, str]:
 
 
 def corpus(library: Path) -> dict[str, list[str]]:
-    """The lines of every split; a paragraph that comes twice counts once.
+    """The lines of every split; a paragraph that occurs twice counts once.
 
     Raises:
         ValueError: a split is empty: the library's sources are not there.

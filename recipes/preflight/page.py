@@ -14,7 +14,7 @@ import datetime
 import sys
 from pathlib import Path
 
-from recipes.preflight import forecast, machine, text, trial
+from recipes.preflight import forecast, known_corpus, machine, trial
 from recipes.steps import batch, gpus
 from recipes.steps.common import run
 from recipes.steps.memory import Sizes, gigabytes, need
@@ -55,7 +55,7 @@ def checkpoint_bytes(sizes: Sizes, keep: int) -> float:
     return sizes.parameters * 4.0 * (3 * (keep + 3) + 2)
 
 
-def disk(args: argparse.Namespace, sizes: Sizes, found: text.Text) -> tuple[str, str | None]:
+def disk(args: argparse.Namespace, sizes: Sizes, found: known_corpus.KnownCorpus) -> tuple[str, str | None]:
     """What the run takes of the disk against what is free, and what is wrong with that."""
     archives = 0.0 if found.prepared or args.data else machine.archive_bytes(args.archives, args.table)
     parts = {"archives": archives, "text": found.text, "binary": found.binary}
@@ -67,7 +67,7 @@ def disk(args: argparse.Namespace, sizes: Sizes, found: text.Text) -> tuple[str,
     return line, fault if wanted > there else None
 
 
-def source(args: argparse.Namespace, found: text.Text) -> tuple[str, str | None]:
+def source(args: argparse.Namespace, found: known_corpus.KnownCorpus) -> tuple[str, str | None]:
     """Where the text comes from, and what is wrong with that."""
     if found.prepared:
         return f"text: prepared, {found.corpus.pairs} pairs, {found.corpus.words} words", None
@@ -99,7 +99,7 @@ def weights(
 
 
 def timed(
-    args: argparse.Namespace, found: text.Text, options: list[str], gpu: gpus.Gpu | None
+    args: argparse.Namespace, found: known_corpus.KnownCorpus, options: list[str], gpu: gpus.Gpu | None
 ) -> tuple[list[str], str | None]:
     """A trial's lines, and what is wrong with it."""
     here = options if gpu or args.cpu else trial.on_cpu(options)
@@ -152,9 +152,9 @@ def main() -> None:
         return
     ready = next(args.binary.glob("train*.idx"), None) is not None
     if ready:
-        found = text.prepared(args.binary, pair, args.length)
+        found = known_corpus.prepared(args.binary, pair, args.length)
     else:
-        found = text.stated(args.name, pair, args.length, args.words, args.data)
+        found = known_corpus.stated(args.name, pair, args.length, args.words, args.data)
     devices: list[gpus.Gpu] = [] if args.cpu else gpus.visible()
     print(f"{args.title or args.name}: {sizes.parameters:,} parameters, {args.precision}")
     for line in machine.hardware(args.cpu):

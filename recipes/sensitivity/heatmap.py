@@ -1,8 +1,8 @@
-"""Draw a sensitivity grid: a panel a scheme, learning rate against beta2, the colour the last validation's loss.
+"""Draw a sensitivity grid: a panel per scheme, learning rate against beta2, the colour the last validation loss.
 
     python -m recipes.sensitivity.heatmap RUN/heatmap.png RUN/*/result.json
 
-Over several seeds it is their mean. A cell in which any run diverged is marked with a cross, on the plateau with a bar.
+With several seeds it is their mean. A cross marks a cell in which any run diverged, a bar one on the plateau.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recipes.steps.plugin import SCHEMES
 def cell(results: list[dict]) -> tuple[float, str]:
     """The value that colours a cell, in bits, and its mark.
 
-    A run without a finite loss counts as one at the bound beyond which a run has diverged.
+    A run without a finite loss counts with the loss beyond which a run has diverged.
     """
     bound = EXPLODED * results[0]["entropy"]
     values = [result["bits"] for result in results]

@@ -1,4 +1,4 @@
-"""Split an update's tokens over the machines there are: tokens a device, and how many such batches make an update.
+"""Split an update's tokens over the available machines: tokens per device, and how many such batches make an update.
 
     python -m recipes.steps.batch 32768 --a-device 8192 --nodes 1 --devices 2 --memory 16 --encoder-layers 18 ...
     GPUS=2 MAX_TOKENS=4096 UPDATE_FREQ=4 CHECKPOINT=no
@@ -48,7 +48,7 @@ class Device:
 
 
 def fit(tokens: int, device: Device, limit: int) -> Plan | None:
-    """The fewest batches an update, all alike, of at most `limit` tokens each, that fit; None: none does."""
+    """The fewest equal batches per update, of at most `limit` tokens each, that fit; None: none does."""
     for update_freq in range(1, tokens // (device.workers * min(LEAST, limit)) + 1):
         max_tokens, rest = divmod(tokens, device.workers * update_freq)
         if not rest and max_tokens <= limit and device.fits(max_tokens, accumulate=update_freq > 1):
@@ -62,7 +62,7 @@ def least(tokens: int, workers: int) -> int:
 
 
 def too_large(device: Device, tokens: int) -> ValueError:
-    """What to say of a model that does not fit even with its activations computed twice."""
+    """The error for a model that does not fit even with its activations computed twice."""
     assert device.memory is not None
     wanted = device.need(tokens, accumulate=True)
     smaller = dataclasses.replace(device, sizes=dataclasses.replace(device.sizes, precision="me-fp16")).checkpointed()
@@ -70,7 +70,7 @@ def too_large(device: Device, tokens: int) -> ValueError:
     return ValueError(
         f"a batch of {tokens} tokens needs {wanted}, and a device has {device.memory / GB:.1f} GB, even with "
         f"--checkpoint-activations. Take {'PRECISION=me-fp16, ' if other else ''}a GPU with more memory (MEMORY= in GB "
-        "overrides what nvidia-smi tells) or a smaller model."
+        "overrides what nvidia-smi reports) or a smaller model."
     )
 
 
@@ -78,7 +78,7 @@ def plan(tokens: int, device: Device, limit: int | None = None) -> tuple[Plan, D
     """The largest batches that fit, and the device, its activations computed twice where nothing fits otherwise.
 
     Args:
-        limit: at most so many tokens a batch, whatever fits.
+        limit: at most this many tokens per batch, even if more fit.
 
     Raises:
         ValueError: no number of such batches makes up the update, or the model does not fit.
@@ -137,7 +137,7 @@ def explained(chosen: Plan, device: Device, asked: bool) -> str:
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """The options that a recipe says its model's sizes with, and how it trains."""
+    """The options for the sizes of a recipe's model, and how it trains."""
     default = Sizes()
     for name in ("encoder-layers", "decoder-layers", "width", "ffn", "heads", "words"):
         parser.add_argument(f"--{name}", type=int, default=getattr(default, name.replace("-", "_")))
@@ -155,7 +155,7 @@ def sizes_of(args: argparse.Namespace) -> Sizes:
 
 
 def memory_of(args: argparse.Namespace, found: list[gpus.Gpu]) -> float | None:
-    """Bytes of the smallest device that will train, as given or as nvidia-smi tells."""
+    """Bytes of the smallest device that will train, as given or as nvidia-smi reports."""
     if args.memory is not None:
         return args.memory * GB
     known = [gpu.memory for gpu in found if gpu.memory is not None]
@@ -179,13 +179,13 @@ def check(devices: int, precision: str, found: list[gpus.Gpu]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("tokens", type=int, help="tokens of an update, as the paper has it")
+    parser.add_argument("tokens", type=int, help="tokens of an update, as in the paper")
     parser.add_argument("--a-device", type=int, required=True, help="tokens of the paper's batch on one device")
-    parser.add_argument("--max-tokens", type=int, help="tokens of a batch on one device, if it shall be just that")
-    parser.add_argument("--devices", type=int, help="devices a node (default: the GPUs of this machine)")
+    parser.add_argument("--max-tokens", type=int, help="tokens of a batch on one device, to set it yourself")
+    parser.add_argument("--devices", type=int, help="devices per node (default: the GPUs of this machine)")
     parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--check", action="store_true", help="refuse if this machine, or its torch, cannot train so")
-    parser.add_argument("--memory", type=float, help="GB of a device (default: as nvidia-smi tells)")
+    parser.add_argument("--check", action="store_true", help="refuse if this machine, or its torch, cannot train it")
+    parser.add_argument("--memory", type=float, help="GB of a device (default: as nvidia-smi reports)")
     add_sizes(parser)
     args = parser.parse_args()
 
@@ -197,7 +197,7 @@ def main() -> None:
     if args.nodes > 1 and devices < len(found):
         raise ValueError(
             f"GPUS={devices} of {len(found)} with NODES={args.nodes}: fairseq trains on each GPU it sees. Let it see "
-            f"those only: CUDA_VISIBLE_DEVICES={','.join(gpu.index for gpu in found[:devices])}"
+            f"only those: CUDA_VISIBLE_DEVICES={','.join(gpu.index for gpu in found[:devices])}"
         )
     if args.check:
         check(devices, args.precision, found)

@@ -15,10 +15,12 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from recipes.steps import bar, cleaning, streaming
+from recipes.steps import bar, cleaning, lengths, streaming
 from recipes.steps.cleaning import Cleaner
 from recipes.steps.common import run, write_lines, writing
+from recipes.steps.lengths import Long
 from recipes.steps.text import BPE
 
 logger = logging.getLogger(__name__)
@@ -93,52 +95,78 @@ class Texts:
                     yield "\n".join(lines)
 
 
+class Units(NamedTuple):
+    """A block's units.
+
+    Attributes:
+        sides: either side's lines, as they are written.
+        kept: how many these are.
+        dropped: how many were dropped, by reason.
+        long: those that are too long for the model, if they were looked for.
+    """
+
+    sides: list[bytes]
+    kept: int
+    dropped: Counter[str]
+    long: list[Long]
+
+
 class Splitter:
     """From a block of tokens to units."""
 
-    def __init__(self, codes: BPE, cleaner: Cleaner | None) -> None:
-        self.codes, self.cleaner = codes, cleaner
+    def __init__(self, codes: BPE, cleaner: Cleaner | None, measure: bool) -> None:
+        self.codes, self.cleaner, self.measure = codes, cleaner, measure
 
-    def __call__(self, block: streaming.Block) -> tuple[list[bytes], int, Counter[str]]:
-        """Its lines as they are written, how many, and how many were dropped by reason.
+    def __call__(self, block: streaming.Block) -> Units:
+        """Its units.
 
         Raises:
             ValueError: a line is not UTF-8.
         """
         sides = [self.codes.apply(side) for side in block.text()[0]]
+        numbers = list(range(block.first, block.first + len(sides[0])))
         dropped: Counter[str] = Counter()
         if self.cleaner:
             cleaned = [self.cleaner.cleaned(*pair) for pair in zip(*sides)]
             dropped.update(reason for reason in cleaned if isinstance(reason, str))
-            pairs = [pair for pair in cleaned if not isinstance(pair, str)]
-            sides = [list(side) for side in zip(*pairs)] or [[], []]
-        return ["".join(f"{line}\n" for line in side).encode() for side in sides], len(sides[0]), dropped
+            numbers = [number for number, pair in zip(numbers, cleaned) if not isinstance(pair, str)]
+            sides = [list(side) for side in zip(*(pair for pair in cleaned if not isinstance(pair, str)))] or [[], []]
+        long = []
+        if self.measure:
+            for path, side in zip(block.paths, sides):
+                long += lengths.too_long(path, zip(numbers, side))
+        written = ["".join(f"{line}\n" for line in side).encode() for side in sides]
+        return Units(written, len(sides[0]), dropped, long)
 
     def knowing(self, block: streaming.Block) -> Splitter:
         """This one, once the corpus's first block is known: cleaning depends on the first pair."""
         first = [lines[:1] for lines in block.lines]
         sides = streaming.Block(block.paths, block.first, tuple(first)).text()[0]
-        return Splitter(self.codes, self.cleaner and self.cleaner.knowing(*(side[0] for side in sides)))
+        cleaner = self.cleaner and self.cleaner.knowing(*(side[0] for side in sides))
+        return Splitter(self.codes, cleaner, self.measure)
 
 
-def split(splitter: Splitter, paths: list[Path], folder: Path, workers: int) -> None:
+def split(splitter: Splitter, paths: list[Path], folder: Path, workers: int, skip: bool) -> None:
     """Split texts that belong together, line by line, into units, and clean them.
 
     Raises:
-        ValueError: a text is missing or not UTF-8, they have not as many lines each, or nothing is left of them.
+        ValueError: a text is missing or not UTF-8, they have not as many lines each, nothing is left of them, or a line
+            is too long for the model and not to be skipped.
     """
     for block in streaming.blocks(*paths):
         splitter = splitter.knowing(block)
         break
-    kept = 0
+    kept, long = 0, []
     dropped: Counter[str] = Counter()
     with writing(*(folder / path.name for path in paths)) as files:
         with bar.texts(f"apply to {' '.join(map(str, paths))}", *paths) as shown:
-            for sides, lines, reasons in streaming.parallel(splitter, streaming.blocks(*paths, shown=shown), workers):
-                for file, side in zip(files, sides):
+            for done in streaming.parallel(splitter, streaming.blocks(*paths, shown=shown), workers):
+                for file, side in zip(files, done.sides):
                     file.write(side)
-                kept += lines
-                dropped += reasons
+                kept += done.kept
+                dropped += done.dropped
+                long += done.long
+        lengths.settle(long, skip)
         cleaning.report(" ".join(map(str, paths)), kept, dropped)
 
 
@@ -152,6 +180,9 @@ def main() -> None:
     applying.add_argument("codes", type=Path)
     applying.add_argument("texts", nargs="+", type=Path)
     cleaning.add_options(applying)
+    applying.add_argument(
+        "--too-long", choices=("refuse", "skip"), help="look for lines that are too long for the model, and do what"
+    )
     applying.add_argument("--workers", type=streaming.workers, default=streaming.cores())
     learning.add_argument("-o", "--out", type=Path, required=True, help="the codes, a file")
     applying.add_argument("-o", "--out", type=Path, required=True, help="a folder for files of the texts' names")
@@ -165,7 +196,8 @@ def main() -> None:
         raise ValueError(f"--lengths cleans a pair of texts; found {len(args.texts)}. Give the two sides of one.")
     codes = BPE(args.codes)
     for paths in [args.texts] if cleaner else [[path] for path in args.texts]:
-        split(Splitter(codes, cleaner), paths, args.out, args.workers)
+        splitter = Splitter(codes, cleaner, measure=args.too_long is not None)
+        split(splitter, paths, args.out, args.workers, skip=args.too_long == "skip")
 
 
 if __name__ == "__main__":

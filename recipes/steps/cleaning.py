@@ -1,6 +1,6 @@
-"""Which pairs of tokenised sentences to train on: as Moses' clean-corpus-n.perl chooses them, pair for pair.
+"""Which pairs of tokenised sentences to train on: the same as Moses' clean-corpus-n.perl, pair for pair.
 
-Read beside it: mosesdecoder, scripts/training/clean-corpus-n.perl.
+Read next to it: mosesdecoder, scripts/training/clean-corpus-n.perl.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONGEST_WORD = 1000
 SPACE = re.compile(r"[^\S\x1c-\x1f]+")
 TOO_LONG_A_WORD = re.compile(rf"(?:[^\s|]|[\x1c-\x1f]){{{LONGEST_WORD + 1}}}")
 EMPTY = "with an empty side"
-REASONS = (EMPTY, "too long", "too short", "of too unlike lengths", f"with a word over {LONGEST_WORD} characters")
+REASONS = (EMPTY, "too long", "too short", "of too different lengths", f"with a word over {LONGEST_WORD} characters")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Cleaner:
     Attributes:
         shortest: words a side, at least.
         longest: words a side, at most.
-        ratio: of one side's words to the other's, at most.
-        factored: "|" parts a word's factors, and stays; otherwise it is taken out of the text.
+        ratio: one side's words over the other's, at most.
+        factored: "|" separates a word's factors, and stays; otherwise it is removed from the text.
     """
 
     shortest: int
@@ -63,14 +63,14 @@ class Cleaner:
         for side in (source, target):
             if "||" in side or " |" in side:
                 raise ValueError(
-                    f"{side!r} has an empty factor; since the first pair holds a |, each | parts two factors. "
-                    "Escape the text (the setting 'escape'), or mend the line."
+                    f"{side!r} has an empty factor; since the first pair holds a |, each | separates factors. "
+                    "Escape the text (the setting 'escape'), or fix the line."
                 )
         return source, target
 
     def _squeezed(self, line: str) -> str:
         line = line if self.factored else line.replace("|", "")
-        # The script takes off one space at either end, and by then there is one at most.
+        # The script removes one space at either end, and by then there is at most one.
         return SPACE.sub(" ", line).strip(" ")
 
 
@@ -94,7 +94,7 @@ def cleaner(args: argparse.Namespace) -> Cleaner | None:
     """
     if args.lengths is None:
         if args.ratio is not None:
-            raise ValueError("--ratio comes with --lengths MIN MAX; expected both or neither.")
+            raise ValueError("--ratio goes with --lengths MIN MAX; expected both or neither.")
         return None
     shortest, longest = args.lengths
     if not 0 < shortest <= longest:
@@ -109,7 +109,7 @@ def report(name: str, kept: int, dropped: Counter[str]) -> None:
     """Say how many pairs were dropped and why.
 
     Raises:
-        ValueError: none is left.
+        ValueError: no pair is left.
     """
     reasons = ", ".join(f"{dropped[reason]} {reason}" for reason in REASONS if dropped[reason])
     if not kept:

@@ -25,7 +25,7 @@ def _runs(process: str) -> bool:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A name beside `path` to write to; it takes `path`'s place only when the block ends without an error."""
+    """A name next to `path` to write to; it takes `path`'s place only when the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     host = platform.node()
@@ -43,7 +43,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(*paths: str | Path) -> Iterator[list[BinaryIO]]:
-    """The files to write, all of them to their ends or none.
+    """The files to write: all of them whole, or none.
 
     Raises:
         ValueError: the disk is full, or a path cannot be written for another reason.
@@ -51,7 +51,7 @@ def writing(*paths: str | Path) -> Iterator[list[BinaryIO]]:
     try:
         with ExitStack() as replaced:
             parts = [replaced.enter_context(replacing(path)) for path in paths]
-            # All are closed, which may find the disk full, before the first takes its place.
+            # Closing may find the disk full, so all are closed before the first takes its place.
             with ExitStack() as opened:
                 yield [opened.enter_context(part.open("wb")) for part in parts]
     except OSError as error:
@@ -72,11 +72,11 @@ def reading(path: str | Path) -> Iterator[BinaryIO]:
         with open(path, "rb") as file:
             yield file
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; expected a text, one sentence a line. Check the path.") from None
+        raise ValueError(f"{path}: {error.strerror}; expected a text, one sentence per line. Check the path.") from None
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 text. Only a newline ends a line: U+2028 and its kind stay inside.
+    """The lines of a UTF-8 text. Only a newline ends a line: U+2028 and the like stay inside.
 
     Raises:
         ValueError: the file is missing, or a line is not UTF-8.
@@ -89,7 +89,7 @@ def decoded(lines: list[bytes], path: str | Path, first: int = 1) -> list[str]:
     """The lines as text, without their newlines.
 
     Args:
-        lines: as they lie in the file.
+        lines: as they are in the file.
         path: the file, for the message.
         first: number of the first line, for the message.
 
@@ -120,7 +120,7 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a step's main: what the user can mend is one line on stderr and exit status 2, not a traceback."""
+    """Run a step's main: what the user can fix is one line on stderr and exit status 2, not a traceback."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         main()
@@ -128,5 +128,5 @@ def run(main: Callable[[], None]) -> None:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        # What a shell says of a process that the interrupt ended.
+        # The status that a shell gives a process ended by an interrupt.
         raise SystemExit(130) from None

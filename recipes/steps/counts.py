@@ -1,4 +1,4 @@
-"""Check the numbers of pairs in a parallel text against those known of it.
+"""Check the numbers of pairs in a parallel text against the known ones.
 
 python -m recipes.steps.counts runs/iwslt14/data/split de en train=160239 valid=7283 test=6750
 """
@@ -32,7 +32,7 @@ def main() -> None:
             if found != int(expected):
                 raise ValueError(
                     f"{path} has {found} lines, expected {expected}, as in the published text. Check where the archive "
-                    "is from, or give EXPECT= to train on this one all the same."
+                    "came from, or give EXPECT= to train on this text anyway."
                 )
 
 

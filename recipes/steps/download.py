@@ -1,7 +1,6 @@
-"""Get one archive: from its addresses, in order, or from a folder; checked before it takes its name.
+"""Get one archive from its addresses, in order; checked before it takes its name.
 
     python -m recipes.steps.download test-full.tgz --out data/archives/test-full.tgz
-    python -m recipes.steps.download test-full.tgz --out data/archives/test-full.tgz --data DIR
 
 Interrupted, it goes on where it stopped, if the archive's checksum is known. Size and checksum come from
 recipes/archives.tsv; what that does not know is recorded in archives.lock.json next to the archive the first time, and
@@ -13,13 +12,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import shutil
 import time
 from pathlib import Path
 
 from recipes.steps import lock
-from recipes.steps.common import replacing, run
-from recipes.steps.disk import full, room, size
+from recipes.steps.common import run
+from recipes.steps.disk import full, size
 from recipes.steps.guard import alone
 from recipes.steps.members import check_whole
 from recipes.steps.table import Archive, check_start, check_url, digest, read_table
@@ -36,7 +34,7 @@ def held(archive: Archive, lock_file: Path) -> Archive:
     known = lock.recorded(lock_file, "archives", archive.name)
     if archive.checksum is not None or archive.text_checked or known is None:
         return archive
-    return archive._replace(size=known["bytes"], checksum=f"sha256:{known['sha256']}")
+    return archive._replace(size=known["bytes"], checksum=f"sha256:{known['sha256']}", recorded=lock_file)
 
 
 def check(where: str, path: Path, archive: Archive) -> None:
@@ -48,13 +46,16 @@ def check(where: str, path: Path, archive: Archive) -> None:
     kind = Path(archive.name).suffix
     check_start(where, path, kind)
     found = path.stat().st_size
+    source = ""
+    if archive.recorded:
+        source = f", recorded in {archive.recorded} at its first use (if this one is right, remove its entry)"
     if archive.size is not None and found != archive.size:
-        raise ValueError(f"{where}: found {found} bytes, expected {archive.size}")
+        raise ValueError(f"{where}: found {found} bytes, expected {archive.size}{source}")
     if archive.checksum is not None:
         algorithm, _, expected = archive.checksum.partition(":")
         digits = digest(path, algorithm)
         if digits != expected:
-            raise ValueError(f"{where}: found {algorithm} {digits}, expected {expected}")
+            raise ValueError(f"{where}: found {algorithm} {digits}, expected {expected}{source}")
     else:
         check_whole(where, path, kind)
 
@@ -121,28 +122,6 @@ def from_addresses(archive: Archive, part: Path, args: argparse.Namespace) -> No
     raise ValueError(f"{'; '.join(failures)}. {hint} folder with DATA=DIR.")
 
 
-def from_folder(folder: Path, archive: Archive, part: Path) -> None:
-    """Link or copy the user's file to the part, once it is found right. It is only read.
-
-    Raises:
-        ValueError: it is missing, or another file.
-    """
-    path = folder / archive.name
-    if not path.is_file():
-        raise ValueError(f"{path}: found no such file, expected {archive.name} in {folder}. Check DATA={folder}.")
-    try:
-        check(str(path), path, archive)
-    except ValueError as error:
-        raise ValueError(f"{error}. Fetch it again, or leave DATA out.") from None
-    part.unlink(missing_ok=True)
-    try:
-        os.link(path.resolve(), part)
-    except OSError:
-        room(part.parent, path.stat().st_size, archive.name)
-        shutil.copyfile(path, part)
-        check(str(part), part, archive)
-
-
 def already(out: Path, archive: Archive) -> bool:
     """Is the archive there? One whose text alone can be checked is not taken on trust."""
     if not out.is_file() or archive.text_checked:
@@ -163,11 +142,6 @@ def get(archive: Archive, args: argparse.Namespace) -> None:
         if already(out, archive):
             record(out, archive, args.lock)
             log.info("%s: there already", out)
-        elif args.data:
-            # Not to the part that a download goes on with: this one may be the user's file under another name.
-            with replacing(out) as part:
-                from_folder(args.data, archive, part)
-                record(part, archive, args.lock)
         else:
             part = out.with_name(f"{out.name}.part")
             from_addresses(archive, part, args)
@@ -179,7 +153,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("name", help="a name in the table")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
-    parser.add_argument("--data", type=Path, help="take it from this folder instead of downloading it")
     parser.add_argument("--table", type=Path, default=TABLE, help="sizes, checksums, addresses (default: %(default)s)")
     parser.add_argument("--lock", type=Path, help="where first uses are recorded (default: next to OUT)")
     parser.add_argument("--url", help="take URL/NAME instead of the table's addresses")

@@ -1,4 +1,4 @@
-"""Members of an archive to one text file, in the order they are named.
+"""Extract members of an archive into one text file, in the order they are named.
 
     python -m recipes.steps.extract europarl-v7.tgz training/europarl-v7.de-en.de --as plain -o europarl.de
     python -m recipes.steps.extract de-en.tgz de-en/train.tags.de-en.de --as tags -o train.de
@@ -23,17 +23,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from recipes.steps import lock
+from recipes.steps import inputs, lock
 from recipes.steps.common import read_lines, replacing, run
 from recipes.steps.disk import full, room
-from recipes.steps.members import DAMAGE, Member, damaged, members
-from recipes.steps.table import digest
+from recipes.steps.download import check
+from recipes.steps.members import DAMAGE, Member, damaged, members, unpacked
+from recipes.steps.table import digest, read_table
 
 log = logging.getLogger(__name__)
 
 DROPPED = ("<url>", "<talkid>", "<keywords>")
 TAGS = re.compile("</?(?:title|description)>")
-# White space is what sed's is to these files; no-break spaces belong to the text.
+# White space is what sed takes for it in these files; no-break spaces belong to the text.
 OPENING = re.compile(r'<seg id="[0-9]*">[ \t\r\f\v]*')
 CLOSING = re.compile(r"[ \t\r\f\v]*</seg>[ \t\r\f\v]*")
 
@@ -86,7 +87,7 @@ def decoded(where: str, lines: IO[bytes], replace: bool) -> Iterator[str]:
 
 
 def write(archive: Path, member: Member, out: IO[bytes], args: argparse.Namespace) -> int:
-    """Append the member's text; the number of lines.
+    """Append the member's text; returns the number of lines.
 
     Raises:
         ValueError: it is not UTF-8, or nothing is left of it.
@@ -98,7 +99,7 @@ def write(archive: Path, member: Member, out: IO[bytes], args: argparse.Namespac
         if kept is None:
             continue
         if args.kind == "segments" and "</seg>" not in text:
-            raise ValueError(f"{where}: {text[:60]!r} has no </seg>, expected one a line. Check the archive.")
+            raise ValueError(f"{where}: {text[:60]!r} has no </seg>, expected one per line. Check the archive.")
         if args.straight_apostrophe:
             kept = kept.replace("\u2019", "'")
         out.write(kept.encode("utf-8") + b"\n")
@@ -109,12 +110,12 @@ def write(archive: Path, member: Member, out: IO[bytes], args: argparse.Namespac
 
 
 def extract(archive: Path, names: Sequence[str], part: Path, args: argparse.Namespace) -> dict[str, int]:
-    """Write the members to the part in the order of `names`; the lines of each.
+    """Write the members to the part in the order of `names`; returns the lines of each.
 
-    One that comes earlier in the archive than it is named waits in a file of its own.
+    One that comes too early in the archive waits in its own file.
 
     Raises:
-        ValueError: an archive's or a text's fault, or the disk is full.
+        ValueError: the archive or a text is faulty, or the disk is full.
     """
     counts: dict[str, int] = {}
     waiting: dict[str, Path] = {}
@@ -148,7 +149,7 @@ def check_sum(part: Path, name: str, sums: Path) -> None:
     """Is the text the published one?
 
     Raises:
-        ValueError: its SHA-256 is another, or the file of checksums has none for it.
+        ValueError: its SHA-256 differs, or the file of checksums has none for it.
     """
     listed = dict(line.split("  ", 1)[::-1] for line in read_lines(sums) if "  " in line)
     if name not in listed:
@@ -161,22 +162,50 @@ def check_sum(part: Path, name: str, sums: Path) -> None:
         )
 
 
+def sources(archive: Path, names: Sequence[str], record: Path, table: Path | None) -> dict[str, inputs.Input]:
+    """The files that will be read, as they are now: the archive, or what was unpacked from it.
+
+    Args:
+        record: what was recorded of them before. A file known from there is not checked again.
+        table: the table that an archive's checksum is in.
+
+    Raises:
+        ValueError: the archive is another than the table's.
+    """
+    if archive.is_file():
+        paths = {archive.name: archive}
+    else:
+        paths = {name: path for name in names if (path := unpacked(archive, name))}
+    known = inputs.read(record)
+    now = {name: inputs.describe(path, known.get(name)) for name, path in paths.items()}
+    row = read_table(table).get(archive.name) if table and archive.is_file() else None
+    if row and now[archive.name] != known.get(archive.name):
+        try:
+            check(str(archive), archive, row)
+        except ValueError as error:
+            raise ValueError(f"{error} ({table}). Fetch it again, or leave DATA out.") from None
+    return now
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("archive", type=Path, help=".tgz, .tar, .gz, or a folder that was unpacked")
     parser.add_argument("members", nargs="+", help="paths in it, without .gz")
     parser.add_argument("--as", dest="kind", choices=KINDS, required=True, help="what they are")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the text to write")
-    parser.add_argument("--straight-apostrophe", action="store_true", help="make U+2019 an apostrophe")
+    parser.add_argument("--straight-apostrophe", action="store_true", help="turn U+2019 into an apostrophe")
     parser.add_argument("--invalid", choices=("refuse", "replace"), default="refuse", help="bytes that are not UTF-8")
     parser.add_argument("--sums", type=Path, help="SHA-256 of the text, by the member's name, as sha256sum writes it")
-    parser.add_argument("--lock", type=Path, help="record each member's lines there, and hold it to them")
+    parser.add_argument("--lock", type=Path, help="record each member's number of lines there, and check it later")
+    parser.add_argument("--record", type=Path, help="record there which files were read")
+    parser.add_argument("--check", type=Path, metavar="TABLE", help="check an archive against its row of this table")
     args = parser.parse_args()
     if len(set(args.members)) < len(args.members):
         raise ValueError(f"{' '.join(args.members)}: a member comes twice, expected each once.")
     if args.sums and len(args.members) > 1:
         raise ValueError(f"--sums: found {len(args.members)} members, expected one. Extract one at a time.")
 
+    read = sources(args.archive, args.members, args.record, args.check) if args.record else {}
     with replacing(args.out) as part:
         counts = extract(args.archive, args.members, part, args)
         if args.sums:
@@ -185,6 +214,8 @@ def main() -> None:
             log.info("%s: %d lines of %s", args.out, counts[name], name)
             if args.lock:
                 lock.hold(args.lock, "lines", f"{args.archive.name}: {name}, {args.kind}", counts[name])
+    if read:
+        inputs.write(args.record, read)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,62 @@
-"""One process at a time."""
+"""One process at a time; and a make that has its run's folder to itself and leaves nothing behind.
+
+    python -m recipes.steps.guard --alone RUN -- make -f recipes/demo/Makefile train
+
+runs the command, and ends with its status. Where another one is at work in the folder, it says who and stops; with
+--wait it waits. An interrupt, and the end of this process by any other way, end all that the command started. What a
+killed command left half-written is removed before and after.
+"""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import platform
+import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 
 from filelock import FileLock, Timeout
+
+from recipes.steps.common import run
 
 log = logging.getLogger(__name__)
 # Seconds that a turn may last without a word to those who wait for it.
 SHORT = 1
+# Seconds between looks whether the make above is still there.
+LOOK = 1
+# What half-written files and folders are called: ours, fairseq's checkpoints.
+HALVES = ("*.part", "*.part.*", "*.pt.tmp")
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def alone(path: Path, wait: bool = True) -> Iterator[None]:
     """Wait until no other process is in a block of the same path; say who is. A killed process's turn is over.
 
     The lock is on the file `path`, which stays. Who has it is in a file next to it, which does not: filelock empties
     its own file.
+
+    Raises:
+        ValueError: another process is, and this one is not to wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock, holder = FileLock(path), path.with_name(f"{path.name}.holder")
     try:
-        lock.acquire(timeout=SHORT)
+        lock.acquire(timeout=SHORT if wait else 0)
     except Timeout:
+        if not wait:
+            raise ValueError(
+                f"{path.parent}: {_held_by(holder)} is at work there. Wait for its end or stop it, or write elsewhere "
+                "with RUNS=."
+            ) from None
         log.info("%s: taken by %s. Waiting for its end.", path, _held_by(holder))
         lock.acquire()
     try:
@@ -45,3 +73,84 @@ def _held_by(holder: Path) -> str:
         return holder.read_text(encoding="utf-8")
     except FileNotFoundError:
         return "another process"
+
+
+def clear(folder: Path) -> None:
+    """Remove what is half-written in a folder that nobody else is at work in."""
+    for path in [path for pattern in HALVES for path in folder.rglob(pattern)]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+class Ended(BaseException):
+    """This process was told to end, by the signal of that number."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Ended(number)
+
+
+def supervise(command: list[str]) -> int:
+    """Run a command in a process group of its own, which ends with this process; its exit status.
+
+    Raises:
+        Ended: this process was told to end, or the make that started it was killed; the group is no more.
+    """
+    for number in ENDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _end)
+    lifeline, held = os.pipe()
+    # GNU make hands its job server down in open files.
+    group = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False, preexec_fn=os.setpgrp)
+    # It reads to the end of what this process alone holds open.
+    watch = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", watch], stdin=lifeline, preexec_fn=lambda: os.setpgid(0, group.pid)
+    )
+    os.close(lifeline)
+    parent = os.getppid()
+    try:
+        while os.getppid() == parent:
+            with suppress(subprocess.TimeoutExpired):
+                return group.wait(LOOK)
+        raise Ended(signal.SIGHUP)
+    finally:
+        for number in ENDS:
+            signal.signal(number, signal.SIG_IGN)
+        if group.returncode is None:
+            os.killpg(group.pid, signal.SIGKILL)
+            group.wait()
+        watcher.kill()
+        watcher.wait()
+        os.close(held)
+
+
+def main() -> None:
+    split = sys.argv.index("--")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--alone", type=Path, metavar="FOLDER", help="the folder to have to oneself")
+    parser.add_argument("--node", default="", help="the number of one of several machines that share the folder")
+    parser.add_argument("--wait", action="store_true", help="wait for one's turn")
+    args = parser.parse_args(sys.argv[1:split])
+
+    with alone(args.alone / f".guard{args.node}", args.wait) if args.alone else nullcontext():
+        whole = args.alone if not args.node else None
+        try:
+            if whole:
+                clear(whole)
+            status = supervise(sys.argv[split + 1 :])
+        except Ended as ended:
+            print("Interrupted. The same command goes on from here.", file=sys.stderr)
+            status = 128 + ended.number
+        if whole and status:
+            clear(whole)
+    raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -7,6 +7,8 @@ has the number of lines of what was extracted, by archive, member and kind.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +38,27 @@ def recorded(path: Path, section: str, key: str) -> Any:
     return read(path).get(section, {}).get(key)
 
 
+@contextmanager
+def changing(path: Path) -> Iterator[dict[str, dict[str, Any]]]:
+    """The sections, to change; written at the end of the block. Other processes may do so at the same time."""
+    # The file itself is replaced, so what is locked is a file next to it.
+    with alone(path.with_name(f".{path.name}.guard")):
+        before, sections = read(path), read(path)
+        yield sections
+        if sections != before:
+            with replacing(path) as part:
+                part.write_text(json.dumps(sections, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
 def hold(path: Path, section: str, key: str, value: Any) -> None:
-    """Record the value, or check it against the recorded one. Other processes may do so at the same time.
+    """Record the value, or check it against the recorded one.
 
     Raises:
         ValueError: another value was recorded.
     """
-    # The lock file itself is replaced, so what is locked is a file next to it.
-    with alone(path.with_name(f".{path.name}.guard")):
-        sections = read(path)
-        known = sections.setdefault(section, {}).get(key)
-        if known is None:
-            sections[section][key] = value
-            with replacing(path) as part:
-                part.write_text(json.dumps(sections, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        elif known != value:
+    with changing(path) as sections:
+        known = sections.setdefault(section, {}).setdefault(key, value)
+        if known != value:
             raise ValueError(
                 f"{key}: found {json.dumps(value)}, but the first time it was {json.dumps(known)} ({path}). If the new "
                 f"one is right, remove {json.dumps(key)} there; if not, remove the file and fetch it again."

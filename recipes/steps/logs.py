@@ -17,7 +17,7 @@ PARAMS = re.compile(r"num\. shared model params: ([\d,]+)")
 class Record:
     """One interval of training, or one validation.
 
-    `epochs` counts fractions too (of a validation: whole ones, begun); `bits` is the loss without label smoothing, in
+    `epochs` counts fractions too (for a validation: epochs begun); `bits` is the loss without label smoothing, in
     bits a token; `seconds` is what the interval took.
     """
 
@@ -62,10 +62,10 @@ class Log:
 
 
 def read_log(path: str | Path, unfinished: bool = False) -> Log:
-    """Read a run's log. A run killed and resumed goes back to its last checkpoint: what it had done beyond is void.
+    """Read a run's log. A run killed and resumed goes back to its last checkpoint; what came after that is dropped.
 
     Args:
-        unfinished: take a run, too, that ended before its first training interval or validation.
+        unfinished: also take a run that ended before its first training interval or validation.
 
     Raises:
         ValueError: the log is missing, or has no training interval, no validation or no parameter count.
@@ -84,10 +84,10 @@ def read_log(path: str | Path, unfinished: bool = False) -> Log:
     if not (params and (unfinished or (train and valid))):
         raise ValueError(
             f"{path}: found {len(train)} training intervals, {len(valid)} validations and "
-            f"{'a' if params else 'no'} parameter count; expected one of each at least. "
+            f"{'a' if params else 'no'} parameter count; expected at least one of each. "
             "Is it the log of fairseq-train --log-format json? Remove the run's folder and train again."
         )
-    # The last updates may fall short of an interval; the validation after them tells their number.
+    # The last updates may fall short of an interval; the validation after them gives their number.
     updates = max([*train, *valid], default=0)
     last = train.get(max(train, default=0))
     return Log(

@@ -1,8 +1,8 @@
 """The texts in an archive, streamed in one pass: .tgz, .tar.gz, .tar, one .gz, or a folder that was unpacked.
 
-No path from an archive is written, and no link in it followed. A member that is compressed itself (NAME.gz) is found as
-NAME too, and read as text. An archive is read to its end even if all members came before, for the checksum of a gzip
-file is its last eight bytes; tarfile's own stream mode for .tgz does not compare it.
+No path from an archive is written to, and no link in it is followed. A member that is itself compressed (NAME.gz) is
+also found as NAME, and read as text. An archive is read to its end even if all members came earlier, because the
+checksum of a gzip file is in its last eight bytes; tarfile's own stream mode for .tgz does not check it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def missing(archive: Path, name: str, held: Sequence[str]) -> ValueError:
 
 
 def wanted(entry: str, names: Sequence[str]) -> str | None:
-    """The asked-for name that an entry of the archive answers to."""
+    """The name, of those asked for, that an entry of the archive matches."""
     plain = entry[2:] if entry.startswith("./") else entry
     return next((name for name in names if name in (plain, plain.removesuffix(".gz"))), None)
 
@@ -77,14 +77,14 @@ def drain(file: IO[bytes]) -> None:
 
 
 def check_whole(where: str, path: Path, kind: str) -> None:
-    """Read a file to its end, where no checksum tells whether it came whole.
+    """Read a file to its end, where no checksum shows whether it is whole.
 
     Args:
         where: what to call it in a message.
-        kind: the ending of its name: .tgz, .gz or .tar; of others nothing is known.
+        kind: the ending of its name: .tgz, .gz or .tar; others are not checked.
 
     Raises:
-        ValueError: it is truncated or corrupt; the message has no final stop.
+        ValueError: it is truncated or corrupt; the message has no full stop.
     """
     try:
         with path.open("rb") as raw:
@@ -131,7 +131,7 @@ def from_tar(archive: Path, names: Sequence[str]) -> Iterator[Member]:
 
 
 def from_gzip(archive: Path, names: Sequence[str]) -> Iterator[Member]:
-    """A compressed text holds one member, called as the file without .gz."""
+    """A compressed text holds one member, named as the file is without .gz."""
     held = archive.name[: -len(".gz")]
     for name in names:
         if name != held:
@@ -142,11 +142,16 @@ def from_gzip(archive: Path, names: Sequence[str]) -> Iterator[Member]:
         drain(text)
 
 
+def unpacked(folder: Path, name: str) -> Path | None:
+    """The file of that name in a folder, compressed or not."""
+    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
+
+
 def from_folder(folder: Path, names: Sequence[str]) -> Iterator[Member]:
     for name in names:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{name}: is outside {folder}; expected a path below it. Check the names.")
-        path = next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
+        path = unpacked(folder, name)
         if path is None:
             nearby = (folder / name).parent
             files = nearby.iterdir() if nearby.is_dir() else ()

@@ -1,4 +1,4 @@
-"""Pass fairseq's output on as one short line an interval, for a terminal and a log alike.
+"""Pass fairseq's output on as one short line per interval, for a terminal or a log.
 
     fairseq-train ... 2>&1 | tee -a train.log | python -m recipes.steps.progress --updates 900
 
@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator
 
 from recipes.steps.logs import Record, parse
 
-# The head of a log line: fairseq's own format, or Python's where a library set logging up first.
+# The head of a log line: fairseq's own format, or Python's where a library set up logging first.
 LOG = re.compile(r"(\S+ \S+ \| (?P<level>[A-Z]+) \| (?P<logger>\S+) \| |(?P<early>INFO|DEBUG):[\w.]+:)")
-# The further lines of a long message, as of the model that fairseq prints.
+# The further lines of a long message, such as the model that fairseq prints.
 CONTINUED = re.compile(r"\s|\)")
-# What fairseq-generate says of a sentence: its hypothesis, and the lines that come with it.
+# What fairseq-generate prints for a sentence: its hypothesis, and the lines that come with it.
 HYPOTHESIS = re.compile(r"H-\d+\t")
 DETAIL = re.compile(r"[STDPAEI]-\d+(_\d+)?\t")
 SENTENCES = 100
@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
 
 
 def position(record: Record, updates: int, epochs: int) -> str:
-    """How far the run is, of the same width throughout."""
+    """How far the run is, always in the same width."""
     if epochs:
         return f"epoch {record.epochs:>6.2f}/{epochs}  update {record.updates:>6}"
     return f"update {record.updates:>6}/{updates}"
@@ -40,7 +40,7 @@ def position(record: Record, updates: int, epochs: int) -> str:
 def progress(lines: Iterable[str], updates: int = 0, epochs: int = 0, clock=time.monotonic) -> Iterator[str]:
     """What to show for each line of fairseq's output, if anything.
 
-    A run lasts so many updates, or so many epochs. The time left counts from the first interval seen, so it is right
+    A run lasts `updates` updates, or `epochs` epochs. The time left counts from the first interval seen, so it is right
     for a resumed run too.
     """
     first: tuple[float, float] | None = None

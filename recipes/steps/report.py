@@ -3,7 +3,7 @@
     python -m recipes.steps.report runs/results.csv -o runs/table
 
 writes runs/table.md and runs/table.csv, and prints the first. A row holds every run of a recipe and method with the
-same preset; the papers' BLEU is tokenised BLEU, so that is the column to compare it with.
+same preset. The papers' BLEU is tokenised BLEU, so compare it with that column.
 """
 
 from __future__ import annotations

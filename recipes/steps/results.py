@@ -1,4 +1,4 @@
-"""results.csv: a row a run. The run's own folder has the same as score.json."""
+"""results.csv: a row per run. The run's own folder has the same as score.json."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import platform
 import subprocess
 from pathlib import Path
 
+from recipes.steps import settings
 from recipes.steps.common import replacing, write_lines
 from recipes.steps.logs import read_log
 
-# One run is one row: the columns that tell runs apart, then what was measured. A score that a recipe has not is empty.
+# One run is one row: the columns that tell runs apart, then what was measured. A score that a recipe does not have is
+# empty.
 KEY = ("recipe", "method", "preset", "seed")
 COLUMNS = (
     *KEY,
     *("params", "epochs", "updates", "tokens"),
     *("score", "signature", "tokenised", "tokenised_signature", "compound", "compound_signature"),
     "perplexity",
+    *("average", "beam", "lenpen", "generate_args"),
     *("hours", "hardware", "commit"),
 )
 
@@ -41,7 +44,7 @@ def read(table: Path) -> list[dict[str, str]]:
 
 
 def keep(table: Path, row: dict[str, object]) -> None:
-    """Put the row into the table, in place of an older one of the same run.
+    """Put the row into the table, replacing an older one of the same run.
 
     Raises:
         ValueError: the table has other columns.
@@ -77,20 +80,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", required=True, help="for the table")
 
 
+def made_with(folder: Path) -> dict[str, str]:
+    """A run's settings of averaging and generating, as columns; those that a recipe has not are left out."""
+    held: dict[str, str] = {}
+    for name in ("average", "generate"):
+        path = folder / f"settings.{name}.json"
+        held |= settings.read(path) if path.exists() else {}
+    made = {name: held[name] for name in ("average", "beam", "lenpen") if name in held}
+    options = [f"{name} {value}".removesuffix(" on") for name, value in held.items() if name.startswith("--")]
+    return made | ({"generate_args": " ".join(options)} if options else {})
+
+
 def record(args: argparse.Namespace, scores: dict[str, str]) -> None:
     """Keep a run's scores, with what its RUN/train.log says, as its row of the table and as RUN/score.json.
 
     Args:
-        args: as `add_arguments` has them.
+        args: those of `add_arguments`.
         scores: some of the columns.
     """
     log = read_log(args.run / "train.log")
+    made = made_with(args.run)
     row = {name: getattr(args, name) for name in KEY} | {
         "params": log.params,
         "epochs": f"{log.epochs:.2f}",
         "updates": log.updates,
         "tokens": args.tokens,
         **scores,
+        **made,
         "hours": f"{log.hours:.2f}",
         "hardware": hardware(),
         "commit": commit(),

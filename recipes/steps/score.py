@@ -6,29 +6,38 @@ reads RUN/generate.txt and RUN/train.log; writes RUN/translations.txt, RUN/score
 three BLEU scores:
 
     score      sacreBLEU of the detokenised translations against the raw reference; compare with this one today
-    tokenised  BLEU of the tokens against the reference's tokens, as the papers report it and fairseq-generate prints it
-    compound   the same with compounds split at their hyphens, as papers report it for English to German alone
+    tokenised  BLEU of the tokens against the reference's tokens, as fairseq-generate prints it and the papers on Admin
+               report it
+    compound   the same as fairseq's compound_split_bleu.sh has it, which other papers report for English to German
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import re
+from collections.abc import Container
 from pathlib import Path
 
 from sacrebleu.metrics import BLEU
 
-from recipes.steps import results
+from recipes.steps import languages, lengths, results
 from recipes.steps.common import read_lines, run, write_lines
 from recipes.steps.text import Text, remove_bpe
+
+logger = logging.getLogger(__name__)
 
 HYPOTHESIS = re.compile(r"H-(\d+)\t[^\t]*\t(.*)")
 
 
-def hypotheses(lines: list[str], count: int) -> list[str]:
+def hypotheses(lines: list[str], count: int, skipped: Container[int] = ()) -> list[str]:
     """The hypotheses of fairseq-generate's output in the order of the test set, still in BPE units.
 
-    fairseq translates the longest sentences first and leaves out those that are too long for the model.
+    fairseq translates the longest sentences first and leaves out those that are too long for the model. These are
+    empty: a translation that is not there counts as one.
+
+    Args:
+        skipped: which those are, from 0.
 
     Raises:
         ValueError: one is missing, comes twice, or has a number outside the test set.
@@ -41,22 +50,22 @@ def hypotheses(lines: list[str], count: int) -> list[str]:
                 problem = "comes twice" if number in found else f"is outside the {count} sentences of the test set"
                 raise ValueError(f"hypothesis H-{number} {problem}; remove the generated text and generate it again.")
             found[number] = match[2]
-    missing = [number for number in range(count) if number not in found]
+    missing = [number for number in range(count) if number not in found and number not in skipped]
     if missing:
         raise ValueError(
             f"{len(missing)} of {count} hypotheses are missing, the first for sentence {missing[0] + 1}; "
             "expected one for every sentence. Remove the generated text and generate it again."
         )
-    return [found[number] for number in range(count)]
+    return [found.get(number, "") for number in range(count)]
 
 
 def split_compounds(line: str) -> str:
-    """Tokens with each hyphen inside a word a token of its own: rich-text -> rich ##AT##-##AT## text.
+    """Tokens as fairseq's compound_split_bleu.sh counts them: rich-text -> rich ##AT##-##AT## text.
 
-    Luong's form of it, for fairseq's compound_split_bleu.sh as well. Hyphens that tokenising has split ("rich @-@
-    text") are counted the same way.
+    A hyphen that tokenising has split is split once more: rich @-@ text -> rich @ ##AT##-##AT## @ text, five tokens
+    that match or do not where there were three. Papers report that, and it raises BLEU; `tokenised` counts three.
     """
-    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line.replace(" @-@ ", "-"))
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
 
 def bleu(metric: BLEU, hypotheses: list[str], references: list[str]) -> tuple[str, str]:
@@ -74,9 +83,8 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
         compounds: whether the third is wanted.
     """
     found = {}
-    # A model of lower-case text cannot know the case. Of tokens, BLEU as multi-bleu.perl and fairseq have it.
-    metric = BLEU(lowercase=text.lowercase)
-    found["score"], found["signature"] = bleu(metric, [text.detokenise(line) for line in tokens], raw)
+    found["score"], found["signature"] = bleu(languages.metric(text), [text.detokenise(line) for line in tokens], raw)
+    # Of tokens, BLEU as multi-bleu.perl and fairseq have it.
     plain = BLEU(tokenize="none", smooth_method="none", force=True)
     found["tokenised"], found["tokenised_signature"] = bleu(plain, tokens, tokenised)
     if compounds:
@@ -90,13 +98,17 @@ def main() -> None:
     results.add_arguments(parser)
     parser.add_argument("--raw", required=True, help="prefix of the raw test set: RAW.de, RAW.en")
     parser.add_argument("--tokenised", required=True, type=Path, help="the reference's tokens")
+    parser.add_argument("--units", required=True, help="prefix of the test set in units: UNITS.de, UNITS.en")
     parser.add_argument("--text", type=Path, required=True, help="text.json")
     parser.add_argument("--compounds", action="store_true", help="score with compounds split, too")
     args = parser.parse_args()
 
     text = Text.read(args.text)
     references = read_lines(f"{args.raw}.{text.target}")
-    units = hypotheses(read_lines(args.run / "generate.txt"), len(references))
+    skipped = lengths.skipped(args.units, (text.source, text.target))
+    if skipped:
+        logger.info("%d of %d sentences are too long for the model and scored as empty.", len(skipped), len(references))
+    units = hypotheses(read_lines(args.run / "generate.txt"), len(references), skipped)
     tokens = [remove_bpe(line) for line in units]
     write_lines(args.run / "translations.txt", [text.detokenise(line) for line in tokens])
     results.record(args, scores(text, tokens, references, read_lines(args.tokenised), args.compounds))

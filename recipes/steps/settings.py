@@ -1,47 +1,190 @@
-"""Hold a folder to one set of settings: refuse to mix results of two.
+"""Hold a folder to what it was made from: its settings, the options of its commands, the files it was read from.
 
-    python -m recipes.steps.settings runs/demo/admin-cpu-s1/settings.json layers=18 width=64 ...
+    python -m recipes.steps.settings RUN/settings.json --models RUN updates=90 -- --lr 0.001 --fp16
+    python -m recipes.steps.settings RUN/settings.generate.json --redo beam=5 lenpen=1
 
-The file is written once and then only compared with, so what depends on it is not made again.
+The file is written once and then compared with. Other settings take its place where no model was trained with the old
+ones: make then makes again what depends on the file. They are refused where one was; with --redo, never.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
+from recipes.steps import inputs
 from recipes.steps.common import read_lines, run, write_lines
 
+log = logging.getLogger(__name__)
+Settings = dict[str, Any]
+"""Strings by name; of a file that was read, an `inputs.Input`."""
 
-def hold(path: Path, settings: dict[str, str]) -> None:
-    """Write the settings next to the results, or check that they are the ones written there.
+# So many differences are named.
+NAMED = 3
+# What only a training leaves: the mark of its end, a checkpoint, a model.
+MODEL = re.compile(r"trained(-.*|\.json)|checkpoint.*\.pt|average\.pt|model\.pt")
+# How far a training came, by what its files are called.
+REACHED = {
+    "updates": re.compile(r"trained-(\d+)|checkpoint_\d+_(\d+)\.pt"),
+    "epochs": re.compile(r"trained-(\d+)-epochs|checkpoint(\d+)\.pt|checkpoint_(\d+)_\d+\.pt"),
+}
+
+
+def options(words: list[str]) -> Settings:
+    """A command line's options by name; the last of a name counts, as with the command."""
+    found: Settings = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            found[name] = value or "on"
+        else:
+            found[name] = word if found.get(name, "on") == "on" else f"{found[name]} {word}"
+    return found
+
+
+def shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return f"{value['path']} ({value['bytes']} bytes, SHA-256 {value['sha256'][:12]}...)"
+    return str(value)
+
+
+def identity(value: Any) -> Any:
+    """What tells two values apart: of a file its content, wherever it is."""
+    return value["sha256"] if isinstance(value, dict) else value
+
+
+def differences(held: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """What differs, as "name old -> new"."""
+    return [
+        f"{name} {shown(held.get(name, 'unset'))} -> {shown(settings.get(name, 'unset'))}"
+        for name in sorted(held.keys() | settings.keys())
+        if identity(held.get(name, "unset")) != identity(settings.get(name, "unset"))
+    ]
+
+
+def read(path: Path) -> Settings:
+    """The settings held by a file.
 
     Raises:
-        ValueError: they differ.
+        ValueError: it is not such a file.
     """
-    if not path.exists():
-        write_lines(path, [json.dumps(settings, indent=2)])
-        return
-    held = json.loads("\n".join(read_lines(path)))
-    changed = [
-        f"{name} {held.get(name, 'unset')} -> {settings.get(name, 'unset')}"
-        for name in sorted(held.keys() | settings.keys())
-        if held.get(name) != settings.get(name)
-    ]
-    if changed:
+    try:
+        return json.loads("\n".join(read_lines(path)))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: cannot be read ({error}); expected JSON. Remove the folder it is in.") from None
+
+
+def model(folder: Path | None) -> Path | None:
+    """The folder of a model that was trained in this one or below."""
+    files = sorted(path for path in folder.rglob("*") if MODEL.fullmatch(path.name)) if folder else []
+    here = next(iter(files), None)
+    return here and (here.parents[1] if here.parent.name in ("checkpoints", "model") else here.parent)
+
+
+def hold(path: Path, settings: Settings, changed: list[str], models: Path | None, redo: bool = False) -> None:
+    """Write the settings next to the results, or check that they are the ones written there.
+
+    Args:
+        path: the file.
+        settings: what is wanted now.
+        changed: what else has changed.
+        models: the folder where models would be that depend on them.
+        redo: take other settings over though there are models.
+
+    Raises:
+        ValueError: they differ, and a model depends on the old ones.
+    """
+    if path.exists():
+        changed = [*differences(read(path), settings), *changed]
+        if not changed:
+            return
+        named = "; ".join([*changed[:NAMED], *([f"{len(changed) - NAMED} more"] if len(changed) > NAMED else [])])
+        trained = None if redo else model(models)
+        if trained:
+            raise ValueError(
+                f"{path.parent} was made with other settings ({named}), and {trained} holds a model of "
+                f"them. Go on with the old ones, remove {models} to begin again, or write elsewhere with RUNS=."
+            )
+        log.info("%s: %s; making again what depends on it", path, named)
+    write_lines(path, [json.dumps(settings, indent=2)])
+
+
+def check_length(folder: Path, unit: str, length: int) -> None:
+    """A training cannot be taken back.
+
+    Args:
+        folder: the run's folder.
+        unit: "updates" or "epochs".
+        length: how many are wanted.
+
+    Raises:
+        ValueError: the run came further.
+    """
+    names = [path.name for path in (*folder.glob("trained-*"), *folder.glob("checkpoints/*.pt"))]
+    matches = filter(None, map(REACHED[unit].fullmatch, names))
+    reached = max((int(number) for match in matches for number in match.groups() if number), default=0)
+    if reached > length:
         raise ValueError(
-            f"{path.parent} was made with other settings ({'; '.join(changed)}). Go on with the old ones, remove the "
-            "folder, or write elsewhere with RUNS=."
+            f"{unit.upper()}={length} is less than {folder} was trained for, {reached}. Give {unit.upper()}={reached} "
+            "or more, remove that folder to begin again, or write elsewhere with RUNS=."
+        )
+
+
+def check_average(path: Path, wanted: str, folder: Path, kind: str) -> None:
+    """Another number of checkpoints can be averaged only while there are so many.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    if not path.exists() or read(path).get("average") == wanted:
+        return
+    pattern = {"epochs": "checkpoint[0-9]*.pt", "updates": "checkpoint_*_*.pt"}[kind]
+    kept = len(list(folder.glob(f"checkpoints/{pattern}")))
+    if list(folder.glob("trained-*")) and kept < int(wanted):
+        raise ValueError(
+            f"AVERAGE {read(path).get('average')} -> {wanted}: {folder}/checkpoints holds {kept} to average. Give "
+            f"AVERAGE={read(path).get('average')}, train on with more {kind.upper()}, or remove {folder}."
         )
 
 
 def main() -> None:
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("file", type=Path)
-    parser.add_argument("settings", nargs="+", metavar="NAME=VALUE")
-    args = parser.parse_args()
-    hold(args.file, dict(setting.split("=", 1) for setting in args.settings))
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
+    parser.add_argument("--models", type=Path, help="the folder of the models that depend on it")
+    parser.add_argument("--redo", action="store_true", help="other settings always take the place of the old")
+    parser.add_argument("--with", dest="others", type=Path, nargs="+", default=[], help="files of settings, or inputs")
+    parser.add_argument("--file", dest="files", action="append", default=[], metavar="NAME=PATH", help="one of them")
+    parser.add_argument("--inputs", type=Path, help="the record of the files that were read")
+    parser.add_argument("--data", type=Path, help="the folder to find them in now")
+    parser.add_argument("--archives", type=Path, help="the folder of downloads, if there is no other")
+    parser.add_argument("--length", metavar="UNIT=NUMBER", help="updates or epochs that a run is to have")
+    args = parser.parse_intermixed_args(sys.argv[1:split])
+
+    settings = dict(setting.split("=", 1) for setting in args.settings) | options(sys.argv[split + 1 :])
+    for name, path in (file.split("=", 1) for file in args.files):
+        settings[name] = inputs.describe(Path(path))
+    for other in args.others:
+        settings |= inputs.read(other) if other.name == "inputs.json" else read(other)
+    changed: list[str] = []
+    if args.inputs:
+        recorded = inputs.read(args.inputs)
+        changed = differences(recorded, inputs.present(recorded, args.data, args.archives))
+    if "average" in settings:
+        check_average(args.file, settings["average"], args.file.parent, settings["of"])
+    hold(args.file, settings, changed, args.models, args.redo)
+    if args.length:
+        unit, _, length = args.length.partition("=")
+        check_length(args.file.parent, unit, int(length))
 
 
 if __name__ == "__main__":

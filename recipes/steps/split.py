@@ -1,4 +1,4 @@
-"""One parallel text of several, or every Nth pair of it to validate on, or the rest to train on.
+"""Join parallel texts into one; or keep every Nth pair of it to validate on, or the rest to train on.
 
     python -m recipes.steps.split raw/europarl raw/news --languages de en --out raw/valid --every 100 --keep nth
 
@@ -37,11 +37,11 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", metavar="PREFIX", help="prefixes of parallel texts, in order")
     parser.add_argument("--languages", nargs=2, required=True, metavar="LANGUAGE", help="their endings, as in de en")
     parser.add_argument("-o", "--out", required=True, metavar="PREFIX", help="prefix to write to")
-    parser.add_argument("--every", type=int, metavar="N", help="part the pairs by whether N divides their number")
+    parser.add_argument("--every", type=int, metavar="N", help="split the pairs by whether N divides their number")
     parser.add_argument("--keep", choices=["rest", "nth"], help="keep the pairs N divides (nth), or the rest")
     args = parser.parse_args()
     if (args.every is None) != (args.keep is None):
-        raise ValueError("--every N comes with --keep nth or --keep rest; expected both or neither.")
+        raise ValueError("--every N goes with --keep nth or --keep rest; expected both or neither.")
     if args.every is not None and args.every < 2:
         raise ValueError(f"--every {args.every}; expected 2 or more.")
 

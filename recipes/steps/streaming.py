@@ -22,7 +22,7 @@ from recipes.steps.common import decoded, reading
 logger = logging.getLogger(__name__)
 
 BYTES = 1 << 18
-"""About how much of the first side is a block."""
+"""About how much of the first side makes a block."""
 
 
 class Block(NamedTuple):
@@ -60,7 +60,7 @@ def blocks(*paths: str | Path, shown: tqdm | None = None) -> Iterator[Block]:
         shown: a bar that counts the bytes read.
 
     Raises:
-        ValueError: a file is missing, or they have not as many lines each.
+        ValueError: a file is missing, or their numbers of lines differ.
     """
     names = tuple(map(str, paths))
     with ExitStack() as opened:
@@ -82,13 +82,13 @@ def blocks(*paths: str | Path, shown: tqdm | None = None) -> Iterator[Block]:
 def _unequal(paths: Sequence[str], counts: list[int], files: list[BinaryIO]) -> str:
     counts = [count + sum(1 for _ in file) for count, file in zip(counts, files)]
     return (
-        f"{', '.join(f'{path} has {count} lines' for path, count in zip(paths, counts))}; expected as many, each line "
-        "the other's translation. Fetch or align the files again."
+        f"{', '.join(f'{path} has {count} lines' for path, count in zip(paths, counts))}; expected the same "
+        "number, each line the other's translation. Fetch or align the files again."
     )
 
 
 def warn_of_carriage_returns(path: str | Path, lines: int) -> None:
-    """Say in one line, if any did, that lines ended with CRLF."""
+    """Say in one line, if there are any, that lines end with CRLF."""
     if lines:
         logger.info("%s: %d lines end with CRLF; read as if they ended with LF.", path, lines)
 
@@ -107,10 +107,10 @@ def cores() -> int:
 
 
 def parallel(function: Callable[[Any], Any], items: Iterable[Any], count: int) -> Iterator[Any]:
-    """The function's results, in the order of the items. Each worker has at most one item, so memory is bounded.
+    """The function's results, in the order of the items. Each worker holds at most one item, so memory is bounded.
 
-    The workers are forks: they share what was read before, and they end when this process does, however it ends,
-    because each waits for its next item on a pipe that nobody else holds.
+    The workers are forks: they share what was read before. They end when this process does, however it ends, because
+    each waits for its next item on a pipe that nobody else holds.
 
     Args:
         function: computed in a worker process; its ValueErrors are raised here.
@@ -169,11 +169,11 @@ def _received(end: Connection) -> Any:
     return result
 
 
-KILLED = "a worker process ended before its work; was it out of memory? Run again with fewer --workers."
+KILLED = "a worker process ended early; did it run out of memory? Run again with fewer --workers."
 
 
 def _work(function: Callable[[Any], Any], end: Connection, others: Iterable[Connection]) -> None:
-    """A worker's life. `others` are the parent's ends, inherited: held open here, they would outlive it."""
+    """A worker's life. `others` are the parent's ends, inherited; left open here, they would outlive the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in others:
         other.close()

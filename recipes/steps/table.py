@@ -24,13 +24,16 @@ BLOCK = 1 << 20
 
 
 class Archive(NamedTuple):
-    """One row. `size` and `checksum` are None where the table has none; `checksum` is "algorithm:digits"."""
+    """One row. `size` and `checksum` are None where the table has none; `checksum` is "algorithm:digits".
+
+    `recorded` is the lock file that they come from, if not the table."""
 
     name: str
     size: int | None
     checksum: str | None
     urls: tuple[str, ...]
     text_checked: bool = False
+    recorded: Path | None = None
 
 
 def parse_row(where: str, row: str) -> Archive:

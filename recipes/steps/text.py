@@ -34,8 +34,13 @@ def main() -> None:
     args = parser.parse_args()
     for unknown in sorted(set(args.settings) - set(settings)):
         raise ValueError(f"{unknown} is not a setting of the text; expected some of {', '.join(settings)}.")
+    text = Text(args.source, args.target, **dict.fromkeys(args.settings, True))
+    from recipes.steps import languages  # sacreBLEU, which the steps that import from here can do without
+
+    languages.say_unknown(text)
+    languages.metric(text)  # refuses, before anything is trained, what could not be scored
     with replacing(args.out) as part:
-        Text(args.source, args.target, **dict.fromkeys(args.settings, True)).write(part)
+        text.write(part)
 
 
 if __name__ == "__main__":

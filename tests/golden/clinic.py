@@ -3,7 +3,7 @@
     git clone https://github.com/LiyuanLucasLiu/Transformer-Clinic
     git -C Transformer-Clinic checkout 70f72b708ab074db5ca3726494e3263516041159
 
-It is a fork of fairseq 0.8. It runs on today's Python, numpy and torch but for `numpy.float`, given back here.
+It is a fork of fairseq 0.8. It runs on today's Python, numpy and torch except for `numpy.float`, restored here.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def enter(checkout: Path) -> None:
 
 
 def build(*options: object) -> nn.Module:
-    """A model of theirs in training mode, all embeddings tied, by the options of their fairseq-train."""
+    """A model of theirs in training mode, all embeddings tied, from the options of their fairseq-train."""
     from fairseq import options as parsers
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.modules import transformer_layer
 
-    # The stacks' running ω are globals, which a second model would go on from.
+    # The stacks' running ω are globals, which a second model would continue from.
     transformer_layer.encoder_ratio = transformer_layer.decoder_ratio = 1.0
     arguments = ["DATA", "--share-all-embeddings", *map(str, options)]
     args = parsers.parse_args_and_arch(parsers.get_training_parser(), arguments)

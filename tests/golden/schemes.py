@@ -1,7 +1,7 @@
 """Makes the golden table of the schemes' parameters: python tests/golden/schemes.py, from the repository's root.
 
 Name, shape, mean, standard deviation and distribution of every parameter of a freshly initialised 3L-2L model, width
-32, a scheme after the other; without the plugin. fairseq's own parameters are those of its `transformer`, Post-LN or
+32, one scheme after the other; without the plugin. fairseq's own parameters are those of its `transformer`, Post-LN or
 Pre-LN, over 100 seeds. What a scheme draws itself is worked out here from its paper's formula, for these sizes:
 
     Xavier has the standard deviation sqrt(2 / (in + out)), times its gain

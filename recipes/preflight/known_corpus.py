@@ -15,7 +15,7 @@ BYTES = 4.5
 
 
 @dataclass(frozen=True)
-class Text:
+class KnownCorpus:
     """A corpus, and the bytes that its text and its binary data have yet to take."""
 
     corpus: Corpus
@@ -24,7 +24,7 @@ class Text:
     binary: float
 
 
-def prepared(binary: Path, pair: tuple[str, str], longest: int) -> Text:
+def prepared(binary: Path, pair: tuple[str, str], longest: int) -> KnownCorpus:
     """Of binary data that is there."""
     from fairseq.data.indexed_dataset import make_dataset
 
@@ -34,10 +34,10 @@ def prepared(binary: Path, pair: tuple[str, str], longest: int) -> Text:
     units = [float(each.sizes.sum()) / len(each) for each in data]
     words = len(read_lines(next(binary.glob("dict*.txt")))) + 4
     longest = min(longest, int(max(each.sizes.max() for each in data)))
-    return Text(Corpus(pair, len(data[1]), (units[0], units[1]), longest, words), True, 0.0, 0.0)
+    return KnownCorpus(Corpus(pair, len(data[1]), (units[0], units[1]), longest, words), True, 0.0, 0.0)
 
 
-def counted(data: Path, pair: tuple[str, str], longest: int, words: int) -> Text | None:
+def counted(data: Path, pair: tuple[str, str], longest: int, words: int) -> KnownCorpus | None:
     """Of a user's own text in a folder (train.de, train.en), by its lines and bytes; None if it is not there so."""
     units, size, pairs = [], 0, 0
     for language in pair:
@@ -49,10 +49,10 @@ def counted(data: Path, pair: tuple[str, str], longest: int, words: int) -> Text
         size += path.stat().st_size
         units.append(path.stat().st_size / max(1, pairs) / BYTES + 1)
     corpus = Corpus(pair, pairs, (units[0], units[1]), longest, words)
-    return Text(corpus, False, 3.0 * size, 2 * pairs * sum(units))
+    return KnownCorpus(corpus, False, 3.0 * size, 2 * pairs * sum(units))
 
 
-def stated(name: str, pair: tuple[str, str], longest: int, words: int, data: Path | None = None) -> Text:
+def stated(name: str, pair: tuple[str, str], longest: int, words: int, data: Path | None = None) -> KnownCorpus:
     """Of a text that is not prepared, as DATA has it, or by the table.
 
     Raises:
@@ -64,5 +64,7 @@ def stated(name: str, pair: tuple[str, str], longest: int, words: int, data: Pat
         columns = row.split("\t")
         if not row.startswith("#") and (name == columns[0] or name.startswith(f"{columns[0]}/")):
             pairs, source, target, text, binary = (float(column) for column in columns[1:])
-            return Text(Corpus(pair, int(pairs), (source, target), longest, words), False, text * GB, binary * GB)
+            return KnownCorpus(
+                Corpus(pair, int(pairs), (source, target), longest, words), False, text * GB, binary * GB
+            )
     raise ValueError(f"nothing is known of the text of {name}; prepare it first (make ... prepare), then look again.")

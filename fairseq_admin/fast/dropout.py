@@ -1,0 +1,60 @@
+"""Dropout that draws less; twin: fairseq's, which is torch's.
+
+On CPUs torch draws a 32-bit number for every element, and keeps the mask in the elements' own type. Here sixteen bits
+decide, and the mask is kept as one byte. The chance to drop is therefore the multiple of 2⁻¹⁶ next to p, and what is
+kept is scaled by that chance, so the mean is unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fairseq.modules import FairseqDropout
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from .twin import Fast
+
+LEVELS = 2**16
+
+
+def keep(x: Tensor, p: float) -> tuple[Tensor, float]:
+    """Which elements of a tensor on the CPU stay, 1 or 0 in int8, and what scales them. 0 < p < 1."""
+    dropped = min(max(round(p * LEVELS), 1), LEVELS - 1)
+    # Four numbers in each 64 bits drawn.
+    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    # torch has vector code for this, and for products with int8; not for bool.
+    mask = torch.ge(bits[: x.numel()], dropped - LEVELS // 2, out=torch.empty(x.numel(), dtype=torch.int8))
+    return mask.view(x.shape), LEVELS / (LEVELS - dropped)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        mask, ctx.scale = keep(x, p)
+        ctx.save_for_backward(mask)
+        return x.mul(mask).mul_(ctx.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient.mul(*ctx.saved_tensors).mul_(ctx.scale), None
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Elements are 0 with the chance p, else scaled so that their mean stays. Any shape."""
+    if not p:
+        return x
+    return _Dropout.apply(x, p) if x.is_cpu and p < 1 else functional.dropout(x, p)
+
+
+class FastDropout(Fast, FairseqDropout):
+    """fairseq's dropout."""
+
+    def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
+        """Any shape."""
+        if self.plain or inplace:
+            return super().forward(x, inplace)
+        return dropout(x, self.p if self.training or self.apply_during_inference else 0.0)

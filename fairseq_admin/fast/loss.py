@@ -1,0 +1,124 @@
+"""`--criterion label_smoothed_cross_entropy_fast`: fairseq's loss (its twin) without copies of the logits.
+
+    loss = Σ (1 - ε - ε_i) · (lse(x) - x_target) + ε_i · Σ_v (lse(x) - x_v),   ε_i = ε / (V - 1)
+    gradient = softmax(x) - (1 - ε - ε_i) · [v = target] - ε_i
+
+with x a position's logits, V words, and both sums over positions that are not padding. fairseq keeps log-probabilities,
+in float32, next to the logits, and makes as much again in the backward. Here the logits alone are kept, their gradient
+is written over them, and everything else is made a few rows at a time.
+
+torch's linear_cross_entropy and liger-kernel have no second value for the log, which wants the loss without smoothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from fairseq.criterions import CRITERION_REGISTRY, register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
+from fairseq.models import BaseFairseqModel, FairseqDecoder
+from fairseq.models.transformer import TransformerModelBase
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK = {"cpu": 2**20, "cuda": 2**26}
+"""Numbers worked on at a time: some MB, which a cache holds, and on a GPU enough to fill it."""
+
+
+def _chunks(logits: Tensor) -> Iterator[slice]:
+    rows = max(1, CHUNK.get(logits.device.type, 2**24) // logits.size(1))
+    return (slice(start, start + rows) for start in range(0, len(logits), rows))
+
+
+class _SmoothedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, epsilon: float, padding: int) -> Any:
+        spread = epsilon / (logits.size(1) - 1)
+        real = target.ne(padding).unsqueeze(1)
+        exact = logits.new_empty(len(logits), 1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        every = torch.empty_like(exact)
+        for rows in _chunks(logits):
+            lprobs = torch.log_softmax(logits[rows], 1, dtype=exact.dtype)
+            torch.gather(lprobs, 1, target[rows].unsqueeze(1), out=exact[rows])
+            torch.sum(lprobs, 1, keepdim=True, out=every[rows])
+        nll, smooth = (-torch.where(real, value, 0).sum() for value in (exact, every))
+        ctx.save_for_backward(logits, target, real)
+        ctx.shares = 1 - epsilon - spread, spread
+        ctx.mark_non_differentiable(nll)
+        return (1 - epsilon - spread) * nll + spread * smooth, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor, _: Any) -> Any:
+        logits, target, real = ctx.saved_tensors
+        of_target, of_every = ctx.shares
+        weight = real * scale
+        for rows in _chunks(logits):
+            gradient = torch.softmax(logits[rows], 1, dtype=weight.dtype).sub_(of_every)
+            gradient.scatter_add_(1, target[rows].unsqueeze(1), -of_target * real[rows].to(gradient.dtype))
+            torch.mul(gradient, weight[rows], out=logits[rows])
+        return logits, None, None, None
+
+
+def smoothed_loss(logits: Tensor, target: Tensor, epsilon: float, padding: int) -> tuple[Tensor, Tensor]:
+    """The sum over all positions of the smoothed loss, and of the one without smoothing, which has no gradient.
+
+    The backward overwrites the logits.
+
+    Args:
+        logits: shape (N, V).
+        target: indices of words, shape (N,).
+        epsilon: how much of the target's share all words have.
+        padding: the index of positions that do not count.
+    """
+    return _SmoothedLoss.apply(logits, target, epsilon, padding)
+
+
+STOCK = {way.get_normalized_probs for way in (BaseFairseqModel, TransformerModelBase, FairseqDecoder)}
+"""Ways to log-probabilities that are a softmax of the output."""
+
+
+def _gives_logits(model: Any) -> bool:
+    """Whether fairseq's loss would take the softmax of a model's output, and nothing else."""
+    decoder = getattr(model, "decoder", None)
+    ways = [getattr(it.get_normalized_probs, "__func__", None) for it in (model, decoder) if it is not None]
+    return len(ways) == 2 and STOCK.issuperset(ways) and getattr(decoder, "adaptive_softmax", None) is None
+
+
+@register_criterion("label_smoothed_cross_entropy_fast", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
+class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
+    """fairseq's criterion, with its options; the twin computes for models of adaptive softmax and the like."""
+
+    def _logits_and_target(self, model: Any, net_output: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Shapes (N, V) and (N,); a prefix to be ignored is padding."""
+        logits, target = net_output[0], model.get_targets(sample, net_output)
+        if self.ignore_prefix_size > 0:
+            target = target.clone()
+            target[:, : self.ignore_prefix_size] = self.padding_idx
+        return logits.reshape(-1, logits.size(-1)), target.reshape(-1)
+
+    def compute_loss(
+        self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """As fairseq's; with `reduce`, the backward overwrites the model's output."""
+        if not (reduce and _gives_logits(model)):
+            return super().compute_loss(model, net_output, sample, reduce=reduce)
+        return smoothed_loss(*self._logits_and_target(model, net_output, sample), self.eps, self.padding_idx)
+
+    def compute_accuracy(self, model: Any, net_output: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """As fairseq's."""
+        if not _gives_logits(model):
+            return super().compute_accuracy(model, net_output, sample)
+        logits, target = self._logits_and_target(model, net_output, sample)
+        real = target.ne(self.padding_idx)
+        return (logits.argmax(1).eq(target) & real).sum(), real.sum()
+
+
+assert CRITERION_REGISTRY["label_smoothed_cross_entropy_fast"] is FastLabelSmoothedCrossEntropy, (
+    "another plugin took the name label_smoothed_cross_entropy_fast"
+)

@@ -1,0 +1,101 @@
+"""From the options of a model to its fast modules, and what stays stock said once."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules import FairseqDropout, MultiheadAttention
+from torch import nn
+
+from ..method.schemes import attentions_of, layers_of, stacks_of
+from ..method.stacks import AdminDecoder, AdminEncoder
+from .attention import FastAttention
+from .dropout import FastDropout
+from .feed_forward import fuse
+from .linear import FASTER, OneDnnLinear, ahead
+from .stacks import FastDecoder, FastEncoder
+
+logger = logging.getLogger(__name__)
+
+
+def obstacles(cfg: Any) -> list[str]:
+    """The options given under which all layers stay stock."""
+    found = {
+        "--quant-noise-pq": cfg.quant_noise.pq,
+        "--quant-noise-scalar": cfg.quant_noise.scalar,
+        "--cross-self-attention": cfg.cross_self_attention,
+        "--encoder-xformers-att-config": cfg.encoder.xformers_att_config,
+        "--decoder-xformers-att-config": cfg.decoder.xformers_att_config,
+    }
+    return [option for option, value in found.items() if value]
+
+
+def wanted(cfg: Any) -> bool:
+    """Whether a model is to have fast modules."""
+    return cfg.admin_fast == "on" and not obstacles(cfg)
+
+
+def encoder_class(cfg: Any) -> type[AdminEncoder]:
+    """The encoder for a model's options."""
+    return FastEncoder if wanted(cfg) else AdminEncoder
+
+
+def decoder_class(cfg: Any) -> type[AdminDecoder]:
+    """The decoder for a model's options."""
+    return FastDecoder if wanted(cfg) else AdminDecoder
+
+
+def _unwrapped(layer: Any) -> Any:
+    """The layer inside the wrappers of --ddp-backend fully_sharded, on which attributes must be set."""
+    while isinstance(getattr(layer, "module", None), nn.Module):
+        layer = layer.module
+    return layer
+
+
+def _speed_up_stack(stack: TransformerEncoderBase | TransformerDecoderBase) -> bool:
+    """Returns whether the feed-forward layers are fast, too."""
+    fused = True
+    for layer in map(_unwrapped, layers_of(stack)):
+        layer.need_attn = False  # in validation: of all layers but the one whose weights the decoder returns
+        for attention in attentions_of(layer):
+            assert type(attention) is MultiheadAttention
+            attention.__class__ = FastAttention
+        fused = fuse(layer) and fused
+    for module in stack.modules():
+        if type(module) is FairseqDropout:
+            module.__class__ = FastDropout
+    return fused
+
+
+def _use_onednn(model: nn.Module, width: int, ffn: int) -> None:
+    if torch.cuda.is_available():
+        return
+    ratio = ahead(width, ffn)
+    if ratio < FASTER:
+        return
+    logger.info("Admin: --admin-fast: linear layers through oneDNN, %.1f times as fast as MKL on this CPU", ratio)
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = OneDnnLinear
+        elif isinstance(module, FastAttention):
+            module.onednn = True
+
+
+def speed_up(model: nn.Module, cfg: Any) -> None:
+    """Turn the modules of a model, just made, into fast ones, and say what is not, with the option's name."""
+    if cfg.admin_fast != "on":
+        return
+    if not wanted(cfg):
+        logger.info("Admin: --admin-fast: stock layers, for %s has no faster ones", ", ".join(obstacles(cfg)))
+        return
+    stacks = stacks_of(model)
+    if not all([_speed_up_stack(stack) for stack in stacks.values()]):
+        logger.info(
+            "Admin: --admin-fast: stock feed-forward layers, for --activation-fn %s has no faster ones",
+            cfg.activation_fn,
+        )
+    side = cfg.encoder if "encoder" in stacks else cfg.decoder
+    _use_onednn(model, side.embed_dim, side.ffn_embed_dim)

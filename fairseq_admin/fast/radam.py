@@ -1,0 +1,80 @@
+"""A step of rectified Adam through torch's fused kernel of AdamW; twin: torch.optim.radam, as ../radam.py calls it.
+
+The two differ in the step size and in where ε is (Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and
+Beyond", algorithm 2; t counts from 1):
+
+    AdamW    p ← p - η λ p - η m / (1 - β1^t) / (sqrt(v) / b + ε),    b = sqrt(1 - β2^t)
+    RAdam    p ← p - η λ p - η r m / (1 - β1^t) · b / (sqrt(v) + ε)
+
+so RAdam is AdamW with the step size η r, the decay λ / r and b's share taken out of ε: ε / b.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def rho(step: int, beta2: float) -> tuple[float, float]:
+    """ρ_t = ρ_∞ - 2 t β2^t / (1 - β2^t)   and   ρ_∞ = 2 / (1 - β2) - 1      algorithm 2"""
+    limit = 2 / (1 - beta2) - 1
+    return limit - 2 * step * beta2**step / (1 - beta2**step), limit
+
+
+def rectification(step: int, beta2: float) -> float:
+    """r, or 0 while the variance is not tractable: ρ_t ≤ 5."""
+    now, limit = rho(step, beta2)
+    if now <= 5:
+        return 0.0
+    return math.sqrt((now - 4) * (now - 2) * limit / ((limit - 4) * (limit - 2) * now))
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether torch has the kernel for a device."""
+    return device.type in ("cpu", "cuda") and hasattr(torch, "_fused_adamw_")
+
+
+def fused_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    moments: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """Change parameters, both moments and counts of steps in place; all of one type and device but for the counts.
+
+    Parameters move only once their variance is tractable; weight decay, which is decoupled, applies before, too.
+    """
+    torch._foreach_add_(steps, 1)
+    together: dict[int, list[int]] = {}
+    for i, step in enumerate(steps):
+        together.setdefault(int(step.item()), []).append(i)
+    for t, members in together.items():
+        p, g, m, v = ([tensors[i] for i in members] for tensors in (params, grads, moments, squares))
+        r = rectification(t, beta2)
+        if not r:
+            torch._foreach_mul_(p, 1 - lr * weight_decay)
+        torch._fused_adamw_(
+            p,
+            g,
+            m,
+            v,
+            [],
+            [torch.full((), float(t), device=p[0].device)] * len(members),
+            lr=lr * r,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay / r if r else 0.0,
+            # A step of size 0 must not be 0 / 0 either.
+            eps=eps / math.sqrt(1 - beta2**t) if r else 1.0,
+            amsgrad=False,
+            maximize=False,
+        )

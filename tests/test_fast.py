@@ -1,0 +1,353 @@
+"""The fast layers: do they compute what their twins do, drop by the right law, and give way where they must?"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Callable
+
+import fairseq.utils
+import language
+import masked
+import pytest
+import torch
+from reference import PAD, batch, build
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_admin.fast import attention, linear
+from fairseq_admin.fast.attention import Causal, FastAttention, Padding
+from fairseq_admin.fast.dropout import FastDropout
+from fairseq_admin.fast.feed_forward import FUSED, ActivationDropout
+from fairseq_admin.fast.linear import OneDnnLinear
+from fairseq_admin.fast.twin import Fast
+from fairseq_admin.method.schemes import SCHEMES
+
+STILL = {"dropout": 0.0, "attention_dropout": 0.0}
+EXACT = {**STILL, "activation_fn": "relu"}  # fairseq's gelu computes in float32, whatever the model is in
+
+
+def translation(padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """A translation model, and from it to the sum of its loss on a batch."""
+    src, lengths, prev = batch(padded=padded)
+    target = prev.roll(-1, 1).masked_fill(prev.eq(PAD), PAD)
+    return build("transformer_admin_tiny", **options), lambda model: loss(model(src, lengths, prev)[0], target)
+
+
+def language_model(padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    words = language.batch(padded=padded)
+    target = words.roll(-1, 1).masked_fill(words.eq(PAD), PAD)
+    return language.build(**options), lambda model: loss(model(words)[0], target)
+
+
+def masked_model(padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    words = masked.batch(padded=padded)
+    return masked.build(**options), lambda model: loss(model(words)[0], words)
+
+
+KINDS = {"translation": translation, "language model": language_model, "masked language model": masked_model}
+
+
+def loss(logits: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum")
+
+
+def differences(fast: nn.Module, plain: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> dict[str, float]:
+    """Of the loss and of every gradient, relative to the plain one.
+
+    Gradients that are 0 but for rounding, as every key's bias has, are relative to the largest instead.
+    """
+    losses = [loss_of(model) for model in (fast, plain)]
+    for each in losses:
+        each.backward()
+    largest = max(p.grad.norm() for p in plain.parameters() if p.grad is not None)
+    result = {"loss": abs(losses[0] - losses[1]).item() / losses[1].item()}
+    for (name, p), q in zip(fast.named_parameters(), plain.parameters()):
+        if q.grad is None:
+            assert p.grad is None, name
+        else:
+            result[name] = ((p.grad - q.grad).norm() / max(q.grad.norm(), 1e-3 * largest)).item()
+    return result
+
+
+def pair(kind: str, dtype: torch.dtype = torch.float32, **options: Any):
+    """The same model, fast and plain, and what gives its loss."""
+    fast, loss_of = KINDS[kind](admin_fast="on", **options)
+    plain, _ = KINDS[kind](admin_fast="off", **options)
+    plain.load_state_dict(fast.state_dict())
+    return fast.to(dtype), plain.to(dtype), loss_of
+
+
+@pytest.fixture
+def exact_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq's own attention computes softmax in float32, whatever the model is in."""
+    monkeypatch.setattr(fairseq.utils, "softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU on which oneDNN is ahead, whatever this one is."""
+    monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda *sizes: 2.0)
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_the_twins(kind: str, scheme: str, padded: bool, exact_softmax) -> None:
+    """In float64, of every parameter, in every scheme."""
+    if (kind, scheme) == ("masked language model", "t-fixup"):
+        pytest.skip("refused: its paper has no gain for an encoder alone")
+    fast, plain, loss_of = pair(kind, torch.float64, padded=padded, admin_scheme=scheme, **EXACT)
+    assert any(isinstance(module, FastAttention) for module in fast.modules())
+    found = differences(fast, plain, loss_of)
+    assert max(found.values()) <= 1e-9, found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_accurate", "tanh"])
+def test_gradients_in_float32(kind: str, activation: str, onednn) -> None:
+    """With every linear layer through oneDNN. A sum of a few hundred products has a relative error of about 1e-6."""
+    fast, plain, loss_of = pair(kind, activation_fn=activation, **STILL)
+    assert any(isinstance(module, OneDnnLinear) for module in fast.modules())
+    found = differences(fast, plain, loss_of)
+    assert max(found.values()) <= 1e-5, found
+
+
+def test_left_padded_targets(exact_softmax) -> None:
+    """Causality does not hide padding that comes first."""
+    fast, plain, _ = pair("translation", torch.float64, **STILL)
+    src, lengths, prev = batch()
+    prev = prev.flip(1)
+    # A position that sees only padding is no number in fairseq, too, but for its safe softmax; no loss is there.
+    found = differences(fast, plain, lambda model: loss(model(src, lengths, prev)[0], prev))
+    assert max(found.values()) <= 1e-9, found
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "padding"])
+@pytest.mark.parametrize("inputs", [1, 2], ids=["self-attention", "encoder-attention"])
+def test_products_are_the_kernel(inputs: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's way, which has dropout, against the formula with the same elements dropped; gradients, too."""
+    torch.manual_seed(1)
+    length, sentences, heads, width = 7, 3, 4, 5
+    hidden = torch.zeros(sentences, length, dtype=torch.bool)
+    hidden[1, 5:] = hidden[2, :2] = True
+    of = {"none": None, "causal": Causal(length), "padding": Padding(hidden)}[mask]
+    numbers = [3] if inputs == 1 else [1, 2]
+    packed = [torch.randn(length, sentences, n, heads, width, dtype=torch.float64, requires_grad=True) for n in numbers]
+    kept = torch.rand(sentences * heads, length, length).ge(0.3)
+    monkeypatch.setattr(attention, "keep", lambda x, p: (kept, 1 / (1 - p)))
+
+    q, k, v = torch.cat(packed, 2).permute(2, 1, 3, 0, 4)
+    scores = q @ k.transpose(2, 3) / math.sqrt(width)
+    if mask == "causal":
+        scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
+    elif mask == "padding":
+        scores = scores.masked_fill(hidden[:, None, None], -math.inf)
+    shares = scores.softmax(-1) * kept.view_as(scores) / 0.7
+    expected = (shares @ v).permute(2, 0, 1, 3).flatten(2)
+    weights = torch.randn_like(expected)
+    found = attention.by_products(of, 0.3, *packed)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for a, b in zip(*(torch.autograd.grad((out * weights).sum(), packed) for out in (found, expected))):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "input and second bias not"])
+@pytest.mark.parametrize("onednn", [True, False], ids=["oneDNN", "MKL"])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_packed_layers_are_linear(layers: int, onednn: bool, frozen: bool) -> None:
+    """Against as many layers of torch's; gradients, too, and what is kept for them is the input and the weights."""
+    torch.manual_seed(1)
+    several = [nn.Linear(24, 8 * (i + 1)) for i in range(layers)]
+    x = torch.randn(5, 3, 24).transpose(0, 1)
+    if frozen:
+        several[-1].bias.requires_grad_(False)
+    leaves = [x.requires_grad_(not frozen), *(p for it in several for p in it.parameters())]
+    leaves = [leaf for leaf in leaves if leaf.requires_grad]
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda it: kept.append(it) or it, lambda it: it):
+        found = linear.packed_linear(onednn, x, *(it.weight for it in several), *(it.bias for it in several))
+    expected = torch.cat([it(x) for it in several], 2)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(expected)
+    for a, b in zip(*(torch.autograd.grad((out * weights).sum(), leaves) for out in (found, expected))):
+        torch.testing.assert_close(a, b)
+    if onednn or layers > 1:
+        assert "_Packed" in str(found.grad_fn)
+        assert {it.data_ptr() for it in kept} == {x.data_ptr(), *(it.weight.data_ptr() for it in several)}
+
+
+def test_a_packed_layer_without_bias() -> None:
+    x, layer, found = torch.randn(3, 5, requires_grad=True), nn.Linear(5, 4, bias=False), []
+    for kind in (nn.Linear, OneDnnLinear):
+        layer.__class__ = kind
+        found.append(torch.autograd.grad(layer(x).square().sum(), (x, layer.weight)))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3])
+@pytest.mark.parametrize("kind", ["dropout", *(activation.__name__ for activation in FUSED)])
+def test_dropout_law(kind: str, p: float) -> None:
+    """Elements are dropped with chance p, each on its own, the rest is scaled by 1 / (1 - p), and gradients likewise.
+
+    Frequencies of n independent draws have a standard error of sqrt(p (1 - p) / n); five of them are allowed. The
+    chance is a multiple of 2^-16, so the scale is right to 2^-16, relative.
+    """
+    torch.manual_seed(1)
+    rows, columns = 1000, 1001
+    x = torch.rand(rows, columns) + 0.5  # positive: relu and gelu then give no 0 of their own
+    activation = next((it for it in FUSED if it.__name__ == kind), lambda x: x)
+    module = FastDropout(p) if kind == "dropout" else ActivationDropout(p)
+    module.activation = activation
+    leaf = x.clone().requires_grad_()
+    y = module.train()(leaf.clone())
+    y.sum().backward()
+    dropped = y.eq(0)
+
+    def frequency(of: Tensor, expected: float) -> None:
+        assert abs(of.double().mean() - expected) < 5 * math.sqrt(expected * (1 - expected) / of.numel())
+
+    frequency(dropped, p)
+    for shift in ((0, 1), (1, 0), (0, 4), (0, 2)):
+        frequency(dropped & dropped.roll(shift, (0, 1)), p * p)
+    frequency(dropped & module(x.clone()).eq(0), p * p)
+    again = x.clone().requires_grad_()
+    of_one = torch.autograd.grad(activation(again).sum(), again)[0]
+    kept = (~dropped).float() / (1 - p)
+    torch.testing.assert_close(y, activation(x) * kept, rtol=2**-14, atol=0)
+    torch.testing.assert_close(leaf.grad, of_one * kept, rtol=2**-14, atol=1e-6)
+    assert torch.equal(module.eval()(x.clone()), activation(x)) or kind == "gelu_accurate"
+
+
+def test_relu_drops_no_gradient_of_its_own() -> None:
+    """Where x is at most 0 the gradient is 0, and so it is where x was dropped."""
+    module = ActivationDropout(0.5)
+    module.activation = functional.relu
+    torch.manual_seed(1)
+    leaf = torch.randn(100, 100, requires_grad=True)
+    y = module(leaf.clone())
+    y.sum().backward()
+    assert torch.equal(leaf.grad.ne(0), y.gt(0)) and not y[leaf.le(0)].any()
+    assert 0.2 < y.gt(0).float().mean() < 0.3
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_profiles_the_same_omega(kind: str, padded: bool, onednn) -> None:
+    """To the last bit, with dropout, and with the same random numbers drawn."""
+    states, following = [], []
+    for fast in ("on", "off"):
+        dropping = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
+        model, loss_of = KINDS[kind](padded, admin_fast=fast, **dropping)
+        torch.manual_seed(3)
+        loss_of(model)
+        states.append({key: value for key, value in model.state_dict().items() if "omega" in key})
+        following.append(model)
+    assert len(states[0]) > 4 and all(torch.equal(states[0][key], states[1][key]) for key in states[1])
+    assert not any(getattr(module, "plain", False) for module in following[0].modules()), "still on the plain path"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_dicts_move_both_ways(kind: str) -> None:
+    fast, plain, _ = pair(kind)
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    fast.load_state_dict(plain.state_dict())
+    for a, b in zip(fast.state_dict().values(), plain.state_dict().values()):
+        assert torch.equal(a, b)
+    drawn = [KINDS[kind](admin_fast=fast)[0].state_dict() for fast in ("on", "off")]
+    assert all(torch.equal(drawn[0][key], drawn[1][key]) for key in drawn[1]), "initial weights differ"
+
+
+def test_generates_as_the_twin(onednn) -> None:
+    """After fairseq's sign that the model will generate, to the last bit."""
+    fast, plain, _ = pair("translation", dropout=0.1)
+    src, lengths, prev = batch()
+    found = []
+    for model in (fast.eval(), plain.eval()):
+        model.make_generation_fast_()
+        assert all(module.plain for module in model.modules() if isinstance(module, Fast))
+        with torch.no_grad():
+            encoded = model.encoder(src, lengths)
+            state: dict = {}
+            steps = [model.decoder(prev[:, : t + 1], encoded, incremental_state=state)[0] for t in range(4)]
+        found.append([encoded["encoder_out"][0], *steps])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+def test_validates_as_the_twin() -> None:
+    """And hands out attention weights, where they are asked for."""
+    fast, plain, _ = pair("translation")
+    inputs = batch()
+    with torch.no_grad():
+        (a, more), (b, others) = (model.eval()(*inputs) for model in (fast, plain))
+    real = inputs[2].ne(PAD)
+    torch.testing.assert_close(a[real], b[real], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(more["attn"][0][real], others["attn"][0][real], rtol=1e-4, atol=1e-6)
+    assert fast.train()(*inputs)[1]["attn"] == [None]
+    assert fast(*inputs, alignment_layer=0)[1]["attn"][0].shape == (8, 9, 11)
+
+
+def test_checkpointed_activations_recompute_the_same() -> None:
+    """Gradients with dropout are those without checkpointing, to the last bit."""
+    gradients = []
+    for checkpointed in (True, False):
+        model, loss_of = translation(
+            admin_fast="on", checkpoint_activations=checkpointed, activation_dropout=0.1, admin_init="log"
+        )
+        torch.manual_seed(3)
+        loss_of(model).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+def test_autocast(onednn) -> None:
+    """In bfloat16, of eight bits: a product's error is some 0.4 %, and there are a dozen products in a row."""
+    fast, plain, loss_of = pair("translation", admin_init="log", **STILL)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = differences(fast, plain, loss_of)
+    # The gradient of a key's bias is 0 but for rounding.
+    found = {name: value for name, value in found.items() if "k_proj.bias" not in name}
+    assert max(found.values()) < 0.05, found
+
+
+def test_waits_for_the_device_thrice() -> None:
+    """For the source's padding, for the target's, and whether that comes first; fairseq's does in every layer."""
+
+    class Waits(TorchDispatchMode):
+        """Counts the questions whether something is so."""
+
+        number = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            asked = function is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool
+            self.number += asked
+            return function(*args, **(kwargs or {}))
+
+    counts = []
+    for fast in ("on", "off"):
+        model, loss_of = translation(admin_fast=fast, admin_init="log", encoder_layers=6)
+        with Waits() as waits:
+            loss_of(model).backward()
+        counts.append(waits.number)
+    # Two more are asked of fairseq's positions, of tensors that are on the CPU always; and one by stock's encoder.
+    assert counts == [3 + 2, 7 + 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"quant_noise_pq": 0.1}, "stock layers, for --quant-noise-pq has no faster ones"),
+        ({"cross_self_attention": True}, "stock layers, for --cross-self-attention has no"),
+        ({"activation_fn": "tanh"}, "stock feed-forward layers, for --activation-fn tanh has no"),
+        ({}, None),
+    ],
+    ids=["quantisation noise", "cross-self-attention", "tanh", "all fast"],
+)
+def test_says_what_stays_stock(options: dict, said: str | None, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    """Once, with the option's name."""
+    monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda *sizes: 1.0)
+    with caplog.at_level(logging.INFO):
+        build("transformer_admin_tiny", admin_fast="on", **options)
+    lines = [record.getMessage() for record in caplog.records if "--admin-fast" in record.getMessage()]
+    assert len(lines) == (said is not None) and all(said in line for line in lines)
