@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -512,6 +513,31 @@ def test_what_is_written(
                  Search(nbest=2), 4096)  # fmt: skip
     assert sink.getvalue().decode() == "1\t0.0000\tX\n1\t-1.0000\tX!\n2\t0.0000\t\n3\t0.0000\tY Z\n3\t-1.0000\tY Z!\n"
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_first_line_does_not_stick_to_the_bar(shouter: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is the bar away whenever lines are written, which may go to the same terminal?"""
+    events: list[str] = []
+
+    class Shown(contextlib.nullcontext):
+        """A bar that notes what is done to it."""
+
+        def update(self, lines: int) -> None:
+            events.append("bar")
+
+        def clear(self) -> None:
+            events.append("cleared")
+
+    class Sink(io.BytesIO):
+        def write(self, text: bytes) -> int:  # type: ignore[override]
+            events.append(text.decode())
+            return len(text)
+
+    monkeypatch.setattr(streams, "bar", lambda *_, **__: Shown())
+    monkeypatch.setattr(streams, "CHUNK", 2)
+    streams.flow(shouter, io.BytesIO(b"x\ny\nx\n"), "text", Sink(), Search(), 1)
+    shown = [event for event, following in zip(events, [*events[1:], ""]) if event != following]
+    assert shown == ["bar", "cleared", "X\n", "Y\n", "bar", "cleared", "X\n"]
 
 
 def test_what_is_not_utf8_is_named_by_its_line(shouter: Pipeline) -> None:

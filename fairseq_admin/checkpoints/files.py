@@ -133,18 +133,25 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> None:
 
 @contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """A name next to `path` for a file or folder that is not finished; what is there when the block ends is removed.
+    """A file or folder that is not finished, of the name of `path` in a folder of its own next to it.
 
-    It names this machine and process. What a killed process of this machine left of the same output is removed too.
+    That is removed at the end. It names this machine and process, so what a killed process of this machine left of the
+    same output can be told, and is removed too.
+
+    Raises:
+        AdminError: nothing can be written there.
     """
     host = platform.node()
     part = path.with_name(f"{path.name}.{host}.{os.getpid()}.part")
     for left in path.parent.glob(glob.escape(f"{path.name}.{host}.") + "*.part"):
-        if not _runs(left.name.split(".")[-2]):
+        if left == part or not _runs(left.name.split(".")[-2]):
             _remove(left)
-    _remove(part)
     try:
-        yield part
+        part.mkdir()
+    except OSError as error:
+        raise AdminError(f"{path}: could not be written ({error}). Is the disk full, or not yours?") from None
+    try:
+        yield part / path.name
     finally:
         _remove(part)
 
@@ -152,9 +159,9 @@ def unfinished(path: Path) -> Iterator[Path]:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """As `unfinished`; when the block ends without an error, what it wrote takes the place of `path`."""
-    with unfinished(path) as part:
-        yield part
-        os.replace(part, path)
+    with unfinished(path) as whole:
+        yield whole
+        os.replace(whole, path)
 
 
 def _runs(process: str) -> bool:

@@ -122,9 +122,9 @@ def _new(output: Path) -> Iterator[tuple[Path, Path]]:
         raise AdminError(f"{output} exists; a new or empty folder was expected. Remove it, or give another --output.")
     target = output.absolute()
     try:
-        with files.unfinished(target) as work:
+        with files.unfinished(target) as folder:
+            work = folder.with_name(f"{folder.name}.work")
             work.mkdir()
-            folder = work / "folder"
             yield work, folder
             mask = os.umask(0)
             os.umask(mask)

@@ -175,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
         ours = in_fairseq(folded, model.source, model.target, batches, length)
         for quantization in ("float32", "int8"):
             folder = Path(place) / quantization
-            export(checkpoint, "ctranslate2", folder, args.data, quantization)
+            export(checkpoint, "ctranslate2", folder, Assets(path, args.data), quantization)
             quick = in_ctranslate2(folder, batches, length, args.threads)
             times = paired(quick, ours, args, f"CTranslate2 {quantization}")
             rows.append(row(f"CTranslate2 {quantization} / fairseq, folded", times, count))
