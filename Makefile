@@ -97,13 +97,14 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-## make bench: what Admin costs next to stock Post-LN, the text steps' speed, CTranslate2's, an average's memory
+## make bench: what Admin costs next to stock Post-LN, fast and plain (QUICK=1: that alone, in small), the text steps' speed, CTranslate2's, an average's memory
 .PHONY: bench
 bench: $(VENV)/ready
-	$(RUN) recipes/bench/step.py
-	$(RUN) recipes/bench/text_steps.py
-	$(RUN) recipes/bench/engines.py
-	$(RUN) recipes/bench/average.py
+	$(RUN) recipes/bench/speed.py
+	$(if $(QUICK),,$(RUN) recipes/bench/step.py)
+	$(if $(QUICK),,$(RUN) recipes/bench/text_steps.py)
+	$(if $(QUICK),,$(RUN) recipes/bench/engines.py)
+	$(if $(QUICK),,$(RUN) recipes/bench/average.py)
 
 ## make setup: only the virtual environment
 .PHONY: setup
