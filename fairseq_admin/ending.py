@@ -68,6 +68,6 @@ def standard_output() -> Iterator[None]:
             sys.stdout.flush()
     except OSError as error:
         # Python will flush what is left at the end, and would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise AdminError(f"standard output: could not be written ({error}). Is the disk full?") from None
