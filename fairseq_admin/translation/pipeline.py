@@ -12,14 +12,10 @@ from ..errors import AdminError
 from ..text.assets import Assets
 from ..text.bpe import BPE, CODES, remove_bpe
 from ..text.tokens import FILE, Text
-from .engines import (
-    CTranslate2Translator,
-    FairseqTranslator,
-    HuggingFaceTranslator,
-    Hypothesis,
-    Search,
-    Translator,
-)
+from .engines import Hypothesis, Search, Translator
+from .in_ctranslate2 import CTranslate2Translator
+from .in_fairseq import FairseqTranslator
+from .in_huggingface import HuggingFaceTranslator
 
 SENTENCE_ENDS = {".", "!", "?", "...", "…", "。", "！", "？", "।", "؟", "۔"}
 CLOSING = {'"', "&quot;", "'", "&apos;", ")", "]", "&#93;", "”", "“", "»", "’"}

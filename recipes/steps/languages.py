@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sacrebleu.metrics import BLEU
 
 if TYPE_CHECKING:
-    from recipes.steps.text import Text
+    from fairseq_admin.text.tokens import Text
 
 logger = logging.getLogger(__name__)
 
