@@ -152,7 +152,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Libraries tell nothing that the user cannot fix."""
-    for library in ("fairseq", "hydra"):
+    for library in ("fairseq", "fairseq_admin", "hydra"):
         logging.getLogger(library).setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
