@@ -18,7 +18,7 @@ from fairseq_admin import bar, cli
 from fairseq_admin.checkpoints import averaging, equivalence, files
 from fairseq_admin.export import ctranslate2
 from fairseq_admin.method import provenance
-from fairseq_admin.translation import engines
+from fairseq_admin.translation import in_fairseq
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def stopped_by(number: int, verb: str, whole: Path, output: Path, monkeypatch: p
         "average": (averaging, "_means"),
         "fold": (equivalence, "log_probabilities"),
         "export": (ctranslate2, "build"),
-        "translate": (engines, "build"),
+        "translate": (in_fairseq, "build"),
     }[verb]
     monkeypatch.setattr(place, name, stop)
     return cli.main(arguments(verb, whole, output))
