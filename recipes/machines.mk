@@ -41,8 +41,8 @@ ifneq ($(NODES),1)
 ifeq ($(MASTER),)
 $(error NODES=$(NODES) needs MASTER=HOST:PORT, where the first node is reached)
 endif
-# The others train along; what comes after is the first one's.
-ifneq ($(and $(NODE:0=),$(filter-out train,$(or $(MAKECMDGOALS),all))),)
+# The others train along; what comes after is the first one's. (The make under a guard makes the text first.)
+ifneq ($(and $(NODE:0=),$(if $(GUARDED),,here),$(filter-out train,$(or $(MAKECMDGOALS),all))),)
 $(error NODE=$(NODE) of several only trains; run the target that ends in -train there)
 endif
 RENDEZVOUS := --distributed-init-method tcp://$(MASTER) --distributed-rank $(shell echo $$(( $(NODE) * $(GPUS) )))
