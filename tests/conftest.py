@@ -7,10 +7,16 @@ import io
 import multiprocessing
 import os
 import random
+import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Callable, NamedTuple
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and all processes that they start.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One thread per process: the tests run several processes on few cores, where OpenMP's waiting costs more than it saves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -475,7 +475,8 @@ def test_multi30k_is_downloaded_and_checked(multi30k):
     assert done.returncode == 0, done.stderr
     assert (multi30k.raw / "valid.de").read_text(encoding="utf-8") == TEXT
     assert names(multi30k.raw) == {"settings.json", "valid.de"}
-    assert "is up to date" in multi30k.download().stdout
+    asked = len(multi30k.server.requests)
+    assert multi30k.download().returncode == 0 and len(multi30k.server.requests) == asked, "nothing is asked again"
 
 
 def test_multi30k_from_a_folder_compressed_or_plain(multi30k):

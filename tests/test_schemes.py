@@ -422,7 +422,7 @@ def test_scale_is_loaded_with_the_weights():
 def test_omega_of_another_scheme(tmp_path, capsys):
     torch.save({"model": build("rezero-post-ln").state_dict()}, tmp_path / "c.pt")
     with pytest.raises(AdminError, match=r"c\.pt has no omega: it is not \(or no longer\) an Admin model"):
-        arguments = cli.parser().parse_args(["omega", str(tmp_path / "c.pt")])
+        arguments = cli.parse(["omega", str(tmp_path / "c.pt")])
         arguments.run(arguments)
 
 

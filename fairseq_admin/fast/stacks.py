@@ -14,6 +14,10 @@ from .attention import Causal, Padding
 from .twin import Fast
 
 
+PADDING = "padding"
+"""The entry of the encoder's output that holds the batch's `Padding`, if it has any."""
+
+
 class FastEncoder(Fast, AdminEncoder):
     """fairseq's encoder over the layers of a scheme."""
 
@@ -24,7 +28,7 @@ class FastEncoder(Fast, AdminEncoder):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list]:
-        """As fairseq's, but `encoder_padding_mask` is empty in training where there is no padding.
+        """As fairseq's, and what `FastDecoder` reads of it: `padding`, empty where there is none.
 
         Shapes: tokens (B, T), embeddings (B, T, C), `encoder_out` (T, B, C).
         """
@@ -46,7 +50,8 @@ class FastEncoder(Fast, AdminEncoder):
             x = self.layer_norm(x)
         return {
             "encoder_out": [x],
-            "encoder_padding_mask": [hidden] if padding is not None or not self.training else [],
+            "encoder_padding_mask": [hidden],
+            PADDING: [] if padding is None else [padding],
             "encoder_embedding": [embedding],
             "encoder_states": states if return_all_hiddens else [],
             "fc_results": branches if return_all_hiddens else [],
@@ -79,9 +84,8 @@ class FastDecoder(Fast, AdminDecoder):
             # Where padding comes first, a position before the words would see nothing but padding.
             if not bool(prev_output_tokens[:, 0].eq(self.padding_idx).any()):
                 self._future = Causal(prev_output_tokens.size(1))
-            if encoder_out is not None and encoder_out["encoder_padding_mask"]:
-                hidden = encoder_out["encoder_padding_mask"][0]
-                encoder_out = {**encoder_out, "encoder_padding_mask": [Padding(hidden)]}
+            if encoder_out is not None and PADDING in encoder_out:
+                encoder_out = {**encoder_out, "encoder_padding_mask": encoder_out[PADDING]}
         try:
             return super().extract_features_scriptable(
                 prev_output_tokens,

@@ -82,7 +82,7 @@ $(BIN)/dict.b.txt: $(foreach split,train valid test,$(OUT)/text/$(split).a $(OUT
 		>$(OUT)/preprocess.log 2>&1 || { cat $(OUT)/preprocess.log; exit 1; })
 else
 $(BIN)/dict.en.txt:
-	$(MAKE) --no-print-directory -f recipes/demo/Makefile RUNS=$(RUNS) $@
+	$(MAKE) --no-print-directory -f recipes/demo/Makefile PRESET=cpu RUNS=$(RUNS) $@
 endif
 
 $(OUT)/%/trained.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt | $(OUT)/settings.json
