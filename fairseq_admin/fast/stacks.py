@@ -13,7 +13,6 @@ from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import Causal, Padding
 from .twin import Fast
 
-
 PADDING = "padding"
 """The entry of the encoder's output that holds the batch's `Padding`, if it has any."""
 
