@@ -129,9 +129,9 @@ def test_the_peak_is_a_training_process(tmp_path):
     """`make iwslt14 PRESET=small`: its model and batch, with the real dictionary's size, through fairseq-train."""
     sizes = Sizes(3, 3, 32, 64, 2, 10000, 0.3, 0.1, 0.1, "fp32", gpu=False)
     write_sample(tmp_path, ("a", "b"), (25, 25), 100, sizes.words, 2048 * 6)
-    options = "--user-dir fairseq_admin --arch transformer_admin --admin-fast off --share-all-embeddings --optimizer radam --lr 1e-4"
+    options = "--user-dir fairseq_admin --arch transformer_admin --share-all-embeddings --optimizer radam --lr 1e-4"
     options += " --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 2048 --max-update 4 --cpu"
-    options += " --num-workers 0 --no-save --disable-validation --required-batch-size-multiple 1"
+    options += " --num-workers 0 --admin-fast off --no-save --disable-validation --required-batch-size-multiple 1"
     options += " --dropout 0.3 --attention-dropout 0.1 --activation-dropout 0.1"
     for side in ("encoder", "decoder"):
         options += f" --{side}-layers 3 --{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-attention-heads 2"
