@@ -6,6 +6,7 @@ B sentences   T units of a sentence   V vocabulary
 from __future__ import annotations
 
 import contextlib
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -82,6 +83,20 @@ def _refuse_unlike(model: Exportable) -> None:
         raise AdminError(f"this model is not an FSMT: {'; '.join(dict.fromkeys(reasons))}. Export it --to ctranslate2.")
 
 
+def _sizes(options: Namespace) -> dict[str, Any]:
+    """The sizes of either stack, by FSMTConfig's names."""
+    return {
+        f"{stack}_{name}": getattr(options, f"{stack}_{option}")
+        for stack in ("encoder", "decoder")
+        for name, option in (
+            ("layers", "layers"),
+            ("ffn_dim", "ffn_embed_dim"),
+            ("attention_heads", "attention_heads"),
+            ("layerdrop", "layerdrop"),
+        )
+    }
+
+
 def convert(model: Exportable, folder: Path) -> None:
     """Write config.json, generation_config.json and model.safetensors into a folder that exists.
 
@@ -106,16 +121,6 @@ def convert(model: Exportable, folder: Path) -> None:
     }
     special = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
     special.update(decoder_start_token_id=EOS, forced_eos_token_id=EOS)
-    sizes = {
-        f"{stack}_{name}": getattr(options, f"{stack}_{option}")
-        for stack in ("encoder", "decoder")
-        for name, option in (
-            ("layers", "layers"),
-            ("ffn_dim", "ffn_embed_dim"),
-            ("attention_heads", "attention_heads"),
-            ("layerdrop", "layerdrop"),
-        )
-    }
     fsmt = transformers.FSMTForConditionalGeneration(
         transformers.FSMTConfig(
             langs=list(model.languages),
@@ -129,7 +134,7 @@ def convert(model: Exportable, folder: Path) -> None:
             activation_dropout=options.activation_dropout or options.relu_dropout,
             scale_embedding=not options.no_scale_embedding,
             tie_word_embeddings=tied,
-            **sizes,
+            **_sizes(options),
             **search,
             **special,
         )

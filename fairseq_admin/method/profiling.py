@@ -164,6 +164,22 @@ def _from_first_rank(omega: Tensor) -> Tensor:
     return omega
 
 
+def _range(stack: str, omega: Tensor) -> str:
+    """What to say of a stack's ω. Shape (S,).
+
+    Raises:
+        AdminError: one is not a finite number.
+    """
+    bad = (~torch.isfinite(omega)).nonzero()
+    if len(bad):
+        raise AdminError(
+            f"profiling measured {omega[bad[0]].item()} for omega at sub-layer {bad[0].item() + 1} of the {stack}; a "
+            "finite number was expected. The model overflows on its first batch (or rank 0 failed: see its log); "
+            "check the embeddings given, or train in fp32."
+        )
+    return f"{stack} {len(omega)} sub-layers, omega {omega.min():.3f} to {omega.max():.3f}"
+
+
 def profile(
     model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_tokens: Tensor | None, rule: str, tokens: int
 ) -> dict[str, Any]:
@@ -206,16 +222,7 @@ def profile(
         raise failure
     for norm, value in zip(every, omega):
         norm.set_omega(value)
-    ranges = []
-    for name, part in zip(norms, omega.split([len(part) for part in norms.values()])):
-        bad = (~torch.isfinite(part)).nonzero()
-        if len(bad):
-            raise AdminError(
-                f"profiling measured {part[bad[0]].item()} for omega at sub-layer {bad[0].item() + 1} of the {name}; a "
-                "finite number was expected. The model overflows on its first batch (or rank 0 failed: see its log); "
-                "check the embeddings given, or train in fp32."
-            )
-        ranges.append(f"{name} {len(part)} sub-layers, omega {part.min():.3f} to {part.max():.3f}")
+    ranges = [_range(*named_part) for named_part in zip(norms, omega.split([len(part) for part in norms.values()]))]
     counts = real(used)
     logger.info(
         "Admin: profiled by rule %s on %s tokens in %.2f s: %s",
