@@ -18,6 +18,7 @@ $(RUN)/generate.txt: $(FINAL) $(RUN)/settings.generate.json
 	$(PYTHON) -m fairseq_cli.generate $(BINARY) $(USER_DIR) --path $< --gen-subset test \
 		$(TASK) --beam $(BEAM) --lenpen $(LENPEN) \
 		$(BATCH) $(TRANSLATED) $(GENERATE_ARGS) 2>&1 | tee $@.part | $(STEP).progress
+	test -s $@.part
 	mv $@.part $@
 
 $(RUN)/score.json: $(RUN)/generate.txt $(call both,$(RAW),test) $(RUN)/settings.score.json | \

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,13 @@ from recipes.steps.memory import GB, Sizes, activation_bytes, layer_bytes, need
 
 LENGTH = 24
 SENTENCES = 12
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.INFO)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def build(sizes: Sizes) -> torch.nn.Module:
@@ -72,7 +80,6 @@ DROPOUTS = {"none": (0.0, 0.0, 0.0), "dropout": (0.1, 0.0, 0.0), "all": (0.3, 0.
 @pytest.mark.parametrize("dropouts", list(DROPOUTS))
 @pytest.mark.parametrize("shape", [(6, 6, 32, 64, 2), (18, 18, 32, 128, 4), (2, 5, 64, 256, 4)])
 def test_activations_are_what_autograd_keeps(shape, dropouts, checkpoint):
-    logging.disable(logging.INFO)
     sizes = Sizes(*shape, 300, *DROPOUTS[dropouts], "fp32", checkpoint, gpu=False)
     model = build(sizes)
     expected = activation_bytes(sizes, SENTENCES * LENGTH, LENGTH)
@@ -86,7 +93,6 @@ def test_activations_are_what_autograd_keeps(shape, dropouts, checkpoint):
 
 def test_autocast_keeps_half_copies():
     """As above in amp, with the CPU's half type; without dropout, as with it the CPU's attention differs in half."""
-    logging.disable(logging.INFO)
     sizes = Sizes(6, 6, 64, 128, 4, 300, 0.0, 0.0, 0.0, "amp", gpu=False)
     model = build(sizes)
     expected = activation_bytes(sizes, SENTENCES * LENGTH, LENGTH) + 2 * sizes.parameters

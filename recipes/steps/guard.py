@@ -104,6 +104,8 @@ def supervise(command: list[str]) -> int:
     for number in ENDS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, _end)
+    # Before the command starts: whoever waits for its first word may then end the make above.
+    parent = os.getppid()
     lifeline, held = os.pipe()
     # GNU make hands its job server down in open files.
     group = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False, preexec_fn=os.setpgrp)
@@ -113,7 +115,6 @@ def supervise(command: list[str]) -> int:
         [sys.executable, "-c", watch], stdin=lifeline, preexec_fn=lambda: os.setpgid(0, group.pid)
     )
     os.close(lifeline)
-    parent = os.getppid()
     try:
         while os.getppid() == parent:
             with suppress(subprocess.TimeoutExpired):
