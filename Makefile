@@ -113,7 +113,7 @@ setup: $(VENV)/ready
 # Without CUDA_HOME: where it is set, fairseq-fixed compiles CUDA kernels that nothing here uses, and stops at a toolkit
 # of another version than torch's.
 # On a terminal pip shows how far it is.
-PIP := env -u CUDA_HOME $(RUN) -m pip install $$(test -t 1 || echo -q) --disable-pip-version-check
+PIP := env -u CUDA_HOME $(RUN) -m pip install $$(test -t 2 || echo -q) --disable-pip-version-check
 
 # torch first: fairseq-fixed builds against it, and in a build environment of its own pip would fetch a second one.
 # Python < 3.11 gets the official fairseq 0.12.2. Its dependencies' metadata needs an older pip and setuptools, and its
