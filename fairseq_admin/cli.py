@@ -151,12 +151,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Libraries tell nothing that the user cannot fix."""
-    for library in ("fairseq", "fairseq_admin", "hydra"):
-        logging.getLogger(library).setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Libraries tell nothing that the user cannot fix; a caller's own log is as it was afterwards."""
+    levels = {log: log.level for log in map(logging.getLogger, ("fairseq", "fairseq_admin", "hydra"))}
+    try:
+        for log in levels:
+            log.setLevel(logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in levels.items():
+            log.setLevel(level)
 
 
 def main(arguments: list[str] | None = None) -> int:

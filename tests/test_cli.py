@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 
 import pytest
@@ -139,6 +140,13 @@ def test_wrong_usage_is_status_2(arguments, capsys):
     assert (
         end.value.code == 2 and err.startswith("fairseq-admin") and err.endswith(" --help.\n") and err.count("\n") == 1
     )
+
+
+def test_a_callers_log_is_as_it_was(tmp_path, capsys):
+    log = logging.getLogger("fairseq_admin")
+    before = log.level
+    cli.main(["omega", str(tmp_path / "none.pt")])
+    assert log.level == before
 
 
 def test_version(capsys):
