@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 KEY = "admin_text"
@@ -18,14 +18,13 @@ They are named "encoder" and "decoder", the dictionary of either stack, or as th
 
 
 def of_bytes(content: bytes) -> str:
-    """The fingerprint of a file, or, if it is a JSON object, of what it says, whatever its layout."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        found = None
-    if isinstance(found, dict):
-        content = json.dumps(found, sort_keys=True).encode()
+    """The fingerprint of a file's content."""
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def of_settings(settings: Mapping[str, Any]) -> str:
+    """The fingerprint of what a text.json says, every setting with its value, whatever the file's layout."""
+    return of_bytes(json.dumps(dict(settings), sort_keys=True).encode())
 
 
 def of_dictionary(words: Sequence[str]) -> str:
