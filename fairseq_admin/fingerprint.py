@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .errors import AdminError
+
 KEY = "admin_text"
-"""The entry of a checkpoint's `task_state`, or of a folded one's `admin_fold`, that holds fingerprints.
+"""Where a state dict's metadata, which torch keeps next to the weights, holds fingerprints.
 
 They are named "encoder" and "decoder", the dictionary of either stack, or as the file is: "codes", "text.json".
 """
@@ -32,11 +35,41 @@ def of_dictionary(words: Sequence[str]) -> str:
     return of_bytes("\n".join(words[number] for number in range(len(words))).encode())
 
 
-def note(task: Any) -> None:
-    """Have the checkpoints of a task name its dictionaries, where it has one a stack."""
-    state = getattr(task, "state", None)
-    named = {"encoder": "source_dictionary", "decoder": "target_dictionary"}
-    dictionaries = {stack: getattr(task, name, None) for stack, name in named.items()}
-    found = {stack: of_dictionary(words) for stack, words in dictionaries.items() if words}
-    if state is not None and len(found) == len(named):
-        state.merge_state_dict({KEY: found})
+def of_stacks(stacks: Mapping[str, Any]) -> dict[str, str]:
+    """The fingerprint of the dictionary of each stack that knows it."""
+    found = {stack: getattr(module, "dictionary", None) for stack, module in stacks.items()}
+    return {stack: of_dictionary(words) for stack, words in found.items() if words}
+
+
+def noted(state: Mapping[str, Any]) -> dict[str, str]:
+    """The fingerprints that a state dict holds, none of a stock model's. A wrapper gives its model's a prefix."""
+    metadata = getattr(state, "_metadata", None)
+    entries = metadata.values() if isinstance(metadata, dict) else ()
+    found = next((entry[KEY] for entry in entries if isinstance(entry, dict) and KEY in entry), None)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def noting(state: Mapping[str, Any], fingerprints: Mapping[str, str]) -> OrderedDict[str, Any]:
+    """The state dict, of the same tensors, with these fingerprints in place of those that it holds."""
+    copied: Any = OrderedDict(state)
+    copied._metadata = OrderedDict({"": {KEY: dict(fingerprints)}})
+    return copied
+
+
+def refuse_other_dictionary(held: Mapping[str, str], stacks: Mapping[str, Any]) -> None:
+    """Refuse to load weights into a model that reads another dictionary; its size alone does not tell.
+
+    Args:
+        held: the fingerprints that come with the weights.
+        stacks: the model's.
+
+    Raises:
+        AdminError: a stack's dictionary is another.
+    """
+    for stack, own in of_stacks(stacks).items():
+        if held.get(stack) not in (None, own):
+            raise AdminError(
+                f"the checkpoint's {stack} was trained with another dictionary than the data's: with other units, or "
+                "the same in another order. Give the data that it was trained on (or, to make new data with its "
+                "dictionaries, fairseq-preprocess --srcdict and --tgtdict)."
+            )
