@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .errors import AdminError
@@ -18,6 +19,9 @@ KEY = "admin_text"
 
 They are named "encoder" and "decoder", the dictionary of either stack, or as the file is: "codes", "text.json".
 """
+
+FILE = "fingerprints.json"
+"""The file that holds them in a folder that was exported."""
 
 
 def of_bytes(content: bytes) -> str:
@@ -54,6 +58,28 @@ def noting(state: Mapping[str, Any], fingerprints: Mapping[str, str]) -> Ordered
     copied: Any = OrderedDict(state)
     copied._metadata = OrderedDict({"": {KEY: dict(fingerprints)}})
     return copied
+
+
+def write(folder: Path, fingerprints: Mapping[str, str]) -> None:
+    """Write the file into an exported folder."""
+    (folder / FILE).write_text(json.dumps(dict(fingerprints), indent=1) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> dict[str, str]:
+    """The fingerprints of an exported folder; none of one that another program wrote.
+
+    Raises:
+        AdminError: the file cannot be read as one.
+    """
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise AdminError(f"{folder / FILE} holds no fingerprints of the model's text. Export the folder again.")
+    return found
 
 
 def refuse_other_dictionary(held: Mapping[str, str], stacks: Mapping[str, Any]) -> None:
