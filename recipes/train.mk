@@ -87,7 +87,7 @@ include recipes/preflight/preflight.mk
 
 $(RUN)/average.pt: $(TRAINED) $(RUN)/settings.average.json
 	# average the last $(AVERAGE) checkpoints
-	$(PYTHON) -m fairseq_admin.cli average $(TO_AVERAGE) -o $@
+	$(PYTHON) -m fairseq_admin.cli average $(TO_AVERAGE) -o $@ --data $(BINARY)
 
 $(RUN)/omega.json: $(RUN)/average.pt
 	$(PYTHON) -m fairseq_admin.cli omega $< --json > $@.part
