@@ -18,6 +18,7 @@ from conftest import run_module
 from matplotlib import pyplot
 
 from fairseq_admin.method.schemes import SCHEMES
+from recipes.compare import cells
 from recipes.compare.curves import draw as draw_curves
 from recipes.compare.curves import mean_curve
 from recipes.compare.entropy import unigram_entropy
@@ -93,6 +94,20 @@ def test_bleu_is_of_the_tokens_in_the_order_of_the_test_set():
 
 
 # -- tables and figures ----------------------------------------------------------------------------------------------
+
+
+def test_how_far_a_grid_is(tmp_path):
+    """Cells of other grids in the folder do not count; those that an earlier make finished do, but not for the pace."""
+    names = ["a-6l-s1", "a-12l-s1", "b-6l-s1", "b-12l-s1", "b-18l-s1"]
+    assert cells.how_far(tmp_path, names, 1000, 1060) == "; 0 of 5 cells done"
+    for name, end in ((names[0], 500), (names[1], 1050), ("other-6l-s1", 1055)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").touch()
+        os.utime(tmp_path / name / "result.json", (end, end))
+    assert cells.how_far(tmp_path, names, 1000, 1060) == "; 2 of 5 cells done, 3 min 00 s left"
+    assert cells.how_far(tmp_path, names, 1051, 1060) == "; 2 of 5 cells done"
+    assert cells.how_far(tmp_path, names, None, 1060) == "; 2 of 5 cells done"
+    assert cells.how_far(tmp_path, names[:2], 1000, 1060) == "; 2 of 2 cells done"
 
 
 def result(**values):
@@ -274,6 +289,8 @@ def test_sensitivity_small_and_a_diverged_run(tmp_path):
     assert [row["lr"] for row in runs] == ["1e-3", "1e38"]
     assert runs[0]["verdict"] in ("learned", "plateau") and runs[1]["verdict"] == "diverged"
     assert (tmp_path / "sensitivity/heatmap.png").exists()
+    assert "post-ln-lr1e-3-b0.99-s1: training; 0 of 2 cells done\n" in done.stdout
+    assert re.search(r"; 1 of 2 cells done, [1-9].* s left\n", done.stdout) and "; 2 of 2 cells done\n" in done.stdout
 
 
 def test_a_cell_that_another_make_has_trained_meanwhile_is_left_alone(tmp_path):

@@ -54,11 +54,13 @@ SETTINGS = --arch transformer_admin --encoder-embed-dim $(WIDTH) --encoder-ffn-e
 	--optimizer $(OPTIMIZER) --clip-norm $(CLIP_NORM) --criterion label_smoothed_cross_entropy_fast --label-smoothing 0.1 \
 	--max-tokens $(MAX_TOKENS) --required-batch-size-multiple 1 --log-interval $(LOG_EVERY) \
 	$(SCHEDULE) $(DEVICE_ARGS) $(PRECISION_$(PRECISION)) $(TRAIN_ARGS)
+# How far the grid is, and since when, for what a cell says of itself.
+HOW_FAR = --cells $(CELLS) $(if $(SINCE),--since $(SINCE))
 RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
 .SECONDARY:
 all:
-	+@$(GUARD) -j $(JOBS) $(SUMMARY)
+	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) $(SUMMARY)
 	@cat $(firstword $(SUMMARY))
 	@echo; echo "Files: $(SUMMARY)"
 
@@ -87,11 +89,11 @@ endif
 
 $(OUT)/%/trained.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt | $(OUT)/settings.json
 	@$(PYTHON) -m recipes.compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --save-every $(SAVE_EVERY) \
-		--jobs $(JOBS) -- $(SETTINGS) $(OPTIONS_$*)
+		--jobs $(JOBS) $(HOW_FAR) -- $(SETTINGS) $(OPTIONS_$*)
 
 $(OUT)/entropy.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt
 	@$(PYTHON) -m recipes.compare.entropy $(BIN) --pair $(PAIR) -o $@
 
 $(OUT)/%/result.json: $(OUT)/%/trained.json $(OUT)/entropy.json
 	@$(PYTHON) -m recipes.compare.result $(@D) $(AXES_$*) --data $(BIN) --entropy $(OUT)/entropy.json \
-		--jobs $(JOBS) -- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)
+		--jobs $(JOBS) $(HOW_FAR) -- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)

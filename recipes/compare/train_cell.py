@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from recipes.compare import cells
 from recipes.compare.one_gpu import one_gpu
 from recipes.steps.common import run, write_lines
 from recipes.steps.guard import alone
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--save-every", type=int, required=True, help="updates between checkpoints and validations")
     parser.add_argument("--jobs", type=int, default=1, help="cells running side by side, spread over the GPUs")
+    cells.add_options(parser)
     args = parser.parse_args(arguments[:split])
     if args.updates < 1 or args.save_every < 1 or args.updates % args.save_every:
         raise ValueError(
@@ -48,6 +50,7 @@ def main() -> None:
     # Another make may be running the same grid: if it holds this cell, this call waits and then finds it done.
     with alone(args.cell / ".guard"):
         if not (args.cell / "trained.json").exists():
+            print(f"{args.cell.name}: training{cells.told(args)}", flush=True)
             train(args, arguments[split + 1 :])
 
 
