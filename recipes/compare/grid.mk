@@ -47,6 +47,9 @@ BEAM ?= 5
 $(call some-of,SCHEMES,$(METHODS))
 include recipes/precision.mk
 
+# $(call weights,SCHEME): some schemes draw feed-forward weights of their own, from Xavier's law, whatever FFN_INIT is.
+weights = $(if $(filter $(1),$(call field,FFN,$(TABLE_OF_SCHEMES))),--admin-ffn-init $(FFN_INIT))
+
 export OMP_NUM_THREADS ?= 1
 # fairseq's own models are built through the plugin too, which equals them bit for bit and says when a run diverges.
 SETTINGS = --arch transformer_admin --encoder-embed-dim $(WIDTH) --encoder-ffn-embed-dim $(FFN) \
@@ -66,7 +69,7 @@ all:
 
 # Translating is among what is held: a cell's checkpoints are gone once it has its result.
 $(OUT)/settings.json: $(if $(filter gpu,$(PRESET)),$(BIN)/dict.en.txt) FORCE
-	@$(STEP).settings $@ --models $(OUT) updates=$(UPDATES) beam=$(BEAM) \
+	@$(STEP).settings $@ --models $(OUT) updates=$(UPDATES) beam=$(BEAM) ffn_init=$(FFN_INIT) \
 		$(if $(filter cpu,$(PRESET)),pairs=$(PAIRS) words=$(WORDS),--with $(RUNS)/demo/data/settings.json) -- $(SETTINGS)
 
 ifeq ($(PRESET),cpu)
