@@ -18,7 +18,7 @@ from pathlib import Path
 
 from recipes.compare import cells
 from recipes.compare.one_gpu import one_gpu
-from recipes.compare.verdict import verdict
+from recipes.compare.verdict import left_plateau, verdict
 from recipes.steps.common import read_lines, replacing, run, write_lines
 from recipes.steps.logs import read_log
 from recipes.steps.results import commit, hardware
@@ -81,6 +81,7 @@ def main() -> None:
         "verdict": found.kind,
         "update": found.update,
         "bits": None if stopped else log.valid[max(log.valid)],
+        "left": left_plateau(log.valid, entropy),
         "entropy": entropy,
         "bleu": score,
         "signature": signature,
