@@ -380,7 +380,7 @@ def test_unknown_choices_are_refused(recipe, variable, message, tmp_path):
 @pytest.mark.slow
 def test_compare_small(tmp_path):
     """Killed in the middle, it continues; what is done stays; another setting is refused; a diverged run is a row."""
-    grid = ["SCHEMES=admin pre-ln", "DEPTHS=1", "RATES=1e-3", "SEEDS=1", "LEG=10"]
+    grid = ["SCHEMES=admin pre-ln", "DEPTHS=1", "RATES=1e-3", "SEEDS=1"]
     out = tmp_path / "compare"
     log = (tmp_path / "log").open("wb")
     running = subprocess.Popen(
@@ -389,31 +389,31 @@ def test_compare_small(tmp_path):
     )  # fmt: skip
     try:
         until = time.monotonic() + 240
-        while not list(out.glob("admin-1l-s1/checkpoints/checkpoint_*_*0.pt")):
+        while not list(out.glob("admin-1l-lr1e-3-s1/checkpoints/checkpoint_*_*0.pt")):
             assert running.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
             time.sleep(0.2)
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait()
-    assert not (out / "admin-1l-s1/trained.json").exists() and not (out / "table.md").exists()
+    assert not (out / "admin-1l-lr1e-3-s1/trained.json").exists() and not (out / "table.md").exists()
     done = make("compare", tmp_path, *grid)
     assert done.returncode != 0 and "was made with other settings (updates 100000 -> 20" in done.stderr
     (out / "settings.json").unlink()
-    kept = max(int(p.stem.rpartition("_")[2]) for p in out.glob("admin-1l-s1/checkpoints/checkpoint_*_*0.pt"))
+    kept = max(int(p.stem.rpartition("_")[2]) for p in out.glob("admin-1l-lr1e-3-s1/checkpoints/checkpoint_*_*0.pt"))
     done = make("compare", tmp_path, *grid, f"UPDATES={kept + 20}")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert f"Loaded checkpoint {out}/admin-1l-s1/checkpoints/" in (out / "admin-1l-s1/train.log").read_text()
+    assert f"Loaded checkpoint {out}/admin-1l-lr1e-3-s1/checkpoints/" in (out / "admin-1l-lr1e-3-s1/train.log").read_text()
     runs = list(csv.DictReader((out / "runs.csv").open()))
     assert [(row["scheme"], row["layers"], row["seed"]) for row in runs] == [("admin", "1", "1"), ("pre-ln", "1", "1")]
     assert all(0 < float(row["bits"]) < 20 and row["bleu"] and row["signature"] for row in runs)
-    assert re.search(r"\| admin +\| 1 +\| 1 +\|", done.stdout) and (out / "curves.png").exists()
+    assert re.search(r"\| Admin +\| 1 +\| 1e-3 ", done.stdout) and (out / "curves.png").exists()
     assert not list(out.rglob("*.part")) and not list(out.rglob("*.pt"))
     # More cells are added, and one of them diverges.
-    stamp = (out / "admin-1l-s1/result.json").stat().st_mtime_ns
-    again = [f"UPDATES={kept + 20}", "DEPTHS=1", "SEEDS=1"]
+    stamp = (out / "admin-1l-lr1e-3-s1/result.json").stat().st_mtime_ns
+    again = [f"UPDATES={kept + 20}", "DEPTHS=1", "RATES=1e-3", "SEEDS=1"]
     done = make("compare", tmp_path, *again, "SCHEMES=admin pre-ln")
     assert done.returncode == 0 and "trained" not in done.stdout
-    assert (out / "admin-1l-s1/result.json").stat().st_mtime_ns == stamp
+    assert (out / "admin-1l-lr1e-3-s1/result.json").stat().st_mtime_ns == stamp
 
 
 @pytest.mark.slow

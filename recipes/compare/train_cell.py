@@ -53,8 +53,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="cells running side by side, spread over the GPUs")
     cells.add_options(parser)
     args = parser.parse_args(arguments[:split])
-    args.leg = args.leg or args.updates
-    whole = args.save_every > 0 and args.updates >= args.leg >= args.save_every
+    args.leg = min(args.leg or args.updates, args.updates)
+    whole = args.save_every > 0 and args.leg >= args.save_every
     if not whole or args.updates % args.save_every or args.leg % args.save_every:
         raise ValueError(
             f"--updates {args.updates} and --leg {args.leg} are not multiples of --save-every {args.save_every}; the "
