@@ -402,7 +402,8 @@ def test_compare_small(tmp_path):
     kept = max(int(p.stem.rpartition("_")[2]) for p in out.glob("admin-1l-lr1e-3-s1/checkpoints/checkpoint_*_*0.pt"))
     done = make("compare", tmp_path, *grid, f"UPDATES={kept + 20}")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert f"Loaded checkpoint {out}/admin-1l-lr1e-3-s1/checkpoints/" in (out / "admin-1l-lr1e-3-s1/train.log").read_text()
+    log = (out / "admin-1l-lr1e-3-s1/train.log").read_text()
+    assert f"Loaded checkpoint {out}/admin-1l-lr1e-3-s1/checkpoints/" in log
     runs = list(csv.DictReader((out / "runs.csv").open()))
     assert [(row["scheme"], row["layers"], row["seed"]) for row in runs] == [("admin", "1", "1"), ("pre-ln", "1", "1")]
     assert all(0 < float(row["bits"]) < 20 and row["bleu"] and row["signature"] for row in runs)
