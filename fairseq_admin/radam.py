@@ -1,8 +1,9 @@
 """`--optimizer radam`: rectified Adam (Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and Beyond").
 
-torch's implementation does the arithmetic. Where torch differs from the optimizer behind Admin's published numbers, the
-latter is followed: no step, rather than a momentum step, while the variance is not tractable (ρ_t ≤ 5: the first five
-steps at β2 = 0.98), and decoupled weight decay p ← p - lr·wd·p, in those steps too.
+torch's implementation does the arithmetic. Where torch differs from the optimizer of the authors' Transformer-Clinic,
+the latter is followed: no step, rather than a momentum step (which microsoft/deepnmt takes too), while the variance is
+not tractable (ρ_t ≤ 5: the first five steps at β2 = 0.98), and decoupled weight decay p ← p - lr·wd·p, in those steps
+too.
 """
 
 import ast

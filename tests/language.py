@@ -14,7 +14,7 @@ import torch
 from conftest import run_module
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
-from reference import PAD, dictionary, fixup_attention, normalised, omega_paper, pre_ln, variance
+from reference import PAD, Branch, dictionary, ended, fixup_attention, omega_paper, variance
 from torch import Tensor, nn
 
 import fairseq_admin  # noqa: F401  (registers the model)
@@ -104,18 +104,18 @@ def by_hand(model: nn.Module, words: Tensor, sublayer: Callable[..., Tensor], bo
         start = x
 
         def attention(y: Tensor, layer=layer) -> Tensor:
-            return layer.self_attn(y, y, y, **masks)[0]
+            return layer.self_attn.forward(y, y, y, **masks)[0]
 
         def feed_forward(y: Tensor, layer=layer) -> Tensor:
-            return layer.fc2(layer.activation_fn(layer.fc1(y)))
+            return layer.fc2.forward(layer.activation_fn(layer.fc1.forward(y)))
 
         last: tuple[Any, ...] = ()
         first: tuple[Any, ...] = ()
         if bottom:
             first, last = (None,), (start,)
-        x = sublayer(x, attention, layer.self_attn_layer_norm, b, *first)
-        x = sublayer(x, feed_forward, layer.final_layer_norm, b, *last)
-    x = normalised(x, decoder.layer_norm) if sublayer is pre_ln else x
+        x = sublayer(x, Branch(attention, *[layer.self_attn] * 2), layer.self_attn_layer_norm, b, *first)
+        x = sublayer(x, Branch(feed_forward, layer.fc1, layer.fc2), layer.final_layer_norm, b, *last)
+    x = ended(x, decoder, sublayer)
     return x.transpose(0, 1) @ decoder.embed_tokens.weight.t()
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from reference import PAD, dictionary, fixup_attention, normalised, omega_paper, pre_ln, variance
+from reference import PAD, Branch, dictionary, ended, fixup_attention, normalised, omega_paper, variance
 from torch import Tensor, nn
 
 import fairseq_admin  # noqa: F401  (registers the model)
@@ -62,14 +62,14 @@ def by_hand(model: nn.Module, words: Tensor, sublayer: Callable[..., Tensor], bo
         last: tuple[Any, ...] = (x,) if bottom else ()
 
         def attention(y: Tensor, layer=layer) -> Tensor:
-            return layer.self_attn(y, y, y, key_padding_mask=mask, need_weights=False)[0]
+            return layer.self_attn.forward(y, y, y, key_padding_mask=mask, need_weights=False)[0]
 
         def feed_forward(y: Tensor, layer=layer) -> Tensor:
-            return layer.fc2(layer.activation_fn(layer.fc1(y)))
+            return layer.fc2.forward(layer.activation_fn(layer.fc1.forward(y)))
 
-        x = sublayer(x, attention, layer.self_attn_layer_norm, b, *first)
-        x = sublayer(x, feed_forward, layer.final_layer_norm, b, *last)
-    x = normalised(x, stack.layer_norm) if sublayer is pre_ln else x
+        x = sublayer(x, Branch(attention, *[layer.self_attn] * 2), layer.self_attn_layer_norm, b, *first)
+        x = sublayer(x, Branch(feed_forward, layer.fc1, layer.fc2), layer.final_layer_norm, b, *last)
+    x = ended(x, stack, sublayer)
     return head_by_hand(model, x)
 
 

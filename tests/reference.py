@@ -190,6 +190,44 @@ def b2t(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.LayerNorm, b: float, 
     return normalised(x + f(x) + (0 if bottom is None else bottom), norm)
 
 
+class Branch:
+    """f, and the modules that it begins and ends with, which hold a branch's own norms."""
+
+    def __init__(self, f: Callable[[Tensor], Tensor], first: nn.Module, last: nn.Module) -> None:
+        self.f, self.first, self.last = f, first, last
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.f(x)
+
+
+def keel(a: float) -> Callable[..., Tensor]:
+    """A sub-layer with norms of the branch's input and of the sum: LN(a x + f(LN(x)))."""
+    return lambda x, f, norm, b: normalised(a * x + f(normalised(x, f.first.input_norm)), norm)
+
+
+def peri_ln(x: Tensor, f: Branch, norm: nn.LayerNorm, b: float) -> Tensor:
+    """A sub-layer with norms of the branch's input and output: x + LN(f(LN(x)))."""
+    return x + normalised(f(normalised(x, norm)), f.last.output_norm)
+
+
+class ResiDual:
+    """Post-LN's sub-layer, which also adds up d, the stack's input and all branches."""
+
+    d: Tensor | None = None
+
+    def __call__(self, x: Tensor, f: Branch, norm: nn.LayerNorm, b: float) -> Tensor:
+        self.d = (x if self.d is None else self.d) + f(x)
+        return normalised(x + f(x), norm)
+
+
+def ended(x: Tensor, stack: nn.Module, sublayer: Callable[..., Tensor]) -> Tensor:
+    """What a stack gives for its last layer's x. Shape (T, B, C)."""
+    if isinstance(sublayer, ResiDual):
+        d, sublayer.d = sublayer.d, None
+        return x + normalised(d, stack.layer_norm)
+    return normalised(x, stack.layer_norm) if sublayer in (pre_ln, peri_ln) else x
+
+
 def scheme_by_hand(
     model: TransformerModelBase,
     src: Tensor,
@@ -214,12 +252,12 @@ def scheme_by_hand(
         for number, layer in enumerate(stack.layers):
 
             def self_attention(y: Tensor, layer=layer, mask=future) -> Tensor:
-                return layer.self_attn(y, y, y, need_weights=False, attn_mask=mask)[0]
+                return layer.self_attn.forward(y, y, y, need_weights=False, attn_mask=mask)[0]
 
             def encoder_attention(y: Tensor, layer=layer) -> Tensor:
                 # static_kv, as the decoder has it: fairseq then takes the softmax in single precision.
                 memory = outputs["encoder"]
-                return layer.encoder_attn(y, memory, memory, need_weights=False, static_kv=True)[0]
+                return layer.encoder_attn.forward(y, memory, memory, need_weights=False, static_kv=True)[0]
 
             def feed_forward(y: Tensor, layer=layer) -> Tensor:
                 hidden = (y @ layer.fc1.weight.t() + layer.fc1.bias).clamp(min=0)
@@ -230,11 +268,12 @@ def scheme_by_hand(
                 first, last = (lambda *a: b2t(*a, None)), (lambda *a, bottom=x: b2t(*a, bottom))
             else:
                 first = last = sublayer
-            x = first(x, self_attention, layer.self_attn_layer_norm, scale)
+            x = first(x, Branch(self_attention, *[layer.self_attn] * 2), layer.self_attn_layer_norm, scale)
             if side == "decoder":
-                x = first(x, encoder_attention, layer.encoder_attn_layer_norm, scale)
-            x = last(x, feed_forward, layer.final_layer_norm, scale)
-        outputs[side] = normalised(x, stack.layer_norm) if sublayer is pre_ln else x
+                branch = Branch(encoder_attention, *[layer.encoder_attn] * 2)
+                x = first(x, branch, layer.encoder_attn_layer_norm, scale)
+            x = last(x, Branch(feed_forward, layer.fc1, layer.fc2), layer.final_layer_norm, scale)
+        outputs[side] = ended(x, stack, sublayer)
     return outputs["decoder"].transpose(0, 1) @ model.decoder.embed_tokens.weight.t()
 
 

@@ -340,7 +340,7 @@ def test_branch_scales_by_hand():
     }
 
 
-@pytest.mark.parametrize("name", ["rezero", "t-fixup", "b2t"])
+@pytest.mark.parametrize("name", ["rezero", "t-fixup", "b2t", "residual", "peri-ln", "keel"])
 def test_schemes_without_a_stock_twin_are_refused(name):
     with pytest.raises(AdminError, match=f"of --admin-scheme {name}, whose layers no stock Transformer has"):
         fold.fold(Checkpoint(scheme(name)))

@@ -134,6 +134,9 @@ BY_HAND = {
     **dict.fromkeys(("t-fixup", "t-fixup-code"), reference.no_ln),
     **dict.fromkeys(("b2t", "b2t-code"), reference.b2t),
     **dict.fromkeys(("looklinear", "ds-init", "ds-init-code"), reference.post_ln()),
+    "residual": reference.ResiDual(),
+    "peri-ln": reference.peri_ln,
+    "keel": reference.keel(6),  # 2 · 3
 }
 
 
@@ -219,8 +222,8 @@ def test_every_parameter_has_its_initial_law(scheme):
             assert found == 0
             continue
         if name not in stock[0]:
-            # Fixup's single numbers, and the norm that ends a Pre-LN stack.
-            assert parameter.numel() == 1 or name.startswith("decoder.layer_norm."), name
+            # Fixup's single numbers, the norm that ends a stack, and a branch's.
+            assert parameter.numel() == 1 or "norm." in name, name
             assert found == 0 and parameter[0].item() == name.endswith(("weight", "branch_multiplier"))
             continue
         if gain is not None:

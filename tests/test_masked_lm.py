@@ -91,6 +91,9 @@ BY_HAND = {
     "rezero-post-ln": reference.post_ln(),
     **dict.fromkeys(("b2t", "b2t-code"), reference.b2t),
     **dict.fromkeys(("looklinear", "ds-init", "ds-init-code"), reference.post_ln()),
+    "residual": reference.ResiDual(),
+    "peri-ln": reference.peri_ln,
+    "keel": reference.keel(6),  # 2 · 3
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import reference
 import torch
-from golden import clinic, laws, omega
+from golden import clinic, laws, omega, residual
 
 from fairseq_admin.method.layers import shortcut_norms
 from fairseq_admin.method.profiling import measure
@@ -75,6 +75,21 @@ def test_fresh_model_has_their_omega_in_law(case):
         error = float(row["std"]) * math.sqrt(1 / len(ours) + 1 / omega.SEEDS)
         assert abs(mean - float(row["mean"])) <= 4 * error, row["norm"]
     assert len(theirs) == len(ours[0])
+
+
+def test_residual_gives_their_logits():
+    off = {"dropout": 0.0, "attention_dropout": 0.0}
+    model = reference.build("transformer_admin", words=residual.WORDS, admin_scheme="residual", **off, **residual.SIZES)
+    residual.fill(model)
+    with torch.no_grad():
+        logits = model(*residual.batch())[0]
+    theirs = rows(residual.TABLE)
+    for row in theirs:
+        expected = [float(row[f"logit_{i}"]) for i in range(residual.SHOWN)]
+        ours = logits[int(row["sentence"]), int(row["position"]), : residual.SHOWN].tolist()
+        # Single precision, summed in another order.
+        assert ours == pytest.approx(expected, abs=2e-5), row
+    assert len(theirs) == logits[..., 0].numel()
 
 
 @pytest.mark.parametrize("method", laws.METHODS)

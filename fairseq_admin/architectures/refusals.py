@@ -57,6 +57,16 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder",
         raise AdminError(
             "scale_resids was given: a second learned scale on the shortcut that Admin scales already. Leave it out."
         )
+    if scheme.branch_norm == "input" and cfg.cross_self_attention:
+        raise AdminError(
+            f"--cross-self-attention was given with --admin-scheme {cfg.admin_scheme}, which norms a self-attention's "
+            "input and not the encoder's output in it. Leave one of the two out."
+        )
+    if scheme.second_stream and cfg.no_decoder_final_norm:
+        raise AdminError(
+            f"--no-decoder-final-norm was given with --admin-scheme {cfg.admin_scheme}, whose second stream ends in "
+            "that norm. Leave one of the two out."
+        )
     if cfg.base_layers:
         raise AdminError(
             f"--base-layers {cfg.base_layers} was given; BASE layers add their own shortcut. Leave it out."

@@ -16,7 +16,9 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import Tensor, nn
 
 from . import fixup
+from .branch_norms import norm_inputs, norm_outputs
 from .schemes import SCHEMES, SUBLAYER_NORMS, Scheme, layers_of
+from .second_stream import pack, unpack
 
 
 class ShortcutNorm(nn.LayerNorm):
@@ -167,6 +169,9 @@ class _ScaledLayer(_FeedForward):
 
     shortcut_scale: Tensor | None
     branch_scale: nn.Parameter | None
+    second_stream: bool
+    d: Tensor | None = None
+    """The second stream, within a forward."""
 
     def _set_up(self, scheme: Scheme, stack: int, cfg) -> None:
         """Take over what a row of the table says of the encoder (stack 0) or the decoder (stack 1)."""
@@ -175,6 +180,9 @@ class _ScaledLayer(_FeedForward):
         )
         self.register_buffer("shortcut_scale", shortcut)  # type: ignore[attr-defined]
         self.branch_scale = nn.Parameter(torch.zeros(1)) if scheme.branch else None
+        self.second_stream = scheme.second_stream
+        if scheme.branch_norm:
+            (norm_inputs if scheme.branch_norm == "input" else norm_outputs)(self)
         if scheme.bottom:
             self.final_layer_norm = BottomNorm(self.embed_dim)  # type: ignore[attr-defined]
         if scheme.fixup:
@@ -185,7 +193,13 @@ class _ScaledLayer(_FeedForward):
                     setattr(self, name, nn.Identity())
 
     def forward(self, x: Tensor, *args, **kwargs):
-        """As fairseq's."""
+        """As fairseq's; with a second stream, x holds both."""
+        if self.second_stream:
+            x, self.d = unpack(x, self.embed_dim)  # type: ignore[attr-defined]
+            try:
+                return pack(super().forward(x, *args, **kwargs), self.d)  # type: ignore[misc]
+            finally:
+                self.d = None
         if not isinstance(self.final_layer_norm, BottomNorm):
             return super().forward(x, *args, **kwargs)  # type: ignore[misc]
         self.final_layer_norm.bottom = x
@@ -198,6 +212,8 @@ class _ScaledLayer(_FeedForward):
         """a · shortcut + b · branch. Shapes (T, B, C)."""
         if self.branch_scale is not None:
             x = x * self.branch_scale
+        if self.d is not None:
+            self.d = self.d + x
         if self.shortcut_scale is not None:
             residual = residual * self.shortcut_scale
         return residual + x

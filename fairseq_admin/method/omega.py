@@ -39,8 +39,8 @@ def next_omega(omega: Tensor, shortcut_variance: Tensor, branch_variance: Tensor
 
         ω_1 = 1,   ω_{i+1}² = Var[ω_i x_{i-1}] + Var[f_i]
 
-    This is what the authors' released code does, and what gave the published numbers: each ω is in place before the
-    next branch is measured. The paper's text describes `omega_from_variances` instead.
+    Each ω is in place before the next branch is measured, as in the authors' released code, which gave the published
+    numbers. That code also counts padding, trains ω_1, and its weight decay pulls ω to 0, not to what was profiled.
 
     Args:
         omega: ω_i, a scalar.
@@ -56,7 +56,9 @@ def next_omega(omega: Tensor, shortcut_variance: Tensor, branch_variance: Tensor
 def omega_from_variances(branch_variances: Tensor, input_variance: Tensor) -> Tensor:
     """Rule `paper`: shortcut scales that bound each branch's share of a Post-LN output.
 
-        ω_1 = 1,   ω_i² = Var[x_0] + Σ_{j<i} Var[f_j]  (i > 1)      Liu et al. 2020, section 4.3
+        ω_1 = 1,   ω_i² = Var[x_0] + Σ_{j<i} Var[f_j]  (i > 1)
+
+    Liu et al. 2020, section 4.3, completed: the paper's sum has no Var[x_0], with which ω_1 would be 0.
 
     Args:
         branch_variances: Var[f_j] with every ω = 1, in forward order. Shape (S,), one stack.

@@ -6,8 +6,9 @@ Every scheme is a Transformer whose sub-layers compute, from their shortcut x an
     LN( a · x + b · f(x) )        where it is "after" (Post-LN)
     a · x + b · f(x)              where there is "none"
 
-with a = 1 and b = 1 unless the row says otherwise. One row adds a layer's input once more in its last sub-layer, and
-one puts single numbers in place of its norms (fixup.py). A new scheme is a new row and, if needed, a function in
+with a = 1 and b = 1 unless the row says otherwise. One row adds a layer's input once more in its last sub-layer, one
+puts single numbers in place of its norms (fixup.py), two have one more norm in each branch (branch_norms.py), and one
+has a second stream of states (second_stream.py). A new scheme is a new row and, if needed, a function in
 initial_weights.py. This file needs the standard library only, so that recipes can read it without waiting for torch.
 
     N layers of the encoder   M layers of the decoder   l a layer's number in its stack, from 1   C channels
@@ -47,6 +48,10 @@ class Scheme(NamedTuple):
     """Whether b is one number per layer, shared by its sub-layers, 0 at first and trained."""
     bottom: bool = False
     """Whether a layer's input is added once more before the layer's last norm."""
+    branch_norm: str | None = None
+    """Which end of a branch has one more norm: "input", "output" or None."""
+    second_stream: bool = False
+    """Whether a stack also adds up its branches without norms, and ends in the sum of both."""
     fixup: bool = False
     """Whether Fixup's biases and multipliers, one number each, replace the norms."""
     weights: str | None = None
@@ -68,10 +73,10 @@ class Scheme(NamedTuple):
     def folds(self) -> bool:
         """Whether a stock Transformer can compute the scheme, with the weights that fold.py gives it.
 
-        A factor on a shortcut or a branch goes into the weights next to it; fairseq has no layer without norms, or with
-        one more shortcut.
+        A factor on a shortcut or a branch goes into the weights next to it; fairseq has no layer without norms, with
+        two norms a sub-layer, or with one more shortcut or stream.
         """
-        return not (self.bottom or "none" in self.norm)
+        return not (self.bottom or self.branch_norm or self.second_stream or "none" in self.norm)
 
 
 def deepnorm_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
@@ -83,6 +88,11 @@ def deepnorm_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
     if not (encoder_layers and decoder_layers):
         return ((2 * (encoder_layers + decoder_layers)) ** (1 / 4),) * 2
     return 0.81 * (encoder_layers**4 * decoder_layers) ** (1 / 16), (3 * decoder_layers) ** (1 / 4)
+
+
+def keel_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
+    """a, the constant on Keel's shortcut: the sub-layers of the stack. Chen and Wei 2026"""
+    return 2.0 * encoder_layers, (3.0 if encoder_layers else 2.0) * decoder_layers
 
 
 def stacks_of(model: Any) -> dict[str, Any]:
@@ -153,4 +163,7 @@ SCHEMES: dict[str, Scheme] = {
     "ds-init-code": Scheme(
         "DS-Init (code)", "bzhangGo/zero, models/transformer.py", weights="ds_init_code_weights", ffn=None
     ),
+    "residual": Scheme("ResiDual", "Xie et al. 2023; microsoft/ResiDual", second_stream=True),
+    "peri-ln": Scheme("Peri-LN", "Kim et al. 2025", norm=("before", "before"), branch_norm="output"),
+    "keel": Scheme("Keel", "Chen and Wei 2026", shortcut=keel_scales, branch_norm="input"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fairseq.models.transformer.transformer_decoder import TransformerDecoderBase
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
 from torch import nn
@@ -20,6 +22,7 @@ from .layers import (
     wrap_layer,
 )
 from .schemes import SCHEMES
+from .second_stream import SecondNorm
 
 
 def _first_frozen(stack: AdminEncoder | AdminDecoder, layer: nn.Module) -> nn.Module:
@@ -35,6 +38,15 @@ def _first_frozen(stack: AdminEncoder | AdminDecoder, layer: nn.Module) -> nn.Mo
     return layer
 
 
+def _set_end(stack: Any, channels: int, multiplier: bool) -> None:
+    """Put what a scheme's stack ends in, where that is not fairseq's, in the place of the norm there."""
+    scheme = SCHEMES[stack.cfg.admin_scheme]
+    if scheme.fixup:
+        stack.layer_norm = Shift(multiplier)
+    elif scheme.second_stream:
+        stack.layer_norm = SecondNorm(channels)
+
+
 class AdminEncoder(TransformerEncoderBase):
     """fairseq's encoder over the layers of a scheme."""
 
@@ -42,8 +54,7 @@ class AdminEncoder(TransformerEncoderBase):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        if SCHEMES[self.cfg.admin_scheme].fixup:
-            self.layer_norm = Shift(multiplier=True)
+        _set_end(self, self.cfg.encoder.embed_dim, multiplier=True)
         avoid_fast_path(self)
 
     def build_encoder_layer(self, cfg):
@@ -64,8 +75,7 @@ class AdminDecoder(TransformerDecoderBase):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        if SCHEMES[self.cfg.admin_scheme].fixup:
-            self.layer_norm = Shift()
+        _set_end(self, self.cfg.decoder.embed_dim, multiplier=False)
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         scheme = SCHEMES[cfg.admin_scheme]

@@ -135,6 +135,18 @@ def ds_init_code(laws):
     return drawn
 
 
+def with_norms(laws, modules, layers=True):
+    """One more norm, 1 and 0, in every layer's modules, or at the end of both stacks."""
+    found = {}
+    for stack, count in (("encoder", N), ("decoder", M)):
+        places = [f"{stack}.layers.{i}.{module}" for i in range(count) for module in modules] if layers else []
+        for place in places or [f"{stack}.layer_norm"]:
+            if stack == "decoder" or ".encoder_attn" not in place:
+                found[f"{place}.weight"] = (str(WIDTH), 1.0, 0.0, "constant")
+                found[f"{place}.bias"] = (str(WIDTH), 0.0, 0.0, "constant")
+    return {**laws, **found}
+
+
 def fixup(laws):
     """Without norms and bias vectors; single numbers instead. 2 branches in an encoder layer, 3 in a decoder layer."""
     branches = 2 * N + 3 * M
@@ -179,6 +191,9 @@ SCHEMES = {
     "looklinear": only_fc(post, plain_xavier),
     "ds-init": xavier(post, "uniform", lambda stack, layer, kind: (layer + 1) ** -0.5),
     "ds-init-code": ds_init_code(post),
+    "residual": with_norms(post, [], layers=False),
+    "peri-ln": with_norms(pre, [f"{last}.output_norm" for last in ("self_attn", "encoder_attn", "fc2")]),
+    "keel": with_norms(post, [f"{first}.input_norm" for first in ("self_attn", "encoder_attn", "fc1")]),
 }
 with open(Path(__file__).parent / "schemes.tsv", "w") as out:
     print("scheme", "name", "shape", "mean", "std", "law", sep="\t", file=out)
