@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from archives import write_tar
+from tokenizers.trainers import BpeTrainer
 
-from recipes.steps import bar, bpe, extract, split, tokenise
+from recipes.steps import bar, bpe, extract, merging, split, tokenise
 from recipes.steps.common import write_lines
 from recipes.steps.text import Text
 
@@ -92,8 +93,16 @@ with bar.bar("get x", 100) as shown:
     assert said.endswith("\r") and said.count("\n") == 4, "and at the end"
 
 
+def test_what_is_no_progress_goes_through(capfd):
+    with merging.shown(5):
+        os.write(2, b'a warning\n{"stage": 1}\nthe end')
+        sys.stderr.write("ours\n")
+    os.write(2, b"; after\n")
+    assert sorted(capfd.readouterr().err.splitlines()) == ["a warning", "ours", "the end; after", '{"stage": 1}']
+
+
 @pytest.fixture
-def steps(tmp_path, monkeypatch, capsys):
+def steps(tmp_path, monkeypatch, capfd):
     """steps(module, *arguments) -> the bar's last line under each title."""
     monkeypatch.setattr(bar, "SECONDS", 1e-9)
     lines = [" ".join(random.Random(1).choices(["eins", "zwei", "drei"], k=9))] * 20_000
@@ -104,7 +113,7 @@ def steps(tmp_path, monkeypatch, capsys):
     def last(module, *arguments: object) -> dict[str, str]:
         monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
         module.main()
-        return dict(re.findall(r"^(.+): (\S+ of \S+ \(\d+ %\)), \S+, \d\d:\d\d left$", capsys.readouterr().err, re.M))
+        return dict(re.findall(r"^(.+): (\S+ of \S+ \(\d+ %\)), \S+, \d\d:\d\d left$", capfd.readouterr().err, re.M))
 
     return last
 
@@ -117,7 +126,11 @@ def test_every_long_step_reads_n_of_n(steps, tmp_path):
     done = steps(split, raw, "--languages", "de", "en", "-o", tmp_path / "half")
     assert done == {f"split {tmp_path}/half": whole[both]}
     done = steps(bpe, "learn", 5, *pair, "-o", tmp_path / "codes")
-    assert done == {f"learn, reading {number} of 2": whole[both] for number in (1, 2)}
+    learning = {f"learn, reading {number} of 2": whole[both] for number in (1, 2)}
+    if merging.options(BpeTrainer):
+        words, merges = ("3.00 of 3.00 (100 %)", "5.00 of 5.00 (100 %)")
+        learning |= {"tokenize words": words, "count pairs": words, "compute merges": merges}
+    assert done == learning
     done = steps(bpe, "apply", tmp_path / "codes", *pair, "-o", tmp_path / "bpe")
     assert done == {f"apply to {path}": whole[one] for path in pair}
     archive = write_tar(tmp_path / "x.tar", {"text": pair[0].read_bytes(), "more": b"more\n"})

@@ -252,9 +252,14 @@ def test_profiles_the_same_omega(kind: str, padded: bool, onednn) -> None:
 def test_state_dicts_move_both_ways(kind: str) -> None:
     fast, plain, _ = pair(kind)
     assert list(fast.state_dict()) == list(plain.state_dict())
-    fast.load_state_dict(plain.state_dict())
-    for a, b in zip(fast.state_dict().values(), plain.state_dict().values()):
-        assert torch.equal(a, b)
+    torch.manual_seed(5)
+    for model, other in ((fast, plain), (plain, fast)):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += torch.randn(parameter.shape)
+        other.load_state_dict(model.state_dict())
+        for (key, a), b in zip(fast.state_dict().items(), plain.state_dict().values()):
+            assert torch.equal(a, b), key
     drawn = [KINDS[kind](admin_fast=fast)[0].state_dict() for fast in ("on", "off")]
     assert all(torch.equal(drawn[0][key], drawn[1][key]) for key in drawn[1]), "initial weights differ"
 

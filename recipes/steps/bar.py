@@ -41,8 +41,8 @@ class Lines:
 
 
 @contextmanager
-def bar(title: str, total: int | None, done: int = 0) -> Iterator[tqdm]:
-    """A bar that counts bytes; `update` it. Log messages of the block do not break it.
+def bar(title: str, total: int | None, done: int = 0, unit: str = "B") -> Iterator[tqdm]:
+    """A bar that counts bytes, or what `unit` names; `update` it. Log messages of the block do not break it.
 
     Args:
         title: what is done to what.
@@ -53,7 +53,7 @@ def bar(title: str, total: int | None, done: int = 0) -> Iterator[tqdm]:
     if not sys.stderr.isatty():
         look = {"file": Lines(), "mininterval": SECONDS, "bar_format": LINE if total else LINE_WITHOUT_TOTAL}
     shown = Bar(
-        desc=title, total=total, initial=done, unit="B", unit_scale=True, leave=False, miniters=1,
+        desc=title, total=total, initial=done, unit=unit, unit_scale=True, leave=False, miniters=1,
         delay=look["mininterval"], **look,
     )  # fmt: skip
     with logging_redirect_tqdm(tqdm_class=Bar), shown:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from recipes.steps import bar, cleaning, lengths, streaming
+from recipes.steps import bar, cleaning, lengths, merging, streaming
 from recipes.steps.cleaning import Cleaner
 from recipes.steps.common import run, write_lines, writing
 from recipes.steps.lengths import Long
@@ -61,19 +61,15 @@ def learn(lines: list[str] | Texts, merges: int) -> list[str]:
         # chooses between pairs that come equally often (issue 1794 of huggingface/tokenizers).
         special_tokens=[character + END for character in sorted(characters)],
         end_of_word_suffix=END,
-        show_progress=False,
+        **{"show_progress": False, **merging.options(trainers.BpeTrainer)},
     )
-    learner.train_from_iterator(_told(lines, merges), trainer)
+    with merging.shown(merges):
+        learner.train_from_iterator(lines, trainer)
     learnt = json.loads(learner.to_str())["model"]["merges"][:merges]
     found = [merge.split(" ") if isinstance(merge, str) else merge for merge in learnt]
     if len(found) < merges:
         logger.info("%d merges instead of %d: no other pair of units comes twice.", len(found), merges)
     return [f"{left} {right} 1" for left, right in found]
-
-
-def _told(lines: Iterable[str], merges: int) -> Iterator[str]:
-    yield from lines
-    logger.info("All texts are read; now the merges, %d at most, without a bar.", merges)
 
 
 class Texts:
