@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from recipes.preflight import forecast, known_corpus, machine, page, trial
-from recipes.steps.memory import GB, Sizes
+from recipes.steps.activations import Sizes
+from recipes.steps.memory import GB, need
 
 ROOT = Path(__file__).parents[1]
 
@@ -110,7 +111,7 @@ def test_a_model_that_does_not_fit_is_a_fault(args):
     options = "--max-tokens 8192 --update-freq 1".split()
     lines, fault = page.weights(args, Sizes(18, 18), options, 80 * GB)
     assert lines[0] == "plan: 1 x 4 x 1 batches of up to 8192 tokens an update" and fault is None
-    assert page.weights(args, Sizes(18, 18), options, 12 * GB)[1] == "the model does not fit its device"
+    assert page.weights(args, Sizes(18, 18), options, 8 * GB)[1] == "the model does not fit its device"
 
 
 def make(*variables: str) -> subprocess.CompletedProcess:
@@ -149,6 +150,25 @@ def test_an_unknown_recipe_is_refused_in_one_line():
     for variables, message in ((["RECIPE=wmt15"], "RECIPE=wmt15 is unknown"), ([], "RECIPE= is missing")):
         done = make(*variables)
         assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "rows"),
+    [
+        ("", {}),
+        ("METHOD=t-fixup", {"scheme": "t-fixup"}),
+        ("TRAIN_ARGS=--admin-fast off", {"layers": "plain"}),
+        ("TRAIN_ARGS=--quant-noise-scalar 0.1", {"layers": "plain"}),
+        ("TRAIN_ARGS=--admin-fast on --criterion label_smoothed_cross_entropy", {"loss": "plain"}),
+        ("TRAIN_ARGS=--criterion label_smoothed_cross_entropy_fast", {}),
+    ],
+)
+def test_a_plan_is_of_the_code_that_will_run(variables, rows):
+    sizes = Sizes(30, 3, 32, 64, 2, 10000, 0.3, 0.1, 0.1, "fp32", gpu=False, **rows)
+    call = ["make", "-n", "-f", "recipes/iwslt14/Makefile", "RUNS=nowhere", f"PYTHON={sys.executable}"]
+    call += ["PRESET=small", "ENCODER_LAYERS=30", *([variables] if variables else [])]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert f"# memory: {need(sizes, 2048, length=256)} memory not known here" in done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("recipe", ["demo", "lm", "iwslt14", "multi30k PRESET=cpu", "own DATA=. PAIR=de-en PRESET=gpu"])

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from recipes.preflight import forecast, known_corpus, machine, trial
 from recipes.steps import batch, gpus
+from recipes.steps.activations import Sizes
 from recipes.steps.common import run
-from recipes.steps.memory import Sizes, gigabytes, need
+from recipes.steps.memory import gigabytes, need
 
 HERE = Path(__file__).parent
 ARCHIVES = HERE.parent / "archives.tsv"
