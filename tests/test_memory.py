@@ -20,7 +20,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 import fairseq_admin  # noqa: F401  (registers transformer_admin)
 from recipes.preflight.sample import write_sample
 from recipes.steps.activations import LAYERS, Sizes, activation_bytes, layer_bytes
-from recipes.steps.memory import GB, need
+from recipes.steps.memory import GB, HEAP, need
 from recipes.steps.plugin import SCHEMES
 
 LENGTH = 24
@@ -167,4 +167,6 @@ def test_the_peak_is_a_training_process(code, tmp_path):
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     measured = json.loads((tmp_path / "weight.json").read_text())["growth"]
-    assert need(sizes, 2048, length=100).peak == pytest.approx(measured, rel=0.1)
+    wanted = need(sizes, 2048, length=100)
+    # What malloc would keep, and does not with these settings.
+    assert wanted.peak - HEAP * (wanted.activations + wanted.loss) == pytest.approx(measured, rel=0.1)
