@@ -5,11 +5,16 @@
 
 include recipes/precision.mk
 
+# Which code computes the layers and the loss: fairseq's own where TRAIN_ARGS wants it, or has an option that the fast code
+# gives way to.
+PLAIN_LAYERS := $(filter off --admin-fast=off --quant-noise-% --cross-self-attention %-xformers-att-config,$(TRAIN_ARGS))
+PLAIN_LOSS := $(and $(filter --criterion --criterion=%,$(TRAIN_ARGS)),$(if $(filter %_fast,$(TRAIN_ARGS)),,yes))
 # Units of the longest sentences, which a batch of them must fit with.
 LONGEST ?= 256
 MODEL_SIZES := --encoder-layers $(or $(ENCODER_LAYERS),0) --decoder-layers $(or $(DECODER_LAYERS),$(LAYERS)) --width $(WIDTH) \
 	--ffn $(FFN) --heads $(HEADS) --words $(MERGES) --dropout $(DROPOUT) $(ATTENTION_DROPOUT:%=--attention-dropout %) \
 	$(ACTIVATION_DROPOUT:%=--activation-dropout %) --precision $(or $(PRECISION),fp32) --length $(LONGEST) \
+	--scheme $(METHOD) $(if $(PLAIN_LAYERS),--layers plain) $(if $(PLAIN_LOSS),--loss plain) \
 	$(if $(filter --checkpoint-activations,$(TRAIN_ARGS)),--checkpoint) $(ON_CPU)
 
 # Either a recipe says MAX_TOKENS and UPDATE_FREQ; or it says TOKENS an update and the paper's batch A_DEVICE, and the

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from recipes.steps import batch
-from recipes.steps.memory import GB, Sizes
+from recipes.steps.activations import Sizes
+from recipes.steps.memory import GB
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,16 +63,16 @@ def test_the_largest_batch_that_fits_is_taken(layers, precision):
     assert sizes == sorted(sizes) and len(sizes) >= 2
 
 
-def test_a_hundred_layers_on_16_32_and_80_gb():
+def test_a_hundred_layers_on_15_34_and_86_gb():
     """The numbers come from the formula; tests/test_memory.py checks that the formula is right."""
     found, planned = batch.plan(32768, device(100, 85.9, workers=4))
     assert (found, planned.sizes.checkpoint) == ((8192, 1), False)
     found, planned = batch.plan(32768, device(100, 34.4, workers=4))
     assert (found, planned.sizes.checkpoint) == ((2048, 4), False)
-    with pytest.raises(ValueError, match=r"batch of 1024 tokens needs 1\d\.\d GB .* a device has 16.9 GB, even with "
+    with pytest.raises(ValueError, match=r"batch of 1024 tokens needs 1\d\.\d GB .* a device has 15.0 GB, even with "
                        r"--checkpoint-activations. Take PRECISION=me-fp16, a GPU"):  # fmt: skip
-        batch.plan(32768, device(100, 16.9, workers=4))
-    found, planned = batch.plan(32768, device(100, 16.9, workers=4, precision="me-fp16"))
+        batch.plan(32768, device(100, 15, workers=4))
+    found, planned = batch.plan(32768, device(100, 15, workers=4, precision="me-fp16"))
     assert planned.sizes.checkpoint
     assert "; with --checkpoint-activations, as no sensible batch fits without" in batch.explained(
         found, planned, False
@@ -97,7 +98,7 @@ def test_a_batch_of_the_users_must_make_up_the_update():
     with pytest.raises(ValueError, match="MAX_TOKENS=3000 on 2 devices .* Take 1024 or 2048 or 4096 or 8192, or leave"):
         batch.given(32768, there, 3000)
     with pytest.raises(ValueError, match="a batch of 32768 tokens needs .* even with --checkpoint-activations"):
-        batch.given(32768, device(18, 12), 32768)
+        batch.given(32768, device(18, 6), 32768)
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess:
@@ -110,7 +111,7 @@ def test_the_command_needs_only_the_standard_library():
     done = command(32768, "--a-device", 8192, "--devices", 2, "--nodes", 2, "--memory", 32, "--encoder-layers", 18)
     plan, why = done.stdout.splitlines()
     assert (done.returncode, plan) == (0, "GPUS=2 MAX_TOKENS=8192 UPDATE_FREQ=1 CHECKPOINT=no")
-    assert re.fullmatch(r"1\d\.\d GB \(weights, .* activations [\d.]+, .*\) of 32.0 GB", why)
+    assert re.fullmatch(r"\d\.\d GB \(weights, .* activations [\d.]+, .*\) of 32.0 GB", why)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_admin  # noqa: F401  (registers transformer_admin)
 from recipes.preflight.sample import write_sample
-from recipes.steps.memory import GB, Sizes, activation_bytes, layer_bytes, need
+from recipes.steps.activations import LAYERS, Sizes, activation_bytes, layer_bytes
+from recipes.steps.memory import GB, HEAP, need
+from recipes.steps.plugin import SCHEMES
 
 LENGTH = 24
 SENTENCES = 12
@@ -32,9 +34,9 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def build(sizes: Sizes) -> torch.nn.Module:
-    options = Namespace(share_all_embeddings=True, update_freq=[1], checkpoint_activations=sizes.checkpoint)
-    options.admin_fast = "off"  # the fast layers keep less; the plan is for the plain ones
+def build(sizes: Sizes, tied: bool = True) -> torch.nn.Module:
+    options = Namespace(share_all_embeddings=tied, update_freq=[1], checkpoint_activations=sizes.checkpoint)
+    options.admin_fast, options.admin_scheme = ("on" if sizes.layers == "fast" else "off"), sizes.scheme
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         setattr(options, name, getattr(sizes, name))
     for side, layers in (("encoder", sizes.encoder_layers), ("decoder", sizes.decoder_layers)):
@@ -76,27 +78,42 @@ def saved_bytes(model: torch.nn.Module, words: int, autocast: bool = False) -> i
 DROPOUTS = {"none": (0.0, 0.0, 0.0), "dropout": (0.1, 0.0, 0.0), "all": (0.3, 0.1, 0.1)}
 
 
+# Biases, masks that all layers share, and the like are not counted: 1 or 2 %.
+WITHIN = 0.05
+
+
+@pytest.mark.parametrize("layers", list(LAYERS))
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["", "checkpointed"])
 @pytest.mark.parametrize("dropouts", list(DROPOUTS))
 @pytest.mark.parametrize("shape", [(6, 6, 32, 64, 2), (18, 18, 32, 128, 4), (2, 5, 64, 256, 4)])
-def test_activations_are_what_autograd_keeps(shape, dropouts, checkpoint):
-    sizes = Sizes(*shape, 300, *DROPOUTS[dropouts], "fp32", checkpoint, gpu=False)
+def test_activations_are_what_autograd_keeps(shape, dropouts, checkpoint, layers):
+    sizes = Sizes(*shape, 300, *DROPOUTS[dropouts], "fp32", checkpoint, layers=layers, gpu=False)
     model = build(sizes)
     expected = activation_bytes(sizes, SENTENCES * LENGTH, LENGTH)
     if checkpoint:
         # Without a backward pass, no layer is recomputed.
         expected -= SENTENCES * LENGTH * max(layer_bytes(sizes, LENGTH, decoder=side) for side in (False, True))
-    # Biases, masks that all layers share, and the like are not counted: 1 or 2 %.
-    assert saved_bytes(model, sizes.words) == pytest.approx(expected, rel=0.05)
+    assert saved_bytes(model, sizes.words) == pytest.approx(expected, rel=WITHIN)
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(sizes.parameters, rel=0.01)
 
 
-def test_autocast_keeps_half_copies():
+@pytest.mark.parametrize("layers", list(LAYERS))
+@pytest.mark.parametrize("scheme", list(SCHEMES))
+def test_every_schemes_activations(scheme, layers):
+    """Embeddings of their own change the number of parameters, and no activation."""
+    sizes = Sizes(6, 6, 64, 256, 4, 300, 0.1, 0.1, 0.1, "fp32", scheme=scheme, layers=layers, gpu=False)
+    expected = activation_bytes(sizes, SENTENCES * LENGTH, LENGTH)
+    for tied in (True, False):
+        assert saved_bytes(build(sizes, tied), sizes.words) == pytest.approx(expected, rel=WITHIN)
+
+
+@pytest.mark.parametrize("layers", list(LAYERS))
+def test_autocast_keeps_half_copies(layers):
     """As above in amp, with the CPU's half type; without dropout, as with it the CPU's attention differs in half."""
-    sizes = Sizes(6, 6, 64, 128, 4, 300, 0.0, 0.0, 0.0, "amp", gpu=False)
+    sizes = Sizes(6, 6, 64, 128, 4, 300, 0.0, 0.0, 0.0, "amp", layers=layers, gpu=False)
     model = build(sizes)
     expected = activation_bytes(sizes, SENTENCES * LENGTH, LENGTH) + 2 * sizes.parameters
-    assert saved_bytes(model, sizes.words, autocast=True) == pytest.approx(expected, rel=0.05)
+    assert saved_bytes(model, sizes.words, autocast=True) == pytest.approx(expected, rel=WITHIN)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +122,13 @@ def test_autocast_keeps_half_copies():
 )
 def test_the_papers_models_on_a_gpu(layers, tokens, expected):
     """Against an estimate made by hand from the saved tensors of single layers, at about 36 units per sentence."""
-    sizes = Sizes(*layers, activation_dropout=0.1, attention_dropout=0.1)
+    sizes = Sizes(*layers, activation_dropout=0.1, attention_dropout=0.1, layers="plain", loss="plain")
     assert need(sizes, tokens, length=36).peak / GB == pytest.approx(expected, rel=0.1)
 
 
 def test_a_layers_bytes_a_token_in_half_precision():
     """Measured on a CPU, with dropout's masks counted as a byte: 19.1 KiB, 27.5 KiB; 1 KiB with checkpointing."""
-    sizes = Sizes(attention_dropout=0.1, activation_dropout=0.1)
+    sizes = Sizes(attention_dropout=0.1, activation_dropout=0.1, layers="plain")
     # A GPU's kernel keeps its result in one more order: 1 KiB; the decoder's keeps a mask of S x h x 2 bytes.
     assert layer_bytes(sizes, 36, decoder=False) / 1024 - 1 == pytest.approx(19.1, abs=0.1)
     assert layer_bytes(sizes, 36, decoder=True) / 1024 - 1 - 36 * 8 * 2 / 1024 == pytest.approx(27.5, abs=0.1)
@@ -131,14 +148,16 @@ def test_precisions_hold_what_fairseqs_optimizers_hold():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
-def test_the_peak_is_a_training_process(tmp_path):
+@pytest.mark.parametrize("code", ["plain", "fast"])
+def test_the_peak_is_a_training_process(code, tmp_path):
     """`make iwslt14 PRESET=small`: its model and batch, with the real dictionary's size, through fairseq-train."""
-    sizes = Sizes(3, 3, 32, 64, 2, 10000, 0.3, 0.1, 0.1, "fp32", gpu=False)
+    sizes = Sizes(3, 3, 32, 64, 2, 10000, 0.3, 0.1, 0.1, "fp32", layers=code, loss=code, gpu=False)
+    fast, suffix = ("on", "_fast") if code == "fast" else ("off", "")
     write_sample(tmp_path, ("a", "b"), (25, 25), 100, sizes.words, 2048 * 6)
     options = "--user-dir fairseq_admin --arch transformer_admin --share-all-embeddings --optimizer radam --lr 1e-4"
-    options += " --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 2048 --max-update 4 --cpu"
-    options += " --num-workers 0 --admin-fast off --no-save --disable-validation --required-batch-size-multiple 1"
-    options += " --dropout 0.3 --attention-dropout 0.1 --activation-dropout 0.1"
+    options += f" --criterion label_smoothed_cross_entropy{suffix} --label-smoothing 0.1 --max-tokens 2048 --cpu"
+    options += f" --max-update 4 --num-workers 0 --admin-fast {fast} --no-save --disable-validation"
+    options += " --required-batch-size-multiple 1 --dropout 0.3 --attention-dropout 0.1 --activation-dropout 0.1"
     for side in ("encoder", "decoder"):
         options += f" --{side}-layers 3 --{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-attention-heads 2"
     command = [sys.executable, "-m", "recipes.preflight.weigh", tmp_path / "weight.json", tmp_path, *options.split()]
@@ -148,4 +167,6 @@ def test_the_peak_is_a_training_process(tmp_path):
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     measured = json.loads((tmp_path / "weight.json").read_text())["growth"]
-    assert need(sizes, 2048, length=100).peak == pytest.approx(measured, rel=0.1)
+    wanted = need(sizes, 2048, length=100)
+    # What malloc would keep, and does not with these settings.
+    assert wanted.peak - HEAP * (wanted.activations + wanted.loss) == pytest.approx(measured, rel=0.1)

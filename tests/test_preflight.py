@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gzip
 import os
 import re
 import subprocess
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from recipes.preflight import forecast, known_corpus, machine, page, trial
-from recipes.steps.memory import GB, Sizes
+from recipes.steps.activations import Sizes
+from recipes.steps.memory import GB, need
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,37 +32,56 @@ def test_an_updates_time_is_the_wall_clocks_after_warm_up():
     assert (found.updates, found.seconds, found.tokens, found.memory) == (6, 2.0, 900, 6 * 2**30)
     alone = trial.summarise(intervals[:1], 1024, growth=123, total=None)
     assert (alone.updates, alone.seconds, alone.memory) == (1, 1.5, 123)
+    # The fourth was told at 38, 28 after the beginning, of which four updates took 8.
+    assert trial.summarise(intervals, 1024, growth=1, total=None, began=10).start == 20
 
 
 def test_a_forecast_is_of_the_run_and_not_of_the_trial():
     """Trial: 900 of 1,024 tokens in 2 s. Run: 8 times the update, 90,000 target tokens an epoch: 12.5 of them."""
     measured = trial.Measured(updates=20, seconds=2.0, tokens=900, batch=1024, memory=0)
-    found = forecast.forecast(measured, pairs=4500, units=20, tokens=8192, epochs=432, updates=None)
+    corpus = trial.Corpus(("de", "en"), 4500, (20, 20), 100, 1000)
+    found = forecast.forecast(measured, corpus, tokens=8192, epochs=432, updates=None, save_every=900)
     assert (found.updates_an_epoch, found.seconds_an_update, found.tokens_a_second) == (12.5, 16.0, 450.0)
     assert found.days == 1.0
     lines = forecast.lines(found, now=datetime.datetime(2030, 1, 31, 12), price=2.5, devices=4, save_every=900)
     said = "\n".join(lines)
     assert "ends on 2030-02-01 12:00" in said and "cost: 240.00, at 2.5 an hour" in said
-    assert "up to 900 updates, 4.0 hours" in said and "5400 updates in all: 1.0 days" in said
-    assert forecast.forecast(measured, pairs=1, units=1, tokens=1024, epochs=None, updates=7).updates == 7
-    assert [forecast.length(days) for days in (800, 3, 0.25, 0.01)] == [
+    assert "up to 900 updates, 4.0 hours" in said and "5400 updates in all: 1.0 days; 438 val" in said
+    assert [forecast.length(days) for days in (800, 3, 0.25, 0.01, 0.5 / 1440, 0.00001)] == [
         "2.2 years",
         "3.0 days",
         "6.0 hours",
         "14.4 minutes",
+        "30 seconds",
+        "0.9 seconds",
     ]
+
+
+def test_a_forecast_counts_the_start_and_every_validation():
+    """1,350 units to validate on at 450 a second, forward alone: 1 s. 700 updates of 1 s, and 7 validations; 96 s."""
+    measured = trial.Measured(updates=20, seconds=2.0, tokens=900, batch=2048, memory=0, start=96.0)
+    corpus = trial.Corpus(("de", "en"), 1, (20, 10), 100, 1000, valid=135)
+    found = forecast.forecast(measured, corpus, tokens=1024, epochs=None, updates=700, save_every=100)
+    assert (found.training, found.validation, found.days) == pytest.approx((700 / 86400, 7 / 86400, 803 / 86400))
+    (said,) = [line for line in forecast.lines(found, now=datetime.datetime(2030, 1, 1), price=None, devices=1,
+                                               save_every=100) if "updates in all" in line]  # fmt: skip
+    assert said.endswith(
+        "11.7 minutes; 7 validations: 7.0 seconds; start: 1.6 minutes; together 13.4 minutes, checkpoints apart"
+    )
 
 
 def test_on_a_cpu_the_same_model_trains_with_small_batches():
     given = "--arch x --fp16 --fp16-no-flatten-grads --fp16-scale-window 256 --threshold-loss-scale 0.03125 --lr 1"
     given += " --max-tokens 8192 --update-freq 4"
     given += " --distributed-world-size 2 --distributed-init-method tcp://h:1 --distributed-rank 0"
-    options = trial.on_cpu(given.split())
+    options = trial.on_cpu(given.split(), 10**8)
     assert not [word for word in options if "fp16" in word or word in ("256", "0.03125", "tcp://h:1")]
     assert [trial.option(options, name) for name in ("--max-tokens", "--update-freq", "--lr")] == ["1024", "1", "1"]
     assert (trial.held(given.split()), trial.held(options)) == (65536, 1024) and "--cpu" in options
     for flag in ("--memory-efficient-fp16", "--amp", "--bf16"):
-        assert flag not in trial.on_cpu(["--arch", "x", flag])
+        assert flag not in trial.on_cpu(["--arch", "x", flag], 10**8)
+    # An update of such a model takes minutes with 1,024.
+    assert trial.option(trial.on_cpu(given.split(), 10**9), "--max-tokens") == "256"
 
 
 @pytest.fixture
@@ -101,16 +122,18 @@ def test_a_text_of_ones_own_is_counted(tmp_path):
     # 4 lines of 45 bytes: 10 units of 4.5 bytes and the sentence's end; of 90 bytes: 20 and the end.
     for language, size in (("de", 45), ("en", 90)):
         (tmp_path / f"train.{language}").write_text(("x" * (size - 1) + "\n") * 4)
+        with gzip.open(tmp_path / f"valid.{language}.gz", "wt") as file:
+            file.write("x\n" * 7)
     found = known_corpus.stated("own/mine/de-en", ("de", "en"), 256, 10000, tmp_path)
     assert (found.corpus.pairs, found.corpus.units, found.prepared) == (4, (11, 21), False)
-    assert (found.text, found.binary) == (3 * 4 * (45 + 90), 2 * 4 * 32)
+    assert (found.text, found.binary, found.corpus.valid) == (3 * 4 * (45 + 90), 2 * 4 * 32, 7)
 
 
 def test_a_model_that_does_not_fit_is_a_fault(args):
     options = "--max-tokens 8192 --update-freq 1".split()
     lines, fault = page.weights(args, Sizes(18, 18), options, 80 * GB)
     assert lines[0] == "plan: 1 x 4 x 1 batches of up to 8192 tokens an update" and fault is None
-    assert page.weights(args, Sizes(18, 18), options, 12 * GB)[1] == "the model does not fit its device"
+    assert page.weights(args, Sizes(18, 18), options, 8 * GB)[1] == "the model does not fit its device"
 
 
 def make(*variables: str) -> subprocess.CompletedProcess:
@@ -126,7 +149,8 @@ def test_a_recipe_that_works_has_a_page(tmp_path):
     assert done.returncode == 0, done.stderr
     for expected in (
         r"trains on the CPU: fp32", r"plan: 1 x 1 x 1 batches of up to 1024 tokens", r"memory: 0\.\d\d GB \(.*\) of ",
-        r"disk: .* free at ", r"timed: 5 updates of \d+ target tokens on this CPU", r"1000 updates in all: ",
+        r"disk: .* free at ", r"timed: 5 updates of \d+ target tokens on this CPU",
+        r"1000 updates in all: .* start: \d",
         r"started now, it ends on \d{4}-", r"cost: [\d.]+, at 2 an hour", r"a kill loses .* up to 50 updates",
         r"It can work here\.",
     ):  # fmt: skip
@@ -149,6 +173,25 @@ def test_an_unknown_recipe_is_refused_in_one_line():
     for variables, message in ((["RECIPE=wmt15"], "RECIPE=wmt15 is unknown"), ([], "RECIPE= is missing")):
         done = make(*variables)
         assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "rows"),
+    [
+        ("", {}),
+        ("METHOD=t-fixup", {"scheme": "t-fixup"}),
+        ("TRAIN_ARGS=--admin-fast off", {"layers": "plain"}),
+        ("TRAIN_ARGS=--quant-noise-scalar 0.1", {"layers": "plain"}),
+        ("TRAIN_ARGS=--admin-fast on --criterion label_smoothed_cross_entropy", {"loss": "plain"}),
+        ("TRAIN_ARGS=--criterion label_smoothed_cross_entropy_fast", {}),
+    ],
+)
+def test_a_plan_is_of_the_code_that_will_run(variables, rows):
+    sizes = Sizes(30, 3, 32, 64, 2, 10000, 0.3, 0.1, 0.1, "fp32", gpu=False, **rows)
+    call = ["make", "-n", "-f", "recipes/iwslt14/Makefile", "RUNS=nowhere", f"PYTHON={sys.executable}"]
+    call += ["PRESET=small", "ENCODER_LAYERS=30", *([variables] if variables else [])]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert f"# memory: {need(sizes, 2048, length=256)} memory not known here" in done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("recipe", ["demo", "lm", "iwslt14", "multi30k PRESET=cpu", "own DATA=. PAIR=de-en PRESET=gpu"])

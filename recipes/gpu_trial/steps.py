@@ -12,7 +12,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from recipes.preflight import trial
-from recipes.steps.memory import Sizes, need
+from recipes.steps.activations import Sizes
+from recipes.steps.memory import need
 
 LIMIT = 480.0
 """Seconds that a step may take."""
@@ -47,11 +48,11 @@ class Scale:
 
 ON_GPU = Scale(
     "cuda", ((6, 6), (18, 18), (60, 12)), (4096, 8192, 16384), tuple(PRECISIONS),
-    Sizes(attention_dropout=0.1, activation_dropout=0.1), 12, ("-m", "cuda", "tests"),
+    Sizes(attention_dropout=0.1, activation_dropout=0.1, loss="plain"), 12, ("-m", "cuda", "tests"),
 )  # fmt: skip
 ON_CPU = Scale(
-    "cpu", ((1, 1), (2, 1)), (256, 512), ("fp32", "bf16"), Sizes(width=16, ffn=32, heads=2, words=100, gpu=False), 3,
-    ("tests/test_omega.py",),
+    "cpu", ((1, 1), (2, 1)), (256, 512), ("fp32", "bf16"),
+    Sizes(width=16, ffn=32, heads=2, words=100, loss="plain", gpu=False), 3, ("tests/test_omega.py",),
 )  # fmt: skip
 
 ENDS = {"failed": "failure", "broken": "error", "skipped": "skipped"}

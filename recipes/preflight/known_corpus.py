@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,41 +31,52 @@ def prepared(binary: Path, pair: tuple[str, str], longest: int) -> KnownCorpus:
 
     name = f"train.{pair[0]}-{pair[1]}" if (binary / f"dict.{pair[0]}.txt").exists() else "train"
     languages = pair if name != "train" else (None, None)
-    data = [make_dataset(str(binary / (f"{name}.{side}" if side else name)), "mmap") for side in languages]
+    paths = [str(binary / (f"{name}.{side}" if side else name)) for side in languages]
+    data = [make_dataset(path, "mmap") for path in paths]
+    valid = make_dataset(str(binary / Path(paths[1]).name.replace("train", "valid", 1)), "mmap")
     units = [float(each.sizes.sum()) / len(each) for each in data]
     words = len(read_lines(next(binary.glob("dict*.txt")))) + 4
     longest = min(longest, int(max(each.sizes.max() for each in data)))
-    return KnownCorpus(Corpus(pair, len(data[1]), (units[0], units[1]), longest, words), True, 0.0, 0.0)
+    return KnownCorpus(Corpus(pair, len(data[1]), (units[0], units[1]), longest, words, len(valid)), True, 0.0, 0.0)
+
+
+def lines_and_bytes(stem: Path) -> tuple[int, int] | None:
+    """Of a text, compressed or not; None if it is not there."""
+    for path, opened in ((stem, open), (stem.with_name(f"{stem.name}.gz"), gzip.open)):
+        if path.is_file():
+            with opened(path, "rb") as file:
+                sizes = [len(line) for line in file]
+            return len(sizes), sum(sizes)
+    return None
 
 
 def counted(data: Path, pair: tuple[str, str], longest: int, words: int) -> KnownCorpus | None:
-    """Of a user's own text in a folder (train.de, train.en), by its lines and bytes; None if it is not there so."""
+    """Of a user's own text in a folder (train.de or train.de.gz), by lines and bytes; None if it is not there so."""
     units, size, pairs = [], 0, 0
     for language in pair:
-        path = data / f"train.{language}"
-        if not path.is_file():
+        found = lines_and_bytes(data / f"train.{language}")
+        if found is None:
             return None
-        with path.open("rb") as file:
-            pairs = sum(1 for _ in file)
-        size += path.stat().st_size
-        units.append(path.stat().st_size / max(1, pairs) / BYTES + 1)
-    corpus = Corpus(pair, pairs, (units[0], units[1]), longest, words)
+        pairs, text = found
+        size += text
+        units.append(text / max(1, pairs) / BYTES + 1)
+    valid, _ = lines_and_bytes(data / f"valid.{pair[1]}") or (0, 0)
+    corpus = Corpus(pair, pairs, (units[0], units[1]), longest, words, valid)
     return KnownCorpus(corpus, False, 3.0 * size, 2 * pairs * sum(units))
 
 
 def stated(name: str, pair: tuple[str, str], longest: int, words: int, data: Path | None = None) -> KnownCorpus:
-    """Of a text that is not prepared, as DATA has it, or by the table.
+    """Of a text that is not prepared, by the table, or as DATA has it.
 
     Raises:
-        ValueError: the table does not know it.
+        ValueError: neither knows it.
     """
-    if data is not None and (found := counted(data, pair, longest, words)):
-        return found
     for row in read_lines(CORPORA):
         columns = row.split("\t")
         if not row.startswith("#") and (name == columns[0] or name.startswith(f"{columns[0]}/")):
-            pairs, source, target, text, binary = (float(column) for column in columns[1:])
-            return KnownCorpus(
-                Corpus(pair, int(pairs), (source, target), longest, words), False, text * GB, binary * GB
-            )
+            pairs, source, target, text, binary, valid = (float(column) for column in columns[1:])
+            corpus = Corpus(pair, int(pairs), (source, target), longest, words, int(valid))
+            return KnownCorpus(corpus, False, text * GB, binary * GB)
+    if data is not None and (found := counted(data, pair, longest, words)):
+        return found
     raise ValueError(f"nothing is known of the text of {name}; prepare it first (make ... prepare), then look again.")

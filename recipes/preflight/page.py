@@ -16,8 +16,9 @@ from pathlib import Path
 
 from recipes.preflight import forecast, known_corpus, machine, trial
 from recipes.steps import batch, gpus
+from recipes.steps.activations import Sizes
 from recipes.steps.common import run
-from recipes.steps.memory import Sizes, gigabytes, need
+from recipes.steps.memory import gigabytes, need
 
 HERE = Path(__file__).parent
 ARCHIVES = HERE.parent / "archives.tsv"
@@ -102,7 +103,7 @@ def timed(
     args: argparse.Namespace, found: known_corpus.KnownCorpus, options: list[str], gpu: gpus.Gpu | None
 ) -> tuple[list[str], str | None]:
     """A trial's lines, and what is wrong with it."""
-    here = options if gpu or args.cpu else trial.on_cpu(options)
+    here = options if gpu or args.cpu else trial.on_cpu(options, batch.sizes_of(args).parameters)
     sizes = batch.sizes_of(args) if gpu else dataclasses.replace(batch.sizes_of(args), gpu=False, precision="fp32")
     tokens, update_freq = (int(trial.option(here, name, "1")) for name in ("--max-tokens", "--update-freq"))
     predicted = need(sizes, tokens, length=found.corpus.longest, accumulate=update_freq > 1).peak
@@ -112,26 +113,29 @@ def timed(
             [],
             f"not timed: even {tokens} tokens need {gigabytes(predicted)} GB here, and {gigabytes(free)} are free",
         )
+    # So small a batch may not hold a sentence of the run's own data.
+    data = args.binary if found.prepared and tokens > trial.FEW_TOKENS else None
     measured = trial.measure(
-        here, found.corpus, args.binary if found.prepared else None, args.run.parent, updates=args.trial_updates,
-        seconds=args.trial_seconds, total=gpu.memory if gpu else None,
+        here, found.corpus, data, args.run.parent, updates=args.trial_updates, seconds=args.trial_seconds,
+        total=gpu.memory if gpu else None,
     )  # fmt: skip
     if isinstance(measured, str):
         return [], f"not timed: {measured}"
     on = gpu.name if gpu else "this CPU"
+    early = f" instead of {args.trial_updates}, which took too long," if measured.updates < args.trial_updates else ""
+    updates = f"{measured.updates} update{'s' if measured.updates > 1 else ''}{early}"
     text = [
-        f"timed: {measured.updates} updates of {measured.tokens:.0f} target tokens on {on}; "
+        f"timed: {updates} of {measured.tokens:.0f} target tokens on {on}; "
         f"peak memory {gigabytes(measured.memory)} GB, predicted {gigabytes(predicted)}"
     ]
     if measured.batch != trial.held(options):
         text.append(
             f"an update of the run's holds {trial.held(options)} tokens, not {measured.batch}: its time is taken to be "
-            "in proportion"
+            "in proportion, which is rather too long"
         )
-    target = found.corpus.units[1]
     whole = forecast.forecast(
-        measured, pairs=found.corpus.pairs, units=target, tokens=trial.held(options), epochs=args.epochs,
-        updates=args.updates,
+        measured, found.corpus, tokens=trial.held(options), epochs=args.epochs, updates=args.updates,
+        save_every=args.save_every,
     )  # fmt: skip
     devices = args.nodes * args.devices
     now = datetime.datetime.now()
@@ -155,6 +159,7 @@ def main() -> None:
         found = known_corpus.prepared(args.binary, pair, args.length)
     else:
         found = known_corpus.stated(args.name, pair, args.length, args.words, args.data)
+    args.length = found.corpus.longest
     devices: list[gpus.Gpu] = [] if args.cpu else gpus.visible()
     print(f"{args.title or args.name}: {sizes.parameters:,} parameters, {args.precision}")
     for line in machine.hardware(args.cpu):

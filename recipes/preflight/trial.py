@@ -19,8 +19,10 @@ from recipes.steps.logs import LINE
 
 # The first updates profile, allocate and compile, and are not timed.
 WARM_UP = 3
-# On a CPU a model meant for GPUs takes a batch of this size.
-CPU_TOKENS = 1024
+# On a CPU a model meant for GPUs takes a batch of so many tokens, and one of more parameters than LARGE of fewer: an
+# update of the first size takes minutes.
+CPU_TOKENS, FEW_TOKENS = 1024, 256
+LARGE = 2e8
 FOR_GPUS = ("--fp16", "--memory-efficient-fp16", "--amp", "--bf16", "--fp16-no-flatten-grads")
 FOR_GPUS_WITH_VALUE = (
     "--fp16-scale-window",
@@ -32,24 +34,26 @@ FOR_GPUS_WITH_VALUE = (
 
 @dataclass(frozen=True)
 class Corpus:
-    """What there is to train on: of each language the mean units of a sentence, and pairs."""
+    """What there is to train on: of each language the mean units of a sentence, and pairs; and pairs to validate on."""
 
     pair: tuple[str, str]
     pairs: int
     units: tuple[float, float]
     longest: int
     words: int
+    valid: int = 0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of an update: seconds, target tokens, and those it may hold with padding; and the peak's bytes."""
+    """Of an update: seconds, target tokens, and those it may hold with padding; the peak's bytes; seconds to start."""
 
     updates: int
     seconds: float
     tokens: float
     batch: int
     memory: float
+    start: float = 0.0
 
 
 def option(options: list[str], name: str, default: str = "") -> str:
@@ -58,14 +62,15 @@ def option(options: list[str], name: str, default: str = "") -> str:
     return options[places[-1] + 1] if places else default
 
 
-def on_cpu(options: list[str]) -> list[str]:
+def on_cpu(options: list[str], parameters: int) -> list[str]:
     """The options for the same model on this CPU, with a small batch."""
     kept, skip = [], False
     for word in options:
         if not skip and word not in FOR_GPUS and word not in FOR_GPUS_WITH_VALUE:
             kept.append(word)
         skip = word in FOR_GPUS_WITH_VALUE
-    tokens = min(CPU_TOKENS, int(option(options, "--max-tokens", str(CPU_TOKENS))))
+    few = FEW_TOKENS if parameters > LARGE else CPU_TOKENS
+    tokens = min(few, int(option(options, "--max-tokens", str(few))))
     kept += ["--cpu", "--num-workers", "0", "--distributed-world-size", "1"]
     return [*kept, "--max-tokens", str(tokens), "--update-freq", "1"]
 
@@ -107,12 +112,13 @@ def held(options: list[str]) -> int:
     return max_tokens * update_freq * world
 
 
-def summarise(intervals: list[dict], batch: int, growth: float, total: float | None) -> Measured:
+def summarise(intervals: list[dict], batch: int, growth: float, total: float | None, began: float = 0.0) -> Measured:
     """Seconds an update by the clock, warm-up left out where enough updates follow; of a single one fairseq's own time.
 
     Args:
         batch: tokens that an update may hold.
         total: bytes of a GPU, whose peak fairseq logs as what was left free.
+        began: when the command was started. What the first update took longer than the others counts as the start.
     """
     first = min(WARM_UP, max(0, len(intervals) - 2))
     timed = intervals[first:]
@@ -127,6 +133,7 @@ def summarise(intervals: list[dict], batch: int, growth: float, total: float | N
         tokens=sum(float(interval["wpb"]) for interval in timed) / len(timed),
         batch=batch,
         memory=total - min(free) if total and free else growth,
+        start=max(0.0, timed[0]["at"] - began - (first + 1) * seconds),
     )
 
 
@@ -156,7 +163,8 @@ def measure(
         work = Path(name)
         if data is None:
             tokens = held(options) * (updates + 2)
-            write_sample(work, corpus.pair, corpus.units, corpus.longest, corpus.words, tokens)
+            longest = min(corpus.longest, int(option(options, "--max-tokens", str(corpus.longest))))
+            write_sample(work, corpus.pair, corpus.units, longest, corpus.words, tokens)
         command = [
             sys.executable,
             "-m",
@@ -177,4 +185,4 @@ def measure(
             return took if status < 0 else f"training ended with status {status}: {said}"
         weight = work / "weight.json"
         growth = json.loads(read_lines(weight)[0])["growth"] if weight.exists() else 0
-        return summarise(intervals, held(options), growth, total)
+        return summarise(intervals, held(options), growth, total, began)

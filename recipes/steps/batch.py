@@ -16,8 +16,10 @@ import sys
 from typing import NamedTuple
 
 from recipes.steps import gpus
+from recipes.steps.activations import LAYERS, PRECISIONS, Sizes
 from recipes.steps.common import run
-from recipes.steps.memory import GB, PRECISIONS, Need, Sizes, need
+from recipes.steps.memory import GB, LOSSES, Need, need
+from recipes.steps.plugin import SCHEMES
 
 # The smallest sensible batch: it holds at least one sentence, and fairseq's Transformer takes up to 1,024 units.
 LEAST = 1024
@@ -144,6 +146,8 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     for name in ("dropout", "attention-dropout", "activation-dropout"):
         parser.add_argument(f"--{name}", type=float, default=getattr(default, name.replace("-", "_")))
     parser.add_argument("--precision", choices=list(PRECISIONS), default=default.precision)
+    for name, choices in (("scheme", SCHEMES), ("layers", LAYERS), ("loss", LOSSES)):
+        parser.add_argument(f"--{name}", choices=list(choices), default=getattr(default, name))
     parser.add_argument("--length", type=int, default=256, help="units of the longest sentences of a batch")
     parser.add_argument("--checkpoint", action="store_true", help="with --checkpoint-activations")
     parser.add_argument("--cpu", action="store_true", help="train on a CPU")
