@@ -96,8 +96,8 @@ def test_growth_from_6_to_48_layers(changes: Found) -> None:
 @pytest.mark.slow
 def test_theorem_2(changes: Found) -> None:
     """Law: Σ β² C is the measured change within a third. It came out up to 29 % too low for Post-LN, 23 % for
-    Pre-LN and 11 % for Admin: attention takes over more of what changes below than the theorem has it. Post-LN's estimate is
-    not Pre-LN's.
+    Pre-LN and 11 % for Admin: attention takes over more of what changes below than the theorem has it. The estimate
+    for Post-LN is not Pre-LN's.
     """
 
     def apart(one: str, other: str) -> list[float]:

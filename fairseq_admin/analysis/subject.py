@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import nll_loss
 
 from ..architectures.config import DEPTH_RULES
-from ..checkpoints.building import build
+from ..checkpoints.building import build, check
 from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.equivalence import data_of
 from ..errors import AdminError
@@ -146,6 +146,7 @@ class Trained(Subject):
                 )
             if checkpoint.has_omega and checkpoint.record is None:
                 raise AdminError(f"{checkpoint.name}: its omega has not been profiled yet. Give a later checkpoint.")
+            check(checkpoint)
         self.stacks = first.stacks
 
     @cached_property

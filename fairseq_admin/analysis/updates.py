@@ -83,12 +83,15 @@ def _spread(kinds: Mapping[str, list[float]]) -> dict[str, float | None]:
 
 
 def _of_checkpoints(subject: Trained) -> list[dict[str, Any]]:
+    pairs = list(zip(subject.checkpoints, subject.checkpoints[1:]))
+    changes = [_moved(one.weights, other.weights) for one, other in pairs]
+    for (one, other), update in zip(pairs, changes):
+        if not any(value for kinds in update.values() for values in kinds.values() for value in values):
+            raise AdminError(f"{other.name} has the same weights as {one.name}. Give different checkpoints of a run.")
     found = []
-    checkpoints = subject.checkpoints
-    with bar("updates", len(checkpoints) - 1, " checkpoints") as shown:
-        for one, other in zip(checkpoints, checkpoints[1:]):
-            gradient = _gradients(subject, build(one))
-            found.append(_interval((one.name, other.name), gradient, _moved(one.weights, other.weights)))
+    with bar("updates", len(pairs), " checkpoints") as shown:
+        for (one, other), update in zip(pairs, changes):
+            found.append(_interval((one.name, other.name), _gradients(subject, build(one)), update))
             shown.update()
     return found
 
@@ -122,11 +125,7 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
             f"updates are what changes from one checkpoint to the next, and {subject.checkpoints[0].name} is one. Give "
             "two or more of a run, in their order."
         )
-    intervals = _of_checkpoints(subject)
-    for it in intervals:
-        if not any(value for kinds in it["update"].values() for values in kinds.values() for value in values):
-            raise AdminError(f"{it['to']} has the same weights as {it['from']}. Give different checkpoints of a run.")
-    return {"intervals": intervals}
+    return {"intervals": _of_checkpoints(subject)}
 
 
 def draw(result: dict[str, Any]) -> Figure:
