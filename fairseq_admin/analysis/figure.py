@@ -95,23 +95,27 @@ def legend_below(drawn: Figure, axes: Axes) -> None:
     drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
 
 
-def headline(drawn: Figure, title: str, result: dict[str, Any]) -> None:
-    """Above the panels: what is shown, of which model, and over how many tokens."""
+def headline(drawn: Figure, title: str, result: dict[str, Any], with_depth: bool = True) -> None:
+    """Above the panels: what is shown, of which model, and over how many tokens; without depth where that varies."""
     model = result["model"]
     depth = "-".join(f"{model[f'{side}_layers']}L" for side in ("encoder", "decoder") if model[f"{side}_layers"])
     state = f"{model['updates']} updates" if model["updates"] else "at initialisation"
     words = "random words" if result.get("data") == "random tokens" else "text"
     source = f" ({result['tokens']} tokens of {words})" if "tokens" in result else ""
-    drawn.suptitle(
-        f"{title}: {model['title']} {depth}, width {model['width']}, {state}{source}", fontsize=9, x=0.01, ha="left"
-    )
+    name = f"{model['title']} {depth}" if with_depth else model["title"]
+    drawn.suptitle(f"{title}: {name}, width {model['width']}, {state}{source}", fontsize=9, x=0.01, ha="left")
 
 
 def save(draw: Callable[[dict[str, Any]], Figure], result: dict[str, Any], png: Path, svg: Path) -> None:
     """Draw a result in this look, as a PNG of twice a page's width and as SVG; the same bytes from the same numbers."""
     import matplotlib
+    from PIL import Image
 
     with matplotlib.rc_context(LOOK):
         drawn = draw(result)
-        drawn.savefig(png, format="png", dpi=DPI, metadata={"Software": None}, pil_kwargs={"optimize": True})
+        drawn.savefig(png, format="png", dpi=DPI)
         drawn.savefig(svg, format="svg", metadata={"Date": None})
+    # 256 colours are enough, and a third of the bytes.
+    with Image.open(png) as image:
+        few = image.convert("RGB").quantize(256)
+    few.save(png, format="png", optimize=True)

@@ -233,7 +233,7 @@ def draw(result: dict[str, Any]) -> Figure:
                 **figure.style(3),
             )  # fmt: skip
         axes.set(title=name, xlabel=f"layers N of the {result['stack']}", ylim=(0, None))
-        axes.legend(loc="upper left" if found["fits"]["linear"]["slope"] > 0 else "best")
+        axes.legend()
     panels[0].set_ylabel("|F(x, W) − F(x, W*)|², mean a channel")
-    figure.headline(drawn, "Change of the output", result)
+    figure.headline(drawn, "Change of the output", result, with_depth=bool(result["model"]["updates"]))
     return drawn
