@@ -17,7 +17,7 @@ DEV += ["types-requests", "types-tqdm"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
 DOWNLOAD = ["filelock", "requests", "urllib3>=2.2"]
 ANALYSIS = ["matplotlib"]
-RECIPES = [*TEXT, *DOWNLOAD, *ANALYSIS, "Babel", "num2words", "tabulate", "tensorboardX", "tokenizers"]
+RECIPES = [*TEXT, *DOWNLOAD, *ANALYSIS, "Babel", "num2words", "scipy", "tabulate", "tensorboardX", "tokenizers"]
 
 setup(
     name="fairseq-admin",

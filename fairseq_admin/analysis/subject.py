@@ -37,8 +37,8 @@ from .sentences import BATCH, PADDING, Source, from_chance, from_data, tokens_in
 
 WORDS = 1000
 """Of a fresh model on random tokens."""
-WEIGHTS_BY_DEPTH = ("deepnorm_weights", "t_fixup_weights", "fixup_weights")
-"""The functions of initial_weights.py that draw by the depth of the model."""
+OF_ANY_DEPTH = (None, "looklinear_weights", "ds_init_weights", "ds_init_code_weights")
+"""The functions of initial_weights.py that do not ask how deep the model is."""
 STACK_NAMES = ("encoder", "decoder")
 TASKS = {("encoder", "decoder"): "translation", ("decoder",): "language_modeling", ("encoder",): "masked_lm"}
 
@@ -226,7 +226,7 @@ class Fresh(Subject):
             return True
         row = SCHEMES[self.options.get("admin_scheme", "admin")]
         by_depth = row.omega and self.options.get("admin_init") in DEPTH_RULES
-        return not (by_depth or row.shortcut or row.weights in WEIGHTS_BY_DEPTH)
+        return not (by_depth or row.shortcut or row.weights not in OF_ANY_DEPTH)
 
     def model_facts(self) -> dict[str, Any]:
         options: Any = getattr(self.model, "cfg", None)

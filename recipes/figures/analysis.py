@@ -19,6 +19,7 @@ from recipes.steps.common import replacing, run
 FRESH = [
     *("--arch", "transformer_admin_18l", "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128"),
     *("--encoder-attention-heads", "4", "--decoder-attention-heads", "4", "--dropout", "0", "--share-all-embeddings"),
+    *("--admin-ffn-init", "xavier"),
 ]
 RUN = "admin-cpu-s1"
 
@@ -31,7 +32,7 @@ def figures(demo: Path) -> dict[str, list[str]]:
     """The arguments of every figure that can be drawn, by its name."""
     found = {f"dependency-{scheme}": fresh("dependency", scheme) for scheme in ("post-ln", "pre-ln", "admin")}
     for scheme in ("post-ln", "admin"):
-        deep = ("--depths", "1,2,4,6,9,12,18,24,36,48", "--tokens", "512", "--repeats", "8")
+        deep = ("--depths", "6,9,12,18,24,36", "--tokens", "512", "--repeats", "8")
         found[f"output-change-{scheme}"] = fresh("output-change", scheme, *deep)
     for scheme in ("post-ln", "pre-ln"):
         found[f"gradients-{scheme}"] = fresh("gradients", scheme, "--tokens", "512", "--repeats", "8")
