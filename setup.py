@@ -16,7 +16,8 @@ DEV = ["hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff",
 DEV += ["types-requests", "types-tqdm"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
 DOWNLOAD = ["filelock", "requests", "urllib3>=2.2"]
-RECIPES = [*TEXT, *DOWNLOAD, "Babel", "matplotlib", "num2words", "scipy", "tabulate", "tensorboardX", "tokenizers"]
+ANALYSIS = ["matplotlib"]
+RECIPES = [*TEXT, *DOWNLOAD, *ANALYSIS, "Babel", "num2words", "scipy", "tabulate", "tensorboardX", "tokenizers"]
 
 setup(
     name="fairseq-admin",
@@ -41,6 +42,7 @@ setup(
     extras_require={
         "text": TEXT,
         "export": [*TEXT, *EXPORT],
+        "analysis": ANALYSIS,
         "recipes": RECIPES,
         "dev": [*RECIPES, *EXPORT, *DEV],
     },

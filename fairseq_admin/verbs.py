@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from . import fingerprint
+from .analysis import command
 from .checkpoints import averaging, equivalence, files
 from .checkpoints import fold as folding
 from .checkpoints.checkpoint import Checkpoint
@@ -113,6 +114,10 @@ def export(args: argparse.Namespace) -> str:
     for note in exported.notes:
         print(f"fairseq-admin: {note}", file=sys.stderr)
     return f"{args.output}: {exported.summary}\n"
+
+
+def analyze(args: argparse.Namespace) -> str:
+    return command.run(args)
 
 
 def _assets(args: argparse.Namespace, model: Path) -> Assets:

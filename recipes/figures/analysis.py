@@ -1,0 +1,67 @@
+"""Draw the figures of docs/analysis.md again: `make figures`.
+
+    python -m recipes.figures.analysis --runs runs -o docs/images
+
+Fresh models have the sizes of the demo's. Sentences are the demo's where it has been run, else random words, as the
+figure then says. A figure of a trained model is drawn where its run is at hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+from fairseq_admin import cli
+from recipes.steps.common import replacing, run
+
+FRESH = [
+    *("--arch", "transformer_admin_18l", "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128"),
+    *("--encoder-attention-heads", "4", "--decoder-attention-heads", "4", "--dropout", "0", "--share-all-embeddings"),
+    *("--admin-ffn-init", "xavier"),
+]
+RUN = "admin-cpu-s1"
+
+
+def fresh(what: str, scheme: str, *options: str) -> list[str]:
+    return [what, *FRESH, "--admin-scheme", scheme, *options]
+
+
+def figures(demo: Path) -> dict[str, list[str]]:
+    """The arguments of every figure that can be drawn, by its name."""
+    found = {f"dependency-{scheme}": fresh("dependency", scheme) for scheme in ("post-ln", "pre-ln", "admin")}
+    for scheme in ("post-ln", "admin"):
+        deep = ("--depths", "6,9,12,18,24,36", "--tokens", "512", "--repeats", "8")
+        found[f"output-change-{scheme}"] = fresh("output-change", scheme, *deep)
+    for scheme in ("post-ln", "pre-ln"):
+        found[f"gradients-{scheme}"] = fresh("gradients", scheme, "--tokens", "512", "--repeats", "8")
+    folder = demo / RUN
+    if (folder / "average.pt").exists():
+        average = str(folder / "average.pt")
+        found["dependency-trained"] = ["dependency", average]
+        found["omega"] = ["omega", average]
+        last = sorted((folder / "checkpoints").glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[2]))
+        if len(last) > 1:
+            found["updates"] = ["updates", str(last[0]), str(last[-1])]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=Path, required=True, help="the folder with demo/ in it, if it has been run")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
+    args = parser.parse_args()
+    demo = args.runs / "demo"
+    data = demo / "data" / "bin"
+    sentences = ["--data", str(data)] if (data / "dict.de.txt").exists() else ["--random-tokens"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, arguments in figures(demo).items():
+            if status := cli.main(["analyze", *arguments, *sentences, "-o", str(Path(folder, name))]):
+                raise SystemExit(status)
+            with replacing(args.output / f"analysis-{name}.png") as part:
+                shutil.copyfile(Path(folder, f"{name}.png"), part)
+
+
+if __name__ == "__main__":
+    run(main)

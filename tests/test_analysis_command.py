@@ -1,0 +1,217 @@
+"""`fairseq-admin analyze`: its three files, what they say, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import reference
+import torch
+from test_fold import state_of
+
+from fairseq_admin import cli
+from fairseq_admin.analysis import command, figure
+from fairseq_admin.analysis.registry import MEASURES
+from fairseq_admin.checkpoints import files
+
+TASK = {"dataset_impl": None, "train_subset": "train", "required_seq_len_multiple": 1}
+FRESH = ["--arch", "transformer_admin_tiny", "--encoder-layers", "2", "--decoder-layers", "1", "--random-tokens"]
+QUICK = ["--tokens", "64", "--depths", "1,2,3", "--repeats", "1", "--updates", "2"]
+
+
+def checkpoint(path: Path, arch: str = "transformer_admin_tiny", updates: int = 7, words: int = 42, **options) -> Path:
+    """A checkpoint of a model of the corpus' 46 or so words, ω profiled."""
+    model = reference.build(arch, words=words, seed=updates, **options)
+    if arch.startswith("transformer_admin"):
+        model(*reference.batch(words=words))
+    state = state_of(model, arch, **options)
+    state["cfg"]["task"] = {"_name": "translation", "source_lang": "a", "target_lang": "b", "data": "gone", **TASK}
+    torch.save({**state, "optimizer_history": [{"num_updates": updates}]}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def words(corpus: Path) -> int:
+    return len((corpus / "dict.a.txt").read_text().splitlines())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line of a command that must fail with status 2."""
+    assert cli.main(["analyze", *map(str, arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize("what", list(MEASURES))
+def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Are there a JSON text with the facts, a PNG twice as wide as a page shows it, and an SVG of text?"""
+    assert cli.main(["analyze", what, *FRESH, *QUICK, "--seed", "3", "-o", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / f"out.{kind}") for kind in ("json", "png", "svg")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png", "out.svg"]
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert (result["what"], result["seed"], result["data"], result["tokens"]) == (what, 3, "random tokens", 64)
+    model = result["model"]
+    assert (model["scheme"], model["encoder_layers"], model["decoder_layers"], model["updates"]) == ("admin", 2, 1, 0)
+    assert set(result["versions"]) == {"fairseq_admin", "fairseq", "torch", "python"}
+    png = (tmp_path / "out.png").read_bytes()
+    assert int.from_bytes(png[16:20], "big") in (int(figure.WIDTH * figure.DPI), int(figure.WIDTH * 0.7 * figure.DPI))
+    text = "".join(ElementTree.parse(tmp_path / "out.svg").getroot().itertext())
+    depth = "" if what == "output-change" else " 2L-1L"  # it goes through several
+    assert f"Admin{depth}, width 64, at initialisation" in text
+
+
+@pytest.mark.parametrize("what", ["dependency", "gradients", "output-change"])
+@pytest.mark.parametrize("arch, model", [("transformer_admin_tiny", "Admin"), ("transformer", "Pre-LN")])
+def test_a_checkpoint_on_data(what: str, arch: str, model: str, corpus: Path, words: int, tmp_path: Path) -> None:
+    """Does it take our checkpoints and stock ones, with real sentences?"""
+    options = {} if model == "Admin" else {**reference.TINY, "encoder_normalize_before": True}
+    options |= {} if model == "Admin" else {"decoder_normalize_before": True}
+    path = checkpoint(tmp_path / "c.pt", arch, words=words, **options)
+    arguments = [what, path, "--data", corpus, "--tokens", 100, "--json", "-o", tmp_path / "out.json"]
+    assert cli.main(["analyze", *map(str, arguments)]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["model"]["title"] == model and result["model"]["updates"] == 7
+    assert (result["data"], result["split"]) == (str(corpus), "valid") and 100 <= result["tokens"] < 612
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_the_same_numbers_again(tmp_path: Path) -> None:
+    """Does the seed, and nothing else, decide?"""
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        arguments = ["dependency", *FRESH, "--tokens", "64", "--json", "--seed", str(seed), "-o", str(tmp_path / name)]
+        assert cli.main(["analyze", *arguments]) == 0
+    a, b, c = (json.loads((tmp_path / f"{name}.json").read_text()) for name in "abc")
+    assert a == b and a["stacks"] != c["stacks"]
+
+
+def test_updates_of_checkpoints(words: int, corpus: Path, tmp_path: Path) -> None:
+    """An interval between each checkpoint and the next."""
+    paths = [checkpoint(tmp_path / f"checkpoint{n}.pt", words=words, updates=n) for n in (1, 2, 3)]
+    arguments = ["updates", *paths, "--data", corpus, "--tokens", 64, "-o", tmp_path / "out"]
+    assert cli.main(["analyze", *map(str, arguments)]) == 0
+    intervals = json.loads((tmp_path / "out.json").read_text())["intervals"]
+    assert [(it["from"], it["to"]) for it in intervals] == [(str(a), str(b)) for a, b in zip(paths, paths[1:])]
+    one, other = (files.read(path)["model"]["encoder.layers.1.fc1.weight"] for path in paths[1:])
+    assert intervals[1]["update"]["encoder"]["fc1"][1] == pytest.approx((other - one).norm().item(), rel=1e-6)
+
+
+def test_omega_of_a_checkpoint_needs_no_data(tmp_path: Path) -> None:
+    """Profiled, trained, and by the depth alone: of four sub-layers (5 / ln 5 - 1)^0.5 = 1.4514 and 2."""
+    path = checkpoint(tmp_path / "c.pt")
+    state = files.read(path)
+    state["model"]["encoder.layers.1.final_layer_norm.omega_delta"][:32] += 0.5
+    torch.save(state, path)
+    assert cli.main(["analyze", "omega", str(path), "--json", "-o", str(tmp_path / "out")]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    encoder = result["stacks"]["encoder"]
+    assert encoder["sublayers"][-1] == "layers.1.ffn" and "tokens" not in result
+    last = encoder["profiled"][-1]
+    assert encoder["trained"][-1] == pytest.approx({"min": last, "mean": last + 0.25, "max": last + 0.5})
+    assert encoder["closed form"] == pytest.approx({"log": 1.4514, "constant": 2.0}, abs=1e-4)
+
+
+def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    """Is the missing package named before any work, and are the numbers still to be had?"""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(command, "_subject", lambda args: pytest.fail("work was begun"))
+    message = refused(capsys, "dependency", *FRESH, "-o", tmp_path / "out")
+    assert "needs matplotlib" in message and "--json" in message and not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert cli.main(["analyze", "dependency", *FRESH, "--tokens", "64", "--json", "-o", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["dependency", "-o", "OUT"], "a CHECKPOINT or --arch is expected, and neither was found"),
+        (["dependency", "CHECKPOINT", "--arch", "transformer_admin_6l", "-o", "OUT"], "both were found"),
+        (["dependency", "CHECKPOINT", "-o", "OUT"], "no sentences to measure on. Give --data"),
+        (["dependency", "CHECKPOINT", "CHECKPOINT", "--data", "DATA", "-o", "OUT"], "is of one checkpoint, and 2 were"),
+        (["updates", "CHECKPOINT", "--data", "DATA", "-o", "OUT"], "Give two or more of a run"),
+        (["updates", "CHECKPOINT", "CHECKPOINT", "--data", "DATA", "-o", "OUT"], "has the same weights as"),
+        (["updates", "CHECKPOINT", "STOCK", "--data", "DATA", "-o", "OUT"], "are of different models"),
+        (["omega", "STOCK", "-o", "OUT"], "stock.pt has no omega"),
+        (["omega", "UNPROFILED", "-o", "OUT"], "its omega has not been profiled yet"),
+        (["omega", "--arch", "transformer", "--random-tokens", "-o", "OUT"], "transformer has no omega"),
+        (["dependency", "OTHER", "--random-tokens", "-o", "OUT"], "a checkpoint of a model of transformer_lm, "),
+        (["dependency", "NAN", "--random-tokens", "-o", "OUT"], "holds NaN or infinity"),
+        (["dependency", "--arch", "lightconv", "--random-tokens", "-o", "OUT"], "expected an architecture of"),
+        (["dependency", "--arch", "unheard_of", "--random-tokens", "-o", "OUT"], "--arch unheard_of was found"),
+        (["dependency", "CHECKPOINT", "--data", "LANGUAGE", "-o", "OUT"], "no data to check on"),
+        (["dependency", "CHECKPOINT", "--data", "WORDS", "-o", "OUT"], "the dictionary has"),
+        (["dependency", "--arch", "transformer_admin_6l", "--data", "NOWHERE", "-o", "OUT"], "no data for --arch"),
+        (["dependency", "CHECKPOINT", "--data", "DATA", "--split", "dev", "-o", "OUT"], "no data to check on"),
+        (["dependency", "CHECKPOINT", "--data", "DATA", "--tokens", "9999", "-o", "OUT"], "Give --tokens "),
+        (["dependency", "CHECKPOINT", "--data", "DATA", "-o", "NOWHERE/out"], "no folder"),
+        (["dependency", *FRESH, "--encoder-embed-dim", "30", "-o", "OUT"], "no model can be built"),
+    ],
+)
+def test_refusals(
+    arguments: list[str], said: str, corpus: Path, words: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is what cannot work one line with status 2, and is nothing left where it would have written?"""
+    places = {"DATA": corpus, "NOWHERE": tmp_path / "nowhere", "OUT": tmp_path / "out" / "x"}
+    (tmp_path / "out").mkdir()
+    makers = {
+        "CHECKPOINT": lambda path: checkpoint(path, words=words),
+        "STOCK": lambda path: checkpoint(path, "transformer", words=words, **reference.TINY),
+    }
+    for name, make in makers.items():
+        if name in arguments:
+            places[name] = make(tmp_path / f"{name.lower()}.pt")
+    if {"UNPROFILED", "OTHER", "NAN"} & set(arguments):
+        for name in ("UNPROFILED", "OTHER", "NAN"):
+            state = files.read(checkpoint(tmp_path / "good.pt", words=words))
+            if name == "UNPROFILED":
+                state["model"]["admin_provenance"].zero_()
+            elif name == "OTHER":
+                state["cfg"]["model"]["_name"] = "lightconv"
+            else:
+                state["model"]["encoder.layers.0.fc1.weight"][0, 0] = float("nan")
+            places[name] = tmp_path / f"{name.lower()}.pt"
+            torch.save(state, places[name])
+    if "LANGUAGE" in arguments:
+        places["LANGUAGE"] = tmp_path / "language"
+        shutil.copytree(corpus, places["LANGUAGE"])
+        for path in places["LANGUAGE"].iterdir():
+            path.rename(path.with_name(path.name.replace(".a", ".c").replace("a-", "c-")))
+    if "WORDS" in arguments:
+        places["WORDS"] = tmp_path / "words"
+        shutil.copytree(corpus, places["WORDS"])
+        for side in "ab":
+            with open(places["WORDS"] / f"dict.{side}.txt", "a") as dictionary:
+                dictionary.write("one_more 1\n")
+    given = [str(places.get(word.split("/")[0], word)) + word[len(word.split("/")[0]) :] for word in arguments]
+    given = [str(places[word]) if word in places else full for word, full in zip(arguments, given)]
+    assert said in refused(capsys, *given)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is a read-only folder refused before the work? (Root may write anywhere, so the refusal is the system's.)"""
+
+    def mkdir(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(command, "_subject", lambda args: pytest.fail("work was begun"))
+    assert "out.json: could not be written" in refused(capsys, "dependency", *FRESH, "-o", tmp_path / "out")
+
+
+def test_a_wrong_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Are a model's options known with --arch, and only then?"""
+    for arguments, said in (
+        ([*FRESH, "--encoder-layers", "x"], "argument --encoder-layers"),
+        (["c.pt", "--encoder-layers", "2"], "unrecognized arguments: --encoder-layers"),
+        ([*FRESH, "--depths", "0,1"], "0,1 was found and whole numbers of at least 1"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["analyze", "dependency", *arguments, "-o", "x"])
+        err = capsys.readouterr().err
+        assert stop.value.code == 2 and said in err and err.count("\n") == 1
