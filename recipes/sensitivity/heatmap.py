@@ -73,7 +73,7 @@ def draw(results: list[dict], against: str = "beta2") -> Figure:
     width = max(len(ticks([it for it in results if it["optimizer"] == name], "lr")) for name in optimizers)
     figure, panels = pyplot.subplots(
         len(optimizers), len(schemes),
-        figsize=(1 + 0.75 * width * len(schemes), (1.6 + 0.6 * len(values)) * len(optimizers)),
+        figsize=(1 + max(0.75 * width, 1.8) * len(schemes), (1.6 + 0.6 * len(values)) * len(optimizers)),
         squeeze=False, sharey=True, layout="constrained",
     )  # fmt: skip
     for row, optimizer in zip(panels, optimizers):
