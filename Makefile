@@ -65,7 +65,7 @@ gpu-trial: $(VENV)/ready
 lm-demo: $(VENV)/ready
 	$(CALL) -f recipes/lm/Makefile
 
-## make compare: every residual scheme at several depths and seeds (SCHEMES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
+## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
 .PHONY: compare
 compare: $(VENV)/ready
 	$(CALL) -f recipes/compare/Makefile

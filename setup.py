@@ -16,7 +16,7 @@ DEV = ["hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff",
 DEV += ["types-requests", "types-tqdm"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
 DOWNLOAD = ["filelock", "requests", "urllib3>=2.2"]
-RECIPES = [*TEXT, *DOWNLOAD, "Babel", "matplotlib", "num2words", "tabulate", "tensorboardX", "tokenizers"]
+RECIPES = [*TEXT, *DOWNLOAD, "Babel", "matplotlib", "num2words", "scipy", "tabulate", "tensorboardX", "tokenizers"]
 
 setup(
     name="fairseq-admin",

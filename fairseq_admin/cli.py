@@ -61,6 +61,7 @@ def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by", choices=list(averaging.NUMBERED), help="of a run folder, which (default: epochs where there are any)"
     )
+    parser.add_argument("--data", type=Path, help="folder of the training text, whose codes and text.json to note")
 
 
 def _fold(parser: argparse.ArgumentParser) -> None:

@@ -7,25 +7,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from .errors import AdminError
+
 KEY = "admin_text"
-"""The entry of a checkpoint's `task_state`, or of a folded one's `admin_fold`, that holds fingerprints.
+"""Where a state dict's metadata, which torch keeps next to the weights, holds fingerprints.
 
 They are named "encoder" and "decoder", the dictionary of either stack, or as the file is: "codes", "text.json".
 """
 
+FILE = "fingerprints.json"
+"""The file that holds them in a folder that was exported."""
+
 
 def of_bytes(content: bytes) -> str:
-    """The fingerprint of a file, or, if it is a JSON object, of what it says, whatever its layout."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        found = None
-    if isinstance(found, dict):
-        content = json.dumps(found, sort_keys=True).encode()
+    """The fingerprint of a file's content."""
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def of_settings(settings: Mapping[str, Any]) -> str:
+    """The fingerprint of what a text.json says, every setting with its value, whatever the file's layout."""
+    return of_bytes(json.dumps(dict(settings), sort_keys=True).encode())
 
 
 def of_dictionary(words: Sequence[str]) -> str:
@@ -33,11 +39,63 @@ def of_dictionary(words: Sequence[str]) -> str:
     return of_bytes("\n".join(words[number] for number in range(len(words))).encode())
 
 
-def note(task: Any) -> None:
-    """Have the checkpoints of a task name its dictionaries, where it has one a stack."""
-    state = getattr(task, "state", None)
-    named = {"encoder": "source_dictionary", "decoder": "target_dictionary"}
-    dictionaries = {stack: getattr(task, name, None) for stack, name in named.items()}
-    found = {stack: of_dictionary(words) for stack, words in dictionaries.items() if words}
-    if state is not None and len(found) == len(named):
-        state.merge_state_dict({KEY: found})
+def of_stacks(stacks: Mapping[str, Any]) -> dict[str, str]:
+    """The fingerprint of the dictionary of each stack that knows it."""
+    found = {stack: getattr(module, "dictionary", None) for stack, module in stacks.items()}
+    return {stack: of_dictionary(words) for stack, words in found.items() if words}
+
+
+def noted(state: Mapping[str, Any]) -> dict[str, str]:
+    """The fingerprints that a state dict holds, none of a stock model's. A wrapper gives its model's a prefix."""
+    metadata = getattr(state, "_metadata", None)
+    entries = metadata.values() if isinstance(metadata, dict) else ()
+    found = next((entry[KEY] for entry in entries if isinstance(entry, dict) and KEY in entry), None)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def noting(state: Mapping[str, Any], fingerprints: Mapping[str, str]) -> OrderedDict[str, Any]:
+    """The state dict, of the same tensors, with these fingerprints in place of those that it holds."""
+    copied: Any = OrderedDict(state)
+    copied._metadata = OrderedDict({"": {KEY: dict(fingerprints)}})
+    return copied
+
+
+def write(folder: Path, fingerprints: Mapping[str, str]) -> None:
+    """Write the file into an exported folder."""
+    (folder / FILE).write_text(json.dumps(dict(fingerprints), indent=1) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> dict[str, str]:
+    """The fingerprints of an exported folder; none of one that another program wrote.
+
+    Raises:
+        AdminError: the file cannot be read as one.
+    """
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise AdminError(f"{folder / FILE} holds no fingerprints of the model's text. Export the folder again.")
+    return found
+
+
+def refuse_other_dictionary(held: Mapping[str, str], stacks: Mapping[str, Any]) -> None:
+    """Refuse to load weights into a model that reads another dictionary; its size alone does not tell.
+
+    Args:
+        held: the fingerprints that come with the weights.
+        stacks: the model's.
+
+    Raises:
+        AdminError: a stack's dictionary is another.
+    """
+    for stack, own in of_stacks(stacks).items():
+        if held.get(stack) not in (None, own):
+            raise AdminError(
+                f"the checkpoint's {stack} was trained with another dictionary than the data's: with other units, or "
+                "the same in another order. Give the data that it was trained on (or, to make new data with its "
+                "dictionaries, fairseq-preprocess --srcdict and --tgtdict)."
+            )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import advice
+from . import advice, fingerprint
 from .analysis import command
 from .checkpoints import averaging, equivalence, files
 from .checkpoints import fold as folding
@@ -49,7 +49,10 @@ def omega(args: argparse.Namespace) -> str:
 def average(args: argparse.Namespace) -> str:
     paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
     files.check_output(args.output, paths)
-    averaging.average(paths).write(args.output)
+    averaged = averaging.average(paths)
+    text = {**averaged.text, **_fingerprints(averaged, args.data)}
+    averaged.state["model"] = fingerprint.noting(averaged.weights, text)
+    averaged.write(args.output)
     return f"{args.output}: average of {', '.join(path.name for path in paths)}\n"
 
 
@@ -78,6 +81,8 @@ def _fingerprints(checkpoint: Checkpoint, data: Path | None) -> dict[str, str]:
     """Of the merges and text settings that are with the data; an empty dict without data."""
     if data is None:
         return {}
+    if not data.is_dir():
+        raise AdminError(f"--data {data}: no such folder; that of the model's training text was expected.")
     # fairseq-preprocess writes to a folder `bin`, next to what its text was made with.
     assets = Assets(Path(checkpoint.name), data.parent if data.name == "bin" else data)
     assets.expect(checkpoint.text)

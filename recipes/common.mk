@@ -70,3 +70,8 @@ endef
 TABLE_OF_SCHEMES := $(shell $(ASK).plugin)
 $(if $(TABLE_OF_SCHEMES),,$(error $(ASK).plugin printed nothing; expected the schemes of fairseq_admin/method/schemes.py))
 METHODS := $(call field,SCHEME,$(TABLE_OF_SCHEMES))
+
+# How feed-forward weights start, in every method: as in the fairseq of the papers, or as in today's (stock). A comparison is
+# fair only if all have the same.
+FFN_INIT ?= xavier
+$(call one-of,FFN_INIT,xavier stock)

@@ -18,6 +18,7 @@ EPOCHS ?=
 AVERAGE ?= 5
 WEIGHT_DECAY ?= 0.0
 LABEL_SMOOTHING ?= 0.1
+WEIGHTS := --admin-ffn-init $(FFN_INIT)
 
 include recipes/machines.mk
 
@@ -34,7 +35,7 @@ BATCH_SIZE := $(BATCH) --update-freq $(UPDATE_FREQ)
 PRECISE := $(DEVICE_ARGS) $(PRECISION_$(PRECISION))
 # What a run's checkpoints depend on. UPDATES and EPOCHS are left out: more of them continue the run. With the tokens of an
 # update held, a run may go on with other batches, on other machines.
-SETTINGS := $(MODEL) $(OPTIMISATION) $(or $(HELD),$(BATCH_SIZE)) $(PRECISE) $(TRAIN_ARGS)
+SETTINGS := $(MODEL) $(WEIGHTS) $(OPTIMISATION) $(or $(HELD),$(BATCH_SIZE)) $(PRECISE) $(TRAIN_ARGS)
 
 # With the settings of its text, and the files that was read from.
 $(RUN)/settings.json: $(BINARISED) FORCE
@@ -73,7 +74,7 @@ $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 	mkdir -p $(RUN)/checkpoints
 	newest=$$(ls -t $(RUN)/checkpoints/checkpoint[0-9]*.pt $(RUN)/checkpoints/checkpoint_[0-9]*_*.pt 2>/dev/null | head -n 1 || true); \
 	$(TRAIN) $(BINARY) --user-dir fairseq_admin $(TASK) --arch $(ARCH) --admin-scheme $(METHOD) \
-		$(MODEL) $(OPTIMISATION) $(BATCH_SIZE) $(PRECISE) $(MACHINES) \
+		$(WEIGHTS) $(MODEL) $(OPTIMISATION) $(BATCH_SIZE) $(PRECISE) $(MACHINES) \
 		$(LENGTH) $(VALIDATED) --save-dir $(RUN)/checkpoints $${newest:+--restore-file "$$newest"} --no-last-checkpoints \
 		--tensorboard-logdir $(RUN)/tensorboard $(if $(WANDB),--wandb-project $(call quoted,$(WANDB))) \
 		--log-format json --log-interval $(LOG_EVERY) $(TRAIN_ARGS) 2>&1 \
@@ -87,7 +88,7 @@ include recipes/preflight/preflight.mk
 
 $(RUN)/average.pt: $(TRAINED) $(RUN)/settings.average.json
 	# average the last $(AVERAGE) checkpoints
-	$(PYTHON) -m fairseq_admin.cli average $(TO_AVERAGE) -o $@
+	$(PYTHON) -m fairseq_admin.cli average $(TO_AVERAGE) -o $@ --data $(BINARY)
 
 $(RUN)/omega.json: $(RUN)/average.pt
 	$(PYTHON) -m fairseq_admin.cli omega $< --json > $@.part

@@ -13,7 +13,10 @@ from conftest import ROOT
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import averaging, files
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.method import provenance
+from fairseq_admin.text.assets import Assets
+from fairseq_admin.text.tokens import Text
 from fairseq_admin.version import __version__
 
 
@@ -100,6 +103,23 @@ def test_average_last(run_folder, capsys):
     reloaded = reference.build("transformer_admin_tiny", seed=3)
     reloaded.load_state_dict(model)
     assert reloaded.profiled
+
+
+def test_average_notes_the_text_it_was_trained_on(run_folder, capsys):
+    """With --data; so a model that no stock Transformer computes knows its files as a folded one does."""
+    text = run_folder / "text"
+    (text / "bin").mkdir(parents=True)
+    (text / "codes").write_text("a b 1\n")
+    Text("de", "en").write(text / "text.json")
+    given = ["average", str(run_folder), "--last", "2", "-o", str(run_folder / "average.pt"), "--data"]
+    assert cli.main([*given, str(text / "bin")]) == 0
+    averaged = Checkpoint.read(run_folder / "average.pt")
+    assets = Assets(text / "model.pt")
+    assert averaged.text == {**Checkpoint.read(run_folder / "checkpoint4.pt").text, **assets.fingerprints()}
+    assert averaged.text.keys() == {"encoder", "decoder", "codes", "text.json"}
+    capsys.readouterr()
+    assert cli.main([*given, str(text / "none")]) == 2
+    assert f"fairseq-admin: --data {text / 'none'}: no such folder" in capsys.readouterr().err
 
 
 def test_average_of_files(run_folder, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -74,6 +75,25 @@ def generate(corpus: Path, run: Callable[..., Run]) -> Callable[..., list[str]]:
 def test_generate(trained: Path, generate: Callable) -> None:
     """Does fairseq-generate read the checkpoint and translate every sentence?"""
     assert len(set(generate(trained / "checkpoint_last.pt"))) == 20
+
+
+@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
+def test_another_dictionary_of_the_same_size(
+    option: str, corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]
+) -> None:
+    """Are going on with a run and fine-tuning it on units of other numbers one line, and on its own units not?"""
+    given = ["--save-dir", tmp_path, "--max-update", 33, "--disable-validation", option, trained / "checkpoint2.pt"]
+    if option == "--restore-file":
+        done = run("fairseq_cli.train", corpus, *TRAIN, *given)
+        assert done.status == 0, done.output[-4000:]
+    other = shutil.copytree(corpus, tmp_path / "bin")
+    for path in other.glob("dict.*.txt"):
+        first, second, *rest = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([second, first, *rest]))
+    done = run("fairseq_cli.train", other, *TRAIN, *given)
+    last = done.output.splitlines()[-1]
+    assert done.status == 2 and "Traceback" not in done.output, done.output[-4000:]
+    assert last.startswith("fairseq-admin: the checkpoint's encoder was trained with another dictionary than"), last
 
 
 def test_generate_an_ensemble(trained: Path, generate: Callable) -> None:

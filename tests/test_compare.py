@@ -18,13 +18,18 @@ from conftest import run_module
 from matplotlib import pyplot
 
 from fairseq_admin.method.schemes import SCHEMES
+from recipes.compare import cells
 from recipes.compare.curves import draw as draw_curves
 from recipes.compare.curves import mean_curve
 from recipes.compare.entropy import unigram_entropy
-from recipes.compare.grid_table import outcome, rows, spread
+from recipes.compare.grid_table import outcome, read_runs, rows, spread, write_csv
+from recipes.compare.rates import draw as draw_rates
 from recipes.compare.result import bleu
 from recipes.compare.reversed_corpus import pairs
-from recipes.compare.verdict import Verdict, verdict
+from recipes.compare.standing import difference, interval, judged, loss, standings
+from recipes.compare.standing import table as standing_table
+from recipes.compare.train_cell import gained
+from recipes.compare.verdict import Verdict, left_plateau, verdict
 from recipes.sensitivity.heatmap import cell
 from recipes.sensitivity.heatmap import draw as draw_heatmap
 from recipes.steps.logs import Log
@@ -95,9 +100,23 @@ def test_bleu_is_of_the_tokens_in_the_order_of_the_test_set():
 # -- tables and figures ----------------------------------------------------------------------------------------------
 
 
+def test_how_far_a_grid_is(tmp_path):
+    """Cells of other grids in the folder do not count; those that an earlier make finished do, but not for the pace."""
+    names = ["a-6l-s1", "a-12l-s1", "b-6l-s1", "b-12l-s1", "b-18l-s1"]
+    assert cells.how_far(tmp_path, names, 1000, 1060) == "; 0 of 5 cells done"
+    for name, end in ((names[0], 500), (names[1], 1050), ("other-6l-s1", 1055)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").touch()
+        os.utime(tmp_path / name / "result.json", (end, end))
+    assert cells.how_far(tmp_path, names, 1000, 1060) == "; 2 of 5 cells done, 3 min 00 s left"
+    assert cells.how_far(tmp_path, names, 1051, 1060) == "; 2 of 5 cells done"
+    assert cells.how_far(tmp_path, names, None, 1060) == "; 2 of 5 cells done"
+    assert cells.how_far(tmp_path, names[:2], 1000, 1060) == "; 2 of 2 cells done"
+
+
 def result(**values):
     row = {"scheme": "admin", "layers": "6", "lr": "1e-4", "beta2": "0.99", "seed": "1", "verdict": "learned"}
-    row.update(update=None, bits=2.0, entropy=6.0, bleu=50.0, train={10: 6.0, 20: 2.0}, valid={20: 2.0})
+    row.update(update=None, bits=2.0, entropy=6.0, bleu=50.0, left=15.0, train={10: 6.0, 20: 2.0}, valid={20: 2.0})
     return {**row, **values}
 
 
@@ -148,30 +167,161 @@ def closed():
 
 
 def test_curves_are_the_runs(closed):
-    """Does every run have its thin line, every scheme its mean and label, and a diverged run its cross?"""
-    two = [result(), result(seed="2", train={10: 5.0, 20: 1.0})]
-    bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, train={10: 7.0})
-    axes = draw_curves([*two, bad, result(layers="18", train={}, verdict="diverged", update=0)]).axes
+    """Does every run at the best rate have its thin line, every scheme its mean, and a diverged run its cross?"""
+    two = [result(valid={10: 6.0, 20: 2.0}), result(seed="2", valid={10: 5.0, 20: 1.0})]
+    worse = result(lr="1e-3", bits=5.0, verdict="plateau", valid={10: 6.0, 20: 5.0})
+    bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, valid={10: 7.0})
+    last = result(layers="18", valid={}, verdict="diverged", update=0)
+    axes = draw_curves([*two, worse, bad, last]).axes
     drawn = [
         [(dict(zip(*line.get_data())), line.get_linewidth(), line.get_marker(), line.get_color()) for line in it.lines]
         for it in axes
     ]
-    assert [it.get_title() for it in axes] == ["6L-6L", "18L-18L"] and axes[0].get_ylim() == (0, 7.5)
+    assert [it.get_title() for it in axes] == [f"{n}L-{n}L, each at its best rate" for n in (6, 18)]
+    assert axes[0].get_ylim() == (0, 7.5)
     own = {name: f"C{number}" for number, name in enumerate(n for n in SCHEMES if n in ("admin", "post-ln"))}
-    entropy = ({0: 6.0, 1: 6.0}, 0.8, "None", "grey")
-    assert sorted(drawn[0], key=str) == sorted(
+    bounds = [({0: 6.0, 1: 6.0}, 0.8, "None", "grey"), ({0: 4.8, 1: 4.8}, 0.8, "None", "grey")]
+    rounded = [({x: round(y, 6) for x, y in points.items()}, *look) for points, *look in drawn[0]]
+    assert sorted(rounded, key=str) == sorted(
         [
             ({10: 6.0, 20: 2.0}, 0.5, "None", own["admin"]),
             ({10: 5.0, 20: 1.0}, 0.5, "None", own["admin"]),
             ({10: 5.5, 20: 1.5}, 1.6, "None", own["admin"]),
             ({}, 1.6, "None", own["post-ln"]),
-            entropy,
+            *bounds,
         ],
         key=str,
     )
     assert ({10: 7.0}, 0.5, "None", own["post-ln"]) in drawn[1] and ({10: 7.0}, 1.6, "None", own["post-ln"]) in drawn[1]
     crosses = [(*points, colour) for points, _, marker, colour in drawn[1] if marker == "x"]
-    assert sorted(crosses) == [(0, own["admin"]), (15, own["post-ln"])] and entropy in drawn[1]
+    assert sorted(crosses) == [(0, own["admin"]), (15, own["post-ln"])]
+
+
+def test_rates_are_the_runs(closed):
+    """Has every line its mean loss at every rate, the seeds' range as a bar, and a cross where a run diverged?"""
+    runs = [result(seed=seed, lr=lr, bits=bits) for seed, lr, bits in
+            [("1", "1e-3", 2.0), ("2", "1e-3", 3.0), ("1", "1e-4", 4.0), ("2", "1e-4", 5.0)]]  # fmt: skip
+    runs += [
+        result(scheme="deepnorm", lr="1e-4", bits=1.0),
+        result(scheme="deepnorm", lr="1e-3", verdict="diverged", bits=None),
+    ]
+    panel, *rest = draw_rates(runs, "6").axes
+    assert not rest and panel.get_title() == SCHEMES["deepnorm"].title
+    lines = {
+        bar.get_label(): (dict(zip(*bar.lines[0].get_data())), bar.lines[2][0].get_segments())
+        for bar in panel.containers
+    }
+    points, bars = lines[SCHEMES["admin"].title]
+    assert points == {1e-4: 4.5, 1e-3: 2.5} and [bar[:, 1].tolist() for bar in bars] == [[4.0, 5.0], [2.0, 3.0]]
+    assert lines[SCHEMES["deepnorm"].title][0] == {1e-4: 1.0, 1e-3: 9.0}
+    crosses = [
+        tuple(map(float, line.get_xydata()[0]))
+        for line in panel.lines
+        if line.get_marker() == "x" and line.get_xydata().size
+    ]
+    assert crosses == [(1e-3, 9.0)]
+
+
+# -- how schemes stand -----------------------------------------------------------------------------------------------
+
+
+def test_interval_is_students_t():
+    """1, 2, 3: mean 2, deviation 1, t(0.975, 2) = 4.302653, so 4.302653 / sqrt(3) = 2.484138 to each side."""
+    found = interval([1.0, 2.0, 3.0])
+    assert (found.mean, found.count) == (2.0, 3)
+    assert (found.low, found.high) == (pytest.approx(-0.484138, abs=1e-6), pytest.approx(4.484138, abs=1e-6))
+    assert f"{found:.1f}" == "2.0 (-0.5 to 4.5)" and f"{interval([2.0]):.1f}" == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("valid", "expected"),
+    [
+        ({100: 6.0, 200: 4.0}, 160.0),  # 4.8 of 6 bits is the bound: 1.2 of the 2 bits on the way down
+        ({100: 4.0, 200: 3.0}, 100.0),
+        ({100: NAN, 200: 3.0}, 200.0),
+        ({100: 4.81, 200: 5.0}, None),
+        ({}, None),
+    ],
+)
+def test_where_a_run_leaves_the_plateau(valid, expected):
+    assert left_plateau(valid, 6.0) == pytest.approx(expected)
+
+
+def grid(scheme, rate, bits, **values):
+    kind = {number: "learned" if number < 4.8 else "plateau" for number in bits}
+    return [
+        result(scheme=scheme, lr=rate, seed=str(seed), bits=number, verdict=kind[number], **values)
+        for seed, number in enumerate(bits, 1)
+    ]
+
+
+def test_a_scheme_is_judged_at_its_best_rate():
+    """Best is the rate at which most seeds learned, then the lowest mean; the window has the rates where all did."""
+    runs = (
+        grid("admin", "3e-3", [1.0, 1.0, 5.0])
+        + grid("admin", "3e-4", [3.0, 3.1, 3.2])
+        + grid("admin", "1e-3", [2.9, 3.0, 3.1])
+    )
+    (found,) = standings(runs)
+    assert (found.best, found.window) == ("1e-3", ["3e-4", "1e-3"])
+    assert [run["bits"] for run in found.at_best.values()] == [2.9, 3.0, 3.1]
+
+
+def test_differences_are_between_the_same_seeds():
+    """Between the schemes' means are 0.5 bits, the seeds 2 bits apart: only seed by seed does the difference show."""
+    admin, other = standings(grid("admin", "1e-3", [1.0, 2.0, 3.0]) + grid("pre-ln", "1e-4", [1.49, 2.5, 3.51]))
+    found = difference(other, admin, loss)
+    assert found.mean == pytest.approx(0.5) and 0.47 < found.low < found.high < 0.53
+    assert (judged(found, True), judged(difference(admin, other, loss), True)) == ("behind", "ahead")
+    assert judged(found, False) == "ahead"
+    (far,) = standings(grid("pre-ln", "1e-4", [3.0, 2.0, 1.2]))
+    assert judged(difference(far, admin, loss), True) == "no difference shown"
+    (two,) = standings(grid("pre-ln", "1e-4", [9.0, 9.0]))
+    assert judged(difference(two, admin, loss), True) == "fewer than 3 seeds"
+
+
+def test_a_diverged_run_counts_with_the_bound():
+    (found,) = standings(
+        [result(bits=bits, bleu=None, verdict="diverged", seed=seed) for seed, bits in enumerate([None, INF, 40.0])]
+    )
+    assert [loss(run) for run in found.at_best.values()] == [9.0] * 3 and found.window == []
+
+
+def test_standing_from_the_file_that_is_kept(tmp_path):
+    """Does runs.csv, which has no curves, give the same table as the results themselves?"""
+    runs = grid("admin", "1e-3", [1.0, 2.0, 3.0]) + grid("pre-ln", "1e-4", [1.5, 2.5, 5.0], left=None)
+    runs += [
+        result(scheme="post-ln", bits=None, bleu=None, left=None, verdict="diverged", update=7, seed=s) for s in "123"
+    ]
+    for run in runs:
+        run.update(params=1, seconds=2)
+    write_csv(tmp_path / "runs.csv", [{k: v for k, v in run.items() if k not in ("train", "valid")} for run in runs])
+    table = standing_table(runs)
+    assert standing_table(read_runs(tmp_path / "runs.csv")) == table
+    assert [row["scheme"] for row in table] == ["admin", "pre-ln", "post-ln"]
+    assert table[0]["left the plateau at"] == "15 (15 to 15)" and table[0]["bits vs. Admin"] == ""
+    assert table[1]["learned"] == "2 of 3" and table[1]["window"] == "-" and table[1]["left the plateau at"] == "-"
+    assert table[1]["bits vs. Admin"].startswith("no difference shown: +1.0")
+    assert (
+        table[2]["bits vs. Admin"].startswith("behind: +7.000 (+4.5")
+        and table[2]["BLEU vs. Admin"] == "behind: -50.00 (-50.00 to -50.00)"
+    )
+    (tmp_path / "runs.csv").write_text("scheme\nadmin\n")
+    with pytest.raises(ValueError, match="has no column update; expected the runs.csv of a grid"):
+        read_runs(tmp_path / "runs.csv")
+
+
+@pytest.mark.parametrize(
+    ("valid", "end", "expected"),
+    [
+        ({100: 6.0, 200: 7.0}, 200, True),  # the first leg
+        ({200: 6.0, 300: 5.9, 400: 6.1}, 400, True),
+        ({100: 5.0, 200: 6.0, 300: 5.0, 400: 5.5}, 400, False),
+        ({200: 6.0, 300: NAN, 400: NAN}, 400, False),
+    ],
+)
+def test_a_leg_must_gain(valid, end, expected):
+    assert gained(valid, 200, end) is expected
 
 
 def test_heat_map_has_its_numbers(closed):
@@ -214,7 +364,8 @@ def test_heat_map_of_two_optimizers(closed):
 
 # -- make ------------------------------------------------------------------------------------------------------------
 
-TINY = "PAIRS=300 WORDS=20 WIDTH=16 FFN=16 UPDATES=20 SAVE_EVERY=10 LOG_EVERY=5 WARMUP=5".split()
+TINY = "PAIRS=300 VALID_PAIRS=50 TEST_PAIRS=20 WORDS=20 WIDTH=16 FFN=16 UPDATES=20 SAVE_EVERY=10 LOG_EVERY=5".split()
+TINY.append("WARMUP=5")
 
 
 def command(recipe, runs, *variables):
@@ -248,7 +399,7 @@ def test_unknown_choices_are_refused(recipe, variable, message, tmp_path):
 @pytest.mark.slow
 def test_compare_small(tmp_path):
     """Killed in the middle, it continues; what is done stays; another setting is refused; a diverged run is a row."""
-    grid = ["SCHEMES=admin pre-ln", "DEPTHS=1", "SEEDS=1"]
+    grid = ["SCHEMES=admin pre-ln", "DEPTHS=1", "RATES=1e-3", "SEEDS=1", "LEG=10"]
     out = tmp_path / "compare"
     log = (tmp_path / "log").open("wb")
     running = subprocess.Popen(
@@ -293,6 +444,8 @@ def test_sensitivity_small_and_a_diverged_run(tmp_path):
     assert [row["lr"] for row in runs] == ["1e-3", "1e38"]
     assert runs[0]["verdict"] in ("learned", "plateau") and runs[1]["verdict"] == "diverged"
     assert (tmp_path / "sensitivity/heatmap.png").exists()
+    assert "post-ln-lr1e-3-b0.99-s1: training; 0 of 2 cells done\n" in done.stdout
+    assert re.search(r"; 1 of 2 cells done, [1-9].* s left\n", done.stdout) and "; 2 of 2 cells done\n" in done.stdout
 
 
 def test_a_cell_that_another_make_has_trained_meanwhile_is_left_alone(tmp_path):
@@ -308,7 +461,7 @@ MODEL = "--arch transformer_admin_tiny --optimizer adam --cpu --num-workers 0 --
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--updates", 25, "--save-every", 10], "--updates 25 is not a multiple of --save-every 10"),
+        (["--updates", 25, "--save-every", 10], "--updates 25 and --leg 25 are not multiples of --save-every 10"),
         (["--updates", 10, "--save-every", 10, "--", *MODEL, "--typo"], "fairseq-train ended with status 2: .*--typo"),
     ],
 )

@@ -100,7 +100,7 @@ def test_options_page(config: type, title: str) -> None:
         spans(row[0])[0]: row[1].strip("`") for row in rows(section(docs("options.md"), title)) if row[0][:3] == "`--"
     }
     there = {
-        f"--{option.name.replace('_', '-')}": str(option.default)
+        f"--{option.name.replace('_', '-')}": "-" if option.default is None else str(option.default)
         for option in dataclasses.fields(config)
         if not str(option.default).startswith("${") and not option.name.startswith("_")
     }

@@ -96,7 +96,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_the_twins(kind: str, scheme: str, padded: bool, exact_softmax) -> None:
     """In float64, of every parameter, in every scheme."""
-    if (kind, scheme) == ("masked language model", "t-fixup"):
+    if kind == "masked language model" and scheme.startswith("t-fixup"):
         pytest.skip("refused: its paper has no gain for an encoder alone")
     fast, plain, loss_of = pair(kind, torch.float64, padded=padded, admin_scheme=scheme, **EXACT)
     assert any(isinstance(module, FastAttention) for module in fast.modules())

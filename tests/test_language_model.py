@@ -43,7 +43,8 @@ def logits(model, words, seed=5):
 
 def tells(scheme):
     """The scheme that a scheme's checkpoint shows."""
-    return {"looklinear": "post-ln", "ds-init": "post-ln", "post-ln-pre-ln": "pre-ln"}.get(scheme, scheme)
+    drawn = dict.fromkeys(("looklinear", "ds-init", "ds-init-code"), "post-ln")
+    return {**drawn, "post-ln-pre-ln": "pre-ln"}.get(scheme, scheme)
 
 
 def omegas(model):
@@ -130,10 +131,9 @@ BY_HAND = {
     "deepnorm": reference.post_ln(A),
     "rezero": reference.no_ln,
     "rezero-post-ln": reference.post_ln(),
-    "t-fixup": reference.no_ln,
-    "b2t": reference.b2t,
-    "looklinear": reference.post_ln(),
-    "ds-init": reference.post_ln(),
+    **dict.fromkeys(("t-fixup", "t-fixup-code"), reference.no_ln),
+    **dict.fromkeys(("b2t", "b2t-code"), reference.b2t),
+    **dict.fromkeys(("looklinear", "ds-init", "ds-init-code"), reference.post_ln()),
 }
 
 
@@ -145,7 +145,7 @@ def test_whole_model_is_the_plain_twin(scheme, padded):
         if getattr(layer, "branch_scale", None) is not None:
             torch.nn.init.constant_(layer.branch_scale, 0.3 + 0.2 * number)
     words = batch(padded=padded)
-    expected = language.by_hand(model, words, BY_HAND[scheme], bottom=scheme == "b2t")
+    expected = language.by_hand(model, words, BY_HAND[scheme], bottom=SCHEMES[scheme].bottom)
     real = words.ne(reference.PAD)
     # Sums of a dozen sub-layers in float32, in another order.
     torch.testing.assert_close(model(words)[0][real], expected[real], rtol=1e-4, atol=2e-5)
@@ -183,7 +183,9 @@ def test_constants_of_a_stack_alone():
 GAINS = {
     "deepnorm": lambda kind, layer: 1.0 if kind in "qk" else 24**-0.25,  # (8 · 3)^(-1/4)
     "t-fixup": lambda kind, layer: 1.0 if kind in "qk" else 27**-0.25,  # (9 · 3)^(-1/4)
+    "t-fixup-code": lambda kind, layer: 2**-0.5 if kind in "qk" else 27**-0.25,
     "ds-init": lambda kind, layer: (layer + 1) ** -0.5,
+    "ds-init-code": lambda kind, layer: (layer + 1) ** -0.25 * (2**-0.5 if kind in "qkv" else 1.0),
     "admin": lambda kind, layer: 1.0 if kind in ("fc1", "fc2") else None,
     "looklinear": lambda kind, layer: 1.0 if kind in ("fc1", "fc2") else None,
     # 6 branches, of 4 linear layers and of 2; fairseq's own gain of queries, keys and values.
@@ -192,7 +194,7 @@ GAINS = {
 """Xavier's gain of a layer's matrices; None: fairseq's own law."""
 
 ABSENT = {
-    **dict.fromkeys(("rezero", "t-fixup"), r"layers\.\d\.\w+_layer_norm\.(weight|bias)"),
+    **dict.fromkeys(("rezero", "t-fixup", "t-fixup-code"), r"layers\.\d\.\w+_layer_norm\.(weight|bias)"),
     "fixup": r"layers\.\d\.(\w+_layer_norm\.weight|self_attn\.\w+_proj\.bias|fc[12]\.bias)",
 }
 """Which of stock fairseq's parameters a scheme lacks."""
@@ -225,10 +227,12 @@ def test_every_parameter_has_its_initial_law(scheme):
             expected = gain * math.sqrt(2 / sum(parameter.shape))
         elif ".fc" in name and name.endswith("bias") and scheme in GAINS:
             expected = 0.0
-        elif "embed_tokens" in name and scheme == "t-fixup":
+        elif scheme == "ds-init-code" and name.endswith("proj.bias"):
+            expected = 0.0
+        elif "embed_tokens" in name and scheme.startswith("t-fixup"):
             expected = 27**-0.25 * std(stock, name)
         else:
-            expected = std(stock, name)
+            expected = std(stock, name) * (3**-0.5 if matrix and scheme == "b2t-code" else 1.0)
         # A deviation over n normal draws is off by 1/sqrt(2 n): 5 σ of the smaller of both, 20 times its elements.
         assert found == pytest.approx(expected, rel=5 * math.sqrt(2) / math.sqrt(2 * count * parameter.numel())), name
         checked += 1

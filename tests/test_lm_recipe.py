@@ -136,6 +136,35 @@ def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
     assert other.returncode != 0 and "was made with other settings" in other.stderr
 
 
+def test_a_changed_library_is_noticed(tmp_path: Path, library: Path) -> None:
+    """Its content counts: it is read again while there is no model of it, refused where there is, free to move."""
+    text = tmp_path / "runs/lm-demo/data/tok/train"
+
+    def made(**given: object) -> subprocess.CompletedProcess:
+        return make(tmp_path / "runs", str(text), **{"LIBRARY": library, **given})
+
+    assert made().returncode == 0 and "the number 5 " in text.read_text()
+    (library / "m5.py").write_text(MODULE % "the digit 5")
+    done = made()
+    assert done.returncode == 0 and "the digit 5 " in text.read_text(), done.stderr
+    (tmp_path / "runs/lm-demo/admin-cpu-s1").mkdir()
+    (tmp_path / "runs/lm-demo/admin-cpu-s1/average.pt").touch()
+    read = text.stat().st_mtime_ns
+    moved = library.rename(tmp_path / "moved")
+    assert made(LIBRARY=moved).returncode == 0 and text.stat().st_mtime_ns == read
+    (moved / "m5.py").write_text(MODULE % "the digit five")
+    done = made(LIBRARY=moved)
+    assert done.returncode == 2 and text.stat().st_mtime_ns == read
+    assert f"was made with other settings (library {library} (" in done.stderr and f" -> {moved} (" in done.stderr
+
+
+def test_library_with_something_else(tmp_path: Path, library: Path) -> None:
+    (library / "m7.py").write_text("print 7")
+    done = run_module("recipes.lm.python_docs", tmp_path / "tok", "--library", library, log=tmp_path / "log")
+    assert done.status == 2 and done.output.startswith(f"{library}/m7.py is not Python in UTF-8 (")
+    assert done.output.count("\n") == 1, done.output
+
+
 def test_unknown_method(tmp_path: Path) -> None:
     done = make(tmp_path, METHOD="mixup")
     assert done.returncode == 2 and "METHOD=mixup is unknown; expected one of admin post-ln" in done.stderr

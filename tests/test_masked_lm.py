@@ -19,7 +19,7 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.method import profiling, provenance, state_dict
 from fairseq_admin.method.schemes import SCHEMES
 
-KNOWN = [scheme for scheme in SCHEMES if scheme != "t-fixup"]
+KNOWN = [scheme for scheme in SCHEMES if not scheme.startswith("t-fixup")]
 STOCK = {
     "post-ln": {},
     "post-ln-pre-ln": {},
@@ -35,7 +35,8 @@ def logits(model, words, seed=5):
 
 def tells(scheme):
     """The scheme that a scheme's checkpoint shows."""
-    return {"looklinear": "post-ln", "ds-init": "post-ln", "post-ln-pre-ln": "post-ln"}.get(scheme, scheme)
+    drawn = dict.fromkeys(("looklinear", "ds-init", "ds-init-code", "post-ln-pre-ln"), "post-ln")
+    return drawn.get(scheme, scheme)
 
 
 def omegas(model):
@@ -88,9 +89,8 @@ BY_HAND = {
     "deepnorm": reference.post_ln(6 ** (1 / 4)),  # (2 · 3)^(1/4)
     "rezero": reference.no_ln,
     "rezero-post-ln": reference.post_ln(),
-    "b2t": reference.b2t,
-    "looklinear": reference.post_ln(),
-    "ds-init": reference.post_ln(),
+    **dict.fromkeys(("b2t", "b2t-code"), reference.b2t),
+    **dict.fromkeys(("looklinear", "ds-init", "ds-init-code"), reference.post_ln()),
 }
 
 
@@ -101,7 +101,7 @@ def test_whole_model_is_the_plain_twin(scheme, padded):
     if scheme == "fixup":
         expected = masked.fixup_by_hand(model, words)
     else:
-        expected = masked.by_hand(model, words, BY_HAND[scheme], bottom=scheme == "b2t")
+        expected = masked.by_hand(model, words, BY_HAND[scheme], bottom=SCHEMES[scheme].bottom)
     real = words.ne(reference.PAD)
     # Sums of a dozen sub-layers in float32, in another order.
     torch.testing.assert_close(model(words)[0][real], expected[real], rtol=1e-4, atol=2e-5)
@@ -114,6 +114,7 @@ def test_every_scheme_has_a_twin():
 GAINS = {
     "deepnorm": lambda kind, layer: 1.0 if kind in "qk" else 24**-0.25,  # (8 · 3)^(-1/4)
     "ds-init": lambda kind, layer: (layer + 1) ** -0.5,
+    "ds-init-code": lambda kind, layer: (layer + 1) ** -0.25 * (2**-0.5 if kind in "qkv" else 1.0),
     "admin": lambda kind, layer: 1.0 if kind in ("fc1", "fc2") else None,
     "looklinear": lambda kind, layer: 1.0 if kind in ("fc1", "fc2") else None,
     # 6 branches, of 4 linear layers and of 2; fairseq's own gain of queries, keys and values.
@@ -137,11 +138,27 @@ def test_every_matrix_has_its_initial_law(scheme):
             continue
         gain = GAINS.get(scheme, lambda kind, layer: None)(found[2], int(found[1]))
         expected = 0.02 if gain is None else gain * math.sqrt(2 / sum(parameter.shape))
+        expected *= 3**-0.5 if scheme == "b2t-code" else 1.0
         drawn = torch.stack([model[name].detach() for model in models]).double().std(correction=0).item()
         # A deviation over n normal draws is off by 1/sqrt(2 n): 5 σ; looks-linear's halves are the same draws.
         assert drawn == pytest.approx(expected, rel=5 / math.sqrt(20 * parameter.numel())), name
         checked += 1
     assert checked == 3 * 6
+
+
+LAYER = "encoder.sentence_encoder.layers.1"
+
+
+@pytest.mark.parametrize(("scheme", "law"), [("post-ln", "xavier"), ("b2t-code", "xavier"), ("admin", "stock")])
+def test_feed_forward_weights_by_option(scheme, law):
+    """Xavier-uniform, or RoBERTa's N(0, 0.02²)."""
+    models = [build(admin_scheme=scheme, admin_ffn_init=law, seed=seed) for seed in range(20)]
+    for name in ("fc1", "fc2"):
+        assert not any(model.get_parameter(f"{LAYER}.{name}.bias").any() for model in models)
+        drawn = torch.stack([model.get_parameter(f"{LAYER}.{name}.weight").detach().double() for model in models])
+        expected = 0.02 if law == "stock" else math.sqrt(2 / sum(drawn.shape[1:]))
+        expected *= 3**-0.5 if scheme == "b2t-code" else 1.0
+        assert drawn.std(correction=0).item() == pytest.approx(expected, rel=5 / math.sqrt(2 * drawn.numel())), name
 
 
 # Profiling -----------------------------------------------------------------------------------------------------------

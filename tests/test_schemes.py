@@ -174,10 +174,9 @@ BY_HAND = {
     "deepnorm": (reference.post_ln(A["encoder"]), reference.post_ln(A["decoder"])),
     "rezero": (reference.no_ln, reference.no_ln),
     "rezero-post-ln": (reference.post_ln(), reference.post_ln()),
-    "t-fixup": (reference.no_ln, reference.no_ln),
-    "b2t": (reference.b2t, reference.b2t),
-    "looklinear": (reference.post_ln(), reference.post_ln()),
-    "ds-init": (reference.post_ln(), reference.post_ln()),
+    **dict.fromkeys(("t-fixup", "t-fixup-code"), (reference.no_ln, reference.no_ln)),
+    **dict.fromkeys(("b2t", "b2t-code"), (reference.b2t, reference.b2t)),
+    **dict.fromkeys(("looklinear", "ds-init", "ds-init-code"), (reference.post_ln(), reference.post_ln())),
 }
 
 
@@ -228,6 +227,31 @@ def test_every_parameter_has_its_name_shape_and_initial_law(scheme):
         assert (values.abs().max().item() < 2 * std) == (law == "uniform"), name
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_feed_forward_weights_by_option(scheme):
+    """Xavier's or today's law by --admin-ffn-init, whatever the scheme's own; all other weights keep theirs."""
+    if SCHEMES[scheme].ffn is None:
+        drawn, default = (dict(build(scheme, admin_ffn_init=law).named_parameters()) for law in ("xavier", None))
+        assert all(torch.equal(tensor, drawn[name]) for name, tensor in default.items())
+        with pytest.raises(AdminError, match=f"^--admin-ffn-init stock was given with --admin-scheme {scheme}, which"):
+            build(scheme, admin_ffn_init="stock")
+        return
+    expected = {law: golden()[like] for law, like in (("xavier", "admin"), ("stock", "post-ln"))}
+    for law in (*expected, None):
+        models = [dict(build(scheme, admin_ffn_init=law, seed=seed).named_parameters()) for seed in range(10)]
+        for name in [name for name in models[0] if ".fc" in name]:
+            shape, _, std, kind = expected[law or SCHEMES[scheme].ffn][name]
+            values = torch.stack([model[name].detach().double() for model in models])
+            if scheme == "b2t-code" and name.endswith("weight"):
+                std *= (3 if "encoder" in name else 2) ** -0.5
+            assert tuple(values[0].shape) == shape and (kind == "constant") == (not values.any()), (law, name)
+            # As in the test above; uniform values end at sqrt(3) standard deviations.
+            assert values.std(correction=0).item() == pytest.approx(std, rel=6 * 1.25 / math.sqrt(2 * values.numel()))
+            assert values.abs().max().item() <= math.sqrt(3) * std * (1 + 1e-2), (law, name)
+        others = [name for name in models[0] if ".fc" not in name and "attn" in name]
+        assert all(models[0][name].std() == 0 or models[0][name].any() for name in others)
+
+
 def test_every_scheme_has_a_law():
     assert golden().keys() == SCHEMES.keys()
 
@@ -272,6 +296,7 @@ def trained(model, batch):
         {"checkpoint_activations": True, "layernorm_embedding": True},
         {"no_cross_attention": True, "no_decoder_final_norm": True},
         {"share_all_embeddings": False, "quant_noise_pq": 0.3, "quant_noise_pq_block_size": 8},
+        {"admin_ffn_init": "stock"},
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
@@ -363,7 +388,7 @@ def test_half_precision(scheme):
 
 def tells(scheme):
     """The scheme that a scheme's checkpoint shows: those that only draw other weights are Post-LN."""
-    return "post-ln" if scheme in ("looklinear", "ds-init") else scheme
+    return "post-ln" if scheme in ("looklinear", "ds-init", "ds-init-code") else scheme
 
 
 @pytest.mark.parametrize("saved", SCHEMES)
@@ -429,6 +454,7 @@ def test_omega_of_another_scheme(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"admin_ffn_init": "kaiming"}, "^--admin-ffn-init is kaiming; expected one of xavier, stock"),
         ({"admin_scheme": "sandwich"}, "^--admin-scheme is sandwich; expected one of admin, post-ln, pre-ln, "),
         (
             {"admin_scheme": "deepnorm", "admin_init": "log"},
@@ -460,7 +486,7 @@ def train(corpus, folder, *arguments):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_train_resume_generate(scheme: str, corpus: Path, tmp_path: Path, run: Callable[..., Run]):
     """Does a run resume from its checkpoint bit for bit, and does its model translate?"""
-    option = ["--admin-scheme", scheme]
+    option = ["--admin-scheme", scheme, *(["--admin-ffn-init", "xavier"] if scheme == "pre-ln" else [])]
     done = train(corpus, tmp_path / "whole", *option, "--max-update", 9)
     assert done.status == 0, done.output[-4000:]
     assert ("profiled by rule" in done.output) == (scheme == "admin")

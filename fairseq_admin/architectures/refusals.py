@@ -8,7 +8,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig
 
 from ..errors import AdminError
-from ..method.schemes import SCHEMES
+from ..method.schemes import FFN_LAWS, SCHEMES
 from .config import RULES
 
 
@@ -39,6 +39,13 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder",
         raise AdminError(
             f"--admin-init {cfg.admin_init} was given with --admin-scheme {cfg.admin_scheme}, which has no omega "
             "to set. Leave one of the two out."
+        )
+    if cfg.admin_ffn_init not in (None, *FFN_LAWS):
+        raise AdminError(f"--admin-ffn-init is {cfg.admin_ffn_init}; expected one of {', '.join(FFN_LAWS)}.")
+    if scheme.ffn is None and cfg.admin_ffn_init == "stock":
+        raise AdminError(
+            f"--admin-ffn-init stock was given with --admin-scheme {cfg.admin_scheme}, which draws its feed-forward "
+            "weights itself, from Xavier's law. Leave one of the two out."
         )
     stacks = {side: getattr(cfg, side) for side in sides}
     if any(stack.normalize_before for stack in stacks.values()):

@@ -12,6 +12,7 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .. import fingerprint
 from ..errors import AdminError
 from ..fast.model import speed_up
 from ..fast.twin import twins_of
@@ -29,6 +30,16 @@ from .divergence import SkippedUpdates
 from .refusals import layers_to_keep
 
 
+def _note_dictionaries(model: nn.Module, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+    """Hook on state_dict: its metadata tells which dictionaries the model reads."""
+    metadata[fingerprint.KEY] = fingerprint.of_stacks(stacks_of(model))
+
+
+def _refuse_other_dictionary(model: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    """Hook on loading, which a wrapper calls too."""
+    fingerprint.refuse_other_dictionary(metadata.get(fingerprint.KEY) or {}, stacks_of(model))
+
+
 class SchemeModel(BaseFairseqModel):
     """Initial weights, profiling, its record, loading, and stopping a diverged run; a model's first base class.
 
@@ -43,6 +54,8 @@ class SchemeModel(BaseFairseqModel):
         self.scheme = SCHEMES[cfg.admin_scheme]
         self.guards: list[RemovableHandle] = []
         self.profiled = not self.scheme.omega
+        self.register_state_dict_post_hook(_note_dictionaries)
+        self.register_load_state_dict_pre_hook(_refuse_other_dictionary)
         self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
         every = cfg.admin_monitor or (cfg.log_interval if self.scheme.omega else 0)
         self.monitor = Monitor(every, thorough=cfg.admin_monitor > 0)
@@ -148,7 +161,7 @@ class SchemeModel(BaseFairseqModel):
         Where the options name layers to keep, the others are dropped; `model_cfg` then gets the depth that is left.
 
         Raises:
-            AdminError: the weights have another depth, another scheme, or ω by another rule.
+            AdminError: the weights have another depth, another scheme, another dictionary, or ω by another rule.
         """
         own = self.state_dict()
         found = scheme_of(state_dict)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
-from .. import fingerprint
 from ..fast.model import decoder_class, encoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder, AdminEncoder
@@ -38,7 +37,6 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
     def build_model(cls, cfg, task):
         transformer_cfg = nested(cfg)
         refuse_unsuitable(transformer_cfg)
-        fingerprint.note(task)
         norm = SCHEMES[transformer_cfg.admin_scheme].norm
         for stack, place in zip((transformer_cfg.encoder, transformer_cfg.decoder), norm):
             stack.normalize_before = place == "before"

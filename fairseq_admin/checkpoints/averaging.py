@@ -106,6 +106,7 @@ def _refuse_misfits(sources: Sequence[Source]) -> None:
     for other in sources[1:]:
         _refuse_other_entries(first, other)
         _refuse_other_profile(first, other)
+        _refuse_other_dictionary(first, other)
     seen: dict[tuple[int, ...], Source] = {}
     for source in sources:
         twin = seen.setdefault(tuple(entry.record.crc for entry in source.entries.values()), source)
@@ -154,6 +155,17 @@ def _refuse_other_profile(first: Source, other: Source) -> None:
         f"{first.path} and {other.path} are not of one run: omega was profiled with {what} {one.get(what)} in the "
         f"first and {two.get(what)} in the second. Average the checkpoints of one run."
     )
+
+
+def _refuse_other_dictionary(first: Source, other: Source) -> None:
+    """Refuse a pair of checkpoints whose units have other numbers."""
+    one, two = first.checkpoint.text, other.checkpoint.text
+    for name in one:
+        if one[name] != two.get(name, one[name]):
+            raise AdminError(
+                f"{first.path} and {other.path} were trained with different dictionaries of the {name}. Average the "
+                "checkpoints of one run."
+            )
 
 
 def average(paths: Iterable[Path]) -> Checkpoint:

@@ -84,8 +84,8 @@ class Checkpoint:
     @property
     def text(self) -> dict[str, str]:
         """Fingerprints of what its text was made with, as fingerprint.py names them; none of one that was not ours."""
-        holder = (self.state.get("extra_state") or {}).get(FOLD) if self.folded else self.state.get("task_state")
-        return dict((holder or {}).get(fingerprint.KEY) or {})
+        earlier = (self.state.get("extra_state") or {}).get(FOLD) if self.folded else self.state.get("task_state")
+        return fingerprint.noted(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
 
     @cached_property
     def options(self) -> Options:

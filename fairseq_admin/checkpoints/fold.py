@@ -191,11 +191,10 @@ def fold(
     folded = fold_weights(checkpoint, SMALLEST if min_omega is None else min_omega, clamp=min_omega is not None)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": checkpoint.updates}
     note = {"version": __version__, "scheme": checkpoint.scheme_name, "provenance": checkpoint.record}
-    note[fingerprint.KEY] = {**(text or {}), **checkpoint.text}
     return Checkpoint(
         {
             "args": stock_options(checkpoint),
-            "model": _stored(folded, dtype),
+            "model": fingerprint.noting(_stored(folded, dtype), {**(text or {}), **checkpoint.text}),
             "optimizer_history": [history],
             "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, FOLD: note},
         }

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from fairseq.data import Dictionary
 
+from .. import fingerprint
 from ..checkpoints.building import check
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.equivalence import EOS, PAD, Batch, random_batches, real_batches
@@ -55,6 +56,8 @@ class Exportable(NamedTuple):
     files: dict[str, Path]
     """What belongs next to the model: name there -> where it is now."""
     text: Text | None
+    fingerprints: dict[str, str]
+    """Of what its text was made with, as fingerprint.py names them."""
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -118,7 +121,13 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
         for language, stack in zip(languages, ("encoder", "decoder"))
     )
     files = {name: found for name in (*names, CODES, FILE) if (found := assets.find(name))}
-    return Exportable(checkpoint, plain, options, source, target, files, assets.text())
+    fingerprints = {
+        **checkpoint.text,
+        "encoder": fingerprint.of_dictionary(source),
+        "decoder": fingerprint.of_dictionary(target),
+        **assets.fingerprints(),
+    }
+    return Exportable(checkpoint, plain, options, source, target, files, assets.text(), fingerprints)
 
 
 def batches(model: Exportable) -> list[Batch]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from .. import fingerprint
 from ..checkpoints import files
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
@@ -62,6 +63,7 @@ def export(
         exported = write(model, work, folder, quantization, tolerance)
         for name, found in model.files.items():
             shutil.copyfile(found, folder / name)
+        fingerprint.write(folder, model.fingerprints)
     needed = [*([CODES] if in_pieces(model.source.symbols) else []), FILE]
     missing = [name for name in needed if name not in model.files]
     if missing:

@@ -68,18 +68,42 @@ def t_fixup_weights(encoder: Any, decoder: Any) -> None:
     """Xavier-uniform; values, attention outputs and feed-forward times `t_fixup_gains`; embeddings times the decoder's.
 
     Huang et al. 2020, the steps of T-Fixup. The embeddings start as N(0, 1/C), as fairseq's do; vectors from a file are
-    scaled as they are. A matrix tied to several places is scaled once. Where the authors' code differs, the paper is
-    followed: the code leaves queries and keys at fairseq's gain of 1/sqrt(2), and takes N, not M, for the encoder's
-    embeddings.
+    scaled as they are. A matrix tied to several places is scaled once.
     """
+    gains = _draw_t_fixup(encoder, decoder, query_gain=1.0)
+    _scale_embeddings((decoder, gains[1]), (encoder, gains[1]))
+
+
+def t_fixup_code_weights(encoder: Any, decoder: Any) -> None:
+    """As `t_fixup_weights`, but queries and keys keep fairseq's gain of 1/sqrt(2), and the encoder's embeddings, also
+    where the decoder has the same, are multiplied by (9N)^(-1/4).
+
+    The authors' code: layer6ai-labs/T-Fixup
+    """
+    gains = _draw_t_fixup(encoder, decoder, query_gain=2**-0.5)
+    depth = len(layers_of(encoder))
+    _scale_embeddings((encoder, (9 * depth) ** (-1 / 4) if depth else gains[1]), (decoder, gains[1]))
+
+
+def _draw_t_fixup(encoder: Any, decoder: Any, query_gain: float) -> PerStack:
+    """Returns the gains."""
     stacks = (encoder, decoder)
     gains = t_fixup_gains(*(len(layers_of(stack)) for stack in stacks))
     for stack, gain in zip(stacks, gains):
         for layer in layers_of(stack):
-            _draw(layer, nn.init.xavier_uniform_, gain)
+            _draw(layer, nn.init.xavier_uniform_, gain, query_gain)
+    return gains
+
+
+def _scale_embeddings(*stacks_and_factors: tuple[Any, float]) -> None:
+    """Multiply every stack's embeddings by its factor; those of two stacks by the first's alone."""
+    scaled: list[Tensor] = []
     with torch.no_grad():
-        for embedding in {id(stack.embed_tokens): stack.embed_tokens for stack in stacks}.values():
-            embedding.weight.mul_(gains[1])
+        for stack, factor in stacks_and_factors:
+            weight = stack.embed_tokens.weight
+            if all(weight is not it for it in scaled):
+                weight.mul_(factor)
+                scaled.append(weight)
 
 
 def fixup_weights(encoder: Any, decoder: Any) -> None:
@@ -135,8 +159,42 @@ def looklinear_weights(encoder: Any, decoder: Any) -> None:
 def ds_init_weights(encoder: Any, decoder: Any) -> None:
     """Xavier-uniform with gain 1/sqrt(l), every weight matrix of layer l.
 
-    Zhang, Titov and Sennrich 2019, depth-scaled initialisation with alpha = 1, as in the authors' code
+    Zhang, Titov and Sennrich 2019, depth-scaled initialisation with alpha = 1
     """
     for stack in (encoder, decoder):
         for number, layer in enumerate(layers_of(stack), 1):
             _draw(layer, nn.init.xavier_uniform_, number**-0.5, number**-0.5)
+
+
+def ds_init_code_weights(encoder: Any, decoder: Any) -> None:
+    """Xavier-uniform with its variance times 1/sqrt(l), hence gain l^(-1/4); biases are 0.
+
+    Queries, keys and values of self-attention are drawn as one matrix, of C to 3C channels: 1/sqrt(2) of that gain.
+    The authors' code: bzhangGo/zero, variance_scaling_initializer(1/sqrt(l), "fan_avg", "uniform")
+    """
+    for stack in (encoder, decoder):
+        for number, layer in enumerate(layers_of(stack), 1):
+            _draw(layer, nn.init.xavier_uniform_, number**-0.25, number**-0.25)
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+                nn.init.xavier_uniform_(projection.weight, gain=2**-0.5 * number**-0.25)
+            for attention in attentions_of(layer):
+                for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+                    nn.init.zeros_(projection.bias)
+
+
+def b2t_code_weights(encoder: Any, decoder: Any) -> None:
+    """Every weight matrix of a layer, as it was drawn, times N^(-1/2) in the encoder and M^(-1/2) in the decoder.
+
+    The authors' code: takase/b2t_connection, rescaling_init
+    """
+    with torch.no_grad():
+        for stack in (encoder, decoder):
+            layers = layers_of(stack)
+            for layer in layers:
+                linears = [
+                    getattr(attention, f"{name}_proj")
+                    for attention in attentions_of(layer)
+                    for name in ("q", "k", "v", "out")
+                ]
+                for linear in (*linears, layer.fc1, layer.fc2):
+                    linear.weight.mul_(len(layers) ** -0.5)

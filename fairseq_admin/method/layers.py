@@ -16,7 +16,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import Tensor, nn
 
 from . import fixup
-from .schemes import SUBLAYER_NORMS, Scheme, layers_of
+from .schemes import SCHEMES, SUBLAYER_NORMS, Scheme, layers_of
 
 
 class ShortcutNorm(nn.LayerNorm):
@@ -64,20 +64,43 @@ class ShortcutNorm(nn.LayerNorm):
 
 
 def xavier(linear: nn.Linear) -> nn.Linear:
-    """The paper's fairseq began feed-forward layers so; since 0.10 they have nn.Linear's smaller weights."""
+    """Draw its weights as the papers' fairseq did; since 0.10 feed-forward layers have nn.Linear's smaller ones."""
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
 
 
-class _AdminLayer:
-    """What both of Admin's layers change in fairseq's."""
+def ffn_law(cfg) -> str | None:
+    """The law that a model's feed-forward weights start with, from its options; None: its scheme draws them."""
+    return SCHEMES[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
+
+
+class _FeedForward:
+    """What every layer changes in fairseq's: the law of its feed-forward weights."""
+
+    def __init__(self, cfg, *args, **kwargs) -> None:
+        self._xavier = ffn_law(cfg) == "xavier"  # before fairseq's, which builds fc1 and fc2
+        super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]
 
     def build_fc1(self, *args):
-        return xavier(super().build_fc1(*args))  # type: ignore[misc]
+        linear = super().build_fc1(*args)  # type: ignore[misc]
+        return xavier(linear) if self._xavier else linear
 
     def build_fc2(self, *args):
-        return xavier(super().build_fc2(*args))  # type: ignore[misc]
+        linear = super().build_fc2(*args)  # type: ignore[misc]
+        return xavier(linear) if self._xavier else linear
+
+
+class StockEncoderLayer(_FeedForward, TransformerEncoderLayerBase):
+    """Stock encoder layer."""
+
+
+class StockDecoderLayer(_FeedForward, TransformerDecoderLayerBase):
+    """Stock decoder layer."""
+
+
+class _AdminLayer(_FeedForward):
+    """What both of Admin's layers change in fairseq's."""
 
     def residual_connection(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         return x, residual
@@ -133,7 +156,7 @@ class BottomNorm(nn.LayerNorm):
         return super().forward(x + self.bottom)
 
 
-class _ScaledLayer:
+class _ScaledLayer(_FeedForward):
     """What both layers of the schemes without ω change in fairseq's.
 
     The state dict holds a as `shortcut_scale`, a buffer, and b as `branch_scale`, a parameter, both of shape (1,) and

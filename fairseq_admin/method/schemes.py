@@ -23,6 +23,9 @@ from typing import Any, Callable, NamedTuple
 PerStack = tuple[float, float]
 """A number for the encoder and one for the decoder."""
 
+FFN_LAWS = ("xavier", "stock")
+"""How feed-forward weights can start: Xavier-uniform with zero bias, as in fairseq until 0.10, or as in today's."""
+
 SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
 """The norms of a layer in forward order; an encoder's layers lack the second."""
 
@@ -48,6 +51,13 @@ class Scheme(NamedTuple):
     """Whether Fixup's biases and multipliers, one number each, replace the norms."""
     weights: str | None = None
     """The function of initial_weights.py that draws them; without it they are fairseq's own."""
+    ffn: str | None = "stock"
+    """The law of the feed-forward weights, one of FFN_LAWS, unless --admin-ffn-init gives another; None: `weights`
+    draws them, from Xavier's."""
+
+    def ffn_law(self, given: str | None) -> str | None:
+        """The law that a model's feed-forward weights start with, given --admin-ffn-init."""
+        return self.ffn and (given or self.ffn)
 
     @property
     def stock_layers(self) -> bool:
@@ -92,27 +102,55 @@ def attentions_of(layer: Any) -> tuple[Any, ...]:
 
 
 SCHEMES: dict[str, Scheme] = {
-    # Its Xavier feed-forward weights are drawn where its layers are built.
-    "admin": Scheme("Admin", "Liu et al. 2020, section 4.3", omega=True),
+    "admin": Scheme("Admin", "Liu et al. 2020, section 4.3", omega=True, ffn="xavier"),
     "post-ln": Scheme("Post-LN", "Vaswani et al. 2017, section 3.1"),
     "pre-ln": Scheme("Pre-LN", "Xiong et al. 2020, table 1", norm=("before", "before")),
     "post-ln-pre-ln": Scheme("Post-Pre-LN", "Liu et al. 2020, table 1", norm=("after", "before")),
     "deepnorm": Scheme(
-        "DeepNorm", "Wang et al. 2022, section 2, figure 2", shortcut=deepnorm_scales, weights="deepnorm_weights"
+        "DeepNorm",
+        "Wang et al. 2022, section 2, figure 2",
+        shortcut=deepnorm_scales,
+        weights="deepnorm_weights",
+        ffn=None,
     ),
     # One b per layer, not per sub-layer, as in the authors' code (majumderb/rezero) and in that of Liu et al. 2020.
     "rezero": Scheme("ReZero", "Bachlechner et al. 2020, equation 1", norm=("none", "none"), branch=True),
     "rezero-post-ln": Scheme("ReZero-Post-LN", "Liu et al. 2020, table 3", branch=True),
     # The paper trains without warm-up; --warmup-updates and --lr-scheduler set that, not the model.
     "t-fixup": Scheme(
-        "T-Fixup", "Huang et al. 2020, the steps of T-Fixup", norm=("none", "none"), weights="t_fixup_weights"
+        "T-Fixup",
+        "Huang et al. 2020, the steps of T-Fixup",
+        norm=("none", "none"),
+        weights="t_fixup_weights",
+        ffn=None,
+    ),
+    "t-fixup-code": Scheme(
+        "T-Fixup (code)",
+        "layer6ai-labs/T-Fixup, models/transformer.py and modules/transformer_layer.py",
+        norm=("none", "none"),
+        weights="t_fixup_code_weights",
+        ffn=None,
     ),
     "fixup": Scheme(
-        "Fixup", "Zhang, Dauphin and Ma 2019, rules 1 to 3", norm=("none", "none"), fixup=True, weights="fixup_weights"
+        "Fixup",
+        "Zhang, Dauphin and Ma 2019, rules 1 to 3",
+        norm=("none", "none"),
+        fixup=True,
+        weights="fixup_weights",
+        ffn=None,
     ),
-    # As in the paper's figure and the authors' code (takase/b2t_connection). That code also multiplies a layer's
-    # initial weights by N^(-1/2), which is left out here.
     "b2t": Scheme("B2T", "Takase et al. 2022, bottom-to-top connection", bottom=True),
-    "looklinear": Scheme("LookLinear", "Balduzzi et al. 2017; Liu et al. 2020, table 3", weights="looklinear_weights"),
-    "ds-init": Scheme("DS-Init", "Zhang, Titov and Sennrich 2019", weights="ds_init_weights"),
+    "b2t-code": Scheme(
+        "B2T (code)",
+        "takase/b2t_connection, modules/transformer_layer.py",
+        bottom=True,
+        weights="b2t_code_weights",
+    ),
+    "looklinear": Scheme(
+        "LookLinear", "Balduzzi et al. 2017; Liu et al. 2020, table 3", weights="looklinear_weights", ffn=None
+    ),
+    "ds-init": Scheme("DS-Init", "Zhang, Titov and Sennrich 2019", weights="ds_init_weights", ffn=None),
+    "ds-init-code": Scheme(
+        "DS-Init (code)", "bzhangGo/zero, models/transformer.py", weights="ds_init_code_weights", ffn=None
+    ),
 }

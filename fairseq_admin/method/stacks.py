@@ -13,7 +13,10 @@ from .layers import (
     ScaledDecoderLayer,
     ScaledEncoderLayer,
     ShortcutNorm,
+    StockDecoderLayer,
+    StockEncoderLayer,
     avoid_fast_path,
+    ffn_law,
     wrap_layer,
 )
 from .schemes import SCHEMES
@@ -45,8 +48,10 @@ class AdminEncoder(TransformerEncoderBase):
 
     def build_encoder_layer(self, cfg):
         scheme = SCHEMES[cfg.admin_scheme]
-        if scheme.stock_layers:
+        if scheme.stock_layers and ffn_law(cfg) != "xavier":
             return super().build_encoder_layer(cfg)
+        if scheme.stock_layers:
+            return wrap_layer(StockEncoderLayer(cfg, return_fc=self.return_fc), cfg)
         if scheme.omega:
             return wrap_layer(_first_frozen(self, AdminEncoderLayer(cfg, return_fc=self.return_fc)), cfg)
         return wrap_layer(ScaledEncoderLayer(cfg, scheme, return_fc=self.return_fc), cfg)
@@ -64,8 +69,10 @@ class AdminDecoder(TransformerDecoderBase):
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         scheme = SCHEMES[cfg.admin_scheme]
-        if scheme.stock_layers:
+        if scheme.stock_layers and ffn_law(cfg) != "xavier":
             return super().build_decoder_layer(cfg, no_encoder_attn)
+        if scheme.stock_layers:
+            return wrap_layer(StockDecoderLayer(cfg, no_encoder_attn), cfg)
         if scheme.omega:
             return wrap_layer(_first_frozen(self, AdminDecoderLayer(cfg, no_encoder_attn)), cfg)
         return wrap_layer(ScaledDecoderLayer(cfg, scheme, no_encoder_attn), cfg)

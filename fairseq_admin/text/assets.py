@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Optional
 
@@ -59,7 +60,7 @@ class Assets:
                     f"--codes {self.codes}: no such file; the merges of the byte-pair encoding were expected."
                 )
             found = self.codes
-        if found and name in self.expected and fingerprint.of_bytes(found.read_bytes()) != self.expected[name]:
+        if found and name in self.expected and self.expected[name] not in _fingerprints(found, name):
             raise self._foreign(found)
         return found
 
@@ -76,7 +77,7 @@ class Assets:
     def fingerprints(self) -> dict[str, str]:
         """Those of the merges and the settings that are there."""
         found = {name: path for name in (CODES, FILE) if (path := self.find(name))}
-        return {name: fingerprint.of_bytes(path.read_bytes()) for name, path in found.items()}
+        return {name: _fingerprints(path, name)[0] for name, path in found.items()}
 
     def need(self, name: str, instead: str = "") -> Path:
         """A file by its name.
@@ -181,6 +182,21 @@ class Assets:
         if self.expected.get(stack) not in (None, fingerprint.of_dictionary(words)):
             raise self._foreign(path)
         return words
+
+
+def _fingerprints(path: Path, name: str) -> list[str]:
+    """The fingerprint of the merges or of text.json, and others that the same file may have been noted by.
+
+    Raises:
+        AdminError: text.json is malformed.
+    """
+    if name != FILE:
+        return [fingerprint.of_bytes(path.read_bytes())]
+    settings = asdict(Text.read(path))
+    found = [fingerprint.of_settings(settings)]
+    if not settings.pop("perl"):
+        found.append(fingerprint.of_settings(settings))  # earlier, of a file that leaves `perl` out
+    return found
 
 
 def _spelled(pair: Pair) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, NamedTuple
 
+from .. import fingerprint
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..text.assets import Assets
@@ -52,8 +53,7 @@ class Pipeline(NamedTuple):
         """
         compiled = (model / "model.bin").exists()
         checkpoint = None if model.is_dir() else Checkpoint.read(model)
-        if checkpoint:
-            assets.expect(checkpoint.text)
+        assets.expect(checkpoint.text if checkpoint else fingerprint.read(model))
         if not compiled:
             languages = assets.languages(*(_languages(checkpoint) if checkpoint else _fsmt_languages(model)))
         text = Text.read(assets.need(FILE, ", or tokens with --tokenised")) if given == "raw" else None

@@ -1,4 +1,5 @@
-"""Draw the loss curves of a comparison: a panel per depth, a colour per scheme; thin lines are seeds, thick their mean.
+"""Draw the validation losses of a comparison, each scheme at its best learning rate: a panel per depth, a colour per
+scheme; thin lines are seeds, thick their mean.
 
 python -m recipes.compare.curves RUN/curves.png RUN/*/result.json
 """
@@ -15,7 +16,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from recipes.compare.grid_table import places, read_results
+from recipes.compare.grid_table import read_results
+from recipes.compare.standing import standings
+from recipes.compare.verdict import PLATEAU
 from recipes.steps.common import replacing, run
 from recipes.steps.plugin import SCHEMES
 
@@ -30,26 +33,29 @@ def mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
 
 
 def draw(results: list[dict]) -> Figure:
-    depths = sorted({result["layers"] for result in results}, key=int)
     schemes = [name for name in SCHEMES if name in {result["scheme"] for result in results}]
+    them = {(standing.layers, standing.scheme): standing for standing in standings(results)}
+    depths = sorted({layers for layers, _ in them}, key=int)
     figure, panels = pyplot.subplots(
-        1, len(depths), figsize=(4.2 * len(depths) + 2, 4.2), sharey=True, squeeze=False, layout="constrained"
+        1, len(depths), figsize=(4.2 * len(depths) + 2.4, 4.6), sharey=True, squeeze=False, layout="constrained"
     )
-    top = 1.25 * max(result["entropy"] for result in results)
-    by_place = places(results, ["layers", "scheme"])
+    entropy = results[0]["entropy"]
+    top = 1.25 * entropy
     for axes, depth in zip(panels[0], depths):
         for number, scheme in enumerate(schemes):
-            found = by_place.get((depth, scheme), [])
+            standing = them.get((depth, scheme))
             look = {"color": f"C{number % 10}", "linestyle": STYLES[number // 10 % 2]}
+            found = list(standing.at_best.values()) if standing else []
             for result in found:
-                axes.plot(*zip(*result["train"].items()), linewidth=0.5, alpha=0.35, **look)
+                axes.plot(*zip(*result["valid"].items()), linewidth=0.5, alpha=0.35, **look)
                 if result["verdict"] == "diverged":
                     axes.plot(result["update"], 0.98 * top, "x", color=look["color"], clip_on=False)
-            means = mean_curve([result["train"] for result in found])
+            means = mean_curve([result["valid"] for result in found])
             axes.plot(list(means), list(means.values()), linewidth=1.6, label=SCHEMES[scheme].title, **look)
-        axes.axhline(results[0]["entropy"], color="grey", linewidth=0.8, linestyle=":", label="entropy of a token")
-        axes.set(title=f"{depth}L-{depth}L", xlabel="updates", ylim=(0, top))
-    panels[0][0].set_ylabel("bits a token, train (cross: diverged)")
+        axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label="entropy of a token")
+        axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label="plateau above")
+        axes.set(title=f"{depth}L-{depth}L, each at its best rate", xlabel="updates", ylim=(0, top))
+    panels[0][0].set_ylabel("bits a token, validation (cross: diverged)")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
 

@@ -43,33 +43,41 @@ HEADS ?= 4
 DROPOUT ?= 0.0
 CLIP_NORM ?= 0.0
 BEAM ?= 5
+EMBEDDINGS ?= --share-all-embeddings
+# A run that does not improve on its best validation in a leg of so many updates ends there.
+LEG ?= $(UPDATES)
 
 $(call some-of,SCHEMES,$(METHODS))
 include recipes/precision.mk
 
+# $(call weights,SCHEME): some schemes draw feed-forward weights of their own, from Xavier's law, whatever FFN_INIT is.
+weights = $(if $(filter $(1),$(call field,FFN,$(TABLE_OF_SCHEMES))),--admin-ffn-init $(FFN_INIT))
+
 export OMP_NUM_THREADS ?= 1
 # fairseq's own models are built through the plugin too, which equals them bit for bit and says when a run diverges.
 SETTINGS = --arch transformer_admin --encoder-embed-dim $(WIDTH) --encoder-ffn-embed-dim $(FFN) \
-	--encoder-attention-heads $(HEADS) --decoder-attention-heads $(HEADS) --share-all-embeddings --dropout $(DROPOUT) \
+	--encoder-attention-heads $(HEADS) --decoder-attention-heads $(HEADS) $(EMBEDDINGS) --dropout $(DROPOUT) \
 	--optimizer $(OPTIMIZER) --clip-norm $(CLIP_NORM) --criterion label_smoothed_cross_entropy_fast --label-smoothing 0.1 \
 	--max-tokens $(MAX_TOKENS) --required-batch-size-multiple 1 --log-interval $(LOG_EVERY) \
 	$(SCHEDULE) $(DEVICE_ARGS) $(PRECISION_$(PRECISION)) $(TRAIN_ARGS)
+# How far the grid is, and since when, for what a cell says of itself.
+HOW_FAR = --cells $(CELLS) $(if $(SINCE),--since $(SINCE))
 RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
 .SECONDARY:
 all:
-	+@$(GUARD) -j $(JOBS) $(SUMMARY)
+	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) $(SUMMARY)
 	@cat $(firstword $(SUMMARY))
 	@echo; echo "Files: $(SUMMARY)"
 
 # Translating is among what is held: a cell's checkpoints are gone once it has its result.
 $(OUT)/settings.json: $(if $(filter gpu,$(PRESET)),$(BIN)/dict.en.txt) FORCE
-	@$(STEP).settings $@ --models $(OUT) updates=$(UPDATES) beam=$(BEAM) \
-		$(if $(filter cpu,$(PRESET)),pairs=$(PAIRS) words=$(WORDS),--with $(RUNS)/demo/data/settings.json) -- $(SETTINGS)
+	@$(STEP).settings $@ --models $(OUT) updates=$(UPDATES) leg=$(LEG) beam=$(BEAM) ffn_init=$(FFN_INIT) \
+		$(if $(filter cpu,$(PRESET)),pairs=$(PAIRS)/$(VALID_PAIRS)/$(TEST_PAIRS) words=$(WORDS),--with $(RUNS)/demo/data/settings.json) -- $(SETTINGS)
 
 ifeq ($(PRESET),cpu)
-VALID_PAIRS := 200
-TEST_PAIRS := 100
+VALID_PAIRS ?= 1000
+TEST_PAIRS ?= 1000
 $(OUT)/text/train.a: SIZE = $(PAIRS)
 $(OUT)/text/valid.a: SIZE = $(VALID_PAIRS)
 $(OUT)/text/test.a: SIZE = $(TEST_PAIRS)
@@ -86,12 +94,12 @@ $(BIN)/dict.en.txt:
 endif
 
 $(OUT)/%/trained.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt | $(OUT)/settings.json
-	@$(PYTHON) -m recipes.compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --save-every $(SAVE_EVERY) \
-		--jobs $(JOBS) -- $(SETTINGS) $(OPTIONS_$*)
+	@$(PYTHON) -m recipes.compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --leg $(LEG) --save-every $(SAVE_EVERY) \
+		--jobs $(JOBS) $(HOW_FAR) -- $(SETTINGS) $(OPTIONS_$*)
 
 $(OUT)/entropy.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt
 	@$(PYTHON) -m recipes.compare.entropy $(BIN) --pair $(PAIR) -o $@
 
 $(OUT)/%/result.json: $(OUT)/%/trained.json $(OUT)/entropy.json
 	@$(PYTHON) -m recipes.compare.result $(@D) $(AXES_$*) --data $(BIN) --entropy $(OUT)/entropy.json \
-		--jobs $(JOBS) -- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)
+		--jobs $(JOBS) $(HOW_FAR) -- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)

@@ -30,6 +30,22 @@ def read_results(paths: list[Path]) -> list[dict]:
     return results
 
 
+NUMBERS = {"update": int, "bits": float, "left": float, "entropy": float, "bleu": float, "params": int, "seconds": int}
+
+
+def read_runs(path: Path) -> list[dict]:
+    """The results in a runs.csv, which has no curves.
+
+    Raises:
+        ValueError: a column is missing.
+    """
+    with open(path, encoding="utf-8", newline="") as file:
+        rows: list[dict] = list(csv.DictReader(file))
+    if missing := [name for name in NUMBERS if not rows or name not in rows[0]]:
+        raise ValueError(f"{path}: has no column {missing[0]}; expected the runs.csv of a grid. Give that.")
+    return [{**row, **{name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}} for row in rows]
+
+
 def places(results: list[dict], axes: list[str]) -> dict[tuple[str, ...], list[dict]]:
     """The results by their place in the grid, in order of appearance."""
     found: dict[tuple[str, ...], list[dict]] = {}

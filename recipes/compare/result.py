@@ -16,8 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from recipes.compare import cells
 from recipes.compare.one_gpu import one_gpu
-from recipes.compare.verdict import verdict
+from recipes.compare.verdict import left_plateau, verdict
 from recipes.steps.common import read_lines, replacing, run, write_lines
 from recipes.steps.logs import read_log
 from recipes.steps.results import commit, hardware
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--entropy", type=Path, required=True, help="recipes.compare.entropy's file")
     parser.add_argument("--jobs", type=int, default=1, help="cells running side by side, spread over the GPUs")
+    cells.add_options(parser)
     args = parser.parse_args(arguments[:split])
     stopped = json.loads("\n".join(read_lines(args.cell / "trained.json")))["stopped"]
     entropy = json.loads("\n".join(read_lines(args.entropy)))["bits"]
@@ -79,6 +81,7 @@ def main() -> None:
         "verdict": found.kind,
         "update": found.update,
         "bits": None if stopped else log.valid[max(log.valid)],
+        "left": left_plateau(log.valid, entropy),
         "entropy": entropy,
         "bleu": score,
         "signature": signature,
@@ -92,7 +95,8 @@ def main() -> None:
     write_lines(args.cell / "result.json", [json.dumps(row)])
     shutil.rmtree(args.cell / "checkpoints", ignore_errors=True)
     where = "" if found.update is None else f" by update {found.update}"
-    print(f"{args.cell.name}: {found.kind}{where}" + ("" if score is None else f", BLEU {score:.2f}"), flush=True)
+    scored = "" if score is None else f", BLEU {score:.2f}"
+    print(f"{args.cell.name}: {found.kind}{where}{scored}{cells.told(args)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,10 @@
 
 appends fairseq's output to CELL/train.log and writes CELL/trained.json when the run is over. That a run diverges is its
 result; any other way to fail (a wrong option, out of memory, a kill) is an error and leaves no trained.json.
+
+Training goes in legs of --leg updates. A run ends early after a leg in which no validation is better than the best one
+before it. Only the log decides, so a run that was killed ends where any other does (fairseq's --patience counts in the
+process, and starts again with it).
 """
 
 from __future__ import annotations
@@ -14,10 +18,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from recipes.compare import cells
 from recipes.compare.one_gpu import one_gpu
 from recipes.steps.common import run, write_lines
 from recipes.steps.guard import alone
+from recipes.steps.logs import read_log
 from recipes.steps.plugin import DIVERGED
+
+
+def reached(checkpoint: str) -> int:
+    """The update of a checkpoint that `newest` found."""
+    return 0 if checkpoint == "none" else int(Path(checkpoint).stem.rpartition("_")[2])
 
 
 def newest(checkpoints: Path) -> str:
@@ -37,41 +48,64 @@ def main() -> None:
     parser.add_argument("cell", type=Path, help="the run's folder; its name says what it is")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--updates", type=int, required=True)
+    parser.add_argument("--leg", type=int, help="updates in which a run must improve, or it ends early; default: all")
     parser.add_argument("--save-every", type=int, required=True, help="updates between checkpoints and validations")
     parser.add_argument("--jobs", type=int, default=1, help="cells running side by side, spread over the GPUs")
+    cells.add_options(parser)
     args = parser.parse_args(arguments[:split])
-    if args.updates < 1 or args.save_every < 1 or args.updates % args.save_every:
+    args.leg = args.leg or args.updates
+    whole = args.save_every > 0 and args.updates >= args.leg >= args.save_every
+    if not whole or args.updates % args.save_every or args.leg % args.save_every:
         raise ValueError(
-            f"--updates {args.updates} is not a multiple of --save-every {args.save_every}; the last update must be "
-            "validated. Give UPDATES= and SAVE_EVERY= that fit."
+            f"--updates {args.updates} and --leg {args.leg} are not multiples of --save-every {args.save_every}; the "
+            "last update of every leg must be validated. Give UPDATES=, LEG= and SAVE_EVERY= that fit."
         )
     # Another make may be running the same grid: if it holds this cell, this call waits and then finds it done.
     with alone(args.cell / ".guard"):
         if not (args.cell / "trained.json").exists():
+            print(f"{args.cell.name}: training{cells.told(args)}", flush=True)
             train(args, arguments[split + 1 :])
 
 
+def gained(valid: dict[int, float], leg: int, end: int) -> bool:
+    """Whether the leg that ends with update `end` has a better validation than all before it; the first one has."""
+    before = [bits for update, bits in valid.items() if update <= end - leg]
+    within = [bits for update, bits in valid.items() if end - leg < update <= end]
+    return not before or min(within) < min(before)
+
+
 def train(args: argparse.Namespace, options: list[str]) -> None:
+    stopped = False
+    for end in [*range(args.leg, args.updates, args.leg), args.updates]:
+        if reached(newest(args.cell / "checkpoints")) < end:
+            stopped = not train_to(end, args, options)
+        if stopped or not gained(read_log(args.cell / "train.log").valid, args.leg, end):
+            break
+    write_lines(args.cell / "trained.json", [json.dumps({"stopped": stopped})])
+    early = "" if end == args.updates else f" to update {end}, no longer better"
+    print(f"{args.cell.name}: {'stopped, diverged' if stopped else 'trained' + early}", flush=True)
+
+
+def train_to(end: int, args: argparse.Namespace, options: list[str]) -> bool:
+    """Train on to update `end`; False if the run diverged before it."""
     checkpoints, log = args.cell / "checkpoints", args.cell / "train.log"
     checkpoints.mkdir(parents=True, exist_ok=True)
     program = "recipes.steps.train_bf16" if "--bf16" in options else "fairseq_cli.train"
     command = [sys.executable, "-m", program, str(args.data), "--user-dir", "fairseq_admin"]
     command += ["--save-dir", str(checkpoints), "--restore-file", newest(checkpoints), "--keep-interval-updates", "1"]
     command += ["--save-interval-updates", str(args.save_every), "--save-interval", "1000000"]
-    command += ["--validate-interval", "1000000", "--max-update", str(args.updates), "--log-format", "json"]
+    command += ["--validate-interval", "1000000", "--max-update", str(end), "--log-format", "json"]
     # Batches of its own for every epoch, or a resumed run would see others than an uninterrupted one.
     command += ["--update-epoch-batch-itr", "True"]
     command += ["--distributed-world-size", "1", *options]
     with log.open("ab") as out, one_gpu(args.cell.parent, args.jobs) as environment:
         begin = out.seek(0, 2)
         status = subprocess.run(command, env=environment, stdout=out, stderr=subprocess.STDOUT).returncode
-    stopped = status == DIVERGED
-    if status and not stopped:
+    if status and status != DIVERGED:
         output = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
         last = (output or "nothing said").splitlines()[-1]
         raise ValueError(f"{args.cell}: fairseq-train ended with status {status}: {last} Its whole output: {log}.")
-    write_lines(args.cell / "trained.json", [json.dumps({"stopped": stopped})])
-    print(f"{args.cell.name}: {'stopped, diverged' if stopped else 'trained'}", flush=True)
+    return status == 0
 
 
 if __name__ == "__main__":

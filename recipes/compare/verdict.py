@@ -5,8 +5,8 @@ how frequent every word is and nothing else.
 
     diverged   it stopped because a loss or gradient was no longer finite, or update after update overflowed;
                or the last loss is not finite, or above 1.5 H: confidently wrong
-    plateau    the last validation is above 0.8 H. (Lengths alone are worth a tenth: a model that ends every sentence
-               where it should, and guesses the words, is near 0.92 H.)
+    plateau    the last validation is above 0.8 H. (On the generated corpus a model that ends every sentence where it
+               should, and guesses the words, is at 0.92 H: still on the plateau.)
     learned    else
 """
 
@@ -45,3 +45,19 @@ def verdict(log: Log, entropy: float, stopped: bool) -> Verdict:
     if log.valid[max(log.valid)] > PLATEAU * entropy:
         return Verdict("plateau")
     return Verdict("learned")
+
+
+def left_plateau(valid: dict[int, float], entropy: float) -> float | None:
+    """The update at which validation fell below the plateau's bound; between two validations, on the straight line.
+
+    None if it never does.
+    """
+    bound = PLATEAU * entropy
+    before: tuple[int, float] | None = None
+    for update, bits in sorted(valid.items()):
+        if bits < bound:
+            if before is None or not math.isfinite(before[1]):
+                return float(update)
+            return before[0] + (update - before[0]) * (before[1] - bound) / (before[1] - bits)
+        before = update, bits
+    return None

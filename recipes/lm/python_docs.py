@@ -1,10 +1,11 @@
 """English prose that comes with Python: its own reference (pydoc's topics) and its standard library's docstrings.
 
     python -m recipes.lm.python_docs runs/lm-demo/data/tok
+    python -m recipes.lm.python_docs --describe runs/lm-demo/data/library.json
 
 writes train, valid and test, a paragraph per line, words and punctuation apart. A hash of its name puts a whole module
 or topic into one split, so no text is divided between splits. The same Python gives the same corpus. Files are parsed,
-not imported.
+not imported. With --describe, what the corpus would be read from, as a setting of the text.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import json
 import re
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from recipes.steps.common import run, write_lines
 
@@ -61,18 +64,45 @@ def docstrings(source: str) -> Iterator[str]:
                 yield text
 
 
-def texts(library: Path) -> Iterator[tuple[str, str]]:
-    """Every documentation text of a standard library, with the name of its module or topic."""
+def modules(library: Path) -> Iterator[tuple[str, bytes]]:
+    """The sources of a standard library that the corpus is read from, with their names.
+
+    Raises:
+        ValueError: one cannot be read.
+    """
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library).as_posix()
-        if LEFT_OUT & set(name.split("/")):
-            continue
-        source = path.read_text(encoding="utf-8")
-        if name == "pydoc_data/topics.py":
-            yield from sorted(_topics(source).items())
-        else:
-            for text in docstrings(source):
-                yield name, text
+        if not LEFT_OUT & set(name.split("/")):
+            try:
+                yield name, path.read_bytes()
+            except OSError as error:
+                raise ValueError(f"{path}: {error.strerror}; a module of Python's standard library expected.") from None
+
+
+def describe(library: Path) -> dict[str, Any]:
+    """The library as `recipes.steps.settings` holds a file: where it is, and what tells its content."""
+    state, size = hashlib.sha256(), 0
+    for name, source in modules(library):
+        state.update(f"{name} {len(source)}\n".encode() + source)
+        size += len(source)
+    return {"path": str(library.absolute()), "bytes": size, "sha256": state.hexdigest()}
+
+
+def texts(library: Path) -> Iterator[tuple[str, str]]:
+    """Every documentation text of a standard library, with the name of its module or topic.
+
+    Raises:
+        ValueError: a source cannot be read, or is not Python.
+    """
+    for name, content in modules(library):
+        try:
+            source = content.decode()
+            if name == "pydoc_data/topics.py":
+                yield from sorted(_topics(source).items())
+            else:
+                yield from [(name, text) for text in docstrings(source)]
+        except (SyntaxError, UnicodeDecodeError) as error:
+            raise ValueError(f"{library / name} is not Python in UTF-8 ({error}). Give another LIBRARY=.") from None
 
 
 def _topics(source: str) -> dict[str, str]:
@@ -107,9 +137,13 @@ def corpus(library: Path) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("out", type=Path, help="a folder for train, valid and test")
+    parser.add_argument("out", type=Path, help="a folder for train, valid and test; with --describe, a file")
+    parser.add_argument("--describe", action="store_true", help="write what would be read, as a setting")
     parser.add_argument("--library", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))
     args = parser.parse_args()
+    if args.describe:
+        write_lines(args.out, [json.dumps({"library": describe(args.library)})])
+        return
     for split, lines in corpus(args.library).items():
         write_lines(args.out / split, lines)
 

@@ -15,5 +15,5 @@ SHORT_PREFLIGHT = $(PREFLIGHT) --short
 
 .PHONY: preflight
 preflight:
-	@$(PREFLIGHT) -- $(TASK) --user-dir fairseq_admin --arch $(ARCH) --admin-scheme $(METHOD) $(MODEL) $(OPTIMISATION) \
+	@$(PREFLIGHT) -- $(TASK) --user-dir fairseq_admin --arch $(ARCH) --admin-scheme $(METHOD) $(WEIGHTS) $(MODEL) $(OPTIMISATION) \
 		$(BATCH_SIZE) $(PRECISE) $(MACHINES) $(TRAIN_ARGS)

@@ -2,8 +2,9 @@
 
     python -m recipes.steps.plugin
 
-prints for make, a word each, every scheme of the table and every one that folds or has ω, as SCHEME=admin FOLDS=admin
-OMEGA=admin. Only the standard library is used: a plan can be printed before anything is installed.
+prints for make, a word each, every scheme of the table and every one that folds, has ω, or takes any feed-forward
+weights, as SCHEME=admin FOLDS=admin OMEGA=admin FFN=admin. Only the standard library is used: a plan can be printed
+before anything is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DIVERGED: int = runpy.run_path(str(PLUGIN / "errors.py"))["DIVERGED"]
 
 def main() -> None:
     for name, row in SCHEMES.items():
-        words = {"SCHEME": True, "FOLDS": row.folds, "OMEGA": row.omega}
+        words = {"SCHEME": True, "FOLDS": row.folds, "OMEGA": row.omega, "FFN": row.ffn is not None}
         print(*(f"{word}={name}" for word, holds in words.items() if holds))
 
 

@@ -38,6 +38,7 @@ def main() -> None:
     from recipes.steps import languages  # sacreBLEU, which the steps that import from here can do without
 
     languages.say_unknown(text)
+    languages.say_normalised(text)
     languages.metric(text)  # refuses, before anything is trained, what could not be scored
     with replacing(args.out) as part:
         text.write(part)

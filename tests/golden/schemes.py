@@ -98,6 +98,43 @@ def t_fixup(laws):
     return {**laws, "encoder.embed_tokens.weight": (shape, scale * mean, scale * std, law)}
 
 
+def t_fixup_code(laws):
+    """As the authors' code: queries and keys at 1/sqrt(2), the shared embedding by (9N)^(-1/4) = 27^(-1/4) = 0.4387."""
+    embedding = laws["encoder.embed_tokens.weight"]
+    laws = without_norms(
+        xavier(laws, "uniform", lambda stack, _, kind: 2**-0.5 if kind in ("q", "k") else t_fixup_gain(stack, _, kind))
+    )
+    shape, mean, std, law = embedding
+    return {**laws, "encoder.embed_tokens.weight": (shape, (9 * N) ** -0.25 * mean, (9 * N) ** -0.25 * std, law)}
+
+
+def b2t_code(laws):
+    """Every matrix of a layer times the root of its stack's layers: 3^(-1/2) and 2^(-1/2)."""
+    roots = {"encoder": N**-0.5, "decoder": M**-0.5}
+    return {
+        name: (shape, mean, std * roots[name.split(".")[0]], law)
+        if ".layers." in name and name.endswith("weight") and "layer_norm" not in name
+        else (shape, mean, std, law)
+        for name, (shape, mean, std, law) in laws.items()
+    }
+
+
+def ds_init_code(laws):
+    """Variance times 1/sqrt(l); self-attention's q, k, v as one matrix of C to 3C; no biases. Held to the authors' code
+    by ds_init.tsv."""
+
+    def gain(stack, layer, kind):
+        return (layer + 1) ** -0.25
+
+    drawn = xavier(laws, "uniform", gain)
+    for name, (shape, mean, std, law) in drawn.items():
+        if "_attn." in name and name.endswith("proj.bias"):
+            drawn[name] = (shape, 0.0, 0.0, "constant")
+        elif "self_attn." in name and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
+            drawn[name] = (shape, mean, std / math.sqrt(2), law)
+    return drawn
+
+
 def fixup(laws):
     """Without norms and bias vectors; single numbers instead. 2 branches in an encoder layer, 3 in a decoder layer."""
     branches = 2 * N + 3 * M
@@ -135,10 +172,13 @@ SCHEMES = {
     "rezero": with_branch_scale(without_norms(post)),
     "rezero-post-ln": with_branch_scale(post),
     "t-fixup": t_fixup(post),
+    "t-fixup-code": t_fixup_code(post),
     "fixup": fixup(post),
     "b2t": post,
+    "b2t-code": b2t_code(post),
     "looklinear": only_fc(post, plain_xavier),
     "ds-init": xavier(post, "uniform", lambda stack, layer, kind: (layer + 1) ** -0.5),
+    "ds-init-code": ds_init_code(post),
 }
 with open(Path(__file__).parent / "schemes.tsv", "w") as out:
     print("scheme", "name", "shape", "mean", "std", "law", sep="\t", file=out)

@@ -1,0 +1,92 @@
+"""Draw the loss of every scheme against the learning rate: where it learns is its window.
+
+python -m recipes.compare.rates RUN/rates.png RUN/*/result.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from recipes.compare.grid_table import read_results
+from recipes.compare.standing import Standing, loss, standings
+from recipes.compare.verdict import PLATEAU
+from recipes.steps.common import replacing, run
+from recipes.steps.plugin import SCHEMES
+
+# Okabe and Ito's blue, vermilion and bluish green, which the colour-blind can tell apart; in every panel.
+ALWAYS = {"admin": "#0072B2", "post-ln": "#D55E00", "pre-ln": "#009E73"}
+COLUMNS = 4
+
+
+def line(axes: Axes, standing: Standing, colour: str, width: float) -> None:
+    """The mean over the seeds, and the range as a bar; a cross where a seed diverged."""
+    rates = [float(rate) for rate in standing.runs]
+    losses = [[loss(result) for result in runs] for runs in standing.runs.values()]
+    means = [sum(them) / len(them) for them in losses]
+    bars = [[mean - min(them) for mean, them in zip(means, losses)], [max(t) - m for m, t in zip(means, losses)]]
+    axes.errorbar(
+        rates, means, bars, color=colour, linewidth=width, marker="o", markersize=2 + width, capsize=2,
+        elinewidth=0.8, label=SCHEMES[standing.scheme].title,
+    )  # fmt: skip
+    bad = [(rate, mean) for (rate, mean, runs) in zip(rates, means, standing.runs.values())
+           if any(result["verdict"] == "diverged" for result in runs)]  # fmt: skip
+    axes.plot([rate for rate, _ in bad], [mean for _, mean in bad], "x", color=colour, markersize=8, clip_on=False)
+
+
+def draw(results: list[dict], layers: str) -> Figure:
+    """A panel a scheme, with Admin, Post-LN and Pre-LN in each to compare with."""
+    them = standings([result for result in results if result["layers"] == layers])
+    known = [it for it in them if it.scheme in ALWAYS]
+    others = [it for it in them if it.scheme not in ALWAYS] or known[:1]
+    columns = min(COLUMNS, len(others))
+    height = -(-len(others) // columns)
+    figure, panels = pyplot.subplots(
+        height, columns, figsize=(2.6 * columns + 0.8, 2.3 * height + 0.9), sharex=True, sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    entropy = results[0]["entropy"]
+    for axes, standing in zip(panels.flat, others):
+        for it in known:
+            line(axes, it, ALWAYS[it.scheme], 1.0)
+        if standing not in known:
+            line(axes, standing, "black", 2.0)
+        axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label="plateau above")
+        axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label="entropy of a token")
+        axes.set(
+            title=SCHEMES[standing.scheme].title if standing not in known else f"{layers}L-{layers}L", xscale="log"
+        )
+        axes.set_ylim(bottom=0)
+    for axes in list(panels.flat)[len(others) :]:
+        axes.set_visible(False)
+    figure.supxlabel("learning rate", fontsize="medium")
+    figure.supylabel("bits a token, validation (bar: range of the seeds; cross: one diverged)", fontsize="medium")
+    handles = {text: handle for axes in panels.flat for handle, text in zip(*axes.get_legend_handles_labels())}
+    shared = [SCHEMES[it.scheme].title for it in known] + ["plateau above", "entropy of a token"]
+    figure.legend(
+        [handles[text] for text in shared], shared, loc="outside upper center", ncols=len(shared), frameon=False
+    )
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("figure", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    args = parser.parse_args()
+    results = read_results(args.results)
+    deepest = max({result["layers"] for result in results}, key=int)
+    figure = draw(results, deepest)
+    with replacing(args.figure) as part:
+        figure.savefig(part, format="png", dpi=150)
+
+
+if __name__ == "__main__":
+    run(main)

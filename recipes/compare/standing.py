@@ -1,0 +1,180 @@
+"""How the schemes of a comparison stand: each at its own best learning rate, with intervals over the seeds.
+
+    python -m recipes.compare.standing RUN RUN/*/result.json
+
+writes RUN/standing.md and RUN/standing.csv, a row a scheme and depth:
+
+    best rate   the one with the most seeds that learned; of those the one with the lowest mean loss on validation
+    window      the rates at which every seed learned
+    left        the update at which validation fell below the plateau's bound
+    bits, BLEU  validation's loss, and the score of the test set, which chose nothing
+    vs. Admin   the difference to Admin's row, seed by seed: the same batches in the same order
+
+Intervals are Student's t at 95 % over the seeds. A difference counts if its interval, from three seeds or more, is on
+one side of zero; else none was shown. Many rows are compared at once: one in twenty will count by chance. A run that
+diverged counts with the loss beyond which a run has diverged, and with BLEU 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scipy import stats
+from tabulate import tabulate
+
+from recipes.compare.grid_table import notes, places, read_results, write_csv
+from recipes.compare.verdict import EXPLODED
+from recipes.steps.common import run, write_lines
+from recipes.steps.plugin import SCHEMES
+
+BASE = "admin"
+LEVEL = 0.95
+FEWEST = 3
+"""Seeds that a difference needs."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over the seeds and its confidence interval; of fewer than two values there is none (nan)."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    def __format__(self, digits: str) -> str:
+        if self.count < 2:
+            return f"{self.mean:{digits}}"
+        return f"{self.mean:{digits}} ({self.low:{digits}} to {self.high:{digits}})"
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Student's t over independent values.
+
+    Raises:
+        ValueError: there is no value.
+    """
+    if not values:
+        raise ValueError("no value to average: expected one or more.")
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return Interval(mean, math.nan, math.nan, len(values))
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * deviation / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half, len(values))
+
+
+def loss(result: dict) -> float:
+    """A run's loss on validation, in bits a token; at most the bound beyond which a run has diverged."""
+    bound, bits = EXPLODED * result["entropy"], result["bits"]
+    return min(bits, bound) if bits is not None and math.isfinite(bits) else bound
+
+
+def score(result: dict) -> float:
+    """A run's BLEU on the test set."""
+    return result["bleu"] or 0.0
+
+
+def learned(results: list[dict]) -> int:
+    return sum(result["verdict"] == "learned" for result in results)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A scheme at one depth: its runs by learning rate, ascending, and which rate is its best."""
+
+    scheme: str
+    layers: str
+    runs: dict[str, list[dict]]
+    best: str
+
+    @property
+    def at_best(self) -> dict[str, dict]:
+        """The runs at the best rate, by seed."""
+        return {result["seed"]: result for result in self.runs[self.best]}
+
+    @property
+    def window(self) -> list[str]:
+        return [rate for rate, results in self.runs.items() if learned(results) == len(results)]
+
+
+def standings(results: list[dict]) -> list[Standing]:
+    """One for each scheme and depth, in the order of appearance."""
+    found = []
+    for (scheme, layers), them in places(results, ["scheme", "layers"]).items():
+        by_rate = {rate: runs for (rate,), runs in places(them, ["lr"]).items()}
+        by_rate = dict(sorted(by_rate.items(), key=lambda item: float(item[0])))
+        best = min(by_rate, key=lambda rate: (-learned(by_rate[rate]), interval(list(map(loss, by_rate[rate]))).mean))
+        found.append(Standing(scheme, layers, by_rate, best))
+    return found
+
+
+def difference(one: Standing, other: Standing, measure: Callable[[dict], float]) -> Interval | None:
+    """What a measure of one run is more than of the other, over the seeds that both have; None if they share none."""
+    ours, theirs = one.at_best, other.at_best
+    found = [measure(ours[seed]) - measure(theirs[seed]) for seed in ours if seed in theirs]
+    return interval(found) if found else None
+
+
+def judged(found: Interval | None, lower_is_better: bool) -> str:
+    """What a difference shows: `ahead`, `behind`, or that it shows none."""
+    if found is None or found.count < FEWEST:
+        return f"fewer than {FEWEST} seeds"
+    if found.low <= 0 <= found.high:
+        return "no difference shown"
+    return "ahead" if (found.high < 0) == lower_is_better else "behind"
+
+
+def shown(found: Interval | None, digits: str, lower_is_better: bool) -> str:
+    said = judged(found, lower_is_better)
+    return f"{said}: {found:{digits}}" if found and found.count >= FEWEST else said
+
+
+def row(standing: Standing, base: Standing | None) -> dict[str, str]:
+    """A row of the table; `base` is what it is compared with, if that is another."""
+    at_best = list(standing.at_best.values())
+    left = [result["left"] for result in at_best if result["left"] is not None]
+    return {
+        "scheme": standing.scheme,
+        "layers": standing.layers,
+        "best rate": standing.best,
+        "learned": f"{learned(at_best)} of {len(at_best)}",
+        "window": " ".join(standing.window) or "-",
+        "left the plateau at": f"{interval(left):.0f}" if len(left) == len(at_best) else "-",
+        "bits, valid": f"{interval(list(map(loss, at_best))):.3f}",
+        "BLEU, test": f"{interval(list(map(score, at_best))):.2f}",
+        "bits vs. Admin": shown(difference(standing, base, loss), "+.3f", True) if base else "",
+        "BLEU vs. Admin": shown(difference(standing, base, score), "+.2f", False) if base else "",
+    }
+
+
+def table(results: list[dict]) -> list[dict[str, str]]:
+    them = standings(results)
+    bases = {standing.layers: standing for standing in them if standing.scheme == BASE}
+    return [row(it, bases.get(it.layers) if it.scheme != BASE else None) for it in them]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    args = parser.parse_args()
+    results = read_results(args.results)
+    rows = table(results)
+    write_csv(args.folder / "standing.csv", rows)
+    titled = [{**it, "scheme": SCHEMES[it["scheme"]].title} for it in rows]
+    lines = tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
+    rates = sorted({result["lr"] for result in results}, key=float)
+    rule = (
+        f"Each scheme at its best of the rates {', '.join(rates)}; brackets: Student's t over the seeds, {LEVEL:.0%}. "
+        f"{len(rows)} rows are compared at once. What the columns are: recipes/compare/standing.py."
+    )
+    write_lines(args.folder / "standing.md", [*lines, *notes(results), rule])
+
+
+if __name__ == "__main__":
+    run(main)

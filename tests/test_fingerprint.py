@@ -1,0 +1,81 @@
+"""Do weights know the dictionary they were trained with? In fairseq one of the same size loads without an error."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, Callable
+
+import language
+import masked
+import pytest
+import reference
+import torch
+from torch import nn
+
+from fairseq_admin import fingerprint
+from fairseq_admin.checkpoints import averaging, files
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
+from fairseq_admin.errors import AdminError
+from fairseq_admin.method.schemes import stacks_of
+
+BUILDS: dict[str, Callable[[], nn.Module]] = {
+    "admin": lambda: reference.build("transformer_admin_tiny"),
+    "post-ln": lambda: reference.build("transformer_admin_tiny", admin_scheme="post-ln"),
+    "language model": language.build,
+    "masked language model": masked.build,
+}
+
+
+def other(build: Callable[[], nn.Module], stack: str) -> nn.Module:
+    """A model whose dictionary of one stack has two words in each other's place."""
+    model = build()
+    dictionary = copy.deepcopy(stacks_of(model)[stack].dictionary)
+    words = dictionary.symbols
+    words[10], words[11] = words[11], words[10]
+    stacks_of(model)[stack].dictionary = dictionary
+    return model
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_another_dictionary_of_the_same_size(name: str, tmp_path: Path) -> None:
+    """Whatever the scheme: also where the state dict has stock fairseq's keys and no others."""
+    model = BUILDS[name]()
+    torch.save({"model": model.state_dict()}, tmp_path / "model.pt")
+    state = files.read(tmp_path / "model.pt")["model"]
+    assert fingerprint.noted(state).keys() == stacks_of(model).keys()
+    BUILDS[name]().load_state_dict(copy.copy(state))
+    for stack in stacks_of(model):
+        match = f"the checkpoint's {stack} was trained with another dictionary than the data's"
+        with pytest.raises(AdminError, match=match):
+            other(BUILDS[name], stack).load_state_dict(copy.copy(state))
+        other(BUILDS[name], stack).load_state_dict(dict(state))  # an older checkpoint, or a stock one, tells nothing
+
+
+def test_through_a_wrapper() -> None:
+    """As those of data parallelism: they put a prefix before keys and do not call the model's load_state_dict."""
+    state = nn.ModuleDict({"module": BUILDS["admin"]()}).state_dict()
+    assert set(fingerprint.noted(state)) == {"encoder", "decoder"}
+    with pytest.raises(AdminError, match="the checkpoint's decoder was trained with another dictionary"):
+        nn.ModuleDict({"module": other(BUILDS["admin"], "decoder")}).load_state_dict(state)
+
+
+def saved(path: Path, model: nn.Module, updates: int) -> Path:
+    """A checkpoint of it, with weights of its own."""
+    with torch.no_grad():
+        next(model.parameters()).add_(updates)
+    state: dict[str, Any] = {"model": model.state_dict(), "optimizer_history": [{"num_updates": updates}]}
+    state["cfg"] = {"model": {"_name": "transformer_admin", "admin_scheme": "post-ln"}, "task": {}, "criterion": {}}
+    files.write(state, path)
+    return path
+
+
+def test_averages_are_of_one_dictionary(tmp_path: Path) -> None:
+    """Neither record nor keys tell the runs of stock layers apart."""
+    build = BUILDS["post-ln"]
+    paths = [saved(tmp_path / f"{n}.pt", build(), n) for n in (1, 2)]
+    averaged = averaging.average(paths)
+    assert averaged.text == Checkpoint.read(paths[0]).text != {}
+    foreign = saved(tmp_path / "3.pt", other(build, "encoder"), 3)
+    with pytest.raises(AdminError, match="1.pt and .*3.pt were trained with different dictionaries of the encoder"):
+        averaging.average([paths[0], foreign])
