@@ -75,6 +75,11 @@ compare: $(VENV)/ready
 sensitivity: $(VENV)/ready
 	$(CALL) -f recipes/sensitivity/Makefile
 
+## make warmup: what warm-up each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, QUICK=1)
+.PHONY: warmup
+warmup: $(VENV)/ready
+	$(CALL) -f recipes/warmup/Makefile
+
 ## make table: all results so far next to the papers' numbers
 .PHONY: table
 table: $(VENV)/ready

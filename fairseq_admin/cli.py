@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
-from . import ending, verbs
+from . import advice, ending, verbs
 from .analysis import command as analysis
 from .checkpoints import averaging, fold
 from .errors import AdminError, interrupted
+from .method.schemes import SCHEMES
 from .version import __version__
 
 
@@ -41,6 +42,7 @@ def _number(kind: type, wanted: str, holds: Callable[[Any], bool]) -> Callable[[
     return read
 
 
+_count = _number(int, "a whole number of at least 0", lambda value: value >= 0)
 _positive = _number(int, "a whole number of at least 1", lambda value: value >= 1)
 _above_zero = _number(float, "a number above 0", lambda value: 0 < value < math.inf)
 _finite = _number(float, "a finite number", math.isfinite)
@@ -125,6 +127,16 @@ def _analyze(parser: argparse.ArgumentParser) -> None:
     analysis.add_options(parser, _positive, _above_zero)
 
 
+def _advise(parser: argparse.ArgumentParser) -> None:
+    for side in ("encoder", "decoder"):
+        parser.add_argument(
+            f"--{side}-layers", type=_count, required=True, metavar="N", help=f"layers of the {side}; 0: it has none"
+        )
+    parser.add_argument("--width", type=_positive, default=advice.WIDTH, help=f"channels (default: {advice.WIDTH})")
+    parser.add_argument("--scheme", choices=list(SCHEMES), help="the residual scheme you have in mind")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command line, and that of each verb."""
     top = Parser(prog="fairseq-admin", description=__doc__)
@@ -137,6 +149,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         (_translate, verbs.translate, "translate raw text, a line a sentence"),
         (_export, verbs.export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
         (_analyze, verbs.analyze, "measure what the papers measure: numbers and a figure"),
+        (_advise, verbs.advise, "say what to train a model of some depth with, and where that is from"),
     ):
         parser = made.add_parser(run.__name__, help=text, description=f"{text[0].upper()}{text[1:]}.")
         parser.set_defaults(run=run)

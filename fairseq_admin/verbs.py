@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import fingerprint
+from . import advice, fingerprint
 from .analysis import command
 from .checkpoints import averaging, equivalence, files
 from .checkpoints import fold as folding
@@ -118,6 +118,11 @@ def export(args: argparse.Namespace) -> str:
 
 def analyze(args: argparse.Namespace) -> str:
     return command.run(args)
+
+
+def advise(args: argparse.Namespace) -> str:
+    lines = advice.advise(args.encoder_layers, args.decoder_layers, args.width, args.scheme)
+    return json.dumps(advice.as_dict(lines), indent=1) + "\n" if args.json else advice.table(lines)
 
 
 def _assets(args: argparse.Namespace, model: Path) -> Assets:

@@ -343,6 +343,25 @@ def test_heat_map_has_its_numbers(closed):
     assert post_ln.images[0].get_array().filled(-1).tolist() == [[4.0, -1], [-1, -1]]
 
 
+def test_heat_map_of_two_optimizers(closed):
+    """Has each optimizer its row of panels, with its own learning rates, and every panel the other axis?"""
+    runs = [
+        result(optimizer=optimizer, lr=lr, warmup=warmup, bits=bits)
+        for optimizer, lr, warmup, bits in (
+            ("adam", "1e-3", "0", 2.0),
+            ("adam", "1e-3", "100", 1.0),
+            ("sgd", "1", "100", 5.0),
+        )
+    ]
+    adam, sgd = (axes for axes in draw_heatmap(runs, "warmup").axes if axes.get_title())
+    assert (adam.get_title(), sgd.get_title()) == ("Admin, Adam", "Admin, SGD")
+    assert adam.images[0].get_array().tolist() == [[2.0], [1.0]]
+    assert sgd.images[0].get_array().filled(-1).tolist() == [[-1], [5.0]]
+    ticks = [[text.get_text() for text in axes.get_xticklabels()] for axes in (adam, sgd)]
+    assert ticks == [["1e-3"], ["1"]] and adam.get_ylabel() == "updates of warm-up"
+    assert [text.get_text() for text in adam.get_yticklabels()] == ["0", "100"]
+
+
 # -- make ------------------------------------------------------------------------------------------------------------
 
 TINY = "PAIRS=300 VALID_PAIRS=50 TEST_PAIRS=20 WORDS=20 WIDTH=16 FFN=16 UPDATES=20 SAVE_EVERY=10 LOG_EVERY=5".split()
@@ -363,7 +382,7 @@ def make(recipe, runs, *variables):
     return subprocess.run(done, cwd=ROOT, capture_output=True, text=True, env=environment(), timeout=600)
 
 
-@pytest.mark.parametrize("recipe", ["compare", "sensitivity"])
+@pytest.mark.parametrize("recipe", ["compare", "sensitivity", "warmup"])
 @pytest.mark.parametrize(
     ("variable", "message"),
     [

@@ -50,7 +50,7 @@ def names(folder: Path) -> set[str]:
 
 
 PLAIN = Text("de", "en")
-RECIPES = ["demo", "multi30k", "own", "iwslt14", "wmt14", "lm", "compare", "sensitivity"]
+RECIPES = ["demo", "multi30k", "own", "iwslt14", "wmt14", "lm", "compare", "sensitivity", "warmup"]
 
 
 def test_text_settings_are_written_from_the_recipe(tmp_path):

@@ -71,8 +71,12 @@ def add_model(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         parser.set_defaults(model_options=tuple(action.dest for action in group._group_actions))
 
 
-def _subject(args: argparse.Namespace) -> Subject:
+def _subject(args: argparse.Namespace) -> Subject | None:
     measure = MEASURES[args.what]
+    if measure.modelless:
+        if args.checkpoints or args.arch or args.data:
+            raise AdminError(f"{args.what} is of no model, and a CHECKPOINT, --arch or --data was found. Leave it out.")
+        return None
     if bool(args.checkpoints) == bool(args.arch):
         found = "both were" if args.arch else "neither was"
         raise AdminError(f"a CHECKPOINT or --arch is expected, and {found} found. Give one of them.")
@@ -103,7 +107,7 @@ def run(args: argparse.Namespace) -> str:
         measure, subject = MEASURES[args.what].module, _subject(args)
         settings = Settings(args.depths, args.repeats, args.lr, args.updates)
         found = measure.measure(subject, settings)
-        result = {"what": args.what, **subject.facts(), **found}
+        result = {"what": args.what, **(subject.facts() if subject else {}), **found}
         try:
             parts[0].write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             if not args.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
-from . import dependency, gradients, omega, output_change, updates
+from . import dependency, gradients, omega, output_change, updates, variance
 
 
 class Measure(NamedTuple):
@@ -17,6 +17,8 @@ class Measure(NamedTuple):
     """What it measures, for --help."""
     several: bool = False
     """Whether it takes several checkpoints of one run."""
+    modelless: bool = False
+    """Whether it is of no model."""
     wordless: bool = False
     """Whether a checkpoint alone is enough, without sentences."""
 
@@ -26,5 +28,6 @@ MEASURES: dict[str, Measure] = {
     "output-change": Measure(output_change, "how far a small change of the weights moves the output, against depth"),
     "gradients": Measure(gradients, "gradient norms of sub-layers' outputs and of feed-forward weights"),
     "updates": Measure(updates, "gradients and changes of the weights from checkpoint to checkpoint", several=True),
+    "variance": Measure(variance, "how Adam's and RAdam's step varies in the first updates; no model", modelless=True),
     "omega": Measure(omega, "omega by sub-layer: profiled, trained, and by the depth rules", wordless=True),
 }

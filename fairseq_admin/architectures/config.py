@@ -43,6 +43,10 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
     return make_dataclass("FlatTransformerConfig", flat, bases=(FairseqDataclass,))
 
 
+OUTSIDE = {"update_freq": [1], "log_interval": 100}
+"""fairseq's options that are not a model's, with fairseq's defaults."""
+
+
 @dataclass
 class AdminOptions(FairseqDataclass):
     """Admin's own options, which every model has."""
@@ -77,7 +81,15 @@ class AdminOptions(FairseqDataclass):
         default="on",
         metadata={"help": "faster layers that compute the same (off: fairseq's own, to compare)"},
     )
+    admin_monitor: int = field(
+        default=0,
+        metadata={
+            "help": "once in so many updates, log the branches' share and variance and the gradient's norm by stack, "
+            "and look for signs of divergence (0: only omega, once an interval of the log)"
+        },
+    )
     update_freq: List[int] = II("optimization.update_freq")
+    log_interval: int = II("common.log_interval")
 
 
 @dataclass
@@ -111,7 +123,7 @@ def _default(args: Any, name: str, value: Any) -> None:
 def _fill_admin(args: Any) -> None:
     """Defaults for Admin's own options, which an older checkpoint, or a Namespace made by hand, lacks."""
     for option in fields(AdminOptions):
-        _default(args, option.name, [1] if option.name == "update_freq" else option.default)
+        _default(args, option.name, OUTSIDE.get(option.name, option.default))
 
 
 def fill_sizes(

@@ -60,7 +60,7 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
 
     def forward(self, src_tokens, **kwargs):
         """As fairseq's language model; the first call in training mode begins by profiling ω on its batch."""
-        self.profile_once(None, src_tokens)
+        self.before_forward(None, src_tokens)
         return super().forward(src_tokens, **kwargs)
 
 

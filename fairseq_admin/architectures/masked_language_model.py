@@ -66,7 +66,7 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
 
     def forward(self, src_tokens, *args, **kwargs):
         """As fairseq's RoBERTa; the first call in training mode begins by profiling ω on its batch."""
-        self.profile_once(src_tokens, None)
+        self.before_forward(src_tokens, None)
         return super().forward(src_tokens, *args, **kwargs)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):

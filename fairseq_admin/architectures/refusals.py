@@ -88,3 +88,7 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder",
         raise AdminError(
             f"--admin-max-skipped-updates is {cfg.admin_max_skipped_updates}; expected 0 (never stop) or more (100)."
         )
+    if cfg.admin_monitor < 0:
+        raise AdminError(
+            f"--admin-monitor is {cfg.admin_monitor}; expected 0 (omega alone) or a number of updates (100)."
+        )

@@ -19,10 +19,11 @@ from ..fast.twin import twins_of
 from ..method import initial_weights, provenance
 from ..method.layers import shortcut_norms
 from ..method.omega import omega_from_depth
-from ..method.profiling import profile
+from ..method.profiling import inputs, profile
 from ..method.schemes import SCHEMES, layers_of, stacks_of
 from ..method.state_dict import adopt, prune
 from ..method.state_dict import scheme as scheme_of
+from ..monitor.monitor import Monitor
 from ..version import __version__
 from .config import DEPTH_RULES, RULES
 from .divergence import SkippedUpdates
@@ -43,7 +44,7 @@ class SchemeModel(BaseFairseqModel):
     """Initial weights, profiling, its record, loading, and stopping a diverged run; a model's first base class.
 
     The model has an `encoder`, a `decoder` or both from stacks.py. It calls `set_up_scheme` at the end of its
-    construction and `profile_once` at the start of its `forward`.
+    construction and `before_forward` at the start of its `forward`.
     """
 
     cfg: TransformerConfig
@@ -56,6 +57,8 @@ class SchemeModel(BaseFairseqModel):
         self.register_state_dict_post_hook(_note_dictionaries)
         self.register_load_state_dict_pre_hook(_refuse_other_dictionary)
         self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
+        every = cfg.admin_monitor or (cfg.log_interval if self.scheme.omega else 0)
+        self.monitor = Monitor(every, thorough=cfg.admin_monitor > 0)
         stacks = stacks_of(self)
         if self.scheme.weights is not None:
             if any(isinstance(module, FullyShardedDataParallel) for module in self.modules()):
@@ -114,6 +117,19 @@ class SchemeModel(BaseFairseqModel):
         super().set_num_updates(num_updates)
         if self.training:
             self.skipped_updates.before_batch(num_updates)
+            self.monitor.before_batch(num_updates)
+
+    def all_reduce_grads(self) -> None:
+        """fairseq's optimizers call this, where a model has it, when an update's gradients are there.
+
+        (Not with --ddp-backend legacy_ddp, whose own method of that name hides it.)
+        """
+        self.monitor.after_backward(self)
+
+    def before_forward(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
+        """Profile ω or look at the run, where that is due. Arguments as for `profiling.measure`."""
+        self.profile_once(src_tokens, prev_output_tokens)
+        self.monitor.before_forward(self, inputs(src_tokens, prev_output_tokens))
 
     def profile_once(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
         """Profile ω on this batch if it is the first in training mode. Arguments as for `profiling.measure`."""

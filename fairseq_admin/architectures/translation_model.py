@@ -52,7 +52,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
         """As fairseq's Transformer; the first call in training mode begins by profiling ω on its batch."""
-        self.profile_once(src_tokens, prev_output_tokens)
+        self.before_forward(src_tokens, prev_output_tokens)
         return super().forward(src_tokens, src_lengths, prev_output_tokens, **kwargs)
 
 

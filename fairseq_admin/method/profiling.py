@@ -90,7 +90,7 @@ def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def _given(src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> dict[str, Tensor]:
+def inputs(src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> dict[str, Tensor]:
     """The input of each stack that the model has, in forward order."""
     sides = {"encoder": src_tokens, "decoder": prev_output_tokens}
     return {side: tokens for side, tokens in sides.items() if tokens is not None}
@@ -108,7 +108,7 @@ def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_toke
     Returns:
         ω of the encoder's, then of the decoder's sub-layers. Shape (S_encoder + S_decoder,), float32.
     """
-    given, stacks = _given(src_tokens, prev_output_tokens), stacks_of(model)
+    given, stacks = inputs(src_tokens, prev_output_tokens), stacks_of(model)
     probes = [
         StackProbe(shortcut_norms(stacks[side]), rule, tokens.ne(stacks[side].padding_idx).t())
         for side, tokens in given.items()
@@ -126,7 +126,7 @@ def _within_budget(
     src_tokens: Tensor | None, prev_output_tokens: Tensor | None, tokens: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """The first sentences of a batch whose padded longer side holds at most that many tokens; at least one sentence."""
-    longest = max(side.size(1) for side in _given(src_tokens, prev_output_tokens).values())
+    longest = max(side.size(1) for side in inputs(src_tokens, prev_output_tokens).values())
     sentences = max(1, tokens // longest)
     return (
         None if src_tokens is None else src_tokens[:sentences],
@@ -144,7 +144,7 @@ def _measure_in_memory(
     """`measure`, with half the tokens each time the device runs out of memory. Returns ω and the batch used."""
     while True:
         src, prev = _within_budget(src_tokens, prev_output_tokens, tokens)
-        given = _given(src, prev)
+        given = inputs(src, prev)
         sentences = len(next(iter(given.values())))
         try:
             return measure(model, src, prev, rule), given
@@ -196,7 +196,7 @@ def profile(
         AdminError: the batch holds no token, or a variance is not a finite number.
     """
     start = time.perf_counter()
-    given, stacks = _given(src_tokens, prev_output_tokens), stacks_of(model)
+    given, stacks = inputs(src_tokens, prev_output_tokens), stacks_of(model)
     norms = {side: shortcut_norms(stack) for side, stack in stacks.items()}
     named = {"encoder": "source ", "decoder": "target "} if len(given) > 1 else dict.fromkeys(given, "")
     every = [norm for part in norms.values() for norm in part]

@@ -1,0 +1,110 @@
+"""How much Adam's step varies in the first updates, and RAdam's (Liu et al. 2020, "On the Variance of the Adaptive
+Learning Rate and Beyond", sections 3 and 4).
+
+    ψ_t = sqrt( (1 - β2^t) / ((1 - β2) Σ_i β2^(t-i) g_i²) )        Adam moves by it times the mean gradient
+
+At first v_t is a mean of few squares and may be near 0, so ψ_t may be huge. With g ~ N(0, 1), and the weighted mean of
+t squares taken for an even one of ρ_t squares, ψ_t² is ρ_t over a χ² of ρ_t degrees of freedom, and
+
+    Var[ψ_t] = ρ/(ρ - 2) - ρ/2 ( Γ((ρ - 1)/2) / Γ(ρ/2) )²,    ρ = ρ_t > 2,    infinite below
+
+RAdam multiplies by r_t, so that the variance is nearly that of late updates, and makes no step while ρ_t ≤ 5. The drawn
+gradients are without the approximation. No model is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..fast.radam import rectification, rho
+from . import figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BETAS = (0.98, 0.999)
+"""β2 of the papers' translation runs, and the default of torch's Adam."""
+UPDATES = 500
+DRAWS = 10_000
+FIRST = 5
+"""The first update at which a drawn variance has a finite error: E[ψ⁴] is finite for more than 4 squares."""
+
+
+def variance_of_rate(degrees: float) -> float:
+    """Var[ψ] of an even mean of so many squares of N(0, 1), a number that need not be whole."""
+    if degrees <= 2:
+        return math.inf
+    mean = math.sqrt(degrees / 2) * math.exp(math.lgamma((degrees - 1) / 2) - math.lgamma(degrees / 2))
+    return degrees / (degrees - 2) - mean**2
+
+
+def drawn(beta2: float, updates: int, draws: int, seed: int) -> tuple[list[float], list[float]]:
+    """Var[ψ_t] of drawn gradients, and the standard error of that, by update from FIRST on."""
+    generator = torch.Generator().manual_seed(seed)
+    moment = torch.zeros(draws, dtype=torch.float64)
+    variances, errors = [], []
+    for update in range(1, updates + 1):
+        gradient = torch.randn(draws, generator=generator, dtype=torch.float64)
+        moment.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        if update >= FIRST:
+            rate = ((1 - beta2**update) / moment).sqrt()
+            squared = (rate - rate.mean()).square()
+            variances.append(squared.mean().item())
+            errors.append(squared.std().item() / math.sqrt(draws))
+    return variances, errors
+
+
+def measure(
+    subject: None = None,
+    settings: Any = None,
+    betas: tuple[float, ...] = BETAS,
+    updates: int = UPDATES,
+    draws: int = DRAWS,
+    seed: int = 1,
+) -> dict[str, Any]:
+    """Variances by update, the first is update 1; None where they are infinite, or where RAdam makes no step."""
+    found = {}
+    for beta2 in betas:
+        adam = [variance_of_rate(rho(update, beta2)[0]) for update in range(1, updates + 1)]
+        factors = [rectification(update, beta2) for update in range(1, updates + 1)]
+        sampled, errors = drawn(beta2, updates, draws, seed)
+        early: list[float | None] = [None] * (FIRST - 1)
+        apart = [abs(one / closed - 1) for one, closed in zip(sampled, adam[FIRST - 1 :])]
+        found[f"{beta2:g}"] = {
+            "rho": [rho(update, beta2)[0] for update in range(1, updates + 1)],
+            "adam": [it if math.isfinite(it) else None for it in adam],
+            "radam": [r**2 * it if r else None for r, it in zip(factors, adam)],
+            "adam, drawn": [*early, *sampled],
+            "radam, drawn": [*early, *(r**2 * it if r else None for r, it in zip(factors[FIRST - 1 :], sampled))],
+            "standard error, drawn": [*early, *errors],
+            "late": variance_of_rate(rho(1, beta2)[1]),
+            "largest relative difference, drawn": max(apart),
+        }
+    return {"updates": updates, "draws": draws, "seed": seed, "beta2": found}
+
+
+def draw(result: dict[str, Any]) -> Figure:
+    """A panel a β2: lines are closed forms, dots are drawn."""
+    made, panels = figure.panels(len(result["beta2"]), sharey=True)
+    for axes, (beta2, found) in zip(panels, result["beta2"].items()):
+        for number, (name, title) in enumerate((("adam", "Adam"), ("radam", "RAdam"))):
+            look: Any = {"color": figure.COLOURS[number]}
+            points = [(update, it) for update, it in enumerate(found[name], 1) if it is not None]
+            axes.plot(*zip(*points), label=title, **look)
+            points = [(update, it) for update, it in enumerate(found[f"{name}, drawn"], 1) if it is not None]
+            # Evenly apart on the axis, which is logarithmic.
+            places = sorted({round(len(points) ** (step / 25)) - 1 for step in range(26)})
+            shown = [points[place] for place in places]
+            axes.plot(*zip(*shown), figure.MARKERS[number], markersize=3, label=f"{title}, drawn", **look)
+        axes.axhline(found["late"], color="grey", linestyle=":", label="late updates")
+        axes.set(xscale="log", yscale="log", xlabel="update", title=f"β2 = {beta2}")
+    panels[0].set_ylabel("Var[ψ], gradients N(0, 1)")
+    panels[0].legend()
+    made.suptitle(
+        f"Variance of the adaptive learning rate ({result['draws']:,} draws, seed {result['seed']})",
+        fontsize=9, x=0.01, ha="left",
+    )  # fmt: skip
+    return made

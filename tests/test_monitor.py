@@ -1,0 +1,210 @@
+"""What a run shows while it trains: the right numbers, once an update, and the same training as without."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+import reference
+import torch
+from conftest import TRAIN, Run
+from fairseq.logging import metrics
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fairseq_admin.method.schemes import attentions_of, stacks_of
+from fairseq_admin.monitor.probe import StackProbe
+
+SIZES = {**reference.TINY, "encoder_layers": 3, "decoder_layers": 2}
+
+
+def tiny(scheme: str = "admin", **options: Any) -> Any:
+    return reference.build("transformer_admin", **{**SIZES, "dropout": 0.0, "admin_scheme": scheme, **options})
+
+
+def by_hand(stack: Any, run: Callable[[], Any], real: Tensor, pre_ln: bool) -> tuple[list[float], list[float]]:
+    """Var[f_i] and β_{i,i} of a stack's sub-layers, from what modules of fairseq's give, in float64.
+
+    The branch is what an attention or fc2 gives, without dropout. The sum is the branch on top of ω times the output
+    of the norm before, or where norms are before branches, on top of all before.
+    """
+    layers = list(stack.layers)
+    given: list[Tensor] = []
+    handles = [layers[0].register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))]
+    for module in (module for layer in layers for module in (*attentions_of(layer), layer.fc2)):
+        handles.append(
+            module.register_forward_hook(
+                lambda module, inputs, output: given.append(output if isinstance(output, Tensor) else output[0])
+            )
+        )
+    run()
+    for handle in handles:
+        handle.remove()
+    shortcut, *branches = [it.double() for it in given]
+    norms = [module for layer in layers for name, module in layer.named_children() if name.endswith("layer_norm")]
+    assert len(norms) == len(branches)
+    variances, betas = [], []
+    for branch, norm in zip(branches, norms):
+        summed = shortcut * getattr(norm, "omega", torch.ones(1)).double() + branch
+        variances.append(reference.variance(branch, real))
+        betas.append(math.sqrt(variances[-1] / reference.variance(summed, real)))
+        weight, bias = norm.weight.double(), norm.bias.double()
+        shortcut = summed if pre_ln else functional.layer_norm(summed, summed.shape[-1:], weight, bias, norm.eps)
+    return variances, betas
+
+
+def train_omega(model: nn.Module) -> None:
+    """ω that differ from channel to channel, as after training."""
+    torch.manual_seed(5)
+    for module in model.modules():
+        if getattr(module, "omega_delta", None) is not None:
+            module.omega_delta.data.uniform_(-0.5, 0.5)
+
+
+@pytest.mark.parametrize("scheme", ["admin", "post-ln", "pre-ln"])
+@torch.no_grad()
+def test_against_fairseqs_modules_in_float64(scheme: str) -> None:
+    """Are variances, β and ω those of the layers' own branches, over the positions that are not padding?"""
+    model, (src, lengths, prev) = tiny(scheme), reference.batch()
+    model(src, lengths, prev)  # profiles
+    train_omega(model)
+    for side, tokens in (("encoder", src), ("decoder", prev)):
+        stack = stacks_of(model)[side]
+        probe = StackProbe(stack, tokens, variances=True)
+        real = tokens.ne(reference.PAD).t()
+        variances, betas = by_hand(stack, lambda: model(src, lengths, prev), real, pre_ln=scheme == "pre-ln")
+        assert len(betas) == 6 and max(betas) > 1.2 * min(betas)
+        # Activations are float32, each off by a few roundings of 6e-8.
+        assert [it.item() for it in probe.branches] == pytest.approx(variances, rel=1e-5)
+        found = {name: value.item() for name, value in probe.values().items()}
+        expected = {"beta_mean": sum(betas) / 6, "beta_max": max(betas), "branch_variance": sum(variances) / 6}
+        if scheme == "admin":
+            omegas = torch.stack([m.omega for m in stack.modules() if hasattr(m, "omega")])
+            assert omegas.min() < 0.9
+            expected |= {f"omega_{name}": getattr(omegas, name)().item() for name in ("min", "mean", "max")}
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+@torch.no_grad()
+def test_b2t_counts_the_third_summand() -> None:
+    """Is the share of B2T's last sub-layers that of all that their norms take?"""
+    model, (src, lengths, prev) = tiny("b2t"), reference.batch(padded=False)
+    probe, taken = StackProbe(model.encoder, src, variances=True), []
+    for layer in model.encoder.layers:
+        norm = layer.final_layer_norm
+        norm.register_forward_pre_hook(lambda module, inputs: taken.append((inputs[0] + module.bottom).var().item()))
+    model(src, lengths, prev)
+    assert [it.item() for it in probe.sums[1::2]] == pytest.approx(taken, rel=1e-3)  # var() divides by one less
+
+
+def steps(model: Any, batches: list[list[tuple]], updates: int = 5) -> list[dict[str, float]]:
+    """Updates as fairseq's trainer makes them, each of several batches; what the log shows after each."""
+    optimizer, shown = torch.optim.Adam(model.parameters(), lr=1e-3), []
+    metrics.reset()
+    for update in range(updates):
+        torch.manual_seed(update)
+        model.train()
+        with metrics.aggregate("train"):
+            optimizer.zero_grad()
+            for src, lengths, prev in batches[update % len(batches)]:
+                model.set_num_updates(update)
+                model(src, lengths, prev)[0].float().logsumexp(-1).sum().backward()
+            model.all_reduce_grads()
+            for weight in model.parameters():
+                weight.grad = None if weight.grad is None else weight.grad / 10
+            metrics.log_scalar("gnorm", nn.utils.clip_grad_norm_(model.parameters(), 1e9), weight=0)
+            optimizer.step()
+        shown.append({name: float(meter.val) for name, meter in metrics.get_meters("train").items()})
+    return shown
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint_activations": True}, {"encoder_layerdrop": 0.5}])
+@pytest.mark.parametrize("fast", ["on", "off"])
+def test_training_is_the_same(fast: str, options: dict) -> None:
+    """Are weights and profiled ω the same, to the last bit, however often a run is looked at?"""
+    batches = [[reference.batch(seed=seed)] for seed in range(3)]
+    weights = []
+    for every in (0, 1):
+        model = tiny(dropout=0.1, admin_fast=fast, admin_monitor=every, log_interval=1000, **options)
+        shown = steps(model, batches)
+        assert ("encoder_beta_mean" in shown[-1]) == bool(every)
+        weights.append(model.state_dict())
+        assert not any("residual_connection" in vars(module) for module in model.modules())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_checkpointed_layers_are_measured_once() -> None:
+    """Does computing a layer again in the backward change nothing of what is shown?"""
+    batches = [[reference.batch(seed=seed)] for seed in range(3)]
+    plain, again = (steps(tiny(admin_monitor=1, checkpoint_activations=it), batches) for it in (False, True))
+    assert plain[-1] == pytest.approx(again[-1], rel=1e-5) and len(plain[-1]) == 15
+
+
+def test_gradients_are_of_the_whole_update() -> None:
+    """Are the stacks' norms those of the gradient over all batches of an update, in the units of fairseq's own norm?"""
+    batches = [[reference.batch(seed=seed), reference.batch(seed=seed + 1)] for seed in (1, 7)]
+    shown = steps(tiny(admin_monitor=1), batches, updates=3)[-1]
+    model = tiny()
+    steps(model, batches, updates=2)
+    # The gradients of the last update are still there: of update 1, which is shown with update 2.
+    for side, stack in stacks_of(model).items():
+        squares = sum(weight.grad.double().square().sum() for weight in stack.layers.parameters())
+        assert shown[f"{side}_gnorm"] == pytest.approx(math.sqrt(squares), rel=1e-3)  # shown to four digits
+    assert shown["encoder_gnorm"] != pytest.approx(shown["decoder_gnorm"], rel=0.01)
+
+
+def test_it_measures_the_first_batch_and_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --admin-monitor 4, are updates 1, 3 and 7 measured, once each, to be in the log after 4 and 8?"""
+    seen = []
+    real = StackProbe.__init__
+
+    def noted(self: StackProbe, stack: Any, tokens: Tensor, variances: bool) -> None:
+        seen.append((model.monitor.num_updates, tokens[0, 0].item()))
+        real(self, stack, tokens, variances)
+
+    monkeypatch.setattr(StackProbe, "__init__", noted)
+    model = tiny(admin_monitor=4)
+    batches = [reference.batch(seed=1, padded=False), reference.batch(seed=2, padded=False)]
+    assert batches[0][0][0, 0] != batches[1][0][0, 0]
+    steps(model, [batches], updates=9)
+    assert seen[::2] == [(update, batches[0][0][0, 0]) for update in (0, 2, 6)]
+    assert seen[1::2] == [(update, batches[0][2][0, 0]) for update in (0, 2, 6)]
+
+
+def test_a_batch_without_memory_leaves_no_probe_behind() -> None:
+    """After a forward that broke off, is the next batch of another shape trained as if nothing had been?"""
+    model, batch = tiny(admin_monitor=1), reference.batch(sentences=3, source=5)
+    model.set_num_updates(0)
+    handle = model.decoder.layers[1].fc1.register_forward_hook(lambda *them: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(*reference.batch())
+    handle.remove()
+    model.set_num_updates(0)
+    model(*batch)
+    assert not any("residual_connection" in vars(module) for module in model.modules())
+
+
+def logged(done: Run) -> list[dict[str, Any]]:
+    """The intervals in a log."""
+    return [json.loads(line.split(" | ")[-1]) for line in done.output.splitlines() if "| train_inner |" in line]
+
+
+def test_command_line(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+    """Does fairseq-train show ω by default, the rest where asked, in its log and for TensorBoard; and is -1 refused?"""
+    given = [corpus, *TRAIN, "--log-format", "json", "--max-update", 4, "--no-save", "--disable-validation"]
+    done = run("fairseq_cli.train", *given, "--log-interval", 2)
+    first, second = logged(done)
+    assert float(first["encoder_omega_max"]) > float(first["encoder_omega_mean"]) > float(first["encoder_omega_min"])
+    assert "decoder_omega_min" in second and not any("beta" in name or name == "encoder_gnorm" for name in second)
+    logdir = tmp_path / "board"
+    done = run("fairseq_cli.train", *given, "--admin-monitor", 2, "--update-freq", 2, "--tensorboard-logdir", logdir)
+    last = {name: float(value) for name, value in logged(done)[-1].items()}
+    assert 0.3 < math.hypot(last["encoder_gnorm"], last["decoder_gnorm"]) / last["gnorm"] < 3  # of another update
+    (board,) = logdir.glob("train_inner/events*")
+    assert all(name.encode() in board.read_bytes() for name in ("decoder_beta_max", "encoder_branch_variance"))
+    refused = run("fairseq_cli.train", *given, "--admin-monitor", -1)
+    expected = "fairseq-admin: --admin-monitor is -1; expected 0 (omega alone) or a number of updates (100)."
+    assert (refused.status, refused.output.splitlines()[-1]) == (2, expected)
