@@ -198,7 +198,7 @@ def test_a_resumed_run_counts_once(tmp_path):
     write_lines(tmp_path / "train.log", LOG)
     log = logs.read_log(tmp_path / "train.log")
     assert log.train == {10: 8.0, 20: 7.5}
-    assert log.valid == {20: 6.25}
+    assert log.valid == {10: 8.0, 20: 6.25}
     assert log.params == 1234
     # Two intervals of 36 seconds; 16 updates an epoch.
     assert log.hours == pytest.approx(0.02)
