@@ -119,6 +119,13 @@ def _export(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="run", help="a run's folder: a recipe's, or fairseq-train's --save-dir"
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write (.html)")
+
+
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command line, and that of each verb."""
     top = Parser(prog="fairseq-admin", description=__doc__)
@@ -130,6 +137,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         (_fold, verbs.fold, "fold omega away: a stock Transformer that computes the same"),
         (_translate, verbs.translate, "translate raw text, a line a sentence"),
         (_export, verbs.export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
+        (_report, verbs.report, "write a page on one or several runs: losses, omega, scores, translations"),
     ):
         parser = made.add_parser(run.__name__, help=text, description=f"{text[0].upper()}{text[1:]}.")
         parser.set_defaults(run=run)

@@ -66,11 +66,11 @@ def stats(line: str) -> tuple[str, dict[str, Any]] | None:
         tag = "train_inner" if subset is None else "train" if subset == "train" else "valid"
     elif found := INTERVAL.search(line):
         values = {"update": int(found["epoch"]) - 1 + int(found["done"]) / int(found["all"])}
-        values.update(pair.split("=", 1) for pair in found["pairs"].strip().split(", ") if "=" in pair)
+        values.update(tuple(pair.split("=", 1)) for pair in found["pairs"].strip().split(", ") if "=" in pair)
         tag = "train_inner"
     elif found := END.search(line):
         values = {"epoch": int(found["epoch"])}
-        values.update(pair.split(" ", 1) for pair in found["pairs"].strip().split(" | ") if " " in pair)
+        values.update(tuple(pair.split(" ", 1)) for pair in found["pairs"].strip().split(" | ") if " " in pair)
         tag = "valid" if found["subset"] else "train"
     else:
         return None

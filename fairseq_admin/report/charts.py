@@ -1,0 +1,201 @@
+"""The report's charts, as Vega-Lite specifications.
+
+Colours are variables of the page's style, so that one drawing is right in light, dark and print. A run keeps its
+colour, dash and shape in every chart; the parameter `shown` holds the names of the runs that are switched on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from .runs import Run
+
+Spec = dict[str, Any]
+POINTS = 400
+"""So many points of a curve are drawn at most; more are averaged."""
+CELLS = 72
+"""A heat map has so many rows at most; more are averaged."""
+COLOURS = 7
+DASHES = ([1, 0], [7, 3], [2, 2], [7, 2, 2, 2])
+SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-right")
+TITLES = {"self_attn": "self-attention", "encoder_attn": "encoder attention", "ffn": "feed-forward"}
+NUMBER = ".4~g"
+
+
+def colour(number: int) -> str:
+    """A run's, by its place."""
+    return f"var(--run-{number % COLOURS + 1})"
+
+
+def rounded(value: float) -> float | None:
+    """Five digits of a number; None of one that JSON cannot hold."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def perplexity(bits: float) -> float:
+    return 2.0**bits if bits < 1000 else math.inf
+
+
+def thinned(curve: dict[int, float]) -> Iterable[tuple[int, float]]:
+    """The curve, or means of as many neighbours as it takes to have at most POINTS, at the last one's update."""
+    step = -(-len(curve) // POINTS) or 1
+    points = list(curve.items())
+    for start in range(0, len(points), step):
+        some = points[start : start + step]
+        yield some[-1][0], sum(bits for _, bits in some) / len(some)
+
+
+def curves(runs: list[Run], tag: str) -> Spec | None:
+    """Perplexity against updates, of training ("train") or validation ("valid"); None without a curve."""
+    rows = [
+        {"run": run.name, "update": update, "perplexity": rounded(perplexity(bits))}
+        for run in runs
+        if run.log
+        for update, bits in thinned(getattr(run.log, tag))
+    ]
+    if not rows:
+        return None
+    y = {
+        "field": "perplexity", "type": "quantitative", "scale": {"type": "log", "nice": True},
+        "axis": {"title": "perplexity", "format": "~s", "tickCount": 6},
+    }  # fmt: skip
+    x = {"field": "update", "type": "quantitative", "axis": {"title": "updates", "format": "~s", "tickCount": 5}}
+    return _lines(runs, rows, x, y, points=tag == "valid", tips=("update", "perplexity"))
+
+
+def omega(runs: list[Run], stack: str) -> Spec | None:
+    """ω by sub-layer of a stack: mean, range over the channels, and dashed the mean before training."""
+    rows = [
+        {"run": run.name, "sub-layer": number, "layer": it["layer"], "kind": TITLES.get(it["kind"], it["kind"])}
+        | {("ω" if name == "mean" else name): rounded(it[name]) for name in ("min", "mean", "max", "profiled")}
+        for run in runs
+        for number, it in enumerate(run.omega.get(stack, []), 1)
+    ]
+    if not rows:
+        return None
+    x = {"field": "sub-layer", "type": "quantitative", "axis": {"title": f"sub-layer of the {stack}", "tickMinStep": 1}}
+    y = {"field": "ω", "type": "quantitative", "axis": {"title": "ω"}, "scale": {"zero": True}}
+    spec = _lines(runs, rows, x, y, points=False, tips=("sub-layer", "layer", "kind", "min", "ω", "max", "profiled"))
+    low, high = {**y, "field": "min"}, {"field": "max"}
+    band = {"mark": {"type": "area", "opacity": 0.2}, "encoding": {"y": low, "y2": high}}
+    before = {
+        "mark": {"type": "line", "strokeDash": [3, 3], "strokeWidth": 1.2, "clip": True},
+        "encoding": {"y": {**y, "field": "profiled"}},
+    }
+    spec["layer"] = [band, before, *spec["layer"]]
+    return spec
+
+
+def change(record: dict[str, Any]) -> Spec:
+    """The change of the output against depth, a line a series."""
+    series = record["series"]
+    rows = [
+        {"series": name, "depth": depth, "change": rounded(value)}
+        for name, it in series.items()
+        for depth, value in zip(it["depths"], it["change"])
+    ]
+    names = list(series)
+    scale = {"domain": names, "range": [colour(number) for number in range(len(names))]}
+    look = {"field": "series", "type": "nominal", "title": None}
+    return {
+        **_frame(rows),
+        "mark": {"type": "line", "point": {"size": 40}},
+        "encoding": {
+            "x": {"field": "depth", "type": "quantitative", "axis": {"title": "depth, layers"}},
+            "y": {"field": "change", "type": "quantitative", "axis": {"title": "|F(x,W) − F(x,W*)|²", "format": "~g"}},
+            "color": {**look, "scale": scale, "legend": {"orient": "top", "columns": 1, "labelLimit": 300}},
+            "tooltip": [{"field": "series"}, {"field": "depth"}, {"field": "change", "format": NUMBER}],
+        },
+    }
+
+
+def dependency(beta: list[list[float]], stack: str) -> Spec:
+    """β_{i,j} as a heat map, rows i downwards; of a deep stack the means of square blocks.
+
+    Args:
+        beta: row i holds β_{i,0} to β_{i,i}.
+    """
+    size = -(-len(beta) // CELLS) or 1
+    blocks: dict[tuple[int, int], list[float]] = {}
+    for i, row in enumerate(beta):
+        for j, value in enumerate(row):
+            if math.isfinite(value):
+                blocks.setdefault((i // size, j // size), []).append(abs(value))
+    rows = [
+        {"i": i * size, "j": j * size, "i2": (i + 1) * size, "j2": (j + 1) * size, "β": rounded(sum(it) / len(it))}
+        for (i, j), it in blocks.items()
+    ]
+    domain = [0, max(len(beta), 1)]
+    scale = {"domain": domain, "nice": False, "zero": False}
+    number = {"type": "quantitative", "scale": scale}
+    axis = {"grid": False, "tickMinStep": 1}
+    return {
+        **_frame(rows, height=300),
+        "transform": [{"calculate": "datum.i + 1", "as": "row"}],
+        "mark": {"type": "rect", "clip": True, "stroke": None},
+        "encoding": {
+            "x": {"field": "j", **number, "axis": {**axis, "title": f"j, sub-layer of the {stack} (0: input)"}},
+            "x2": {"field": "j2"},
+            "y": {"field": "i", **number, "scale": {**scale, "reverse": True}, "axis": {**axis, "title": "i"}},
+            "y2": {"field": "i2"},
+            "color": {
+                "field": "β", "type": "quantitative", "scale": {"scheme": "viridis", "domain": [0, 1]},
+                "legend": {"orient": "top", "title": "|β|", "gradientLength": 160, "titleOrient": "left"},
+            },
+            "tooltip": [{"field": "row", "title": "i"}, {"field": "j"}, {"field": "β", "format": ".3f"}],
+        },
+    }  # fmt: skip
+
+
+def _frame(rows: list[dict[str, Any]], height: int = 280) -> Spec:
+    return {
+        "data": {"values": rows},
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "background": None,
+    }
+
+
+def _lines(runs: list[Run], rows: list[dict], x: Spec, y: Spec, points: bool, tips: tuple[str, ...]) -> Spec:
+    """A line a run, and the nearest point under the pointer marked and told."""
+    names = [run.name for run in runs]
+
+    def by_run(values: list) -> Spec:
+        return {"field": "run", "type": "nominal", "legend": None, "scale": {"domain": names, "range": values}}
+
+    tooltip = [{"field": "run", "type": "nominal"}]
+    tooltip += [
+        {"field": name, "type": "nominal" if name in ("kind", "layer", "update", "sub-layer") else "quantitative"}
+        | ({} if name in ("kind", "layer", "update", "sub-layer") else {"format": NUMBER})
+        for name in tips
+    ]
+    near = {"name": "near", "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}}
+    marked = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 1 if points else 0}
+    return {
+        **_frame(rows),
+        "params": [{"name": "shown", "value": names}],
+        "transform": [{"filter": "indexof(shown, datum.run) >= 0"}],
+        "encoding": {"x": x, "color": by_run([colour(number) for number in range(len(runs))])},
+        "layer": [
+            {
+                "mark": {"type": "line", "strokeWidth": 2, "clip": True},
+                "encoding": {
+                    "y": y,
+                    "strokeDash": by_run([DASHES[place // COLOURS % len(DASHES)] for place in range(len(runs))]),
+                },
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 55, "clip": True},
+                "params": [near],
+                "encoding": {
+                    "y": y,
+                    "opacity": marked,
+                    "shape": by_run([SHAPES[place % len(SHAPES)] for place in range(len(runs))]),
+                    "tooltip": tooltip,
+                },
+            },
+        ],
+    }

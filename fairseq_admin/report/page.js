@@ -1,0 +1,44 @@
+"use strict";
+// Draws the charts, and switches runs on and off in charts, tables and texts alike.
+(() => {
+  const style = getComputedStyle(document.documentElement);
+  const config = {
+    font: style.getPropertyValue("--font"),
+    view: { stroke: null },
+    axis: {
+      labelColor: "var(--muted)", titleColor: "var(--ink)", domainColor: "var(--line)", tickColor: "var(--line)",
+      gridColor: "var(--grid)", labelFontSize: 12, titleFontSize: 13, titleFontWeight: "normal", labelLimit: 140,
+    },
+    legend: { labelColor: "var(--ink)", titleColor: "var(--ink)", labelFontSize: 12, titleFontSize: 13 },
+  };
+  const views = [];
+  const switches = [...document.querySelectorAll("#switches input")];
+
+  function show() {
+    const names = switches.filter((it) => it.checked).map((it) => it.value);
+    switches.forEach((it, number) => {
+      for (const part of document.querySelectorAll(`[data-run="${number}"]`)) part.hidden = !it.checked;
+    });
+    for (const view of views) {
+      if ("shown" in (view.getState({ data: () => false }).signals || {})) view.signal("shown", names).runAsync();
+    }
+    // A chart that was hidden had no width to be drawn in.
+    window.dispatchEvent(new Event("resize"));
+  }
+
+  async function draw() {
+    const specs = JSON.parse(document.getElementById("specs").textContent);
+    const options = { actions: false, renderer: "svg", ast: true, config, tooltip: { theme: "page" } };
+    await Promise.all(Object.entries(specs).map(async ([id, spec]) => {
+      views.push((await vegaEmbed(document.getElementById(id), spec, options)).view);
+    }));
+    for (const it of switches) it.addEventListener("change", show);
+    document.documentElement.dataset.ready = "true";
+  }
+
+  // Paper has no folds.
+  window.addEventListener("beforeprint", () => {
+    for (const it of document.querySelectorAll("details")) it.open = true;
+  });
+  draw();
+})();
