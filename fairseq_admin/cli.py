@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from . import ending, verbs
+from .analysis import command as analysis
 from .checkpoints import averaging, fold
 from .errors import AdminError, interrupted
 from .version import __version__
@@ -119,6 +120,10 @@ def _export(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _analyze(parser: argparse.ArgumentParser) -> None:
+    analysis.add_options(parser, _positive, _above_zero)
+
+
 def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", type=Path, nargs="+", metavar="run", help="a run's folder: a recipe's, or fairseq-train's --save-dir"
@@ -137,6 +142,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         (_fold, verbs.fold, "fold omega away: a stock Transformer that computes the same"),
         (_translate, verbs.translate, "translate raw text, a line a sentence"),
         (_export, verbs.export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
+        (_analyze, verbs.analyze, "measure what the papers measure: numbers and a figure"),
         (_report, verbs.report, "write a page on one or several runs: losses, omega, scores, translations"),
     ):
         parser = made.add_parser(run.__name__, help=text, description=f"{text[0].upper()}{text[1:]}.")
@@ -153,6 +159,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         arguments = [*arguments[:end], *files]
     top, of_verbs = parsers()
     if arguments and arguments[0] in of_verbs:
+        if arguments[0] == "analyze":
+            analysis.add_model(of_verbs["analyze"], arguments[1:])
         return of_verbs[arguments[0]].parse_intermixed_args(arguments[1:])
     return top.parse_args(arguments)
 
@@ -160,7 +168,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Libraries tell nothing that the user cannot fix; a caller's own log is as it was afterwards."""
-    levels = {log: log.level for log in map(logging.getLogger, ("fairseq", "fairseq_admin", "hydra"))}
+    levels = {
+        log: log.level for log in map(logging.getLogger, ("fairseq", "fairseq_admin", "hydra", "matplotlib", "PIL"))
+    }
     try:
         for log in levels:
             log.setLevel(logging.WARNING)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from .analysis import command
 from .checkpoints import averaging, equivalence, files
 from .checkpoints import fold as folding
 from .checkpoints.checkpoint import Checkpoint
@@ -107,6 +108,10 @@ def export(args: argparse.Namespace) -> str:
     for note in exported.notes:
         print(f"fairseq-admin: {note}", file=sys.stderr)
     return f"{args.output}: {exported.summary}\n"
+
+
+def analyze(args: argparse.Namespace) -> str:
+    return command.run(args)
 
 
 def report(args: argparse.Namespace) -> str:

@@ -91,6 +91,7 @@ def _unloaded(
     """The model before its weights are loaded."""
     args = Namespace(**vars(checkpoint.arguments))  # building a model may write into its options
     args.admin_fast = "off"  # nothing is trained here: stock layers compute the same, and need no probe of the CPU
+    args.checkpoint_activations = args.offload_activations = False  # likewise
     sizes = list(checkpoint.vocabulary.values())
     source = source or _words(sizes[0])
     target = target or (source if sizes[0] == sizes[-1] else _words(sizes[-1]))

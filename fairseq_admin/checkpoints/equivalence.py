@@ -76,8 +76,8 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
     return found
 
 
-def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batches: int = 4) -> list[Any]:
-    """The first batches of a split of binarised data.
+def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
+    """The checkpoint's task over binarised data, with a split loaded.
 
     Raises:
         AdminError: the folder has no such split, or its dictionaries are not the model's.
@@ -102,9 +102,15 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
                 f"{data}: the dictionary of the {stack} is not the one that {checkpoint.name} was trained with. Give "
                 "the data the model was trained on."
             )
+    return task
+
+
+def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batches: int = 4) -> list[Any]:
+    """The first batches of a split of binarised data; refuses what `data_of` refuses."""
+    task = data_of(checkpoint, data, split)
     iterator = task.get_batch_iterator(
         task.dataset(split),
-        max_tokens=max(2048, options.get("tokens_per_sample") or 0),
+        max_tokens=max(2048, checkpoint.options.task.get("tokens_per_sample") or 0),
         max_positions=task.max_positions(),
         ignore_invalid_inputs=True,
     ).next_epoch_itr(shuffle=False)

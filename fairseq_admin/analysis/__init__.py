@@ -1,0 +1,1 @@
+"""What the papers measure of a model: fairseq-admin analyze."""

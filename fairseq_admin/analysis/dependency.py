@@ -1,0 +1,114 @@
+"""On which branches each sub-layer's output depends (Liu et al. 2020, sections 4.1 and 4.2, figures 7 and 8).
+
+    x̂_i = Σ_{j≤i} β_{i,j} â_j        x̂_i   output of sub-layer i, normalised
+                                      â_j   output of branch j, normalised; â_0 is the stack's input
+
+x_i is a sum of what each branch has contributed to it: a norm subtracts a mean from, divides and scales the sum, and so
+each part of it; a shortcut's scale multiplies each part before. The parts are followed through the stack exactly, with
+the norms' means and deviations as they are on these sentences. β_{i,j} is the size of part j in x̂_i:
+
+    β_{i,j}² = E[ part_j² ],    the mean over channels and positions, of the part divided by x_i's deviation there
+
+At initialisation the parts are nearly independent, so Σ_j β_{i,j}² ≈ 1; after training they need not be. How far any
+row's sum is from 1 is reported as `error`. The norms' biases are no branch's part, and are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..bar import each
+from ..method.schemes import stacks_of
+from . import figure
+from .observing import Sublayer, centred, observed, real_positions, real_rows
+from .sentences import PADDING
+from .subject import Subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@torch.no_grad()
+def squared_dependencies(sublayers: list[Sublayer], real: Tensor) -> Tensor:
+    """β² of one forward pass, summed over the positions.
+
+    Args:
+        sublayers: of one stack, S of them.
+        real: indices of the positions that are not padding. Shape (R,).
+
+    Returns:
+        Shape (S + 1, S + 1), lower triangular, float64. The first row is the stack's input.
+    """
+    first = real_rows(sublayers[0].shortcut, real)
+    parts = first.new_zeros(len(sublayers) + 1, *first.shape)
+    parts[0] = first
+    squared = torch.zeros(len(parts), len(parts), dtype=torch.float64)
+    squared[0, 0] = len(real)
+    for i, it in enumerate(sublayers, 1):
+        if it.layer != sublayers[i - 2].layer or i == 1:
+            at_bottom = parts[:i].clone() if any(one.bottom is not None for one in sublayers) else parts[:0]
+        parts[:i] *= it.a
+        parts[i] = it.b * real_rows(it.branch, real)
+        if it.bottom is not None:
+            parts[: len(at_bottom)] += at_bottom
+        scale: Tensor | float = 1.0
+        if it.norm is not None:
+            deviation = real_rows(it.total, real).var(-1, unbiased=False, keepdim=True).add(it.norm.eps).sqrt()
+            scale = it.norm.weight / deviation
+        variance = centred(real_rows(it.output, real)).square().mean(-1)
+        for j, part in enumerate(parts[: i + 1]):
+            if it.norm is not None:
+                part.copy_(centred(part) * scale)
+            squared[i, j] = (centred(part).square().mean(-1) / variance).sum(dtype=torch.float64)
+    return squared
+
+
+def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
+    """β of every stack: rows i = 0 … S of columns j = 0 … i; row 0 is the input's own."""
+    model, stacks = subject.model, stacks_of(subject.model)
+    sums: dict[str, Tensor] = {}
+    positions = dict.fromkeys(subject.stacks, 0)
+    names: dict[str, list[str]] = {}
+    for sample in each("dependency", subject.samples, " batches"):
+        with contextlib.ExitStack() as attached, torch.no_grad():
+            seen = {side: attached.enter_context(observed(stacks[side])) for side in subject.stacks}
+            model(**sample["net_input"])
+            for side, words in subject.words(sample).items():
+                real = real_positions(words, PADDING)
+                sums[side] = sums.get(side, 0) + squared_dependencies(seen[side], real)
+                positions[side] += len(real)
+                names[side] = ["input", *(it.name for it in seen[side])]
+    found = {}
+    for side, squared in sums.items():
+        squared = squared / positions[side]
+        found[side] = {
+            "sublayers": names[side],
+            "beta": [row[: i + 1].sqrt().tolist() for i, row in enumerate(squared)],
+            "error": (squared.sum(1) - 1).abs().max().item(),
+            "positions": positions[side],
+        }
+    return {"stacks": found}
+
+
+def draw(result: dict[str, Any]) -> Figure:
+    """A heat map of β² a stack: the shares of a row add up to about 1."""
+    stacks = result["stacks"]
+    drawn, panels = figure.panels(len(stacks), height=3.7)
+    for axes, (side, found) in zip(panels, stacks.items()):
+        size = len(found["beta"])
+        table = [[value**2 for value in row] + [math.nan] * (size - len(row)) for row in found["beta"]]
+        image = axes.imshow(table, cmap=figure.SHADES, norm=figure.logarithmic(1e-3, 1), interpolation="nearest")
+        axes.set(title=f"{side}", xlabel="branch j (0: the input)", ylabel="output of sub-layer i")
+        axes.text(
+            0.97, 0.95, f"largest |Σⱼ βᵢⱼ² − 1|: {found['error']:.2g}", transform=axes.transAxes, ha="right", va="top"
+        )
+        axes.xaxis.set_major_locator(figure.whole_numbers())
+        axes.yaxis.set_major_locator(figure.whole_numbers())
+    drawn.colorbar(image, ax=panels, label="βᵢⱼ², share of branch j in output i", extend="min")
+    figure.headline(drawn, "Dependency on each branch", result)
+    return drawn

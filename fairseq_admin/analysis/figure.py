@@ -1,0 +1,101 @@
+"""One look for every figure: legible when small and in print, and to the colour-blind. matplotlib is asked for last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+from ..errors import AdminError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's, which the colour-blind can tell apart; each line has a marker of its own too, for print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
+SHADES = "cividis"
+"""Even steps in grey, and the same to the colour-blind."""
+WIDTH = 7.2
+"""Of a figure, in inches; a page shows it about that wide."""
+DPI = 200
+"""About twice what a screen shows."""
+
+LOOK: Any = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fairseq_admin",
+}
+
+
+def require() -> None:
+    """Refuse, before the work, to draw without matplotlib.
+
+    Raises:
+        AdminError: it is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise AdminError(
+            "the figure needs matplotlib, which is not installed. Install it (pip install matplotlib), or give --json "
+            "for the numbers alone."
+        ) from None
+
+
+def panels(count: int, height: float = 3.2, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of some panels next to each other. (Not pyplot's, which keeps every figure.)"""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(WIDTH if count > 1 else WIDTH * 0.7, height), layout="constrained")
+    return drawn, list(drawn.subplots(1, count, squeeze=False, **options)[0])
+
+
+def logarithmic(low: float, high: float) -> Any:
+    """A logarithmic scale of colours; what is lower has the lowest one's."""
+    from matplotlib.colors import LogNorm
+
+    return LogNorm(low, high, clip=True)
+
+
+def whole_numbers() -> Any:
+    """Ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(integer=True)
+
+
+def style(number: int) -> dict[str, Any]:
+    """Colour and marker of a figure's line of that number."""
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def headline(drawn: Figure, title: str, result: dict[str, Any]) -> None:
+    """Above the panels: what is shown, of which model, and over how many tokens."""
+    model = result["model"]
+    depth = "-".join(f"{model[f'{side}_layers']}L" for side in ("encoder", "decoder") if model[f"{side}_layers"])
+    state = f"{model['updates']} updates" if model["updates"] else "at initialisation"
+    words = "random words" if result.get("data") == "random tokens" else "text"
+    source = f" ({result['tokens']} tokens of {words})" if "tokens" in result else ""
+    drawn.suptitle(
+        f"{title}: {model['title']} {depth}, width {model['width']}, {state}{source}", fontsize=9, x=0.01, ha="left"
+    )
+
+
+def save(draw: Callable[[dict[str, Any]], Figure], result: dict[str, Any], png: Path, svg: Path) -> None:
+    """Draw a result in this look, as a PNG of twice a page's width and as SVG; the same bytes from the same numbers."""
+    import matplotlib
+
+    with matplotlib.rc_context(LOOK):
+        drawn = draw(result)
+        drawn.savefig(png, format="png", dpi=DPI, metadata={"Software": None}, pil_kwargs={"optimize": True})
+        drawn.savefig(svg, format="svg", metadata={"Date": None})

@@ -1,0 +1,66 @@
+"""ω by sub-layer: as profiled, as trained, and as the rules that know the depth alone have it (section 4.3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AdminError
+from ..method import state_dict
+from ..method.omega import omega_from_depth, omega_summary
+from . import figure
+from .settings import Settings
+from .subject import Subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RULES = ("log", "constant")
+
+
+def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
+    """ω of every stack.
+
+    Raises:
+        AdminError: the model has none.
+    """
+    weights = subject.checkpoints[0].weights if subject.checkpoints else subject.model.state_dict()
+    trained = subject.checkpoints[0].omegas if subject.checkpoints else state_dict.omegas(weights)
+    if not trained:
+        raise AdminError(
+            f"{subject.model_facts()['name']} has no omega: it is not (or no longer) an Admin model. Give a "
+            "checkpoint of the scheme admin, before it was folded."
+        )
+    # Without what training has added, the same function gives what was profiled.
+    profiled = state_dict.omegas({key: it for key, it in weights.items() if not key.endswith(state_dict.OMEGA_DELTA)})
+    stacks = {}
+    for side, sublayers in trained.items():
+        stacks[side] = {
+            "sublayers": list(sublayers),
+            "profiled": [omega_summary(it)["mean"] for it in profiled[side].values()],
+            "trained": [omega_summary(it) for it in sublayers.values()] if subject.checkpoints else None,
+            "closed form": {rule: omega_from_depth(rule, len(sublayers)) for rule in RULES},
+        }
+    return {"stacks": stacks}
+
+
+def draw(result: dict[str, Any]) -> Figure:
+    """A panel a stack; the trained ω as its mean and range over the channels."""
+    drawn, panels = figure.panels(len(result["stacks"]), sharey=True)
+    for axes, (side, found) in zip(panels, result["stacks"].items()):
+        numbers = range(1, len(found["sublayers"]) + 1)
+        axes.plot(numbers, found["profiled"], label="profiled", **figure.style(0), markersize=3)
+        if found["trained"]:
+            low, mean, high = ([it[name] for it in found["trained"]] for name in ("min", "mean", "max"))
+            look = figure.style(1)
+            axes.fill_between(numbers, low, high, color=look["color"], alpha=0.25, linewidth=0)
+            axes.plot(numbers, mean, label="trained: mean, range over channels", **look, markersize=3)
+        for number, (rule, value) in enumerate(found["closed form"].items()):
+            look = {"color": figure.COLOURS[2 + number], "linestyle": ("--", ":")[number]}
+            axes.axhline(value, label=f"by the depth alone, rule {rule}", **look)
+        axes.set(title=side, xlabel="sub-layer")
+        axes.xaxis.set_major_locator(figure.whole_numbers())
+    panels[0].set_ylabel("ω")
+    panels[0].set_ylim(0, None)
+    panels[0].legend()
+    figure.headline(drawn, "ω by sub-layer", result)
+    return drawn

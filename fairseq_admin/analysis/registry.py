@@ -1,0 +1,27 @@
+"""One table: what can be measured. A new measure is a new file and a new row."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import NamedTuple
+
+from . import dependency, omega
+
+
+class Measure(NamedTuple):
+    """A row of the table."""
+
+    module: ModuleType
+    """It has `measure(subject, settings) -> dict` and `draw(dict) -> Figure`."""
+    text: str
+    """What it measures, for --help."""
+    several: bool = False
+    """Whether it takes several checkpoints of one run."""
+    wordless: bool = False
+    """Whether a checkpoint alone is enough, without sentences."""
+
+
+MEASURES: dict[str, Measure] = {
+    "dependency": Measure(dependency, "on which branches each sub-layer's output depends"),
+    "omega": Measure(omega, "omega by sub-layer: profiled, trained, and by the depth rules", wordless=True),
+}
