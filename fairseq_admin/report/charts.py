@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from .runs import Run
+from .runs import CHANGE, Run
 
 Spec = dict[str, Any]
 POINTS = 400
@@ -22,6 +22,8 @@ DASHES = ([1, 0], [7, 3], [2, 2], [7, 2, 2, 2])
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-right")
 TITLES = {"self_attn": "self-attention", "encoder_attn": "encoder attention", "ffn": "feed-forward"}
 NUMBER = ".4~g"
+NAMES = ("run", "of", "kind", "layer", "layers", "sub-layer", "update")
+"""The fields that are shown as they are."""
 
 
 def colour(number: int) -> str:
@@ -47,6 +49,14 @@ def thinned(curve: dict[int, float]) -> Iterable[tuple[int, float]]:
         yield some[-1][0], sum(bits for _, bits in some) / len(some)
 
 
+def ticks(values: list[float]) -> list[float]:
+    """1, 2 and 5 times powers of ten between the smallest and the largest value; powers of ten alone if far apart."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    steps = (1, 2, 5) if high < 1e4 * low else (1,)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [step * 10.0**exponent for exponent in exponents for step in steps if low <= step * 10.0**exponent <= high]
+
+
 def curves(runs: list[Run], tag: str) -> Spec | None:
     """Perplexity against updates, of training ("train") or validation ("valid"); None without a curve."""
     rows = [
@@ -57,9 +67,10 @@ def curves(runs: list[Run], tag: str) -> Spec | None:
     ]
     if not rows:
         return None
+    values = [row["perplexity"] for row in rows if row["perplexity"] is not None]
     y = {
-        "field": "perplexity", "type": "quantitative", "scale": {"type": "log", "nice": True},
-        "axis": {"title": "perplexity", "format": "~s", "tickCount": 6},
+        "field": "perplexity", "type": "quantitative", "scale": {"type": "log", "nice": False},
+        "axis": {"title": "perplexity", "format": "~s", "values": ticks(values), "labelOverlap": True},
     }  # fmt: skip
     x = {"field": "update", "type": "quantitative", "axis": {"title": "updates", "format": "~s", "tickCount": 5}}
     return _lines(runs, rows, x, y, points=tag == "valid", tips=("update", "perplexity"))
@@ -75,44 +86,48 @@ def omega(runs: list[Run], stack: str) -> Spec | None:
     ]
     if not rows:
         return None
-    x = {"field": "sub-layer", "type": "quantitative", "axis": {"title": f"sub-layer of the {stack}", "tickMinStep": 1}}
+    x = {
+        "field": "sub-layer", "type": "quantitative", "scale": {"zero": False, "nice": False, "padding": 4},
+        "axis": {"title": f"sub-layer of the {stack}", "tickMinStep": 1},
+    }  # fmt: skip
     y = {"field": "ω", "type": "quantitative", "axis": {"title": "ω"}, "scale": {"zero": True}}
     spec = _lines(runs, rows, x, y, points=False, tips=("sub-layer", "layer", "kind", "min", "ω", "max", "profiled"))
     low, high = {**y, "field": "min"}, {"field": "max"}
     band = {"mark": {"type": "area", "opacity": 0.2}, "encoding": {"y": low, "y2": high}}
     before = {
-        "mark": {"type": "line", "strokeDash": [3, 3], "strokeWidth": 1.2, "clip": True},
+        "mark": {"type": "line", "strokeDash": [3, 3], "strokeWidth": 1.2},
         "encoding": {"y": {**y, "field": "profiled"}},
     }
     spec["layer"] = [band, before, *spec["layer"]]
     return spec
 
 
-def change(record: dict[str, Any]) -> Spec:
-    """The change of the output against depth, a line a series."""
-    series = record["series"]
+def change(runs: list[Run], series: str) -> Spec:
+    """The change of the output against depth, a line a run that has this series."""
     rows = [
-        {"series": name, "depth": depth, "change": rounded(value)}
-        for name, it in series.items()
-        for depth, value in zip(it["depths"], it["change"])
+        {"run": run.name, "of": title_of(record), "layers": depth, "change": rounded(value)}
+        for run in runs
+        for record in run.analyses.get(CHANGE, [])
+        for depth, value in zip(*(record["series"].get(series, {}).get(key, []) for key in ("depths", "change")))
     ]
-    names = list(series)
-    scale = {"domain": names, "range": [colour(number) for number in range(len(names))]}
-    look = {"field": "series", "type": "nominal", "title": None}
-    return {
-        **_frame(rows),
-        "mark": {"type": "line", "point": {"size": 40}},
-        "encoding": {
-            "x": {"field": "depth", "type": "quantitative", "axis": {"title": "depth, layers"}},
-            "y": {"field": "change", "type": "quantitative", "axis": {"title": "|F(x,W) − F(x,W*)|²", "format": "~g"}},
-            "color": {**look, "scale": scale, "legend": {"orient": "top", "columns": 1, "labelLimit": 300}},
-            "tooltip": [{"field": "series"}, {"field": "depth"}, {"field": "change", "format": NUMBER}],
-        },
-    }
+    x = {"field": "layers", "type": "quantitative", "axis": {"title": "layers N", "tickMinStep": 1}}
+    x["scale"] = {"zero": False, "nice": False, "padding": 6}
+    y = {"field": "change", "type": "quantitative", "axis": {"title": "|F(x, W) − F(x, W*)|²", "format": "~g"}}
+    spec = _lines(runs, rows, x, y, points=True, tips=("of", "layers", "change"))
+    spec["encoding"]["detail"] = {"field": "of", "type": "nominal"}
+    return spec
+
+
+def title_of(record: dict[str, Any]) -> str:
+    """What an analysis is of: its scheme, and how far that was trained."""
+    model = record.get("model") or {}
+    name = str(model.get("title") or model.get("scheme") or model.get("name") or "model")
+    updates = model.get("updates")
+    return name if updates is None else f"{name}, {f'{updates:,} updates' if updates else 'at the start'}"
 
 
 def dependency(beta: list[list[float]], stack: str) -> Spec:
-    """β_{i,j} as a heat map, rows i downwards; of a deep stack the means of square blocks.
+    """β²_{i,j} as a heat map, rows i downwards; of a deep stack the means of square blocks.
 
     Args:
         beta: row i holds β_{i,0} to β_{i,i}.
@@ -122,29 +137,28 @@ def dependency(beta: list[list[float]], stack: str) -> Spec:
     for i, row in enumerate(beta):
         for j, value in enumerate(row):
             if math.isfinite(value):
-                blocks.setdefault((i // size, j // size), []).append(abs(value))
+                blocks.setdefault((i // size, j // size), []).append(value**2)
     rows = [
-        {"i": i * size, "j": j * size, "i2": (i + 1) * size, "j2": (j + 1) * size, "β": rounded(sum(it) / len(it))}
+        {"i": i * size, "j": j * size, "i2": (i + 1) * size, "j2": (j + 1) * size, "share": rounded(sum(it) / len(it))}
         for (i, j), it in blocks.items()
     ]
-    domain = [0, max(len(beta), 1)]
-    scale = {"domain": domain, "nice": False, "zero": False}
-    number = {"type": "quantitative", "scale": scale}
+    scale = {"domain": [0, len(beta)], "nice": False, "zero": False}
     axis = {"grid": False, "tickMinStep": 1}
+    x_axis, y_axis = {**axis, "title": "branch j (0: the input)"}, {**axis, "title": f"sub-layer i of the {stack}"}
     return {
-        **_frame(rows, height=300),
-        "transform": [{"calculate": "datum.i + 1", "as": "row"}],
-        "mark": {"type": "rect", "clip": True, "stroke": None},
+        **_frame(rows, height=400),
+        "mark": {"type": "rect"},
         "encoding": {
-            "x": {"field": "j", **number, "axis": {**axis, "title": f"j, sub-layer of the {stack} (0: input)"}},
+            "x": {"field": "j", "type": "quantitative", "scale": scale, "axis": x_axis},
             "x2": {"field": "j2"},
-            "y": {"field": "i", **number, "scale": {**scale, "reverse": True}, "axis": {**axis, "title": "i"}},
+            "y": {"field": "i", "type": "quantitative", "scale": {**scale, "reverse": True}, "axis": y_axis},
             "y2": {"field": "i2"},
             "color": {
-                "field": "β", "type": "quantitative", "scale": {"scheme": "viridis", "domain": [0, 1]},
-                "legend": {"orient": "top", "title": "|β|", "gradientLength": 160, "titleOrient": "left"},
+                "field": "share", "type": "quantitative",
+                "scale": {"type": "log", "domain": [1e-3, 1], "clamp": True, "scheme": "cividis"},
+                "legend": {"orient": "top", "title": "β²", "gradientLength": 180, "values": [0.001, 0.01, 0.1, 1]},
             },
-            "tooltip": [{"field": "row", "title": "i"}, {"field": "j"}, {"field": "β", "format": ".3f"}],
+            "tooltip": [{"field": "i"}, {"field": "j"}, {"field": "share", "title": "β²", "format": ".3g"}],
         },
     }  # fmt: skip
 
@@ -166,12 +180,8 @@ def _lines(runs: list[Run], rows: list[dict], x: Spec, y: Spec, points: bool, ti
     def by_run(values: list) -> Spec:
         return {"field": "run", "type": "nominal", "legend": None, "scale": {"domain": names, "range": values}}
 
-    tooltip = [{"field": "run", "type": "nominal"}]
-    tooltip += [
-        {"field": name, "type": "nominal" if name in ("kind", "layer", "update", "sub-layer") else "quantitative"}
-        | ({} if name in ("kind", "layer", "update", "sub-layer") else {"format": NUMBER})
-        for name in tips
-    ]
+    measured = {"type": "quantitative", "format": NUMBER}
+    tooltip = [{"field": name, **({"type": "nominal"} if name in NAMES else measured)} for name in ("run", *tips)]
     near = {"name": "near", "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}}
     marked = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 1 if points else 0}
     return {
@@ -181,14 +191,14 @@ def _lines(runs: list[Run], rows: list[dict], x: Spec, y: Spec, points: bool, ti
         "encoding": {"x": x, "color": by_run([colour(number) for number in range(len(runs))])},
         "layer": [
             {
-                "mark": {"type": "line", "strokeWidth": 2, "clip": True},
+                "mark": {"type": "line", "strokeWidth": 2},
                 "encoding": {
                     "y": y,
                     "strokeDash": by_run([DASHES[place // COLOURS % len(DASHES)] for place in range(len(runs))]),
                 },
             },
             {
-                "mark": {"type": "point", "filled": True, "size": 55, "clip": True},
+                "mark": {"type": "point", "filled": True, "size": 55},
                 "params": [near],
                 "encoding": {
                     "y": y,

@@ -11,7 +11,7 @@
     },
     legend: { labelColor: "var(--ink)", titleColor: "var(--ink)", labelFontSize: 12, titleFontSize: 13 },
   };
-  const views = [];
+  const switched = [];
   const switches = [...document.querySelectorAll("#switches input")];
 
   function show() {
@@ -19,9 +19,7 @@
     switches.forEach((it, number) => {
       for (const part of document.querySelectorAll(`[data-run="${number}"]`)) part.hidden = !it.checked;
     });
-    for (const view of views) {
-      if ("shown" in (view.getState({ data: () => false }).signals || {})) view.signal("shown", names).runAsync();
-    }
+    for (const view of switched) view.signal("shown", names).runAsync();
     // A chart that was hidden had no width to be drawn in.
     window.dispatchEvent(new Event("resize"));
   }
@@ -30,7 +28,8 @@
     const specs = JSON.parse(document.getElementById("specs").textContent);
     const options = { actions: false, renderer: "svg", ast: true, config, tooltip: { theme: "page" } };
     await Promise.all(Object.entries(specs).map(async ([id, spec]) => {
-      views.push((await vegaEmbed(document.getElementById(id), spec, options)).view);
+      const { view } = await vegaEmbed(document.getElementById(id), spec, options);
+      if (spec.params?.some((it) => it.name === "shown")) switched.push(view);
     }));
     for (const it of switches) it.addEventListener("change", show);
     document.documentElement.dataset.ready = "true";

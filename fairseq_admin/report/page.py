@@ -96,16 +96,18 @@ def _sections(found: list[Run], specs: dict[str, charts.Spec]) -> dict[str, list
     for number, run in enumerate(found):
         for record in run.analyses.get(runs.DEPENDENCY, []):
             for stack, it in _part(run, record, "stacks").items():
-                error = f", within {it['error']:.2g}" if isinstance(it.get("error"), float) else ""
-                caption = f"{run.name}. {_measured(record)} In every row Σβ² is 1{error}."
-                add("dependency", charts.dependency(it["beta"], stack), f"{_title(record)}, {stack}", caption, number)
+                error = f" within {it['error']:.2g}" if isinstance(it.get("error"), float) else ""
+                caption = f"{run.name}. {_measured(record)} The shares of a row add up to 1{error}."
+                spec = charts.dependency(it["beta"], stack)
+                add("dependency", spec, f"{charts.title_of(record)}: {stack}", caption, number)
+    fits: dict[str, list[str]] = {}
+    for run in found:
         for record in run.analyses.get(runs.CHANGE, []):
-            fits = [
-                f"{name}: " + ", ".join(f"{fit} R² {values['r2']:.4f}" for fit, values in it.get("fits", {}).items())
-                for name, it in _part(run, record, "series").items()
-            ]
-            caption = f"{run.name}. {_measured(record)} Fits: {'; '.join(fits)}."
-            add("change", charts.change(record), _title(record), caption, number)
+            for series, it in _part(run, record, "series").items():
+                said = ", ".join(f"{fit} {values['r2']:.4f}" for fit, values in it.get("fits", {}).items())
+                fits.setdefault(series, []).append(f"{run.name}: {_measured(record)} R² of the fits: {said}.")
+    for series, lines in fits.items():
+        add("change", charts.change(found, series), series.capitalize(), " ".join(lines))
     return sections
 
 
@@ -119,11 +121,6 @@ def _part(run: Run, record: dict[str, Any], key: str) -> dict[str, Any]:
     return record[key]
 
 
-def _title(record: dict[str, Any]) -> str:
-    model = record.get("model", {})
-    return str(model.get("scheme") or model.get("name") or "model")
-
-
 def _measured(record: dict[str, Any]) -> str:
     tokens = record.get("tokens")
-    return f"Measured on {tokens:,} tokens, seed {record.get('seed')}." if isinstance(tokens, int) else ""
+    return f"{tokens:,} tokens, seed {record.get('seed')}." if isinstance(tokens, int) else ""

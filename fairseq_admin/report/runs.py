@@ -180,7 +180,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _say_what_is_lacking(run: Run) -> None:
     folder, checkpoint = run.folder, run.checkpoint or "CHECKPOINT"
-    analyze = f"fairseq-admin analyze {{}} {checkpoint} --data DATA -o {folder}/analysis"
+    analyze = (
+        f"mkdir -p {folder}/analysis; fairseq-admin analyze {{0}} {checkpoint} --data DATA -o {folder}/analysis/{{0}}"
+    )
     if run.log is None:
         run.lacking[CURVES] = (
             f"{folder} has no log: found no train.log; expected the output of fairseq-train. Train with --log-format "

@@ -41,9 +41,9 @@ def glance(runs: list[Run]) -> list[Row]:
         value = run.score.get(key) or (getattr(run.log, key, 0) if run.log else 0)
         return f"{int(value):,}" if value else ""
 
-    def lowest(run: Run) -> str:
+    def lowest(run: Run, place: int) -> str:
         found = best(run.log.valid) if run.log else None
-        return f"{perplexity(found[1]):.2f} at update {found[0]:,}" if found else ""
+        return (f"{found[0]:,}", f"{perplexity(found[1]):.2f}")[place] if found else ""
 
     def time(run: Run, key: str) -> str:
         return f"{getattr(run.log, key):.2f}" if run.log and getattr(run.log, key) else ""
@@ -59,7 +59,8 @@ def glance(runs: list[Run]) -> list[Row]:
             "updates": lambda run: f"{run.updates:,}" if run.updates else "",
             "epochs": lambda run: time(run, "epochs"),
             "hours of updates": lambda run: time(run, "hours"),
-            "lowest validation perplexity": lowest,
+            "lowest validation perplexity": lambda run: lowest(run, 1),
+            "at update": lambda run: lowest(run, 0),
             "sacreBLEU": lambda run: run.score.get("score"),
             "test perplexity": lambda run: run.score.get("perplexity"),
         },
