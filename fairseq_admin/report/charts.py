@@ -59,7 +59,7 @@ def ticks(values: list[float]) -> list[float]:
 
 def curves(runs: list[Run], tag: str) -> Spec | None:
     """Perplexity against updates, of training ("train") or validation ("valid"); None without a curve."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"run": run.name, "update": update, "perplexity": rounded(perplexity(bits))}
         for run in runs
         if run.log
