@@ -21,9 +21,6 @@ COLOURS = 7
 DASHES = ([1, 0], [7, 3], [2, 2], [7, 2, 2, 2])
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-right")
 TITLES = {"self_attn": "self-attention", "encoder_attn": "encoder attention", "ffn": "feed-forward"}
-NUMBER = ".4~g"
-NAMES = ("run", "of", "kind", "layer", "layers", "sub-layer", "update")
-"""The fields that are shown as they are."""
 
 
 def colour(number: int) -> str:
@@ -73,7 +70,7 @@ def curves(runs: list[Run], tag: str) -> Spec | None:
         "axis": {"title": "perplexity", "format": "~s", "values": ticks(values), "labelOverlap": True},
     }  # fmt: skip
     x = {"field": "update", "type": "quantitative", "axis": {"title": "updates", "format": "~s", "tickCount": 5}}
-    return _lines(runs, rows, x, y, points=tag == "valid", tips=("update", "perplexity"))
+    return _lines(runs, rows, x, y, points=tag == "valid")
 
 
 def omega(runs: list[Run], stack: str) -> Spec | None:
@@ -91,7 +88,7 @@ def omega(runs: list[Run], stack: str) -> Spec | None:
         "axis": {"title": f"sub-layer of the {stack}", "tickMinStep": 1},
     }  # fmt: skip
     y = {"field": "ω", "type": "quantitative", "axis": {"title": "ω"}, "scale": {"zero": True}}
-    spec = _lines(runs, rows, x, y, points=False, tips=("sub-layer", "layer", "kind", "min", "ω", "max", "profiled"))
+    spec = _lines(runs, rows, x, y, points=False)
     low, high = {**y, "field": "min"}, {"field": "max"}
     band = {"mark": {"type": "area", "opacity": 0.2}, "encoding": {"y": low, "y2": high}}
     before = {
@@ -113,7 +110,7 @@ def change(runs: list[Run], series: str) -> Spec:
     x = {"field": "layers", "type": "quantitative", "axis": {"title": "layers N", "tickMinStep": 1}}
     x["scale"] = {"zero": False, "nice": False, "padding": 6}
     y = {"field": "change", "type": "quantitative", "axis": {"title": "|F(x, W) − F(x, W*)|²", "format": "~g"}}
-    spec = _lines(runs, rows, x, y, points=True, tips=("of", "layers", "change"))
+    spec = _lines(runs, rows, x, y, points=True)
     spec["encoding"]["detail"] = {"field": "of", "type": "nominal"}
     return spec
 
@@ -173,15 +170,13 @@ def _frame(rows: list[dict[str, Any]], height: int = 280) -> Spec:
     }
 
 
-def _lines(runs: list[Run], rows: list[dict], x: Spec, y: Spec, points: bool, tips: tuple[str, ...]) -> Spec:
+def _lines(runs: list[Run], rows: list[dict], x: Spec, y: Spec, points: bool) -> Spec:
     """A line a run, and the nearest point under the pointer marked and told."""
     names = [run.name for run in runs]
 
     def by_run(values: list) -> Spec:
         return {"field": "run", "type": "nominal", "legend": None, "scale": {"domain": names, "range": values}}
 
-    measured = {"type": "quantitative", "format": NUMBER}
-    tooltip = [{"field": name, **({"type": "nominal"} if name in NAMES else measured)} for name in ("run", *tips)]
     near = {"name": "near", "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}}
     marked = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 1 if points else 0}
     return {
@@ -198,13 +193,13 @@ def _lines(runs: list[Run], rows: list[dict], x: Spec, y: Spec, points: bool, ti
                 },
             },
             {
-                "mark": {"type": "point", "filled": True, "size": 55},
+                # A tooltip of the encoding's fields would miss those that are no numbers, under "nearest".
+                "mark": {"type": "point", "filled": True, "size": 55, "tooltip": {"content": "data"}},
                 "params": [near],
                 "encoding": {
                     "y": y,
                     "opacity": marked,
                     "shape": by_run([SHAPES[place % len(SHAPES)] for place in range(len(runs))]),
-                    "tooltip": tooltip,
                 },
             },
         ],

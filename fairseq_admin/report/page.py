@@ -51,6 +51,7 @@ def render(found: list[Run]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     scripts = [vl_convert.javascript_bundle(), (HERE / "page.js").read_text(encoding="utf-8")]
     assert not any("</script" in text or "<!--" in text for text in scripts)
     specs: dict[str, charts.Spec] = {}
