@@ -68,6 +68,16 @@ def squared_dependencies(sublayers: list[Sublayer], real: Tensor) -> Tensor:
     return squared
 
 
+def own_share(it: Sublayer, real: Tensor) -> float:
+    """β_{i,i}² alone, the mean over the positions: the share of a sub-layer's output that is its own branch's."""
+    part = centred(it.b * real_rows(it.branch, real))
+    if it.norm is not None:
+        deviation = real_rows(it.total, real).var(-1, unbiased=False, keepdim=True).add(it.norm.eps).sqrt()
+        part = centred(part / deviation * it.norm.weight)
+    variance = centred(real_rows(it.output, real)).square().mean(-1)
+    return (part.square().mean(-1) / variance).mean().item()
+
+
 def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
     """β of every stack: rows i = 0 … S of columns j = 0 … i; row 0 is the input's own."""
     model, stacks = subject.model, stacks_of(subject.model)

@@ -79,6 +79,22 @@ def style(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
+def plain_logarithmic(axes: Axes) -> None:
+    """A logarithmic y-axis with 0.02, 0.05, 0.1 … as its numbers, also where it spans less than a power of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
+
+
+def legend_below(drawn: Figure, axes: Axes) -> None:
+    """One legend for all panels, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+
+
 def headline(drawn: Figure, title: str, result: dict[str, Any]) -> None:
     """Above the panels: what is shown, of which model, and over how many tokens."""
     model = result["model"]

@@ -48,7 +48,7 @@ def draw(result: dict[str, Any]) -> Figure:
     drawn, panels = figure.panels(len(result["stacks"]), sharey=True)
     for axes, (side, found) in zip(panels, result["stacks"].items()):
         numbers = range(1, len(found["sublayers"]) + 1)
-        axes.plot(numbers, found["profiled"], label="profiled", **figure.style(0), markersize=3)
+        axes.plot(numbers, found["profiled"], label="profiled", color=figure.COLOURS[0], linewidth=5, alpha=0.4)
         if found["trained"]:
             low, mean, high = ([it[name] for it in found["trained"]] for name in ("min", "mean", "max"))
             look = figure.style(1)
@@ -61,6 +61,6 @@ def draw(result: dict[str, Any]) -> Figure:
         axes.xaxis.set_major_locator(figure.whole_numbers())
     panels[0].set_ylabel("ω")
     panels[0].set_ylim(0, None)
-    panels[0].legend()
+    figure.legend_below(drawn, panels[0])
     figure.headline(drawn, "ω by sub-layer", result)
     return drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
-from . import dependency, omega
+from . import dependency, gradients, omega, output_change, updates
 
 
 class Measure(NamedTuple):
@@ -23,5 +23,8 @@ class Measure(NamedTuple):
 
 MEASURES: dict[str, Measure] = {
     "dependency": Measure(dependency, "on which branches each sub-layer's output depends"),
+    "output-change": Measure(output_change, "how far a small change of the weights moves the output, against depth"),
+    "gradients": Measure(gradients, "gradient norms of sub-layers' outputs and of feed-forward weights"),
+    "updates": Measure(updates, "gradients and changes of the weights from checkpoint to checkpoint", several=True),
     "omega": Measure(omega, "omega by sub-layer: profiled, trained, and by the depth rules", wordless=True),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import platform
 from argparse import Namespace
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +20,13 @@ import torch
 from fairseq import tasks
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
+from ..architectures.config import DEPTH_RULES
 from ..checkpoints.building import build
-from ..checkpoints.checkpoint import STACKS, Checkpoint
+from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.equivalence import data_of
 from ..errors import AdminError
 from ..method import state_dict
@@ -34,6 +37,8 @@ from .sentences import BATCH, PADDING, Source, from_chance, from_data, tokens_in
 
 WORDS = 1000
 """Of a fresh model on random tokens."""
+WEIGHTS_BY_DEPTH = ("deepnorm_weights", "t_fixup_weights", "fixup_weights")
+"""The functions of initial_weights.py that draw by the depth of the model."""
 STACK_NAMES = ("encoder", "decoder")
 TASKS = {("encoder", "decoder"): "translation", ("decoder",): "language_modeling", ("encoder",): "masked_lm"}
 
@@ -213,6 +218,15 @@ class Fresh(Subject):
     def model(self) -> Any:
         return self.make()
 
+    @property
+    def cut_is_shallow(self) -> bool:
+        """Whether the first layers of a deep model are what a shallow one would begin with."""
+        if ARCH_MODEL_NAME_REGISTRY[self.arch] not in OURS:
+            return True
+        row = SCHEMES[self.options.get("admin_scheme", "admin")]
+        by_depth = row.omega and self.options.get("admin_init") in DEPTH_RULES
+        return not (by_depth or row.shortcut or row.weights in WEIGHTS_BY_DEPTH)
+
     def model_facts(self) -> dict[str, Any]:
         options: Any = getattr(self.model, "cfg", None)
         ours = hasattr(options, "admin_scheme")
@@ -230,7 +244,16 @@ class Fresh(Subject):
                 source_dictionary=words, target_dictionary=words, dictionary=words, max_positions=lambda: BATCH
             )
         data = self.source.data
-        args = Namespace(task=TASKS[self.stacks], data=str(data), tokens_per_sample=BATCH // 2)
+        name = TASKS[self.stacks]
+        # Defaults that a training run would take from other parts of its options.
+        elsewhere = {
+            option.name: {"train_subset": "train", "required_seq_len_multiple": 1, "seed": self.source.seed}.get(
+                option.name
+            )
+            for option in fields(TASK_DATACLASS_REGISTRY[name])
+            if str(option.default).startswith("${")
+        }
+        args = Namespace(task=name, **{**elsewhere, "data": str(data), "tokens_per_sample": BATCH // 2})
         try:
             task = tasks.setup_task(args)
             task.load_dataset(self.source.split)

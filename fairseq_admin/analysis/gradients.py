@@ -1,0 +1,146 @@
+"""Where gradients vanish, at the start or after training.
+
+- Liu et al. 2020, section 3.1, figure 3: the norm of the gradient with respect to every sub-layer's output, relative to
+  the largest in the model. Only the Post-LN decoder's vanish (theorem 1).
+- Xiong et al. 2020, section 3.4, figure 3: the norms of the gradients of the feed-forward weights W1 and W2, by layer,
+  and of the last layer's W2 against the depth L: flat for Post-LN, as 1/sqrt(L) for Pre-LN.
+- Their lemma 2, at initialisation, of the squared norm of what the layer's last sub-layer adds up: 3d/2 for Post-LN,
+  between (1 + l/2) d and (1 + 3l/2) d for Pre-LN (d channels; feed-forward layers of d units, Xavier weights).
+
+Gradients are of the mean cross-entropy in nats a predicted token, without label smoothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..bar import bar
+from ..method.schemes import layers_of, stacks_of
+from . import figure
+from .observing import Sublayer, observed, real_positions, real_rows
+from .output_change import fit
+from .sentences import PADDING
+from .settings import Settings
+from .subject import Fresh, Subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEPTHS = (6, 8, 10, 12, 14)
+
+
+def output_gradients(subject: Subject, model: Any, sample: Any) -> dict[str, list[Sublayer]]:
+    """The sub-layers of every stack on one batch, with gradients at their outputs; those of weights are added up."""
+    stacks = stacks_of(model)
+    with contextlib.ExitStack() as attached:
+        seen = {side: attached.enter_context(observed(stacks[side])) for side in subject.stacks}
+        loss = subject.loss(model, sample)
+        for it in (one for sublayers in seen.values() for one in sublayers):
+            it.output.retain_grad()
+        loss.backward()
+    return seen
+
+
+def _feed_forward(stack: Any) -> dict[str, list[float]]:
+    """The norms of the gradients of W1 and W2, by layer."""
+    layers = layers_of(stack)
+    return {
+        name: [getattr(layer, linear).weight.grad.norm().item() for layer in layers]
+        for name, linear in (("W1", "fc1"), ("W2", "fc2"))
+    }
+
+
+def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
+    """What is measured at every sub-layer and every layer of the subject's model."""
+    squares: dict[str, list[float]] = {}
+    norms: dict[str, list[float]] = {}
+    named: dict[str, list[str]] = {}
+    model, batches = subject.model, len(subject.samples)
+    model.zero_grad()
+    with bar("gradients", batches, " batches") as shown:
+        for sample in subject.samples:
+            seen = output_gradients(subject, model, sample)
+            for side, sublayers in seen.items():
+                real = real_positions(subject.words(sample)[side], PADDING)
+                found = [it.output.grad.square().sum().item() for it in sublayers]  # type: ignore[union-attr]
+                squares[side] = [a + b for a, b in zip(squares.get(side, [0.0] * len(found)), found)]
+                sums = [
+                    real_rows(it.total.detach(), real).square().sum(1).mean().item() / batches
+                    for it in sublayers
+                    if it.kind == "ffn"
+                ]
+                norms[side] = [a + b for a, b in zip(norms.get(side, [0.0] * len(sums)), sums)]
+                named[side] = [it.name for it in sublayers]
+            shown.update()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= batches
+    largest = max(max(values) for values in squares.values())
+    return {
+        side: {
+            "sublayers": named[side],
+            "relative output gradient": [math.sqrt(value / largest) for value in squares[side]],
+            "feed-forward": _feed_forward(stacks_of(model)[side]),
+            "squared norm": norms[side],
+        }
+        for side in subject.stacks
+    }
+
+
+def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> dict[str, Any]:
+    """The norm of the gradient of the last layer's W2 in every stack, and its power of the depth."""
+    found: dict[str, list[float]] = {side: [0.0] * len(depths) for side in subject.stacks}
+    with bar("gradients by depth", len(depths) * repeats, " models") as shown:
+        for place, depth in enumerate(depths):
+            for repeat in range(repeats):
+                model = subject.make(repeat, **{f"{side}_layers": depth for side in subject.stacks})
+                for sample in subject.samples:
+                    (subject.loss(model, sample) / len(subject.samples)).backward()
+                for side, stack in stacks_of(model).items():
+                    found[side][place] += layers_of(stack)[-1].fc2.weight.grad.norm().item() / repeats
+                shown.update()
+    logs = [math.log(depth) for depth in depths]
+    powers = {side: fit(logs, [math.log(value) for value in values])["slope"] for side, values in found.items()}
+    return {"depths": list(depths), "stacks": found, "power of the depth": powers, "repeats": repeats}
+
+
+def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
+    """Of the model, by sub-layer and layer; of a fresh one also against depth."""
+    result: dict[str, Any] = {"stacks": _by_layer(subject)}
+    if isinstance(subject, Fresh):
+        result["last feed-forward"] = _last_feed_forward(subject, settings.depths or DEPTHS, settings.repeats)
+    return result
+
+
+def draw(result: dict[str, Any]) -> Figure:
+    """Outputs by sub-layer, feed-forward weights by layer and, of a fresh model, the last of them against depth."""
+    last = result.get("last feed-forward")
+    drawn, panels = figure.panels(3 if last else 2, height=3.4)
+    for number, (side, found) in enumerate(result["stacks"].items()):
+        values = found["relative output gradient"]
+        places = [step / max(1, len(values) - 1) for step in range(len(values))]
+        panels[0].plot(places, values, label=side, **{**figure.style(number), "markersize": 3})
+        for which, (name, norms) in enumerate(found["feed-forward"].items()):
+            look = {**figure.style(2 * number + which), "markersize": 3}
+            panels[1].plot(range(1, len(norms) + 1), norms, ("-", "--")[which], label=f"{side} {name}", **look)
+        if last:
+            label = f"{side}: as L to the {last['power of the depth'][side]:.2f}"
+            panels[2].plot(last["depths"], last["stacks"][side], label=label, **figure.style(number))
+    panels[0].set(
+        title="outputs of sub-layers", xlabel="place in the stack: 0 first, 1 last",
+        ylabel="gradient norm, of the model's largest",
+    )  # fmt: skip
+    panels[1].set(title="feed-forward weights", xlabel="layer", ylabel="gradient norm")
+    for axes in panels[:2]:
+        figure.plain_logarithmic(axes)
+    panels[1].xaxis.set_major_locator(figure.whole_numbers())
+    if last:
+        panels[2].set(title="W2 of the last layer", xlabel="depth L, layers", ylabel="gradient norm", ylim=(0, None))
+        panels[2].set_xticks(last["depths"])
+    for axes in panels:
+        axes.legend(loc="best", fontsize=7)
+    figure.headline(drawn, "Gradients", result)
+    return drawn

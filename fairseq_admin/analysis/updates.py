@@ -1,0 +1,156 @@
+"""Adam's updates are even where gradients are not (Liu et al. 2020, section 3.2, figures 5 and 11).
+
+Of every weight matrix, by its kind and its layer: the norm of the gradient at a checkpoint, and |W_{i+1} - W_i| until
+the next one; each relative to the largest in its stack. Given checkpoints of one run, these are the W_i. A fresh model
+makes some updates by Adam at one learning rate, without warm-up, and is compared with itself before.
+
+The spread of a kind is its largest norm over its smallest, among the layers of a stack.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..bar import bar
+from ..checkpoints.building import build
+from ..errors import AdminError
+from ..method.state_dict import of_stacks
+from . import figure
+from .settings import Settings
+from .subject import Fresh, Subject, Trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(self_attn|encoder_attn)?\.?(\w+)\.weight")
+KINDS = {
+    "self_attn q_proj": "self-att. Wq", "self_attn k_proj": "self-att. Wk", "self_attn v_proj": "self-att. Wv",
+    "self_attn out_proj": "self-att. Wo", "encoder_attn q_proj": "enc.-att. Wq", "encoder_attn k_proj": "enc.-att. Wk",
+    "encoder_attn v_proj": "enc.-att. Wv", "encoder_attn out_proj": "enc.-att. Wo", "fc1": "W1", "fc2": "W2",
+}  # fmt: skip
+"""The kinds of weight matrix, and how a figure names them."""
+Norms = dict[str, dict[str, list[float]]]
+"""Of a stack, of a kind: by layer."""
+
+
+def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
+    """The norms of the weight matrices of the layers in a state dict, or of what goes with them."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for key, tensor in of_stacks(tensors).items():  # type: ignore[arg-type]
+        if (match := NAME.fullmatch(key)) and tensor is not None and tensor.dim() > 1:
+            side, layer, attention, linear = match.groups()
+            kind = f"{attention} {linear}" if attention else linear
+            found.setdefault(side, {}).setdefault(kind, {})[int(layer)] = tensor.double().norm().item()
+    return {
+        side: {kind: [of[kind][layer] for layer in sorted(of[kind])] for kind in KINDS if kind in of}
+        for side, of in found.items()
+    }
+
+
+def _gradients(subject: Subject, model: Any) -> Norms:
+    """Of the mean loss over the batches."""
+    model.zero_grad()
+    for sample in subject.samples:
+        (subject.loss(model, sample) / len(subject.samples)).backward()
+    return norms({name: parameter.grad for name, parameter in model.named_parameters()})
+
+
+def _moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Norms:
+    return norms({key: after[key].float() - tensor.float() for key, tensor in before.items() if NAME.search(key)})
+
+
+def _interval(names: tuple[str, str], gradient: Norms, update: Norms) -> dict[str, Any]:
+    return {
+        "from": names[0],
+        "to": names[1],
+        "gradient": gradient,
+        "update": update,
+        "spread": {
+            "gradient": {side: _spread(kinds) for side, kinds in gradient.items()},
+            "update": {side: _spread(kinds) for side, kinds in update.items()},
+        },
+    }
+
+
+def _spread(kinds: Mapping[str, list[float]]) -> dict[str, float | None]:
+    """The largest norm over the smallest of each kind; None where one is 0."""
+    return {kind: max(values) / min(values) if min(values) > 0 else None for kind, values in kinds.items()}
+
+
+def _of_checkpoints(subject: Trained) -> list[dict[str, Any]]:
+    found = []
+    checkpoints = subject.checkpoints
+    with bar("updates", len(checkpoints) - 1, " checkpoints") as shown:
+        for one, other in zip(checkpoints, checkpoints[1:]):
+            gradient = _gradients(subject, build(one))
+            found.append(_interval((one.name, other.name), gradient, _moved(one.weights, other.weights)))
+            shown.update()
+    return found
+
+
+def _of_fresh(subject: Fresh, settings: Settings) -> dict[str, Any]:
+    model = subject.model
+    gradient = _gradients(subject, model)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items() if NAME.search(key)}
+    adam = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
+    with bar("updates", settings.updates, " updates") as shown:
+        for number in range(settings.updates):
+            adam.zero_grad()
+            subject.loss(model, subject.samples[number % len(subject.samples)]).backward()
+            adam.step()
+            shown.update()
+    names = ("initialisation", f"{settings.updates} updates by Adam, lr {settings.lr:g}")
+    return _interval(names, gradient, _moved(before, model.state_dict()))
+
+
+def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
+    """One interval between each checkpoint and the next, or one of a fresh model.
+
+    Raises:
+        AdminError: there is but one checkpoint, or nothing has changed from one to the next.
+    """
+    if isinstance(subject, Fresh):
+        return {"intervals": [_of_fresh(subject, settings)]}
+    assert isinstance(subject, Trained)
+    if len(subject.checkpoints) < 2:
+        raise AdminError(
+            f"updates are what changes from one checkpoint to the next, and {subject.checkpoints[0].name} is one. Give "
+            "two or more of a run, in their order."
+        )
+    intervals = _of_checkpoints(subject)
+    for it in intervals:
+        if not any(value for kinds in it["update"].values() for values in kinds.values() for value in values):
+            raise AdminError(f"{it['to']} has the same weights as {it['from']}. Give different checkpoints of a run.")
+    return {"intervals": intervals}
+
+
+def draw(result: dict[str, Any]) -> Figure:
+    """A row of panels a stack, gradients and updates of the last interval: kinds against layers."""
+    from matplotlib.figure import Figure
+
+    last = result["intervals"][-1]
+    sides = list(last["update"])
+    drawn = Figure(figsize=(figure.WIDTH, 0.9 + 2.1 * len(sides)), layout="constrained")
+    panels = drawn.subplots(len(sides), 2, squeeze=False)
+    for row, side in zip(panels, sides):
+        for axes, what in zip(row, ("gradient", "update")):
+            kinds = last[what][side]
+            largest = max(max(values) for values in kinds.values()) or 1.0
+            table = [[value / largest for value in values] for values in kinds.values()]
+            image = axes.imshow(table, cmap=figure.SHADES, norm=figure.logarithmic(1e-2, 1), aspect="auto")
+            axes.set_yticks(range(len(kinds)), [KINDS[kind] for kind in kinds] if what == "gradient" else [])
+            layers = len(table[0])
+            step = max(1, -(-layers // 9))
+            axes.set_xticks(range(0, layers, step), range(1, layers + 1, step))
+            axes.set_title(f"{side}, {'|∂L/∂W|' if what == 'gradient' else '|Wᵢ₊₁ − Wᵢ|'}")
+            if side == sides[-1]:
+                axes.set_xlabel("layer")
+    drawn.colorbar(image, ax=panels.ravel().tolist(), label="norm, of the stack's largest", extend="min")
+    names = " to ".join(last[name].rpartition("/")[2] for name in ("from", "to"))
+    figure.headline(drawn, f"Gradients and updates, {names}", result)
+    return drawn
