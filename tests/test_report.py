@@ -14,6 +14,7 @@ import reference
 import torch
 
 from fairseq_admin import cli
+from fairseq_admin.analysis import curves
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.method import provenance
 from fairseq_admin.report import charts, runs, samples, tables
@@ -222,8 +223,8 @@ def test_samples_are_from_all_over_the_test_set(tmp_path: Path) -> None:
 
 
 def test_names_tell_runs_apart() -> None:
-    assert runs.names([Path("/a/x/s1"), Path("/a/y/s1")]) == ["x/s1", "y/s1"]
-    assert runs.names([Path("/a/x/s1"), Path("/a/y/s2")]) == ["s1", "s2"]
+    assert curves.names([Path("/a/x/s1"), Path("/a/y/s1")]) == ["x/s1", "y/s1"]
+    assert curves.names([Path("/a/x/s1"), Path("/a/y/s2")]) == ["s1", "s2"]
 
 
 def test_long_curves_and_deep_stacks_are_averaged() -> None:
@@ -240,6 +241,25 @@ def test_long_curves_and_deep_stacks_are_averaged() -> None:
 
 def test_ticks_of_a_logarithmic_axis() -> None:
     assert charts.ticks([1.5, 60.0]) == [2, 5, 10, 20, 50] and charts.ticks([1.5, 2e5]) == [10, 100, 1e3, 1e4, 1e5]
+
+
+def test_curves_as_numbers_and_a_figure(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """analyze curves: 2 to the bits, in the file and in what is drawn; a run without a log is refused."""
+    out = str(tmp_path / "curves")
+    assert cli.main(["analyze", "curves", *map(str, folders), "-o", out]) == 0
+    found = json.loads((tmp_path / "curves.json").read_text(encoding="utf-8"))
+    assert {path.name for path in tmp_path.iterdir()} == {"curves.json", "curves.png", "curves.svg"}
+    assert found["runs"]["admin-cpu-s1"]["train"] == {"updates": [10, 20, 30], "perplexity": [32.0, 8.0, None]}
+    assert found["runs"]["bare"]["valid"] == {"updates": [20], "perplexity": [16.0]}
+    train, valid = curves.draw(found).axes
+    drawn = {line.get_label(): dict(zip(*line.get_data())) for line in valid.get_lines()}
+    assert drawn == {"admin-cpu-s1": {20: 4.0, 30: 2.0}, "bare": {20: 16.0}} and train.get_yscale() == "log"
+    colours = [[line.get_color() for line in axes.get_lines()] for axes in (train, valid)]
+    assert colours[0] == colours[1] and len(set(colours[0])) == 2
+    (tmp_path / "empty").mkdir()
+    capsys.readouterr()
+    assert cli.main(["analyze", "curves", str(tmp_path / "empty"), "-o", out]) == 2
+    assert "empty has no log: found no train.log; expected" in capsys.readouterr().err
 
 
 def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
-from . import dependency, gradients, omega, output_change, updates
+from . import curves, dependency, gradients, omega, output_change, updates
 
 
 class Measure(NamedTuple):
@@ -19,6 +19,8 @@ class Measure(NamedTuple):
     """Whether it takes several checkpoints of one run."""
     wordless: bool = False
     """Whether a checkpoint alone is enough, without sentences."""
+    runs: bool = False
+    """Whether it is of the folders of runs, instead of a model."""
 
 
 MEASURES: dict[str, Measure] = {
@@ -27,4 +29,5 @@ MEASURES: dict[str, Measure] = {
     "gradients": Measure(gradients, "gradient norms of sub-layers' outputs and of feed-forward weights"),
     "updates": Measure(updates, "gradients and changes of the weights from checkpoint to checkpoint", several=True),
     "omega": Measure(omega, "omega by sub-layer: profiled, trained, and by the depth rules", wordless=True),
+    "curves": Measure(curves, "training and validation perplexity, of runs' folders", several=True, runs=True),
 }

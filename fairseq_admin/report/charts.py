@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from ..analysis.curves import perplexity
 from .runs import CHANGE, Run
 
 Spec = dict[str, Any]
@@ -31,10 +32,6 @@ def colour(number: int) -> str:
 def rounded(value: float) -> float | None:
     """Five digits of a number; None of one that JSON cannot hold."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def perplexity(bits: float) -> float:
-    return 2.0**bits if bits < 1000 else math.inf
 
 
 def thinned(curve: dict[int, float]) -> Iterable[tuple[int, float]]:

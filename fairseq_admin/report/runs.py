@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import logs
+from ..analysis import curves
 from ..checkpoints import averaging
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
@@ -63,23 +64,7 @@ def read_all(folders: list[Path]) -> list[Run]:
     Raises:
         AdminError: one is not a run's folder, comes twice, or holds what cannot be read.
     """
-    seen: dict[Path, Path] = {}
-    for folder in folders:
-        twin = seen.setdefault(folder.resolve(), folder)
-        if twin is not folder:
-            raise AdminError(f"{folder} and {twin} are one folder; each run counts once. Name it once.")
-    return [read(folder, name) for folder, name in zip(folders, names([path.resolve() for path in folders]))]
-
-
-def names(folders: list[Path]) -> list[str]:
-    """The last parts of the paths, as many as it takes to tell them apart."""
-    depth = 1
-    while depth < max(len(path.parts) for path in folders):
-        short = ["/".join(path.parts[-depth:]) for path in folders]
-        if len(set(short)) == len(short):
-            return short
-        depth += 1
-    return [str(path) for path in folders]
+    return [read(folder, name) for folder, name in zip(folders, curves.names(folders))]
 
 
 def read(folder: Path, name: str) -> Run:
@@ -88,14 +73,12 @@ def read(folder: Path, name: str) -> Run:
     Raises:
         AdminError: it is not a folder, has neither log nor checkpoint, or holds what cannot be read.
     """
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "no such folder"
-        raise AdminError(f"{folder}: {what}; a run's folder was expected: a recipe's, or fairseq-train's --save-dir.")
-    run = Run(folder, name)
+    run = Run(folder, name, curves.read_log(folder))
     run.checkpoint = _newest(folder)
     if run.checkpoint:
         _read_checkpoint(run, Checkpoint.read(run.checkpoint))
-    _read_log(run)
+    if run.log:
+        run.updates = max(run.updates, run.log.updates)
     if run.checkpoint is None and run.log is None:
         raise AdminError(
             f"{folder} has neither a checkpoint (.pt) nor a log of fairseq-train (train.log); a run's folder was "
@@ -143,24 +126,6 @@ def _read_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
         ]
 
 
-def _read_log(run: Run) -> None:
-    """Its log: train.log, or the only file *.log or *log.txt there is."""
-    found = [run.folder / "train.log"]
-    if not found[0].exists():
-        found = sorted({*run.folder.glob("*.log"), *run.folder.glob("*log.txt")})
-    if len(found) > 1:
-        raise AdminError(f"{run.folder} has several logs ({', '.join(it.name for it in found)}); name one train.log.")
-    if found:
-        with found[0].open(encoding="utf-8", errors="replace") as lines:
-            run.log = logs.read(lines)
-        if not run.log.train and not run.log.valid:
-            raise AdminError(
-                f"{found[0]} holds no losses; the log of fairseq-train was expected, with --log-format json or simple "
-                "and a --log-interval that the run reaches. Move it away to do without."
-            )
-        run.updates = max(run.updates, run.log.updates)
-
-
 def _json(path: Path) -> dict[str, Any]:
     """The object in a file; empty if there is no such file.
 
@@ -184,10 +149,7 @@ def _say_what_is_lacking(run: Run) -> None:
         f"mkdir -p {folder}/analysis; fairseq-admin analyze {{0}} {checkpoint} --data DATA -o {folder}/analysis/{{0}}"
     )
     if run.log is None:
-        run.lacking[CURVES] = (
-            f"{folder} has no log: found no train.log; expected the output of fairseq-train. Train with --log-format "
-            f"json and 2>&1 | tee {folder}/train.log, or copy the log there."
-        )
+        run.lacking[CURVES] = curves.no_log(folder)
     if run.checkpoint is None:
         run.lacking[OMEGA] = f"{folder} has no checkpoint; expected average.pt or checkpoint_last.pt."
     elif not run.omega:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
-from .charts import perplexity
+from ..analysis.curves import perplexity
 from .runs import Run, best
 
 MEASURES = {
