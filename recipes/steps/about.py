@@ -36,7 +36,8 @@ def versions() -> dict[str, str]:
 
 def numbers(lines: int) -> list[int]:
     """Some sentences of a text of so many lines, from all over it, by their numbers from 0."""
-    return [place * lines // SAMPLES for place in range(min(SAMPLES, lines))]
+    count = min(SAMPLES, lines)
+    return [place * lines // count for place in range(count)]
 
 
 def samples(run: Path, raw: str, pair: str) -> list[dict[str, str]]:
