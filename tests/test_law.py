@@ -8,67 +8,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from functools import partial
-from typing import Callable
 
 import pytest
 import reference
 import torch
 from torch import Tensor, nn
 
+from fairseq_admin.analysis.observing import real_positions
+from fairseq_admin.analysis.output_change import changes as output_changes
+from fairseq_admin.analysis.output_change import first_update, fit, fits, perturb, predicted, sublayers_of
 from fairseq_admin.method.profiling import measure
 
 DEPTHS = (6, 9, 12, 18, 24, 36, 48)
 SEEDS = 16
-
-
-@torch.no_grad()
-def perturb(stack: nn.Module, relative: float, generator: torch.Generator) -> None:
-    """Add noise to every weight matrix of a stack's layers, in place.
-
-    Args:
-        relative: the noise's standard deviation as a share of the matrix's own, equal for all matrices.
-    """
-    for weight in stack.layers.parameters():
-        if weight.dim() > 1:
-            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            weight += relative * weight.std() * noise
-
-
-@torch.no_grad()
-def output_changes(stack: nn.Module, states: Callable[[nn.Module], list[Tensor]], relative: float, seed: int) -> Tensor:
-    """|f(x, W) - f(x, W*)|² of the stack cut off after each of its layers, for one random W* near W.
-
-    Args:
-        stack: an encoder or a decoder, without dropout.
-        states: computes the output after every layer of a stack on a fixed input.
-        relative: size of the perturbation, see `perturb`.
-
-    Returns:
-        Mean squares over all entries of the outputs. Shape (N,), N layers.
-    """
-    moved = copy.deepcopy(stack)
-    perturb(moved, relative, torch.Generator().manual_seed(seed))
-    pairs = zip(states(moved), states(stack))
-    return torch.stack([(after - before).square().mean() for after, before in pairs])
-
-
-def encoder_states(encoder: nn.Module, src_tokens: Tensor, lengths: Tensor) -> list[Tensor]:
-    """What an encoder of the first 1, 2, … N layers gives, of shape (T, B, C); Pre-LN's last norm is applied to each.
-
-    Layers are drawn independently, and Admin's `reference` ω depends only on the sub-layers before, so the first n
-    layers of a fresh deep encoder are a fresh encoder of n layers.
-    """
-    states = encoder(src_tokens, lengths, return_all_hiddens=True)["encoder_states"][1:]
-    return [state if encoder.layer_norm is None else encoder.layer_norm(state) for state in states]
-
-
-def r_squared(x: Sequence[float], y: Sequence[float]) -> float:
-    """Share of y's variance that the least-squares line a + b·x explains; 0 for a falling line."""
-    points = torch.tensor([x, y], dtype=torch.float64)
-    correlation = torch.corrcoef(points)[0, 1].item()
-    return max(correlation, 0.0) ** 2
+Found = dict[str, dict[str, list[float]]]
 
 
 def encoder_of(method: str, layers: int, seed: int) -> nn.Module:
@@ -87,61 +40,125 @@ def sentences(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return reference.batch(sentences=16, source=8, padded=False, seed=seed)
 
 
+def perturbed(encoder: nn.Module, relative: float, seed: int) -> nn.Module:
+    """A copy of an encoder, with noise in its weights."""
+    moved = copy.deepcopy(encoder)
+    perturb(moved, relative, torch.Generator().manual_seed(seed))
+    return moved
+
+
 @pytest.fixture(scope="module")
-def changes() -> dict[str, list[float]]:
-    """Mean output change over the seeds at each depth, by method."""
+def changes() -> Found:
+    """By method: the mean output change over the seeds at each depth, and what theorem 2 says it is.
+
+    One deep encoder serves all depths: layers are drawn independently, and Admin's `reference` ω depends only on the
+    sub-layers before, so its first n layers are a fresh encoder of n layers.
+    """
     found = {}
     for method in ("post-ln", "pre-ln", "admin"):
-        total = torch.zeros(DEPTHS[-1])
+        measured, expected = (torch.zeros(DEPTHS[-1]) for _ in range(2))
         for seed in range(SEEDS):
-            src, lengths, _ = sentences(seed)
+            src, _, _ = sentences(seed)
+            real = real_positions(src, reference.PAD)
             encoder = encoder_of(method, DEPTHS[-1], seed)
-            total += output_changes(encoder, partial(encoder_states, src_tokens=src, lengths=lengths), 0.01, 100 + seed)
-        found[method] = [total[n - 1].item() / SEEDS for n in DEPTHS]
+            moved = perturbed(encoder, 0.01, 100 + seed)
+            before = sublayers_of(encoder, src)
+            measured += output_changes(before, sublayers_of(moved, src), real)
+            expected += predicted(before, sublayers_of(moved, src, [it.branch for it in before]), real)
+        found[method] = {
+            name: [values[n - 1].item() / SEEDS for n in DEPTHS]
+            for name, values in (("measured", measured), ("theorem 2", expected))
+        }
     return found
 
 
-LOG_DEPTHS = [math.log(n) for n in DEPTHS]
-
-
 @pytest.mark.slow
-def test_post_ln_changes_linearly_with_depth(changes):
+def test_post_ln_changes_linearly_with_depth(changes: Found) -> None:
     """The bound of 0.97 is the project's; over other sets of seeds the fits came out at 0.991 to 0.999."""
-    assert r_squared(DEPTHS, changes["post-ln"]) >= 0.97 > r_squared(LOG_DEPTHS, changes["post-ln"])
+    found = fits(DEPTHS, changes["post-ln"]["measured"])
+    assert found["linear"]["r2"] >= 0.97 > found["logarithmic"]["r2"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["admin", "pre-ln"])
-def test_admin_and_pre_ln_change_with_the_logarithm_of_depth(changes, method):
-    assert r_squared(LOG_DEPTHS, changes[method]) >= 0.97 > r_squared(DEPTHS, changes[method])
+def test_admin_and_pre_ln_change_with_the_logarithm_of_depth(changes: Found, method: str) -> None:
+    found = fits(DEPTHS, changes[method]["measured"])
+    assert found["logarithmic"]["r2"] >= 0.97 > found["linear"]["r2"]
 
 
 @pytest.mark.slow
-def test_growth_from_6_to_48_layers(changes):
+def test_growth_from_6_to_48_layers(changes: Found) -> None:
     """Eightfold depth: Post-LN's change grew 12 to 14 times, Admin's 2.5 to 2.7 and Pre-LN's 3.5 to 3.8 times."""
-    growth = {method: values[-1] / values[0] for method, values in changes.items()}
+    growth = {method: found["measured"][-1] / found["measured"][0] for method, found in changes.items()}
     assert growth["post-ln"] > 8 and growth["admin"] < 4 and growth["pre-ln"] < 6
 
 
-def test_the_first_layers_of_a_deep_admin_encoder_are_a_shallow_one():
+@pytest.mark.slow
+def test_theorem_2(changes: Found) -> None:
+    """Law: Σ β² C is the measured change within a third. It came out up to 29 % too low for Post-LN, 23 % for
+    Pre-LN and 11 % for Admin: attention takes over more of what changes below than the theorem has it. Post-LN's estimate is
+    not Pre-LN's.
+    """
+
+    def apart(one: str, other: str) -> list[float]:
+        return [a / b - 1 for a, b in zip(changes[one]["theorem 2"], changes[other]["measured"])]
+
+    for method in changes:
+        assert -0.35 < min(apart(method, method)) <= max(apart(method, method)) < 0.1
+    assert max(apart("post-ln", "pre-ln")[-3:]) > 1 and min(apart("pre-ln", "post-ln")[-3:]) < -0.5
+
+
+@pytest.mark.parametrize("method", ["post-ln", "pre-ln", "admin"])
+def test_theorem_2_by_hand(method: str) -> None:
+    """Reference: where one branch alone has moved, theorem 2 is the change itself."""
+    src, _, _ = sentences(1)
+    real = real_positions(src, reference.PAD)
+    encoder = encoder_of(method, 1, seed=1).double()
+    moved = copy.deepcopy(encoder)
+    with torch.no_grad():
+        moved.layers[0].fc2.weight += 1e-4 * torch.randn(64, 128, generator=torch.Generator().manual_seed(1)).double()
+    before = sublayers_of(encoder, src)
+    alone = predicted(before, sublayers_of(moved, src, [it.branch for it in before]), real)
+    # Only the last branch has moved, so what theorem 2 says is the change itself, to the first order.
+    assert alone.item() == pytest.approx(output_changes(before, sublayers_of(moved, src), real).item(), rel=0.05)
+
+
+def test_first_update_is_adams() -> None:
+    """Reference: torch's Adam, which a deep model's memory has no room for."""
+    encoder = encoder_of("post-ln", 2, seed=1)
+    src, _, _ = sentences(1)
+    encoder(src)["encoder_out"][0].square().sum().backward()
+    other = copy.deepcopy(encoder)
+    for one, two in zip(other.parameters(), encoder.parameters()):
+        one.grad = None if two.grad is None else two.grad.clone()
+    first_update(encoder, 1e-3)
+    torch.optim.Adam(other.layers.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-8).step()
+    for name, tensor in encoder.state_dict().items():
+        torch.testing.assert_close(tensor, other.state_dict()[name], rtol=0, atol=1e-6)
+
+
+def test_the_first_layers_of_a_deep_admin_encoder_are_a_shallow_one() -> None:
     src, lengths, _ = sentences(1)
     deep = encoder_of("admin", 12, seed=1)
     shallow = encoder_of("admin", 5, seed=1)
     shallow.load_state_dict({key: deep.state_dict()[key] for key in shallow.state_dict()})
-    assert torch.equal(encoder_states(deep, src, lengths)[4], shallow(src, lengths)["encoder_out"][0])
+    assert torch.equal(sublayers_of(deep, src)[9].output, shallow(src, lengths)["encoder_out"][0])
 
 
-def test_a_change_of_nothing_is_nothing():
-    src, lengths, _ = sentences(1)
+def test_a_change_of_nothing_is_nothing() -> None:
+    src, _, _ = sentences(1)
+    real = real_positions(src, reference.PAD)
     for method in ("post-ln", "pre-ln", "admin"):
         encoder = encoder_of(method, 2, seed=1)
-        before = copy.deepcopy(encoder.state_dict())
-        assert not output_changes(encoder, partial(encoder_states, src_tokens=src, lengths=lengths), 0.0, 1).any()
-        assert output_changes(encoder, partial(encoder_states, src_tokens=src, lengths=lengths), 0.01, 1).gt(0).all()
-        assert all(torch.equal(tensor, before[key]) for key, tensor in encoder.state_dict().items())
+        state = copy.deepcopy(encoder.state_dict())
+        before = sublayers_of(encoder, src)
+        assert not output_changes(before, sublayers_of(perturbed(encoder, 0.0, 1), src), real).any()
+        assert output_changes(before, sublayers_of(perturbed(encoder, 0.01, 1), src), real).gt(0).all()
+        assert all(torch.equal(tensor, state[key]) for key, tensor in encoder.state_dict().items())
 
 
-def test_fit_tells_a_line_from_a_curve():
-    assert r_squared([1, 2, 3], [5.0, 7.0, 9.0]) == pytest.approx(1.0)
-    assert r_squared([1, 2, 3], [9.0, 7.0, 5.0]) == 0.0
-    assert r_squared([1, 2, 3, 4], [1.0, -1.0, 1.0, -1.0]) < 0.3
+def test_fit_tells_a_line_from_a_curve() -> None:
+    assert fit([1, 2, 3], [5.0, 7.0, 9.0]) == pytest.approx({"intercept": 3.0, "slope": 2.0, "r2": 1.0})
+    assert fit([1, 2, 3], [9.0, 7.0, 5.0])["r2"] == 0.0
+    assert fit([1, 2, 3, 4], [1.0, -1.0, 1.0, -1.0])["r2"] < 0.3
+    assert fits([1, 10, 100], [0.0, 1.0, 2.0])["logarithmic"]["slope"] == pytest.approx(1 / math.log(10))

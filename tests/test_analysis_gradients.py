@@ -1,0 +1,173 @@
+"""`fairseq-admin analyze gradients` and `updates`: by hand in float64, and what the papers say of them."""
+
+from __future__ import annotations
+
+import math
+from types import MethodType
+
+import pytest
+import reference
+import torch
+from analysed import fresh
+from torch import Tensor
+
+from fairseq_admin.analysis import gradients, updates
+from fairseq_admin.analysis.settings import Settings
+from fairseq_admin.method.schemes import SUBLAYER_NORMS
+
+
+def moved(model: torch.nn.Module, side: str, place: int, change: Tensor) -> None:
+    """Add a change to what sub-layer `place` of a stack gives, from now on."""
+    sublayers = [
+        (layer, name)
+        for layer in getattr(model, side).layers
+        for name in SUBLAYER_NORMS
+        if getattr(layer, name, None) is not None
+    ]
+    layer, name = sublayers[place]
+    if not layer.normalize_before:
+        getattr(layer, name).register_forward_hook(lambda norm, inputs, output: output + change)
+        return
+    turn = [it for it in sublayers if it[0] is layer].index(sublayers[place])
+    calls = []
+
+    def residual_connection(self, x, residual):
+        calls.append(x)
+        return x + residual + (change if len(calls) - 1 == turn else 0)
+
+    layer.residual_connection = MethodType(residual_connection, layer)
+
+
+@pytest.mark.parametrize("scheme", ["post-ln", "pre-ln", "admin"])
+def test_output_gradients_are_the_slopes_of_the_loss(scheme: str) -> None:
+    """Reference: the gradient at every sub-layer's output against differences of the loss, in float64."""
+    step = 1e-4  # a larger one meets kinks of the ReLU
+    for side, places in (("encoder", 4), ("decoder", 6)):
+        for place in range(places):
+            subject = fresh(scheme, layers=2, width=8, tokens=32)
+            subject.model.double()
+            (sample,) = subject.samples
+            gradient = gradients.output_gradients(subject, subject.model, sample)[side][place].output.grad
+            direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(place)).double()
+            ends = []
+            for sign in (1, -1):
+                other = fresh(scheme, layers=2, width=8, tokens=32)
+                moved(other.model.double(), side, place, sign * step * direction)
+                with torch.no_grad():
+                    logits = other.model(**sample["net_input"])[0]
+                ends.append(-logits.log_softmax(-1).gather(2, sample["target"].unsqueeze(-1)).mean().item())
+            slope = (ends[0] - ends[1]) / (2 * step)
+            # fairseq takes the softmaxes of attention in single precision.
+            assert (gradient * direction).sum().item() == pytest.approx(slope, rel=1e-2, abs=1e-4), (side, place)
+
+
+def test_relative_gradients_and_norms_are_the_plain_ones() -> None:
+    """Reference: norms over all batches, relative to the model's largest; mean gradients; squared norms of the sums."""
+    subject = fresh("post-ln", layers=2, width=16, tokens=1000)
+    assert len(subject.samples) == 2
+    found = gradients.measure(subject, Settings(depths=(1, 2), repeats=1))
+    squares = [0.0] * 10
+    subject.model.zero_grad()
+    lengths = []
+    for sample in subject.samples:
+        seen = gradients.output_gradients(subject, subject.model, sample)
+        for place, it in enumerate([*seen["encoder"], *seen["decoder"]]):
+            squares[place] += math.fsum(float(value) ** 2 for value in it.output.grad.flatten())
+        last = seen["encoder"][3]
+        lengths += [
+            float((x + f).square().sum()) for x, f in zip(last.shortcut.flatten(0, 1), last.branch.flatten(0, 1))
+        ]
+    norms = [math.sqrt(value / max(squares)) for value in squares]
+    stacks = found["stacks"]
+    relative = stacks["encoder"]["relative output gradient"] + stacks["decoder"]["relative output gradient"]
+    assert relative == pytest.approx(norms, rel=1e-5) and max(relative) == 1
+    assert stacks["encoder"]["squared norm"][1] == pytest.approx(sum(lengths) / len(lengths), rel=1e-5)
+    weight = subject.model.decoder.layers[1].fc1.weight.grad / 2
+    assert stacks["decoder"]["feed-forward"]["W1"][1] == pytest.approx(math.sqrt((weight**2).sum().item()), rel=1e-5)
+
+
+def lemma(scheme: str) -> dict[str, list[float]]:
+    """Squared norms over the width, under the assumptions of lemma 2 (but for its uniform attention): the input's
+    entries have variance 1, feed-forward layers have as many units as channels, weights are Xavier's; of 4 seeds."""
+    total: dict[str, list[float]] = {}
+    for seed in range(4):
+        subject = fresh(
+            scheme, seed=seed, width=128, encoder_ffn_embed_dim=128, tokens=256, no_token_positional_embeddings=True
+        )
+        for side, found in gradients._by_layer(subject).items():
+            values = [value / 128 / 4 for value in found["squared norm"]]
+            total[side] = [a + b for a, b in zip(total.get(side, [0.0] * len(values)), values)]
+    return total
+
+
+def test_squared_norms_of_lemma_2() -> None:
+    """Law: 3d/2 in every layer of Post-LN; between (1 + l/2) d and (1 + 3l/2) d in Pre-LN (the decoder's layers have
+    one sub-layer more than the lemma's, which adds at most d)."""
+    for values in lemma("post-ln").values():
+        assert values == pytest.approx([1.5] * 6, rel=0.1)
+    for side, values in lemma("pre-ln").items():
+        for number, value in enumerate(values, 1):
+            assert 1 + number / 2 < value < 1 + (1.5 if side == "encoder" else 2.5) * number, (side, number)
+        assert values[-1] > 2.5 * values[0]
+
+
+@pytest.fixture(scope="module")
+def by_depth() -> dict[str, dict]:
+    """Of the decoder's last W2, at 6 to 14 layers; 4 models each."""
+    return {
+        scheme: gradients._last_feed_forward(fresh(scheme, tokens=128), gradients.DEPTHS, 4)
+        for scheme in ("post-ln", "pre-ln")
+    }
+
+
+def test_last_gradient_is_flat_in_post_ln_and_falls_in_pre_ln(by_depth) -> None:
+    """Law (Xiong et al. 2020, theorem 1): as L^0 for Post-LN; for Pre-LN towards L^(-1/2), from above, since its stream
+    has a squared norm of 1 and more before the first layer."""
+    powers = {scheme: found["power of the depth"]["decoder"] for scheme, found in by_depth.items()}
+    assert abs(powers["post-ln"]) < 0.3  # 0.1 to 0.2 over several seeds: it does not fall
+    assert -0.6 < powers["pre-ln"] < -0.25
+    assert by_depth["post-ln"]["stacks"]["decoder"][-1] > 2 * by_depth["pre-ln"]["stacks"]["decoder"][-1]
+
+
+def test_only_the_decoder_of_post_ln_vanishes() -> None:
+    """Law (Liu et al. 2020, section 3.1 and theorem 1): from its last sub-layer to its first, at 18 layers."""
+    kept = {}
+    for scheme in ("post-ln", "pre-ln", "admin"):
+        for side, found in gradients._by_layer(fresh(scheme, layers=18, tokens=256)).items():
+            values = found["relative output gradient"]
+            kept[scheme, side] = values[0] / values[-1]
+    assert kept.pop(("post-ln", "decoder")) < 0.1
+    assert min(kept.values()) > 0.25  # Admin's decoder; all others keep their size, or grow
+
+
+@pytest.fixture(scope="module")
+def intervals() -> dict[str, dict]:
+    return {
+        scheme: updates.measure(fresh(scheme, layers=12, tokens=128), Settings(updates=4))["intervals"][0]
+        for scheme in ("post-ln", "pre-ln")
+    }
+
+
+def test_adam_evens_out_what_gradients_do_not(intervals) -> None:
+    """Law (section 3.2): in Post-LN's decoder the gradients of every kind of matrix differ 20-fold and more among the
+    layers, and what Adam has moved them by less than twofold; Pre-LN's gradients differ less than tenfold."""
+    spread = intervals["post-ln"]["spread"]
+    assert min(spread["gradient"]["decoder"].values()) > 10
+    assert max(spread["update"]["decoder"].values()) < 2
+    assert max(intervals["pre-ln"]["spread"]["gradient"]["decoder"].values()) < 10
+
+
+def test_norms_of_updates_are_the_plain_ones() -> None:
+    """Reference: of every kind and layer, entry by entry; biases and norms are left out."""
+    one, other = (reference.build("transformer", seed=seed, **reference.TINY).state_dict() for seed in (1, 2))
+    found = updates._moved(one, other)
+    assert list(found["encoder"]) == [kind for kind in updates.KINDS if "encoder_attn" not in kind]
+    assert list(found["decoder"]) == list(updates.KINDS)
+    for side, kind, layer, name in (
+        ("encoder", "self_attn q_proj", 1, "encoder.layers.1.self_attn.q_proj.weight"),
+        ("decoder", "encoder_attn out_proj", 0, "decoder.layers.0.encoder_attn.out_proj.weight"),
+        ("decoder", "fc2", 1, "decoder.layers.1.fc2.weight"),
+    ):
+        entries = (other[name].double() - one[name].double()).flatten().tolist()
+        assert found[side][kind][layer] == pytest.approx(math.sqrt(math.fsum(v * v for v in entries)), rel=1e-6)
+    assert updates._spread({"a": [1.0, 4.0, 2.0], "b": [0.0, 1.0]}) == {"a": 4.0, "b": None}
