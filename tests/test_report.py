@@ -171,7 +171,7 @@ def test_dependency_and_change(page: Page) -> None:
     assert shares == pytest.approx(
         {(0, 0): 1, (1, 0): 0.36, (1, 1): 0.64, (2, 0): 0.25, (2, 1): 0.25, (2, 2): 0.5}, 1e-3
     )
-    assert "512 tokens, seed 7. The shares of a row add up to 1 within 0.012." in page.text["dependency"]
+    assert "512 tokens, seed 7. Largest |Σβ² − 1| of a row: 0.012." in page.text["dependency"]
     assert [(row["layers"], row["change"]) for row in page.data("One update")] == [(1, 0.1), (2, 0.2), (6, 0.3)]
     assert "logarithmic 0.9987" in page.text["change"]
 

@@ -97,8 +97,8 @@ def _sections(found: list[Run], specs: dict[str, charts.Spec]) -> dict[str, list
     for number, run in enumerate(found):
         for record in run.analyses.get(runs.DEPENDENCY, []):
             for stack, it in _part(run, record, "stacks").items():
-                error = f" within {it['error']:.2g}" if isinstance(it.get("error"), float) else ""
-                caption = f"{run.name}. {_measured(record)} The shares of a row add up to 1{error}."
+                error = f" Largest |Σβ² − 1| of a row: {it['error']:.2g}." if isinstance(it.get("error"), float) else ""
+                caption = f"{run.name}. {_measured(record)}{error}"
                 spec = charts.dependency(it["beta"], stack)
                 add("dependency", spec, f"{charts.title_of(record)}: {stack}", caption, number)
     fits: dict[str, list[str]] = {}
@@ -106,7 +106,8 @@ def _sections(found: list[Run], specs: dict[str, charts.Spec]) -> dict[str, list
         for record in run.analyses.get(runs.CHANGE, []):
             for series, it in _part(run, record, "series").items():
                 said = ", ".join(f"{fit} {values['r2']:.4f}" for fit, values in it.get("fits", {}).items())
-                fits.setdefault(series, []).append(f"{run.name}: {_measured(record)} R² of the fits: {said}.")
+                where = f"the {record['stack']}, " if record.get("stack") else ""
+                fits.setdefault(series, []).append(f"{run.name}: {where}{_measured(record)} R² of the fits: {said}.")
     for series, lines in fits.items():
         add("change", charts.change(found, series), series.capitalize(), " ".join(lines))
     return sections
