@@ -12,12 +12,25 @@ HERE = Path(__file__).resolve().parent
 TEXT = ["sacremoses>=0.2,<0.3", "regex"]
 # Engines of today; their last versions for Python 3.9 tie FSMT's weights otherwise and load pickles by default.
 EXPORT = [f"{name}; python_version >= '3.10'" for name in ("ctranslate2>=4.8.1", "transformers>=5", "safetensors")]
+# The page's template, and Vega-Lite with all that it needs, to be put into the page.
+REPORT = ["jinja2", "vl-convert-python>=1.7"]
 DEV = ["hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "subword-nmt"]
 DEV += ["types-requests", "types-tqdm"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
 DOWNLOAD = ["filelock", "requests", "urllib3>=2.2"]
 ANALYSIS = ["matplotlib"]
-RECIPES = [*TEXT, *DOWNLOAD, *ANALYSIS, "Babel", "num2words", "scipy", "tabulate", "tensorboardX", "tokenizers"]
+RECIPES = [
+    *TEXT,
+    *DOWNLOAD,
+    *ANALYSIS,
+    *REPORT,
+    "Babel",
+    "num2words",
+    "scipy",
+    "tabulate",
+    "tensorboardX",
+    "tokenizers",
+]
 
 setup(
     name="fairseq-admin",
@@ -27,6 +40,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=["fairseq_admin", "fairseq_admin.*"]),
+    package_data={"fairseq_admin.report": ["page.*"]},
     python_requires=">=3.9",
     install_requires=[
         # The same fairseq twice: the newest official release neither installs with pip >= 24.1 nor imports on
@@ -43,6 +57,7 @@ setup(
         "text": TEXT,
         "export": [*TEXT, *EXPORT],
         "analysis": ANALYSIS,
+        "report": REPORT,
         "recipes": RECIPES,
         "dev": [*RECIPES, *EXPORT, *DEV],
     },

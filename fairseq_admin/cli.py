@@ -137,6 +137,13 @@ def _advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
+def _report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="run", help="a run's folder: a recipe's, or fairseq-train's --save-dir"
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write (.html)")
+
+
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command line, and that of each verb."""
     top = Parser(prog="fairseq-admin", description=__doc__)
@@ -150,6 +157,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         (_export, verbs.export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
         (_analyze, verbs.analyze, "measure what the papers measure: numbers and a figure"),
         (_advise, verbs.advise, "say what to train a model of some depth with, and where that is from"),
+        (_report, verbs.report, "write a page on one or several runs: losses, omega, scores, translations"),
     ):
         parser = made.add_parser(run.__name__, help=text, description=f"{text[0].upper()}{text[1:]}.")
         parser.set_defaults(run=run)

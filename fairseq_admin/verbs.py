@@ -125,5 +125,19 @@ def advise(args: argparse.Namespace) -> str:
     return json.dumps(advice.as_dict(lines), indent=1) + "\n" if args.json else advice.table(lines)
 
 
+def report(args: argparse.Namespace) -> str:
+    from .report import page, runs  # with a plotting library, which no other verb needs
+
+    files.check_output(args.output)
+    found = runs.read_all(args.runs)
+    for run in found:
+        if runs.CURVES in run.lacking:
+            print(f"fairseq-admin: {run.lacking[runs.CURVES]}", file=sys.stderr)
+    html = page.render(found).encode()
+    files.write_bytes(html, args.output)
+    said = "1 run" if len(found) == 1 else f"{len(found)} runs"
+    return f"{args.output}: {said}, {len(html) / 1e6:.1f} MB\n"
+
+
 def _assets(args: argparse.Namespace, model: Path) -> Assets:
     return Assets(model, args.data, args.codes, (args.source_lang, args.target_lang))

@@ -3,8 +3,8 @@
 # Reads $(BINARY) and $(BINARISED); TASK, ARCH, MODEL, BATCH and VALIDATED, fairseq's options for them; METHOD, SEED, PRESET, UPDATES or
 # EPOCHS, and the other variables below; what machines.mk reads; FINAL, where the model is to be, and ASSETS, what it takes
 # to use it.
-# Gives $(RUN)/settings.json, checkpoints, average.pt and omega.json; $(FINAL), with $(ASSETS) next to it; USER_DIR, what the
-# model needs of the plugin; and the targets train and average.
+# Gives $(RUN)/settings.json, checkpoints, average.pt, omega.json and fold.txt; $(FINAL), with $(ASSETS) next to it;
+# USER_DIR, what the model needs of the plugin; and the targets train and average.
 
 # What to train: a scheme of the table, each through the plugin, which computes what fairseq computes where that has the
 # scheme too, and stops a run whose updates are all skipped.
@@ -101,4 +101,4 @@ $(FINAL): $(RUN)/average.pt
 	# the model, and what it takes to use it
 	mkdir -p $(@D)
 	$(if $(ASSETS),cp $(ASSETS) $(@D))
-	$(if $(FOLDED),$(PYTHON) -m fairseq_admin.cli fold $< -o $@ --data $(BINARY),cp $< $@.part && mv $@.part $@)
+	$(if $(FOLDED),$(PYTHON) -m fairseq_admin.cli fold $< -o $@ --data $(BINARY) | tee $(RUN)/fold.txt,cp $< $@.part && mv $@.part $@)

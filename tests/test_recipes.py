@@ -20,7 +20,7 @@ from matplotlib import pyplot
 
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.demo.generate_corpus import corpus
-from recipes.steps import logs, score, settings, summary
+from recipes.steps import about, logs, score, settings, summary
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
 from recipes.steps.text import Text
@@ -198,7 +198,7 @@ def test_a_resumed_run_counts_once(tmp_path):
     write_lines(tmp_path / "train.log", LOG)
     log = logs.read_log(tmp_path / "train.log")
     assert log.train == {10: 8.0, 20: 7.5}
-    assert log.valid == {20: 6.25}
+    assert log.valid == {10: 8.0, 20: 6.25}
     assert log.params == 1234
     # Two intervals of 36 seconds; 16 updates an epoch.
     assert log.hours == pytest.approx(0.02)
@@ -474,6 +474,36 @@ def test_a_summary_takes_the_runs_that_differ_in_method_only(tmp_path, monkeypat
     assert names == [("Post-LN", "2"), ("ReZero", "1"), ("ReZero-Post-LN", "0")]
 
 
+def test_the_report_is_told_of_the_run(tmp_path):
+    """The command that made it, its samples, and a paper's number where the run is an attempt at it."""
+    folder = make_run(tmp_path / "admin-cpu-s1")
+    assert run_score(folder).returncode == 0
+    about.write(folder, "make demo", str(tmp_path / "raw/test"), "de-en")
+    told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert (
+        told["command"] == "make demo METHOD=admin SEED=1" and told["versions"]["Python"] == platform.python_version()
+    )
+    assert [tuple(it.values()) for it in told["samples"]] == list(zip(("eins", "zwei", "drei"), REFERENCES, REFERENCES))
+    assert about.paper("wmt14-ende-18l", "admin", "paper") == {"bleu": "29.03", "source": "Liu et al. 2020, EMNLP"}
+    assert about.paper("wmt14-ende-18l", "admin", "small") is None and about.paper("demo", "admin", "cpu") is None
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_report(tmp_path):
+    """A measure that fails is told and left out; a report that fails ends the command, and names the summary."""
+    small = [f"RUNS={tmp_path}", "-o", f"{tmp_path}/demo/admin-cpu-s1/summary.txt", "GUARDED=yes"]
+    run = tmp_path / "demo/admin-cpu-s1"
+    write_lines(run / "average.pt", ["no checkpoint"])
+    write_lines(run / "summary.txt", ["what came out"])
+    done = make("demo", *small, "-o", str(run / "average.pt"), str(run / "report.html"), timeout=120)
+    assert (
+        done.returncode == 2 and names(run) == {"average.pt", "summary.txt", "analysis"} and not names(run / "analysis")
+    )
+    assert len(re.findall(r"fairseq-admin: .*average.pt is not a torch file", done.stderr)) == 3
+    assert done.stderr.count("(ignored)") == 2
+    assert f"The report could not be made; the run is whole: {run}/summary.txt" in done.stderr
+
+
 @pytest.mark.parametrize(("method", "folds"), [("admin", True), ("post-ln", True), ("b2t", False)])
 def test_every_scheme_is_trained_in_one_way(method, folds):
     """Through the plugin, with its option; folded where the table's row says so, and then used without the plugin."""
@@ -566,7 +596,14 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     assert "Loaded checkpoint" in log and log.count("num. shared model params") == 2
     assert log.count("Admin: profiled") == 1, "a resumed run profiles nothing"
     text = (run / "summary.txt").read_text(encoding="utf-8")
-    assert text in done.stdout
+    assert text in done.stdout and done.stdout.endswith(f"Report: {run}/report.html\n")
+    assert names(run / "analysis") == {"dependency.json", "output-change.json"}
+    about = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    assert about["command"] == "make demo METHOD=admin SEED=1" and about["paper"] is None and len(about["samples"]) == 5
+    report = (run / "report.html").read_text(encoding="utf-8")
+    for told in (about["samples"][0]["source"], about["versions"]["torch"], "bound 0.0001", "Random perturbation"):
+        assert told in report
+    assert "Not measured" not in report and "No translations" not in report
     assert names(run) >= {"loss.png", "omega.png", "average.pt", "omega.json", "translations.txt", "score.json"}
     assert [row["updates"] for row in read_results(tmp_path)] == ["200"]
     assert {path.stem.rpartition("_")[2] for path in run.glob("checkpoints/checkpoint_*_*.pt")} == {"180", "200"}
@@ -595,7 +632,7 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     assert less.returncode == 2 and "UPDATES=150 is less than" in less.stderr
     assert [row["beam"] for row in read_results(tmp_path)] == ["5"]
     beam = make("demo", *small, "BEAM=1", timeout=300)
-    assert beam.returncode == 0 and "beam 5 -> 1" in beam.stderr and "fairseq_admin.cli" not in beam.stdout
+    assert beam.returncode == 0 and "beam 5 -> 1" in beam.stderr and "cli average" not in beam.stdout
     assert "fairseq_cli.train" not in beam.stdout and "beam=1" in (run / "generate.txt").read_text(encoding="utf-8")
     mean = make("demo", *small, "BEAM=1", "AVERAGE=1", timeout=300)
     assert mean.returncode == 0 and "average of checkpoint_" in mean.stdout and "fairseq_cli.train" not in mean.stdout

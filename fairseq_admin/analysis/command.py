@@ -14,6 +14,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from ..checkpoints import files
 from ..errors import AdminError
 from . import figure
+from .curves import Runs
 from .registry import MEASURES
 from .sentences import Source
 from .settings import Settings
@@ -29,7 +30,9 @@ def add_options(parser: argparse.ArgumentParser, positive: Callable[[str], Any],
         positive, rate: read a whole number of at least 1, and a number above 0.
     """
     parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
-    parser.add_argument("checkpoints", type=Path, nargs="*", metavar="CHECKPOINT", help="a trained model")
+    parser.add_argument(
+        "checkpoints", type=Path, nargs="*", metavar="CHECKPOINT", help="a trained model; of curves, a run's folder"
+    )
     parser.add_argument(
         "--arch", help="instead of a checkpoint, a fresh model; with the options that it would train with"
     )
@@ -77,6 +80,8 @@ def _subject(args: argparse.Namespace) -> Subject | None:
         if args.checkpoints or args.arch or args.data:
             raise AdminError(f"{args.what} is of no model, and a CHECKPOINT, --arch or --data was found. Leave it out.")
         return None
+    if measure.runs:
+        return Runs(args.checkpoints)
     if bool(args.checkpoints) == bool(args.arch):
         found = "both were" if args.arch else "neither was"
         raise AdminError(f"a CHECKPOINT or --arch is expected, and {found} found. Give one of them.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
-from . import dependency, gradients, omega, output_change, updates, variance
+from . import curves, dependency, gradients, omega, output_change, updates, variance
 
 
 class Measure(NamedTuple):
@@ -21,6 +21,8 @@ class Measure(NamedTuple):
     """Whether it is of no model."""
     wordless: bool = False
     """Whether a checkpoint alone is enough, without sentences."""
+    runs: bool = False
+    """Whether it is of the folders of runs, instead of a model."""
 
 
 MEASURES: dict[str, Measure] = {
@@ -30,4 +32,5 @@ MEASURES: dict[str, Measure] = {
     "updates": Measure(updates, "gradients and changes of the weights from checkpoint to checkpoint", several=True),
     "variance": Measure(variance, "how Adam's and RAdam's step varies in the first updates; no model", modelless=True),
     "omega": Measure(omega, "omega by sub-layer: profiled, trained, and by the depth rules", wordless=True),
+    "curves": Measure(curves, "training and validation perplexity, of runs' folders", several=True, runs=True),
 }

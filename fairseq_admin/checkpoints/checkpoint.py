@@ -103,7 +103,7 @@ class Checkpoint:
                 f"{self.name} has neither 'cfg' nor 'args', which give the model's sizes. Use the file that "
                 "fairseq-train saved."
             )
-        return Options(*(_plain(cfg.get(kind)) for kind in Options._fields))
+        return Options(*(plain(cfg.get(kind)) for kind in Options._fields))
 
     @cached_property
     def kind(self) -> str | None:
@@ -243,7 +243,7 @@ def wrong_shape(name: str, key: str, shape: Size, expected: Size) -> AdminError:
     )
 
 
-def _plain(section: Any) -> dict[str, Any]:
+def plain(section: Any) -> dict[str, Any]:
     """A section of fairseq's configuration, of whatever kind, as a dict of plain values."""
     if section is None:
         return {}

@@ -184,6 +184,20 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
+def write_bytes(content: bytes, path: Path) -> None:
+    """Write a file so that the path holds either all of it or what it held before.
+
+    Raises:
+        AdminError: the path is not one for a file, or the disk is full.
+    """
+    check_output(path)
+    with replacing(path) as part:
+        try:
+            part.write_bytes(content)
+        except OSError as error:
+            raise AdminError(f"{path}: could not be written ({error}). Is the disk full, or not yours?") from None
+
+
 def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = lambda written: None) -> None:
     """Save a checkpoint so that the path holds either all of it or what it held before.
 

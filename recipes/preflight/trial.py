@@ -15,7 +15,7 @@ from pathlib import Path
 
 from recipes.preflight.sample import write_sample
 from recipes.steps.common import read_lines
-from recipes.steps.logs import LINE
+from recipes.steps.logs import stats
 
 # The first updates profile, allocate and compile, and are not timed.
 WARM_UP = 3
@@ -99,10 +99,8 @@ def timed_lines(command: list[str], limit: float) -> tuple[int, list[tuple[float
 
 def read(lines: list[tuple[float, str]]) -> list[dict]:
     """fairseq's intervals of one update each, with the time at which each was told."""
-    found = [(when, LINE.search(line)) for when, line in lines]
-    return [
-        {**json.loads(match["json"]), "at": when} for when, match in found if match and match["tag"] == "train_inner"
-    ]
+    found = [(when, stats(line)) for when, line in lines]
+    return [{**told[1], "at": when} for when, told in found if told and told[0] == "train_inner"]
 
 
 def held(options: list[str]) -> int:

@@ -21,6 +21,9 @@ SCHEMES: dict[str, Any] = runpy.run_path(str(PLUGIN / "method/schemes.py"))["SCH
 DIVERGED: int = runpy.run_path(str(PLUGIN / "errors.py"))["DIVERGED"]
 """The exit status of a training that has diverged."""
 
+LOGS: dict[str, Any] = runpy.run_path(str(PLUGIN / "logs.py"))
+"""The reader of fairseq's log, by name."""
+
 
 def main() -> None:
     for name, row in SCHEMES.items():

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from recipes.steps import about
 from recipes.steps.common import replacing, run, write_lines
 from recipes.steps.results import read
 
-PAPERS = Path(__file__).parents[1] / "papers.csv"
 HEAD = (
     *("recipe", "method", "preset", "seeds", "tokenised BLEU", "paper", "sacreBLEU", "compound BLEU", "perplexity"),
     *("epochs", "updates", "tokens an update", "parameters", "hours", "hardware", "commit"),
@@ -75,8 +75,7 @@ def main() -> None:
     args = parser.parse_args()
 
     results = read(args.results)
-    with PAPERS.open(newline="", encoding="utf-8") as file:
-        papers = list(csv.DictReader(file))
+    papers = about.papers()
     table = lines(results, papers)
     signatures = sorted({row[name] for row in results for name in row if name.endswith("signature") and row[name]})
     sources = sorted({row["source"] for row in papers})

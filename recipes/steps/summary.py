@@ -2,8 +2,8 @@
 
     python -m recipes.steps.summary runs/demo/admin-cpu-s1 --command "make demo" --raw data/raw/test --pair de-en
 
-writes RUN/loss.png, RUN/omega.png (for a model with ω) and RUN/summary.txt. Runs of the other methods with the same
-preset and seed are drawn and set next to it once they have a score.json.
+writes RUN/loss.png, RUN/omega.png (for a model with ω), RUN/summary.txt and, for the report, RUN/run.json. Runs of the
+other methods with the same preset and seed are drawn and set next to it once they have a score.json.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from tabulate import tabulate
 
+from recipes.steps import about
 from recipes.steps.common import read_lines, replacing, run, write_lines
 from recipes.steps.logs import Log, read_log
 from recipes.steps.plugin import SCHEMES
@@ -30,7 +31,6 @@ from recipes.steps.results import KEY
 BASELINES = ("admin", "post-ln", "pre-ln")
 MEASURES = {"score": "sacreBLEU", "perplexity": "perplexity"}
 """What a score.json may hold as the result, and what to call it."""
-SAMPLES = 5
 ROWS = 8
 
 
@@ -122,8 +122,7 @@ def samples(runs: list[Run], raw: str, pair: str) -> list[str]:
     sources, references = read_lines(f"{raw}.{source}"), read_lines(f"{raw}.{target}")
     translations = {run.name: read_lines(run.folder / "translations.txt") for run in runs}
     text = []
-    for sample in range(SAMPLES):
-        number = sample * len(references) // SAMPLES
+    for number in about.numbers(len(references)):
         lines = {source: sources[number]} | {name: lines[number] for name, lines in translations.items()}
         lines["reference"] = references[number]
         text += [f"{name:>10}  {line}" for name, line in lines.items()] + [""]
@@ -164,6 +163,7 @@ def main() -> None:
     parser.add_argument("--pair", help="of a translation: source and target, as in de-en")
     args = parser.parse_args()
 
+    about.write(args.run, args.command, args.raw, args.pair)
     runs = finished_runs(args.run)
     draw_loss(runs, args.run / "loss.png")
     if (args.run / "omega.json").exists():

@@ -1,0 +1,136 @@
+"""Training and validation perplexity of several runs, from fairseq's logs (Liu et al. 2020, figures 1 and 9)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import logs
+from ..checkpoints.checkpoint import Checkpoint
+from ..errors import AdminError
+from . import figure
+from .sentences import Source
+from .settings import Settings
+from .subject import Subject, versions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TAGS = {"train": "training", "valid": "validation"}
+
+
+def perplexity(bits: float) -> float:
+    """Of a loss in bits a token."""
+    return 2.0**bits if bits < 1000 else math.inf
+
+
+def names(folders: Sequence[Path]) -> list[str]:
+    """What to call runs: the last parts of their paths, as many as it takes to tell them apart.
+
+    Raises:
+        AdminError: one comes twice.
+    """
+    whole = [folder.resolve() for folder in folders]
+    for number, path in enumerate(whole):
+        if path in whole[:number]:
+            twin = folders[whole.index(path)]
+            raise AdminError(f"{folders[number]} and {twin} are one folder; each run counts once. Name it once.")
+    for depth in range(1, max(len(path.parts) for path in whole)):
+        short = ["/".join(path.parts[-depth:]) for path in whole]
+        if len(set(short)) == len(short):
+            return short
+    return [str(path) for path in whole]
+
+
+def read_log(folder: Path) -> logs.Log | None:
+    """A run's log, train.log or the only file *.log or *log.txt there is; None without one.
+
+    Raises:
+        AdminError: it is not a folder, has several logs, or one without losses.
+    """
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "no such folder"
+        raise AdminError(f"{folder}: {what}; a run's folder was expected: a recipe's, or fairseq-train's --save-dir.")
+    found = [folder / "train.log"]
+    if not found[0].exists():
+        found = sorted({*folder.glob("*.log"), *folder.glob("*log.txt")})
+    if len(found) > 1:
+        raise AdminError(f"{folder} has several logs ({', '.join(it.name for it in found)}); name one train.log.")
+    if not found:
+        return None
+    try:
+        with found[0].open(encoding="utf-8", errors="replace") as lines:
+            log = logs.read(lines)
+    except OSError as error:
+        raise AdminError(f"{found[0]}: cannot be read ({error.strerror}). Check the path and its rights.") from None
+    if not log.train and not log.valid:
+        raise AdminError(
+            f"{found[0]} holds no losses; the log of fairseq-train was expected, with --log-format json or simple and "
+            "a --log-interval that the run reaches. Move it away to do without."
+        )
+    return log
+
+
+def no_log(folder: Path) -> str:
+    """What to say of a run without a log, and what to do."""
+    return (
+        f"{folder} has no log: found no train.log; expected the output of fairseq-train. Train with --log-format json "
+        f"and 2>&1 | tee {folder}/train.log, or copy the log there."
+    )
+
+
+class Runs(Subject):
+    """Folders of runs, of which only the logs are read."""
+
+    checkpoints: list[Checkpoint] = []
+    stacks = ()
+
+    def __init__(self, folders: list[Path]) -> None:
+        """
+        Raises:
+            AdminError: there is none.
+        """
+        super().__init__(Source(None, "", 0, 0))
+        self.folders = folders
+        if not folders:
+            raise AdminError("a run's folder is expected, and none was found. Give one, or several.")
+
+    def facts(self) -> dict[str, Any]:
+        return {"versions": versions()}
+
+
+def measure(subject: Runs, settings: Settings) -> dict[str, Any]:
+    """The curves of every run, {updates, perplexity} each; a perplexity that is not finite is None.
+
+    Raises:
+        AdminError: a run has no log.
+    """
+    runs = {}
+    for name, folder in zip(names(subject.folders), subject.folders):
+        log = read_log(folder)
+        if log is None:
+            raise AdminError(no_log(folder))
+        curves = {}
+        for tag in TAGS:
+            values = [perplexity(bits) for bits in getattr(log, tag).values()]
+            finite = [value if math.isfinite(value) else None for value in values]
+            curves[tag] = {"updates": list(getattr(log, tag)), "perplexity": finite}
+        runs[name] = {"folder": str(folder), **curves}
+    return {"runs": runs}
+
+
+def draw(result: dict[str, Any]) -> Figure:
+    """A panel for training, one for validation; a run's colour and marker are the same in both."""
+    drawn, panels = figure.panels(len(TAGS), sharey=True)
+    for axes, (tag, title) in zip(panels, TAGS.items()):
+        for number, (name, run) in enumerate(result["runs"].items()):
+            curve = run[tag]
+            values = [math.nan if value is None else value for value in curve["perplexity"]]
+            every = max(1, len(values) // 12)
+            axes.plot(curve["updates"], values, label=name, markevery=every, **figure.style(number))
+        axes.set(title=title, xlabel="updates", yscale="log")
+    panels[0].set_ylabel("perplexity")
+    panels[1].legend()
+    return drawn

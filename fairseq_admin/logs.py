@@ -1,0 +1,128 @@
+"""The losses in fairseq's log, whichever way it was written.
+
+--log-format json writes objects and --log-format simple pairs of names and numbers; --log-file leaves out time, level
+and tag, and has every line once or several times. So a line is read by what it holds, not by how it begins. This file
+needs the standard library only, so that recipes can read it without waiting for torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+# A kill may cut a line short, and the log then goes on in mid-line: the last on a line counts.
+OBJECT = re.compile(r"({[^{}]*})\s*$")
+INTERVAL = re.compile(r".*epoch (?P<epoch>\d+):\s+(?P<done>\d+) / (?P<all>\d+) (?P<pairs>\w+=.+)$")
+END = re.compile(r".*epoch (?P<epoch>\d+) \| (?:valid on '(?P<subset>\w+)' subset \| )?(?P<pairs>\w+ \S+ \| .+)$")
+UPDATES = re.compile(r"(?:(\w+)_)?num_updates")
+PARAMS = re.compile(r"num\. shared model params: ([\d,]+)")
+GPU = re.compile(r"rank +(\d+): capabilities = .*; name = (.+?)\s*$")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One interval of training ("train_inner"), an epoch's mean ("train"), or one validation ("valid").
+
+    `epochs` counts fractions too (at the end of an epoch: epochs begun); `bits` is the loss without label smoothing, in
+    bits a token; `seconds` is what the interval took.
+    """
+
+    tag: str
+    updates: int
+    epochs: float
+    bits: float
+    lr: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Log:
+    """A run's curves, each {updates: bits a token}; its parameters, updates and epochs; the hours its updates took; its
+    GPUs, each once a process, as far as the log names them."""
+
+    train: dict[int, float]
+    valid: dict[int, float]
+    params: int
+    updates: int
+    epochs: float
+    hours: float
+    gpus: tuple[str, ...] = ()
+
+
+def stats(line: str) -> tuple[str, dict[str, Any]] | None:
+    """What a line tells: its tag, as `Record` has it, and numbers by fairseq's names; None if it tells nothing."""
+    values: dict[str, Any]
+    if found := OBJECT.search(line):
+        try:
+            values = json.loads(found[1])
+        except ValueError:
+            return None
+        subset = next((match[1] for name in values if (match := UPDATES.fullmatch(name))), None)
+        head = f"{subset}_" if subset else ""
+        values = {name[len(head) :] if name.startswith(head) else name: value for name, value in values.items()}
+        tag = "train_inner" if subset is None else "train" if subset == "train" else "valid"
+    elif found := INTERVAL.search(line):
+        values = {"update": int(found["epoch"]) - 1 + int(found["done"]) / int(found["all"])}
+        values.update(tuple(pair.split("=", 1)) for pair in found["pairs"].strip().split(", ") if "=" in pair)
+        tag = "train_inner"
+    elif found := END.search(line):
+        values = {"epoch": int(found["epoch"])}
+        values.update(tuple(pair.split(" ", 1)) for pair in found["pairs"].strip().split(" | ") if " " in pair)
+        tag = "valid" if found["subset"] else "train"
+    else:
+        return None
+    return (tag, values) if "num_updates" in values else None
+
+
+def parse(line: str) -> Record | None:
+    """The record a log line holds, or None. A line cut short by a kill holds none."""
+    found = stats(line)
+    if found is None:
+        return None
+    tag, values = found
+    try:
+        return Record(
+            tag=tag,
+            updates=int(values["num_updates"]),
+            epochs=float(values.get("update", values.get("epoch", "nan"))),
+            bits=float(values["nll_loss"] if "nll_loss" in values else values["loss"]),
+            lr=float(values.get("lr", "nan")),
+            seconds=float(values.get("train_wall", "nan")),
+        )
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def read(lines: Iterable[str]) -> Log:
+    """A run's log. A run killed and resumed goes back to its last checkpoint; what came after that is dropped.
+
+    Training is told by intervals, or where there are none (--log-format tqdm, a long --log-interval) by epochs.
+    """
+    curves: dict[str, dict[int, Record]] = {"train_inner": {}, "train": {}, "valid": {}}
+    params, gpus = 0, {}
+    for line in lines:
+        if found := PARAMS.search(line):
+            params = int(found[1].replace(",", ""))
+        elif found := GPU.search(line):
+            gpus[int(found[1])] = found[2]
+        elif record := parse(line):
+            for curve in curves.values():
+                for taken_back in [updates for updates in curve if updates > record.updates]:
+                    del curve[taken_back]
+            curves[record.tag][record.updates] = record
+    train, valid = curves["train_inner"] or curves["train"], curves["valid"]
+    # The last updates may fall short of an interval; the validation after them gives their number.
+    updates = max([*train, *valid], default=0)
+    last = train.get(max(train, default=0))
+    return Log(
+        train={updates: record.bits for updates, record in sorted(train.items())},
+        valid={updates: record.bits for updates, record in sorted(valid.items())},
+        params=params,
+        updates=updates,
+        epochs=last.epochs * updates / last.updates if last else 0.0,
+        hours=sum(record.seconds for record in train.values()) / 3600,
+        gpus=tuple(gpus[rank] for rank in sorted(gpus)),
+    )

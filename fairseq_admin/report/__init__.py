@@ -1,0 +1,1 @@
+"""`fairseq-admin report`: what was run and what came out, as one page."""

@@ -1,0 +1,44 @@
+"""The options of a checkpoint that a reader of a report wants to know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..checkpoints.checkpoint import plain
+
+SECTIONS = {
+    "model": (
+        *("_name", "admin_scheme", "admin_init", "encoder_layers", "decoder_layers"),
+        *("encoder_embed_dim", "decoder_embed_dim", "encoder_ffn_embed_dim", "decoder_ffn_embed_dim"),
+        *("encoder_attention_heads", "decoder_attention_heads", "dropout", "attention_dropout", "activation_dropout"),
+        *("share_all_embeddings", "share_decoder_input_output_embed", "layernorm_embedding"),
+    ),
+    "task": ("_name", "source_lang", "target_lang", "data"),
+    "criterion": ("_name", "label_smoothing"),
+    "optimizer": ("_name", "adam_betas", "weight_decay"),
+    "lr_scheduler": ("_name", "warmup_updates"),
+    "optimization": ("lr", "clip_norm", "update_freq", "max_update", "max_epoch"),
+    "dataset": ("max_tokens", "batch_size"),
+    "distributed_training": ("distributed_world_size",),
+    "common": ("seed", "fp16", "memory_efficient_fp16", "bf16", "amp", "cpu", "user_dir"),
+}
+"""By section of fairseq's configuration."""
+
+NAMED = {"model": "arch", "optimizer": "optimizer", "lr_scheduler": "lr_scheduler"}
+"""What the `_name` of a section is called on the command line, where it is not the section's own name."""
+
+
+def options_of(state: dict[str, Any]) -> dict[str, str]:
+    """The options by name, as on fairseq's command line; those that are off or not set are left out."""
+    args, cfg = state.get("args"), state.get("cfg") or {}
+    found = {}
+    for section, names in SECTIONS.items():
+        values = plain(args) if args is not None else plain(cfg.get(section))
+        for name in names:
+            option = NAMED.get(section, section) if name == "_name" else name
+            value = values.get(option if args is not None and name == "_name" else name)
+            if isinstance(value, (list, tuple)):
+                value = ",".join(map(str, value))
+            if value not in (None, False, "", 0, "0"):
+                found[f"--{option.replace('_', '-')}"] = "on" if value is True else str(value)
+    return found

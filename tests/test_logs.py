@@ -1,0 +1,68 @@
+"""Losses out of fairseq's log: every format, with and without time and tag, whole, resumed or cut short."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairseq_admin import logs
+
+HEAD = "2026-11-21 20:37:30 | INFO | {} | "
+PARAMS = "num. shared model params: 200,704 (num. trained: 200,704)"
+# As fairseq 0.12 writes them, shortened.
+JSON = [
+    ("train_inner", '{"epoch": 1, "update": 0.041, "nll_loss": "9.914", "num_updates": "6", "train_wall": "36"}'),
+    ("valid", '{"epoch": 1, "valid_loss": "10.5", "valid_nll_loss": "10.028", "valid_num_updates": "6"}'),
+    ("train_inner", '{"epoch": 1, "update": 0.083, "nll_loss": "9.522", "num_updates": "12", "train_wall": "36"}'),
+    ("train", '{"epoch": 1, "train_nll_loss": "9.803", "train_num_updates": "12", "train_train_wall": "80"}'),
+]
+SIMPLE = [
+    (
+        "train_inner",
+        "epoch 001:      6 / 145 loss=9.95, nll_loss=9.914, num_updates=6, lr=0.001, train_wall=36",
+    ),
+    ("valid", "epoch 001 | valid on 'valid' subset | loss 10.5 | nll_loss 10.028 | ppl 1044.35 | num_updates 6"),
+    ("train_inner", "epoch 001:     12 / 145 loss=9.55, nll_loss=9.522, num_updates=12, lr=0.001, train_wall=36"),
+    ("train", "epoch 001 | loss 9.9 | nll_loss 9.803 | num_updates 12 | lr 0.001 | train_wall 80 | wall 6"),
+]
+
+
+@pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
+@pytest.mark.parametrize("tagged", [True, False], ids=["stdout", "log-file"])
+def test_every_format_tells_the_same(lines, tagged):
+    """--log-file leaves out the tags, and adds a handler with every epoch, so that lines come twice."""
+    told = [HEAD.format(tag) + text if tagged else text for tag, text in lines]
+    log = logs.read([PARAMS, *(line for line in told for _ in range(1 if tagged else 2))])
+    assert (log.train, log.valid) == ({6: 9.914, 12: 9.522}, {6: 10.028})
+    assert (log.params, log.updates, log.hours) == (200704, 12, pytest.approx(0.02))
+    assert log.epochs == pytest.approx(0.083, abs=1e-3)
+
+
+@pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
+def test_without_intervals_the_epochs_tell(lines):
+    log = logs.read(text for tag, text in lines if tag != "train_inner")
+    assert (log.train, log.valid, log.epochs) == ({12: 9.803}, {6: 10.028}, 1.0)
+
+
+def test_a_criterion_without_smoothing_has_its_loss():
+    (record,) = filter(None, map(logs.parse, ['{"epoch": 1, "update": 0.5, "loss": "5.25", "num_updates": "6"}']))
+    assert record.bits == 5.25
+
+
+def test_a_line_that_tells_nothing():
+    """A killed line goes on with the new log's first; others look like records and are not."""
+    cut = JSON[0][1][:40]
+    assert logs.parse(cut) is None and logs.parse('{"epoch": 1, "num_updates": "x"}') is None
+    assert str(logs.parse(cut + JSON[1][1])) == str(logs.parse(JSON[1][1]))
+    assert logs.parse(SIMPLE[0][1][:50] + SIMPLE[2][1]) == logs.parse(SIMPLE[2][1])
+    for line in (
+        "{'_name': None, 'common': {'seed': 1}}",
+        '{"beam": 5}',
+        "epoch 001 | of | nothing",
+        "H-3\t-0.2\t{ a }",
+    ):
+        assert logs.parse(line) is None, line
+
+
+def test_the_gpus_are_counted_once_a_rank():
+    line = "rank   {}: capabilities =  7.0  ; total memory = 15.782 GB ; name = Tesla V100-SXM2-16GB        "
+    assert logs.read([line.format(1), line.format(0), line.format(1)]).gpus == ("Tesla V100-SXM2-16GB",) * 2
