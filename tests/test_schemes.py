@@ -471,10 +471,7 @@ def test_omega_of_another_scheme(tmp_path, capsys):
         ),
         ({"admin_scheme": "rezero", "scale_resids": True}, "^scale_resids was given"),
         ({"admin_scheme": "residual", "no_decoder_final_norm": True}, "^--no-decoder-final-norm .* second stream ends"),
-        (
-            {"admin_scheme": "keel", "cross_self_attention": True},
-            "^--cross-self-attention was given with --admin-scheme k",
-        ),
+        ({"admin_scheme": "keel", "cross_self_attention": True}, "^--cross-self-attention was given with --admin-"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )

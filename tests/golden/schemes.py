@@ -120,8 +120,7 @@ def b2t_code(laws):
 
 
 def ds_init_code(laws):
-    """Variance times 1/sqrt(l); self-attention's q, k, v as one matrix of C to 3C; no biases. Held to the authors' code
-    by ds_init.tsv."""
+    """Variance times 1/sqrt(l); self-attention's q, k, v as one matrix of C to 3C; no biases: as the code reads."""
 
     def gain(stack, layer, kind):
         return (layer + 1) ** -0.25
