@@ -35,7 +35,9 @@ DAMAGES = {
     "NaN": (changed(WEIGHT, math.nan), f"{WEIGHT} holds NaN or infinity, 2 of 8192 values: the run had diverged"),
     "infinity": (changed(OMEGA, math.inf), f"{OMEGA} holds NaN or infinity, 2 of 64 values"),
 }
-OF_OMEGA = ("no record", "NaN in the record", "omega of another shape")
+DAMAGES["a weight that is a number"] = (lambda weights: weights.update({WEIGHT: 3}), DAMAGES["a missing weight"][1])
+DAMAGES["omega that is a list"] = (lambda weights: weights.update({OMEGA: [1.0]}), f"{OMEGA} is not a tensor")
+OF_OMEGA = ("no record", "NaN in the record", "omega of another shape", "omega that is a list")
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,28 @@ def test_another_dictionary_of_the_same_size_is_one_line(damaged, capsys):
     assert cli.main([str(argument) for argument in arguments("translate", path)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-admin: {path}: no model can be built"), err
+
+
+MALFORMED = {
+    "7 of its model": lambda state: state["model"].update({7: torch.ones(1)}),
+    "its 'task_state'": lambda state: state.update(task_state=[1]),
+    "its 'extra_state'": lambda state: state.update(extra_state="x"),
+    "its 'cfg'": lambda state: state.update(cfg=[1]),
+    "its 'optimizer_history'": lambda state: state.update(optimizer_history=[None]),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_what_fairseq_does_not_save_is_one_line(damaged, whole, capsys, what):
+    path = damaged(None)
+    state = {**whole[1], "model": dict(whole[1]["model"])}
+    MALFORMED[what](state)
+    torch.save(state, path)
+    for verb in ("omega", "average", "fold", "translate"):
+        assert cli.main([str(argument) for argument in arguments(verb, path)]) == 2, verb
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1, err
+        assert err.startswith(f"fairseq-admin: {path}: {what} is not what fairseq-train saves there"), err
 
 
 @pytest.mark.parametrize("verb", ["omega", "fold", "average", "translate"])

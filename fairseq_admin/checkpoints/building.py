@@ -34,7 +34,7 @@ def check(checkpoint: Checkpoint) -> None:
         for key, tensor in model.state_dict().items():
             if STRAY.search(key):
                 continue
-            if key not in weights:
+            if not isinstance(weights.get(key), Tensor):
                 raise AdminError(
                     f"{checkpoint.name} has no {key}, which its architecture {checkpoint.options.model['_name']} has: "
                     "it is damaged. Give the file that fairseq-train saved."

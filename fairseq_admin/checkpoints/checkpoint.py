@@ -165,8 +165,11 @@ class Checkpoint:
         for key, tensor in self.weights.items():
             norm, _, name = key.rpartition(".")
             weight = self.weights.get(f"{norm}.weight", tensor)
-            if f".{name}" in (state_dict.OMEGA_INIT, state_dict.OMEGA_DELTA) and tensor.shape != weight.shape:
-                raise wrong_shape(self.name, key, tensor.shape, weight.shape)
+            if f".{name}" in (state_dict.OMEGA_INIT, state_dict.OMEGA_DELTA):
+                if not isinstance(tensor, Tensor):
+                    raise AdminError(f"{self.name}: {key} is not a tensor. Give the file that fairseq-train saved.")
+                if tensor.shape != weight.shape:
+                    raise wrong_shape(self.name, key, tensor.shape, weight.shape)
         _ = self.record  # refused if it is missing
 
     @cached_property

@@ -101,10 +101,26 @@ def read(
         raise AdminError(f"{path}: not a whole checkpoint ({_line(error)}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise AdminError(f"{path}: a torch file, but not a fairseq checkpoint (it has no entry 'model').")
+    _refuse_malformed(path, state)
     # Not by fsdp_metadata, which fully_sharded puts into a whole checkpoint too.
     if any("flat_param" in key for key in state["model"]):
         raise sharded(path)
     return state
+
+
+def _refuse_malformed(path: Path, state: Mapping[str, Any]) -> None:
+    """Refuse names and sections that are not of fairseq's kind, before anything looks into them."""
+    wrong = [f"{key!r} of its model" for key in state["model"] if not isinstance(key, str)]
+    sections = {name: state.get(name) for name in ("cfg", "task_state", "extra_state")}
+    wrong += [f"its {name!r}" for name, value in sections.items() if value is not None and not hasattr(value, "get")]
+    history = state.get("optimizer_history") or []
+    if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
+        wrong.append("its 'optimizer_history'")
+    if wrong:
+        raise AdminError(
+            f"{path}: {wrong[0]} is not what fairseq-train saves there: the file is damaged. Copy it again, or take an "
+            "earlier one."
+        )
 
 
 def _line(error: BaseException) -> str:

@@ -113,7 +113,9 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
                 "that. It cannot be exported."
             )
     assets.expect(checkpoint.text)
-    options.source_lang, options.target_lang = languages = assets.languages(options.source_lang, options.target_lang)
+    options.source_lang, options.target_lang = languages = assets.languages(
+        *(getattr(options, name, None) for name in ("source_lang", "target_lang"))
+    )
     plain.state["args"] = attributes(vars(options))
     names = [f"dict.{language}.txt" for language in languages]
     source, target = (
