@@ -95,16 +95,15 @@ def test_growth_from_6_to_48_layers(changes: Found) -> None:
 
 @pytest.mark.slow
 def test_theorem_2(changes: Found) -> None:
-    """Law: Σ β² C is the measured change within a third. It came out up to 29 % too low for Post-LN, 23 % for
-    Pre-LN and 11 % for Admin: attention takes over more of what changes below than the theorem has it. The estimate
-    for Post-LN is not Pre-LN's.
+    """Law: Σ β² C is the measured change within a quarter. It came out from 5 % too low to 16 % too high for Post-LN, and
+    up to 10 % too low for Pre-LN and 9 % for Admin. The estimate for Post-LN is not Pre-LN's.
     """
 
     def apart(one: str, other: str) -> list[float]:
         return [a / b - 1 for a, b in zip(changes[one]["theorem 2"], changes[other]["measured"])]
 
     for method in changes:
-        assert -0.35 < min(apart(method, method)) <= max(apart(method, method)) < 0.1
+        assert -0.25 < min(apart(method, method)) <= max(apart(method, method)) < 0.25
     assert max(apart("post-ln", "pre-ln")[-3:]) > 1 and min(apart("pre-ln", "post-ln")[-3:]) < -0.5
 
 
