@@ -94,15 +94,17 @@ class Sizes:
 
 
 class Scores(NamedTuple):
-    """What one attention keeps of its scores.
+    """What one attention keeps, of its scores above all.
 
     Attributes:
         bytes: for each head and pair of positions.
         kernel: whether torch's kernel computes it, which keeps their sum instead.
+        vectors: tensors of d values a token: q, k, v, and what the output projection takes.
     """
 
     bytes: float
     kernel: bool
+    vectors: int = 4
 
 
 def plain_scores(sizes: Sizes, decoder: bool, cross: bool) -> Scores:
@@ -154,8 +156,7 @@ def attention_bytes(sizes: Sizes, length: int, *, decoder: bool, cross: bool) ->
     """What one attention keeps, in bytes a token of its queries."""
     d, h, a = sizes.width, sizes.heads, sizes.type.activation
     scores = LAYERS[sizes.layers].scores(sizes, decoder, cross)
-    # q, k, v, and what the output projection takes.
-    kept = 4 * d * a + scores.bytes * h * length
+    kept = scores.vectors * d * a + scores.bytes * h * length
     # A sum a head, and on a GPU a copy of the result in another order.
     return kept + (4 * h + (d * a if sizes.gpu else 0) if scores.kernel else 0)
 
