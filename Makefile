@@ -88,7 +88,7 @@ table: $(VENV)/ready
 ## make figures: the figures of README.md and docs/, from what is in runs/demo (all three methods) and docs/compare.csv (RUNS=)
 .PHONY: figures
 figures: $(VENV)/ready
-	@$(RUN) -m recipes.figures.analysis --runs $(or $(RUNS),runs) -o docs/images
+	@$(RUN) -m recipes.figures.analysis --runs $(or $(RUNS),runs) --kept docs -o docs/images
 	@$(RUN) -m recipes.figures.draw --runs $(or $(RUNS),runs) --compare docs/compare.csv -o docs/images
 
 ## make test: lint, types and all tests

@@ -121,11 +121,11 @@ def by_depth() -> dict[str, dict]:
 
 
 def test_last_gradient_is_flat_in_post_ln_and_falls_in_pre_ln(by_depth) -> None:
-    """Law (Xiong et al. 2020, theorem 1): as L^0 for Post-LN; for Pre-LN towards L^(-1/2), from above, since its stream
-    has a squared norm of 1 and more before the first layer."""
+    """Law (Xiong et al. 2020, theorem 1): flat for Post-LN, as L^(-1/2) for Pre-LN. The means of 16 models each gave
+    L^-0.08 and L^-0.46; those of 4 scatter.
+    """
     powers = {scheme: found["power of the depth"]["decoder"] for scheme, found in by_depth.items()}
-    assert abs(powers["post-ln"]) < 0.3  # 0.1 to 0.2 over several seeds: it does not fall
-    assert -0.6 < powers["pre-ln"] < -0.25
+    assert abs(powers["post-ln"]) < 0.25 < 0.3 < -powers["pre-ln"] < 0.75
     assert by_depth["post-ln"]["stacks"]["decoder"][-1] > 2 * by_depth["pre-ln"]["stacks"]["decoder"][-1]
 
 
@@ -137,7 +137,7 @@ def test_only_the_decoder_of_post_ln_vanishes() -> None:
             values = found["relative output gradient"]
             kept[scheme, side] = values[0] / values[-1]
     assert kept.pop(("post-ln", "decoder")) < 0.1
-    assert min(kept.values()) > 0.25  # Admin's decoder; all others keep their size, or grow
+    assert min(kept.values()) > 0.4  # Admin's decoder; all others keep their size, or grow
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def intervals() -> dict[str, dict]:
 
 
 def test_adam_evens_out_what_gradients_do_not(intervals) -> None:
-    """Law (section 3.2): in Post-LN's decoder the gradients of every kind of matrix differ 20-fold and more among the
+    """Law (section 3.2): in Post-LN's decoder the gradients of every kind of matrix differ 10-fold and more among the
     layers, and what Adam has moved them by less than twofold; Pre-LN's gradients differ less than tenfold."""
     spread = intervals["post-ln"]["spread"]
     assert min(spread["gradient"]["decoder"].values()) > 10

@@ -95,7 +95,7 @@ def test_growth_from_6_to_48_layers(changes: Found) -> None:
 
 @pytest.mark.slow
 def test_theorem_2(changes: Found) -> None:
-    """Law: Σ β² C is the measured change within a quarter. It came out from 5 % too low to 16 % too high for Post-LN, and
+    """Law: Σ β² C is the measured change within a quarter. It came out from 5 % too low to 16 % too high for Post-LN,
     up to 10 % too low for Pre-LN and 9 % for Admin. The estimate for Post-LN is not Pre-LN's.
     """
 

@@ -1,19 +1,23 @@
 """Draw the figures of docs/analysis.md again: `make figures`.
 
-    python -m recipes.figures.analysis --runs runs -o docs/images
+    python -m recipes.figures.analysis --runs runs --kept docs -o docs/images
 
-Fresh models have the sizes of the demo's. Sentences are the demo's where it has been run, else random words, as the
-figure then says. A figure of a trained model is drawn where its run is at hand.
+The output changes are drawn from the numbers in docs/output-change-*.json, which take an hour at width 512. Other fresh
+models have the sizes of the demo's. Sentences are the demo's where it has been run, else random words, as the figure
+then says. A figure of a trained model is drawn where its run is at hand.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import shutil
 import tempfile
 from pathlib import Path
 
 from fairseq_admin import cli
+from fairseq_admin.analysis import figure, output_change
 from recipes.steps.common import replacing, run
 
 FRESH = [
@@ -31,9 +35,6 @@ def fresh(what: str, scheme: str, *options: str) -> list[str]:
 def figures(demo: Path) -> dict[str, list[str]]:
     """The arguments of every figure that can be drawn, by its name."""
     found = {f"dependency-{scheme}": fresh("dependency", scheme) for scheme in ("post-ln", "pre-ln", "admin")}
-    for scheme in ("post-ln", "admin"):
-        deep = ("--depths", "6,9,12,18,24,36", "--tokens", "512", "--repeats", "8")
-        found[f"output-change-{scheme}"] = fresh("output-change", scheme, *deep)
     for scheme in ("post-ln", "pre-ln"):
         found[f"gradients-{scheme}"] = fresh("gradients", scheme, "--tokens", "512", "--repeats", "8")
     folder = demo / RUN
@@ -50,11 +51,18 @@ def figures(demo: Path) -> dict[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=Path, required=True, help="the folder with demo/ in it, if it has been run")
+    parser.add_argument("--kept", type=Path, required=True, help="the folder with output-change-SCHEME.json")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
     args = parser.parse_args()
     demo = args.runs / "demo"
     data = demo / "data" / "bin"
     sentences = ["--data", str(data)] if (data / "dict.de.txt").exists() else ["--random-tokens"]
+    for library in ("matplotlib", "PIL"):  # fairseq lets every library tell all
+        logging.getLogger(library).setLevel(logging.WARNING)
+    for path in sorted(args.kept.glob("output-change-*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        with replacing(args.output / f"analysis-{path.stem}.png") as part, tempfile.TemporaryDirectory() as folder:
+            figure.save(output_change.draw, result, part, Path(folder, "figure.svg"))
     with tempfile.TemporaryDirectory() as folder:
         for name, arguments in figures(demo).items():
             if status := cli.main(["analyze", *arguments, *sentences, "-o", str(Path(folder, name))]):
