@@ -184,6 +184,8 @@ def test_a_batch_without_memory_leaves_no_probe_behind() -> None:
     handle.remove()
     model.set_num_updates(0)
     model(*batch)
+    kept = [value for probe in model.monitor.probes.values() for value in probe.values().values()]
+    assert kept and not any(value.requires_grad for value in kept)  # or the next update would keep this one's graph
     assert not any("residual_connection" in vars(module) for module in model.modules())
 
 

@@ -109,7 +109,7 @@ class Monitor:
         self.probes, self.norms = {}, {}
         values = dict(zip(found, torch.stack([value.float() for value in found.values()]).tolist() if found else []))
         self.shown = {name: float(f"{value:.4g}") for name, value in values.items()}
-        if of_fairseq.get("loss") is not None:
-            betas = {side: values[name] for side, name in shares.items()}
+        betas = {side: values[name] for side, name in shares.items()}
+        if betas and of_fairseq.get("loss") is not None:
             for warning in self.signs.warnings(self.num_updates + 1, betas, float(of_fairseq["loss"])):
                 logger.warning("Admin: %s", warning)
