@@ -14,7 +14,7 @@ TEXT = ["sacremoses>=0.2,<0.3", "regex"]
 EXPORT = [f"{name}; python_version >= '3.10'" for name in ("ctranslate2>=4.8.1", "transformers>=5", "safetensors")]
 # The page's template, and Vega-Lite with all that it needs, to be put into the page.
 REPORT = ["jinja2", "vl-convert-python>=1.7"]
-DEV = ["hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "subword-nmt"]
+DEV = ["hypothesis", "mypy", "playwright", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "subword-nmt"]
 DEV += ["types-requests", "types-tqdm"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
 DOWNLOAD = ["filelock", "requests", "urllib3>=2.2"]

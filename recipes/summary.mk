@@ -25,13 +25,14 @@ $(RUN)/summary.txt: $(RUN)/score.json $(if $(PROFILED),$(RUN)/omega.json) $(OTHE
 
 # What the report shows of the papers' analysis, on a few tokens. A scheme or a text that it cannot be made of says so in
 # a line, here and in the report.
-ANALYSES := $(patsubst %,$(RUN)/analysis/%.json,dependency output-change)
-$(ANALYSES): $(RUN)/analysis/%.json: $(RUN)/average.pt
+ANALYSES ?= dependency output-change
+ANALYSED := $(ANALYSES:%=$(RUN)/analysis/%.json)
+$(ANALYSED): $(RUN)/analysis/%.json: $(RUN)/average.pt
 	# analyse: $*
 	mkdir -p $(@D)
 	-$(PYTHON) -m fairseq_admin.cli analyze $* $< --data $(BINARY) --tokens 256 --json -o $(basename $@)
 
-$(RUN)/report.html: $(RUN)/summary.txt $(ANALYSES)
+$(RUN)/report.html: $(RUN)/summary.txt $(ANALYSED)
 	# the report
 	$(PYTHON) -m fairseq_admin.cli report $(RUN) $(filter-out $(RUN),$(OTHERS:/score.json=)) -o $@ \
 		|| { echo "The report could not be made; the run is whole: $(RUN)/summary.txt" >&2; exit 2; }

@@ -115,7 +115,7 @@ def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
         wordy = [f"'It does the thing number {number} times {n}, and says so in many words.'" for n in range(10)]
         text = "".join(f"def function{n}():\n    {words}\n\n\n" for n, words in enumerate(wordy))
         (library / f"m{number}.py").write_text(text)
-    small = {**SMALL, "LIBRARY": library}
+    small = {**SMALL, "LIBRARY": library, "ANALYSES": ""}
     for method in ("admin", "pre-ln"):
         done = make(tmp_path, METHOD=method, **small)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
