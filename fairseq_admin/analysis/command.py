@@ -14,10 +14,11 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from ..checkpoints import files
 from ..errors import AdminError
 from . import figure
+from .fresh import Fresh
 from .registry import MEASURES
 from .sentences import Source
 from .settings import Settings
-from .subject import Fresh, Subject, Trained
+from .subject import Subject, Trained
 
 MODEL = "options of the model of --arch, as for fairseq-train"
 
