@@ -15,10 +15,11 @@ from ..checkpoints import files
 from ..errors import AdminError
 from . import figure
 from .curves import Runs
+from .fresh import Fresh
 from .registry import MEASURES
 from .sentences import Source
 from .settings import Settings
-from .subject import Fresh, Subject, Trained
+from .subject import Subject, Trained
 
 MODEL = "options of the model of --arch, as for fairseq-train"
 

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 from ..bar import bar
 from ..method.schemes import layers_of, stacks_of
 from . import figure
+from .fresh import Fresh
 from .observing import Sublayer, observed, real_positions, real_rows
 from .output_change import fit
 from .sentences import PADDING
 from .settings import Settings
-from .subject import Fresh, Subject
+from .subject import Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

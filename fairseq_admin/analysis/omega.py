@@ -53,10 +53,10 @@ def draw(result: dict[str, Any]) -> Figure:
             low, mean, high = ([it[name] for it in found["trained"]] for name in ("min", "mean", "max"))
             look = figure.style(1)
             axes.fill_between(numbers, low, high, color=look["color"], alpha=0.25, linewidth=0)
-            axes.plot(numbers, mean, label="trained: mean, range over channels", **look, markersize=3)
+            axes.plot(numbers, mean, label="trained: mean and range", **look, markersize=3)
         for number, (rule, value) in enumerate(found["closed form"].items()):
             look = {"color": figure.COLOURS[2 + number], "linestyle": ("--", ":")[number]}
-            axes.axhline(value, label=f"by the depth alone, rule {rule}", **look)
+            axes.axhline(value, label=f"by depth, rule {rule}", **look)
         axes.set(title=side, xlabel="sub-layer")
         axes.xaxis.set_major_locator(figure.whole_numbers())
     panels[0].set_ylabel("ω")

@@ -25,10 +25,11 @@ from ..bar import bar
 from ..method.schemes import layers_of, stacks_of
 from . import figure
 from .dependency import own_share
+from .fresh import Fresh
 from .observing import Sublayer, normalised, observed, real_positions, real_rows
 from .sentences import PADDING
 from .settings import Settings
-from .subject import Fresh, Subject
+from .subject import Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

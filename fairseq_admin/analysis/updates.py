@@ -21,8 +21,9 @@ from ..checkpoints.building import build
 from ..errors import AdminError
 from ..method.state_dict import of_stacks
 from . import figure
+from .fresh import Fresh
 from .settings import Settings
-from .subject import Fresh, Subject, Trained
+from .subject import Subject, Trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,6 +135,7 @@ def draw(result: dict[str, Any]) -> Figure:
 
     last = result["intervals"][-1]
     sides = list(last["update"])
+    names = " to ".join(last[name].rpartition("/")[2] for name in ("from", "to"))
     drawn = Figure(figsize=(figure.WIDTH, 0.9 + 2.1 * len(sides)), layout="constrained")
     panels = drawn.subplots(len(sides), 2, squeeze=False)
     for row, side in zip(panels, sides):
@@ -148,8 +150,7 @@ def draw(result: dict[str, Any]) -> Figure:
             axes.set_xticks(range(0, layers, step), range(1, layers + 1, step))
             axes.set_title(f"{side}, {'|∂L/∂W|' if what == 'gradient' else '|Wᵢ₊₁ − Wᵢ|'}")
             if side == sides[-1]:
-                axes.set_xlabel("layer")
+                axes.set_xlabel("layer" if what == "gradient" else f"layer ({names})")
     drawn.colorbar(image, ax=panels.ravel().tolist(), label="norm, of the stack's largest", extend="min")
-    names = " to ".join(last[name].rpartition("/")[2] for name in ("from", "to"))
-    figure.headline(drawn, f"Gradients and updates, {names}", result)
+    figure.headline(drawn, "Gradients and updates", result)
     return drawn

@@ -1,0 +1,138 @@
+"""A model at its initialisation, of any depth, as a subject."""
+
+from __future__ import annotations
+
+import copy
+from argparse import Namespace
+from dataclasses import fields
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq import tasks
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+
+from ..architectures.config import DEPTH_RULES
+from ..checkpoints.checkpoint import OURS, STACKS
+from ..errors import AdminError
+from ..method import state_dict
+from ..method.layers import avoid_fast_path
+from ..method.schemes import SCHEMES
+from .sentences import BATCH, Source
+from .subject import Subject
+
+WORDS = 1000
+"""Of a fresh model on random tokens."""
+TASKS = {("encoder", "decoder"): "translation", ("decoder",): "language_modeling", ("encoder",): "masked_lm"}
+OF_ANY_DEPTH = (None, "looklinear_weights", "ds_init_weights", "ds_init_code_weights")
+"""The functions of initial_weights.py that do not ask how deep the model is."""
+
+
+class Fresh(Subject):
+    """A model at its initialisation, of any depth."""
+
+    def __init__(self, arch: str, options: dict[str, Any], source: Source) -> None:
+        """
+        Args:
+            arch: fairseq's --arch.
+            options: the model's options that were given.
+            source: where the sentences are from.
+
+        Raises:
+            AdminError: no such architecture can be analysed.
+        """
+        super().__init__(source)
+        self.arch = arch
+        self.options = options
+        self.checkpoints = []
+        kind = ARCH_MODEL_NAME_REGISTRY.get(arch)
+        if kind not in STACKS:
+            raise AdminError(f"--arch {arch} was found; expected an architecture of {', '.join(STACKS)}.")
+        self.stacks = STACKS[kind]
+
+    def make(self, seed: int = 0, **sizes: int) -> Any:
+        """A model as training would begin with, in evaluation mode.
+
+        Args:
+            seed: added to the subject's.
+            sizes: options other than the subject's, as encoder_layers.
+        """
+        task = self._task_once
+        args = Namespace(**copy.deepcopy({**self.options, **sizes}))
+        args.arch = args._name = self.arch
+        args.admin_fast = "off"
+        torch.manual_seed(self.source.seed + seed)
+        try:
+            ARCH_CONFIG_REGISTRY[self.arch](args)
+            model = ARCH_MODEL_REGISTRY[self.arch].build_model(args, task)
+        except AdminError:
+            raise
+        except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise AdminError(f"--arch {self.arch}: no model can be built from these options ({reason}).") from None
+        avoid_fast_path(model)
+        if not getattr(model, "profiled", True):
+            with torch.no_grad():
+                model.train()(**self.samples[0]["net_input"])
+        return model.eval()
+
+    @cached_property
+    def model(self) -> Any:
+        return self.make()
+
+    @property
+    def cut_is_shallow(self) -> bool:
+        """Whether the first layers of a deep model are what a shallow one would begin with."""
+        if ARCH_MODEL_NAME_REGISTRY[self.arch] not in OURS:
+            return True
+        row = SCHEMES[self.options.get("admin_scheme", "admin")]
+        by_depth = row.omega and self.options.get("admin_init") in DEPTH_RULES
+        return not (by_depth or row.shortcut or row.weights not in OF_ANY_DEPTH)
+
+    def model_facts(self) -> dict[str, Any]:
+        options: Any = getattr(self.model, "cfg", None)
+        ours = hasattr(options, "admin_scheme")
+        scheme = options.admin_scheme if ours else state_dict.scheme(self.model.state_dict())
+        rule = options.admin_init if ours and SCHEMES[scheme].omega else None
+        return {**self._model_facts(self.arch, self.arch, scheme, rule), "updates": 0}
+
+    @cached_property
+    def _task_once(self) -> Any:
+        if self.source.data is None:
+            words = Dictionary()
+            for number in range(WORDS):
+                words.add_symbol(f"w{number}")
+            return SimpleNamespace(
+                source_dictionary=words, target_dictionary=words, dictionary=words, max_positions=lambda: BATCH
+            )
+        data = self.source.data
+        name = TASKS[self.stacks]
+        # Defaults that a training run would take from other parts of its options.
+        elsewhere = {
+            option.name: {"train_subset": "train", "required_seq_len_multiple": 1, "seed": self.source.seed}.get(
+                option.name
+            )
+            for option in fields(TASK_DATACLASS_REGISTRY[name])
+            if str(option.default).startswith("${")
+        }
+        args = Namespace(task=name, **{**elsewhere, "data": str(data), "tokens_per_sample": BATCH // 2})
+        try:
+            task = tasks.setup_task(args)
+            task.load_dataset(self.source.split)
+        except Exception as error:  # whatever fairseq raises at a folder that is not its own
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise AdminError(
+                f"{data}: no data for --arch {self.arch} ({reason}). Give the folder fairseq-preprocess wrote."
+            ) from None
+        return task
+
+    def _task(self) -> Any:
+        return self._task_once
+
+    def _vocabulary(self) -> dict[str, int]:
+        task = self._task_once
+        sides = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
+        return {stack: len(sides[stack]) for stack in self.stacks}
