@@ -195,6 +195,16 @@ class FairseqRAdam(FairseqOptimizer):
         if self.found_inf is None or not self.found_inf.item():
             super().step(closure, scale, groups)
 
+    def clip_grad_norm(self, max_norm, aggregate_norm_fn=None) -> Tensor:
+        """As fairseq's, with one operation for all norms instead of one each, where gradients are float32."""
+        grads = [p.grad for p in self.params if p.grad is not None]
+        if len(grads) < 2 or aggregate_norm_fn is not None or any(it.dtype != torch.float32 for it in grads):
+            return super().clip_grad_norm(max_norm, aggregate_norm_fn)
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        if max_norm > 0:
+            torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp_(max=1))
+        return norm
+
     @property
     def optimizer_config(self) -> Dict[str, Any]:
         """What overrides the options stored in a checkpoint."""

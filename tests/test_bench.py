@@ -62,14 +62,32 @@ def test_reports_the_text_steps_beside_other_programs() -> None:
 @pytest.mark.slow
 def test_reports_what_fast_layers_save(tmp_path) -> None:
     """Does a tiny run write a row a method, with less of all that is counted for fast Admin than for plain?"""
-    sizes = "--layers 2 --words 50 --tokens 64 --length 8 --pairs 1 --threads 1 --widths 16".split()
+    sizes = "--sizes 3-2:16:64 --words 50 --length 8 --pairs 1 --threads 1".split()
     command = [sys.executable, str(ROOT / "recipes/bench/speed.py"), *sizes, "--json", str(tmp_path / "speed.json")]
-    subprocess.run([*command, "--csv", str(tmp_path / "speed.csv")], stdout=subprocess.PIPE, timeout=300, check=True)
+    # Seven processes load torch one after the other, which takes a busy machine minutes.
+    subprocess.run([*command, "--csv", str(tmp_path / "speed.csv")], stdout=subprocess.PIPE, timeout=900, check=True)
     found = json.loads((tmp_path / "speed.json").read_text())
+    assert {(row["layers"], row["decoder_layers"]) for row in found["rows"]} == {(3, 2)}
     rows = {row["method"]: row for row in found["rows"]}
     assert list(rows) == ["post-ln", "pre-ln", "admin-plain", "admin"]
-    assert {"commit", "device", "torch"} <= set(found["conditions"])
+    assert {"commit", "device", "torch", "fairseq_admin_start_up_s"} <= set(found["conditions"])
+    assert rows["admin"]["profile_steps"] > 0
     for name in ("operations", "waits", "kept_mib"):
         assert 0 < rows["admin"][name] < rows["admin-plain"][name], name
-    assert all(row[name] > 0 for row in rows.values() for name in ("step_ms", "optimizer_ms", "loss_ms", "peak_mib"))
+    assert all(row[name] > 0 for row in rows.values() for name in ("step_ms", "optimizer_ms", "loss_ms", "model_mib"))
     assert len((tmp_path / "speed.csv").read_text().splitlines()) == 5
+
+
+def test_growth_is_the_slope_of_the_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of times that are 3 size^1.5 in depth and 2 size in tokens, to rounding."""
+    monkeypatch.syspath_prepend(str(ROOT / "recipes/bench"))
+    from growth import exponents
+
+    def row(layers: int, tokens: int, time: float) -> dict:
+        fixed = {"method": "admin", "width": 512, "decoder_layers": layers}
+        return {**fixed, "layers": layers, "tokens": tokens, "step_ms": time}
+
+    deep = [row(n, 1024, 3 * (2 * n) ** 1.5) for n in (6, 18, 60)]
+    long = [row(6, n, deep[0]["step_ms"] * n / 1024) for n in (2048, 4096)]
+    found = {fit["along"]: fit["exponent"] for fit in exponents([*deep, *long])}
+    assert found == {"depth": pytest.approx(1.5), "tokens": pytest.approx(1.0)}

@@ -17,11 +17,14 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_admin.fast import attention, linear
+from fairseq_admin.fast import shortcut as shortcut_module
 from fairseq_admin.fast.attention import Causal, FastAttention, Padding
 from fairseq_admin.fast.dropout import FastDropout
 from fairseq_admin.fast.feed_forward import FUSED, ActivationDropout
 from fairseq_admin.fast.linear import OneDnnLinear
+from fairseq_admin.fast.shortcut import FastShortcutNorm
 from fairseq_admin.fast.twin import Fast
+from fairseq_admin.method.layers import ShortcutNorm
 from fairseq_admin.method.schemes import SCHEMES
 
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -127,30 +130,74 @@ def test_left_padded_targets(exact_softmax) -> None:
 @pytest.mark.parametrize("mask", ["none", "causal", "padding"])
 @pytest.mark.parametrize("inputs", [1, 2], ids=["self-attention", "encoder-attention"])
 def test_products_are_the_kernel(inputs: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's way, which has dropout, against the formula with the same elements dropped; gradients, too."""
+    """The CPU's way, which has dropout, against the formula with the same elements dropped; gradients, too.
+
+    It ends with a linear layer, whose input it makes again instead of keeping it.
+    """
     torch.manual_seed(1)
     length, sentences, heads, width = 7, 3, 4, 5
     hidden = torch.zeros(sentences, length, dtype=torch.bool)
     hidden[1, 5:] = hidden[2, :2] = True
-    of = {"none": None, "causal": Causal(length), "padding": Padding(hidden)}[mask]
+    of = {"none": attention.Mask(), "causal": Causal(length), "padding": Padding(hidden)}[mask]
     numbers = [3] if inputs == 1 else [1, 2]
-    packed = [torch.randn(length, sentences, n, heads, width, dtype=torch.float64, requires_grad=True) for n in numbers]
+    packed = [torch.randn(sentences, length, n, heads, width, dtype=torch.float64, requires_grad=True) for n in numbers]
     kept = torch.rand(sentences * heads, length, length).ge(0.3)
     monkeypatch.setattr(attention, "keep", lambda x, p: (kept, 1 / (1 - p)))
 
-    q, k, v = torch.cat(packed, 2).permute(2, 1, 3, 0, 4)
+    q, k, v = torch.cat(packed, 2).permute(2, 0, 3, 1, 4)
     scores = q @ k.transpose(2, 3) / math.sqrt(width)
     if mask == "causal":
         scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
     elif mask == "padding":
         scores = scores.masked_fill(hidden[:, None, None], -math.inf)
     shares = scores.softmax(-1) * kept.view_as(scores) / 0.7
-    expected = (shares @ v).permute(2, 0, 1, 3).flatten(2)
+    last = nn.Linear(heads * width, 6).double()
+    expected = last((shares @ v).transpose(1, 2).flatten(2))
     weights = torch.randn_like(expected)
-    found = attention.by_products(of, 0.3, *packed)
+    sizes: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda it: sizes.append(it.numel()) or it, lambda it: it):
+        found = attention.by_products(of, 0.3, False, last.weight, last.bias, *packed)
+    rows = [it.numel() for it in packed]
+    assert sorted(sizes) == sorted([*rows, shares.numel(), kept.numel(), last.weight.numel()])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    for a, b in zip(*(torch.autograd.grad((out * weights).sum(), packed) for out in (found, expected))):
+    leaves = [*packed, *last.parameters()]
+    for a, b in zip(*(torch.autograd.grad((out * weights).sum(), leaves) for out in (found, expected))):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("learned", [True, False], ids=["learned omega", "first omega"])
+def test_shortcut_norm_with_dropout(learned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the formula with the same elements dropped, gradients too; the sum and the mask are all that is new."""
+    torch.manual_seed(1)
+    norm = ShortcutNorm(24).double()
+    norm.set_omega(1.7)
+    if not learned:
+        norm.freeze_omega()
+    for p in norm.parameters():
+        nn.init.normal_(p)
+    branch, shortcut = (torch.randn(5, 3, 24, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    kept = torch.rand(5, 3, 24).ge(0.3)
+    z = shortcut * norm.omega + branch * kept / 0.7
+    expected = functional.layer_norm(z, (24,), norm.weight, norm.bias, norm.eps)
+
+    monkeypatch.setattr(shortcut_module, "keep", lambda x, p: (kept.to(torch.int8), 1 / (1 - p)))
+    norm.__class__, norm.dropout_module = FastShortcutNorm, FastDropout(0.3)
+    own = {it.data_ptr() for it in (shortcut, norm.weight, norm.bias)}
+    large: list[torch.dtype] = []
+
+    def remember(it: Tensor) -> Tensor:
+        if it.numel() == z.numel() and it.data_ptr() not in own:
+            large.append(it.dtype)
+        return it
+
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda it: it):
+        found = norm((branch, shortcut))
+    assert sorted(large, key=str) == [torch.float64, torch.int8]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    weights, leaves = torch.randn_like(z), [branch, shortcut, *norm.parameters()]
+    assert len(leaves) == 4 + learned
+    for a, b in zip(*(torch.autograd.grad((out * weights).sum(), leaves) for out in (found, expected))):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "input and second bias not"])
@@ -316,8 +363,8 @@ def test_autocast(onednn) -> None:
     assert max(found.values()) < 0.05, found
 
 
-def test_waits_for_the_device_thrice() -> None:
-    """For the source's padding, for the target's, and whether that comes first; fairseq's does in every layer."""
+def test_waits_for_the_device_twice() -> None:
+    """Whether the source has padding, and whether the target begins with it; fairseq's does in every layer."""
 
     class Waits(TorchDispatchMode):
         """Counts the questions whether something is so."""
@@ -336,7 +383,7 @@ def test_waits_for_the_device_thrice() -> None:
             loss_of(model).backward()
         counts.append(waits.number)
     # Two more are asked of fairseq's positions, of tensors that are on the CPU always; and one by stock's encoder.
-    assert counts == [3 + 2, 7 + 3]
+    assert counts == [2 + 2, 7 + 3]
 
 
 @pytest.mark.parametrize(

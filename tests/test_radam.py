@@ -445,3 +445,36 @@ def test_no_step_of_nothing_by_nothing():
     p.grad = torch.tensor([0.0, 1.0, 0.0])
     RAdam([p], **{**SETTINGS, "eps": 0.0, "weight_decay": 0.0}).step()
     assert torch.equal(p, torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("limit", [0.0, 1.0, 1e6])
+def test_clips_as_fairseq(limit: float, dtype: torch.dtype) -> None:
+    """The norm and what becomes of the gradients, to rounding; half numbers are summed in float32, as fairseq does."""
+    found = []
+    for clip in (FairseqRAdam.clip_grad_norm, FairseqOptimizer.clip_grad_norm):
+        torch.manual_seed(1)
+        handle = FairseqRAdam(options(), [torch.zeros(size, dtype=dtype) for size in (300, 7, 40)])
+        for i, p in enumerate(handle.params):
+            p.grad = None if i == 1 else 60 * torch.randn_like(p)
+        norm = clip(handle, limit)
+        assert norm.dtype == torch.float32 and norm > 500
+        found.append([norm, *(p.grad for p in handle.params if p.grad is not None)])
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=1e-6 if dtype == torch.float32 else 0, atol=0)
+
+
+def test_clips_with_one_operation_for_all_norms() -> None:
+    class Names(TorchDispatchMode):
+        found: list[str] = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.found.append(function.__name__.split(".")[0])
+            return function(*args, **(kwargs or {}))
+
+    handle = FairseqRAdam(options(), [torch.zeros(4) for _ in range(50)])
+    for p in handle.params:
+        p.grad = torch.ones_like(p)
+    with Names() as names:
+        handle.clip_grad_norm(1.0)
+    assert names.found.count("_foreach_norm") == 1 and len(names.found) < 10

@@ -2,9 +2,9 @@
 
     T target time   S source time   B batch   H heads   D channels a head   C = H · D channels
 
-fairseq's encoder-attention leaves torch's kernels in training, and every layer makes its masks again. Here masks are
-objects that a stack makes once a batch; a mask of any other kind, incremental decoding and a wish for the attention
-weights are the twin's.
+fairseq's encoder-attention leaves torch's kernels in training, every layer makes its masks again, and time comes first
+in its tensors, which the kernels then copy. Here masks are objects that a stack makes once a batch, and next to one
+tensors are batch-first. A mask of any other kind is the twin's, and so are incremental decoding and a wish for weights.
 """
 
 from __future__ import annotations
@@ -19,11 +19,27 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .dropout import keep
-from .linear import packed_linear
+from .linear import packed_linear, product, product_backward
 from .twin import Fast
 
 
-class Causal:
+class Mask:
+    """What no position sees; of this class itself, nothing is hidden."""
+
+    def bias(self, heads: int, like: Tensor) -> Tensor | None:
+        """0 or -inf, to add to the scores. Shape (B · H or 1, T or 1, S)."""
+        return None
+
+    def kernel_options(self) -> dict[str, Any]:
+        """As scaled_dot_product_attention takes it."""
+        return {}
+
+    def for_twin(self, like: Tensor) -> dict[str, Tensor]:
+        """As the twin takes it."""
+        return {}
+
+
+class Causal(Mask):
     """Position t sees positions up to t.
 
     Padding, if it follows the words, is hidden from them by that alone.
@@ -37,21 +53,19 @@ class Causal:
         self._bias: Tensor | None = None
 
     def bias(self, heads: int, like: Tensor) -> Tensor:
-        """0 or -inf, to add to the scores. Shape (1, T, T)."""
+        """Shape (1, T, T)."""
         if self._bias is None or self._bias.dtype != like.dtype:
             self._bias = like.new_full((1, self.length, self.length), -math.inf).triu(1)
         return self._bias
 
     def kernel_options(self) -> dict[str, Any]:
-        """As scaled_dot_product_attention takes it."""
         return {"is_causal": True}
 
-    def tensor(self, like: Tensor) -> Tensor:
-        """As the twin takes it. Shape (T, T)."""
-        return self.bias(1, like)[0]
+    def for_twin(self, like: Tensor) -> dict[str, Tensor]:
+        return {"attn_mask": self.bias(1, like)[0]}
 
 
-class Padding:
+class Padding(Mask):
     """No position sees padding.
 
     Args:
@@ -64,37 +78,36 @@ class Padding:
         self._seen: Tensor | None = None
 
     def bias(self, heads: int, like: Tensor) -> Tensor:
-        """0 or -inf, to add to the scores. Shape (B · H, 1, S)."""
+        """Shape (B · H, 1, S)."""
         if self._bias is None or self._bias.dtype != like.dtype or len(self._bias) != heads * len(self.hidden):
             bias = torch.zeros_like(self.hidden, dtype=like.dtype).masked_fill_(self.hidden, -math.inf)
             self._bias = bias.repeat_interleave(heads, 0).unsqueeze(1)
         return self._bias
 
     def kernel_options(self) -> dict[str, Any]:
-        """As scaled_dot_product_attention takes it: what is seen. Shape (B, 1, 1, S)."""
         if self._seen is None:
             self._seen = ~self.hidden[:, None, None]
         return {"attn_mask": self._seen}
 
-    def tensor(self, like: Tensor) -> Tensor:
-        """As the twin takes it. Shape (B, S)."""
-        return self.hidden
+    def for_twin(self, like: Tensor) -> dict[str, Tensor]:
+        return {"key_padding_mask": self.hidden}
 
 
-def by_kernel(mask: Causal | Padding | None, p: float, *packed: Tensor) -> Tensor:
+def by_kernel(mask: Mask, p: float, *packed: Tensor) -> Tensor:
     """softmax(q kᵀ / sqrt(D)) v, with dropout behind the softmax.
 
     Args:
         mask: what is not seen.
         p: the chance to drop.
-        packed: queries, keys and values, several to a tensor. Shape (T, B, number in this tensor, H, D).
+        packed: queries, keys and values, several to a tensor. Shape (B, T or S, number in this tensor, H, D).
 
     Returns:
-        Shape (T, B, C).
+        Shape (B, T, C).
     """
-    q, k, v = (each for several in packed for each in several.permute(2, 1, 3, 0, 4).unbind())
-    options = {} if mask is None else mask.kernel_options()
-    return functional.scaled_dot_product_attention(q, k, v, dropout_p=p, **options).permute(2, 0, 1, 3).flatten(2)
+    parts = (several.unbind(2) if several.size(2) > 1 else [several.squeeze(2)] for several in packed)
+    q, k, v = (each.transpose(1, 2) for several in parts for each in several)
+    mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=p, **mask.kernel_options())
+    return mixed.transpose(1, 2).flatten(2)
 
 
 def _product(a: Tensor, b: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
@@ -102,49 +115,63 @@ def _product(a: Tensor, b: Tensor, alpha: float, out: Tensor | None = None) -> T
     return torch.baddbmm(a.new_empty(1), a, b, beta=0, alpha=alpha, out=out)
 
 
+def _rows(packed: Tensor) -> Tensor:
+    """From (B, T, n, H, D) to (n, B · H, T, D), the shape of batched products."""
+    batch, length, number, heads, width = packed.shape
+    return packed.permute(2, 0, 3, 1, 4).reshape(number, batch * heads, length, width)
+
+
+def _columns(rows: Tensor, heads: int) -> Tensor:
+    """From (n, B · H, T, D) to (B, T, n, H, D)."""
+    number, _, length, width = rows.shape
+    return rows.view(number, -1, heads, length, width).permute(1, 3, 0, 2, 4).contiguous()
+
+
 class _Products(torch.autograd.Function):
+    """Attention and the projection of its output, whose input is made again in the backward instead of kept."""
+
     @staticmethod
-    def forward(ctx: Any, mask: Causal | Padding | None, p: float, *packed: Tensor) -> Tensor:
-        length, batch, _, heads, width = packed[0].shape
-        ctx.alpha = width**-0.5
-        rows = [several.permute(2, 1, 3, 0, 4).reshape(several.size(2), batch * heads, -1, width) for several in packed]
+    def forward(
+        ctx: Any, mask: Mask, p: float, onednn: bool, weight: Tensor, bias: Tensor | None, *packed: Tensor
+    ) -> Tensor:
+        ctx.onednn, ctx.heads, ctx.alpha = onednn, packed[0].size(3), packed[0].size(4) ** -0.5
+        rows = [_rows(several) for several in packed]
         q, k, v = (each for several in rows for each in several)
-        k = k.transpose(1, 2)
-        scores = (
-            _product(q, k, ctx.alpha) if mask is None else torch.baddbmm(mask.bias(heads, q), q, k, alpha=ctx.alpha)
-        )
+        k, hidden = k.transpose(1, 2), mask.bias(ctx.heads, q)
+        scores = _product(q, k, ctx.alpha) if hidden is None else torch.baddbmm(hidden, q, k, alpha=ctx.alpha)
         shares = scores.softmax(-1)
         kept, ctx.scale = keep(shares, p)
-        ctx.save_for_backward(shares, kept, *rows)
-        mixed = _product(shares * kept, v, ctx.scale)
-        return mixed.view(batch, heads, length, width).permute(2, 0, 1, 3).flatten(2)
+        ctx.save_for_backward(weight, shares, kept, *rows)
+        mixed = _columns(_product(shares * kept, v, ctx.scale).unsqueeze(0), ctx.heads).flatten(2)
+        return product(onednn, mixed, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        shares, kept, *rows = ctx.saved_tensors
+        weight, shares, kept, *rows = ctx.saved_tensors
         q, k, v = (each for several in rows for each in several)
         gradients = [torch.empty_like(several) for several in rows]
         of_q, of_k, of_v = (each for several in gradients for each in several)
-        (length, batch, channels), width = gradient.shape, q.size(2)
-        heads = channels // width
-        g = gradient.view(length, batch, heads, width).permute(1, 2, 0, 3).reshape(q.shape)
-        _product((shares * kept).transpose(1, 2), g, ctx.scale, of_v)
+        left = shares * kept
+        mixed = _columns(_product(left, v, ctx.scale).unsqueeze(0), ctx.heads).flatten(2)
+        of_mixed, of_weight, of_bias = product_backward(
+            ctx.onednn, gradient, mixed, weight, (True, *ctx.needs_input_grad[3:5])
+        )
+        del mixed
+        assert of_mixed is not None
+        g = _rows(of_mixed.view(*of_mixed.shape[:2], 1, ctx.heads, -1))[0]
+        _product(left.transpose(1, 2), g, ctx.scale, of_v)
         of_shares = _product(g, v.transpose(1, 2), ctx.scale).mul_(kept)
         of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
         _product(of_scores, k, ctx.alpha, of_q)
         _product(of_scores.transpose(1, 2), q, ctx.alpha, of_k)
-        back = (it.view(len(it), batch, heads, -1, width).permute(3, 1, 0, 2, 4).contiguous() for it in gradients)
-        return None, None, *back
+        return None, None, None, of_weight, of_bias, *(_columns(it, ctx.heads) for it in gradients)
 
 
-def by_products(mask: Causal | Padding | None, p: float, *packed: Tensor) -> Tensor:
-    """As `by_kernel` with 0 < p < 1, on CPUs: torch's kernel for them has no dropout, and does far more instead."""
-    return _Products.apply(mask, p, *packed)
-
-
-def _as_tensor(mask: Any, like: Tensor) -> Tensor | None:
-    return mask.tensor(like) if isinstance(mask, (Causal, Padding)) else mask
+def by_products(mask: Mask, p: float, onednn: bool, weight: Tensor, bias: Tensor | None, *packed: Tensor) -> Tensor:
+    """`by_kernel` and a linear layer, with 0 < p < 1, on CPUs: torch's kernel for them has no dropout, and does far
+    more instead."""
+    return _Products.apply(mask, p, onednn, weight, bias, *packed)
 
 
 class FastAttention(Fast, MultiheadAttention):
@@ -166,22 +193,19 @@ class FastAttention(Fast, MultiheadAttention):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's; either mask may also be an object of this module. A `Causal` one hides the padding, too."""
+        """As fairseq's; or one of the masks is an object of this module and tensors are batch-first."""
         mask = key_padding_mask if attn_mask is None else attn_mask
-        asked = need_weights or need_head_weights or before_softmax or incremental_state is not None
-        if self.plain or asked or not (mask is None or isinstance(mask, (Causal, Padding))):
+        asked = {"before_softmax": before_softmax, "need_head_weights": need_head_weights}
+        if not isinstance(mask, Mask):
             return super().forward(
-                query,
-                key,
-                value,
-                None if isinstance(attn_mask, Causal) else _as_tensor(key_padding_mask, query),
-                incremental_state,
-                need_weights,
-                static_kv,
-                _as_tensor(attn_mask, query),
-                before_softmax,
-                need_head_weights,
+                query, key, value, key_padding_mask, incremental_state, need_weights, static_kv, attn_mask, **asked
             )
+        if self.plain or need_weights or any(asked.values()):
+            given = [None if it is None else it.transpose(0, 1) for it in (query, key, value)]
+            out, weights = super().forward(
+                *given, need_weights=need_weights, static_kv=static_kv, **asked, **mask.for_twin(query)
+            )
+            return out.transpose(0, 1), weights
         dropping = self.training or self.dropout_module.apply_during_inference
         p = self.dropout_module.p if dropping else 0.0
         if self.self_attention:
@@ -189,10 +213,12 @@ class FastAttention(Fast, MultiheadAttention):
         else:
             assert key is not None
             packed = [self._packed(query, self.q_proj), self._packed(key, self.k_proj, self.v_proj)]
-        products = 0 < p < 1 and query.is_cpu and packed[0].dtype in (torch.float32, torch.float64)
-        return self.out_proj((by_products if products else by_kernel)(mask, p, *packed)), None
+        if 0 < p < 1 and query.is_cpu and packed[0].dtype in (torch.float32, torch.float64):
+            onednn = self.onednn and packed[0].dtype == torch.float32
+            return by_products(mask, p, onednn, self.out_proj.weight, self.out_proj.bias, *packed), None
+        return self.out_proj(by_kernel(mask, p, *packed)), None
 
     def _packed(self, x: Tensor, *projections: Any) -> Tensor:
-        """Several linear layers of one input as one. Shapes (T, B, C) and (T, B, number of layers, H, D)."""
+        """Several linear layers of one input as one. Shapes (B, T, C) and (B, T, number of layers, H, D)."""
         packed = packed_linear(self.onednn, x, *(it.weight for it in projections), *(it.bias for it in projections))
         return packed.view(*x.shape[:2], len(projections), self.num_heads, self.head_dim)

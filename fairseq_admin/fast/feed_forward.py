@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .dropout import FastDropout, dropout, keep
+from .dropout import FastDropout, dropout, keep, scaled
 
 
 class _ReluDropout(torch.autograd.Function):
@@ -23,7 +23,7 @@ class _ReluDropout(torch.autograd.Function):
         y = functional.relu(x)
         if y.is_cpu:
             mask, ctx.scale = keep(y, p)
-            y.mul_(mask).mul_(ctx.scale)
+            scaled(y, mask, ctx.scale, out=y)
         else:
             ctx.scale = 1 / (1 - p)
             functional.dropout(y, p, inplace=True)
@@ -44,7 +44,7 @@ class _GeluDropout(torch.autograd.Function):
         y = functional.gelu(x, approximate=approximate)
         if x.is_cpu:
             mask, ctx.scale = keep(x, p)
-            y.mul_(mask).mul_(ctx.scale)
+            scaled(y, mask, ctx.scale, out=y)
         else:
             ctx.scale = 1 / (1 - p)
             y, mask = torch.native_dropout(y, p, True)
@@ -55,7 +55,7 @@ class _GeluDropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, mask = ctx.saved_tensors
-        gradient = gradient.mul(mask).mul_(ctx.scale)
+        gradient = scaled(gradient, mask, ctx.scale)
         return torch.ops.aten.gelu_backward(gradient, x, approximate=ctx.approximate), None, None
 
 

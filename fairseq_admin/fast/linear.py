@@ -24,35 +24,52 @@ FASTER = 1.25
 """By what oneDNN has to be ahead, so that noise does not decide."""
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a bᵀ + bias. Shapes (..., K), (N, K) and (N,)."""
-    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+def product(onednn: bool, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b. Shapes (..., K), (N, K), (N,) and (..., N)."""
+    if onednn:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return functional.linear(x, weight, bias)
+
+
+def product_backward(
+    onednn: bool, gradient: Tensor, x: Tensor, weight: Tensor | None, needed: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, W and b from the product's. Shapes as for `product`.
+
+    Args:
+        needed: which of the three; the others are None. Without the first, W may be None.
+    """
+    flat = gradient.reshape(-1, gradient.size(-1))
+    of_x = of_weight = of_bias = None
+    if needed[0]:
+        assert weight is not None
+        of_x = product(onednn, flat, weight.t()).view(x.shape)
+    if needed[1]:
+        of_weight = product(onednn, flat.t(), x.reshape(-1, x.size(-1)).t())
+    if needed[2]:
+        of_bias = flat.sum(0)
+    return of_x, of_weight, of_bias
 
 
 class _Packed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
         """Weights, then biases. Of the packed ones nothing is kept."""
-        product = ctx.product = _product if onednn else functional.linear
-        number = ctx.number = len(parts) // 2
-        ctx.save_for_backward(x, *parts[:number])
-        return product(x, _joined(parts[:number]), _joined(parts[number:]))
+        ctx.onednn, ctx.number = onednn, len(parts) // 2
+        ctx.save_for_backward(x, *parts[: ctx.number])
+        return product(onednn, x, _joined(parts[: ctx.number]), _joined(parts[ctx.number :]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, *weights = ctx.saved_tensors
+        _, of_input, *of_parts = ctx.needs_input_grad
+        needed = of_input, any(of_parts[: ctx.number]), any(of_parts[ctx.number :])
+        weight = _joined(weights) if of_input else None
+        of_x, *packed = product_backward(ctx.onednn, gradient, x, weight, needed)
         sizes = [weight.size(0) for weight in weights]
-        flat = gradient.reshape(-1, gradient.size(-1))
-        needed = ctx.needs_input_grad
-        of_x, of_weights, of_biases = None, [None] * ctx.number, [None] * ctx.number
-        if needed[1]:
-            of_x = ctx.product(flat, _joined(weights).t()).view(x.shape)
-        if any(needed[2 : 2 + ctx.number]):
-            of_weights = ctx.product(flat.t(), x.reshape(-1, x.size(-1)).t()).split(sizes)
-        if any(needed[2 + ctx.number :]):
-            of_biases = flat.sum(0).split(sizes)
-        return None, of_x, *of_weights, *of_biases
+        split = ([None] * ctx.number if it is None else it.split(sizes) for it in packed)
+        return None, of_x, *(each for several in split for each in several)
 
 
 def _joined(parts: Any) -> Any:
@@ -93,11 +110,11 @@ def ahead(inputs: int, outputs: int, tokens: int = 128, rounds: int = 5) -> floa
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return 0.0
     x, weight, bias = torch.ones(tokens, inputs), torch.ones(outputs, inputs), torch.ones(outputs)
-    best = {functional.linear: float("inf"), _product: float("inf")}
+    best = {False: float("inf"), True: float("inf")}
     with torch.no_grad():
         for _ in range(rounds):
-            for way in best:
+            for onednn in best:
                 start = time.perf_counter()
-                way(x, weight, bias)
-                best[way] = min(best[way], time.perf_counter() - start)
-    return best[functional.linear] / best[_product]
+                product(onednn, x, weight, bias)
+                best[onednn] = min(best[onednn], time.perf_counter() - start)
+    return best[False] / best[True]

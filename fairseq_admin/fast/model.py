@@ -16,6 +16,7 @@ from .attention import FastAttention
 from .dropout import FastDropout
 from .feed_forward import fuse
 from .linear import FASTER, OneDnnLinear, ahead
+from .shortcut import fuse_norms
 from .stacks import FastDecoder, FastEncoder
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ def _speed_up_stack(stack: TransformerEncoderBase | TransformerDecoderBase) -> b
             assert type(attention) is MultiheadAttention
             attention.__class__ = FastAttention
         fused = fuse(layer) and fused
+        fuse_norms(layer)
     for module in stack.modules():
         if type(module) is FairseqDropout:
             module.__class__ = FastDropout

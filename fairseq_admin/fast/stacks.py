@@ -1,4 +1,4 @@
-"""An encoder and a decoder that know of padding once a batch; twins: the ones of method/stacks.py.
+"""An encoder and a decoder that know of padding once a batch, and are batch-first; twins: those of method/stacks.py.
 
 fairseq asks the device in every encoder layer whether there is padding, and each question makes the host wait.
 """
@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from ..method.stacks import AdminDecoder, AdminEncoder
-from .attention import Causal, Padding
+from .attention import Causal, Mask, Padding
 from .twin import Fast
 
-PADDING = "padding"
-"""The entry of the encoder's output that holds the batch's `Padding`, if it has any."""
+MASK = "mask"
+"""The entry of the encoder's output that holds the batch's `Mask`: `Padding`, if it has any."""
 
 
 class FastEncoder(Fast, AdminEncoder):
@@ -27,33 +27,33 @@ class FastEncoder(Fast, AdminEncoder):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list]:
-        """As fairseq's, and what `FastDecoder` reads of it: `padding`, empty where there is none.
+        """As fairseq's, and what `FastDecoder` reads of it: the mask.
 
         Shapes: tokens (B, T), embeddings (B, T, C), `encoder_out` (T, B, C).
         """
         if self.plain:
             return super().forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         hidden = src_tokens.eq(self.padding_idx)
-        padding = Padding(hidden) if bool(hidden.any()) else None
+        padded = bool(hidden.any())
+        mask = Padding(hidden) if padded else Mask()
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
-        if padding is not None:
+        if padded:
             x = x.masked_fill(hidden.unsqueeze(-1), 0)
-        x = x.transpose(0, 1)
         states, branches = [x], []
         for layer in self.layers:
-            out = layer(x, encoder_padding_mask=padding)
+            out = layer(x, encoder_padding_mask=mask)
             x, branch = out if isinstance(out, tuple) else (out, None)
             states.append(x)
             branches.append(branch)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return {
-            "encoder_out": [x],
+            "encoder_out": [x.transpose(0, 1)],
             "encoder_padding_mask": [hidden],
-            PADDING: [] if padding is None else [padding],
+            MASK: [mask],
             "encoder_embedding": [embedding],
-            "encoder_states": states if return_all_hiddens else [],
-            "fc_results": branches if return_all_hiddens else [],
+            "encoder_states": [it.transpose(0, 1) for it in states] if return_all_hiddens else [],
+            "fc_results": [it if it is None else it.transpose(0, 1) for it in branches] if return_all_hiddens else [],
             "src_tokens": [],
             "src_lengths": [hidden.logical_not().sum(1, keepdim=True).int()],
         }
@@ -65,8 +65,6 @@ class FastDecoder(Fast, AdminDecoder):
     In training it returns no attention weights, unless a layer is named; fairseq's computes its last layer's always.
     """
 
-    _future: Causal | None = None
-
     def extract_features_scriptable(
         self,
         prev_output_tokens: Tensor,
@@ -77,15 +75,14 @@ class FastDecoder(Fast, AdminDecoder):
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, list]]:
         """As fairseq's. Shapes: tokens (B, T), features (B, T, C)."""
-        if not self.plain and incremental_state is None:
-            if self.training and alignment_layer is None:
-                alignment_layer = -1  # no layer's number
+        if (
+            self.plain
+            or incremental_state is not None
+            or full_context_alignment
+            or not (encoder_out is None or MASK in encoder_out)
             # Where padding comes first, a position before the words would see nothing but padding.
-            if not bool(prev_output_tokens[:, 0].eq(self.padding_idx).any()):
-                self._future = Causal(prev_output_tokens.size(1))
-            if encoder_out is not None and PADDING in encoder_out:
-                encoder_out = {**encoder_out, "encoder_padding_mask": encoder_out[PADDING]}
-        try:
+            or bool(prev_output_tokens[:, 0].eq(self.padding_idx).any())
+        ):
             return super().extract_features_scriptable(
                 prev_output_tokens,
                 encoder_out,
@@ -94,9 +91,31 @@ class FastDecoder(Fast, AdminDecoder):
                 alignment_layer,
                 alignment_heads,
             )
-        finally:
-            self._future = None
+        if alignment_layer is None and not self.training:
+            alignment_layer = self.num_layers - 1
+        source = source_mask = None
+        if encoder_out is not None:
+            source, (source_mask,) = encoder_out["encoder_out"][0].transpose(0, 1), encoder_out[MASK]
+        x, future, weights = self._embedded(prev_output_tokens), Causal(prev_output_tokens.size(1)), None
+        states = [x]
+        for number, layer in enumerate(self.layers):
+            asked = number == alignment_layer
+            x, found, _ = layer(x, source, source_mask, self_attn_mask=future, need_attn=asked, need_head_weights=asked)
+            states.append(x)
+            weights = found.float().to(x)[:alignment_heads].mean(0) if asked and found is not None else weights
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        if self.project_out_dim is not None:
+            x = self.project_out_dim(x)
+        return x, {"attn": [weights], "inner_states": [it.transpose(0, 1) for it in states]}
 
-    def buffered_future_mask(self, tensor: Tensor) -> Any:
-        """As fairseq's, for tensors of shape (T, B, C)."""
-        return super().buffered_future_mask(tensor) if self._future is None else self._future
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Words and their positions. Shapes (B, T) and (B, T, C)."""
+        x = self.embed_scale * self.embed_tokens(tokens)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(tokens)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout_module(x)

@@ -2,10 +2,11 @@
 
 Steps (forward, loss, backward, optimizer) of the four run in turns; a turn gives one ratio to stock Post-LN, and the
 median counts. Stock has fairseq's loss and Adam, Admin plain fairseq's loss and torch's RAdam, and Admin fast has its
-own of both. Next to the time: what torch dispatches in forward, loss and backward (views and empty tensors not
-counted), how often the host would wait for a GPU, and the bytes that autograd keeps.
+own of both. Next to the time: what counting.py counts, the peak of a process that makes three steps, how much of it
+came after the libraries were loaded, and the profiling pass as a share of stock's step.
 
     python recipes/bench/speed.py                              # 18L-18L at widths 16, 256 and 512
+    python recipes/bench/speed.py --sizes 6:512:1024 60-12:512:1024   # layers, width, target tokens
     QUICK=1 python recipes/bench/speed.py                      # two minutes
     python recipes/bench/speed.py --csv speed.csv --json speed.json
 """
@@ -16,7 +17,6 @@ import argparse
 import csv
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -28,12 +28,14 @@ from typing import Any, Callable
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import counting  # noqa: E402
 import step  # noqa: E402
 import torch  # noqa: E402
+from conditions import conditions, start_up  # noqa: E402
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss  # noqa: E402
 from fairseq.optim.adam import Adam  # noqa: E402
+from growth import exponents  # noqa: E402
 from torch import Tensor  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from fairseq_admin.fast.loss import smoothed_loss  # noqa: E402
 from fairseq_admin.radam import RAdam  # noqa: E402
@@ -41,26 +43,9 @@ from fairseq_admin.radam import RAdam  # noqa: E402
 METHODS = ("post-ln", "pre-ln", "admin-plain", "admin")
 """As step.py names them; the first is what the others are compared with."""
 PADDING = 1
-UNCOUNTED = set(
-    "view _unsafe_view reshape _reshape_alias t transpose permute expand slice select unsqueeze squeeze as_strided "
-    "detach alias split split_with_sizes unbind chunk narrow empty empty_like empty_strided new_empty "
-    "new_empty_strided lift_fresh _local_scalar_dense".split()
-)
-
-
-class Operations(TorchDispatchMode):
-    """Counts what computes, and the questions to the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = self.waits = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = function.__name__.split(".")[0]
-        self.number += name not in UNCOUNTED
-        # Of bool: fairseq asks positions for integers, of tensors that are on the CPU always.
-        self.waits += name == "_local_scalar_dense" and args[0].dtype == torch.bool
-        return function(*args, **(kwargs or {}))
+SIZES = ["18:16:512", "18:256:1024", "18:512:1024"]
+QUICK = ["6:16:512", "6:256:512", "6:256:1024"]
+"""Layers, width and target tokens. Heads have 64 channels; at width 16, where only dispatch counts, 8."""
 
 
 class Run(step.Bench):
@@ -98,21 +83,7 @@ class Run(step.Bench):
         self.model.zero_grad(set_to_none=True)
 
     def counts(self) -> dict[str, float]:
-        """Operations, waits and MiB kept, of one forward, loss and backward."""
-        kept: dict[int, int] = {}
-        own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-
-        def keep(tensor: Tensor) -> Tensor:
-            if tensor.untyped_storage().data_ptr() not in own:
-                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with Operations() as operations:
-            self.forward_backward()
-        self.model.zero_grad(set_to_none=True)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            self.loss(self.forward())
-        return {"operations": operations.number, "waits": operations.waits, "kept_mib": sum(kept.values()) / 2**20}
+        return counting.counts(self.model, lambda: self.loss(self.forward()))
 
 
 def interleaved(actions: list[Callable[[], object]], rounds: int, clock: Callable, device: torch.device) -> list[list]:
@@ -127,14 +98,24 @@ def interleaved(actions: list[Callable[[], object]], rounds: int, clock: Callabl
     return times
 
 
-def peak_of(method: str, args: Namespace) -> float:
-    """MiB at most, in a process of its own that makes three steps."""
-    names = ("layers", "width", "ffn", "heads", "words", "tokens", "length", "device", "dtype")
-    sizes = [f"--{name}={getattr(args, name)}" for name in names]
-    command = [sys.executable, __file__, *sizes, "--memory-of", method]
+def peak_of(method: str, args: Namespace) -> dict[str, float]:
+    """MiB at most, and above the libraries, in a process of its own that makes three steps."""
+    names = ("layers", "decoder_layers", "width", "ffn", "heads", "words", "tokens", "length", "device", "dtype")
+    sizes = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
+    command = [sys.executable, __file__, *sizes, "--threads=1", "--memory-of", method]
     own = {**os.environ, **step.BLOCKS_OF_THEIR_OWN}
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=own).stdout
-    return json.loads(out.splitlines()[-1])["peak"]
+    return json.loads(out.splitlines()[-1])
+
+
+def peak_here(args: Namespace) -> dict[str, float]:
+    """What `peak_of` reads of its process."""
+    libraries = 0.0 if args.device.startswith("cuda") else step.resident_memory()
+    run = Run(args.memory_of, args)
+    for _ in range(3):
+        run.step()
+    peak = step.peak_memory(run)
+    return {"peak_mib": peak, "model_mib": peak - libraries}
 
 
 def rows_of(args: Namespace) -> list[dict[str, Any]]:
@@ -146,6 +127,12 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
         run.forward_backward()  # gradients for the optimizer
     rules = interleaved([run.rule.step for run in runs], args.pairs, clock, device)
     losses = interleaved([run.loss_alone for run in runs], args.pairs, clock, device)
+    passes = interleaved([runs[0].forward, runs[-1].profile], args.pairs, clock, device)
+    profiling = {
+        "profile_ms": 1000 * statistics.median(passes[1]),
+        "profile_forwards": statistics.median(ours / stock for stock, ours in zip(*passes)),
+        "profile_steps": statistics.median(passes[1]) / statistics.median(steps[0]),
+    }
     result = []
     for method, run, times, rule, loss in zip(METHODS, runs, steps, rules, losses):
         ratios = sorted(ours / stock for ours, stock in zip(times, steps[0]))
@@ -153,6 +140,7 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
             {
                 "method": method,
                 "layers": args.layers,
+                "decoder_layers": args.decoder_layers,
                 "width": args.width,
                 "tokens": args.tokens,
                 "dtype": args.dtype,
@@ -164,32 +152,19 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
                 "optimizer_ms": 1000 * statistics.median(rule),
                 "loss_ms": 1000 * statistics.median(loss),
                 **run.counts(),
-                "peak_mib": peak_of(method, args),
+                **(profiling if run.fast else dict.fromkeys(profiling)),
             }
         )
-    return result
-
-
-def conditions(args: Namespace) -> dict[str, Any]:
-    """Where and with what: hardware, versions, commit."""
-    root = Path(__file__).resolve().parents[2]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, stdout=subprocess.PIPE, text=True).stdout.strip()
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    cpu = [line.split(": ")[1] for line in lines if "model name" in line]
-    return {
-        "commit": commit,
-        "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else (cpu or [platform.machine()])[0],
-        "threads": torch.get_num_threads(),
-        "clock": args.clock,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    del runs, run
+    return [{**row, **peak_of(row["method"], args)} for row in result]
 
 
 COLUMNS = {
-    "width": (6, "d"),
-    "method": (12, "s"),
+    "layers": (6, "d"),
+    "decoder_layers": (14, "d"),
+    "width": (5, "d"),
+    "tokens": (6, "d"),
+    "method": (11, "s"),
     "step_ms": (9, ".1f"),
     "ratio": (6, ".3f"),
     "ratio_low": (9, ".3f"),
@@ -199,47 +174,68 @@ COLUMNS = {
     "waits": (5, "d"),
     "kept_mib": (8, ".1f"),
     "peak_mib": (8, ".0f"),
+    "model_mib": (9, ".0f"),
     "optimizer_ms": (12, ".1f"),
     "loss_ms": (7, ".1f"),
+    "profile_forwards": (16, ".2f"),
+    "profile_steps": (13, ".2f"),
 }
 """What is printed, its width and form; --csv and --json have more."""
 
 
-def main(arguments: list[str] | None = None) -> int:
-    top = argparse.ArgumentParser(parents=[step.parser()], add_help=False, conflict_handler="resolve")
-    top.add_argument("--widths", type=int, nargs="+", default=[16, 256, 512])
-    top.add_argument("--csv", type=Path)
-    top.add_argument("--json", type=Path)
-    args = top.parse_args(arguments)
-    quick = os.environ.get("QUICK", "0") not in ("", "0")
-    if quick:
-        args.widths, args.layers, args.pairs = [16, 256], 6, 3
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    if args.memory_of:
-        run = Run(args.memory_of, args)
-        for _ in range(3):
-            run.step()
-        print(json.dumps({"peak": step.peak_memory(run)}))
-        return 0
-    rows = []
-    for width in args.widths:
-        # Heads of 64 channels; at width 16, where only dispatch counts, of 8.
-        tokens = min(args.tokens, 512) if width < 64 else args.tokens
-        sizes = {"width": width, "ffn": 4 * width, "heads": max(2, width // 64), "tokens": tokens}
-        rows += rows_of(Namespace(**{**vars(args), **sizes}))
-    where = conditions(args)
-    print(", ".join(f"{name} {value}" for name, value in where.items()))
-    print(" ".join(f"{name:>{size}}" for name, (size, _) in COLUMNS.items()))
-    for row in rows:
-        print(" ".join(f"{row[name]:>{size}{form}}" for name, (size, form) in COLUMNS.items()))
+def line(row: dict[str, Any]) -> str:
+    """A row of the table; a dash where a method has no such number."""
+    cells = ((row[name], size, form) for name, (size, form) in COLUMNS.items())
+    return " ".join(f"{'-':>{size}}" if value is None else f"{value:>{size}{form}}" for value, size, form in cells)
+
+
+def with_size(args: Namespace, size: str) -> Namespace:
+    """The arguments at a size, as SIZES writes it."""
+    depth, width, tokens = size.split(":")
+    layers = [int(it) for it in depth.split("-")]
+    sizes = {"layers": layers[0], "decoder_layers": layers[-1], "width": int(width), "tokens": int(tokens)}
+    return Namespace(**{**vars(args), **sizes, "ffn": 4 * int(width), "heads": max(2, int(width) // 64)})
+
+
+def write(args: Namespace, where: dict[str, Any], rows: list[dict[str, Any]], fits: list[dict[str, Any]]) -> None:
+    """--csv has the rows, --json the exponents of growth, too."""
     if args.csv:
         with open(args.csv, "w", newline="") as out:
             writer = csv.DictWriter(out, [*rows[0], *where])
             writer.writeheader()
             writer.writerows({**row, **where} for row in rows)
     if args.json:
-        args.json.write_text(json.dumps({"conditions": where, "rows": rows}, indent=1))
+        args.json.write_text(json.dumps({"conditions": where, "rows": rows, "growth": fits}, indent=1))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    top = argparse.ArgumentParser(parents=[step.parser()], add_help=False, conflict_handler="resolve")
+    top.add_argument("--sizes", nargs="+", help=f"LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS (default: {' '.join(SIZES)})")
+    top.add_argument("--csv", type=Path)
+    top.add_argument("--json", type=Path)
+    args = top.parse_args(arguments)
+    quick = os.environ.get("QUICK", "0") not in ("", "0")
+    if quick:
+        args.pairs = 3
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.memory_of:
+        print(json.dumps(peak_here(args)))
+        return 0
+    where = {**conditions(args), **start_up(min(3, args.pairs))}
+    print(", ".join(f"{name} {value}" for name, value in where.items()))
+    print(" ".join(f"{name:>{size}}" for name, (size, _) in COLUMNS.items()), flush=True)
+    rows: list[dict[str, Any]] = []
+    for size in args.sizes or (QUICK if quick else SIZES):
+        found = rows_of(with_size(args, size))
+        for row in found:
+            print(line(row), flush=True)
+        rows += found
+    fits = exponents(rows)
+    for fit in fits:
+        print(f"{fit['method']}: time grows with {fit['along']} to the power of {fit['exponent']:.2f}", end="")
+        print(f" ({fit['from']} to {fit['to']}, width {fit['width']})")
+    write(args, where, rows, fits)
     return 0
 
 

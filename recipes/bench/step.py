@@ -55,6 +55,7 @@ TARGETS = {"step": 1.05, "profile": 1.0, "memory": 1.02}
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--layers", type=int, default=18, help="layers of the encoder and of the decoder (default: 18)")
+    top.add_argument("--decoder-layers", type=int, help="of the decoder, if it has another number")
     top.add_argument("--width", type=int, default=256)
     top.add_argument("--ffn", type=int, default=1024)
     top.add_argument("--heads", type=int, default=4)
@@ -86,7 +87,7 @@ class Bench:
         options.admin_init, options.admin_profile_tokens, options.admin_max_skipped_updates = "reference", 8192, 100
         for side in ("encoder", "decoder"):
             sizes = {
-                "layers": args.layers,
+                "layers": (args.decoder_layers if side == "decoder" else None) or args.layers,
                 "embed_dim": args.width,
                 "ffn_embed_dim": args.ffn,
                 "attention_heads": args.heads,
@@ -168,6 +169,14 @@ def peak_memory(bench: Bench) -> float:
     if status.exists():
         # Linux passes getrusage's maximum on to a child across exec, so a small child would report its parent's peak.
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 2**10  # type: ignore[index]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def resident_memory() -> float:
+    """What this process has now, in MiB; where that is not known, its peak so far."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read_text())[1]) / 2**10  # type: ignore[index]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 

@@ -11,6 +11,7 @@ reading and writing. subword-nmt learns and applies where it is installed. A rat
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import random
@@ -24,7 +25,13 @@ from functools import partial
 from pathlib import Path
 from typing import Callable
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+os.environ["RAYON_NUM_THREADS"] = "1"
+
+from recipes.steps import bpe  # noqa: E402
+from recipes.steps.cleaning import Cleaner  # noqa: E402
+from recipes.steps.common import read_lines, run, write_lines  # noqa: E402
+from recipes.steps.text import BPE, Text  # noqa: E402
 
 
 def parser() -> argparse.ArgumentParser:
@@ -91,83 +98,115 @@ def row(step: str, beside: str, lines: int, seconds: tuple[float, float, float],
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    args = parser().parse_args(arguments)
-    os.environ["RAYON_NUM_THREADS"] = "1"
-    sys.path.insert(0, str(ROOT))
-    from recipes.steps import bpe
-    from recipes.steps.cleaning import Cleaner
-    from recipes.steps.common import read_lines, run, write_lines
-    from recipes.steps.text import BPE, Text
+def given(args: argparse.Namespace) -> list[str]:
+    """The lines to work on.
 
-    def bench() -> None:
-        raw = read_lines(args.text)[: args.lines] if args.text else generated(args.lines)
-        if not raw:
-            raise ValueError(f"{args.text}: no lines; expected text. Give another file.")
-        scripts = args.moses / "scripts" if args.moses else None
-        if scripts and not (scripts / "tokenizer/tokenizer.perl").exists():
-            raise ValueError(f"{scripts}/tokenizer/tokenizer.perl is not there; expected mosesdecoder's folder.")
-        if scripts and not shutil.which("perl"):
-            raise ValueError("--moses: perl is not installed; expected it to run Moses' scripts. Leave --moses out.")
-        measure(raw, scripts)
+    Raises:
+        ValueError: there are none, or what --moses needs is not there.
+    """
+    raw = read_lines(args.text)[: args.lines] if args.text else generated(args.lines)
+    if not raw:
+        raise ValueError(f"{args.text}: no lines; expected text. Give another file.")
+    if args.moses and not (args.moses / "scripts/tokenizer/tokenizer.perl").exists():
+        raise ValueError(f"{args.moses}/scripts/tokenizer/tokenizer.perl is not there; expected mosesdecoder's folder.")
+    if args.moses and not shutil.which("perl"):
+        raise ValueError("--moses: perl is not installed; expected it to run Moses' scripts. Leave --moses out.")
+    return raw
 
-    def measure(raw: list[str], scripts: Path | None) -> None:
-        print(f"{args.text or 'generated text'}, {args.language}: {len(raw)} lines, one core, medians of {args.rounds}")
-        print(f"{'':34} {'lines/s':>10} {'':24} {'lines/s':>10} {'ratio of times':>7}")
 
-        def tokenised(text: Text) -> list[str]:
-            return [text.tokenise(line, args.language) for line in raw]
+def moses_tokenizer(args: argparse.Namespace, settings: dict[str, bool]) -> list[list[object]]:
+    """Moses' commands for a way to tokenise, to be piped."""
+    folder = args.moses / "scripts/tokenizer"
+    command: list[object] = ["perl", folder / "tokenizer.perl", "-q", "-l", args.language]
+    if not settings:
+        return [command]
+    normalise = ["perl", folder / "normalize-punctuation.perl", "-l", args.language]
+    return [normalise, ["perl", folder / "remove-non-printing-char.perl"], [*command, "-a"]]
 
-        ways = {"tokenise": {}, "tokenise (-a, normalised)": {"normalise": True, "aggressive_dashes": True}}
-        tokens: list[str] = []
-        for name, settings in ways.items():
-            text, plain = (
-                Text(args.language, args.language, escape=True, perl=perl, **settings) for perl in (True, False)
-            )
-            for each in (text, plain):
-                each.tokenise("x", args.language)
 
-            exact = partial(tokenised, text)
-            seconds = in_turns(args.rounds, exact, partial(tokenised, plain))
-            row(name, "sacremoses", len(raw), seconds)
-            if scripts:
-                tokenizer = scripts / "tokenizer"
-                command = [
-                    ["perl", tokenizer / "tokenizer.perl", "-q", "-l", args.language, *(["-a"] if settings else [])]
-                ]
-                if settings:
-                    normalise = ["perl", tokenizer / "normalize-punctuation.perl", "-l", args.language]
-                    command = [normalise, ["perl", tokenizer / "remove-non-printing-char.perl"], *command]
-                row(name, "Moses' Perl", len(raw), in_turns(args.rounds, exact, piped(raw, *command)))
-            tokens = tokens or exact()
-        with tempfile.TemporaryDirectory() as folder:
-            after_tokens(tokens, Path(folder), scripts)
+def tokenising(args: argparse.Namespace, raw: list[str]) -> list[str]:
+    """Time it, with Moses' rules line for line and with sacremoses'. Returns the tokens of the first way."""
 
-    def after_tokens(tokens: list[str], folder: Path, scripts: Path | None) -> None:
-        cleaner = Cleaner(1, 175, 1.5)
-        other_side = tokens[::-1]
+    def tokenised(text: Text) -> list[str]:
+        return [text.tokenise(line, args.language) for line in raw]
 
-        def clean() -> int:
-            return sum(not isinstance(cleaner.cleaned(*pair), str) for pair in zip(tokens, other_side))
+    ways = {"tokenise": {}, "tokenise (-a, normalised)": {"normalise": True, "aggressive_dashes": True}}
+    tokens: list[str] = []
+    for name, settings in ways.items():
+        text, plain = (Text(args.language, args.language, escape=True, perl=perl, **settings) for perl in (True, False))
+        for each in (text, plain):
+            each.tokenise("x", args.language)
+        exact = partial(tokenised, text)
+        row(name, "sacremoses", len(raw), in_turns(args.rounds, exact, partial(tokenised, plain)))
+        if args.moses:
+            perl = piped(raw, *moses_tokenizer(args, settings))
+            row(name, "Moses' Perl", len(raw), in_turns(args.rounds, exact, perl))
+        tokens = tokens or exact()
+    return tokens
 
-        if scripts:
-            for side, lines in (("a", tokens), ("b", other_side)):
-                write_lines(folder / f"x.{side}", lines)
-            perl = [
-                "perl",
-                scripts / "training/clean-corpus-n.perl",
-                "-ratio",
-                1.5,
-                folder / "x",
-                "a",
-                "b",
-                folder / "y",
-                1,
-                175,
-            ]
-            row("clean (pairs)", "Moses' Perl", len(tokens), in_turns(args.rounds, clean, piped([], perl)))
-        else:
-            row("clean (pairs)", "", len(tokens), (timed(clean), float("nan"), float("nan")))
+
+def cleaning(args: argparse.Namespace, tokens: list[str], folder: Path) -> None:
+    cleaner = Cleaner(1, 175, 1.5)
+    other_side = tokens[::-1]
+
+    def clean() -> int:
+        return sum(not isinstance(cleaner.cleaned(*pair), str) for pair in zip(tokens, other_side))
+
+    if not args.moses:
+        row("clean (pairs)", "", len(tokens), (timed(clean), float("nan"), float("nan")))
+        return
+    for side, lines in (("a", tokens), ("b", other_side)):
+        write_lines(folder / f"x.{side}", lines)
+    script = args.moses / "scripts/training/clean-corpus-n.perl"
+    perl = ["perl", script, "-ratio", 1.5, folder / "x", "a", "b", folder / "y", 1, 175]
+    row("clean (pairs)", "Moses' Perl", len(tokens), in_turns(args.rounds, clean, piped([], perl)))
+
+
+def learning(args: argparse.Namespace, tokens: list[str], learn_other: Callable) -> list[str]:
+    """Time learning merges. Returns ours, as lines of a file of codes."""
+    found: dict[str, list[str]] = {}
+
+    def ours() -> None:
+        found["ours"] = bpe.learn(["\n".join(tokens)], args.merges)
+
+    def theirs() -> None:
+        out = io.StringIO()
+        with contextlib.redirect_stderr(io.StringIO()):
+            learn_other(tokens, out, args.merges)
+        found["theirs"] = out.getvalue().splitlines()
+
+    seconds = in_turns(args.rounds, ours, theirs)
+    same = set.intersection(*({tuple(line.split()[:2]) for line in lines} for lines in found.values()))
+    row("learn", "subword-nmt", len(tokens), seconds, f"{len(same)} of {len(found['ours'])} merges the same")
+    return found["ours"]
+
+
+def applying(args: argparse.Namespace, tokens: list[str], learnt: list[str], folder: Path, other: Callable) -> None:
+    write_lines(folder / "codes", learnt)
+    codes = BPE(folder / "codes")
+    merges = "".join(" ".join(line.split()[:2]) + "\n" for line in learnt)
+    results = {}
+
+    def apply() -> None:
+        results["ours"] = codes.apply(tokens)
+
+    def apply_other() -> None:
+        # Made again each time, as it remembers the words it has split.
+        splitter = other(io.StringIO(f"#version: 0.2\n{merges}"))
+        results["theirs"] = [splitter.process_line(line) for line in tokens]
+
+    seconds = in_turns(args.rounds, apply, apply_other)
+    equal = sum(map(str.__eq__, results["ours"], results["theirs"]))
+    row("apply", "subword-nmt", len(tokens), seconds, f"{equal} of {len(tokens)} lines the same")
+
+
+def bench(args: argparse.Namespace) -> None:
+    raw = given(args)
+    print(f"{args.text or 'generated text'}, {args.language}: {len(raw)} lines, one core, medians of {args.rounds}")
+    print(f"{'':34} {'lines/s':>10} {'':24} {'lines/s':>10} {'ratio of times':>7}")
+    tokens = tokenising(args, raw)
+    with tempfile.TemporaryDirectory() as name:
+        cleaning(args, tokens, Path(name))
         try:
             from subword_nmt.apply_bpe import BPE as Other
             from subword_nmt.learn_bpe import learn_bpe
@@ -175,43 +214,12 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(
                 "subword-nmt is not installed; expected it to compare with. Run pip install subword-nmt."
             ) from None
-        found: dict[str, list[str]] = {}
+        applying(args, tokens, learning(args, tokens, learn_bpe), Path(name), Other)
 
-        def ours() -> None:
-            found["ours"] = bpe.learn(["\n".join(tokens)], args.merges)
 
-        def theirs() -> None:
-            out = io.StringIO()
-            sys.stderr, kept = io.StringIO(), sys.stderr
-            try:
-                learn_bpe(tokens, out, args.merges)
-            finally:
-                sys.stderr = kept
-            found["theirs"] = out.getvalue().splitlines()
-
-        seconds = in_turns(args.rounds, ours, theirs)
-        same = {tuple(line.split()[:2]) for line in found["ours"]} & {
-            tuple(line.split()[:2]) for line in found["theirs"]
-        }
-        row("learn", "subword-nmt", len(tokens), seconds, f"{len(same)} of {len(found['ours'])} merges the same")
-        write_lines(folder / "codes", found["ours"])
-        codes = BPE(folder / "codes")
-        merges = "".join(" ".join(line.split()[:2]) + "\n" for line in found["ours"])
-        results = {}
-
-        def apply() -> None:
-            results["ours"] = codes.apply(tokens)
-
-        def apply_other() -> None:
-            # Made again each time, as it remembers the words it has split.
-            other = Other(io.StringIO(f"#version: 0.2\n{merges}"))
-            results["theirs"] = [other.process_line(line) for line in tokens]
-
-        seconds = in_turns(args.rounds, apply, apply_other)
-        equal = sum(map(str.__eq__, results["ours"], results["theirs"]))
-        row("apply", "subword-nmt", len(tokens), seconds, f"{equal} of {len(tokens)} lines the same")
-
-    run(bench)
+def main(arguments: list[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    run(lambda: bench(args))
     return 0
 
 

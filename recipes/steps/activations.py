@@ -121,7 +121,7 @@ def plain_scores(sizes: Sizes, decoder: bool, cross: bool) -> Scores:
 def fast_scores(sizes: Sizes, decoder: bool, cross: bool) -> Scores:
     if sizes.gpu or not sizes.attention_dropout:
         return Scores(0.0, kernel=True)
-    return Scores(float(sizes.type.activation + sizes.mask), kernel=False)
+    return Scores(float(sizes.type.activation + sizes.mask), kernel=False, vectors=3)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,41 @@
+"""Where and with what something was measured, and how long the package takes to start."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def conditions(args: Namespace) -> dict[str, Any]:
+    """Where and with what: hardware, versions, commit."""
+    root = Path(__file__).resolve().parents[2]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, stdout=subprocess.PIPE, text=True).stdout.strip()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    cpu = [line.split(": ")[1] for line in lines if "model name" in line]
+    return {
+        "commit": commit,
+        "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else (cpu or [platform.machine()])[0],
+        "threads": torch.get_num_threads(),
+        "clock": args.clock,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def start_up(rounds: int) -> dict[str, float]:
+    """Seconds of processor time to import fairseq's command for training, without and with the plugin."""
+    times: dict[str, list[float]] = {"fairseq": [], "fairseq_admin": []}
+    for _ in range(rounds):
+        for name, found in times.items():
+            source = f"import time, fairseq_cli.train, {name}; print(time.process_time())"
+            out = subprocess.run([sys.executable, "-c", source], check=True, stdout=subprocess.PIPE, text=True).stdout
+            found.append(float(out.splitlines()[-1]))
+    return {f"{name}_start_up_s": statistics.median(found) for name, found in times.items()}

@@ -1,0 +1,70 @@
+"""What a forward, a loss and a backward ask of the device: operations, waits, and bytes kept in between.
+
+An operation is a call that torch dispatches to a kernel: what the profiler shows as the innermost aten:: call, without
+those that only describe memory (views, empty tensors). Attention dropout is left out of the count on all sides: a GPU's
+attention kernels do it themselves, while CPUs have no such kernel and take a dozen operations a layer instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import torch
+from fairseq.modules import MultiheadAttention
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+UNCOUNTED = set(
+    "view _unsafe_view reshape _reshape_alias t transpose permute expand slice select unsqueeze squeeze as_strided "
+    "detach alias split split_with_sizes unbind chunk narrow empty empty_like empty_strided new_empty "
+    "new_empty_strided lift_fresh _local_scalar_dense".split()
+)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what computes, and the questions to the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = self.waits = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.__name__.split(".")[0]
+        self.number += name not in UNCOUNTED
+        # Of bool: fairseq asks positions for integers, of tensors that are on the CPU always.
+        self.waits += name == "_local_scalar_dense" and args[0].dtype == torch.bool
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _without_attention_dropout(model: nn.Module) -> Iterator[None]:
+    modules = [it.dropout_module for it in model.modules() if isinstance(it, MultiheadAttention)]
+    chances = [module.p for module in modules]
+    try:
+        for module in modules:
+            module.p = 0.0
+        yield
+    finally:
+        for module, p in zip(modules, chances):
+            module.p = p
+
+
+def counts(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, float]:
+    """Operations, waits and MiB kept, of one loss with its forward, and its backward. Bytes are with all dropout."""
+    with _without_attention_dropout(model), Operations() as operations:
+        loss().backward()
+    model.zero_grad(set_to_none=True)
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = loss()
+    del result
+    return {"operations": operations.number, "waits": operations.waits, "kept_mib": sum(kept.values()) / 2**20}
