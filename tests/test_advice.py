@@ -59,7 +59,16 @@ def test_settings_are_the_recipes(experiment: advice.Experiment) -> None:
     pair, size = re.fullmatch(r"wmt14-en(..)-(\d+l)", experiment.target).groups()
     names = ("ENCODER_LAYERS", "DECODER_LAYERS", "LR", "WARMUP", "TOKENS", "WIDTH")
     show = f"show: ; @echo {' '.join(f'$({name})' for name in names)}"
-    given = ["make", "-f", "recipes/wmt14/Makefile", f"PAIR=en-{pair}", f"SIZE={size}", "GPUS=1", "MEMORY=80"]
+    given = [
+        "make",
+        "--no-print-directory",
+        "-f",
+        "recipes/wmt14/Makefile",
+        f"PAIR=en-{pair}",
+        f"SIZE={size}",
+        "GPUS=1",
+        "MEMORY=80",
+    ]
     done = subprocess.run([*given, "--eval", show, "show"], cwd=ROOT, capture_output=True, text=True)
     assert [float(value) for value in done.stdout.split()] == [*experiment[2:], advice.WIDTH], done.stderr
 

@@ -91,7 +91,7 @@ def exact_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU on which oneDNN is ahead, whatever this one is."""
-    monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda *sizes: 2.0)
+    monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda: 2.0)
 
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
@@ -398,8 +398,16 @@ def test_waits_for_the_device_twice() -> None:
 )
 def test_says_what_stays_stock(options: dict, said: str | None, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     """Once, with the option's name."""
-    monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda *sizes: 1.0)
+    monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda: 1.0)
     with caplog.at_level(logging.INFO):
         build("transformer_admin_tiny", admin_fast="on", **options)
     lines = [record.getMessage() for record in caplog.records if "--admin-fast" in record.getMessage()]
     assert len(lines) == (said is not None) and all(said in line for line in lines)
+
+
+@pytest.mark.parametrize(("width", "ffn", "used"), [(16, 256, False), (64, 128, True)])
+def test_small_models_keep_mkl(width: int, ffn: int, used: bool, onednn: None) -> None:
+    """By their sizes alone: a probe of something so small comes out now so, now so, and resumed runs would differ."""
+    sizes = {"encoder_embed_dim": width, "encoder_ffn_embed_dim": ffn, "decoder_embed_dim": width}
+    model = build("transformer_admin_tiny", admin_fast="on", **sizes)
+    assert any(isinstance(module, OneDnnLinear) for module in model.modules()) is used

@@ -20,7 +20,7 @@ ON_GPUS = {
     "wmt14": ["recipes/wmt14/Makefile", "PAIR=en-de", "SIZE=18l"],
     "multi30k": ["recipes/multi30k/Makefile", "PRESET=gpu"],
     "own": ["recipes/own/Makefile", "PRESET=gpu", "DATA=.", "PAIR=de-en"],
-    "compare": ["recipes/compare/Makefile", "PRESET=gpu", "SCHEMES=admin", "DEPTHS=6"],
+    "compare": ["recipes/compare/Makefile", "PRESET=gpu", "SCHEMES=admin", "DEPTHS=6", "RATES=1e-3", "SEEDS=1"],
     "sensitivity": ["recipes/sensitivity/Makefile", "PRESET=gpu", "SCHEMES=admin", "LRS=1e-4", "BETA2S=0.99"],
 }
 ON_A_CPU = {
@@ -29,7 +29,7 @@ ON_A_CPU = {
     "iwslt14": ["recipes/iwslt14/Makefile", "PRESET=small"],
     "multi30k": ["recipes/multi30k/Makefile", "PRESET=cpu"],
     "own": ["recipes/own/Makefile", "PRESET=cpu", "DATA=.", "PAIR=de-en"],
-    "compare": ["recipes/compare/Makefile", "PRESET=cpu", "SCHEMES=admin", "DEPTHS=6"],
+    "compare": ["recipes/compare/Makefile", "PRESET=cpu", "SCHEMES=admin", "DEPTHS=6", "RATES=1e-3", "SEEDS=1"],
     "sensitivity": ["recipes/sensitivity/Makefile", "PRESET=cpu", "SCHEMES=admin", "LRS=1e-4", "BETA2S=0.99"],
 }
 

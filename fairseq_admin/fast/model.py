@@ -15,7 +15,7 @@ from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
 from .dropout import FastDropout
 from .feed_forward import fuse
-from .linear import FASTER, OneDnnLinear, ahead
+from .linear import FASTER, SMALLEST, OneDnnLinear, ahead
 from .shortcut import fuse_norms
 from .stacks import FastDecoder, FastEncoder
 
@@ -73,9 +73,9 @@ def _speed_up_stack(stack: TransformerEncoderBase | TransformerDecoderBase) -> b
 
 
 def _use_onednn(model: nn.Module, width: int, ffn: int) -> None:
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or width * ffn < SMALLEST:
         return
-    ratio = ahead(width, ffn)
+    ratio = ahead()
     if ratio < FASTER:
         return
     logger.info("Admin: --admin-fast: linear layers through oneDNN, %.1f times as fast as MKL on this CPU", ratio)

@@ -172,6 +172,10 @@ def layer_bytes(sizes: Sizes, length: int, *, decoder: bool) -> float:
     # The sum that its norm takes, mean and deviation in fp32.
     normed = scheme.norm[decoder] != "none"
     kept += sublayers * (d * n + 8 if normed else d * n if row.unordered else 0)
+    # The same of the second norm of a branch.
+    kept += sublayers * (d * n + 8) if scheme.branch_norm else 0
+    # The second stream comes with the first as one tensor, of which the layer takes its own.
+    kept += d * n if scheme.second_stream else 0
     # A branch that is multiplied by a trained number.
     kept += sublayers * d * a if scheme.branch or scheme.fixup else 0
     kept += attention_bytes(sizes, length, decoder=decoder, cross=False)
