@@ -66,6 +66,20 @@ def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.Captur
     assert f"Admin{depth}, width 64, at initialisation" in text
 
 
+@pytest.mark.parametrize("what", ["dependency", "gradients", "output-change", "omega"])
+@pytest.mark.parametrize("arch, stack", [("transformer_lm_admin_tiny", "decoder"), ("masked_lm_admin_tiny", "encoder")])
+def test_a_model_of_one_stack(what: str, arch: str, stack: str, tmp_path: Path) -> None:
+    """Does it measure language models and masked ones, 2 layers of 2 sub-layers, and nothing of the stack they lack?"""
+    given = ["--arch", arch, "--random-tokens", *QUICK, "--json", "-o", str(tmp_path / "out")]
+    assert cli.main(["analyze", what, *given]) == 0
+    text = (tmp_path / "out.json").read_text()
+    if what == "dependency":
+        assert {name: len(it["beta"]) for name, it in json.loads(text)["stacks"].items()} == {stack: 1 + 4}
+    if what != "output-change":  # which is of one stack in every model
+        (other,) = {"encoder", "decoder"} - {stack}
+        assert f'"{stack}"' in text and f'"{other}"' not in text
+
+
 @pytest.mark.parametrize("what", ["dependency", "gradients", "output-change"])
 @pytest.mark.parametrize("arch, model", [("transformer_admin_tiny", "Admin"), ("transformer", "Pre-LN")])
 def test_a_checkpoint_on_data(what: str, arch: str, model: str, corpus: Path, words: int, tmp_path: Path) -> None:
