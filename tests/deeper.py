@@ -55,9 +55,9 @@ def build(task: Any, arch: str = "deeper_admin", seed: int = 1, **given: Any) ->
 
 
 def pretrained(task: Any, **given: Any) -> dict[str, torch.Tensor]:
-    """The weights of a stock RoBERTa without a head, larger than initial ones."""
+    """The weights of a stock RoBERTa without a head, moved at random: new norms' outputs all have the same length."""
     state = build(SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64), "roberta", 7)
     with torch.no_grad():
         for p in state.parameters():
-            p.mul_(1.5)
+            p.add_(0.2 * torch.randn(p.shape))
     return {key: it for key, it in state.state_dict().items() if "classification" not in key}
