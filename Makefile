@@ -80,6 +80,11 @@ sensitivity: $(VENV)/ready
 warmup: $(VENV)/ready
 	$(CALL) -f recipes/warmup/Makefile
 
+## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, QUICK=1)
+.PHONY: deeper
+deeper: $(VENV)/ready
+	$(CALL) -f recipes/deeper/Makefile
+
 ## make table: all results so far next to the papers' numbers
 .PHONY: table
 table: $(VENV)/ready

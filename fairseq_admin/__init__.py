@@ -23,6 +23,7 @@ errors.install_excepthook()  # first: the other imports take seconds, in which a
 
 # Importing a model, an optimizer or a criterion registers it.
 from . import radam  # noqa: E402, F401
+from .architectures.deeper_model import DeeperAdminModel  # noqa: E402
 from .architectures.language_model import TransformerLMAdminModel  # noqa: E402
 from .architectures.masked_language_model import MaskedLMAdminModel  # noqa: E402
 from .architectures.translation_model import TransformerAdminModel  # noqa: E402
@@ -30,6 +31,6 @@ from .checkpoints.files import allow_fairseq_globals  # noqa: E402
 from .fast import loss  # noqa: E402, F401
 from .version import __version__  # noqa: E402
 
-__all__ = ["MaskedLMAdminModel", "TransformerAdminModel", "TransformerLMAdminModel", "__version__"]
+__all__ = ["DeeperAdminModel", "MaskedLMAdminModel", "TransformerAdminModel", "TransformerLMAdminModel", "__version__"]
 
 allow_fairseq_globals()

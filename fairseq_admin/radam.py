@@ -13,13 +13,14 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from fairseq.dataclass import FairseqDataclass
-from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim import register_optimizer
 from omegaconf import II
 from torch import Tensor
 from torch.optim.radam import radam
 
 from .errors import AdminError
 from .fast.radam import fused_step, has_kernel, rho
+from .rates import ByGroup, grouped
 
 
 def tractable(step: int, beta2: float) -> bool:
@@ -175,7 +176,7 @@ def _not_negative(option: str, value: float) -> float:
 
 
 @register_optimizer("radam", dataclass=RAdamConfig)
-class FairseqRAdam(FairseqOptimizer):
+class FairseqRAdam(ByGroup):
     """fairseq's handle on `RAdam`.
 
     Under --amp torch's GradScaler first unscales the gradients of `RAdam`, so that fairseq can clip them, and then
@@ -189,7 +190,7 @@ class FairseqRAdam(FairseqOptimizer):
 
     def __init__(self, cfg: RAdamConfig, params) -> None:
         super().__init__(cfg)
-        self._optimizer = RAdam(params, **self.optimizer_config)
+        self._optimizer = RAdam(grouped(params), **self.optimizer_config)
 
     def step(self, closure=None, scale=1.0, groups=None) -> None:
         if self.found_inf is None or not self.found_inf.item():

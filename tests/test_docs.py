@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import re
@@ -17,7 +18,9 @@ from pages import PAGE_NAMES, PAGES, README, blocks, commands, docs, rows, secti
 
 from fairseq_admin import cli
 from fairseq_admin.architectures.config import DEPTH_RULES, RULES, AdminOptions
-from fairseq_admin.method.schemes import SCHEMES
+from fairseq_admin.architectures.deeper_model import DEFAULTS, DeeperAdminModel
+from fairseq_admin.architectures.masked_language_model import MaskedLMAdminModel
+from fairseq_admin.method.schemes import EVERY, SCHEMES
 from fairseq_admin.radam import RAdamConfig
 
 
@@ -87,7 +90,7 @@ def test_command_lines_parse(page: Path) -> None:
 
 def test_architectures() -> None:
     """Is every --arch of ours described, and no other?"""
-    models = {"transformer_admin", "transformer_lm_admin", "masked_lm_admin"}
+    models = {"transformer_admin", "transformer_lm_admin", "masked_lm_admin", "deeper_admin"}
     ours = {arch for arch, model in ARCH_MODEL_NAME_REGISTRY.items() if model in models}
     described = [spans(row[0]) for row in rows(section(docs("options.md"), "Architectures"))]
     assert sorted(described) == sorted([arch] for arch in ours)
@@ -107,6 +110,20 @@ def test_options_page(config: type, title: str) -> None:
     assert described == there
 
 
+def test_options_of_new_layers() -> None:
+    """Is every option that deeper_admin adds described with its default, and no other?"""
+    parsers = {model: argparse.ArgumentParser() for model in (MaskedLMAdminModel, DeeperAdminModel)}
+    for model, parser in parsers.items():
+        model.add_args(parser)
+    masked, deeper = ({name for it in p._actions for name in it.option_strings} for p in parsers.values())
+    described = {
+        spans(row[0])[0]: row[1].strip("`")
+        for row in rows(section(docs("options.md"), "New layers on a pre-trained encoder"))
+    }
+    assert described.keys() == deeper - masked
+    assert described == {f"--{name.replace('_', '-')}": "-" if it is None else str(it) for name, it in DEFAULTS.items()}
+
+
 def test_rules_of_omega() -> None:
     """Is every --admin-init described, and no other, and are those that do not profile said not to?"""
     described = {spans(row[0])[0]: row[1] for row in rows(section(docs("options.md"), "Admin")) if row[0][:3] != "`--"}
@@ -117,9 +134,9 @@ def test_rules_of_omega() -> None:
 def test_schemes() -> None:
     """Do the tables of schemes hold the rows of the code's table, with its sources?"""
     table = rows(docs("schemes.md"))
-    assert [(spans(row[0])[0], row[4]) for row in table] == [(name, row.source) for name, row in SCHEMES.items()]
+    assert [(spans(row[0])[0], row[4]) for row in table] == [(name, row.source) for name, row in EVERY.items()]
     for name, *_, folds, _ in table:
-        scheme = SCHEMES[spans(name)[0]]
+        scheme = EVERY[spans(name)[0]]
         if scheme.stock_layers:
             assert folds == "is stock", name
         else:

@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
-from ..method.schemes import FFN_LAWS, SCHEMES
+from ..method.schemes import EVERY, FFN_LAWS
 
 DEPTH_RULES = ("log", "constant")
 RULES = ("reference", "paper") + DEPTH_RULES
@@ -51,7 +51,7 @@ OUTSIDE = {"update_freq": [1], "log_interval": 100}
 class AdminOptions(FairseqDataclass):
     """Admin's own options, which every model has."""
 
-    admin_scheme: ChoiceEnum(tuple(SCHEMES)) = field(  # type: ignore[valid-type]
+    admin_scheme: ChoiceEnum(tuple(EVERY)) = field(  # type: ignore[valid-type]
         default="admin",
         metadata={"help": "what is done with norm, shortcut, branch and initial weights (the table in schemes.py)"},
     )

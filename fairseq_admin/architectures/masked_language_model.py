@@ -62,6 +62,11 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
                 "RoBERTa's embedding is not the one it scales. Give another scheme (fixup, for one without norms)."
             )
         args.encoder_normalize_before = SCHEMES[args.admin_scheme].norm[0] == "before"
+        return cls.make(args, task)
+
+    @classmethod
+    def make(cls, args: Any, task: Any) -> MaskedLMAdminModel:
+        """The model of options that are complete."""
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary))
 
     def forward(self, src_tokens, *args, **kwargs):

@@ -8,7 +8,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig
 
 from ..errors import AdminError
-from ..method.schemes import FFN_LAWS, SCHEMES
+from ..method.schemes import FFN_LAWS, ON_TOP, SCHEMES
 from .config import RULES
 
 
@@ -32,6 +32,11 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder",
     Raises:
         AdminError: such an option was given.
     """
+    if cfg.admin_scheme in ON_TOP:
+        raise AdminError(
+            f"--admin-scheme {cfg.admin_scheme} was given, which is for new layers on a pre-trained encoder alone. "
+            f"Give --arch deeper_admin --more-layers 24 --more-scheme {cfg.admin_scheme}, or another --admin-scheme."
+        )
     if cfg.admin_scheme not in SCHEMES:
         raise AdminError(f"--admin-scheme is {cfg.admin_scheme}; expected one of {', '.join(SCHEMES)}.")
     scheme = SCHEMES[cfg.admin_scheme]

@@ -5,6 +5,7 @@ Each function takes an encoder and a decoder. For a model with one stack, the ot
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable
 
 import torch
@@ -51,6 +52,12 @@ def _draw(layer: Any, draw: Callable[..., Tensor], gain: float, query_gain: floa
     for linear in (layer.fc1, layer.fc2):
         draw(linear.weight, gain=gain)
         nn.init.zeros_(linear.bias)
+
+
+def _linears(layer: Any) -> list[Any]:
+    """Everything in a layer that has a weight matrix."""
+    names = [f"{name}_proj" for name in ("q", "k", "v", "out")]
+    return [*(getattr(it, name) for it in attentions_of(layer) for name in names), layer.fc1, layer.fc2]
 
 
 def deepnorm_weights(encoder: Any, decoder: Any) -> None:
@@ -104,6 +111,34 @@ def _scale_embeddings(*stacks_and_factors: tuple[Any, float]) -> None:
             if all(weight is not it for it in scaled):
                 weight.mul_(factor)
                 scaled.append(weight)
+
+
+def dt_fixup_weights(encoder: Any, decoder: Any) -> None:
+    """Xavier-uniform, every weight matrix; biases keep fairseq's law. `dt_fixup_scale` follows when μ is known.
+
+    Xu et al. 2021, section 3; every tensor of two dimensions, as in the authors' code (BorealisAI/DT-Fixup)
+    """
+    for stack in (encoder, decoder):
+        for layer in layers_of(stack):
+            for linear in _linears(layer):
+                nn.init.xavier_uniform_(linear.weight)
+
+
+def dt_fixup_scale(encoder: Any, largest_norm: float) -> None:
+    """Divide values, attention outputs and feed-forward weights of N layers by sqrt(N (4μ² + 2μ + 2)).
+
+    Xu et al. 2021, section 3
+
+    Args:
+        encoder: the new layers.
+        largest_norm: μ, the largest L2 norm over the channels of any position of their input.
+    """
+    layers = layers_of(encoder)
+    divisor = math.sqrt(len(layers) * (4 * largest_norm**2 + 2 * largest_norm + 2))
+    with torch.no_grad():
+        for layer in layers:
+            for linear in (layer.self_attn.v_proj, layer.self_attn.out_proj, layer.fc1, layer.fc2):
+                linear.weight.div_(divisor)
 
 
 def fixup_weights(encoder: Any, decoder: Any) -> None:
@@ -191,10 +226,5 @@ def b2t_code_weights(encoder: Any, decoder: Any) -> None:
         for stack in (encoder, decoder):
             layers = layers_of(stack)
             for layer in layers:
-                linears = [
-                    getattr(attention, f"{name}_proj")
-                    for attention in attentions_of(layer)
-                    for name in ("q", "k", "v", "out")
-                ]
-                for linear in (*linears, layer.fc1, layer.fc2):
+                for linear in _linears(layer):
                     linear.weight.mul_(len(layers) ** -0.5)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
-from .schemes import SCHEMES, SUBLAYER_NORMS, Scheme, layers_of
+from .schemes import EVERY, SUBLAYER_NORMS, Scheme, layers_of
 from .second_stream import pack, unpack
 
 
@@ -74,7 +74,7 @@ def xavier(linear: nn.Linear) -> nn.Linear:
 
 def ffn_law(cfg) -> str | None:
     """The law that a model's feed-forward weights start with, from its options; None: its scheme draws them."""
-    return SCHEMES[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
+    return EVERY[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
 
 
 class _FeedForward:

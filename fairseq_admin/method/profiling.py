@@ -157,7 +157,7 @@ def _measure_in_memory(
             torch.cuda.empty_cache()
 
 
-def _from_first_rank(omega: Tensor) -> Tensor:
+def from_first_rank(omega: Tensor) -> Tensor:
     """The first data-parallel rank's ω. Every rank has to call this, whatever went wrong before."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         distributed_utils.broadcast(omega, src=0, group=distributed_utils.get_data_parallel_group())
@@ -217,7 +217,7 @@ def profile(
     except Exception as error:
         failure = error
         omega = torch.full((len(every),), math.nan, device=next(iter(given.values())).device)
-    omega = _from_first_rank(omega)
+    omega = from_first_rank(omega)
     if failure is not None and not torch.isfinite(omega).all():
         raise failure
     for norm, value in zip(every, omega):

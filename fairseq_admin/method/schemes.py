@@ -167,3 +167,18 @@ SCHEMES: dict[str, Scheme] = {
     "peri-ln": Scheme("Peri-LN", "Kim et al. 2025", norm=("before", "before"), branch_norm="output"),
     "keel": Scheme("Keel", "Chen and Wei 2026", shortcut=keel_scales, branch_norm="input"),
 }
+
+ON_TOP: dict[str, Scheme] = {
+    # μ, which its weights are divided by, is measured on the pre-trained encoder: pretrained.py.
+    "dt-fixup": Scheme(
+        "DT-Fixup",
+        "Xu et al. 2021, section 3; BorealisAI/DT-Fixup, spider/semparser",
+        norm=("none", "none"),
+        weights="dt_fixup_weights",
+        ffn=None,
+    ),
+}
+"""Rows for new layers on top of a pre-trained encoder alone (deeper_model.py)."""
+
+EVERY: dict[str, Scheme] = {**SCHEMES, **ON_TOP}
+"""What new layers can have."""

@@ -21,7 +21,7 @@ from .layers import (
     ffn_law,
     wrap_layer,
 )
-from .schemes import SCHEMES
+from .schemes import EVERY
 from .second_stream import SecondNorm
 
 
@@ -40,7 +40,7 @@ def _first_frozen(stack: AdminEncoder | AdminDecoder, layer: nn.Module) -> nn.Mo
 
 def _set_end(stack: Any, channels: int, multiplier: bool) -> None:
     """Put what a scheme's stack ends in, where that is not fairseq's, in the place of the norm there."""
-    scheme = SCHEMES[stack.cfg.admin_scheme]
+    scheme = EVERY[stack.cfg.admin_scheme]
     if scheme.fixup:
         stack.layer_norm = Shift(multiplier)
     elif scheme.second_stream:
@@ -58,7 +58,7 @@ class AdminEncoder(TransformerEncoderBase):
         avoid_fast_path(self)
 
     def build_encoder_layer(self, cfg):
-        scheme = SCHEMES[cfg.admin_scheme]
+        scheme = EVERY[cfg.admin_scheme]
         if scheme.stock_layers and ffn_law(cfg) != "xavier":
             return super().build_encoder_layer(cfg)
         if scheme.stock_layers:
@@ -78,7 +78,7 @@ class AdminDecoder(TransformerDecoderBase):
         _set_end(self, self.cfg.decoder.embed_dim, multiplier=False)
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        scheme = SCHEMES[cfg.admin_scheme]
+        scheme = EVERY[cfg.admin_scheme]
         if scheme.stock_layers and ffn_law(cfg) != "xavier":
             return super().build_decoder_layer(cfg, no_encoder_attn)
         if scheme.stock_layers:

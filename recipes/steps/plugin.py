@@ -15,8 +15,13 @@ from typing import Any
 
 PLUGIN = Path(__file__).parents[2] / "fairseq_admin"
 
-SCHEMES: dict[str, Any] = runpy.run_path(str(PLUGIN / "method/schemes.py"))["SCHEMES"]
+_TABLES: dict[str, Any] = runpy.run_path(str(PLUGIN / "method/schemes.py"))
+
+SCHEMES: dict[str, Any] = _TABLES["SCHEMES"]
 """The table of schemes, its rows by name."""
+
+EVERY: dict[str, Any] = _TABLES["EVERY"]
+"""The same with the rows for new layers on a pre-trained encoder alone."""
 
 DIVERGED: int = runpy.run_path(str(PLUGIN / "errors.py"))["DIVERGED"]
 """The exit status of a training that has diverged."""
@@ -29,6 +34,7 @@ def main() -> None:
     for name, row in SCHEMES.items():
         words = {"SCHEME": True, "FOLDS": row.folds, "OMEGA": row.omega, "FFN": row.ffn is not None}
         print(*(f"{word}={name}" for word, holds in words.items() if holds))
+    print(*(f"MORE={name}" for name in EVERY if not name.startswith("t-fixup")))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,248 @@
+"""The model `deeper_admin`: a pre-trained RoBERTa, new layers of any scheme on top of it, and fairseq's heads."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from torch import Tensor
+
+from ..errors import AdminError
+from ..method import provenance
+from ..method.on_top import MoreLayers, batched, set_up
+from ..method.schemes import EVERY
+from ..rates import Slower, slow_down
+from .config import DEPTH_RULES, fill_masked, flat_encoder, nested_encoder
+from .masked_language_model import AdminMaskedEncoder, MaskedLMAdminModel
+
+MORE = "more."
+
+DEFAULTS = {
+    "more_layers": 0,
+    "more_scheme": None,
+    "more_dropout": 0.0,
+    "pretrained_lr_factor": 0.008,
+    "profile_sentences": 0,
+}
+"""The options that the model adds. The encoder's rate, and no dropout in the new layers: as in DT-Fixup."""
+
+
+def _more_options(args: Any) -> Any:
+    """The options of the new layers as fairseq's layers read them."""
+    cfg = copy.deepcopy(nested_encoder(args))
+    cfg.admin_scheme = args.more_scheme
+    cfg.encoder.layers = args.more_layers
+    cfg.encoder.layerdrop = 0.0
+    cfg.encoder.layers_to_keep = None
+    cfg.encoder.normalize_before = EVERY[args.more_scheme].norm[0] == "before"
+    cfg.dropout = cfg.attention_dropout = cfg.activation_dropout = args.more_dropout
+    cfg.no_token_positional_embeddings = True
+    cfg.layernorm_embedding = False
+    cfg.quant_noise.pq = 0.0
+    return cfg
+
+
+def _fill(args: Any, **sizes: int) -> None:
+    for name, value in DEFAULTS.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+    fill_masked(args, **sizes)
+
+
+def _refuse(args: Any, task: Any) -> None:
+    """Raises an AdminError where the options cannot work."""
+    if getattr(getattr(task, "cfg", None), "classification_head_name", None) is None:
+        raise AdminError(
+            f"--arch deeper_admin was given with {type(task).__name__}, which has no classification head. Give --task "
+            "sentence_prediction, or --arch masked_lm_admin."
+        )
+    if args.more_layers < 0:
+        raise AdminError(f"--more-layers is {args.more_layers}; expected 0 or more.")
+    if not args.more_layers and args.more_scheme:
+        raise AdminError(
+            f"--more-scheme {args.more_scheme} was given with --more-layers 0, which adds no layer to have it. Give "
+            "--more-layers 24, or leave --more-scheme out."
+        )
+    if args.more_layers and args.more_scheme is None:
+        raise AdminError(
+            f"--more-layers {args.more_layers} was given without --more-scheme. Give one of {', '.join(EVERY)}."
+        )
+    if args.more_scheme and args.more_scheme.startswith("t-fixup"):
+        raise AdminError(
+            f"--more-scheme {args.more_scheme} was given; its paper scales the embeddings too, which are pre-trained "
+            "here. Give dt-fixup, which is made for this."
+        )
+    if args.pretrained_lr_factor < 0:
+        raise AdminError(f"--pretrained-lr-factor is {args.pretrained_lr_factor}; expected 0 (frozen) or more.")
+    if args.profile_sentences < 0:
+        raise AdminError(f"--profile-sentences is {args.profile_sentences}; expected 0 (all) or more.")
+
+
+@register_model("deeper_admin")
+class DeeperAdminModel(MaskedLMAdminModel):
+    """RoBERTa, new layers on top of it, and fairseq's classification heads.
+
+    --admin-scheme is the scheme that the encoder was pre-trained with (a stock RoBERTa is `post-ln`), --more-scheme the
+    new layers'. The state dict is that of `masked_lm_admin`, and the new layers' under `more.`; one without these is a
+    pre-trained encoder's, and loading it sets the new layers up.
+    """
+
+    def __init__(self, args: Any, encoder: AdminMaskedEncoder, task: Any) -> None:
+        super().__init__(args, encoder)
+        self.pretrained = False
+        self._task = weakref.ref(task)
+        self.more: MoreLayers | None = None
+        if args.more_layers:
+            # After RoBERTa's own, which draws every weight of the modules that are there.
+            by_depth = args.admin_init in DEPTH_RULES
+            self.more = MoreLayers(_more_options(args), task.source_dictionary, by_depth)
+        self.slower: Slower | None = None
+        if args.pretrained_lr_factor == 0:
+            self.encoder.requires_grad_(False)
+        elif args.pretrained_lr_factor != 1:
+            self.slower = slow_down(self.encoder.parameters(), "pretrained", args.pretrained_lr_factor)
+
+    @staticmethod
+    def add_args(parser) -> None:
+        MaskedLMAdminModel.add_args(parser)
+        parser.add_argument("--more-layers", type=int, metavar="N", help="new layers on top of the encoder")
+        parser.add_argument("--more-scheme", choices=tuple(EVERY), help="the new layers' residual scheme")
+        parser.add_argument("--more-dropout", type=float, metavar="D", help="dropout of every kind in the new layers")
+        parser.add_argument(
+            "--pretrained-lr-factor",
+            type=float,
+            metavar="F",
+            help="what the encoder's learning rate is multiplied by; 0: it is frozen, 1: any optimizer will do",
+        )
+        parser.add_argument(
+            "--profile-sentences",
+            type=int,
+            metavar="N",
+            help="look at so many sentences of the training set for DT-Fixup's largest norm (0: at all of them)",
+        )
+
+    @classmethod
+    def build_model(cls, args, task):
+        args = flat_encoder(args, task)
+        _fill(args)
+        _refuse(args, task)
+        return super().build_model(args, task)
+
+    @classmethod
+    def make(cls, args, task):
+        return cls(args, AdminMaskedEncoder(args, task.source_dictionary), task)
+
+    def forward(
+        self, src_tokens, features_only=False, return_all_hiddens=False, classification_head_name=None, **kwargs
+    ):
+        """As fairseq's RoBERTa, the new layers between its encoder and a head; there are no words to predict."""
+        if self.training:
+            self._refuse_unready()
+        x, extra = super().forward(src_tokens, features_only=True, return_all_hiddens=return_all_hiddens, **kwargs)
+        if self.more is not None:
+            x = self.more.extend(src_tokens, x)
+        if classification_head_name is not None:
+            x = self.classification_heads[classification_head_name](x)
+        return x, extra
+
+    def _refuse_unready(self) -> None:
+        if not self.pretrained:
+            raise AdminError(
+                "--arch deeper_admin has no pre-trained encoder: no checkpoint was loaded, or not through the model "
+                "(--ddp-backend fully_sharded). Give --finetune-from-model CHECKPOINT."
+            )
+        if self.slower and not self.slower.taken:
+            raise AdminError(
+                f"--pretrained-lr-factor {self.slower.factor} was given, and the optimizer has one rate for all. Give "
+                "--optimizer radam or adam_by_group (with --fp16 also --fp16-no-flatten-grads), or a factor of 0 or 1."
+            )
+
+    def _refuse_other(self, state: dict[str, Any]) -> None:
+        """Refuse another encoder's weights: width, vocabulary, positions."""
+        own = self.state_dict()
+        named = {"embed_tokens": "vocabulary and width", "embed_positions": "positions and width"}
+        for key, tensor in state.items():
+            if key in own and key.startswith("encoder.") and own[key].shape != tensor.shape:
+                what = next((said for part, said in named.items() if f".{part}." in key), key)
+                raise AdminError(
+                    f"the checkpoint's {what} are {' x '.join(map(str, tensor.shape))} and the model's "
+                    f"{' x '.join(map(str, own[key].shape))}. Give the sizes (--encoder-embed-dim, --max-positions) "
+                    "and the dictionary that the encoder was pre-trained with."
+                )
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As `SchemeModel`'s. Weights without new layers are a pre-trained encoder's, and set the new layers up.
+
+        Raises:
+            AdminError: also if the encoder or the new layers are of another kind, or there is nothing to measure on.
+        """
+        more = {key[len(MORE) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(MORE)}
+        self.upgrade_state_dict(state_dict)
+        self._refuse_other(state_dict)
+        own, self.more = self.more, None
+        try:
+            result = super().load_state_dict(state_dict, strict, model_cfg, args)
+        finally:
+            self.more = own
+        self.pretrained = True
+        if more or own is None:
+            self._load_more(more)
+        elif own.measured:
+            self._set_up(own)
+        return result
+
+    def _load_more(self, state: dict[str, Tensor]) -> None:
+        found = {key.split(".")[1] for key in state if key.startswith("layers.")}
+        record = (provenance.decode(state[provenance.KEY]) or {}) if provenance.KEY in state else {}
+        here = (len(self.more.layers), self.more.cfg.admin_scheme) if self.more is not None else (0, None)
+        if (len(found), record.get("scheme")) != here:
+            raise AdminError(
+                f"the checkpoint has {len(found)} new layers of --more-scheme {record.get('scheme')} and the model "
+                f"{here[0]} of {here[1]}. Give the checkpoint's, or another --save-dir to start again."
+            )
+        if self.more is not None:
+            self.more.load_state_dict(state)
+
+    def _set_up(self, more: MoreLayers) -> None:
+        """Set the new layers up on the training set."""
+        sentences = self._training_set(self._task())
+        batches = batched(sentences, self.cfg.admin_profile_tokens, more.padding_idx, next(self.parameters()).device)
+        training = self.training
+        self.eval()
+        try:
+            set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(sentences))
+        finally:
+            self.train(training)
+
+    def _training_set(self, task: Any) -> list[Tensor]:
+        """The tokens of the training set's sentences, or of --profile-sentences of them, in the task's random order."""
+        try:
+            task.load_dataset("train")
+            data = task.dataset("train")
+            order, _ = data.filter_indices_by_size(data.ordered_indices(), task.max_positions())
+            order = order[: self.args.profile_sentences or None]
+            found = [data[i]["net_input.src_tokens"] for i in order]
+        except (AssertionError, FileNotFoundError, KeyError) as error:
+            raise AdminError(
+                f"--more-scheme {self.args.more_scheme} is set up on the training set, and there is none: {error}. "
+                "Give the folder of data with the split train."
+            ) from error
+        if not found:
+            raise AdminError(
+                f"--more-scheme {self.args.more_scheme} is set up on the training set, whose sentences are all longer "
+                "than --max-positions, or there are none. Give others."
+            )
+        return found
+
+
+assert MODEL_REGISTRY["deeper_admin"] is DeeperAdminModel, "another plugin took the name deeper_admin"
+
+
+def _preset(arch: str, **sizes: int) -> None:
+    register_model_architecture("deeper_admin", arch)(lambda args: _fill(args, **sizes))
+
+
+_preset("deeper_admin")
+_preset("deeper_admin_tiny", layers=2, embed_dim=64, ffn_embed_dim=128, attention_heads=4)

@@ -1,0 +1,158 @@
+"""New layers on a pre-trained encoder: the stack, and one measured pass over the training set that sets it up.
+
+The pass is due when the encoder's weights have been loaded. There is no optimizer yet at that time, so that the masters
+of a half-precision run are copied from the scaled weights. It is in evaluation mode, without gradients, and gives
+
+    μ   the largest L2 norm over the channels of any position of the new layers' input, for DT-Fixup
+    ω   of the new layers on the first batch, for Admin
+
+    T time   B batch   C channels   S sub-layers
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from ..errors import AdminError
+from ..version import __version__
+from . import initial_weights, provenance
+from .layers import shortcut_norms
+from .omega import omega_from_depth
+from .profiling import StackProbe, from_first_rank
+from .schemes import EVERY
+from .stacks import AdminEncoder
+
+logger = logging.getLogger(__name__)
+
+
+class MoreLayers(AdminEncoder):
+    """An encoder of a scheme's layers whose input is another encoder's output.
+
+    Its state dict has a record of its scheme and of what was measured.
+
+    Args:
+        cfg: the options as fairseq's layers read them, of the new layers.
+        dictionary: the encoder's.
+        rule_by_depth: whether --admin-init sets ω from the depth.
+    """
+
+    def __init__(self, cfg: Any, dictionary: Any, rule_by_depth: bool = False) -> None:
+        super().__init__(cfg, dictionary, nn.Embedding(1, cfg.encoder.embed_dim, padding_idx=0))
+        self.padding_idx = dictionary.pad()
+        del self.embed_tokens
+        self.scheme = EVERY[cfg.admin_scheme]
+        if self.scheme.weights is not None:
+            none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=None, output_projection=None)
+            getattr(initial_weights, self.scheme.weights)(self, none)
+        self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
+        self.by_norm = cfg.admin_scheme == "dt-fixup"
+        self.measured = self.by_norm or (self.scheme.omega and not rule_by_depth)
+        if not self.measured:
+            norms = shortcut_norms(self) if self.scheme.omega else []
+            for norm in norms:
+                norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
+            self.record({"rule": cfg.admin_init} if norms else {})
+
+    def record(self, found: dict[str, Any]) -> None:
+        record = {"scheme": self.cfg.admin_scheme, **found, "version": __version__}
+        getattr(self, provenance.KEY).copy_(provenance.encode(record))
+
+    def recorded(self) -> dict[str, Any] | None:
+        return provenance.decode(getattr(self, provenance.KEY))
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
+        """Nothing: fairseq's takes a pre-trained encoder's weights, which have no such layers, for those of an old
+        version, and would drop the norm that ends the stack."""
+        return state_dict
+
+    def forward_embedding(self, src_tokens: Tensor, token_embedding: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The input is what it is. Shape (B, T, C)."""
+        assert token_embedding is not None
+        return token_embedding, token_embedding
+
+    def extend(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Shapes: tokens (B, T); features, and what comes out, (B, T, C)."""
+        return self(tokens, token_embeddings=features)["encoder_out"][0].transpose(0, 1)
+
+
+def batched(sentences: Iterable[Tensor], budget: int, padding: int, device: torch.device) -> Iterator[Tensor]:
+    """Sentences in their order, as many at a time as hold `budget` tokens with padding, but at least one. Each (B, T).
+
+    Args:
+        sentences: tokens, each of shape (T,).
+    """
+    batch: list[Tensor] = []
+    for tokens in sentences:
+        if batch and (len(batch) + 1) * max(map(len, (*batch, tokens))) > budget:
+            yield pad_sequence(batch, batch_first=True, padding_value=padding).to(device)
+            batch = []
+        batch.append(tokens)
+    yield pad_sequence(batch, batch_first=True, padding_value=padding).to(device)
+
+
+def largest_norm(features: Tensor, real: Tensor) -> Tensor:
+    """The largest L2 norm over the channels of the positions that are not padding. Shapes (B, T, C) and (B, T)."""
+    return torch.linalg.vector_norm(features[real].double(), dim=-1).max()
+
+
+def measured_omega(more: MoreLayers, tokens: Tensor, features: Tensor) -> Tensor:
+    """ω of the new layers by --admin-init on one batch, set on the way. Shape (S,)."""
+    probe = StackProbe(shortcut_norms(more), more.cfg.admin_init, tokens.ne(more.padding_idx).t())
+    with probe.attached():
+        more.extend(tokens, features)
+    return probe.omega()
+
+
+def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], sentences: int) -> None:
+    """Measure, and set ω or scale the weights, the same on all data-parallel ranks; write down what was found.
+
+    Args:
+        more: the new layers, in evaluation mode.
+        encode: from tokens (B, T) to the encoder's output (B, T, C), in evaluation mode.
+        batches: the training set's tokens, each (B, T).
+        sentences: how many there are in all batches.
+
+    Raises:
+        AdminError: a measurement is not a finite number.
+    """
+    start = time.perf_counter()
+    with torch.no_grad():
+        if more.by_norm:
+            found = torch.stack([largest_norm(encode(it), it.ne(more.padding_idx)) for it in batches]).max()[None]
+            what = "the largest norm of the encoder's output (mu)"
+        else:
+            (tokens,) = islice(batches, 1)
+            found, sentences = measured_omega(more, tokens, encode(tokens)), len(tokens)
+            what = "omega of the new layers"
+    found = from_first_rank(found)
+    if not torch.isfinite(found).all():
+        raise AdminError(
+            f"the pass over the training set measured {found[~torch.isfinite(found)][0].item()} for {what}; a finite "
+            "number was expected. The pre-trained encoder's output overflows, or its weights are damaged: check it "
+            "with fairseq-validate, or train in fp32."
+        )
+    if more.by_norm:
+        initial_weights.dt_fixup_scale(more, found.item())
+        result: dict[str, Any] = {"mu": found.item()}
+    else:
+        for norm, omega in zip(shortcut_norms(more), found):
+            norm.set_omega(omega)
+        result = {"rule": more.cfg.admin_init}
+    more.record({**result, "sentences": sentences})
+    logger.info(
+        "Admin: %s on %d sentences in evaluation mode in %.2f s: %.4g%s",
+        what,
+        sentences,
+        time.perf_counter() - start,
+        found.min(),
+        "" if more.by_norm else f" to {found.max():.4g}",
+    )

@@ -1,0 +1,68 @@
+"""Parameters that learn at a fraction of the learning rate, in fairseq's optimizers.
+
+A model marks its parameters (`slow_down`) with fairseq's own attribute `param_group`, which fairseq copies to the float
+masters of a half-precision run. fairseq's set_lr gives every group of an optimizer the same rate; the optimizers here
+give each its share. Only they read the mark, and they say so in it, so that a model can refuse to train without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+from torch import Tensor
+
+
+class Slower(str):
+    """The `param_group` of some parameters: a name, and what their rate is multiplied by."""
+
+    factor: float
+    taken: bool
+    """Whether an optimizer has read it."""
+
+
+def slow_down(parameters: Iterable[Tensor], name: str, factor: float) -> Slower:
+    """Mark parameters; returns the mark."""
+    mark = Slower(name)
+    mark.factor, mark.taken = factor, False
+    for p in parameters:
+        p.param_group = mark  # type: ignore[attr-defined]
+    return mark
+
+
+def grouped(params: Iterable[Tensor]) -> list[Any]:
+    """The parameters as they were, or in groups if some are marked: first those that are not."""
+    params = list(params)
+    groups: dict[Any, list[Tensor]] = {None: []}
+    for p in params:
+        mark = getattr(p, "param_group", None)
+        groups.setdefault(mark if isinstance(mark, Slower) else None, []).append(p)
+    if len(groups) == 1:
+        return params
+    for mark in groups:
+        if mark is not None:
+            mark.taken = True
+    return [{"params": them, "factor": mark.factor if mark else 1.0} for mark, them in groups.items() if them]
+
+
+class ByGroup(FairseqOptimizer):
+    """A fairseq optimizer over what `grouped` gives: every group of parameters at its share of the learning rate."""
+
+    def get_lr(self) -> float:
+        """The rate of which the groups have their shares."""
+        group = self.param_groups[0]
+        return group["lr"] / group.get("factor", 1.0)
+
+    def set_lr(self, lr: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = lr * group.get("factor", 1.0)
+
+
+@register_optimizer("adam_by_group", dataclass=FairseqAdamConfig)
+class AdamByGroup(ByGroup, FairseqAdam):
+    """fairseq's adam."""
+
+    def __init__(self, cfg: Any, params: Iterable[Tensor]) -> None:
+        super().__init__(cfg, grouped(params))

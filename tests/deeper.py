@@ -1,0 +1,63 @@
+"""Small classifiers on a pre-trained encoder for the tests, and their data."""
+
+from __future__ import annotations
+
+import random
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from conftest import run_module
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
+from masked import SIZES
+from torch import nn
+
+import fairseq_admin  # noqa: F401  (registers the model)
+
+HEAD = "h"
+
+
+def binarised(folder: Path) -> Path:
+    """Words and labels, binarised: does a sentence of 2 to 12 of 40 words begin with one of the first 20?"""
+    generator = random.Random(1)
+    for split, size in (("train", 120), ("valid", 20)):
+        lines = [[generator.randrange(40) for _ in range(generator.randint(2, 12))] for _ in range(size)]
+        (folder / f"{split}.words").write_text("".join(" ".join(f"w{w}" for w in line) + "\n" for line in lines))
+        (folder / f"{split}.label").write_text("".join(f"{'yes' if line[0] < 20 else 'no'}\n" for line in lines))
+    data = folder / "bin"
+    for kind, name in (("words", "input0"), ("label", "label")):
+        given = ["--only-source", *(f"--{split}pref={folder / split}.{kind}" for split in ("train", "valid"))]
+        done = run_module("fairseq_cli.preprocess", *given, "--destdir", data / name, log=folder / f"{name}.log")
+        assert done.status == 0, done.output
+    for path in (data / "input0").iterdir():  # the encoder's own data
+        (data / path.name).write_bytes(path.read_bytes())
+    return data
+
+
+def task(data: Path, **given: Any) -> SentencePredictionTask:
+    options = {"num_classes": 2, "init_token": None, "separator_token": None, "no_shuffle": False, "max_positions": 64}
+    options |= {"shorten_method": "none", "shorten_data_split_list": "", "add_prev_output_tokens": False, "seed": 1}
+    options |= {"regression_target": False, "classification_head_name": HEAD, "d2v2_multi": False}
+    return SentencePredictionTask.setup_task(Namespace(**{"data": str(data), **options, **given}))
+
+
+def build(task: Any, arch: str = "deeper_admin", seed: int = 1, **given: Any) -> nn.Module:
+    """A freshly initialised `deeper_admin` or stock `roberta` of three plain layers, in training mode, with a head."""
+    args = Namespace(**{"admin_fast": "off", "admin_scheme": "post-ln", **SIZES, **given})
+    ARCH_CONFIG_REGISTRY[arch](args)
+    torch.manual_seed(seed)
+    model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
+    model.register_classification_head(HEAD, num_classes=2)
+    return model.train()
+
+
+def pretrained(task: Any, **given: Any) -> dict[str, torch.Tensor]:
+    """The weights of a stock RoBERTa without a head, moved at random: new norms' outputs all have the same length."""
+    state = build(SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64), "roberta", 7)
+    with torch.no_grad():
+        for p in state.parameters():
+            p.add_(0.2 * torch.randn(p.shape))
+    return {key: it for key, it in state.state_dict().items() if "classification" not in key}
