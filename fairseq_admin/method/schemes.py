@@ -169,7 +169,7 @@ SCHEMES: dict[str, Scheme] = {
 }
 
 ON_TOP: dict[str, Scheme] = {
-    # μ, which its weights are divided by, is measured on the pre-trained encoder: pretrained.py.
+    # μ, which its weights are divided by, is measured on the pre-trained encoder: on_top.py.
     "dt-fixup": Scheme(
         "DT-Fixup",
         "Xu et al. 2021, section 3; BorealisAI/DT-Fixup, spider/semparser",
