@@ -152,11 +152,12 @@ def test_wmt14_from_download_to_a_score(recipe, target, source, tmp_path):
 @pytest.mark.slow
 def test_killed_twenty_times_it_ends_with_the_same_data_and_one_row(iwslt14, source, tmp_path):
     whole, _ = iwslt14
+    given = [f"RUNS={tmp_path}", "ANALYSES=", *source]
     moments = random.Random(1)
     kills = 0
     for _ in range(20):
         making = subprocess.Popen(
-            command("iwslt14", f"RUNS={tmp_path}", *source), cwd=ROOT, env=environment(), start_new_session=True,
+            command("iwslt14", *given), cwd=ROOT, env=environment(), start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
@@ -166,12 +167,12 @@ def test_killed_twenty_times_it_ends_with_the_same_data_and_one_row(iwslt14, sou
             making.wait()
             kills += 1
     assert kills >= 10, "most runs were meant to be killed"
-    done = make("iwslt14", f"RUNS={tmp_path}", *source)
+    done = make("iwslt14", *given)
     assert done.returncode == 0, done.stdout + done.stderr
     assert digests(tmp_path / "iwslt14/data") == digests(whole / "iwslt14/data")
     assert digests(tmp_path / "archives") == digests(whole / "archives")
     assert len(results.read(tmp_path / "results.csv")) == 1
-    again = make("iwslt14", f"RUNS={tmp_path}", *source)
+    again = make("iwslt14", *given)
     assert again.returncode == 0 and len(results.read(tmp_path / "results.csv")) == 1
 
 
