@@ -210,3 +210,24 @@ def test_command_line(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> 
     refused = run("fairseq_cli.train", *given, "--admin-monitor", -1)
     expected = "fairseq-admin: --admin-monitor is -1; expected 0 (omega alone) or a number of updates (100)."
     assert (refused.status, refused.output.splitlines()[-1]) == (2, expected)
+
+
+@pytest.mark.parametrize("source", [20, 40], ids=["oblong", "square"])
+def test_fast_layers_show_what_plain_ones_do(source: int) -> None:
+    """Without dropout the same; with it, where fast layers leave it to the norm, its share is in the variances."""
+    src, lengths, prev = reference.batch(sentences=40, source=source, target=30, seed=3)
+
+    def shown(fast: str, dropout: float) -> dict[str, float]:
+        model = tiny(dropout=dropout, admin_fast=fast, seed=2).train()
+        torch.manual_seed(1)
+        model(src, lengths, prev)  # profiles, by the plain layers
+        stacks = stacks_of(model)
+        probes = {side: StackProbe(stacks[side], {"encoder": src, "decoder": prev}[side], True) for side in stacks}
+        torch.manual_seed(1)
+        model(src, lengths, prev)
+        return {f"{side} {name}": float(it) for side, probe in probes.items() for name, it in probe.values().items()}
+
+    assert shown("on", 0.0) == pytest.approx(shown("off", 0.0), rel=1e-4)
+    with_dropout, without = shown("on", 0.3), shown("on", 0.0)
+    assert with_dropout == pytest.approx(shown("off", 0.3), rel=0.06)
+    assert with_dropout["encoder branch_variance"] > 1.25 * without["encoder branch_variance"]

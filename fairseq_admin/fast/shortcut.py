@@ -79,11 +79,16 @@ class FastShortcutNorm(Fast, ShortcutNorm):
         if self.plain:
             return super().forward(branch_and_shortcut)
         branch, shortcut = branch_and_shortcut
-        dropout = self.dropout_module
-        p = dropout.p if dropout.training or dropout.apply_during_inference else 0.0
+        p = self.left_dropout()
         with torch.no_grad():
             omega = self.omega.to(shortcut.dtype)
         return _Normed.apply(branch, shortcut, self.omega_delta, self.weight, self.bias, omega, p, self.eps)
+
+    def left_dropout(self) -> float:
+        """The layer's, while it drops anything."""
+        dropout = self.dropout_module
+        dropping = not self.plain and (dropout.training or dropout.apply_during_inference)
+        return dropout.p if dropping else 0.0
 
 
 def fuse_norms(layer: Any) -> None:

@@ -18,7 +18,13 @@ MASK = "mask"
 
 
 class FastEncoder(Fast, AdminEncoder):
-    """fairseq's encoder over the layers of a scheme."""
+    """fairseq's encoder over the layers of a scheme.
+
+    Attributes:
+        batch_first: whether the layers' tensors are (B, T, C) in the forward that runs, or ran last.
+    """
+
+    batch_first = False
 
     def forward_scriptable(
         self,
@@ -31,6 +37,7 @@ class FastEncoder(Fast, AdminEncoder):
 
         Shapes: tokens (B, T), embeddings (B, T, C), `encoder_out` (T, B, C).
         """
+        self.batch_first = not self.plain
         if self.plain:
             return super().forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         hidden = src_tokens.eq(self.padding_idx)
@@ -63,7 +70,12 @@ class FastDecoder(Fast, AdminDecoder):
     """fairseq's decoder over the layers of a scheme.
 
     In training it returns no attention weights, unless a layer is named; fairseq's computes its last layer's always.
+
+    Attributes:
+        batch_first: as `FastEncoder`'s.
     """
+
+    batch_first = False
 
     def extract_features_scriptable(
         self,
@@ -75,14 +87,15 @@ class FastDecoder(Fast, AdminDecoder):
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, list]]:
         """As fairseq's. Shapes: tokens (B, T), features (B, T, C)."""
-        if (
+        self.batch_first = not (
             self.plain
             or incremental_state is not None
             or full_context_alignment
             or not (encoder_out is None or MASK in encoder_out)
             # Where padding comes first, a position before the words would see nothing but padding.
             or bool(prev_output_tokens[:, 0].eq(self.padding_idx).any())
-        ):
+        )
+        if not self.batch_first:
             return super().extract_features_scriptable(
                 prev_output_tokens,
                 encoder_out,

@@ -11,6 +11,7 @@ forward and then steps aside, so activation checkpointing, which computes a laye
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,8 +39,7 @@ class StackProbe:
     """
 
     def __init__(self, stack: Any, tokens: Tensor, variances: bool) -> None:
-        # A sub-layer's input is (T, B, C).
-        self.real = tokens.ne(stack.padding_idx).t().flatten().nonzero().squeeze(1) if variances else None
+        self.stack, self.tokens, self.variances = stack, tokens, variances
         self.omegas: list[Tensor] = []
         self.branches: list[Tensor] = []
         self.sums: list[Tensor] = []
@@ -75,7 +75,7 @@ class StackProbe:
     def _measure(self, layer: Any, norm: Any, branch: Tensor, summed: Any) -> None:
         if isinstance(norm, ShortcutNorm):
             self.omegas.append(norm.omega.float())
-        if self.real is None:
+        if not self.variances:
             return
         branch = branch.float()
         if isinstance(norm, ShortcutNorm):
@@ -85,8 +85,23 @@ class StackProbe:
             summed = summed.float() + norm.bottom
         if getattr(layer, "branch_scale", None) is not None:
             branch = branch * layer.branch_scale
-        self.branches.append(variance(branch, self.real))
-        self.sums.append(variance(summed, self.real))
+        added = self._dropped(norm, branch)
+        self.branches.append(variance(branch, self.real) + added)
+        self.sums.append(variance(summed, self.real) + added)
+
+    @cached_property
+    def real(self) -> Tensor:
+        """The positions that are not padding, as `variance` takes them, of a sub-layer's tensors."""
+        real = self.tokens.ne(self.stack.padding_idx)
+        batch_first = getattr(self.stack, "batch_first", False)  # of fast stacks, which know it once they run
+        return (real if batch_first else real.t()).flatten().nonzero().squeeze(1)
+
+    def _dropped(self, norm: Any, branch: Tensor) -> Tensor | float:
+        """What dropout of rate p adds to a variance, where it is left to the norm: p/(1-p) E[f²], over all masks."""
+        p = norm.left_dropout() if isinstance(norm, ShortcutNorm) else 0.0
+        if not 0 < p < 1:
+            return 0.0
+        return p / (1 - p) * branch.flatten(0, 1).index_select(0, self.real).square().mean()
 
     def values(self) -> dict[str, Tensor]:
         """What was seen over the stack's sub-layers, each a scalar on the model's device."""
