@@ -122,13 +122,12 @@ $(BIN)/dict.en.txt:
 		$(foreach name,DATA URL SUMS MERGES,$(if $($(name)),$(name)=$(call quoted,$($(name))))) prepare
 endif
 
-$(OUT)/%/trained.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt | $(OUT)/settings.json
-	@$(PYTHON) -m recipes.compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --leg $(LEG) --save-every $(SAVE_EVERY) \
-		--jobs $(JOBS) $(HOW_FAR) -- $(SETTINGS) $(OPTIONS_$*)
-
 $(OUT)/entropy.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt
 	@$(PYTHON) -m recipes.compare.entropy $(BIN) --pair $(PAIR) -o $@
 
-$(OUT)/%/result.json: $(OUT)/%/trained.json $(OUT)/entropy.json
+# One rule for both steps: with one each, make would translate nothing before it has trained everything.
+$(OUT)/%/result.json: $(OUT)/entropy.json | $(OUT)/settings.json
+	@$(PYTHON) -m recipes.compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --leg $(LEG) --save-every $(SAVE_EVERY) \
+		--jobs $(JOBS) $(HOW_FAR) -- $(SETTINGS) $(OPTIONS_$*)
 	@$(PYTHON) -m recipes.compare.result $(@D) $(AXES_$*) --data $(BIN) --entropy $(OUT)/entropy.json \
 		$(SCORED) --jobs $(JOBS) $(HOW_FAR) -- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)
