@@ -144,7 +144,7 @@ def test_every_weight_of_every_layer_has_their_law(scheme):
             std *= (14 / 12) ** (-1 / 6)
         if scheme == "dt-fixup":
             assert law == "normal", name
-            law = "uniform"  # the paper says Xavier's, and not which
+            law = "uniform"  # ours, of the same deviation
         assert list(values.shape[1:]) == shape, name
         # Six standard errors, and their own over 20 seeds.
         error = 6 * math.sqrt(1.5) * std / math.sqrt(values.numel())
