@@ -22,12 +22,11 @@ from typing import Any, Callable, NamedTuple
 import numpy
 import torch
 from golden import clinic
-from golden.rivals import LARGEST_NORM, QKV, SIDES, SIZES, Drawn, laws, logits, named, table
+from golden.rivals import LARGEST_NORM, QKV, SIDES, SIZES, Drawn, laws, logits, named, rounded, table
 
 
 def of_models(build: Callable[[], Any]) -> dict[str, Any]:
-    rounded = [[[float(f"{x:.7g}") for x in row] for row in rows] for rows in logits(build()).tolist()]
-    return {"laws": laws(lambda seed: named(build())), "logits": rounded}
+    return {"laws": laws(lambda seed: named(build())), "logits": rounded(logits(build()))}
 
 
 def languages() -> Any:

@@ -1,4 +1,4 @@
-"""What is measured of the authors' code of other schemes (rival_code.py), and of ours in the tests.
+"""What is measured of the authors' code of other schemes (rival_code.py, laws.py), and of ours in the tests.
 
     laws     shape, mean, standard deviation and distribution of weights and biases over SEEDS seeds, of a model of
              SIZES: depths that no formula can mix up unnoticed
@@ -49,6 +49,11 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         for name, parameter in model.named_parameters():
             parameter.copy_(omega.value(name, tuple(parameter.shape)))
         return model(*batch())[0][..., :SHOWN]
+
+
+def rounded(found: torch.Tensor) -> list[list[list[float]]]:
+    """Of shape (sentences, positions, SHOWN), to seven digits."""
+    return [[[float(f"{x:.7g}") for x in row] for row in rows] for rows in found.tolist()]
 
 
 def laws(draw: Callable[[int], Drawn]) -> dict[str, list[Any]]:
