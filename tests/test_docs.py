@@ -22,6 +22,7 @@ from fairseq_admin.architectures.deeper_model import DEFAULTS, DeeperAdminModel
 from fairseq_admin.architectures.masked_language_model import MaskedLMAdminModel
 from fairseq_admin.method.schemes import EVERY, SCHEMES
 from fairseq_admin.radam import RAdamConfig
+from fairseq_admin.schedule import DecayConfig
 
 
 def make(*arguments: str) -> str:
@@ -96,7 +97,9 @@ def test_architectures() -> None:
     assert sorted(described) == sorted([arch] for arch in ours)
 
 
-@pytest.mark.parametrize("config, title", [(AdminOptions, "Admin"), (RAdamConfig, "RAdam")])
+@pytest.mark.parametrize(
+    "config, title", [(AdminOptions, "Admin"), (RAdamConfig, "RAdam"), (DecayConfig, "T-Fixup's schedule")]
+)
 def test_options_page(config: type, title: str) -> None:
     """Is every option described with its default, and no other?"""
     described = {
