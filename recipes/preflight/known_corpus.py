@@ -25,6 +25,11 @@ class KnownCorpus:
     binary: float
 
 
+def there(binary: Path) -> bool:
+    """Whether a text is prepared."""
+    return next(binary.glob("train*.idx"), None) is not None
+
+
 def prepared(binary: Path, pair: tuple[str, str], longest: int) -> KnownCorpus:
     """Of binary data that is there."""
     from fairseq.data.indexed_dataset import make_dataset
