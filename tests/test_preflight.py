@@ -210,6 +210,14 @@ def test_a_recipe_for_gpus_says_here_how_long_it_would_take(tmp_path):
     assert re.search(r"\d+ updates in all: [\d.]+ (hours|days|years)", done.stdout)
 
 
+def test_a_price_is_a_number(capsys):
+    for text in ("abc", "-1", "nan"):
+        with pytest.raises(SystemExit) as end:
+            page.parse(["demo", f"--price={text}"])
+        said = capsys.readouterr().err.splitlines()
+        assert end.value.code == 2 and len(said) == 1 and f"PRICE={text} is not a price; expected" in said[0]
+
+
 def test_an_unknown_recipe_is_refused_in_one_line():
     for variables, message in ((["RECIPE=wmt15"], "RECIPE=wmt15 is unknown"), ([], "RECIPE= is missing")):
         done = make(*variables)

@@ -82,6 +82,8 @@ def stated(name: str, pair: tuple[str, str], longest: int, words: int, data: Pat
             pairs, source, target, text, binary, valid = (float(column) for column in columns[1:])
             corpus = Corpus(pair, int(pairs), (source, target), longest, words, int(valid))
             return KnownCorpus(corpus, False, text * GB, binary * GB)
+    if data is not None and not data.is_dir():
+        raise ValueError(f"DATA={data} is not a folder; expected one with the text")
     if data is not None and (found := counted(data, pair, longest, words)):
         return found
     raise ValueError(f"nothing is known of the text of {name}; prepare it first (make ... prepare), then look again.")

@@ -25,9 +25,25 @@ HERE = Path(__file__).parent
 ARCHIVES = HERE.parent / "archives.tsv"
 
 
+def price(text: str) -> float:
+    """What the user says a device costs.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not a price.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        message = f"PRICE={text} is not a price; expected what a device costs an hour, as in PRICE=2.50"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], usage=argparse.SUPPRESS)
     parser.add_argument("name", help="the text's, as in recipes/preflight/corpora.tsv")
     parser.add_argument("--title", help="what the recipe is called")
     parser.add_argument("--pair", default="text-text", help="source and target language")
@@ -42,7 +58,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--memory", type=float, help="GB of a device")
     parser.add_argument("--max-tokens", type=int, required=True, help="of a batch")
     parser.add_argument("--update-freq", type=int, default=1, help="batches of a device in an update")
-    parser.add_argument("--price", type=float, help="of a device an hour")
+    parser.add_argument("--price", type=price, help="of a device an hour")
     parser.add_argument("--trial-updates", type=int, default=20)
     parser.add_argument("--trial-seconds", type=float, default=120)
     parser.add_argument("--archives", nargs="*", default=[], help="names in --table")

@@ -22,11 +22,12 @@ ONEDNN = 0.022 * GB
 SMALLEST = 2**12
 """Bytes of oneDNN's code and compiled products, and the numbers of a feed-forward matrix from which on fast layers use
 it where it is ahead of MKL, as on AMD's CPUs (fairseq_admin/fast/linear.py). On others that is too much."""
-HEAP = 0.33
-BLOCKS = 5
-"""What glibc's malloc holds in freed blocks: a share of the activations, and so many times the largest block that comes
-and goes within an update. From runs of ten sizes with glibc 2.36 (docs/results.md). Blocks of 32 MB and more, as logits
-are, leave none. (Without it, by MALLOC_MMAP_THRESHOLD_=65536, an update takes about twice as long.)"""
+HEAP = 0.27
+PIECES = 0.5
+"""What glibc's malloc holds in freed blocks: a share of the activations; and of the logits, where the loss works
+through them in pieces, each too large for the hole that the last one left. From runs of eleven sizes with glibc 2.36
+(docs/results.md). Blocks of 32 MB and more leave no hole. (Without holes, by MALLOC_MMAP_THRESHOLD_=65536, an update
+takes about twice as long.)"""
 SPARE = 0.05
 """Share of the tensors' bytes that torch's allocator loses between blocks."""
 POSITIONS = 1026
@@ -90,23 +91,18 @@ class Need:
         return f"{gigabytes(self.peak)} GB ({', '.join(f'{name} {gigabytes(part)}' for name, part in parts.items())})"
 
 
-def chunk_bytes(sizes: Sizes, tokens: float) -> float:
-    """What the loss works on besides."""
-    return 4.0 * min(LOSSES[sizes.loss].chunk[sizes.gpu], 2 * tokens * sizes.words)
-
-
 def loss_bytes(sizes: Sizes, tokens: float) -> float:
     """What the logits and the loss take at the peak."""
-    row = LOSSES[sizes.loss]
-    return tokens * sizes.words * (row.logits + row.activations * sizes.type.activation) + chunk_bytes(sizes, tokens)
+    row, logits = LOSSES[sizes.loss], tokens * sizes.words
+    chunk = 4.0 * min(row.chunk[sizes.gpu], 2 * logits)
+    return logits * (row.logits + row.activations * sizes.type.activation) + chunk
 
 
 def cpu_reserve(sizes: Sizes, batch: Batch, activations: float) -> float:
     """What a CPU's memory holds besides tensors: code, caches, and blocks that are free and not given back."""
     onednn = sizes.layers == "fast" and sizes.width * sizes.ffn >= SMALLEST
-    # Two chunks are there at once; and of the embeddings the gradient.
-    block = max(chunk_bytes(sizes, batch.targets) / 2, 4.0 * sizes.words * sizes.width)
-    return LIBRARIES + WORD * sizes.words + (ONEDNN if onednn else 0) + HEAP * activations + BLOCKS * block
+    pieces = PIECES * 4.0 * batch.targets * sizes.words if LOSSES[sizes.loss].chunk[sizes.gpu] else 0
+    return LIBRARIES + WORD * sizes.words + (ONEDNN if onednn else 0) + HEAP * activations + pieces
 
 
 def need(sizes: Sizes, batch: Batch, *, accumulate: bool = False, devices: int = 1) -> Need:
