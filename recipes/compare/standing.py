@@ -169,6 +169,12 @@ def table(results: list[dict]) -> list[dict[str, str]]:
     return [row(it, bases.get(it.layers) if it.scheme != BASE else None) for it in them]
 
 
+def markdown(rows: list[dict[str, str]]) -> list[str]:
+    """The table as Markdown."""
+    titled = [{**it, "scheme": SCHEMES[it["scheme"]].title} for it in rows]
+    return tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
@@ -177,8 +183,7 @@ def main() -> None:
     results = read_results(args.results)
     rows = table(results)
     write_csv(args.folder / "standing.csv", rows)
-    titled = [{**it, "scheme": SCHEMES[it["scheme"]].title} for it in rows]
-    lines = tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
+    lines = markdown(rows)
     rates = sorted({result["lr"] for result in results}, key=float)
     rule = (
         f"Each scheme at its best of the rates {', '.join(rates)}{searched(results)}; brackets: Student's t over the "
