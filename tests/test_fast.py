@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import logging
 import math
+from collections import Counter
 from typing import Any, Callable
 
 import fairseq.utils
@@ -22,7 +25,7 @@ from fairseq_admin.fast.attention import Causal, FastAttention, Padding
 from fairseq_admin.fast.dropout import FastDropout
 from fairseq_admin.fast.feed_forward import FUSED, ActivationDropout
 from fairseq_admin.fast.linear import OneDnnLinear
-from fairseq_admin.fast.shortcut import FastShortcutNorm
+from fairseq_admin.fast.shortcut import FastShortcutNorm, LeftToTheNorm, Shared
 from fairseq_admin.fast.twin import Fast
 from fairseq_admin.method.layers import ShortcutNorm
 from fairseq_admin.method.schemes import SCHEMES
@@ -181,8 +184,11 @@ def test_shortcut_norm_with_dropout(learned: bool, monkeypatch: pytest.MonkeyPat
     z = shortcut * norm.omega + branch * kept / 0.7
     expected = functional.layer_norm(z, (24,), norm.weight, norm.bias, norm.eps)
 
-    monkeypatch.setattr(shortcut_module, "keep", lambda x, p: (kept.to(torch.int8), 1 / (1 - p)))
-    norm.__class__, norm.dropout_module = FastShortcutNorm, FastDropout(0.3)
+    monkeypatch.setattr(shortcut_module, "keep", lambda x, p: (kept.to(torch.int8).expand(x.shape), 1 / (1 - p)))
+    layer = nn.Module()
+    layer.final_layer_norm, layer.dropout_module = norm, FastDropout(0.3)
+    shortcut_module.fuse_norms(layer, Shared())
+    assert isinstance(norm, FastShortcutNorm)
     own = {it.data_ptr() for it in (shortcut, norm.weight, norm.bias)}
     large: list[torch.dtype] = []
 
@@ -387,6 +393,49 @@ def test_waits_for_the_device_twice() -> None:
         counts.append(waits.number)
     # Two more are asked of fairseq's positions, of tensors that are on the CPU always; and one by stock's encoder.
     assert counts == [2 + 2, 7 + 3]
+
+
+def test_few_operations(onednn) -> None:
+    """Packed weights are not copied, each stack's ω are one sum, and a layer's masks one draw."""
+    made: Counter[str] = Counter()
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made[function.__name__.split(".")[0]] += 1
+            return function(*args, **(kwargs or {}))
+
+    model, loss_of = translation(admin_fast="on", admin_init="log", dropout=0.1, attention_dropout=0.0)
+    model.double().float()  # as every cast and move, this gives each parameter a storage of its own first
+    with Operations():
+        loss_of(model).backward()
+    layers, stacks = len(model.encoder.layers) + len(model.decoder.layers), 2
+    assert made["cat"] == 0 and made["_foreach_add"] == stacks
+    assert made["random_"] == layers + stacks  # an embedding's dropout, too
+    assert not model.encoder.shared.omegas, "left for what runs without the stack"
+
+
+def test_masks_drawn_together_differ() -> None:
+    """Each of a layer's is a draw of its own, and the next batch has others: shares agree by chance alone."""
+    module = LeftToTheNorm(0.5)
+    module.norms, branch = 3, torch.randn(40, 50, 50)
+    masks = [module.mask_of(branch, 0.5, number == 0)[0] for _ in range(2) for number in range(3)]
+    for a, b in itertools.combinations(masks, 2):
+        # Of n coins; five standard errors of sqrt(1 / 4 n).
+        assert abs(a.eq(b).double().mean() - 0.5) < 2.5 / math.sqrt(branch.numel())
+
+
+def test_packs_what_is_apart() -> None:
+    """A deep copy has each parameter in a storage of its own; another model has them in one, in another order."""
+    model, loss_of = translation(admin_fast="on", **STILL, admin_init="log")
+    other = copy.deepcopy(model)
+    for module in other.modules():
+        if isinstance(module, FastAttention):
+            linear.put_together([module.v_proj.weight, module.q_proj.weight, module.k_proj.weight])
+    gradients = []
+    for each in (model, copy.deepcopy(model), other):
+        loss_of(each).backward()
+        gradients.append([p.grad for p in each.parameters()])
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*gradients))
 
 
 @pytest.mark.parametrize(

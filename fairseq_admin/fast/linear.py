@@ -77,7 +77,27 @@ class _Packed(torch.autograd.Function):
 
 
 def _joined(parts: Any) -> Any:
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    """The parts behind each other, outside of autograd; copied only where `put_together` has not been at them."""
+    first = parts[0]
+    if len(parts) == 1 or first is None:
+        return first
+    place = first.data_ptr()
+    for part in parts:
+        if part.data_ptr() != place:
+            return torch.cat(parts)
+        place += part.nbytes
+    storage = first.untyped_storage()
+    if place > storage.data_ptr() + storage.nbytes():  # neighbours by chance
+        return torch.cat(parts)
+    return first.detach().as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
+
+
+def put_together(parts: list[nn.Parameter]) -> None:
+    """Give parameters that are packed one storage, in which each follows the one before it."""
+    with torch.no_grad():
+        joined = _joined(parts)
+        for part, its in zip(parts, joined.split([len(part) for part in parts])):
+            part.data = its
 
 
 def packed_linear(onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
@@ -94,7 +114,8 @@ def packed_linear(onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         # Which casts what it is given, and keeps the weights that it has cast for their next use.
         number = len(parts) // 2
-        return functional.linear(x, _joined(parts[:number]), _joined(parts[number:]))
+        sides: Any = parts[:number], parts[number:]
+        return functional.linear(x, *(torch.cat(side) if number > 1 else side[0] for side in sides))
     onednn = onednn and x.is_cpu and x.dtype == torch.float32
     if len(parts) == 2 and not onednn:
         return functional.linear(x, *parts)  # type: ignore[arg-type]

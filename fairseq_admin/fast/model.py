@@ -16,7 +16,7 @@ from .attention import FastAttention
 from .dropout import FastDropout
 from .feed_forward import fuse
 from .linear import FASTER, SMALLEST, OneDnnLinear, ahead
-from .shortcut import fuse_norms
+from .shortcut import Shared, fuse_norms
 from .stacks import FastDecoder, FastEncoder
 
 logger = logging.getLogger(__name__)
@@ -58,14 +58,16 @@ def _unwrapped(layer: Any) -> Any:
 
 def _speed_up_stack(stack: TransformerEncoderBase | TransformerDecoderBase) -> bool:
     """Returns whether the feed-forward layers are fast, too."""
-    fused = True
+    fused, shared = True, Shared()
     for layer in map(_unwrapped, layers_of(stack)):
         layer.need_attn = False  # in validation: of all layers but the one whose weights the decoder returns
         for attention in attentions_of(layer):
             assert type(attention) is MultiheadAttention
             attention.__class__ = FastAttention
+            attention.put_together()
         fused = fuse(layer) and fused
-        fuse_norms(layer)
+        fuse_norms(layer, shared)
+    stack.shared = shared  # type: ignore[assignment]
     for module in stack.modules():
         if type(module) is FairseqDropout:
             module.__class__ = FastDropout

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import Causal, Mask, Padding
+from .shortcut import Shared
 from .twin import Fast
 
 MASK = "mask"
@@ -22,9 +23,11 @@ class FastEncoder(Fast, AdminEncoder):
 
     Attributes:
         batch_first: whether the layers' tensors are (B, T, C) in the forward that runs, or ran last.
+        shared: what its norms share.
     """
 
     batch_first = False
+    shared: Shared
 
     def forward_scriptable(
         self,
@@ -47,11 +50,12 @@ class FastEncoder(Fast, AdminEncoder):
         if padded:
             x = x.masked_fill(hidden.unsqueeze(-1), 0)
         states, branches = [x], []
-        for layer in self.layers:
-            out = layer(x, encoder_padding_mask=mask)
-            x, branch = out if isinstance(out, tuple) else (out, None)
-            states.append(x)
-            branches.append(branch)
+        with self.shared.together():
+            for layer in self.layers:
+                out = layer(x, encoder_padding_mask=mask)
+                x, branch = out if isinstance(out, tuple) else (out, None)
+                states.append(x)
+                branches.append(branch)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return {
@@ -72,10 +76,11 @@ class FastDecoder(Fast, AdminDecoder):
     In training it returns no attention weights, unless a layer is named; fairseq's computes its last layer's always.
 
     Attributes:
-        batch_first: as `FastEncoder`'s.
+        batch_first, shared: as `FastEncoder`'s.
     """
 
     batch_first = False
+    shared: Shared
 
     def extract_features_scriptable(
         self,
@@ -111,11 +116,14 @@ class FastDecoder(Fast, AdminDecoder):
             source, (source_mask,) = encoder_out["encoder_out"][0].transpose(0, 1), encoder_out[MASK]
         x, future, weights = self._embedded(prev_output_tokens), Causal(prev_output_tokens.size(1)), None
         states = [x]
-        for number, layer in enumerate(self.layers):
-            asked = number == alignment_layer
-            x, found, _ = layer(x, source, source_mask, self_attn_mask=future, need_attn=asked, need_head_weights=asked)
-            states.append(x)
-            weights = found.float().to(x)[:alignment_heads].mean(0) if asked and found is not None else weights
+        with self.shared.together():
+            for number, layer in enumerate(self.layers):
+                asked = number == alignment_layer
+                x, found, _ = layer(
+                    x, source, source_mask, self_attn_mask=future, need_attn=asked, need_head_weights=asked
+                )
+                states.append(x)
+                weights = found.float().to(x)[:alignment_heads].mean(0) if asked and found is not None else weights
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         if self.project_out_dim is not None:
