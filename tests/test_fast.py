@@ -430,7 +430,7 @@ def test_packs_what_is_apart() -> None:
     other = copy.deepcopy(model)
     for module in other.modules():
         if isinstance(module, FastAttention):
-            linear.put_together([module.v_proj.weight, module.q_proj.weight, module.k_proj.weight])
+            linear.put_together([module.q_proj.weight, module.v_proj.weight, module.k_proj.weight])
     gradients = []
     for each in (model, copy.deepcopy(model), other):
         loss_of(each).backward()
