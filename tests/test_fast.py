@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_admin.fast import attention, linear
+from fairseq_admin.fast import again, attention, linear
 from fairseq_admin.fast import shortcut as shortcut_module
 from fairseq_admin.fast.attention import Causal, FastAttention, Padding
 from fairseq_admin.fast.dropout import FastDropout
@@ -422,6 +422,54 @@ def test_masks_drawn_together_differ() -> None:
     for a, b in itertools.combinations(masks, 2):
         # Of n coins; five standard errors of sqrt(1 / 4 n).
         assert abs(a.eq(b).double().mean() - 0.5) < 2.5 / math.sqrt(branch.numel())
+
+
+@pytest.mark.parametrize("ratio", [1.0, 2.0], ids=["MKL", "oneDNN"])
+def test_makes_norms_outputs_again(ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of keeping them; gradients are the same, to the last bit.
+
+    But for the encoder's last, which the decoder gets transposed, and the decoder's, if torch's linear layer takes it.
+    """
+    monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda: ratio)
+    monkeypatch.setattr("fairseq_admin.fast.model.SMALLEST", 0)
+    kept, gradients = [], []
+    for worth in (2**40, 0):
+        monkeypatch.setattr(again, "WORTH", worth)
+        model, loss_of = translation(admin_fast="on", admin_init="log", dropout=0.1, attention_dropout=0.1)
+        storages: dict[int, int] = {}
+
+        def remember(it: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[it.untyped_storage().data_ptr()] = it.untyped_storage().nbytes()
+            return it
+
+        torch.manual_seed(3)
+        with torch.autograd.graph.saved_tensors_hooks(remember, lambda it: it):
+            found = loss_of(model)
+        kept.append(sum(storages.values()))
+        del found
+        torch.manual_seed(3)
+        again_and_again = loss_of(model)
+        for _ in range(2):
+            again_and_again.backward(retain_graph=True)
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+    src, _, prev = batch(padded=True)
+    layers, width = len(model.encoder.layers), model.encoder.layers[0].embed_dim
+    norms = 2 * layers - 1, 3 * layers - (ratio == 1)
+    assert kept[0] - kept[1] == 4 * width * (norms[0] * src.numel() + norms[1] * prev.numel())
+
+
+def test_what_is_changed_in_place_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook may do so."""
+    gradients = []
+    for worth in (2**40, 0):
+        monkeypatch.setattr(again, "WORTH", worth)
+        model, loss_of = translation(admin_fast="on", admin_init="log", **STILL)
+        norm = model.encoder.layers[0].self_attn_layer_norm
+        norm.register_forward_hook(lambda norm, inputs, output: output.mul_(2))
+        loss_of(model).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
 
 
 def test_packs_what_is_apart() -> None:

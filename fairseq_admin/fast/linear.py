@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from .again import kept, made_of, matrix, taken
 from .twin import Fast
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def product_backward(
     of_x = of_weight = of_bias = None
     if needed[0]:
         assert weight is not None
-        of_x = product(onednn, flat, weight.t()).view(x.shape)
+        of_x = product(onednn, flat, weight.t()).view(*gradient.shape[:-1], -1)
     if needed[1]:
         of_weight = product(onednn, flat.t(), x.reshape(-1, x.size(-1)).t())
     if needed[2]:
@@ -60,13 +61,15 @@ class _Packed(torch.autograd.Function):
     def forward(ctx: Any, onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
         """Weights, then biases. Of the packed ones nothing is kept."""
         ctx.onednn, ctx.number = onednn, len(parts) // 2
-        ctx.save_for_backward(x, *parts[: ctx.number])
+        ctx.maker, of_x = kept(x)
+        ctx.save_for_backward(*parts[: ctx.number], *of_x)
         return product(onednn, x, _joined(parts[: ctx.number]), _joined(parts[ctx.number :]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, *weights = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        weights, x = saved[: ctx.number], taken(ctx.maker, saved[ctx.number :])
         _, of_input, *of_parts = ctx.needs_input_grad
         needed = of_input, any(of_parts[: ctx.number]), any(of_parts[ctx.number :])
         weight = _joined(weights) if of_input else None
@@ -117,20 +120,28 @@ def packed_linear(onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
         sides: Any = parts[:number], parts[number:]
         return functional.linear(x, *(torch.cat(side) if number > 1 else side[0] for side in sides))
     onednn = onednn and x.is_cpu and x.dtype == torch.float32
-    if len(parts) == 2 and not onednn:
+    if len(parts) == 2 and not (onednn or made_of(x)):
         return functional.linear(x, *parts)  # type: ignore[arg-type]
     return _Packed.apply(onednn, x, *parts)
 
 
-class OneDnnLinear(Fast, nn.Linear):
-    """torch's linear layer."""
+class FastLinear(Fast, nn.Linear):
+    """torch's linear layer, which keeps no input that can be made again."""
+
+    onednn = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes (..., K) and (..., N)."""
-        if self.plain:
+        if self.plain or not (self.onednn or made_of(x)):
             return super().forward(x)
         # Not what the node itself gives: that is a view, and fairseq's attention changes its queries in place.
-        return packed_linear(True, x.flatten(0, -2), self.weight, self.bias).unflatten(0, x.shape[:-1])
+        return packed_linear(self.onednn, matrix(x), self.weight, self.bias).unflatten(0, x.shape[:-1])
+
+
+class OneDnnLinear(FastLinear):
+    """The same through oneDNN."""
+
+    onednn = True
 
 
 def ahead(size: int = 512, rounds: int = 5) -> float:

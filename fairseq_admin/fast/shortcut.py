@@ -3,8 +3,8 @@
     y = LN(z),   z = ω ⊙ shortcut + dropout(branch)
 
 The layer's dropout leaves its work to the norm behind it. Kept for the backward are z and a byte an element for the
-mask; the shortcut is what the next linear layer keeps anyway. What several norms need is made together: the ω of a
-stack once a batch, the masks of a layer by its first norm.
+mask; the shortcut, another norm's output, is made again (again.py). What several norms need is made together: the ω of
+a stack once a batch, the masks of a layer by its first norm.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from ..method.layers import ShortcutNorm
 from ..method.schemes import SUBLAYER_NORMS
+from .again import kept, remember, taken
 from .dropout import FastDropout, keep, scaled
 from .twin import Fast
 
@@ -78,8 +79,11 @@ class _Normed(torch.autograd.Function):
         norm: FastShortcutNorm,
         omega: Tensor,
         p: float,
-    ) -> Tensor:
-        """ω's gradient is that of its learned part. 0 <= p < 1. Under autocast the branch may be of a smaller type."""
+    ) -> tuple[Tensor, Tensor]:
+        """y and z. ω's gradient is that of its learned part. 0 <= p < 1.
+
+        Under autocast the branch may be of a smaller type.
+        """
         z, mask, ctx.scale = shortcut * omega, None, 1 / (1 - p)
         if not p:
             z += branch
@@ -91,19 +95,24 @@ class _Normed(torch.autograd.Function):
             z += dropped
         y, mean, deviation = torch.native_layer_norm(z, weight.shape, weight, bias, norm.eps)
         ctx.dtypes, ctx.shared = (branch.dtype, None if omega_delta is None else omega_delta.dtype), norm.shared
-        ctx.save_for_backward(z, mask, shortcut, omega, weight, bias, mean, deviation)
-        return y
+        ctx.maker, of_shortcut = kept(shortcut) if ctx.needs_input_grad[2] else (None, ())
+        ctx.save_for_backward(z, mask, omega, weight, bias, mean, deviation, *of_shortcut)
+        ctx.mark_non_differentiable(z)
+        return y, z
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        z, mask, shortcut, omega, weight, bias, mean, deviation = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
+        z, mask, omega, weight, bias, mean, deviation, *of_shortcut = ctx.saved_tensors
         needed = ctx.needs_input_grad
         of_z, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
             gradient, z, weight.shape, mean, deviation, weight, bias, (True, *needed[3:5])
         )
         of_branch = of_z if mask is None else scaled(of_z, mask, ctx.scale)
-        of_delta = ctx.shared.products(of_z, shortcut, mean, weight).to(ctx.dtypes[1]) if needed[2] else None
+        of_delta = None
+        if needed[2]:
+            shortcut = taken(ctx.maker, tuple(of_shortcut))
+            of_delta = ctx.shared.products(of_z, shortcut, mean, weight).to(ctx.dtypes[1])
         return of_branch.to(ctx.dtypes[0]), of_z * omega, of_delta, of_weight, of_bias, None, None, None
 
 
@@ -155,7 +164,9 @@ class FastShortcutNorm(Fast, ShortcutNorm):
             omega = self.omega.detach()
         omega = omega.to(shortcut.dtype)
         p = self.left_dropout()
-        return _Normed.apply(branch, shortcut, self.omega_delta, self.weight, self.bias, self, omega, p)
+        y, z = _Normed.apply(branch, shortcut, self.omega_delta, self.weight, self.bias, self, omega, p)
+        remember(y, z, self.weight, self.bias, self.eps)
+        return y
 
     def left_dropout(self) -> float:
         """The layer's, while it drops anything."""
