@@ -98,6 +98,7 @@ class _Normed(torch.autograd.Function):
         ctx.maker, of_shortcut = kept(shortcut) if ctx.needs_input_grad[2] else (None, ())
         ctx.save_for_backward(z, mask, omega, weight, bias, mean, deviation, *of_shortcut)
         ctx.mark_non_differentiable(z)
+        ctx.set_materialize_grads(False)  # zeros as z's
         return y, z
 
     @staticmethod
