@@ -49,11 +49,12 @@ def draw(results: list[dict], layers: str) -> Figure:
     others = [it for it in them if it.scheme not in ALWAYS] or known[:1]
     columns = min(COLUMNS, len(others))
     height = -(-len(others) // columns)
+    size = max(7.5, 2.6 * columns + 0.8), max(4.2, 2.3 * height + 0.9)
     figure, panels = pyplot.subplots(
-        height, columns, figsize=(2.6 * columns + 0.8, 2.3 * height + 0.9), sharex=True, sharey=True, squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+        height, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
     entropy = results[0]["entropy"]
+    rates = sorted({rate for it in them for rate in it.runs}, key=float)
     for axes, standing in zip(panels.flat, others):
         for it in known:
             line(axes, it, ALWAYS[it.scheme], 1.0)
@@ -64,15 +65,25 @@ def draw(results: list[dict], layers: str) -> Figure:
         axes.set(
             title=SCHEMES[standing.scheme].title if standing not in known else f"{layers}L-{layers}L", xscale="log"
         )
+        axes.set_xticks([float(rate) for rate in rates], rates)
+        axes.minorticks_off()
         axes.set_ylim(bottom=0)
     for axes in list(panels.flat)[len(others) :]:
         axes.set_visible(False)
-    figure.supxlabel("learning rate", fontsize="medium")
-    figure.supylabel("bits a token, validation (bar: range of the seeds; cross: one diverged)", fontsize="medium")
+    for axes in panels[-1]:
+        axes.set_xlabel("learning rate")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("bits a token, validation")
     handles = {text: handle for axes in panels.flat for handle, text in zip(*axes.get_legend_handles_labels())}
     shared = [SCHEMES[it.scheme].title for it in known] + ["plateau above", "entropy of a token"]
     figure.legend(
-        [handles[text] for text in shared], shared, loc="outside upper center", ncols=len(shared), frameon=False
+        [handles[text] for text in shared],
+        shared,
+        loc="outside upper center",
+        ncols=len(shared),
+        frameon=False,
+        title="bar: range of the seeds; cross: one diverged",
+        title_fontsize="small",
     )
     return figure
 
