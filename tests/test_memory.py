@@ -18,6 +18,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_admin  # noqa: F401  (registers transformer_admin)
+from fairseq_admin.fast import again
 from recipes.preflight.batches import batches
 from recipes.preflight.sample import write_sample
 from recipes.steps.activations import LAYERS, Batch, Sizes, activation_bytes, layer_bytes
@@ -107,6 +108,18 @@ def test_every_schemes_activations(scheme, layers):
     expected = activation_bytes(sizes, BATCH)
     for tied in (True, False):
         assert saved_bytes(build(sizes, tied), sizes.words) == pytest.approx(expected, rel=WITHIN)
+
+
+@pytest.mark.parametrize("dropouts", list(DROPOUTS))
+@pytest.mark.parametrize("scheme", ["admin", "pre-ln"])
+def test_outputs_of_norms_that_are_made_again_are_not_kept(scheme, dropouts):
+    """Only norms with ω make them again, and only large ones; elsewhere the batch is too small for it."""
+    sizes = Sizes(3, 3, 256, 512, 4, 300, *DROPOUTS[dropouts], "fp32", scheme=scheme, gpu=False)
+    shape = Batch(32, 20, 24)
+    assert LAYERS["fast"].again == again.WORTH <= 32 * 20 * 256
+    assert saved_bytes(build(sizes), sizes.words, shape=shape) == pytest.approx(
+        activation_bytes(sizes, shape), rel=WITHIN
+    )
 
 
 @pytest.mark.parametrize("layers", list(LAYERS))

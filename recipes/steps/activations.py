@@ -153,6 +153,7 @@ class Layers:
         casts: half copies of d values under autocast: of self-attention, encoder-attention and feed-forward layer.
         unordered: copies of d values, in the sentences' order, at the bottom of each stack; in each sub-layer that has
             no norm to bring them in the layers' order, one.
+        again: from so many numbers on, the output of a norm with ω is made again in the backward; 0: never.
     """
 
     scores: Callable[[Sizes, bool, bool], Scores]
@@ -160,13 +161,14 @@ class Layers:
     activations: tuple[int, int]
     casts: tuple[int, int, int]
     unordered: int
+    again: int = 0
 
 
 LAYERS = {
     # Each product that takes a norm's output casts it for itself. relu keeps its result, dropout its own and a mask.
     "plain": Layers(plain_scores, mask=4, activations=(2, 1), casts=(3, 3, 1), unordered=2),
     # Packed products cast once. relu and dropout are one node, which keeps its result.
-    "fast": Layers(fast_scores, mask=1, activations=(1, 0), casts=(1, 2, 1), unordered=0),
+    "fast": Layers(fast_scores, mask=1, activations=(1, 0), casts=(1, 2, 1), unordered=0, again=2**17),
 }
 
 
@@ -180,14 +182,20 @@ def attention_bytes(sizes: Sizes, queries: int, keys: int, *, decoder: bool, cro
     return kept + queries * (4 * h + (d * a if sizes.gpu else 0) if scores.kernel else 0)
 
 
-def token_bytes(sizes: Sizes, *, decoder: bool) -> float:
-    """What one layer keeps of a token besides attention, the layer's input among it."""
+def made_again(sizes: Sizes, tokens: float) -> bool:
+    """Whether the norms' outputs for so many tokens are."""
+    least = LAYERS[sizes.layers].again
+    return bool(least) and SCHEMES[sizes.scheme].omega and tokens * sizes.width >= least
+
+
+def token_bytes(sizes: Sizes, *, decoder: bool, again: bool = False) -> float:
+    """What one layer keeps of a token besides attention, the layer's input among it unless it is made again."""
     d, kind, row, scheme = sizes.width, sizes.type, LAYERS[sizes.layers], SCHEMES[sizes.scheme]
     a, n = kind.activation, kind.norm
     cross = decoder and bool(sizes.encoder_layers)
     sublayers = 3 if cross else 2
     # Of each sub-layer the input, which its shortcut and its first product take.
-    kept: float = sublayers * d * n
+    kept: float = 0.0 if again else sublayers * d * n
     # The sum that its norm takes, mean and deviation in fp32.
     normed = scheme.norm[decoder] != "none"
     kept += sublayers * (d * n + 8 if normed else d * n if row.unordered else 0)
@@ -208,7 +216,7 @@ def token_bytes(sizes: Sizes, *, decoder: bool) -> float:
 def layer_bytes(sizes: Sizes, batch: Batch, *, decoder: bool) -> float:
     """What one layer keeps for backward of a batch."""
     own = batch.target if decoder else batch.source
-    kept = own * token_bytes(sizes, decoder=decoder)
+    kept = own * token_bytes(sizes, decoder=decoder, again=made_again(sizes, batch.sentences * own))
     kept += attention_bytes(sizes, own, own, decoder=decoder, cross=False)
     if decoder and sizes.encoder_layers:
         kept += attention_bytes(sizes, own, batch.source, decoder=True, cross=True)
@@ -225,7 +233,8 @@ def activation_bytes(sizes: Sizes, batch: Batch) -> float:
         if not count:
             continue
         tokens, layer = batch.sentences * own, layer_bytes(sizes, batch, decoder=decoder)
-        # The embedding's dropout; and the last layer's output, which the decoder or the logits are made from.
+        # The embedding's dropout; and the last layer's output, which the decoder or the logits are made from, or, where
+        # that is made again, the first one's input.
         kept += tokens * sizes.width * ((sizes.mask if sizes.dropout else 0) + sizes.type.activation)
         if sizes.checkpoint:
             # Of each layer its input, and one layer at a time again.
