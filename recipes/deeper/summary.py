@@ -2,14 +2,19 @@
 
     python -m recipes.deeper.summary OUT OUT/*/result.json
 
-writes OUT/table.md, OUT/table.csv and OUT/accuracy.png. The best rate is the one with the highest mean accuracy on
-validation; the accuracy shown is the test set's, which chose nothing. Intervals are Student's t over the seeds.
+writes OUT/runs.csv, a row a run; OUT/table.md and OUT/table.csv, a row a scheme and depth; and OUT/accuracy.png:
+
+    best rate       the most accurate on validation, with the first seed; `edge`: no rate beyond it was tried
+    accuracy, test  of every seed at that rate
+    vs.             the difference to another scheme at the same depth, seed by seed, and what it shows
+
+Intervals and what a difference shows: recipes/compare/standing.py. A run that diverged counts as a guess.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib
@@ -18,52 +23,95 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from tabulate import tabulate
 
-from recipes.compare.grid_table import places, write_csv
-from recipes.compare.standing import Interval, interval
-from recipes.steps.common import read_lines, replacing, run, write_lines
+from recipes.compare.grid_table import write_csv
+from recipes.compare.rates import ALWAYS
+from recipes.compare.standing import LEVEL, Standing, difference, interval, shown
+from recipes.deeper.standing import ALONE, accuracy, at_best_rates, read_results
+from recipes.steps.common import replacing, run, write_lines
+from recipes.steps.logs import read_log
 from recipes.steps.plugin import EVERY
 
+BASES = ("dt-fixup", "admin", "post-ln")
+# Of Okabe and Ito's colours too, after those that a scheme always has.
+COLOURS = {**ALWAYS, "dt-fixup": "black", "deepnorm": "#E69F00", "rezero": "#CC79A7"}
 
-def best(results: list[dict]) -> dict[tuple[str, int], tuple[str, list[dict]]]:
-    """The best rate of every scheme and number of layers, with its runs."""
-    found = {}
-    for (scheme, layers), them in places(results, ["scheme", "layers"]).items():
-        rates = {rate: runs for (rate,), runs in places(them, ["lr"]).items()}
-        rate = max(rates, key=lambda it: interval([run["valid"] for run in rates[it]]).mean)
-        found[scheme, int(layers)] = rate, rates[rate]
-    return found
+
+def title(scheme: str) -> str:
+    return "head alone" if scheme == ALONE else EVERY[scheme].title
+
+
+def rate(standing: Standing) -> str:
+    """The best rate, and whether it is at the edge of those that were tried."""
+    tried = list(standing.runs)
+    return standing.best + (" (edge)" if len(tried) > 2 and standing.best in (tried[0], tried[-1]) else "")
 
 
 def rows(results: list[dict]) -> list[dict[str, str]]:
-    return [
-        {
-            "scheme": scheme,
-            "new layers": str(layers),
-            "best rate": rate,
-            "diverged": f"{sum(it['diverged'] for it in runs)} of {len(runs)}",
-            "accuracy, test": f"{interval([it['test'] for it in runs]):.3f}",
-        }
-        for (scheme, layers), (rate, runs) in best(results).items()
-    ]
+    them = at_best_rates(results)
+    places = {(it.scheme, it.layers): it for it in them}
+    found = []
+    for it in them:
+        runs = list(it.at_best.values())
+        row = {"scheme": it.scheme, "new layers": it.layers, "best rate": rate(it)}
+        row["diverged"] = f"{sum(run['diverged'] for run in runs)} of {len(runs)}"
+        row["accuracy, test"] = f"{interval(list(map(accuracy, runs))):.3f}"
+        for base in BASES:
+            other = places.get((base, it.layers))
+            told = other is not None and base != it.scheme
+            row[f"vs. {title(base)}"] = shown(difference(it, other, accuracy), "+.3f", False) if told else ""
+        found.append(row)
+    return found
 
 
 def draw(results: list[dict], path: Path) -> None:
-    """Accuracy against layers, a line a scheme."""
-    lines: dict[str, dict[int, Interval]] = {}
-    for (scheme, layers), (_, runs) in best(results).items():
-        lines.setdefault(scheme, {})[layers] = interval([it["test"] for it in runs])
-    figure, axes = pyplot.subplots(figsize=(5.5, 3.6), layout="constrained")
-    for (scheme, points), marker in zip(lines.items(), "osD^v<>pPX*hH8d"):
-        points = dict(sorted(points.items()))
-        axes.plot(list(points), [it.mean for it in points.values()], marker=marker, label=EVERY[scheme].title)
+    """Accuracy against layers, a line a scheme: means, and their intervals as bars, side by side at a depth."""
+    them = at_best_rates(results)
+    depths = sorted({int(it.layers) for it in them if it.scheme != ALONE})
+    schemes = list(dict.fromkeys(it.scheme for it in them if it.scheme != ALONE))
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for number, (scheme, marker) in enumerate(zip(schemes, "osD^v<>pPX*hH8d")):
+        own = sorted((it for it in them if it.scheme == scheme), key=lambda it: int(it.layers))
+        found = [interval(list(map(accuracy, it.at_best.values()))) for it in own]
+        aside = 0.07 * (number - (len(schemes) - 1) / 2)
+        axes.errorbar(
+            [depths.index(int(it.layers)) + aside for it in own], [it.mean for it in found],
+            [[it.mean - it.low for it in found], [it.high - it.mean for it in found]], color=COLOURS.get(scheme),
+            marker=marker, markersize=5, linewidth=1.2, elinewidth=0.8, capsize=2, label=title(scheme),
+        )  # fmt: skip
+    for it in them:
+        if it.scheme == ALONE:
+            alone = interval(list(map(accuracy, it.at_best.values())))
+            axes.axhline(alone.mean, color="grey", linewidth=1, linestyle="--", label=title(ALONE))
+            axes.axhspan(alone.low, alone.high, color="grey", alpha=0.15, linewidth=0)
     axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="a guess")
-    axes.set(
-        xlabel="new layers", ylabel="accuracy, test (mean of the seeds)", xticks=sorted({n for _, n in best(results)})
+    axes.set(xlabel="new layers", ylabel="accuracy, test", ylim=(0.4, 1.02))
+    axes.set_xticks(range(len(depths)), map(str, depths))
+    axes.set_title(
+        f"mean of the seeds, each at its best rate; bars: {LEVEL:.0%} interval", loc="left", fontsize="medium"
     )
-    axes.legend(fontsize="small")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right center", frameon=False)
     with replacing(path) as part:
-        figure.savefig(part, dpi=120, format="png")
+        figure.savefig(part, dpi=150, format="png")
     pyplot.close(figure)
+
+
+def notes(results: list[dict], encoder: Path) -> Iterable[str]:
+    """What holds for the whole table."""
+    valid = read_log(encoder).valid
+    rates = sorted({result["lr"] for result in results}, key=float)
+    yield ""
+    yield (
+        f"Each at its best of the rates {', '.join(rates)}; brackets: Student's t over the seeds, {LEVEL:.0%}. What "
+        "the columns are: recipes/deeper/summary.py."
+    )
+    yield f"The encoder needs {valid[max(valid)]:.3f} bits a masked word on validation, after {max(valid)} updates."
+    hours = sum(result["seconds"] for result in results) / 3600
+    yield (
+        f"Commit {', '.join(sorted({result['commit'] for result in results}))}; "
+        f"{', '.join(sorted({result['hardware'] for result in results}))}; {hours:.2f} hours of updates in "
+        f"{len(results)} runs."
+    )
 
 
 def main() -> None:
@@ -71,14 +119,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path, nargs="+")
     args = parser.parse_args()
-    results = [json.loads("\n".join(read_lines(path))) for path in args.results]
+    results = read_results(args.results)
     table = rows(results)
+    write_csv(args.folder / "runs.csv", results)
     write_csv(args.folder / "table.csv", table)
-    titled = [{**row, "scheme": EVERY[row["scheme"]].title} for row in table]
+    titled = [{**row, "scheme": title(row["scheme"])} for row in table]
     lines = tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
-    rates = sorted({result["lr"] for result in results}, key=float)
-    rule = f"Each at its best of the rates {', '.join(rates)} by validation; brackets: Student's t over the seeds, 95%."
-    write_lines(args.folder / "table.md", [*lines, "", rule])
+    write_lines(args.folder / "table.md", [*lines, *notes(results, args.folder / "encoder/train.log")])
     draw(results, args.folder / "accuracy.png")
 
 
