@@ -10,6 +10,9 @@ from fairseq.models import MODEL_REGISTRY, register_model, register_model_archit
 from torch import Tensor
 
 from ..errors import AdminError
+from ..fast.model import speed_up, wanted
+from ..fast.stacks import FastEncoder
+from ..fast.twin import twins_of
 from ..method import provenance
 from ..method.on_top import MoreLayers, batched, set_up
 from ..method.schemes import EVERY
@@ -80,6 +83,10 @@ def _refuse(args: Any, task: Any) -> None:
         raise AdminError(f"--profile-sentences is {args.profile_sentences}; expected 0 (all) or more.")
 
 
+class FastMoreLayers(MoreLayers, FastEncoder):
+    """The same layers, batch-first; twin: `MoreLayers`."""
+
+
 @register_model("deeper_admin")
 class DeeperAdminModel(MaskedLMAdminModel):
     """RoBERTa, new layers on top of it, and fairseq's classification heads.
@@ -97,7 +104,9 @@ class DeeperAdminModel(MaskedLMAdminModel):
         if args.more_layers:
             # After RoBERTa's own, which draws every weight of the modules that are there.
             by_depth = args.admin_init in DEPTH_RULES
-            self.more = MoreLayers(_more_options(args), task.source_dictionary, by_depth)
+            cfg = _more_options(args)
+            self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary, by_depth)
+            speed_up(self.more, cfg, {"encoder": self.more})
         self.slower: Slower | None = None
         if args.pretrained_lr_factor == 0:
             self.encoder.requires_grad_(False)
@@ -212,7 +221,8 @@ class DeeperAdminModel(MaskedLMAdminModel):
         training = self.training
         self.eval()
         try:
-            set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(sentences))
+            with twins_of(self):
+                set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(sentences))
         finally:
             self.train(training)
 
