@@ -55,13 +55,15 @@ def features(model, words):
 
 
 @pytest.mark.parametrize("count", [0, 30])
-def test_mu_and_every_weight(count, task, data):
+def test_mu_and_every_weight(count, task, data, caplog):
     """Against the plain formula, in float64, sentence by sentence."""
     model = build(task, more_layers=3, more_scheme="dt-fixup", profile_sentences=count)
     drawn = {key: it.double().clone() for key, it in model.more.state_dict().items()}
     state = pretrained(task)
     before = torch.get_rng_state()
-    model.load_state_dict(state)
+    with caplog.at_level("INFO"):
+        model.load_state_dict(state)
+    assert f"(mu) on {count or 120} sentences in evaluation mode" in caplog.text
     assert model.training and torch.equal(torch.get_rng_state(), before)
     scaled = {key: it.double().clone() for key, it in model.more.state_dict().items()}
     given = sentences(task, data, count or None)
