@@ -57,8 +57,8 @@ def rows(results: list[dict]) -> list[dict[str, str]]:
         row["accuracy, test"] = f"{interval(list(map(accuracy, runs))):.3f}"
         for base in BASES:
             other = places.get((base, it.layers))
-            told = other is not None and base != it.scheme
-            row[f"vs. {title(base)}"] = shown(difference(it, other, accuracy), "+.3f", False) if told else ""
+            column = f"vs. {title(base)}"
+            row[column] = shown(difference(it, other, accuracy), "+.3f", False) if other and other is not it else ""
         found.append(row)
     return found
 
