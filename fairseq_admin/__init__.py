@@ -1,6 +1,6 @@
 """Admin for fairseq: `fairseq-train DATA --user-dir fairseq_admin --arch transformer_admin_18l ...`.
 
-Importing the package registers the models, their architectures, an optimizer (`--optimizer radam`) and a criterion
+Importing the package registers the models, their architectures, optimizers, a learning-rate schedule and a criterion
 (`--criterion label_smoothed_cross_entropy_fast`), lets torch's safe loader read fairseq's checkpoints, and shows users'
 mistakes as one line instead of a traceback.
 """
@@ -21,8 +21,8 @@ from . import errors  # noqa: E402
 
 errors.install_excepthook()  # first: the other imports take seconds, in which a user may press Ctrl-C
 
-# Importing a model, an optimizer or a criterion registers it.
-from . import radam  # noqa: E402, F401
+# Importing a model, an optimizer, a schedule or a criterion registers it.
+from . import radam, schedule  # noqa: E402, F401
 from .architectures.deeper_model import DeeperAdminModel  # noqa: E402
 from .architectures.language_model import TransformerLMAdminModel  # noqa: E402
 from .architectures.masked_language_model import MaskedLMAdminModel  # noqa: E402

@@ -68,7 +68,7 @@ endif
 # from checkpoint_last.pt or checkpoint_best.pt, which it copies in place: a kill may cut those short.
 $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 	# train: $(or $(EPOCHS:%=% epochs),$(UPDATES) updates), each of $(NODES) x $(GPUS) x $(UPDATE_FREQ) batches of up to $(MAX_TOKENS) tokens
-	$(if $(NEED),# memory: $(NEED))
+	$(if $(NEED),# memory: at most $(NEED))
 	$(if $(CHECK_GPUS),@$(BATCHES) --check > /dev/null)
 	@$(SHORT_PREFLIGHT)
 	mkdir -p $(RUN)/checkpoints

@@ -50,7 +50,7 @@ def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left_at_the_recent_ra
     said = capsys.readouterr().err
     lines = said.splitlines()
     assert "\r" not in said and len(lines) == 6
-    assert lines[0] == "get x: 800B of 1.00kB (80 %), 50.0B/s, 00:04 left"
+    assert lines[0] == "get x: 800 of 1.00kB (80 %), 50.0B/s, 00:04 left"
     left = [int(minutes) * 60 + int(seconds) for minutes, seconds in re.findall(r"(\d\d):(\d\d) left", said)]
     assert left == sorted(left) and left[-1] == 39, "at the rate since the start it would be 16"
 
@@ -75,7 +75,7 @@ def test_on_a_terminal_one_line_is_drawn_over_and_messages_stay_whole():
 import logging, time
 from recipes.steps import bar
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-bar.SECONDS = 0.01
+bar.plain.SECONDS = 0.01
 with bar.bar("get x", 100) as shown:
     for _ in range(4):
         time.sleep(0.01)
@@ -104,7 +104,7 @@ def test_what_is_no_progress_goes_through(capfd):
 @pytest.fixture
 def steps(tmp_path, monkeypatch, capfd):
     """steps(module, *arguments) -> the bar's last line under each title."""
-    monkeypatch.setattr(bar, "SECONDS", 1e-9)
+    monkeypatch.setattr(bar.plain, "SECONDS", 1e-9)
     lines = [" ".join(random.Random(1).choices(["eins", "zwei", "drei"], k=9))] * 20_000
     for language in ("de", "en"):
         write_lines(tmp_path / f"raw.{language}", lines)
@@ -120,8 +120,8 @@ def steps(tmp_path, monkeypatch, capfd):
 
 def test_every_long_step_reads_n_of_n(steps, tmp_path):
     raw, pair = tmp_path / "raw", [tmp_path / "raw.de", tmp_path / "raw.en"]
-    both, one = (bar.tqdm.format_sizeof(count * pair[0].stat().st_size, "B") for count in (2, 1))
-    whole = {count: f"{count} of {count} (100 %)" for count in (both, one)}
+    both, one = (bar.tqdm.format_sizeof(count * pair[0].stat().st_size) for count in (2, 1))
+    whole = {count: f"{count} of {count}B (100 %)" for count in (both, one)}
     assert steps(tokenise, tmp_path / "text.json", raw, tmp_path / "tok") == {f"tokenise {raw}": whole[both]}
     done = steps(split, raw, "--languages", "de", "en", "-o", tmp_path / "half")
     assert done == {f"split {tmp_path}/half": whole[both]}
@@ -134,6 +134,6 @@ def test_every_long_step_reads_n_of_n(steps, tmp_path):
     done = steps(bpe, "apply", tmp_path / "codes", *pair, "-o", tmp_path / "bpe")
     assert done == {f"apply to {path}": whole[one] for path in pair}
     archive = write_tar(tmp_path / "x.tar", {"text": pair[0].read_bytes(), "more": b"more\n"})
-    size = bar.tqdm.format_sizeof(archive.stat().st_size, "B")
+    size = bar.tqdm.format_sizeof(archive.stat().st_size)
     done = steps(extract, archive, "text", "--as", "plain", "-o", tmp_path / "extracted")
-    assert done == {f"read {archive}": f"{size} of {size} (100 %)"}
+    assert done == {f"read {archive}": f"{size} of {size}B (100 %)"}

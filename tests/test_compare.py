@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import os
@@ -388,7 +389,7 @@ def make(recipe, runs, *variables):
     [
         ("SCHEMES=admin sandwich", f"SCHEMES=admin sandwich is unknown; expected some of {' '.join(SCHEMES)}."),
         ("SCHEMES=", "SCHEMES= is unknown"),
-        ("PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
+        ("PRESET=tpu", "PRESET=tpu is unknown; expected cpu, gpu or multi30k"),
     ],
 )
 def test_unknown_choices_are_refused(recipe, variable, message, tmp_path):
@@ -434,6 +435,31 @@ def test_compare_small(tmp_path):
     done = make("compare", tmp_path, *again, "SCHEMES=admin pre-ln")
     assert done.returncode == 0 and "trained" not in done.stdout
     assert (out / "admin-1l-lr1e-3-s1/result.json").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.slow
+def test_compare_on_real_text_small(tmp_path):
+    """The rates are tried on the first seed, the other runs at the best; the score is of the published text."""
+    served = tmp_path / "served"
+    served.mkdir()
+    for split, size in (("train", 300), ("val", 40), ("test_2016_flickr", 20)):
+        words = [f"Wort{number % 17} f\u00fcr {number % 13}." for number in range(size)]
+        (served / f"{split}.de").write_text("\n".join(words) + "\n", encoding="utf-8")
+        (served / f"{split}.en").write_text("\n".join(words).replace("f\u00fcr", "isn't") + "\n", encoding="utf-8")
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(served.iterdir())]
+    (tmp_path / "sums").write_text("\n".join(sums) + "\n")
+    given = ["PRESET=multi30k", f"DATA={served}", f"SUMS={tmp_path}/sums", "MERGES=50", "MAX_TOKENS=200", "LEG=10"]
+    grid = ["SCHEMES=admin pre-ln", "DEPTHS=1", "RATES=1e-30 1e-2", "SEEDS=1 2"]
+    done = make("compare", tmp_path, *given, *grid)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    out = tmp_path / "compare-tokens200-multi30k"
+    runs = list(csv.DictReader((out / "runs.csv").open()))
+    tried = [("admin", "1e-30"), ("admin", "1e-2"), ("pre-ln", "1e-30"), ("pre-ln", "1e-2")]
+    assert [(row["scheme"], row["lr"], row["seed"]) for row in runs] == [
+        *((*it, "1") for it in tried), *((*it, "2") for it in tried[1::2])
+    ]  # fmt: skip
+    assert all("tok:13a" in row["signature"] and row["bleu"] for row in runs)
+    assert "the rates were tried on seed 1" in (out / "standing.md").read_text()
 
 
 @pytest.mark.slow

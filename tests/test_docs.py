@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import re
 import shlex
@@ -22,6 +21,9 @@ from fairseq_admin.architectures.deeper_model import DEFAULTS, DeeperAdminModel
 from fairseq_admin.architectures.masked_language_model import MaskedLMAdminModel
 from fairseq_admin.method.schemes import EVERY, SCHEMES
 from fairseq_admin.radam import RAdamConfig
+from fairseq_admin.schedule import DecayConfig
+from recipes.compare.grid_table import read_runs
+from recipes.compare.standing import markdown, table
 
 
 def make(*arguments: str) -> str:
@@ -96,7 +98,9 @@ def test_architectures() -> None:
     assert sorted(described) == sorted([arch] for arch in ours)
 
 
-@pytest.mark.parametrize("config, title", [(AdminOptions, "Admin"), (RAdamConfig, "RAdam")])
+@pytest.mark.parametrize(
+    "config, title", [(AdminOptions, "Admin"), (RAdamConfig, "RAdam"), (DecayConfig, "T-Fixup's schedule")]
+)
 def test_options_page(config: type, title: str) -> None:
     """Is every option described with its default, and no other?"""
     described = {
@@ -194,8 +198,7 @@ def test_architecture() -> None:
     assert there == {path for path in listed if re.fullmatch(r"(fairseq_admin|recipes)/.*[^/]", path)}
 
 
-def test_comparison() -> None:
-    """Is the table of the comparison that of its CSV file?"""
-    with open(ROOT / "docs" / "compare.csv", encoding="utf-8", newline="") as file:
-        wanted = [[row["scheme"], row["outcome"], row["bits, valid"], row["BLEU"]] for row in csv.DictReader(file)]
-    assert [[row[0].strip("`"), *row[1:]] for row in rows(section(docs("results.md"), "Every scheme"))] == wanted
+@pytest.mark.parametrize(("heading", "runs"), [("Every scheme", "compare.csv"), ("Multi30k", "multi30k.csv")])
+def test_comparison(heading: str, runs: str) -> None:
+    """Is the table of a comparison that of its runs?"""
+    assert "\n".join(markdown(table(read_runs(ROOT / "docs" / runs)))) in section(docs("results.md"), heading)

@@ -303,13 +303,13 @@ def test_tries_that_bring_a_lot_do_not_count(tmp_path, server):
 def test_a_bar_counts_what_was_kept(site, archive, monkeypatch, capsys):
     site.out.parent.mkdir()
     site.part.write_bytes(archive[:200_000])
-    monkeypatch.setattr(bar, "SECONDS", 1e-9)
+    monkeypatch.setattr(bar.plain, "SECONDS", 1e-9)
     monkeypatch.setattr(sys, "argv", ["download", *map(str, site.command)])
     site.server.block = 10_000
     download.main()
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"{NAME}: ")]
-    assert re.match(rf"{NAME}: 2\d\dkB of 300kB \((6[6-9]|[789]\d) %\), ", lines[0])
-    assert f"{NAME}: 300kB of 300kB (100 %), " in lines[-1]
+    assert re.match(rf"{NAME}: 2\d\dk of 300kB \((6[6-9]|[789]\d) %\), ", lines[0])
+    assert f"{NAME}: 300k of 300kB (100 %), " in lines[-1]
 
 
 def test_a_user_may_turn_bars_off(site):

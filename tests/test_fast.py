@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Callable
 
 import fairseq.utils
@@ -11,6 +15,7 @@ import language
 import masked
 import pytest
 import torch
+from conftest import ROOT
 from reference import PAD, batch, build
 from torch import Tensor, nn
 from torch.nn import functional
@@ -415,3 +420,38 @@ def test_small_models_keep_mkl(width: int, ffn: int, used: bool, monkeypatch: py
     sizes = {"encoder_embed_dim": width, "encoder_ffn_embed_dim": ffn, "decoder_embed_dim": width}
     model = build("transformer_admin_tiny", admin_fast="on", **sizes)
     assert any(isinstance(module, OneDnnLinear) for module in model.modules()) is used
+
+
+# Products of many shapes, as batches are; then the gradient of an output layer's weights, 40 MB of logits.
+OF_MANY_SHAPES = """
+import torch
+from fairseq_admin.fast import linear
+from recipes.preflight.weigh import own_memory
+
+torch.set_num_threads(1)
+linear.ahead()
+weight = torch.ones(256, 128)
+with torch.no_grad():
+    linear.product(True, torch.ones(400, 128), weight)
+    before = own_memory("VmRSS")
+    for tokens in range(700, 1000):
+        linear.product(True, torch.ones(tokens, 128), weight)
+    print(own_memory("VmRSS") - before)
+    gradient, x = torch.ones(1000, 10000), torch.ones(1000, 64)
+    before = own_memory("VmHWM")
+    linear.product_backward(True, gradient, x, None, (False, True, False))
+    print(own_memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
+def test_onednn_keeps_few_products_and_copies_no_logits():
+    """300 shapes leave 32 products, of at most 1 MB: without the bound 260 MB were kept. A copy would be 40 MB."""
+    environment = {name: value for name, value in os.environ.items() if name not in linear.CACHES}
+    done = subprocess.run(
+        [sys.executable, "-c", OF_MANY_SHAPES], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    kept, copied = (int(line) / 1e6 for line in done.stdout.split())
+    assert kept < 110 and copied < 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
@@ -49,30 +48,6 @@ def test_loss(drawn: list[Axes]) -> None:
     assert places == pytest.approx([0.17, 6.3, 0.17 + 1.4])
 
 
-def test_compare(drawn: list[Axes]) -> None:
-    """Does each scheme have its mean, its range and, where a run did not learn, its outcome; the best at the top?"""
-    draw.draw_compare(ROOT / "docs" / "compare.csv", Path("compare.png"))
-    (axes,) = drawn
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    assert len(names) == 12 and names[-1] == "t-fixup" and names[0] == "deepnorm"
-    lines = axes.get_lines()
-    for name, spread, dot, note in zip(names, lines[::2], lines[1::2], axes.texts):
-        assert list(spread.get_ydata()) == [names.index(name)] * 2 and dot.get_ydata() == [names.index(name)]
-        if name == "rezero-post-ln":
-            assert list(spread.get_xdata()) == [4.424, 5.425] and dot.get_xdata() == [4.799]
-            assert note.get_text() == "4.80  2 learned, 1 plateau" and dot.get_color() == draw.VERMILION
-        if name == "admin":
-            assert list(spread.get_xdata()) == [1.922, 3.012] and dot.get_xdata() == [2.394]
-            assert note.get_text() == "2.39" and dot.get_color() == draw.BLUE
-
-
-def test_compare_refuses_another_table(tmp_path: Path) -> None:
-    """Is a loss that is not a number reported with the file it is in?"""
-    (tmp_path / "table.csv").write_text('scheme,outcome,"bits, valid"\nadmin,1 diverged,-\n')
-    with pytest.raises(ValueError, match="table.csv: a loss is '-'; expected a number"):
-        draw.draw_compare(tmp_path / "table.csv", tmp_path / "compare.png")
-
-
 def test_missing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Are the runs that a figure lacks reported with the commands that make them?"""
     monkeypatch.setattr(draw, "finished_runs", lambda folder: [Run("Admin", folder, {}, Log({}, {}, 1, 1, 1.0, 0.1))])
@@ -82,5 +57,6 @@ def test_missing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_file(tmp_path: Path) -> None:
     """Is a figure a PNG of twice a page's width?"""
-    draw.draw_compare(ROOT / "docs" / "compare.csv", tmp_path / "compare.png")
-    assert pyplot.imread(tmp_path / "compare.png").shape[1] == 1440
+    runs = [Run(name, Path(name), {"score": "1"}, Log(valid, valid, 1, 20, 1.0, 0.1)) for name, valid in LOSSES.items()]
+    draw.draw_loss(runs, tmp_path / "loss.png")
+    assert pyplot.imread(tmp_path / "loss.png").shape[1] == 1440

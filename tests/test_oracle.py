@@ -1,21 +1,26 @@
-"""Parity with the authors' own code, by golden tables that golden/omega.py and golden/laws.py made with it."""
+"""Parity with the authors' own code: golden tables that golden/omega.py, golden/laws.py and
+golden/rival_code.py made with it."""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import reference
 import torch
-from golden import clinic, laws, omega, residual
+from golden import clinic, laws, omega, rivals
 
+from fairseq_admin.method import initial_weights
 from fairseq_admin.method.layers import shortcut_norms
 from fairseq_admin.method.profiling import measure
+from fairseq_admin.method.schemes import deepnorm_scales
 
 TODAYS_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
-"""Zero in the authors' fairseq; nn.Linear's default in today's, which we keep: it moves ω of 6L-6L by 0.2 % at most."""
+"""0 in their fairseq; nn.Linear's default in today's, which we keep: it moves ω of 6L-6L by 0.2 % at most."""
 
 
 def rows(table: Path, **where: str):
@@ -77,21 +82,6 @@ def test_fresh_model_has_their_omega_in_law(case):
     assert len(theirs) == len(ours[0])
 
 
-def test_residual_gives_their_logits():
-    off = {"dropout": 0.0, "attention_dropout": 0.0}
-    model = reference.build("transformer_admin", words=residual.WORDS, admin_scheme="residual", **off, **residual.SIZES)
-    residual.fill(model)
-    with torch.no_grad():
-        logits = model(*residual.batch())[0]
-    theirs = rows(residual.TABLE)
-    for row in theirs:
-        expected = [float(row[f"logit_{i}"]) for i in range(residual.SHOWN)]
-        ours = logits[int(row["sentence"]), int(row["position"]), : residual.SHOWN].tolist()
-        # Single precision, summed in another order.
-        assert ours == pytest.approx(expected, abs=2e-5), row
-    assert len(theirs) == logits[..., 0].numel()
-
-
 @pytest.mark.parametrize("method", laws.METHODS)
 def test_fresh_parameters_have_their_law(method):
     """With --admin-ffn-init xavier, which is how feed-forward weights start in the authors' code, in every method."""
@@ -103,6 +93,7 @@ def test_fresh_parameters_have_their_law(method):
             ours.setdefault(laws.kind(name), []).append(parameter.detach().double())
     for row in rows(laws.TABLE, method=method):
         if row["kind"].endswith(TODAYS_BIASES):
+            assert (row["mean"], row["law"]) == ("0", "constant"), row
             continue
         values, mean, std = torch.stack(ours[row["kind"]]), float(row["mean"]), float(row["std"])
         assert "x".join(map(str, values.shape[1:])) == row["shape"], row
@@ -111,3 +102,67 @@ def test_fresh_parameters_have_their_law(method):
         assert abs(values.mean().item() - mean) <= error, row
         assert abs(values.std(correction=0).item() - std) <= error / math.sqrt(2), row
         assert row["law"] == ("constant" if std == 0 else "uniform" if values.abs().max() < 2 * std else "normal"), row
+
+
+# Other schemes --------------------------------------------------------------------------------------------------------
+
+
+def theirs(scheme: str, what: str):
+    return json.loads(rivals.table(scheme).read_text())[what]
+
+
+def fresh(scheme: str, seed: int) -> dict[str, torch.Tensor]:
+    """The parameters of one of our models; of DT-Fixup, which is for an encoder alone, that encoder's."""
+    method = "post-ln" if scheme == "dt-fixup" else scheme
+    model = reference.build("transformer_admin", words=clinic.WORDS, seed=seed, admin_scheme=method, **rivals.SIZES)
+    if scheme == "dt-fixup":
+        initial_weights.dt_fixup_weights(model.encoder, SimpleNamespace(layers=torch.nn.ModuleList()))
+        initial_weights.dt_fixup_scale(model.encoder, rivals.LARGEST_NORM)
+    return {name: parameter.detach().double() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("scheme", [*laws.FUNCTIONS, "residual", "t-fixup-code", "b2t-code"])
+def test_same_weights_and_batch_give_their_logits(scheme):
+    off = {"dropout": 0.0, "attention_dropout": 0.0}
+    model = reference.build("transformer_admin", words=clinic.WORDS, admin_scheme=scheme, **off, **rivals.SIZES)
+    by_clinic = json.loads(laws.LOGITS.read_text())
+    expected = torch.tensor(by_clinic[scheme] if scheme in by_clinic else theirs(scheme, "logits"))
+    # Single precision, summed in another order.
+    torch.testing.assert_close(rivals.logits(model), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("scheme", ["ds-init-code", "t-fixup-code", "b2t-code", "fixup", "dt-fixup", "residual"])
+def test_every_weight_of_every_layer_has_their_law(scheme):
+    models = [fresh(scheme, seed) for seed in range(10)]
+    expected = theirs(scheme, "laws")
+    drawn = {name for name in models[0] if ".layers." in name and name.endswith("weight") and "norm" not in name}
+    if scheme == "dt-fixup":
+        drawn = {name for name in drawn if name.startswith("encoder")}
+    assert drawn == {name for name in expected if ".layers." in name and name.endswith("weight")}
+    for name, (shape, mean, std, law) in expected.items():
+        values = torch.stack([model[name] for model in models])
+        if scheme == "fixup" and "encoder_attn" in name:
+            # Their L is 12 there; ours is 14, the 4 x 2 + 2 x 3 branches, as in the paper.
+            std *= (14 / 12) ** (-1 / 6)
+        if scheme == "dt-fixup":
+            assert law == "normal", name
+            law = "uniform"  # ours, of the same deviation
+        assert list(values.shape[1:]) == shape, name
+        # Six standard errors, and their own over 20 seeds.
+        error = 6 * math.sqrt(1.5) * std / math.sqrt(values.numel())
+        assert abs(values.mean().item() - mean) <= error, name
+        assert abs(values.std(correction=0).item() - std) <= error / math.sqrt(2), name
+        assert law == ("constant" if std == 0 else "uniform" if values.abs().max() < 2 * std else "normal"), name
+
+
+def test_deepnorm_has_their_scales():
+    depths = rivals.SIZES["encoder_layers"], rivals.SIZES["decoder_layers"]
+    for stack, (shortcut, gains) in theirs("deepnorm", "scales").items():
+        side = int(stack.startswith("decoder"))
+        given = depths if "with" in stack else [depth * (i == side) for i, depth in enumerate(depths)]
+        assert deepnorm_scales(*given)[side] == pytest.approx(shortcut, rel=1e-12), stack
+        by_kind = {kind: float(gain) for gain, kinds in gains.items() for kind in kinds}
+        # Where the paper multiplies by 0.87, 1 / 1.15, their code divides by it: 1.15.
+        gain = initial_weights.deepnorm_gains(*given)[side] * (1.15 / 0.87 if stack.startswith("encoder, with") else 1)
+        scaled = dict.fromkeys(("v_proj", "out_proj", "fc1", "fc2"), pytest.approx(gain, rel=1e-4))
+        assert by_kind == {"q_proj": 1.0, "k_proj": 1.0, **scaled}, stack

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from recipes.preflight import forecast, known_corpus, machine, page, trial
-from recipes.steps.activations import Sizes
-from recipes.steps.memory import GB, need
+from recipes.preflight.batches import batches
+from recipes.preflight.sample import write_sample
+from recipes.steps.activations import Batch, Sizes
+from recipes.steps.memory import GB, most, need
 
 ROOT = Path(__file__).parents[1]
 
@@ -87,7 +89,8 @@ def test_on_a_cpu_the_same_model_trains_with_small_batches():
 @pytest.fixture
 def args(tmp_path) -> argparse.Namespace:
     given = f"wmt14/en-de --pair en-de --binary {tmp_path}/bin --run {tmp_path}/run --keep 10 --save-every 2000"
-    given += " --archives training-parallel-europarl-v7.tgz dev.tgz --encoder-layers 18 --decoder-layers 18 --devices 4"
+    given += " --max-tokens 8192 --archives training-parallel-europarl-v7.tgz dev.tgz"
+    given += " --encoder-layers 18 --decoder-layers 18 --devices 4"
     return page.parse(given.split())[0]
 
 
@@ -130,10 +133,47 @@ def test_a_text_of_ones_own_is_counted(tmp_path):
 
 
 def test_a_model_that_does_not_fit_is_a_fault(args):
-    options = "--max-tokens 8192 --update-freq 1".split()
-    lines, fault = page.weights(args, Sizes(18, 18), options, 80 * GB)
-    assert lines[0] == "plan: 1 x 4 x 1 batches of up to 8192 tokens an update" and fault is None
-    assert page.weights(args, Sizes(18, 18), options, 8 * GB)[1] == "the model does not fit its device"
+    full = {Batch.full(8192, 160)}
+    line, fault = page.weights(args, Sizes(18, 18), full, 80 * GB, False)
+    assert line.startswith("memory: at most ") and line.endswith(" of 80.0 GB, with full batches") and fault is None
+    assert page.weights(args, Sizes(18, 18), full, 8 * GB, False)[1] == "the model does not fit its device"
+
+
+def test_the_batches_are_those_that_fairseq_makes(tmp_path):
+    """fairseq's own data set of pairs, of which one side is longer, sorted and split as its trainer does."""
+    from fairseq.data import Dictionary, LanguagePairDataset
+    from fairseq.data.indexed_dataset import make_dataset
+
+    write_sample(tmp_path, ("a", "b"), (9, 14), 40, 100, 5000)
+    source, target = (make_dataset(str(tmp_path / f"train.a-b.{side}"), "mmap") for side in "ab")
+    words = Dictionary.load(str(tmp_path / "dict.a.txt"))
+    pairs = LanguagePairDataset(source, source.sizes, words, target, target.sizes, words)
+    made = pairs.batch_by_size(pairs.ordered_indices(), max_tokens=256, required_batch_size_multiple=1)
+    shapes = [pairs.collater([pairs[i] for i in rows]) for rows in made]
+    expected = {(*each["net_input"]["src_tokens"].shape, each["target"].size(1)) for each in shapes}
+    assert batches(tmp_path, ("a", "b"), 256, 40) == expected and len(expected) > 20
+    # Full on the longer side alone.
+    assert max(rows * target for rows, _, target in expected) > 240 > max(rows * source for rows, source, _ in expected)
+    assert batches(tmp_path, ("a", "a"), 1000, 128) == {Batch(7, 128, 128)}
+
+
+def test_the_short_form_is_of_the_text_that_is_there(tmp_path, args):
+    args.binary, args.cpu, args.max_tokens, args.precision = tmp_path, True, 2048, "fp32"
+    nothing = page.short_form(args, ("de", "en"))
+    assert len(nothing) == 1 and nothing[0].startswith("# checkpoints: ")
+    for side in ("train", "valid"):
+        write_sample(tmp_path, ("de", "en"), (9, 14), 40, 700, 3000)
+        for language in ("de", "en"):
+            for end in ("bin", "idx"):
+                path = tmp_path / f"train.de-en.{language}.{end}"
+                (tmp_path / f"{side}.de-en.{language}.{end}").write_bytes(path.read_bytes())
+    memory, _ = page.short_form(args, ("de", "en"))
+    sizes = page.batch.sizes_of(args)
+    sizes = page.dataclasses.replace(sizes, words=700)
+    wanted = most(sizes, batches(tmp_path, ("de", "en"), 2048, 40), devices=4)
+    assert memory.startswith(f"# memory: {wanted} of ")
+    assert memory.endswith(" GB, with this text's 700 words and its own batches")
+    assert wanted.peak < need(sizes, Batch.full(2048, 256), devices=4).peak
 
 
 def make(*variables: str) -> subprocess.CompletedProcess:
@@ -148,7 +188,8 @@ def test_a_recipe_that_works_has_a_page(tmp_path):
     done = make("RECIPE=demo", f"RUNS={tmp_path}", "LAYERS=1", "WIDTH=16", "FFN=16", "TRIAL_UPDATES=5", "PRICE=2")
     assert done.returncode == 0, done.stderr
     for expected in (
-        r"trains on the CPU: fp32", r"plan: 1 x 1 x 1 batches of up to 1024 tokens", r"memory: 0\.\d\d GB \(.*\) of ",
+        r"trains on the CPU: fp32", r"plan: 1 x 1 x 1 batches of up to 1024 tokens",
+        r"memory: at most 0\.\d\d GB \(.*\) of ",
         r"disk: .* free at ", r"timed: 5 updates of \d+ target tokens on this CPU",
         r"1000 updates in all: .* start: \d",
         r"started now, it ends on \d{4}-", r"cost: [\d.]+, at 2 an hour", r"a kill loses .* up to 50 updates",
@@ -167,6 +208,14 @@ def test_a_recipe_for_gpus_says_here_how_long_it_would_take(tmp_path):
     assert done.returncode == 2 and fault.startswith("It cannot work here: this machine has 0 GPUs")
     assert "timed: 3 updates of" in done.stdout and "an update of the run's holds 32768 tokens, not 1024" in done.stdout
     assert re.search(r"\d+ updates in all: [\d.]+ (hours|days|years)", done.stdout)
+
+
+def test_a_price_is_a_number(capsys):
+    for text in ("abc", "-1", "nan"):
+        with pytest.raises(SystemExit) as end:
+            page.parse(["demo", f"--price={text}"])
+        said = capsys.readouterr().err.splitlines()
+        assert end.value.code == 2 and len(said) == 1 and f"PRICE={text} is not a price; expected" in said[0]
 
 
 def test_an_unknown_recipe_is_refused_in_one_line():
@@ -191,7 +240,7 @@ def test_a_plan_is_of_the_code_that_will_run(variables, rows):
     call = ["make", "-n", "-f", "recipes/iwslt14/Makefile", "RUNS=nowhere", f"PYTHON={sys.executable}"]
     call += ["PRESET=small", "ENCODER_LAYERS=30", *([variables] if variables else [])]
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
-    assert f"# memory: {need(sizes, 2048, length=256)} memory not known here" in done.stdout.splitlines()
+    assert f"# memory: at most {need(sizes, Batch.full(2048, 256))} memory not known here" in done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("recipe", ["demo", "lm", "iwslt14", "multi30k PRESET=cpu", "own DATA=. PAIR=de-en PRESET=gpu"])
@@ -201,7 +250,7 @@ def test_every_recipe_says_the_short_form_before_it_trains(recipe):
     lines = subprocess.run(call, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     memory, short, training = (
         [number for number, line in enumerate(lines) if re.search(pattern, line)]
-        for pattern in (r"^# memory: [\d.]+ GB", r"recipes\.preflight\.page .* --short", r"newest=")
+        for pattern in (r"^# memory: at most [\d.]+ GB", r"recipes\.preflight\.page .* --short", r"newest=")
     )
     assert len(memory) == len(short) == len(training) == 1 and memory < short < training
     done = subprocess.run(lines[short[0]], shell=True, cwd=ROOT, capture_output=True, text=True)

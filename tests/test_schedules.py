@@ -1,10 +1,11 @@
-"""No warm-up with fairseq's own schedulers, and every scheme with every optimizer."""
+"""No warm-up with fairseq's own schedulers and T-Fixup's, and every scheme with every optimizer."""
 
 from __future__ import annotations
 
 import json
 import re
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fairseq.optim import build_optimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from torch import nn
 
+from fairseq_admin.errors import AdminError
 from fairseq_admin.method.schemes import SCHEMES
 
 OPTIMIZERS = {
@@ -57,18 +59,51 @@ def test_fixed_stays():
     assert rates(5, lr_scheduler="fixed", warmup_updates=0) == [8e-4] * 5
 
 
-def test_linear_decay_in_a_run_over_several_epochs(corpus: Path, tmp_path: Path):
-    """An epoch's start does not reset the rate; after the last update of the decay nothing moves."""
-    options = "--max-tokens 1200 --lr 8e-4 --lr-scheduler polynomial_decay --warmup-updates 0 --power 1".split()
-    options += "--end-learning-rate 0 --total-num-update 8 --max-update 10 --disable-validation --no-save".split()
+def test_inverse_sqrt_from_the_start():
+    """After P updates the root of a half is left, after 3 P a half, after 8 P a third: P / (P + 8 P) = 1 / 9."""
+    found = rates(33, lr_scheduler="inverse_sqrt_nowarmup", decay_period=4)
+    assert [found[t] for t in (0, 4, 12, 32)] == pytest.approx([8e-4, 8e-4 / 2**0.5, 4e-4, 8e-4 / 3], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": [1e-3, 1e-4]}, "^--lr has 2 rates, one an epoch; "),
+        ({"decay_period": 0}, "^--decay-period is 0; expected"),
+    ],
+)
+def test_inverse_sqrt_from_the_start_refuses(options, message):
+    given = {"lr": [8e-4], "decay_period": 4, "lr_scheduler": "inverse_sqrt_nowarmup", **options}
+    with pytest.raises(AdminError, match=message):
+        build_lr_scheduler(Namespace(**given), optimizer_of("sgd", [nn.Parameter(torch.zeros(1))], 8e-4))
+
+
+RUNS = [
+    (
+        "polynomial_decay --warmup-updates 0 --power 1 --end-learning-rate 0 --total-num-update 8",
+        lambda k: max(0, 8 - k) / 8,
+    ),
+    ("inverse_sqrt_nowarmup --decay-period 4", lambda k: (4 / (4 + k)) ** 0.5),
+]
+
+
+@pytest.mark.parametrize(("scheduler", "share"), RUNS, ids=["polynomial_decay", "inverse_sqrt_nowarmup"])
+def test_decay_in_a_run_over_several_epochs(
+    corpus: Path, tmp_path: Path, scheduler: str, share: Callable[[int], float]
+):
+    """An epoch's start does not reset the rate; after the last update of a linear decay nothing moves."""
+    options = f"--max-tokens 1200 --lr 8e-4 --lr-scheduler {scheduler}".split()
+    options += "--max-update 10 --disable-validation --no-save".split()
     log = tmp_path / "log"
-    done = run_module("fairseq_cli.train", corpus, *TRAIN, *options, "--log-format", "json", log=log)
+    warm = TRAIN.index("--warmup-updates")  # with its number; not every scheduler has it
+    train = (*TRAIN[:warm], *TRAIN[warm + 2 :])
+    done = run_module("fairseq_cli.train", corpus, *train, *options, "--log-format", "json", log=log)
     assert done.status == 0, done.output[-4000:]
     lines = [json.loads(line) for line in re.findall(r"\| train_inner \| ({.*})", done.output)]
     assert max(line["epoch"] for line in lines) > 1
     # A line shows the rate that the next update will have.
     found = {int(line["num_updates"]): float(line["lr"]) for line in lines}
-    assert found == pytest.approx({k: max(0, 8 - k) * 1e-4 for k in range(1, 11)}, abs=1e-9)
+    assert found == pytest.approx({k: 8e-4 * share(k) for k in range(1, 11)}, abs=1e-8)
 
 
 # Optimizers ----------------------------------------------------------------------------------------------------------

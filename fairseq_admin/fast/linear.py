@@ -8,6 +8,7 @@ with torch too, and does not ask who made the CPU.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -26,6 +27,11 @@ so that a resumed run computes as it did before."""
 
 SMALLEST = 2**12
 """The smallest feed-forward weight matrix of a model to use it for: of 2^13 numbers it was level, of 2^10 slower."""
+
+CACHES = {"LRU_CACHE_CAPACITY": "32", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
+"""How many compiled products torch and oneDNN keep, one for each combination of shapes; on their own 1,024 each.
+Batches differ, so few come back, and each takes up to 1 MB. A decoder layer's backward has 12, which the next layer
+takes again."""
 
 
 def product(onednn: bool, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -49,7 +55,12 @@ def product_backward(
         assert weight is not None
         of_x = product(onednn, flat, weight.t()).view(x.shape)
     if needed[1]:
-        of_weight = product(onednn, flat.t(), x.reshape(-1, x.size(-1)).t())
+        inputs = x.reshape(-1, x.size(-1))
+        # oneDNN copies the first factor. Of the output layer that would be all logits again.
+        if flat.size(1) > inputs.size(1):
+            of_weight = product(onednn, inputs.t(), flat.t()).t()
+        else:
+            of_weight = product(onednn, flat.t(), inputs.t())
     if needed[2]:
         of_bias = flat.sum(0)
     return of_x, of_weight, of_bias
@@ -112,10 +123,17 @@ class OneDnnLinear(Fast, nn.Linear):
         return packed_linear(True, x.flatten(0, -2), self.weight, self.bias).unflatten(0, x.shape[:-1])
 
 
+def bound_caches() -> None:
+    """Keep fewer compiled products, unless the environment says how many. To be called before the first product."""
+    for name, capacity in CACHES.items():
+        os.environ.setdefault(name, capacity)
+
+
 def ahead(size: int = 512, rounds: int = 5) -> float:
     """How many times as fast as MKL oneDNN is on this CPU; 0 without oneDNN. Takes some milliseconds."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return 0.0
+    bound_caches()
     x, weight, bias = torch.ones(size, size), torch.ones(size, size), torch.ones(size)
     best = {False: float("inf"), True: float("inf")}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What Fixup puts in place of layer normalization (Zhang, Dauphin and Ma 2019, rule 3; the paper's rules from memory).
+"""What Fixup puts in place of layer normalization (Zhang, Dauphin and Ma 2019, rule 3, by a summary of the paper).
 
     feed-forward   s · fc2( b₃ + relu( b₂ + fc1( b₁ + x ) ) )
     attention      s · out( b₂ + heads( b₁ + x ) )

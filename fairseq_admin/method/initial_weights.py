@@ -19,7 +19,7 @@ def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
     """The gain of DeepNorm's initial values, attention outputs and feed-forward weights, called beta in the paper.
 
     encoder: 0.87 (N⁴M)^(-1/16),   decoder: (12M)^(-1/4);   one stack of L layers: (8L)^(-1/4)
-    Wang et al. 2022, section 2, figure 2b; one stack also as in the authors' code (microsoft/torchscale)
+    Wang et al. 2022, section 2, figure 2b. The authors' code (microsoft/torchscale) has 1.15 for 0.87.
     """
     if not (encoder_layers and decoder_layers):
         return ((8 * (encoder_layers + decoder_layers)) ** (-1 / 4),) * 2
@@ -116,7 +116,8 @@ def _scale_embeddings(*stacks_and_factors: tuple[Any, float]) -> None:
 def dt_fixup_weights(encoder: Any, decoder: Any) -> None:
     """Xavier-uniform, every weight matrix; biases keep fairseq's law. `dt_fixup_scale` follows when μ is known.
 
-    Xu et al. 2021, section 3; every tensor of two dimensions, as in the authors' code (BorealisAI/DT-Fixup)
+    Xu et al. 2021, section 3. Every tensor of two dimensions, as in the authors' code (BorealisAI/DT-Fixup), which
+    draws from Xavier's normal law.
     """
     for stack in (encoder, decoder):
         for layer in layers_of(stack):
@@ -144,11 +145,11 @@ def dt_fixup_scale(encoder: Any, largest_norm: float) -> None:
 def fixup_weights(encoder: Any, decoder: Any) -> None:
     """Standard weights times L^(-1/(2m-2)) in each of L branches of m linear layers; a branch's last weights are 0.
 
-    Zhang, Dauphin and Ma 2019, rules 1 and 2 (from memory). As in the authors' code, m is 4 in an attention and 2 in a
-    feed-forward layer, L counts both stacks, the standard is Xavier-uniform (with fairseq's gain of 1/sqrt(2) for
-    queries, keys and values, which that code draws as one matrix), and an output projection is 0 unless it is tied to
-    an embedding. Where that code differs from the paper, in taking L = 12 for every encoder-attention, the paper is
-    followed.
+    Zhang, Dauphin and Ma 2019, rules 1 and 2 (by a summary of the paper). As in the authors' code, m is 4 in an
+    attention and 2 in a feed-forward layer, L counts both stacks, the standard is Xavier-uniform (with fairseq's gain
+    of 1/sqrt(2) for queries, keys and values, which that code draws as one matrix), and an output projection is 0
+    unless it is tied to an embedding. Where that code differs from the paper, in taking L = 12 for every
+    encoder-attention, the paper is followed.
     """
     layers = [layer for stack in (encoder, decoder) for layer in layers_of(stack)]
     branches = sum(len(attentions_of(layer)) + 1 for layer in layers)

@@ -1,7 +1,7 @@
 # A grid of training runs on one small corpus: corpus -> fairseq-preprocess -> fairseq-train -> fairseq-generate ->
 # result. One file a target; interrupt anywhere, run again, it goes on, and a finished cell is not run again.
 #
-# A recipe includes common.mk, sets NAME, SCHEMES, SUMMARY (the files at the end), CELLS, and for each cell AXES_<cell> (where
+# A recipe includes common.mk, sets NAME, SCHEMES, FIRST (a seed whose runs come before all others, or none), SUMMARY (the files at the end), CELLS, and for each cell AXES_<cell> (where
 # it is in the grid, NAME=VALUE) and OPTIONS_<cell> (fairseq-train's); it includes this file and says how SUMMARY is made
 # of $(RESULTS).
 
@@ -36,8 +36,25 @@ BIN := $(RUNS)/demo/data/bin
 DEVICE_ARGS := --num-workers 2
 PRECISION ?= fp16
 GENERATE_ARGS := --remove-bpe
+else ifeq ($(PRESET),multi30k)
+# Real text: German to English, made as `make multi30k PRESET=cpu` makes it, and that recipe's sizes.
+WIDTH ?= 128
+FFN ?= 256
+MAX_TOKENS ?= 1024
+DROPOUT ?= 0.1
+CLIP_NORM ?= 1.0
+SAVE_EVERY ?= 250
+LOG_EVERY ?= 20
+OUT := $(RUNS)/$(NAME)-multi30k
+PAIR := de-en
+MADE := $(RUNS)/multi30k/$(PAIR)/data
+BIN := $(MADE)/bin
+DEVICE_ARGS := --cpu --num-workers 0
+GENERATE_ARGS := --cpu --remove-bpe
+# sacreBLEU of the text as it was published, not of tokens.
+SCORED := --raw $(RUNS)/multi30k/raw/test --text $(MADE)/text.json
 else
-$(error PRESET=$(PRESET) is unknown; expected cpu or gpu)
+$(error PRESET=$(PRESET) is unknown; expected cpu, gpu or multi30k)
 endif
 HEADS ?= 4
 DROPOUT ?= 0.0
@@ -65,15 +82,22 @@ HOW_FAR = --cells $(CELLS) $(if $(SINCE),--since $(SINCE))
 RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
 .SECONDARY:
+.PHONY: results
+results: $(RESULTS)
 all:
+ifneq ($(filter-out $(FIRST),$(SEEDS)),$(SEEDS))
+	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) SEEDS=$(FIRST) results
+	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) BEST="$$($(PYTHON) -m recipes.compare.best $(OUT)/*-s$(FIRST)/result.json)" $(SUMMARY)
+else
 	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) $(SUMMARY)
+endif
 	@cat $(firstword $(SUMMARY))
 	@echo; echo "Files: $(SUMMARY)"
 
 # Translating is among what is held: a cell's checkpoints are gone once it has its result.
-$(OUT)/settings.json: $(if $(filter gpu,$(PRESET)),$(BIN)/dict.en.txt) FORCE
+$(OUT)/settings.json: $(if $(filter cpu,$(PRESET)),,$(BIN)/dict.en.txt) FORCE
 	@$(STEP).settings $@ --models $(OUT) updates=$(UPDATES) leg=$(LEG) beam=$(BEAM) ffn_init=$(FFN_INIT) \
-		$(if $(filter cpu,$(PRESET)),pairs=$(PAIRS)/$(VALID_PAIRS)/$(TEST_PAIRS) words=$(WORDS),--with $(RUNS)/demo/data/settings.json) -- $(SETTINGS)
+		$(if $(filter cpu,$(PRESET)),pairs=$(PAIRS)/$(VALID_PAIRS)/$(TEST_PAIRS) words=$(WORDS),--with $(BIN)/../settings.json) -- $(SETTINGS)
 
 ifeq ($(PRESET),cpu)
 VALID_PAIRS ?= 1000
@@ -88,18 +112,22 @@ $(BIN)/dict.b.txt: $(foreach split,train valid test,$(OUT)/text/$(split).a $(OUT
 	$(call binarise,--source-lang a --target-lang b --joined-dictionary --trainpref $(OUT)/text/train \
 		--validpref $(OUT)/text/valid --testpref $(OUT)/text/test,\
 		>$(OUT)/preprocess.log 2>&1 || { cat $(OUT)/preprocess.log; exit 1; })
-else
+else ifeq ($(PRESET),gpu)
 $(BIN)/dict.en.txt:
 	$(MAKE) --no-print-directory -f recipes/demo/Makefile PRESET=cpu RUNS=$(RUNS) $@
+else
+$(BIN)/dict.en.txt:
+	# Its variables are its own, but for these.
+	+env -u MAKEFLAGS $(MAKE) --no-print-directory -f recipes/multi30k/Makefile PRESET=cpu PYTHON=$(PYTHON) RUNS=$(RUNS) \
+		$(foreach name,DATA URL SUMS MERGES,$(if $($(name)),$(name)=$(call quoted,$($(name))))) prepare
 endif
-
-$(OUT)/%/trained.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt | $(OUT)/settings.json
-	@$(PYTHON) -m recipes.compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --leg $(LEG) --save-every $(SAVE_EVERY) \
-		--jobs $(JOBS) $(HOW_FAR) -- $(SETTINGS) $(OPTIONS_$*)
 
 $(OUT)/entropy.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt
 	@$(PYTHON) -m recipes.compare.entropy $(BIN) --pair $(PAIR) -o $@
 
-$(OUT)/%/result.json: $(OUT)/%/trained.json $(OUT)/entropy.json
+# One rule for both steps: with one each, make would translate nothing before it has trained everything.
+$(OUT)/%/result.json: $(OUT)/entropy.json | $(OUT)/settings.json
+	@$(PYTHON) -m recipes.compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --leg $(LEG) --save-every $(SAVE_EVERY) \
+		--jobs $(JOBS) $(HOW_FAR) -- $(SETTINGS) $(OPTIONS_$*)
 	@$(PYTHON) -m recipes.compare.result $(@D) $(AXES_$*) --data $(BIN) --entropy $(OUT)/entropy.json \
-		--jobs $(JOBS) $(HOW_FAR) -- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)
+		$(SCORED) --jobs $(JOBS) $(HOW_FAR) -- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)

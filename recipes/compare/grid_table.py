@@ -22,7 +22,9 @@ CURVES = ("train", "valid")
 
 
 def read_results(paths: list[Path]) -> list[dict]:
-    """Results as recipes.compare.result wrote them, with the curves' updates as numbers again."""
+    """Results as recipes.compare.result wrote them, with curves by update; or those of a runs.csv."""
+    if [path.suffix for path in paths] == [".csv"]:
+        return read_runs(paths[0])
     results = [json.loads("\n".join(read_lines(path))) for path in paths]
     for result in results:
         for name in CURVES:

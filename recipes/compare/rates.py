@@ -1,6 +1,7 @@
 """Draw the loss of every scheme against the learning rate: where it learns is its window.
 
 python -m recipes.compare.rates RUN/rates.png RUN/*/result.json
+python -m recipes.compare.rates rates.png runs.csv
 """
 
 from __future__ import annotations

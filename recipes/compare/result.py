@@ -3,7 +3,8 @@
     python -m recipes.compare.result RUN/admin-18l-s1 scheme=admin --data RUN/bin --entropy RUN/entropy.json -- ...
 
 writes CELL/generate.txt, CELL/result.json, and removes the cell's checkpoints. What follows -- goes to
-fairseq-generate. A run that stopped itself has no translations and no score.
+fairseq-generate. A run that stopped itself has no translations and no score. With --text and --raw the score is of the
+detokenised translations against the text as it was published, else of the tokens.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sacrebleu.metrics import BLEU
+
 from recipes.compare import cells
 from recipes.compare.one_gpu import one_gpu
 from recipes.compare.verdict import left_plateau, verdict
+from recipes.steps import languages
 from recipes.steps.common import read_lines, replacing, run
 from recipes.steps.logs import read_log
 from recipes.steps.score import hypotheses
+from recipes.steps.text import Text
 
 TARGET = re.compile(r"T-(\d+)\t(.*)")
 
@@ -33,12 +38,17 @@ def references(lines: list[str]) -> list[str]:
 
 def bleu(lines: list[str]) -> tuple[float, str]:
     """sacreBLEU of fairseq-generate's output, on its tokens as they are, and its signature."""
-    from sacrebleu.metrics import BLEU
-
     expected = references(lines)
     metric = BLEU(tokenize="none")
     score = metric.corpus_score(hypotheses(lines, len(expected)), [expected]).score
     return score, str(metric.get_signature())
+
+
+def published_bleu(lines: list[str], text: Text, expected: list[str]) -> tuple[float, str]:
+    """The same of the detokenised translations, on the references `expected` as they were published."""
+    metric = languages.metric(text)
+    found = [text.detokenise(tokens) for tokens in hypotheses(lines, len(expected))]
+    return metric.corpus_score(found, [expected]).score, str(metric.get_signature())
 
 
 def generate(cell: Path, data: Path, options: list[str], jobs: int) -> None:
@@ -57,6 +67,8 @@ def generate(cell: Path, data: Path, options: list[str], jobs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--entropy", type=Path, required=True, help="recipes.compare.entropy's file")
+    parser.add_argument("--text", type=Path, help="text.json of a text that was tokenised")
+    parser.add_argument("--raw", help="prefix of that text's raw test set: RAW.de, RAW.en")
     args, options = cells.parsed(parser)
     stopped = cells.stopped(args)
     entropy = json.loads("\n".join(read_lines(args.entropy)))["bits"]
@@ -66,7 +78,12 @@ def main() -> None:
     if not stopped:
         if not (args.cell / "generate.txt").exists():
             generate(args.cell, args.data, options, args.jobs)
-        score, signature = bleu(read_lines(args.cell / "generate.txt"))
+        lines = read_lines(args.cell / "generate.txt")
+        if args.text:
+            text = Text.read(args.text)
+            score, signature = published_bleu(lines, text, read_lines(f"{args.raw}.{text.target}"))
+        else:
+            score, signature = bleu(lines)
     row = {
         "verdict": found.kind,
         "update": found.update,

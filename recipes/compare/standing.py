@@ -158,10 +158,27 @@ def row(standing: Standing, base: Standing | None) -> dict[str, str]:
     }
 
 
+def searched(results: list[dict]) -> str:
+    """Which seed the rates were tried on, if not on every one."""
+    seeds = {rate: [result["seed"] for result in runs] for (rate,), runs in places(results, ["lr"]).items()}
+    tried = set.intersection(*(set(them) for them in seeds.values()))
+    return (
+        ""
+        if len(tried) != 1 or len(set().union(*seeds.values())) == 1
+        else f" (the rates were tried on seed {tried.pop()})"
+    )
+
+
 def table(results: list[dict]) -> list[dict[str, str]]:
     them = standings(results)
     bases = {standing.layers: standing for standing in them if standing.scheme == BASE}
     return [row(it, bases.get(it.layers) if it.scheme != BASE else None) for it in them]
+
+
+def markdown(rows: list[dict[str, str]]) -> list[str]:
+    """The table as Markdown."""
+    titled = [{**it, "scheme": SCHEMES[it["scheme"]].title} for it in rows]
+    return tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
 
 
 def main() -> None:
@@ -172,11 +189,11 @@ def main() -> None:
     results = read_results(args.results)
     rows = table(results)
     write_csv(args.folder / "standing.csv", rows)
-    titled = [{**it, "scheme": SCHEMES[it["scheme"]].title} for it in rows]
-    lines = tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
+    lines = markdown(rows)
     rates = sorted({result["lr"] for result in results}, key=float)
     rule = (
-        f"Each scheme at its best of the rates {', '.join(rates)}; brackets: Student's t over the seeds, {LEVEL:.0%}. "
+        f"Each scheme at its best of the rates {', '.join(rates)}{searched(results)}; brackets: Student's t over the "
+        f"seeds, {LEVEL:.0%}. "
         f"{len(rows)} rows are compared at once. What the columns are: recipes/compare/standing.py."
     )
     write_lines(args.folder / "standing.md", [*lines, *notes(results), rule])

@@ -1,17 +1,14 @@
 """Draw the figures of README.md and docs/ again: `make figures`.
 
-    python -m recipes.figures.draw --runs runs --compare docs/compare.csv -o docs/images
+    python -m recipes.figures.draw --runs runs -o docs/images
 
-writes demo-loss.png and demo-omega.png from the runs of `make demo` with METHOD=admin, post-ln and pre-ln, and
-compare.png from a table of `make compare`.
+writes demo-loss.png and demo-omega.png from the runs of `make demo` with METHOD=admin, post-ln and pre-ln.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import re
 from pathlib import Path
 
 import matplotlib
@@ -19,7 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from recipes.steps.common import read_lines, replacing, run
+from recipes.steps.common import replacing, run
 from recipes.steps.summary import Run, draw_omega, finished_runs
 
 METHODS = ("Admin", "Post-LN", "Pre-LN")
@@ -27,8 +24,6 @@ METHODS = ("Admin", "Post-LN", "Pre-LN")
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 COLOURS = dict(zip(METHODS, (BLUE, VERMILION, GREEN)))
 MARKERS = dict(zip(METHODS, "osD"))
-SPREAD = re.compile(r"([\d.]+)(?: \(([\d.]+) to ([\d.]+)\))?")
-"""A cell of the table of `make compare`: a mean and, of several seeds, the range."""
 
 
 def demo_runs(runs: Path) -> list[Run]:
@@ -73,32 +68,6 @@ def draw_loss(runs: list[Run], path: Path) -> None:
     save(figure, path)
 
 
-def draw_compare(table: Path, path: Path) -> None:
-    """Validation loss of each scheme, the best at the top: the mean over the seeds as a dot, the range as a line."""
-    found = []
-    for row in csv.DictReader(read_lines(table)):
-        match = SPREAD.fullmatch(row["bits, valid"])
-        if match is None:
-            raise ValueError(f"{table}: a loss is {row['bits, valid']!r}; expected a number, or MEAN (LOW to HIGH).")
-        mean, low, high = (float(number or match[1]) for number in match.groups())
-        found.append((mean, low, high, row))
-    found.sort(key=lambda item: item[0], reverse=True)
-    figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
-    for place, (mean, low, high, row) in enumerate(found):
-        learned = row["outcome"].partition(" ")[2] == "learned"
-        colour = BLUE if learned else VERMILION
-        axes.plot((low, high), (place, place), color=colour, linewidth=2.5, alpha=0.45, solid_capstyle="round")
-        axes.plot(mean, place, "o", color=colour, markerfacecolor=colour if learned else "white", markersize=7)
-        note = "" if learned else f"  {row['outcome']}"
-        axes.annotate(f"{mean:.2f}{note}", (high, place), (8, 0), textcoords="offset points", va="center", color=colour)
-    axes.set_yticks(range(len(found)), [row["scheme"] for *_, row in found])
-    axes.set(xlabel="validation loss, bits per token (lower is better)", xlim=(0, 1.25 * max(it[2] for it in found)))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", color="0.9")
-    axes.set_axisbelow(True)
-    save(figure, path)
-
-
 def save(figure, path: Path) -> None:
     """As a PNG about twice as wide as a page shows it."""
     with replacing(path) as part:
@@ -109,14 +78,12 @@ def save(figure, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=Path, required=True, help="the folder with demo/ in it")
-    parser.add_argument("--compare", type=Path, required=True, help="table.csv of make compare, one depth")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
     args = parser.parse_args()
     runs = demo_runs(args.runs)
     draw_loss(runs, args.output / "demo-loss.png")
     omega = json.loads((runs[0].folder / "omega.json").read_text(encoding="utf-8"))
     draw_omega(omega, args.output / "demo-omega.png")
-    draw_compare(args.compare, args.output / "compare.png")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def machine() -> dict[str, str]:
         "driver": there[0].driver if there else "none",
         "memory GB": ", ".join(f"{gpu.memory / 1e9:.1f}" for gpu in there if gpu.memory) or "none",
         "torch": torch.__version__,
-        "CUDA": str(torch.version.cuda),
+        "CUDA": torch.version.cuda or "none",
         "fairseq": version(fairseq),
         "Python": platform.python_version(),
         "commit": commit(),

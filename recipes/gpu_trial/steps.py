@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from recipes.preflight import trial
 from recipes.steps.activations import Sizes
-from recipes.steps.memory import need
+from recipes.steps.memory import most
 
 LIMIT = 480.0
 """Seconds that a step may take."""
@@ -108,7 +108,6 @@ def measure_sizes(scale: Scale, layers: tuple[int, int], precision: str, folder:
     rows, length = [], 64
     for tokens in scale.tokens:
         sizes = replace(scale.base, encoder_layers=layers[0], decoder_layers=layers[1], precision=precision)
-        predicted = need(sizes, tokens, length=length).peak
         row = {"layers": f"{layers[0]}L-{layers[1]}L", "precision": precision, "tokens": tokens}
         for name, method in (("plugin", "admin"), ("stock", STOCK)):
             options = [*model_options(scale, method, sizes), "--max-tokens", str(tokens)]
@@ -120,7 +119,7 @@ def measure_sizes(scale: Scale, layers: tuple[int, int], precision: str, folder:
                 row |= {f"{name} ms": found}
                 continue
             row |= {f"{name} ms": round(1000 * found.seconds, 1), f"{name} GB": round(found.memory / 1e9, 3)}
-        row["formula GB"] = round(predicted / 1e9, 3)
+            row["formula GB"] = round(most(sizes, found.batches).peak / 1e9, 3)
         rows.append(row)
     return rows
 

@@ -25,6 +25,11 @@ class KnownCorpus:
     binary: float
 
 
+def there(binary: Path) -> bool:
+    """Whether a text is prepared."""
+    return next(binary.glob("train*.idx"), None) is not None
+
+
 def prepared(binary: Path, pair: tuple[str, str], longest: int) -> KnownCorpus:
     """Of binary data that is there."""
     from fairseq.data.indexed_dataset import make_dataset
@@ -77,6 +82,8 @@ def stated(name: str, pair: tuple[str, str], longest: int, words: int, data: Pat
             pairs, source, target, text, binary, valid = (float(column) for column in columns[1:])
             corpus = Corpus(pair, int(pairs), (source, target), longest, words, int(valid))
             return KnownCorpus(corpus, False, text * GB, binary * GB)
+    if data is not None and not data.is_dir():
+        raise ValueError(f"DATA={data} is not a folder; expected one with the text")
     if data is not None and (found := counted(data, pair, longest, words)):
         return found
     raise ValueError(f"nothing is known of the text of {name}; prepare it first (make ... prepare), then look again.")

@@ -15,18 +15,35 @@ import sys
 from pathlib import Path
 
 from recipes.preflight import forecast, known_corpus, machine, trial
+from recipes.preflight.batches import batches
 from recipes.steps import batch, gpus
-from recipes.steps.activations import Sizes
+from recipes.steps.activations import Batch, Sizes
 from recipes.steps.common import run
-from recipes.steps.memory import gigabytes, need
+from recipes.steps.memory import gigabytes, most, need
 
 HERE = Path(__file__).parent
 ARCHIVES = HERE.parent / "archives.tsv"
 
 
+def price(text: str) -> float:
+    """What the user says a device costs.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not a price.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        message = f"PRICE={text} is not a price; expected what a device costs an hour, as in PRICE=2.50"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], usage=argparse.SUPPRESS)
     parser.add_argument("name", help="the text's, as in recipes/preflight/corpora.tsv")
     parser.add_argument("--title", help="what the recipe is called")
     parser.add_argument("--pair", default="text-text", help="source and target language")
@@ -39,7 +56,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--devices", type=int, default=1, help="of a node")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--memory", type=float, help="GB of a device")
-    parser.add_argument("--price", type=float, help="of a device an hour")
+    parser.add_argument("--max-tokens", type=int, required=True, help="of a batch")
+    parser.add_argument("--update-freq", type=int, default=1, help="batches of a device in an update")
+    parser.add_argument("--price", type=price, help="of a device an hour")
     parser.add_argument("--trial-updates", type=int, default=20)
     parser.add_argument("--trial-seconds", type=float, default=120)
     parser.add_argument("--archives", nargs="*", default=[], help="names in --table")
@@ -85,18 +104,38 @@ def source(args: argparse.Namespace, found: known_corpus.KnownCorpus) -> tuple[s
     )
 
 
+def kinds(args: argparse.Namespace, pair: tuple[str, str], found: known_corpus.KnownCorpus | None) -> set[Batch]:
+    """The run's batches; of a text that is not prepared the largest that could be."""
+    if found and found.prepared:
+        return batches(args.binary, pair, args.max_tokens, args.length)
+    return {Batch.full(args.max_tokens, args.length)}
+
+
 def weights(
-    args: argparse.Namespace, sizes: Sizes, options: list[str], memory: float | None
-) -> tuple[list[str], str | None]:
-    """What a device takes of memory against what it has, as a line, and what is wrong with that."""
-    tokens, update_freq = (int(trial.option(options, name, "1")) for name in ("--max-tokens", "--update-freq"))
-    world = args.devices * args.nodes
-    wanted = need(sizes, tokens, length=args.length, accumulate=update_freq > 1, devices=world)
+    args: argparse.Namespace, sizes: Sizes, found: set[Batch], memory: float | None, prepared: bool
+) -> tuple[str, str | None]:
+    """What a device takes of memory with such batches against what it has, and what is wrong with that."""
+    wanted = most(sizes, found, accumulate=args.update_freq > 1, devices=args.devices * args.nodes)
     there = "memory not known" if memory is None else f"of {gigabytes(memory)} GB"
-    twice = ", activations computed twice" if sizes.checkpoint else ""
-    plan = f"{args.nodes} x {args.devices} x {update_freq} batches of up to {tokens} tokens an update{twice}"
     short = memory is not None and wanted.peak > memory
-    return [f"plan: {plan}", f"memory: {wanted} {there}"], "the model does not fit its device" if short else None
+    known = f"this text's {sizes.words} words and its own batches" if prepared else "full batches"
+    line = f"memory: {'' if prepared else 'at most '}{wanted} {there}, with {known}"
+    return line, "the model does not fit its device" if short else None
+
+
+def short_form(args: argparse.Namespace, pair: tuple[str, str]) -> list[str]:
+    """What every recipe says before it trains, besides its plan."""
+    sizes, lines = batch.sizes_of(args), []
+    if known_corpus.there(args.binary):
+        found = known_corpus.prepared(args.binary, pair, args.length)
+        sizes = dataclasses.replace(sizes, words=found.corpus.words)
+        memory = machine.free_memory() if args.cpu else batch.memory_of(args, gpus.visible())
+        lines.append(weights(args, sizes, kinds(args, pair, found), memory, True)[0])
+    kept, there = checkpoint_bytes(sizes, args.keep), machine.free_disk(args.run)
+    lines.append(
+        f"checkpoints: {gigabytes(kept)} GB of {gigabytes(there)} GB free; a kill loses up to {args.save_every} updates"
+    )
+    return [f"# {line}" for line in lines]
 
 
 def timed(
@@ -104,9 +143,10 @@ def timed(
 ) -> tuple[list[str], str | None]:
     """A trial's lines, and what is wrong with it."""
     here = options if gpu or args.cpu else trial.on_cpu(options, batch.sizes_of(args).parameters)
-    sizes = batch.sizes_of(args) if gpu else dataclasses.replace(batch.sizes_of(args), gpu=False, precision="fp32")
+    sizes = dataclasses.replace(batch.sizes_of(args), words=found.corpus.words)
+    sizes = sizes if gpu else dataclasses.replace(sizes, gpu=False, precision="fp32")
     tokens, update_freq = (int(trial.option(here, name, "1")) for name in ("--max-tokens", "--update-freq"))
-    predicted = need(sizes, tokens, length=found.corpus.longest, accumulate=update_freq > 1).peak
+    predicted = need(sizes, Batch.full(tokens, found.corpus.longest), accumulate=update_freq > 1).peak
     free = None if gpu else machine.free_memory()
     if free is not None and predicted > free:
         return (
@@ -121,6 +161,7 @@ def timed(
     )  # fmt: skip
     if isinstance(measured, str):
         return [], f"not timed: {measured}"
+    predicted = most(sizes, measured.batches, accumulate=update_freq > 1).peak
     on = gpu.name if gpu else "this CPU"
     early = f" instead of {args.trial_updates}, which took too long," if measured.updates < args.trial_updates else ""
     updates = f"{measured.updates} update{'s' if measured.updates > 1 else ''}{early}"
@@ -148,18 +189,14 @@ def main() -> None:
     source_language, _, target_language = args.pair.partition("-")
     pair = (source_language, target_language)
     if args.short:
-        kept, there = checkpoint_bytes(sizes, args.keep), machine.free_disk(args.run)
-        print(
-            f"# checkpoints: {gigabytes(kept)} GB of {gigabytes(there)} GB free; a kill loses up to {args.save_every} "
-            "updates"
-        )
+        print("\n".join(short_form(args, pair)))
         return
-    ready = next(args.binary.glob("train*.idx"), None) is not None
-    if ready:
+    if known_corpus.there(args.binary):
         found = known_corpus.prepared(args.binary, pair, args.length)
     else:
         found = known_corpus.stated(args.name, pair, args.length, args.words, args.data)
     args.length = found.corpus.longest
+    sizes = dataclasses.replace(sizes, words=found.corpus.words)
     devices: list[gpus.Gpu] = [] if args.cpu else gpus.visible()
     print(f"{args.title or args.name}: {sizes.parameters:,} parameters, {args.precision}")
     for line in machine.hardware(args.cpu):
@@ -171,12 +208,15 @@ def main() -> None:
     except ValueError as error:
         faults.append(str(error))
     memory = batch.memory_of(args, devices) if not args.cpu else machine.free_memory()
-    planned, fault = weights(args, sizes, options, memory)
+    twice = ", activations computed twice" if sizes.checkpoint else ""
+    shape = f"{args.nodes} x {args.devices} x {args.update_freq}"
+    plan = f"plan: {shape} batches of up to {args.max_tokens} tokens an update{twice}"
+    weight, fault = weights(args, sizes, kinds(args, pair, found), memory, found.prepared)
     works = devices[0] if devices and not faults and not fault else None
     faults += [fault] if fault else []
     room, no_room = disk(args, sizes, found)
     fetched, no_text = source(args, found)
-    print("\n".join([*planned, room, fetched]), flush=True)
+    print("\n".join([plan, weight, room, fetched]), flush=True)
     told, untold = timed(args, found, options, works)
     print("\n".join(told) if told else untold)
     faults += [fault for fault in (no_room, no_text, untold) if fault]

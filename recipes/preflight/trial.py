@@ -10,10 +10,12 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from recipes.preflight.batches import batches
 from recipes.preflight.sample import write_sample
+from recipes.steps.activations import Batch
 from recipes.steps.common import read_lines
 from recipes.steps.logs import stats
 
@@ -46,7 +48,8 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of an update: seconds, target tokens, and those it may hold with padding; the peak's bytes; seconds to start."""
+    """Of an update: seconds, target tokens, and those it may hold with padding; the peak's bytes; seconds to start; the
+    batches there were to choose from."""
 
     updates: int
     seconds: float
@@ -54,6 +57,7 @@ class Measured:
     batch: int
     memory: float
     start: float = 0.0
+    batches: frozenset[Batch] = frozenset()
 
 
 def option(options: list[str], name: str, default: str = "") -> str:
@@ -183,4 +187,7 @@ def measure(
             return took if status < 0 else f"training ended with status {status}: {said}"
         weight = work / "weight.json"
         growth = json.loads(read_lines(weight)[0])["growth"] if weight.exists() else 0
-        return summarise(intervals, held(options), growth, total, began)
+        measured = summarise(intervals, held(options), growth, total, began)
+        length = int(option(options, "--tokens-per-sample", str(corpus.longest)))
+        found = batches(data or work, corpus.pair, int(option(options, "--max-tokens")), length)
+        return replace(measured, batches=frozenset(found))

@@ -1,6 +1,6 @@
 """What a Transformer's layers keep for the backward pass, from its sizes.
 
-Legend: d width, f feed-forward width, h heads, S units of the longest sentence of a batch, a bytes of an activation.
+Legend: d width, f feed-forward width, h heads, a bytes of an activation.
 What each operation keeps is counted below, in fairseq's layers and in the fast ones (fairseq_admin/fast/), which differ
 in the rows of `LAYERS`; tests/test_memory.py counts the tensors that autograd saves and compares.
 
@@ -93,6 +93,24 @@ class Sizes:
         return self.encoder_layers * encoder + self.decoder_layers * decoder + self.words * d
 
 
+class Batch(NamedTuple):
+    """A batch as it is computed: sentences, and units of the longest on either side, to which all are padded."""
+
+    sentences: float
+    source: int
+    target: int
+
+    @classmethod
+    def full(cls, tokens: float, length: int) -> Batch:
+        """Of so many tokens on either side, as no batch has more."""
+        return cls(tokens / length, length, length)
+
+    @property
+    def targets(self) -> float:
+        """Tokens of the target side."""
+        return self.sentences * self.target
+
+
 class Scores(NamedTuple):
     """What one attention keeps, of its scores above all.
 
@@ -152,17 +170,18 @@ LAYERS = {
 }
 
 
-def attention_bytes(sizes: Sizes, length: int, *, decoder: bool, cross: bool) -> float:
-    """What one attention keeps, in bytes a token of its queries."""
+def attention_bytes(sizes: Sizes, queries: int, keys: int, *, decoder: bool, cross: bool) -> float:
+    """What one attention keeps of a sentence of so many queries and keys."""
     d, h, a = sizes.width, sizes.heads, sizes.type.activation
     scores = LAYERS[sizes.layers].scores(sizes, decoder, cross)
-    kept = scores.vectors * d * a + scores.bytes * h * length
+    # Two of the vectors are the keys' and the values'.
+    kept = ((scores.vectors - 2) * queries + 2 * keys) * d * a + scores.bytes * h * queries * keys
     # A sum a head, and on a GPU a copy of the result in another order.
-    return kept + (4 * h + (d * a if sizes.gpu else 0) if scores.kernel else 0)
+    return kept + queries * (4 * h + (d * a if sizes.gpu else 0) if scores.kernel else 0)
 
 
-def layer_bytes(sizes: Sizes, length: int, *, decoder: bool) -> float:
-    """What one layer keeps for backward, in bytes a token, the layer's input among it."""
+def token_bytes(sizes: Sizes, *, decoder: bool) -> float:
+    """What one layer keeps of a token besides attention, the layer's input among it."""
     d, kind, row, scheme = sizes.width, sizes.type, LAYERS[sizes.layers], SCHEMES[sizes.scheme]
     a, n = kind.activation, kind.norm
     cross = decoder and bool(sizes.encoder_layers)
@@ -178,8 +197,6 @@ def layer_bytes(sizes: Sizes, length: int, *, decoder: bool) -> float:
     kept += d * n if scheme.second_stream else 0
     # A branch that is multiplied by a trained number.
     kept += sublayers * d * a if scheme.branch or scheme.fixup else 0
-    kept += attention_bytes(sizes, length, decoder=decoder, cross=False)
-    kept += attention_bytes(sizes, length, decoder=decoder, cross=True) if cross else 0
     if n != a:
         of_self, of_cross, of_feed_forward = row.casts
         kept += (of_self + of_feed_forward + (of_cross if cross else 0)) * d * a
@@ -188,17 +205,32 @@ def layer_bytes(sizes: Sizes, length: int, *, decoder: bool) -> float:
     return kept + sizes.ffn * (values * a + masks * sizes.mask)
 
 
-def activation_bytes(sizes: Sizes, tokens: int, length: int) -> float:
+def layer_bytes(sizes: Sizes, batch: Batch, *, decoder: bool) -> float:
+    """What one layer keeps for backward of a batch."""
+    own = batch.target if decoder else batch.source
+    kept = own * token_bytes(sizes, decoder=decoder)
+    kept += attention_bytes(sizes, own, own, decoder=decoder, cross=False)
+    if decoder and sizes.encoder_layers:
+        kept += attention_bytes(sizes, own, batch.source, decoder=True, cross=True)
+    return batch.sentences * kept
+
+
+def activation_bytes(sizes: Sizes, batch: Batch) -> float:
     """What all layers keep at the end of the forward pass; the loss comes on top."""
-    layers = ((sizes.encoder_layers, False), (sizes.decoder_layers, True))
-    each = [(count, layer_bytes(sizes, length, decoder=decoder)) for count, decoder in layers if count]
-    if sizes.checkpoint:
-        # Of each layer its input, and one layer at a time again.
-        inputs = sum(count * sizes.width * sizes.type.norm for count, _ in each)
-        kept = inputs + max(size for _, size in each)
-    else:
-        unordered = LAYERS[sizes.layers].unordered * len(each) * sizes.width * sizes.type.activation
-        kept = sum(count * size for count, size in each) + unordered
-    # Of each stack the embedding's dropout; and the last layer's output, which the logits come from.
-    kept += len(each) * sizes.width * ((sizes.mask if sizes.dropout else 0) + sizes.type.activation)
-    return tokens * kept
+    kept, most = 0.0, 0.0
+    for count, own, decoder in (
+        (sizes.encoder_layers, batch.source, False),
+        (sizes.decoder_layers, batch.target, True),
+    ):
+        if not count:
+            continue
+        tokens, layer = batch.sentences * own, layer_bytes(sizes, batch, decoder=decoder)
+        # The embedding's dropout; and the last layer's output, which the decoder or the logits are made from.
+        kept += tokens * sizes.width * ((sizes.mask if sizes.dropout else 0) + sizes.type.activation)
+        if sizes.checkpoint:
+            # Of each layer its input, and one layer at a time again.
+            kept += count * tokens * sizes.width * sizes.type.norm
+            most = max(most, layer)
+        else:
+            kept += count * layer + LAYERS[sizes.layers].unordered * tokens * sizes.width * sizes.type.activation
+    return kept + most

@@ -1,12 +1,7 @@
-"""How far a long step is: n of N, the rate, and the time left at the recent rate; one bar for all steps.
-
-On a terminal it is tqdm's bar. Elsewhere, as in a log, it is a line every ten seconds. A step of a few seconds shows
-nothing.
-"""
+"""How far a step is: the plugin's bar (fairseq_admin/bar.py), counting bytes read."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, FileIO
@@ -16,28 +11,10 @@ from typing import Any, BinaryIO
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from recipes.steps.plugin import module
+
+plain = module("bar.py")
 BLOCK = 1 << 18
-SECONDS = 10.0
-"""Between two lines of a log. On a terminal, a tenth of it."""
-LINE = "{desc}: {n_fmt}{unit} of {total_fmt}{unit} ({percentage:.0f} %), {rate_fmt}, {remaining} left"
-LINE_WITHOUT_TOTAL = "{desc}: {n_fmt}{unit}, {rate_fmt}"
-
-
-class Bar(tqdm):
-    """tqdm without its watching thread: the steps fork."""
-
-    monitor_interval = 0
-
-
-class Lines:
-    """A log to tqdm: each state on a line of its own, instead of over the one before."""
-
-    def write(self, text: str) -> None:
-        if text.strip():
-            sys.stderr.write(f"{text.strip()}\n")
-
-    def flush(self) -> None:
-        sys.stderr.flush()
 
 
 @contextmanager
@@ -49,14 +26,8 @@ def bar(title: str, total: int | None, done: int = 0, unit: str = "B") -> Iterat
         total: bytes in all, if they are known.
         done: bytes that an earlier run did.
     """
-    look: dict[str, Any] = {"file": sys.stderr, "mininterval": SECONDS / 10, "dynamic_ncols": True}
-    if not sys.stderr.isatty():
-        look = {"file": Lines(), "mininterval": SECONDS, "bar_format": LINE if total else LINE_WITHOUT_TOTAL}
-    shown = Bar(
-        desc=title, total=total, initial=done, unit=unit, unit_scale=True, leave=False, miniters=1,
-        delay=look["mininterval"], **look,
-    )  # fmt: skip
-    with logging_redirect_tqdm(tqdm_class=Bar), shown:
+    opened = plain.bar(title, total, unit, scaled=True, done=done, speaker="")
+    with logging_redirect_tqdm(tqdm_class=type(opened)), opened as shown:
         yield shown
 
 

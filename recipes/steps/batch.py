@@ -16,7 +16,7 @@ import sys
 from typing import NamedTuple
 
 from recipes.steps import gpus
-from recipes.steps.activations import LAYERS, PRECISIONS, Sizes
+from recipes.steps.activations import LAYERS, PRECISIONS, Batch, Sizes
 from recipes.steps.common import run
 from recipes.steps.memory import GB, LOSSES, Need, need
 from recipes.steps.plugin import SCHEMES
@@ -40,7 +40,7 @@ class Device:
     length: int = 256
 
     def need(self, tokens: int, *, accumulate: bool) -> Need:
-        return need(self.sizes, tokens, length=self.length, accumulate=accumulate, devices=self.workers)
+        return need(self.sizes, Batch.full(tokens, self.length), accumulate=accumulate, devices=self.workers)
 
     def fits(self, tokens: int, *, accumulate: bool) -> bool:
         return self.memory is None or self.need(tokens, accumulate=accumulate).peak <= self.memory

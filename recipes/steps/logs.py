@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
     from recipes.steps.plugin import LOGS
 
-    Log, Record, parse, read, stats = (LOGS[name] for name in ("Log", "Record", "parse", "read", "stats"))
+    Log, Record, parse, read, stats = (getattr(LOGS, name) for name in ("Log", "Record", "parse", "read", "stats"))
 
 __all__ = ["Log", "Record", "parse", "read", "read_log", "stats"]
 

@@ -6,25 +6,36 @@ optimizer's step. Only the standard library is used: a plan can be printed befor
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recipes.steps.activations import Sizes, activation_bytes
+from recipes.steps.activations import Batch, Sizes, activation_bytes
 
 GB = 1e9
 CONTEXT = 1.0 * GB
 """Bytes of a GPU that no tensor gets: the CUDA context, the libraries' work space, NCCL's buffers."""
-LIBRARIES = 0.02 * GB
-"""Bytes of a CPU's memory that go to what torch and fairseq load and cache with the first update."""
-HEAP = 0.6
-"""Share of the activations' bytes that a CPU's malloc holds besides, in blocks freed by batches of other shapes: 0.3 to
-0.9 in runs of seven sizes. (Without it, by MALLOC_MMAP_THRESHOLD_=65536, an update takes about twice as long.)"""
+LIBRARIES = 0.039 * GB
+WORD = 350
+"""Bytes of a CPU's memory besides tensors: what torch, fairseq and the plugin load and cache from their import to the
+first update, and two dictionaries' bytes a word."""
+ONEDNN = 0.022 * GB
+SMALLEST = 2**12
+"""Bytes of oneDNN's code and compiled products, and the numbers of a feed-forward matrix from which on fast layers use
+it where it is ahead of MKL, as on AMD's CPUs (fairseq_admin/fast/linear.py). On others that is too much."""
+HEAP = 0.27
+PIECES = 0.5
+"""What glibc's malloc holds in freed blocks: a share of the activations; and of the logits, where the loss works
+through them in pieces, each too large for the hole that the last one left. From runs of eleven sizes with glibc 2.36
+(docs/results.md). Blocks of 32 MB and more leave no hole. (Without holes, by MALLOC_MMAP_THRESHOLD_=65536, an update
+takes about twice as long.)"""
 SPARE = 0.05
 """Share of the tensors' bytes that torch's allocator loses between blocks."""
 POSITIONS = 1026
 """Rows of a table of positions: fairseq's Transformer takes up to 1,024 units, and there are two more."""
 CHUNK = 2**24
-STEP = 16
-"""Elements that RAdam updates at once (fairseq_admin/radam.py), and the bytes an element that it takes meanwhile."""
+CAST = 8
+"""Elements that RAdam updates at once (fairseq_admin/radam.py), and the bytes an element of weight and gradient in fp32
+where the optimizer keeps neither. All else its kernel does in place."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +91,24 @@ class Need:
         return f"{gigabytes(self.peak)} GB ({', '.join(f'{name} {gigabytes(part)}' for name, part in parts.items())})"
 
 
-def loss_bytes(sizes: Sizes, tokens: int) -> float:
+def loss_bytes(sizes: Sizes, tokens: float) -> float:
     """What the logits and the loss take at the peak."""
     row, logits = LOSSES[sizes.loss], tokens * sizes.words
     chunk = 4.0 * min(row.chunk[sizes.gpu], 2 * logits)
     return logits * (row.logits + row.activations * sizes.type.activation) + chunk
 
 
-def need(sizes: Sizes, tokens: int, *, length: int = 256, accumulate: bool = False, devices: int = 1) -> Need:
-    """What training takes of one device.
+def cpu_reserve(sizes: Sizes, batch: Batch, activations: float) -> float:
+    """What a CPU's memory holds besides tensors: code, caches, and blocks that are free and not given back."""
+    onednn = sizes.layers == "fast" and sizes.width * sizes.ffn >= SMALLEST
+    pieces = PIECES * 4.0 * batch.targets * sizes.words if LOSSES[sizes.loss].chunk[sizes.gpu] else 0
+    return LIBRARIES + WORD * sizes.words + (ONEDNN if onednn else 0) + HEAP * activations + pieces
+
+
+def need(sizes: Sizes, batch: Batch, *, accumulate: bool = False, devices: int = 1) -> Need:
+    """What training takes of one device with such a batch.
 
     Args:
-        tokens: of a batch, padding and all, of either side.
-        length: units of its sentences.
         accumulate: whether an update has several batches: the gradients of the first are there when the next comes.
         devices: how many hold the model; several exchange gradients through a second copy of them.
     """
@@ -102,14 +118,22 @@ def need(sizes: Sizes, tokens: int, *, length: int = 256, accumulate: bool = Fal
     held = parameters * (kind.weights + kind.kept) + positions + exchanged
     gradients = parameters * kind.gradients
     static = held + (gradients if accumulate else 0)
-    activations = activation_bytes(sizes, tokens, length)
-    loss = loss_bytes(sizes, tokens)
+    activations = activation_bytes(sizes, batch)
+    loss = loss_bytes(sizes, batch.targets)
     # The embeddings are the largest parameter; smaller ones are updated together on a GPU.
     largest = sizes.words * sizes.width
     updated = min(parameters, max(CHUNK, largest)) if sizes.gpu else largest
-    step = (0 if accumulate else gradients) + STEP * updated
+    step = (0 if accumulate else gradients) + (CAST * updated if sizes.precision == "me-fp16" else 0)
     if sizes.gpu:
         reserve = CONTEXT + SPARE * (static + max(activations + loss, step))
     else:
-        reserve = LIBRARIES + HEAP * (activations + loss)
+        # The embeddings' gradient, the largest, comes first, while all activations are there.
+        static, step = held + gradients, 0
+        reserve = cpu_reserve(sizes, batch, activations)
     return Need(static, activations, loss, step, reserve)
+
+
+def most(sizes: Sizes, batches: Iterable[Batch], *, accumulate: bool = False, devices: int = 1) -> Need:
+    """What training takes with the batch that takes the most."""
+    found = (need(sizes, batch, accumulate=accumulate, devices=devices) for batch in batches)
+    return max(found, key=lambda each: each.peak)

@@ -9,25 +9,37 @@ before anything is installed.
 
 from __future__ import annotations
 
-import runpy
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 PLUGIN = Path(__file__).parents[2] / "fairseq_admin"
 
-_TABLES: dict[str, Any] = runpy.run_path(str(PLUGIN / "method/schemes.py"))
 
-SCHEMES: dict[str, Any] = _TABLES["SCHEMES"]
+def module(path: str) -> Any:
+    """A file of the plugin that imports none of its others, as a module by itself."""
+    name = f"fairseq_admin_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, PLUGIN / path)
+    assert spec is not None and spec.loader is not None
+    found = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(found)
+    return found
+
+
+_TABLES = module("method/schemes.py")
+
+SCHEMES: dict[str, Any] = _TABLES.SCHEMES
 """The table of schemes, its rows by name."""
 
-EVERY: dict[str, Any] = _TABLES["EVERY"]
+EVERY: dict[str, Any] = _TABLES.EVERY
 """The same with the rows for new layers on a pre-trained encoder alone."""
 
-DIVERGED: int = runpy.run_path(str(PLUGIN / "errors.py"))["DIVERGED"]
+DIVERGED: int = module("errors.py").DIVERGED
 """The exit status of a training that has diverged."""
 
-LOGS: dict[str, Any] = runpy.run_path(str(PLUGIN / "logs.py"))
-"""The reader of fairseq's log, by name."""
+LOGS = module("logs.py")
+"""The reader of fairseq's log."""
 
 
 def main() -> None:

@@ -24,20 +24,27 @@ WORDS = 100
 """Words of the dictionary next to fairseq's four special symbols."""
 
 
+def verify(checkout: Path, expected: str) -> None:
+    """That a checkout is at a commit, as it is there.
+
+    Raises:
+        SystemExit: it is at another one, or differs from it.
+    """
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=checkout, capture_output=True, text=True)
+    if commit != expected or changed.stdout:
+        found = f"{commit or 'none'}{' with changes' * bool(changed.stdout)}"
+        sys.exit(f"{checkout}: found commit {found}, expected {expected}. git -C {checkout} checkout {expected}")
+
+
 def enter(checkout: Path) -> None:
     """Make `import fairseq` mean the authors' fairseq, and go to an empty folder: their code writes a file.
 
     Raises:
-        SystemExit: the checkout is not at COMMIT, or differs from it.
+        SystemExit: as `verify`.
     """
     assert "fairseq" not in sys.modules, "another fairseq is imported already"
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=checkout, capture_output=True, text=True)
-    if commit != COMMIT or changed.stdout:
-        sys.exit(
-            f"{checkout}: found commit {commit or 'none'}{' with changes' * bool(changed.stdout)}, expected {COMMIT}. "
-            f"git -C {checkout} checkout {COMMIT}"
-        )
+    verify(checkout, COMMIT)
     sys.path.insert(0, str(checkout.resolve() / "fairseq"))
     numpy.float = float  # type: ignore[attr-defined]
     os.chdir(tempfile.mkdtemp())

@@ -1,4 +1,4 @@
-"""Makes the golden table of the initial laws in the authors' code (see clinic.py). From the folder tests:
+"""Makes the golden tables of the methods in the authors' code (see clinic.py). From the folder tests:
 
     python -O -m golden.laws TRANSFORMER_CLINIC
 
@@ -11,14 +11,17 @@ their rezero_weight), with a star for the layer.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 
 import torch
-from golden import clinic
+from golden import clinic, omega, rivals
 
 TABLE = Path(__file__).with_name("laws.tsv")
+LOGITS = Path(__file__).with_name("logits.json")
+FUNCTIONS = ("post-ln", "pre-ln", "rezero", "rezero-post-ln", "deepnorm")
 METHODS = {
     "admin": ["--init-type=adaptive-profiling"],
     "post-ln": ["--init-type=default"],
@@ -47,11 +50,26 @@ def kind(name: str) -> str:
     return re.sub(r"layers\.\d+", "layers.*", name).replace("rezero_weight", "branch_scale")
 
 
+def options_of(sizes: dict[str, int]) -> list[str]:
+    return [f"--{option.replace('_', '-')}={size}" for option, size in sizes.items()]
+
+
+def logits(method: str) -> list[list[list[float]]]:
+    """As rivals.logits, of one of their models, whose parameters have other names."""
+    model = clinic.build("--arch=transformer", "--dropout=0", *METHODS[method], *options_of(rivals.SIZES))
+    with torch.no_grad():
+        for name, parameter in clinic.parameters(model).items():
+            parameter.copy_(omega.value(name.replace("rezero_weight", "branch_scale"), tuple(parameter.shape)))
+        return rivals.rounded(model(*rivals.batch())[0][..., : rivals.SHOWN])
+
+
 def main(checkout: Path) -> None:
     if __debug__:
         sys.exit("Found assertions on, expected python -O: ReZero does not start otherwise.")
     clinic.enter(checkout)
-    options = [f"--{option.replace('_', '-')}={size}" for option, size in SIZES.items()]
+    lines = [f' "{method}": {json.dumps(logits(method))}' for method in FUNCTIONS]
+    LOGITS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    options = options_of(SIZES)
     rows = ["method\tkind\tshape\tmean\tstd\tlaw"]
     for method, own in METHODS.items():
         drawn: dict[str, list[torch.Tensor]] = {}

@@ -1,0 +1,87 @@
+"""What is measured of the authors' code of other schemes (rival_code.py, laws.py), and of ours in the tests.
+
+    laws     shape, mean, standard deviation and distribution of weights and biases over SEEDS seeds, of a model of
+             SIZES: depths that no formula can mix up unnoticed
+    logits   the first ones of every position of two sentences, one of them padded; a formula gives every parameter and
+             the batch, as in omega.py
+    scales   DeepNorm's constant on the shortcut and its gain
+
+Names are today's fairseq's. Norms are left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy
+import torch
+from golden import omega
+
+SEEDS, SHOWN = 20, 4
+LARGEST_NORM = 10.0
+"""DT-Fixup's μ."""
+SIDES = ("encoder", "decoder")
+SIZES = {
+    "encoder_layers": 4,
+    "decoder_layers": 2,
+    **{f"{side}_embed_dim": 32 for side in SIDES},
+    **{f"{side}_ffn_embed_dim": 64 for side in SIDES},
+    **{f"{side}_attention_heads": 4 for side in SIDES},
+}
+QKV = ("q_proj", "k_proj", "v_proj")
+Drawn = dict[str, numpy.ndarray]
+
+
+def table(scheme: str) -> Path:
+    return Path(__file__).parent / "rivals" / f"{scheme}.json"
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Source tokens, their lengths, and decoder input, of two sentences."""
+    src, prev = omega.batch(padded=True)
+    return src[:2], src[:2].ne(omega.PAD).sum(1), prev[:2]
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    """Of a model with every parameter by the formula. Shape (sentences, positions, SHOWN)."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(omega.value(name, tuple(parameter.shape)))
+        return model(*batch())[0][..., :SHOWN]
+
+
+def rounded(found: torch.Tensor) -> list[list[list[float]]]:
+    """Of shape (sentences, positions, SHOWN), to seven digits."""
+    return [[[float(f"{x:.7g}") for x in row] for row in rows] for rows in found.tolist()]
+
+
+def laws(draw: Callable[[int], Drawn]) -> dict[str, list[Any]]:
+    """[shape, mean, standard deviation, distribution] of every tensor that `draw` makes from a seed."""
+    drawn: dict[str, list[numpy.ndarray]] = {}
+    for seed in range(SEEDS):
+        torch.manual_seed(seed)
+        for name, value in draw(seed).items():
+            if "norm" not in name:
+                drawn.setdefault(name, []).append(numpy.float64(value))
+    found = {}
+    for name, tensors in drawn.items():
+        values = numpy.stack(tensors)
+        std = values.std()
+        # Uniform values end at sqrt(3) standard deviations; some of thousands of normal ones are beyond three.
+        law = "constant" if std == 0 else "uniform" if numpy.abs(values).max() < 2 * std else "normal"
+        found[name] = [list(values.shape[1:]), float(f"{values.mean():.6g}"), float(f"{std:.6g}"), law]
+    return found
+
+
+def named(module: torch.nn.Module, prefix: str = "") -> Drawn:
+    """A module's parameters; stacked q, k and v apart."""
+    found = {}
+    for name, parameter in module.named_parameters(prefix):
+        attention, _, kind = name.rpartition(".in_proj_")
+        if attention:
+            for projection, part in zip(QKV, parameter.detach().chunk(3)):
+                found[f"{attention}.{projection}.{kind}"] = part.numpy()
+        else:
+            found[name] = parameter.detach().numpy()
+    return found
