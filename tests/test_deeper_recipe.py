@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from recipes.compare import grid_table
-from recipes.deeper import pairs, result, standing, summary
+from recipes.deeper import figure, pairs, result, standing, summary
 
 
 def test_near_misses_differ_in_two_places() -> None:
@@ -89,6 +89,28 @@ def test_differences_are_at_the_same_depth_and_seed(tmp_path: Path) -> None:
     assert pre["vs. Admin"].startswith("no difference shown: +0.000") and deep["vs. Admin"] == ""
     grid_table.write_csv(tmp_path / "runs.csv", results)
     assert standing.read_runs(tmp_path / "runs.csv") == results
+
+
+def test_figure() -> None:
+    """Does each scheme have its means where its depths are, with their intervals, and the head alone its band?"""
+    results = [run("none", "1e-3", seed, 0.5, test, "0") for seed, test in ((1, 0.50), (2, 0.52), (3, 0.54))]
+    for scheme, depth, middle in (("admin", "2", 0.7), ("admin", "24", 0.6), ("dt-fixup", "24", 0.8)):
+        results += [run(scheme, "1e-3", seed, 0.5, middle + (seed - 2) / 100, depth) for seed in (1, 2, 3)]
+    (axes,) = figure.draw(results).axes
+    bars = {it.get_label(): it for it in axes.containers}
+    means = {name: dict(zip(map(round, it[0].get_xdata()), it[0].get_ydata())) for name, it in bars.items()}
+    assert means == {"Admin": pytest.approx({0: 0.7, 1: 0.6}), "DT-Fixup": pytest.approx({1: 0.8})}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "24"]
+    # Student's t for three values 0.01 apart: 4.303 * 0.01 / sqrt(3) = 0.0248.
+    assert bars["DT-Fixup"][2][0].get_segments()[0][:, 1] == pytest.approx([0.7752, 0.8248], abs=1e-4)
+    assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_label() == "head alone"] == [0.52]
+
+
+def test_the_table_of_the_docs_is_that_of_its_runs() -> None:
+    table = summary.markdown(summary.rows(standing.read_runs(ROOT / "docs/deeper.csv")))
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    section = text.partition("## Deep layers on a pre-trained encoder\n")[2].partition("\n## ")[0]
+    assert "\n".join(table) in section and "images/deeper.png" in section
 
 
 def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def accuracy(log: Path, subset: str) -> float:
         raise ValueError(
             f"{log}: has no accuracy on {subset}; expected one a checkpoint. Remove its folder, run again."
         )
-    return float(found[-1]) / 100
+    return round(float(found[-1]) / 100, 5)  # fairseq's per cent have three digits
 
 
 def main() -> None:

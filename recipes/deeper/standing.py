@@ -22,7 +22,9 @@ NUMBERS = {"valid": float, "test": float, "params": int, "seconds": int}
 
 
 def read_results(paths: list[Path]) -> list[dict]:
-    """As recipes.deeper.result wrote them."""
+    """As recipes.deeper.result wrote them; or those of a runs.csv."""
+    if [path.suffix for path in paths] == [".csv"]:
+        return read_runs(paths[0])
     return [json.loads("\n".join(read_lines(path))) for path in paths]
 
 

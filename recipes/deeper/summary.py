@@ -1,8 +1,8 @@
-"""How the classifiers of `make deeper` came out: each scheme at its best rate, a table and a figure.
+"""How the classifiers of `make deeper` came out: each scheme at its best rate.
 
     python -m recipes.deeper.summary OUT OUT/*/result.json
 
-writes OUT/runs.csv, a row a run; OUT/table.md and OUT/table.csv, a row a scheme and depth; and OUT/accuracy.png:
+writes OUT/runs.csv, a row a run, and OUT/table.md and OUT/table.csv, a row a scheme and depth:
 
     best rate       the most accurate on validation, with the first seed; `edge`: no rate beyond it was tried
     accuracy, test  of every seed at that rate
@@ -17,23 +17,16 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
 from tabulate import tabulate
 
 from recipes.compare.grid_table import write_csv
-from recipes.compare.rates import ALWAYS
 from recipes.compare.standing import LEVEL, Standing, difference, interval, shown
 from recipes.deeper.standing import ALONE, accuracy, at_best_rates, read_results
-from recipes.steps.common import replacing, run, write_lines
+from recipes.steps.common import run, write_lines
 from recipes.steps.logs import read_log
 from recipes.steps.plugin import EVERY
 
 BASES = ("dt-fixup", "admin", "post-ln")
-# Of Okabe and Ito's colours too, after those that a scheme always has.
-COLOURS = {**ALWAYS, "dt-fixup": "black", "deepnorm": "#E69F00", "rezero": "#CC79A7"}
 
 
 def title(scheme: str) -> str:
@@ -63,37 +56,9 @@ def rows(results: list[dict]) -> list[dict[str, str]]:
     return found
 
 
-def draw(results: list[dict], path: Path) -> None:
-    """Accuracy against layers, a line a scheme: means, and their intervals as bars, side by side at a depth."""
-    them = at_best_rates(results)
-    depths = sorted({int(it.layers) for it in them if it.scheme != ALONE})
-    schemes = list(dict.fromkeys(it.scheme for it in them if it.scheme != ALONE))
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for number, (scheme, marker) in enumerate(zip(schemes, "osD^v<>pPX*hH8d")):
-        own = sorted((it for it in them if it.scheme == scheme), key=lambda it: int(it.layers))
-        found = [interval(list(map(accuracy, it.at_best.values()))) for it in own]
-        aside = 0.07 * (number - (len(schemes) - 1) / 2)
-        axes.errorbar(
-            [depths.index(int(it.layers)) + aside for it in own], [it.mean for it in found],
-            [[it.mean - it.low for it in found], [it.high - it.mean for it in found]], color=COLOURS.get(scheme),
-            marker=marker, markersize=5, linewidth=1.2, elinewidth=0.8, capsize=2, label=title(scheme),
-        )  # fmt: skip
-    for it in them:
-        if it.scheme == ALONE:
-            alone = interval(list(map(accuracy, it.at_best.values())))
-            axes.axhline(alone.mean, color="grey", linewidth=1, linestyle="--", label=title(ALONE))
-            axes.axhspan(alone.low, alone.high, color="grey", alpha=0.15, linewidth=0)
-    axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="a guess")
-    axes.set(xlabel="new layers", ylabel="accuracy, test", ylim=(0.4, 1.02))
-    axes.set_xticks(range(len(depths)), map(str, depths))
-    axes.set_title(
-        f"mean of the seeds, each at its best rate; bars: {LEVEL:.0%} interval", loc="left", fontsize="medium"
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right center", frameon=False)
-    with replacing(path) as part:
-        figure.savefig(part, dpi=150, format="png")
-    pyplot.close(figure)
+def markdown(table: list[dict[str, str]]) -> list[str]:
+    titled = [{**row, "scheme": title(row["scheme"])} for row in table]
+    return tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
 
 
 def notes(results: list[dict], encoder: Path) -> Iterable[str]:
@@ -123,10 +88,7 @@ def main() -> None:
     table = rows(results)
     write_csv(args.folder / "runs.csv", results)
     write_csv(args.folder / "table.csv", table)
-    titled = [{**row, "scheme": title(row["scheme"])} for row in table]
-    lines = tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
-    write_lines(args.folder / "table.md", [*lines, *notes(results, args.folder / "encoder/train.log")])
-    draw(results, args.folder / "accuracy.png")
+    write_lines(args.folder / "table.md", [*markdown(table), *notes(results, args.folder / "encoder/train.log")])
 
 
 if __name__ == "__main__":
