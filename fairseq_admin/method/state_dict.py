@@ -129,6 +129,7 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
 
 
 FORWARD = ("encoder", "more", "decoder")
+"""The stacks in forward order; `more` has the new layers on a pre-trained encoder."""
 
 
 def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -52,6 +52,7 @@ class Run:
     """A recipe's run.json: {command, versions, paper, samples}."""
     samples: list[samples.Sample] = field(default_factory=list)
     foldable: bool = True
+    """Whether `fairseq-admin fold` takes its checkpoint."""
     fold: str = ""
     """What `fairseq-admin fold` said of its check."""
     analyses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
