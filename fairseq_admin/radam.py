@@ -116,27 +116,34 @@ class RAdam(torch.optim.Optimizer):
                 state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
                 state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
         states = [self.state[p] for p in params]
-        # float() is the tensor itself in float32, and a working copy under --memory-efficient-fp16.
-        masters = [p.float() for p in params]
+        # The tensor itself in float32, and a working copy under --memory-efficient-fp16.
+        masters = [p if p.dtype == torch.float32 else p.float() for p in params]
         options = {name: group[name] for name in ("lr", "eps", "weight_decay")}
         tensors = (
             masters,
-            [p.grad.float() for p in params if p.grad is not None],
+            [g if g.dtype == torch.float32 else g.float() for g in (p.grad for p in params) if g is not None],
             [s["exp_avg"] for s in states],
             [s["exp_avg_sq"] for s in states],
-            [s["step"] for s in states],
         )
         if self.fused and has_kernel(masters[0].device):
-            fused_step(*tensors, beta1=beta1, beta2=beta2, **options)
+            # Parameters that have taken as many steps share one tensor for them: a thousand cost more than the kernel.
+            numbers = {id(count): int(count) + 1 for count in {id(s["step"]): s["step"] for s in states}.values()}
+            taken = [numbers[id(s["step"])] for s in states]
+            fused_step(*tensors, taken, beta1=beta1, beta2=beta2, **options)
+            counts = {number: torch.tensor(float(number)) for number in numbers.values()}
+            for s, number in zip(states, taken):
+                s["step"] = counts[number]
         else:
-            self._plain_step(*tensors, beta1=beta1, beta2=beta2, **options)
+            for s in states:
+                s["step"] = s["step"].clone()
+            self._plain_step(*tensors, [s["step"] for s in states], beta1=beta1, beta2=beta2, **options)
         for p, master in zip(params, masters):
             if master is not p:
                 p.copy_(master)
 
     @staticmethod
     def _plain_step(masters: List[Tensor], grads, moments, squares, steps: List[Tensor], **options: float) -> None:
-        """Arguments as for `fused_step`."""
+        """Arguments as for `fused_step`, but counts of steps as tensors, which are changed, too."""
         decay = 1 - options["lr"] * options["weight_decay"]
         # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
         held = {

@@ -198,7 +198,7 @@ def test_architecture() -> None:
     assert there == {path for path in listed if re.fullmatch(r"(fairseq_admin|recipes)/.*[^/]", path)}
 
 
-@pytest.mark.parametrize(("heading", "runs"), [("Every scheme", "compare.csv"), ("Multi30k", "multi30k.csv")])
-def test_comparison(heading: str, runs: str) -> None:
-    """Is the table of a comparison that of its runs?"""
-    assert "\n".join(markdown(table(read_runs(ROOT / "docs" / runs)))) in section(docs("results.md"), heading)
+def test_comparison() -> None:
+    """Is the table of the comparison that of its runs?"""
+    wanted = "\n".join(markdown(table(read_runs(ROOT / "docs/compare.csv"))))
+    assert wanted in section(docs("results.md"), "Every scheme")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import logging
 import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, Callable
 
@@ -21,13 +24,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_admin.fast import attention, linear
+from fairseq_admin.fast import again, attention, linear
 from fairseq_admin.fast import shortcut as shortcut_module
 from fairseq_admin.fast.attention import Causal, FastAttention, Padding
 from fairseq_admin.fast.dropout import FastDropout
 from fairseq_admin.fast.feed_forward import FUSED, ActivationDropout
 from fairseq_admin.fast.linear import OneDnnLinear
-from fairseq_admin.fast.shortcut import FastShortcutNorm
+from fairseq_admin.fast.shortcut import FastShortcutNorm, LeftToTheNorm, Shared
 from fairseq_admin.fast.twin import Fast
 from fairseq_admin.method.layers import ShortcutNorm
 from fairseq_admin.method.schemes import SCHEMES
@@ -186,8 +189,11 @@ def test_shortcut_norm_with_dropout(learned: bool, monkeypatch: pytest.MonkeyPat
     z = shortcut * norm.omega + branch * kept / 0.7
     expected = functional.layer_norm(z, (24,), norm.weight, norm.bias, norm.eps)
 
-    monkeypatch.setattr(shortcut_module, "keep", lambda x, p: (kept.to(torch.int8), 1 / (1 - p)))
-    norm.__class__, norm.dropout_module = FastShortcutNorm, FastDropout(0.3)
+    monkeypatch.setattr(shortcut_module, "keep", lambda x, p: (kept.to(torch.int8).expand(x.shape), 1 / (1 - p)))
+    layer = nn.Module()
+    layer.final_layer_norm, layer.dropout_module = norm, FastDropout(0.3)
+    shortcut_module.fuse_norms(layer, Shared())
+    assert isinstance(norm, FastShortcutNorm)
     own = {it.data_ptr() for it in (shortcut, norm.weight, norm.bias)}
     large: list[torch.dtype] = []
 
@@ -392,6 +398,97 @@ def test_waits_for_the_device_twice() -> None:
         counts.append(waits.number)
     # Two more are asked of fairseq's positions, of tensors that are on the CPU always; and one by stock's encoder.
     assert counts == [2 + 2, 7 + 3]
+
+
+def test_few_operations(onednn) -> None:
+    """Packed weights are not copied, each stack's ω are one sum, and a layer's masks one draw."""
+    made: Counter[str] = Counter()
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made[function.__name__.split(".")[0]] += 1
+            return function(*args, **(kwargs or {}))
+
+    model, loss_of = translation(admin_fast="on", admin_init="log", dropout=0.1, attention_dropout=0.0)
+    model.double().float()  # as every cast and move, this gives each parameter a storage of its own first
+    with Operations():
+        loss_of(model).backward()
+    layers, stacks = len(model.encoder.layers) + len(model.decoder.layers), 2
+    assert made["cat"] == made["zeros"] == 0 and made["_foreach_add"] == stacks
+    assert made["random_"] == layers + stacks  # an embedding's dropout, too
+    assert not model.encoder.shared.omegas, "left for what runs without the stack"
+
+
+def test_masks_drawn_together_differ() -> None:
+    """Each of a layer's is a draw of its own, and the next batch has others: shares agree by chance alone."""
+    module = LeftToTheNorm(0.5)
+    module.norms, branch = 3, torch.randn(40, 50, 50)
+    masks = [module.mask_of(branch, 0.5, number == 0)[0] for _ in range(2) for number in range(3)]
+    for a, b in itertools.combinations(masks, 2):
+        # Of n coins; five standard errors of sqrt(1 / 4 n).
+        assert abs(a.eq(b).double().mean() - 0.5) < 2.5 / math.sqrt(branch.numel())
+
+
+@pytest.mark.parametrize("ratio", [1.0, 2.0], ids=["MKL", "oneDNN"])
+def test_makes_norms_outputs_again(ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of keeping them; gradients are the same, to the last bit.
+
+    But for the encoder's last, which the decoder gets transposed, and the decoder's, if torch's linear layer takes it.
+    """
+    monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda: ratio)
+    monkeypatch.setattr("fairseq_admin.fast.model.SMALLEST", 0)
+    kept, gradients = [], []
+    for worth in (2**40, 0):
+        monkeypatch.setattr(again, "WORTH", worth)
+        model, loss_of = translation(admin_fast="on", admin_init="log", dropout=0.1, attention_dropout=0.1)
+        storages: dict[int, int] = {}
+
+        def remember(it: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[it.untyped_storage().data_ptr()] = it.untyped_storage().nbytes()
+            return it
+
+        torch.manual_seed(3)
+        with torch.autograd.graph.saved_tensors_hooks(remember, lambda it: it):
+            found = loss_of(model)
+        kept.append(sum(storages.values()))
+        del found
+        torch.manual_seed(3)
+        again_and_again = loss_of(model)
+        for _ in range(2):
+            again_and_again.backward(retain_graph=True)
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+    src, _, prev = batch(padded=True)
+    layers, width = len(model.encoder.layers), model.encoder.layers[0].embed_dim
+    norms = 2 * layers - 1, 3 * layers - (ratio == 1)
+    assert kept[0] - kept[1] == 4 * width * (norms[0] * src.numel() + norms[1] * prev.numel())
+
+
+def test_what_is_changed_in_place_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook may do so."""
+    gradients = []
+    for worth in (2**40, 0):
+        monkeypatch.setattr(again, "WORTH", worth)
+        model, loss_of = translation(admin_fast="on", admin_init="log", **STILL)
+        norm = model.encoder.layers[0].self_attn_layer_norm
+        norm.register_forward_hook(lambda norm, inputs, output: output.mul_(2))
+        loss_of(model).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+def test_packs_what_is_apart() -> None:
+    """A deep copy has each parameter in a storage of its own; another model has them in one, in another order."""
+    model, loss_of = translation(admin_fast="on", **STILL, admin_init="log")
+    other = copy.deepcopy(model)
+    for module in other.modules():
+        if isinstance(module, FastAttention):
+            linear.put_together([module.q_proj.weight, module.v_proj.weight, module.k_proj.weight])
+    gradients = []
+    for each in (model, copy.deepcopy(model), other):
+        loss_of(each).backward()
+        gradients.append([p.grad for p in each.parameters()])
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*gradients))
 
 
 @pytest.mark.parametrize(

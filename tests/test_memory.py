@@ -163,7 +163,6 @@ def test_precisions_hold_what_fairseqs_optimizers_hold():
 PROCESSES = [
     (3, 32, 64, 2, 10000, 2048, "fast", 20),
     (3, 32, 64, 2, 10000, 2048, "plain", 10),
-    (6, 64, 128, 4, 5000, 2048, "fast", 10),
     (6, 128, 256, 4, 2000, 1024, "fast", 10),
 ]
 

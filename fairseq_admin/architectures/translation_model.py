@@ -53,6 +53,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
         """As fairseq's Transformer; the first call in training mode begins by profiling ω on its batch."""
         self.before_forward(src_tokens, prev_output_tokens)
+        kwargs.setdefault("return_all_hiddens", False)  # the encoder's, which no decoder here reads, nor is it returned
         return super().forward(src_tokens, src_lengths, prev_output_tokens, **kwargs)
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from fairseq.modules import MultiheadAttention
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .dropout import keep
-from .linear import packed_linear, product, product_backward
+from .linear import packed_linear, product, product_backward, put_together
 from .twin import Fast
 
 
@@ -175,10 +175,24 @@ def by_products(mask: Mask, p: float, onednn: bool, weight: Tensor, bias: Tensor
 
 
 class FastAttention(Fast, MultiheadAttention):
-    """fairseq's attention, its parameters and their names unchanged."""
+    """fairseq's attention, its parameters and their names unchanged; those that are packed share a storage."""
 
     onednn: bool = False
     """Whether projections go through oneDNN."""
+
+    def put_together(self) -> None:
+        """Store the projections of one input so that packing them copies nothing."""
+        packed = [*([self.q_proj] if self.self_attention else []), self.k_proj, self.v_proj]
+        for name in ("weight", "bias"):
+            parts = [it._parameters.get(name) for it in packed]  # nothing there: --ddp-backend fully_sharded has them
+            if all(isinstance(part, nn.Parameter) for part in parts):
+                put_together(parts)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> FastAttention:
+        """As every module's, which moves and casts parameters one by one."""
+        super()._apply(*args, **kwargs)
+        self.put_together()
+        return self
 
     def forward(
         self,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from .again import kept, made_of, matrix, taken
 from .twin import Fast
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def product_backward(
     of_x = of_weight = of_bias = None
     if needed[0]:
         assert weight is not None
-        of_x = product(onednn, flat, weight.t()).view(x.shape)
+        of_x = product(onednn, flat, weight.t()).view(*gradient.shape[:-1], -1)
     if needed[1]:
         inputs = x.reshape(-1, x.size(-1))
         # oneDNN copies the first factor. Of the output layer that would be all logits again.
@@ -71,13 +72,15 @@ class _Packed(torch.autograd.Function):
     def forward(ctx: Any, onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
         """Weights, then biases. Of the packed ones nothing is kept."""
         ctx.onednn, ctx.number = onednn, len(parts) // 2
-        ctx.save_for_backward(x, *parts[: ctx.number])
+        ctx.maker, of_x = kept(x)
+        ctx.save_for_backward(*parts[: ctx.number], *of_x)
         return product(onednn, x, _joined(parts[: ctx.number]), _joined(parts[ctx.number :]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, *weights = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        weights, x = saved[: ctx.number], taken(ctx.maker, saved[ctx.number :])
         _, of_input, *of_parts = ctx.needs_input_grad
         needed = of_input, any(of_parts[: ctx.number]), any(of_parts[ctx.number :])
         weight = _joined(weights) if of_input else None
@@ -88,7 +91,27 @@ class _Packed(torch.autograd.Function):
 
 
 def _joined(parts: Any) -> Any:
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    """The parts behind each other, outside of autograd; copied only where `put_together` has not been at them."""
+    first = parts[0]
+    if len(parts) == 1 or first is None:
+        return first
+    place = first.data_ptr()
+    for part in parts:
+        if part.data_ptr() != place:
+            return torch.cat(parts)
+        place += part.nbytes
+    storage = first.untyped_storage()
+    if place > storage.data_ptr() + storage.nbytes():  # neighbours by chance
+        return torch.cat(parts)
+    return first.detach().as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
+
+
+def put_together(parts: list[nn.Parameter]) -> None:
+    """Give parameters that are packed one storage, in which each follows the one before it."""
+    with torch.no_grad():
+        joined = _joined(parts)
+        for part, its in zip(parts, joined.split([len(part) for part in parts])):
+            part.data = its
 
 
 def packed_linear(onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
@@ -105,22 +128,31 @@ def packed_linear(onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         # Which casts what it is given, and keeps the weights that it has cast for their next use.
         number = len(parts) // 2
-        return functional.linear(x, _joined(parts[:number]), _joined(parts[number:]))
+        sides: Any = parts[:number], parts[number:]
+        return functional.linear(x, *(torch.cat(side) if number > 1 else side[0] for side in sides))
     onednn = onednn and x.is_cpu and x.dtype == torch.float32
-    if len(parts) == 2 and not onednn:
+    if len(parts) == 2 and not (onednn or made_of(x)):
         return functional.linear(x, *parts)  # type: ignore[arg-type]
     return _Packed.apply(onednn, x, *parts)
 
 
-class OneDnnLinear(Fast, nn.Linear):
-    """torch's linear layer."""
+class FastLinear(Fast, nn.Linear):
+    """torch's linear layer, which keeps no input that can be made again."""
+
+    onednn = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes (..., K) and (..., N)."""
-        if self.plain:
+        if self.plain or not (self.onednn or made_of(x)):
             return super().forward(x)
         # Not what the node itself gives: that is a view, and fairseq's attention changes its queries in place.
-        return packed_linear(True, x.flatten(0, -2), self.weight, self.bias).unflatten(0, x.shape[:-1])
+        return packed_linear(self.onednn, matrix(x), self.weight, self.bias).unflatten(0, x.shape[:-1])
+
+
+class OneDnnLinear(FastLinear):
+    """The same through oneDNN."""
+
+    onednn = True
 
 
 def bound_caches() -> None:

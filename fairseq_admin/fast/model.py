@@ -15,8 +15,8 @@ from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
 from .dropout import FastDropout
 from .feed_forward import fuse
-from .linear import FASTER, SMALLEST, OneDnnLinear, ahead
-from .shortcut import fuse_norms
+from .linear import FASTER, SMALLEST, FastLinear, OneDnnLinear, ahead
+from .shortcut import Shared, fuse_norms
 from .stacks import FastDecoder, FastEncoder
 
 logger = logging.getLogger(__name__)
@@ -58,14 +58,18 @@ def _unwrapped(layer: Any) -> Any:
 
 def _speed_up_stack(stack: TransformerEncoderBase | TransformerDecoderBase) -> bool:
     """Returns whether the feed-forward layers are fast, too."""
-    fused = True
+    fused, shared = True, Shared()
     for layer in map(_unwrapped, layers_of(stack)):
         layer.need_attn = False  # in validation: of all layers but the one whose weights the decoder returns
         for attention in attentions_of(layer):
             assert type(attention) is MultiheadAttention
             attention.__class__ = FastAttention
+            attention.put_together()
+        if type(layer.fc1) is nn.Linear:
+            layer.fc1.__class__ = FastLinear
         fused = fuse(layer) and fused
-        fuse_norms(layer)
+        fuse_norms(layer, shared)
+    stack.shared = shared  # type: ignore[assignment]
     for module in stack.modules():
         if type(module) is FairseqDropout:
             module.__class__ = FastDropout
@@ -80,7 +84,7 @@ def _use_onednn(model: nn.Module, width: int, ffn: int) -> None:
         return
     logger.info("Admin: --admin-fast: linear layers through oneDNN, %.1f times as fast as MKL on this CPU", ratio)
     for module in model.modules():
-        if type(module) is nn.Linear:
+        if type(module) in (nn.Linear, FastLinear):
             module.__class__ = OneDnnLinear
         elif isinstance(module, FastAttention):
             module.onednn = True

@@ -41,7 +41,7 @@ def fused_step(
     grads: list[Tensor],
     moments: list[Tensor],
     squares: list[Tensor],
-    steps: list[Tensor],
+    steps: list[int],
     *,
     lr: float,
     beta1: float,
@@ -49,14 +49,16 @@ def fused_step(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Change parameters, both moments and counts of steps in place; all of one type and device but for the counts.
+    """Change parameters and both moments in place; all of one type and device.
 
     Parameters move only once their variance is tractable; weight decay, which is decoupled, applies before, too.
+
+    Args:
+        steps: each parameter's, this one among them.
     """
-    torch._foreach_add_(steps, 1)
     together: dict[int, list[int]] = {}
     for i, step in enumerate(steps):
-        together.setdefault(int(step.item()), []).append(i)
+        together.setdefault(step, []).append(i)
     for t, members in together.items():
         p, g, m, v = ([tensors[i] for i in members] for tensors in (params, grads, moments, squares))
         r = rectification(t, beta2)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import Causal, Mask, Padding
+from .shortcut import Shared
 from .twin import Fast
 
 MASK = "mask"
@@ -22,9 +23,11 @@ class FastEncoder(Fast, AdminEncoder):
 
     Attributes:
         batch_first: whether the layers' tensors are (B, T, C) in the forward that runs, or ran last.
+        shared: what its norms share.
     """
 
     batch_first = False
+    shared: Shared
 
     def forward_scriptable(
         self,
@@ -46,12 +49,14 @@ class FastEncoder(Fast, AdminEncoder):
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
         if padded:
             x = x.masked_fill(hidden.unsqueeze(-1), 0)
-        states, branches = [x], []
-        for layer in self.layers:
-            out = layer(x, encoder_padding_mask=mask)
-            x, branch = out if isinstance(out, tuple) else (out, None)
-            states.append(x)
-            branches.append(branch)
+        states, branches = [x], [None]
+        with self.shared.together():
+            for layer in self.layers:
+                out = layer(x, encoder_padding_mask=mask)
+                x, branch = out if isinstance(out, tuple) else (out, None)
+                if return_all_hiddens:
+                    states.append(x)
+                    branches.append(branch)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return {
@@ -60,7 +65,9 @@ class FastEncoder(Fast, AdminEncoder):
             MASK: [mask],
             "encoder_embedding": [embedding],
             "encoder_states": [it.transpose(0, 1) for it in states] if return_all_hiddens else [],
-            "fc_results": [it if it is None else it.transpose(0, 1) for it in branches] if return_all_hiddens else [],
+            "fc_results": [it if it is None else it.transpose(0, 1) for it in branches[1:]]
+            if return_all_hiddens
+            else [],
             "src_tokens": [],
             "src_lengths": [hidden.logical_not().sum(1, keepdim=True).int()],
         }
@@ -69,13 +76,15 @@ class FastEncoder(Fast, AdminEncoder):
 class FastDecoder(Fast, AdminDecoder):
     """fairseq's decoder over the layers of a scheme.
 
-    In training it returns no attention weights, unless a layer is named; fairseq's computes its last layer's always.
+    In training it returns no attention weights, unless a layer is named, and no layer's output, which would hold memory
+    that the backward has no use for. fairseq's always returns its last layer's weights, and all outputs.
 
     Attributes:
-        batch_first: as `FastEncoder`'s.
+        batch_first, shared: as `FastEncoder`'s.
     """
 
     batch_first = False
+    shared: Shared
 
     def extract_features_scriptable(
         self,
@@ -110,12 +119,16 @@ class FastDecoder(Fast, AdminDecoder):
         if encoder_out is not None:
             source, (source_mask,) = encoder_out["encoder_out"][0].transpose(0, 1), encoder_out[MASK]
         x, future, weights = self._embedded(prev_output_tokens), Causal(prev_output_tokens.size(1)), None
-        states = [x]
-        for number, layer in enumerate(self.layers):
-            asked = number == alignment_layer
-            x, found, _ = layer(x, source, source_mask, self_attn_mask=future, need_attn=asked, need_head_weights=asked)
-            states.append(x)
-            weights = found.float().to(x)[:alignment_heads].mean(0) if asked and found is not None else weights
+        states = [] if self.training else [x]
+        with self.shared.together():
+            for number, layer in enumerate(self.layers):
+                asked = number == alignment_layer
+                x, found, _ = layer(
+                    x, source, source_mask, self_attn_mask=future, need_attn=asked, need_head_weights=asked
+                )
+                if not self.training:
+                    states.append(x)
+                weights = found.float().to(x)[:alignment_heads].mean(0) if asked and found is not None else weights
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         if self.project_out_dim is not None:

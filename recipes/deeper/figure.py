@@ -39,7 +39,7 @@ def band(axes: Axes, found: Interval) -> None:
 
 
 def draw(results: list[dict]) -> Figure:
-    """A line a scheme: means, and their intervals as bars, side by side at a depth."""
+    """A line a scheme: means, their intervals as bars, and the seeds as dots, side by side at a depth."""
     them = at_best_rates(results)
     depths = sorted({int(it.layers) for it in them if it.scheme != ALONE})
     schemes = list(dict.fromkeys(it.scheme for it in them if it.scheme != ALONE))
@@ -53,6 +53,10 @@ def draw(results: list[dict]) -> Figure:
             places, means, bars, color=COLOURS.get(scheme), marker=marker, markersize=5, linewidth=1.2, elinewidth=0.8,
             capsize=2, label=title(scheme),
         )  # fmt: skip
+        for it in (it for it in them if it.scheme == scheme):
+            seeds = list(map(accuracy, it.at_best.values()))
+            place = places[sorted(points).index(int(it.layers))]
+            axes.plot([place + APART / 3] * len(seeds), seeds, ".", color=COLOURS.get(scheme), alpha=0.5, markersize=4)
     for it in them:
         if it.scheme == ALONE:
             band(axes, measured(it))
@@ -60,7 +64,7 @@ def draw(results: list[dict]) -> Figure:
     axes.set(xlabel="new layers", ylabel="accuracy, test", xlim=(-0.5, len(depths) - 0.5), ylim=(0.4, 1.0))
     axes.set_xticks(range(len(depths)), map(str, depths))
     axes.set_title(
-        f"mean of the seeds, each at its best rate; bars: {LEVEL:.0%} interval", loc="left", fontsize="medium"
+        f"mean of the seeds (dots), each at its best rate; bars: {LEVEL:.0%} interval", loc="left", fontsize="medium"
     )
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right center", frameon=False)
