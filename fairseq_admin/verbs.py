@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,8 +25,8 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 def omega(args: argparse.Namespace) -> str:
     checkpoint = Checkpoint.read(args.checkpoint)
-    stacks, record = checkpoint.omegas, checkpoint.record
-    if not stacks:
+    stacks, record, more = checkpoint.omegas, checkpoint.record, checkpoint.more
+    if not stacks and not more:
         raise AdminError(f"{checkpoint.name} has no omega: it is not (or no longer) an Admin model.")
     if args.json:
         table = {
@@ -35,15 +36,25 @@ def omega(args: argparse.Namespace) -> str:
             ]
             for stack, sublayers in stacks.items()
         }
-        return json.dumps({**table, "provenance": record}, indent=1) + "\n"
-    lines = ["profiled: " + (", ".join(f"{k} {v}" for k, v in record.items()) if record else "not yet")]
-    lines.append(f"{'stack':8} {'sub-layer':>9} {'layer':>5}  {'kind':12} {'min':>9} {'mean':>9} {'max':>9}")
+        new = {"new layers": more} if more else {}
+        return json.dumps({**table, "provenance": record, **new}, indent=1) + "\n"
+    lines = []
+    if not more or "encoder" in stacks:
+        lines.append("profiled: " + (_listed(record) if record else "not yet"))
+    if more:
+        lines.append(f"new layers: {_listed(more)}")
+    if stacks:
+        lines.append(f"{'stack':8} {'sub-layer':>9} {'layer':>5}  {'kind':12} {'min':>9} {'mean':>9} {'max':>9}")
     for stack, sublayers in stacks.items():
         for number, (name, omega) in enumerate(sublayers.items(), 1):
             _, layer, kind = name.split(".")
             numbers = " ".join(f"{value:9.4f}" for value in omega_summary(omega).values())
             lines.append(f"{stack:8} {number:9d} {layer:>5}  {kind:12} {numbers}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _listed(record: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in record.items())
 
 
 def average(args: argparse.Namespace) -> str:

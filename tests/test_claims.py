@@ -70,7 +70,7 @@ def test_a_sentence_that_is_no_claim(docs):
     ("old", "new", "message"),
     [
         ("post-ln", "rezero", "found no run of rezero at 18 layers"),
-        ("bits", "loss", "measure is loss; expected bits or bleu"),
+        ("bits", "loss", "measure is loss; expected bits, bleu, accuracy"),
         ("measure", "unit", "found the columns .*; expected page, sentence"),
     ],
 )
@@ -83,3 +83,20 @@ def test_a_table_that_is_wrong_is_one_line(docs, old, new, message):
 def test_sentences_are_those_that_one_reads():
     text = "# Ahead of all\n\nOne is\nhere. Two!\n\n    code is ahead of\n\n| better than | a table |\n"
     assert list(sentences(text)) == ["One is here.", "Two!"]
+
+
+def test_a_claim_of_an_accuracy(docs):
+    """Is it judged at the rate that the first seed's validation chose, by the test set?"""
+    runs = [
+        {"scheme": scheme, "layers": "18", "lr": rate, "seed": str(seed), "diverged": "False", "valid": valid,
+         "test": test + seed / 1000, "params": "1", "seconds": "1", "hardware": "h", "commit": "c"}
+        for scheme, rate, valid, test in (
+            ("admin", "1e-3", 0.6, 0.7), ("admin", "1e-4", 0.5, 0.1), ("post-ln", "1e-3", 0.9, 0.5)
+        )
+        for seed in (1, 2, 3)
+    ]  # fmt: skip
+    write(docs / "deeper.csv", runs)
+    edit(docs / "claims.csv", "compare.csv,18,admin,post-ln,bits", "deeper.csv,18,admin,post-ln,accuracy")
+    assert list(faults(docs / "claims.csv", docs.parent)) == []
+    edit(docs / "claims.csv", "ahead\n", "behind\n")
+    assert "deeper.csv shows: admin against post-ln, ahead" in next(faults(docs / "claims.csv", docs.parent))

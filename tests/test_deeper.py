@@ -15,12 +15,15 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from masked import batch
 
 from fairseq_admin.errors import AdminError
+from fairseq_admin.fast.attention import FastAttention
+from fairseq_admin.fast.stacks import FastEncoder
 from fairseq_admin.method import provenance
 from fairseq_admin.method.initial_weights import dt_fixup_scale
 from fairseq_admin.method.schemes import ON_TOP, SCHEMES
 from fairseq_admin.radam import FairseqRAdam
 from fairseq_admin.rates import AdamByGroup
 
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "pooler_dropout": 0.0}
 SCALED = ("self_attn.v_proj.weight", "self_attn.out_proj.weight", "fc1.weight", "fc2.weight")
 
 
@@ -52,13 +55,15 @@ def features(model, words):
 
 
 @pytest.mark.parametrize("count", [0, 30])
-def test_mu_and_every_weight(count, task, data):
+def test_mu_and_every_weight(count, task, data, caplog):
     """Against the plain formula, in float64, sentence by sentence."""
     model = build(task, more_layers=3, more_scheme="dt-fixup", profile_sentences=count)
     drawn = {key: it.double().clone() for key, it in model.more.state_dict().items()}
     state = pretrained(task)
     before = torch.get_rng_state()
-    model.load_state_dict(state)
+    with caplog.at_level("INFO"):
+        model.load_state_dict(state)
+    assert f"(mu) on {count or 120} sentences in evaluation mode" in caplog.text
     assert model.training and torch.equal(torch.get_rng_state(), before)
     scaled = {key: it.double().clone() for key, it in model.more.state_dict().items()}
     given = sentences(task, data, count or None)
@@ -164,6 +169,26 @@ def test_every_scheme_trains_and_loads_back(scheme, task):
     model.eval(), other.eval()
     outputs = [it(words, classification_head_name=HEAD)[0] for it in (model, other)]
     assert torch.equal(*outputs) and outputs[0].isfinite().all()
+
+
+@pytest.mark.parametrize("scheme", ["admin", "dt-fixup", "pre-ln", "residual"])
+def test_fast_new_layers(scheme, task):
+    """The same measurement, and in training the same output and gradients but for float32, as with plain ones."""
+    words = torch.randint(4, 44, (6, 9), generator=torch.Generator().manual_seed(1))
+    words[2, 5:] = words[4, 3:] = 1
+    outputs, gradients, records = [], [], []
+    for fast in ("off", "on"):
+        model = build(task, more_layers=3, more_scheme=scheme, pretrained_lr_factor=1, admin_fast=fast, **NO_DROPOUT)
+        model.load_state_dict(pretrained(task))
+        records.append(model.more.recorded())
+        outputs.append(model(words, classification_head_name=HEAD)[0])
+        outputs[-1].square().sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert isinstance(model.more, FastEncoder) and type(model.more.layers[0].self_attn) is FastAttention
+    assert records[0] == records[1]
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
+    largest = max(gradient.abs().max() for gradient in gradients[0])
+    assert len(gradients[0]) > 40 and all((a - b).abs().max() < 1e-5 * largest for a, b in zip(*gradients))
 
 
 def test_masters_are_of_the_scaled_weights(task):

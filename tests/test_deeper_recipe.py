@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -11,18 +12,19 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from recipes.deeper import cell, pairs, summary
+from recipes.compare import grid_table
+from recipes.deeper import figure, pairs, result, standing, summary
 
 
-def test_near_misses_are_one_change_away() -> None:
+def test_near_misses_differ_in_two_places() -> None:
+    """Two words of another sentence, or two neighbours swapped; a sentence of one word has only that."""
     generator, kinds = random.Random(1), Counter()
     for number in range(300):
         words = [f"w{generator.randrange(6)}" for _ in range(1 + number % 7)]
         found = pairs.near_miss(words, ["x0", "x1"], generator)
         changed = [place for place, (a, b) in enumerate(zip(words, found)) if a != b]
-        assert len(found) == len(words)
-        if len(changed) == 1:
-            assert found[changed[0]][0] == "x"
+        assert len(found) == len(words) and len(changed) == min(2, len(words))
+        if all(found[place][0] == "x" for place in changed):
             kinds["replaced"] += 1
         else:
             one, two = changed
@@ -53,28 +55,72 @@ def test_texts_share_no_pair(tmp_path: Path) -> None:
     assert len(words) == 300 and set(words) <= right and not {it.partition(" |||")[0] for it in words} & seen
 
 
-def test_best_rate_is_chosen_on_validation() -> None:
-    def run(lr: str, seed: int, valid: float, test: float) -> dict:
-        return {
-            "scheme": "dt-fixup",
-            "layers": "8",
-            "lr": lr,
-            "seed": seed,
-            "valid": valid,
-            "test": test,
-            "diverged": False,
-        }
-
-    results = [run("1e-3", 1, 0.7, 0.9), run("1e-3", 2, 0.7, 0.9), run("5e-4", 1, 0.9, 0.6), run("5e-4", 2, 0.8, 0.8)]
-    (row,) = summary.rows(results)
-    # Student's t for two values a and b is 12.706 |a - b| / 2: 0.7 ± 1.271.
-    assert row["best rate"] == "5e-4" and row["accuracy, test"] == "0.700 (-0.571 to 1.971)"
+def run(scheme: str, lr: str, seed: int, valid: float, test: float, layers: str = "8") -> dict:
+    found = {"scheme": scheme, "layers": layers, "lr": lr, "seed": str(seed), "diverged": False, "valid": valid}
+    return {**found, "test": test, "params": 1, "seconds": 2, "hardware": "h", "commit": "c"}
 
 
-def test_accuracy_is_read_or_refused() -> None:
-    assert cell.accuracy("x | accuracy 51.2\n| INFO | valid on 'test' | loss 1 | accuracy 87.5 | wps 3\n") == 0.875
-    with pytest.raises(ValueError, match="the log has no accuracy"):
-        cell.accuracy("| loss 1.0 |")
+def test_the_first_seed_chooses_the_rate_on_validation(tmp_path: Path) -> None:
+    """Not by the test set, nor by what another seed finds; and only that rate is among what is compared."""
+    tried = [("1e-3", 0.7, 0.9), ("5e-4", 0.9, 0.6), ("2e-4", 0.9, 0.5), ("2e-3", 0.8, 0.9)]
+    results = [run("dt-fixup", rate, 1, valid, test) for rate, valid, test in tried]
+    results += [run("none", "1e-3", 1, 0.5, 0.5, "0"), run("dt-fixup", "2e-4", 2, 0.4, 0.7)]
+    paths = [tmp_path / f"{number}.json" for number in range(len(results))]
+    for path, found in zip(paths, results):
+        path.write_text(json.dumps(found))
+    given = [sys.executable, "-m", "recipes.deeper.standing", tmp_path / "best.txt", *paths]
+    subprocess.run(given, cwd=ROOT, check=True)
+    assert (tmp_path / "best.txt").read_text() == "dt-fixup-8l-lr2e-4\nnone-0l-lr1e-3\n"
+    ours, alone = summary.rows(results)
+    # Student's t for two values a and b is 12.706 |a - b| / 2: 0.6 +- 1.271.
+    assert ours["best rate"] == "2e-4 (edge)" and ours["accuracy, test"] == "0.600 (-0.671 to 1.871)"
+    assert alone["best rate"] == "1e-3" and alone["accuracy, test"] == "0.500"
+
+
+def test_differences_are_at_the_same_depth_and_seed(tmp_path: Path) -> None:
+    results = []
+    for scheme, accuracies in (("admin", (0.6, 0.7, 0.8)), ("post-ln", (0.51, 0.6, 0.69)), ("pre-ln", (0.7, 0.5, 0.9))):
+        results += [run(scheme, "1e-3", seed, 0.5, test) for seed, test in enumerate(accuracies, 1)]
+    results += [run("post-ln", "1e-3", seed, 0.5, 0.9, "24") for seed in (1, 2, 3)]
+    admin, post, pre, deep = summary.rows(results)
+    # 0.09, 0.1, 0.11: 0.1 +- 4.303 * 0.01 / sqrt(3) = 0.0248.
+    assert admin["vs. Post-LN"] == "ahead: +0.100 (+0.075 to +0.125)" and admin["vs. Admin"] == ""
+    assert post["vs. Admin"] == "behind: -0.100 (-0.125 to -0.075)" and admin["vs. DT-Fixup"] == ""
+    assert pre["vs. Admin"].startswith("no difference shown: +0.000") and deep["vs. Admin"] == ""
+    grid_table.write_csv(tmp_path / "runs.csv", results)
+    assert standing.read_runs(tmp_path / "runs.csv") == results
+
+
+def test_figure() -> None:
+    """Does each scheme have its means where its depths are, with their intervals, and the head alone its band?"""
+    results = [run("none", "1e-3", seed, 0.5, test, "0") for seed, test in ((1, 0.50), (2, 0.52), (3, 0.54))]
+    for scheme, depth, middle in (("admin", "2", 0.7), ("admin", "24", 0.6), ("dt-fixup", "24", 0.8)):
+        results += [run(scheme, "1e-3", seed, 0.5, middle + (seed - 2) / 100, depth) for seed in (1, 2, 3)]
+    (axes,) = figure.draw(results).axes
+    bars = {it.get_label(): it for it in axes.containers}
+    means = {name: dict(zip(map(round, it[0].get_xdata()), it[0].get_ydata())) for name, it in bars.items()}
+    assert means == {"Admin": pytest.approx({0: 0.7, 1: 0.6}), "DT-Fixup": pytest.approx({1: 0.8})}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "24"]
+    # Student's t for three values 0.01 apart: 4.303 * 0.01 / sqrt(3) = 0.0248.
+    assert bars["DT-Fixup"][2][0].get_segments()[0][:, 1] == pytest.approx([0.7752, 0.8248], abs=1e-4)
+    assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_label() == "head alone"] == [0.52]
+
+
+def test_the_table_of_the_docs_is_that_of_its_runs() -> None:
+    table = summary.markdown(summary.rows(standing.read_runs(ROOT / "docs/deeper.csv")))
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    section = text.partition("## Deep layers on a pre-trained encoder\n")[2].partition("\n## ")[0]
+    assert "\n".join(table) in section and "images/deeper.png" in section
+
+
+def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        'x | {"accuracy": "51.2"}\n{"valid_accuracy": "75", "test_accuracy": "60"}\n{"valid_accuracy": "87.5"}\n'
+    )
+    assert (result.accuracy(log, "valid"), result.accuracy(log, "test")) == (0.875, 0.6)
+    with pytest.raises(ValueError, match="log: has no accuracy on train"):
+        result.accuracy(log, "train")
 
 
 @pytest.mark.parametrize("given, said", [("SCHEMES=t-fixup", "SCHEMES=t-fixup is unknown"), ("SCHEMES=dt-fixup", "")])

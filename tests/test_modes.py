@@ -342,7 +342,11 @@ def _rank(arguments: list[str], log: Path) -> None:
 
 
 def two_processes(
-    corpus: Path, folders: list[Path], *arguments: object, target: Callable[[list[str], Path], None] = _rank
+    corpus: Path,
+    folders: list[Path],
+    *arguments: object,
+    target: Callable[[list[str], Path], None] = _rank,
+    options: list[str] = TRAIN,
 ) -> list[str]:
     """Train on two CPU processes over gloo, by `target`. Returns what either printed."""
     with socket.socket() as free:
@@ -353,7 +357,7 @@ def two_processes(
         folder.mkdir(exist_ok=True)
         ddp = f"--distributed-world-size 2 --distributed-rank {rank} --distributed-init-method tcp://127.0.0.1:{port} "
         ddp += "--distributed-backend gloo --distributed-no-spawn --ddp-backend legacy_ddp"
-        given = [str(a) for a in (corpus, *TRAIN, *ddp.split(), *QUICK, "--save-dir", folder, *arguments)]
+        given = [str(a) for a in (corpus, *options, *ddp.split(), *QUICK, "--save-dir", folder, *arguments)]
         processes.append(conftest.process(target, given, folder / "log"))
         processes[-1].start()
     try:

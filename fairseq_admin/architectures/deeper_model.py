@@ -10,12 +10,16 @@ from fairseq.models import MODEL_REGISTRY, register_model, register_model_archit
 from torch import Tensor
 
 from ..errors import AdminError
+from ..fast.model import speed_up, wanted
+from ..fast.stacks import FastEncoder
+from ..fast.twin import twins_of
 from ..method import provenance
 from ..method.on_top import MoreLayers, batched, set_up
 from ..method.schemes import EVERY
 from ..rates import Slower, slow_down
 from .config import DEPTH_RULES, fill_masked, flat_encoder, nested_encoder
 from .masked_language_model import AdminMaskedEncoder, MaskedLMAdminModel
+from .refusals import refuse_new_layers
 
 MORE = "more."
 
@@ -51,33 +55,8 @@ def _fill(args: Any, **sizes: int) -> None:
     fill_masked(args, **sizes)
 
 
-def _refuse(args: Any, task: Any) -> None:
-    """Raises an AdminError where the options cannot work."""
-    if getattr(getattr(task, "cfg", None), "classification_head_name", None) is None:
-        raise AdminError(
-            f"--arch deeper_admin was given with {type(task).__name__}, which has no classification head. Give --task "
-            "sentence_prediction, or --arch masked_lm_admin."
-        )
-    if args.more_layers < 0:
-        raise AdminError(f"--more-layers is {args.more_layers}; expected 0 or more.")
-    if not args.more_layers and args.more_scheme:
-        raise AdminError(
-            f"--more-scheme {args.more_scheme} was given with --more-layers 0, which adds no layer to have it. Give "
-            "--more-layers 24, or leave --more-scheme out."
-        )
-    if args.more_layers and args.more_scheme is None:
-        raise AdminError(
-            f"--more-layers {args.more_layers} was given without --more-scheme. Give one of {', '.join(EVERY)}."
-        )
-    if args.more_scheme and args.more_scheme.startswith("t-fixup"):
-        raise AdminError(
-            f"--more-scheme {args.more_scheme} was given; its paper scales the embeddings too, which are pre-trained "
-            "here. Give dt-fixup, which is made for this."
-        )
-    if args.pretrained_lr_factor < 0:
-        raise AdminError(f"--pretrained-lr-factor is {args.pretrained_lr_factor}; expected 0 (frozen) or more.")
-    if args.profile_sentences < 0:
-        raise AdminError(f"--profile-sentences is {args.profile_sentences}; expected 0 (all) or more.")
+class FastMoreLayers(MoreLayers, FastEncoder):
+    """The same layers, batch-first; twin: `MoreLayers`."""
 
 
 @register_model("deeper_admin")
@@ -97,7 +76,9 @@ class DeeperAdminModel(MaskedLMAdminModel):
         if args.more_layers:
             # After RoBERTa's own, which draws every weight of the modules that are there.
             by_depth = args.admin_init in DEPTH_RULES
-            self.more = MoreLayers(_more_options(args), task.source_dictionary, by_depth)
+            cfg = _more_options(args)
+            self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary, by_depth)
+            speed_up(self.more, cfg, {"encoder": self.more})
         self.slower: Slower | None = None
         if args.pretrained_lr_factor == 0:
             self.encoder.requires_grad_(False)
@@ -127,7 +108,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
     def build_model(cls, args, task):
         args = flat_encoder(args, task)
         _fill(args)
-        _refuse(args, task)
+        refuse_new_layers(args, task)
         return super().build_model(args, task)
 
     @classmethod
@@ -212,7 +193,8 @@ class DeeperAdminModel(MaskedLMAdminModel):
         training = self.training
         self.eval()
         try:
-            set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(sentences))
+            with twins_of(self):
+                set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(sentences))
         finally:
             self.train(training)
 

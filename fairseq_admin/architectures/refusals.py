@@ -8,7 +8,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig
 
 from ..errors import AdminError
-from ..method.schemes import FFN_LAWS, ON_TOP, SCHEMES
+from ..method.schemes import EVERY, FFN_LAWS, ON_TOP, SCHEMES
 from .config import RULES
 
 
@@ -97,3 +97,39 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder",
         raise AdminError(
             f"--admin-monitor is {cfg.admin_monitor}; expected 0 (omega alone) or a number of updates (100)."
         )
+
+
+def refuse_new_layers(args: Any, task: Any) -> None:
+    """Refuse options under which there are no new layers on a pre-trained encoder, or not those of a scheme.
+
+    Args:
+        args: those of `deeper_admin`.
+
+    Raises:
+        AdminError: such an option was given, or the task has no head.
+    """
+    if getattr(getattr(task, "cfg", None), "classification_head_name", None) is None:
+        raise AdminError(
+            f"--arch deeper_admin was given with {type(task).__name__}, which has no classification head. Give --task "
+            "sentence_prediction, or --arch masked_lm_admin."
+        )
+    if args.more_layers < 0:
+        raise AdminError(f"--more-layers is {args.more_layers}; expected 0 or more.")
+    if not args.more_layers and args.more_scheme:
+        raise AdminError(
+            f"--more-scheme {args.more_scheme} was given with --more-layers 0, which adds no layer to have it. Give "
+            "--more-layers 24, or leave --more-scheme out."
+        )
+    if args.more_layers and args.more_scheme is None:
+        raise AdminError(
+            f"--more-layers {args.more_layers} was given without --more-scheme. Give one of {', '.join(EVERY)}."
+        )
+    if args.more_scheme and args.more_scheme.startswith("t-fixup"):
+        raise AdminError(
+            f"--more-scheme {args.more_scheme} was given; its paper scales the embeddings too, which are pre-trained "
+            "here. Give dt-fixup, which is made for this."
+        )
+    if args.pretrained_lr_factor < 0:
+        raise AdminError(f"--pretrained-lr-factor is {args.pretrained_lr_factor}; expected 0 (frozen) or more.")
+    if args.profile_sentences < 0:
+        raise AdminError(f"--profile-sentences is {args.profile_sentences}; expected 0 (all) or more.")

@@ -71,7 +71,7 @@ class SchemeModel(BaseFairseqModel):
             embedding = next(iter(stacks.values())).embed_tokens
             none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding, output_projection=None)
             getattr(initial_weights, self.scheme.weights)(*(stacks.get(side, none) for side in ("encoder", "decoder")))
-        speed_up(self, cfg)
+        speed_up(self, cfg, stacks)
         if self.scheme.stock_layers:
             return
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,6 +143,9 @@ def _refuse_other_entries(first: Source, other: Source) -> None:
 
 def _refuse_other_profile(first: Source, other: Source) -> None:
     """Refuse a pair of checkpoints whose ω are not from one profiling: the mean of two records is not a record."""
+    one, two = (source.checkpoint.more or {} for source in (first, other))
+    if one != two:
+        raise _of_other_runs(first, other, "the new layers were set up", one, two)
     one, two = (source.checkpoint.record or {} for source in (first, other))
     if one == two:
         return
@@ -150,10 +154,14 @@ def _refuse_other_profile(first: Source, other: Source) -> None:
         raise AdminError(
             f"{early.path} was saved before omega was profiled, and {late.path} after it. Leave the first out."
         )
+    raise _of_other_runs(first, other, "omega was profiled", one, two)
+
+
+def _of_other_runs(first: Source, other: Source, done: str, one: dict[str, Any], two: dict[str, Any]) -> AdminError:
     what = next(key for key in [*one, *two] if one.get(key) != two.get(key))
-    raise AdminError(
-        f"{first.path} and {other.path} are not of one run: omega was profiled with {what} {one.get(what)} in the "
-        f"first and {two.get(what)} in the second. Average the checkpoints of one run."
+    return AdminError(
+        f"{first.path} and {other.path} are not of one run: {done} with {what} {one.get(what)} in the first and "
+        f"{two.get(what)} in the second. Average the checkpoints of one run."
     )
 
 

@@ -173,6 +173,15 @@ class Checkpoint:
         _ = self.record  # refused if it is missing
 
     @cached_property
+    def more(self) -> dict[str, Any] | None:
+        """The record of the new layers on its pre-trained encoder; None: it has none.
+
+        Raises:
+            AdminError: it cannot be read.
+        """
+        return self._decoded(f"more.{provenance.KEY}")
+
+    @cached_property
     def record(self) -> dict[str, Any] | None:
         """Where ω came from, or which other scheme it is; None: not profiled yet, or a stock model.
 
@@ -186,8 +195,11 @@ class Checkpoint:
                     "fairseq-train saved. Give that file."
                 )
             return None
+        return self._decoded(provenance.KEY)
+
+    def _decoded(self, key: str) -> dict[str, Any] | None:
         try:
-            return provenance.decode(self.weights[provenance.KEY])
+            return provenance.decode(self.weights[key]) if key in self.weights else None
         except AdminError as error:
             raise AdminError(f"{self.name}: {error}") from None
 

@@ -149,9 +149,9 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = SMALLEST, clamp: bool
 def _refuse_unfoldable(checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint that no stock Transformer computes, or that is one already."""
     name = checkpoint.name
-    if checkpoint.kind == "masked_lm_admin":
+    if checkpoint.kind in ("masked_lm_admin", "deeper_admin"):
         raise AdminError(
-            f"{name} is of masked_lm_admin; only transformer_admin and transformer_lm_admin can be folded. Keep the "
+            f"{name} is of {checkpoint.kind}; only transformer_admin and transformer_lm_admin can be folded. Keep the "
             "model unfolded, with --user-dir."
         )
     if checkpoint.kind not in FOLDABLE or (checkpoint.scheme.omega and not checkpoint.has_omega):

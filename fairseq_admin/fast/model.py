@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import nn
 
-from ..method.schemes import attentions_of, layers_of, stacks_of
+from ..method.schemes import attentions_of, layers_of
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
 from .dropout import FastDropout
@@ -90,14 +90,17 @@ def _use_onednn(model: nn.Module, width: int, ffn: int) -> None:
             module.onednn = True
 
 
-def speed_up(model: nn.Module, cfg: Any) -> None:
-    """Turn the modules of a model, just made, into fast ones, and say what is not, with the option's name."""
+def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
+    """Turn the modules of a model, just made, into fast ones, and say what is not, with the option's name.
+
+    Args:
+        stacks: those of its encoder and decoder that it has.
+    """
     if cfg.admin_fast != "on":
         return
     if not wanted(cfg):
         logger.info("Admin: --admin-fast: stock layers, for %s has no faster ones", ", ".join(obstacles(cfg)))
         return
-    stacks = stacks_of(model)
     if not all([_speed_up_stack(stack) for stack in stacks.values()]):
         logger.info(
             "Admin: --admin-fast: stock feed-forward layers, for --activation-fn %s has no faster ones",

@@ -128,10 +128,15 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
     state[provenance.KEY] = provenance.encode({"rule": "stock checkpoint, omega = 1"})
 
 
+FORWARD = ("encoder", "more", "decoder")
+"""The stacks in forward order; `more` has the new layers on a pre-trained encoder."""
+
+
 def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """ω of every sub-layer in a state dict: {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}.
 
-    Each ω has shape (C,), float64; sub-layers are in forward order. Empty if the model is not an Admin model.
+    Each ω has shape (C,), float64; stacks and sub-layers are in forward order, new layers under "more". Empty if the
+    model is not an Admin model.
     """
     found: dict[str, dict[str, Tensor]] = {}
     state = of_stacks(state)
@@ -142,7 +147,7 @@ def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
             delta = state.get(norm + OMEGA_DELTA)
             omega = tensor.double() if delta is None else tensor.double() + delta.double()
             found.setdefault(stack, {})[name.replace("_layer_norm", "").replace("final", "ffn")] = omega
-    return {stack: dict(sorted(found[stack].items(), key=_forward_order)) for stack in sorted(found, reverse=True)}
+    return {stack: dict(sorted(found[stack].items(), key=_forward_order)) for stack in FORWARD if stack in found}
 
 
 def _forward_order(item: Any) -> tuple:

@@ -9,6 +9,7 @@ from ..checkpoints.checkpoint import plain
 SECTIONS = {
     "model": (
         *("_name", "admin_scheme", "admin_init", "encoder_layers", "decoder_layers"),
+        *("more_layers", "more_scheme", "more_dropout", "pretrained_lr_factor", "profile_sentences"),
         *("encoder_embed_dim", "decoder_embed_dim", "encoder_ffn_embed_dim", "decoder_ffn_embed_dim"),
         *("encoder_attention_heads", "decoder_attention_heads", "dropout", "attention_dropout", "activation_dropout"),
         *("share_all_embeddings", "share_decoder_input_output_embed", "layernorm_embedding"),

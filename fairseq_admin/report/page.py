@@ -89,9 +89,9 @@ def _sections(found: list[Run], specs: dict[str, charts.Spec]) -> dict[str, list
         *("curves", charts.curves(found, "valid"), "Validation"),
         "Perplexity of the validation set, each time it was computed. Lower is better; the scale is logarithmic.",
     )
-    for stack in ("encoder", "decoder"):
+    for stack, title in (("encoder", "Encoder"), ("more", "New layers"), ("decoder", "Decoder")):
         add(
-            *("omega", charts.omega(found, stack), stack.capitalize()),
+            *("omega", charts.omega(found, stack), title),
             "Line: mean of ω over the channels. Band: smallest to largest. Dashed: the mean before training.",
         )
     for number, run in enumerate(found):

@@ -15,10 +15,11 @@ from .. import logs
 from ..analysis import curves
 from ..checkpoints import averaging
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.fold import FOLDABLE
 from ..errors import AdminError
 from ..method import state_dict
 from ..method.omega import omega_summary
-from ..method.schemes import SCHEMES
+from ..method.schemes import EVERY, SCHEMES
 from . import samples
 from .options import options_of
 
@@ -50,6 +51,8 @@ class Run:
     about: dict[str, Any] = field(default_factory=dict)
     """A recipe's run.json: {command, versions, paper, samples}."""
     samples: list[samples.Sample] = field(default_factory=list)
+    foldable: bool = True
+    """Whether `fairseq-admin fold` takes its checkpoint."""
     fold: str = ""
     """What `fairseq-admin fold` said of its check."""
     analyses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -114,6 +117,11 @@ def _read_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
     scheme = checkpoint.scheme_name
     run.scheme = SCHEMES[scheme].title if scheme in SCHEMES else scheme
     run.layers, run.updates = checkpoint.layers, checkpoint.updates
+    if checkpoint.more:
+        new = EVERY.get(checkpoint.more["scheme"])
+        run.scheme += f", new layers {new.title if new else checkpoint.more['scheme']}"
+        run.layers = {side: state_dict.layers(checkpoint.weights, side) for side in ("encoder", "more")}
+    run.foldable = checkpoint.kind in FOLDABLE and checkpoint.scheme_name in SCHEMES and checkpoint.scheme.folds
     run.options = options_of(checkpoint.state)
     run.version = str((checkpoint.record or {}).get("version", ""))
     weights = {key: it for key, it in checkpoint.weights.items() if not key.endswith(state_dict.OMEGA_DELTA)}
@@ -162,10 +170,9 @@ def _say_what_is_lacking(run: Run) -> None:
     if not run.samples:
         run.lacking[SAMPLES] = f"No translations: fairseq-generate … | tee {folder}/generate.txt"
     if not run.fold:
-        foldable = run.scheme not in {scheme.title for scheme in SCHEMES.values() if not scheme.folds}
         run.lacking[FOLD] = (
             f"Not checked: fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {folder}/fold.txt"
-            if foldable
+            if run.foldable
             else f"{run.scheme} cannot be folded."
         )
 

@@ -1,20 +1,34 @@
-"""How far a grid is: n of N cells, and the time left at the pace of the make that is running.
+"""What the programs of a cell share: how they are called, what they say of the grid, and how a cell ends.
 
-Cells run side by side and a make may go on where another stopped, so what counts is the cells that this one finished.
+How far a grid is: n of N cells, and the time left at the pace of the make that is running. Cells run side by side and a
+make may go on where another stopped, so what counts is the cells that this one finished.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
+import sys
 import time
 from pathlib import Path
 
+from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import duration
+from recipes.steps.results import commit, hardware
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
+    """What was given for the program itself, and after -- for fairseq's. `parser` gets what every cell's has."""
+    parser.add_argument("cell", type=Path, help="the run's folder; its name says what it is")
+    parser.add_argument("axes", nargs="*", metavar="NAME=VALUE", help="where in the grid it is, for its result")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=1, help="cells running side by side, spread over the GPUs")
     parser.add_argument("--cells", nargs="*", default=[], help="the names of all cells of the grid")
     parser.add_argument("--since", type=float, help="when this make began, in seconds since 1970")
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    return parser.parse_args(arguments[:split]), arguments[split + 1 :]
 
 
 def how_far(grid: Path, cells: list[str], since: float | None, now: float) -> str:
@@ -40,3 +54,16 @@ def how_far(grid: Path, cells: list[str], since: float | None, now: float) -> st
 def told(args: argparse.Namespace) -> str:
     """The same, by the options of a cell's program."""
     return how_far(args.cell.parent, args.cells, args.since, time.time())
+
+
+def stopped(args: argparse.Namespace) -> bool:
+    """Whether the cell's training stopped itself because it had diverged, as train_cell wrote down."""
+    return json.loads("\n".join(read_lines(args.cell / "trained.json")))["stopped"]
+
+
+def ended(args: argparse.Namespace, found: dict, said: str) -> None:
+    """Write the cell's result, with where in the grid it is; remove its checkpoints; say how it came out."""
+    row = {**dict(axis.split("=", 1) for axis in args.axes), **found, "hardware": hardware(), "commit": commit()}
+    write_lines(args.cell / "result.json", [json.dumps(row)])
+    shutil.rmtree(args.cell / "checkpoints", ignore_errors=True)
+    print(f"{args.cell.name}: {said}{told(args)}", flush=True)

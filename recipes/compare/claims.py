@@ -8,7 +8,7 @@ compares in such words and is no claim. A row of the file:
     page, sentence    where it is claimed, word for word
     runs, layers      the runs.csv of the comparison, next to the file, and the depth
     one, other        the two schemes, each at its best learning rate
-    measure           bits (validation) or bleu (test)
+    measure           bits (validation) or bleu (test) of make compare, accuracy (test) of make deeper
     verdict           ahead, behind or no difference shown: of `one`, as recipes/compare/standing.py judges it
 """
 
@@ -22,10 +22,16 @@ from pathlib import Path
 
 from recipes.compare.grid_table import read_runs
 from recipes.compare.standing import difference, judged, loss, score, standings
+from recipes.deeper import standing as deeper
 from recipes.steps.common import run
 
 COLUMNS = ("page", "sentence", "runs", "layers", "one", "other", "measure", "verdict")
-MEASURES = {"bits": (loss, True), "bleu": (score, False)}
+MEASURES = {
+    "bits": (read_runs, standings, loss, True),
+    "bleu": (read_runs, standings, score, False),
+    "accuracy": (deeper.read_runs, deeper.at_best_rates, deeper.accuracy, False),
+}
+"""How the runs are read and each scheme's best rate found; what is compared; whether lower is better."""
 COMPARING = re.compile(r"\b(ahead of|behind|better than|worse than|beats?|outperforms?|no difference|level with)\b")
 PAGES = ("README.md", "docs/results.md", "docs/schemes.md")
 
@@ -44,14 +50,14 @@ def judge(claim: dict[str, str], folder: Path) -> str:
         ValueError: the runs have not got one of the two, or the measure is unknown.
     """
     if claim["measure"] not in MEASURES:
-        raise ValueError(f"{claim['sentence']}: measure is {claim['measure']}; expected {' or '.join(MEASURES)}.")
-    found = standings(read_runs(folder / claim["runs"]))
+        raise ValueError(f"{claim['sentence']}: measure is {claim['measure']}; expected {', '.join(MEASURES)}.")
+    read, stand, measure, lower_is_better = MEASURES[claim["measure"]]
+    found = stand(read(folder / claim["runs"]))
     them = {standing.scheme: standing for standing in found if standing.layers == claim["layers"]}
     if missing := [name for name in (claim["one"], claim["other"]) if name not in them]:
         raise ValueError(
             f"{folder / claim['runs']}: found no run of {missing[0]} at {claim['layers']} layers, which a claim needs."
         )
-    measure, lower_is_better = MEASURES[claim["measure"]]
     return judged(difference(them[claim["one"]], them[claim["other"]], measure), lower_is_better)
 
 

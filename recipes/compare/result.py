@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,9 +22,8 @@ from recipes.compare import cells
 from recipes.compare.one_gpu import one_gpu
 from recipes.compare.verdict import left_plateau, verdict
 from recipes.steps import languages
-from recipes.steps.common import read_lines, replacing, run, write_lines
+from recipes.steps.common import read_lines, replacing, run
 from recipes.steps.logs import read_log
-from recipes.steps.results import commit, hardware
 from recipes.steps.score import hypotheses
 from recipes.steps.text import Text
 
@@ -67,26 +65,19 @@ def generate(cell: Path, data: Path, options: list[str], jobs: int) -> None:
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("cell", type=Path, help="the run's folder")
-    parser.add_argument("axes", nargs="+", metavar="NAME=VALUE", help="where in the grid it is")
-    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--entropy", type=Path, required=True, help="recipes.compare.entropy's file")
     parser.add_argument("--text", type=Path, help="text.json of a text that was tokenised")
     parser.add_argument("--raw", help="prefix of that text's raw test set: RAW.de, RAW.en")
-    parser.add_argument("--jobs", type=int, default=1, help="cells running side by side, spread over the GPUs")
-    cells.add_options(parser)
-    args = parser.parse_args(arguments[:split])
-    stopped = json.loads("\n".join(read_lines(args.cell / "trained.json")))["stopped"]
+    args, options = cells.parsed(parser)
+    stopped = cells.stopped(args)
     entropy = json.loads("\n".join(read_lines(args.entropy)))["bits"]
     log = read_log(args.cell / "train.log", unfinished=stopped)
     found = verdict(log, entropy, stopped)
     score, signature = None, None
     if not stopped:
         if not (args.cell / "generate.txt").exists():
-            generate(args.cell, args.data, arguments[split + 1 :], args.jobs)
+            generate(args.cell, args.data, options, args.jobs)
         lines = read_lines(args.cell / "generate.txt")
         if args.text:
             text = Text.read(args.text)
@@ -94,7 +85,6 @@ def main() -> None:
         else:
             score, signature = bleu(lines)
     row = {
-        **dict(axis.split("=", 1) for axis in args.axes),
         "verdict": found.kind,
         "update": found.update,
         "bits": None if stopped else log.valid[max(log.valid)],
@@ -104,16 +94,12 @@ def main() -> None:
         "signature": signature,
         "params": log.params,
         "seconds": round(log.hours * 3600),
-        "hardware": hardware(),
-        "commit": commit(),
         "train": log.train,
         "valid": log.valid,
     }
-    write_lines(args.cell / "result.json", [json.dumps(row)])
-    shutil.rmtree(args.cell / "checkpoints", ignore_errors=True)
     where = "" if found.update is None else f" by update {found.update}"
     scored = "" if score is None else f", BLEU {score:.2f}"
-    print(f"{args.cell.name}: {found.kind}{where}{scored}{cells.told(args)}", flush=True)
+    cells.ended(args, row, f"{found.kind}{where}{scored}")
 
 
 if __name__ == "__main__":

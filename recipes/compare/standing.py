@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scipy import stats
 from tabulate import tabulate
@@ -102,13 +103,18 @@ class Standing:
         return [rate for rate, results in self.runs.items() if learned(results) == len(results)]
 
 
-def standings(results: list[dict]) -> list[Standing]:
-    """One for each scheme and depth, in the order of appearance."""
+def by_loss(runs: list[dict]) -> tuple[float, ...]:
+    """By which the rates are ordered, the best one first: seeds that did not learn, then the mean loss."""
+    return -learned(runs), interval(list(map(loss, runs))).mean
+
+
+def standings(results: list[dict], order: Callable[[list[dict]], Any] = by_loss) -> list[Standing]:
+    """One for each scheme and depth, in the order of appearance; of rates that are level the lowest is the best."""
     found = []
     for (scheme, layers), them in places(results, ["scheme", "layers"]).items():
         by_rate = {rate: runs for (rate,), runs in places(them, ["lr"]).items()}
         by_rate = dict(sorted(by_rate.items(), key=lambda item: float(item[0])))
-        best = min(by_rate, key=lambda rate: (-learned(by_rate[rate]), interval(list(map(loss, by_rate[rate]))).mean))
+        best = min(by_rate, key=lambda rate: order(by_rate[rate]))
         found.append(Standing(scheme, layers, by_rate, best))
     return found
 

@@ -42,17 +42,12 @@ def newest(checkpoints: Path) -> str:
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("cell", type=Path, help="the run's folder; its name says what it is")
-    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--leg", type=int, help="updates in which a run must improve, or it ends early; default: all")
     parser.add_argument("--save-every", type=int, required=True, help="updates between checkpoints and validations")
-    parser.add_argument("--jobs", type=int, default=1, help="cells running side by side, spread over the GPUs")
-    cells.add_options(parser)
-    args = parser.parse_args(arguments[:split])
+    parser.add_argument("--from", dest="start", default="none", help="a pre-trained checkpoint to begin with")
+    args, options = cells.parsed(parser)
     args.leg = min(args.leg or args.updates, args.updates)
     whole = args.save_every > 0 and args.leg >= args.save_every
     if not whole or args.updates % args.save_every or args.leg % args.save_every:
@@ -64,7 +59,7 @@ def main() -> None:
     with alone(args.cell / ".guard"):
         if not (args.cell / "trained.json").exists():
             print(f"{args.cell.name}: training{cells.told(args)}", flush=True)
-            train(args, arguments[split + 1 :])
+            train(args, options)
 
 
 def gained(valid: dict[int, float], leg: int, end: int) -> bool:
@@ -92,7 +87,9 @@ def train_to(end: int, args: argparse.Namespace, options: list[str]) -> bool:
     checkpoints.mkdir(parents=True, exist_ok=True)
     program = "recipes.steps.train_bf16" if "--bf16" in options else "fairseq_cli.train"
     command = [sys.executable, "-m", program, str(args.data), "--user-dir", "fairseq_admin"]
-    command += ["--save-dir", str(checkpoints), "--restore-file", newest(checkpoints), "--keep-interval-updates", "1"]
+    own = newest(checkpoints)
+    command += ["--finetune-from-model", args.start] if own == "none" != args.start else ["--restore-file", own]
+    command += ["--save-dir", str(checkpoints), "--keep-interval-updates", "1"]
     command += ["--save-interval-updates", str(args.save_every), "--save-interval", "1000000"]
     command += ["--validate-interval", "1000000", "--max-update", str(end), "--log-format", "json"]
     # Batches of its own for every epoch, or a resumed run would see others than an uninterrupted one.

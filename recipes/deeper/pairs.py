@@ -4,9 +4,9 @@
     python -m recipes.deeper.pairs OUT --pretrain 20000 --examples 4000 --text DATA --pair de-en
 
 writes OUT/pretrain.train and .valid, and OUT/pairs.train, .valid, .test with OUT/label.* next to them. A line is a
-sentence, `|||` and the other one. Half of the pairs are near misses: of the translation one word is another sentence's,
-or two neighbouring words have changed places, so that no single word gives one away. Without --text the corpus of
-`make compare` is generated. No pair is in two texts. Seeded: the same call writes the same bytes.
+sentence, `|||` and the other one. Half of the pairs are near misses: two words of the translation are those of another
+sentence, or two neighbouring ones have changed places, so that no single word gives one away. Without --text the corpus
+of `make compare` is generated. No pair is in two texts. Seeded: the same call writes the same bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ MARK = "|||"
 
 
 def near_miss(words: list[str], others: list[str], generator: random.Random) -> list[str]:
-    """The words with one of them taken from `others`, or two different neighbours swapped."""
+    """The words with two different neighbours swapped, or two of them (of a single word that) taken from `others`."""
     places = [place for place in range(len(words) - 1) if words[place] != words[place + 1]]
     if places and generator.random() < 0.5:
         at = generator.choice(places)
         return [*words[:at], words[at + 1], words[at], *words[at + 2 :]]
-    at = generator.randrange(len(words))
-    new = generator.choice([word for word in others if word != words[at]] or [MARK])
-    return [*words[:at], new, *words[at + 1 :]]
+    found = list(words)
+    for at in generator.sample(range(len(words)), min(2, len(words))):
+        found[at] = generator.choice([word for word in others if word != words[at]] or [MARK])
+    return found
 
 
 def classified(text: list[tuple[str, str]], generator: random.Random) -> tuple[list[str], list[str]]:

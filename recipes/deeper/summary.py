@@ -1,69 +1,82 @@
-"""How the classifiers of `make deeper` came out: each scheme at its best rate, a table and a figure.
+"""How the classifiers of `make deeper` came out: each scheme at its best rate.
 
     python -m recipes.deeper.summary OUT OUT/*/result.json
 
-writes OUT/table.md, OUT/table.csv and OUT/accuracy.png. The best rate is the one with the highest mean accuracy on
-validation; the accuracy shown is the test set's, which chose nothing. Intervals are Student's t over the seeds.
+writes OUT/runs.csv, a row a run, and OUT/table.md and OUT/table.csv, a row a scheme and depth:
+
+    best rate       the most accurate on validation, with the first seed; `edge`: no rate beyond it was tried
+    accuracy, test  of every seed at that rate
+    vs.             the difference to another scheme at the same depth, seed by seed, and what it shows
+
+Intervals and what a difference shows: recipes/compare/standing.py. A run that diverged counts as a guess.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Iterable
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
 from tabulate import tabulate
 
-from recipes.compare.grid_table import places, write_csv
-from recipes.compare.standing import Interval, interval
-from recipes.steps.common import read_lines, replacing, run, write_lines
+from recipes.compare.grid_table import write_csv
+from recipes.compare.standing import LEVEL, Standing, difference, interval, shown
+from recipes.deeper.standing import ALONE, accuracy, at_best_rates, read_results
+from recipes.steps.common import run, write_lines
+from recipes.steps.logs import read_log
 from recipes.steps.plugin import EVERY
 
+BASES = ("dt-fixup", "admin", "post-ln")
 
-def best(results: list[dict]) -> dict[tuple[str, int], tuple[str, list[dict]]]:
-    """The best rate of every scheme and number of layers, with its runs."""
-    found = {}
-    for (scheme, layers), them in places(results, ["scheme", "layers"]).items():
-        rates = {rate: runs for (rate,), runs in places(them, ["lr"]).items()}
-        rate = max(rates, key=lambda it: interval([run["valid"] for run in rates[it]]).mean)
-        found[scheme, int(layers)] = rate, rates[rate]
-    return found
+
+def title(scheme: str) -> str:
+    return "head alone" if scheme == ALONE else EVERY[scheme].title
+
+
+def rate(standing: Standing) -> str:
+    """The best rate, and whether it is at the edge of those that were tried."""
+    tried = list(standing.runs)
+    return standing.best + (" (edge)" if len(tried) > 2 and standing.best in (tried[0], tried[-1]) else "")
 
 
 def rows(results: list[dict]) -> list[dict[str, str]]:
-    return [
-        {
-            "scheme": scheme,
-            "new layers": str(layers),
-            "best rate": rate,
-            "diverged": f"{sum(it['diverged'] for it in runs)} of {len(runs)}",
-            "accuracy, test": f"{interval([it['test'] for it in runs]):.3f}",
-        }
-        for (scheme, layers), (rate, runs) in best(results).items()
-    ]
+    them = at_best_rates(results)
+    places = {(it.scheme, it.layers): it for it in them}
+    found = []
+    for it in them:
+        runs = list(it.at_best.values())
+        row = {"scheme": it.scheme, "new layers": it.layers, "best rate": rate(it)}
+        row["diverged"] = f"{sum(run['diverged'] for run in runs)} of {len(runs)}"
+        row["accuracy, test"] = f"{interval(list(map(accuracy, runs))):.3f}"
+        for base in BASES:
+            other = places.get((base, it.layers))
+            column = f"vs. {title(base)}"
+            row[column] = shown(difference(it, other, accuracy), "+.3f", False) if other and other is not it else ""
+        found.append(row)
+    return found
 
 
-def draw(results: list[dict], path: Path) -> None:
-    """Accuracy against layers, a line a scheme."""
-    lines: dict[str, dict[int, Interval]] = {}
-    for (scheme, layers), (_, runs) in best(results).items():
-        lines.setdefault(scheme, {})[layers] = interval([it["test"] for it in runs])
-    figure, axes = pyplot.subplots(figsize=(5.5, 3.6), layout="constrained")
-    for (scheme, points), marker in zip(lines.items(), "osD^v<>pPX*hH8d"):
-        points = dict(sorted(points.items()))
-        axes.plot(list(points), [it.mean for it in points.values()], marker=marker, label=EVERY[scheme].title)
-    axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="a guess")
-    axes.set(
-        xlabel="new layers", ylabel="accuracy, test (mean of the seeds)", xticks=sorted({n for _, n in best(results)})
+def markdown(table: list[dict[str, str]]) -> list[str]:
+    titled = [{**row, "scheme": title(row["scheme"])} for row in table]
+    return tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
+
+
+def notes(results: list[dict], encoder: Path) -> Iterable[str]:
+    """What holds for the whole table."""
+    valid = read_log(encoder).valid
+    rates = sorted({result["lr"] for result in results}, key=float)
+    yield ""
+    yield (
+        f"Each at its best of the rates {', '.join(rates)}; brackets: Student's t over the seeds, {LEVEL:.0%}. What "
+        "the columns are: recipes/deeper/summary.py."
     )
-    axes.legend(fontsize="small")
-    with replacing(path) as part:
-        figure.savefig(part, dpi=120, format="png")
-    pyplot.close(figure)
+    yield f"The encoder needs {valid[max(valid)]:.3f} bits a masked word on validation, after {max(valid)} updates."
+    hours = sum(result["seconds"] for result in results) / 3600
+    yield (
+        f"Commit {', '.join(sorted({result['commit'] for result in results}))}; "
+        f"{', '.join(sorted({result['hardware'] for result in results}))}; {hours:.2f} hours of updates in "
+        f"{len(results)} runs."
+    )
 
 
 def main() -> None:
@@ -71,15 +84,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path, nargs="+")
     args = parser.parse_args()
-    results = [json.loads("\n".join(read_lines(path))) for path in args.results]
+    results = read_results(args.results)
     table = rows(results)
+    write_csv(args.folder / "runs.csv", results)
     write_csv(args.folder / "table.csv", table)
-    titled = [{**row, "scheme": EVERY[row["scheme"]].title} for row in table]
-    lines = tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
-    rates = sorted({result["lr"] for result in results}, key=float)
-    rule = f"Each at its best of the rates {', '.join(rates)} by validation; brackets: Student's t over the seeds, 95%."
-    write_lines(args.folder / "table.md", [*lines, "", rule])
-    draw(results, args.folder / "accuracy.png")
+    write_lines(args.folder / "table.md", [*markdown(table), *notes(results, args.folder / "encoder/train.log")])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""Each scheme at its best learning rate: the one that is most accurate on validation, with the first seed.
+
+    python -m recipes.deeper.standing OUT/best.txt OUT/*-s1/result.json
+
+writes a line a scheme and depth, its cells' name without the seed. The other seeds run at that rate alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+
+from recipes.compare.standing import Standing, standings
+from recipes.steps.common import read_lines, run, write_lines
+
+ALONE = "none"
+"""The scheme of a head without new layers."""
+
+NUMBERS = {"valid": float, "test": float, "params": int, "seconds": int}
+
+
+def read_results(paths: list[Path]) -> list[dict]:
+    """As recipes.deeper.result wrote them; or those of a runs.csv."""
+    if [path.suffix for path in paths] == [".csv"]:
+        return read_runs(paths[0])
+    return [json.loads("\n".join(read_lines(path))) for path in paths]
+
+
+def read_runs(path: Path) -> list[dict]:
+    """The same from a runs.csv.
+
+    Raises:
+        ValueError: a column is missing.
+    """
+    rows: list[dict] = list(csv.DictReader(read_lines(path)))
+    if missing := [name for name in ("diverged", *NUMBERS) if not rows or name not in rows[0]]:
+        raise ValueError(f"{path}: has no column {missing[0]}; expected the runs.csv of make deeper. Give that.")
+    numbers = [{name: kind(row[name]) for name, kind in NUMBERS.items()} for row in rows]
+    return [{**row, **more, "diverged": row["diverged"] == "True"} for row, more in zip(rows, numbers)]
+
+
+def accuracy(result: dict) -> float:
+    """A run's accuracy on the test set, which chose nothing. 0 to 1."""
+    return result["test"]
+
+
+def at_best_rates(results: list[dict]) -> list[Standing]:
+    """Where each scheme and depth stands; the rate was chosen by the run that comes first, the first seed's."""
+    return standings(results, order=lambda runs: -runs[0]["valid"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("best", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    args = parser.parse_args()
+    found = at_best_rates(read_results(args.results))
+    write_lines(args.best, [f"{it.scheme}-{it.layers}l-lr{it.best}" for it in found])
+
+
+if __name__ == "__main__":
+    run(main)
