@@ -195,7 +195,7 @@ def test_what_is_lacking_is_said_with_how_to_make_it(page: Page) -> None:
         "dependency": "bare/checkpoint_last.pt --data DATA -o ",
         "change": "fairseq-admin analyze output-change ",
         "scores": "bare has no score.json, which a recipe writes.",
-        "fold": "fairseq-admin fold ",
+        "fold": "bare: a model of fairseq's own, which needs no folding.",
     }.items():
         (line,) = (line for line in page.text[section].splitlines() if line.startswith("bare: "))
         assert said in line, section

@@ -14,7 +14,7 @@ from typing import Any
 from .. import logs
 from ..analysis import curves
 from ..checkpoints import averaging
-from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.checkpoint import OURS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
 from ..errors import AdminError
 from ..method import state_dict
@@ -51,8 +51,8 @@ class Run:
     about: dict[str, Any] = field(default_factory=dict)
     """A recipe's run.json: {command, versions, paper, samples}."""
     samples: list[samples.Sample] = field(default_factory=list)
-    foldable: bool = True
-    """Whether `fairseq-admin fold` takes its checkpoint."""
+    unfolded: str = ""
+    """Why `fairseq-admin fold` does not take its checkpoint, if so."""
     fold: str = ""
     """What `fairseq-admin fold` said of its check."""
     analyses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -121,7 +121,10 @@ def _read_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
         new = EVERY.get(checkpoint.more["scheme"])
         run.scheme += f", new layers {new.title if new else checkpoint.more['scheme']}"
         run.layers = {side: state_dict.layers(checkpoint.weights, side) for side in ("encoder", "more")}
-    run.foldable = checkpoint.kind in FOLDABLE and checkpoint.scheme_name in SCHEMES and checkpoint.scheme.folds
+    if checkpoint.kind not in OURS and not checkpoint.more:
+        run.unfolded = "a model of fairseq's own, which needs no folding."
+    elif checkpoint.kind not in FOLDABLE or scheme not in SCHEMES or not checkpoint.scheme.folds:
+        run.unfolded = f"{run.scheme} cannot be folded."
     run.options = options_of(checkpoint.state)
     run.version = str((checkpoint.record or {}).get("version", ""))
     weights = {key: it for key, it in checkpoint.weights.items() if not key.endswith(state_dict.OMEGA_DELTA)}
@@ -171,9 +174,8 @@ def _say_what_is_lacking(run: Run) -> None:
         run.lacking[SAMPLES] = f"No translations: fairseq-generate … | tee {folder}/generate.txt"
     if not run.fold:
         run.lacking[FOLD] = (
-            f"Not checked: fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {folder}/fold.txt"
-            if run.foldable
-            else f"{run.scheme} cannot be folded."
+            run.unfolded
+            or f"Not checked: fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {folder}/fold.txt"
         )
 
 
