@@ -134,8 +134,9 @@ class RAdam(torch.optim.Optimizer):
             for s, number in zip(states, taken):
                 s["step"] = counts[number]
         else:
-            for s in states:
-                s["step"] = s["step"].clone()
+            if len({id(s["step"]) for s in states}) < len(states):  # shared since a fused step
+                for s in states:
+                    s["step"] = s["step"].clone()
             self._plain_step(*tensors, [s["step"] for s in states], beta1=beta1, beta2=beta2, **options)
         for p, master in zip(params, masters):
             if master is not p:
