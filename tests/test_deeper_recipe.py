@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -53,6 +55,22 @@ def test_texts_share_no_pair(tmp_path: Path) -> None:
         *(tmp_path / "pretrain.valid").read_text().splitlines(),
     ]
     assert len(words) == 300 and set(words) <= right and not {it.partition(" |||")[0] for it in words} & seen
+
+
+def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
+    """As make own takes it."""
+    sides = ["\n".join(f"{word}{number} {word}{number + 1} b" for number in range(60)) + "\n" for word in ("w", "x")]
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given/train.de.gz").write_bytes(gzip.compress(sides[0].encode()))
+    (tmp_path / "given/train.en").write_text(sides[1])
+    wanted = tmp_path / "deeper-quick-text/text/pretrain.train"
+    settings = ["QUICK=1", "PRETRAIN=30", "EXAMPLES=10", "HELD_OUT=5", f"RUNS={tmp_path}", f"PYTHON={sys.executable}"]
+    make = ["make", "-f", "recipes/deeper/Makefile", *settings]
+    done = subprocess.run([*make, f"DATA={tmp_path}/given", wanted], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"w(\d+) w\d+ b \|\|\| x\1 x\d+ b\n", wanted.read_text())
+    done = subprocess.run([*make, f"DATA={tmp_path}/none", wanted], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and f"{tmp_path}/none" in done.stderr and "Traceback" not in done.stderr
 
 
 def run(scheme: str, lr: str, seed: int, valid: float, test: float, layers: str = "8") -> dict:

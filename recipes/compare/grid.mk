@@ -1,9 +1,9 @@
 # A grid of training runs on one small corpus: corpus -> fairseq-preprocess -> fairseq-train -> fairseq-generate ->
 # result. One file a target; interrupt anywhere, run again, it goes on, and a finished cell is not run again.
 #
-# A recipe includes common.mk, sets NAME, SCHEMES, FIRST (a seed whose runs come before all others, or none), SUMMARY (the files at the end), CELLS, and for each cell AXES_<cell> (where
-# it is in the grid, NAME=VALUE) and OPTIONS_<cell> (fairseq-train's); it includes this file and says how SUMMARY is made
-# of $(RESULTS).
+# A recipe includes common.mk, sets NAME, SCHEMES, FIRST (a seed whose runs come before all others, or nothing), SUMMARY (the
+# files at the end), CELLS, and for each cell AXES_<cell> (where it is in the grid, NAME=VALUE) and OPTIONS_<cell>
+# (fairseq-train's); it includes this file and says how SUMMARY is made of $(RESULTS).
 
 # Runs side by side, one CPU thread each; on a machine with GPUs each on one of them, in turn.
 JOBS ?= 1
@@ -85,7 +85,7 @@ RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 .PHONY: results
 results: $(RESULTS)
 all:
-ifneq ($(filter-out $(FIRST),$(SEEDS)),$(SEEDS))
+ifneq ($(FIRST),)
 	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) SEEDS=$(FIRST) results
 	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) BEST="$$($(PYTHON) -m recipes.compare.best $(OUT)/*-s$(FIRST)/result.json)" $(SUMMARY)
 else
@@ -105,7 +105,7 @@ TEST_PAIRS ?= 1000
 $(OUT)/text/train.a: SIZE = $(PAIRS)
 $(OUT)/text/valid.a: SIZE = $(VALID_PAIRS)
 $(OUT)/text/test.a: SIZE = $(TEST_PAIRS)
-$(OUT)/text/%.a $(OUT)/text/%.b: | $(OUT)/settings.json
+$(OUT)/text/%.a $(OUT)/text/%.b: $(OUT)/settings.json
 	$(PYTHON) -m recipes.compare.reversed_corpus $* $(OUT)/text/$* --pairs $(SIZE) --words $(WORDS)
 
 $(BIN)/dict.b.txt: $(foreach split,train valid test,$(OUT)/text/$(split).a $(OUT)/text/$(split).b)

@@ -72,7 +72,10 @@ def main() -> None:
     if len(text) < need and not args.text:
         text = list(dict.fromkeys(generated("train", 2 * need, args.words)))
     if len(text) < need:
-        raise ValueError(f"{args.text}: {len(text)} pairs, {need} are needed. Give PRETRAIN= or EXAMPLES= that fit.")
+        raise ValueError(
+            f"{args.text or f'a language of {args.words} words'}: {len(text)} different pairs, {need} are needed. Give "
+            "PRETRAIN= or EXAMPLES= that fit."
+        )
     generator = random.Random(1)
     generator.shuffle(text)
     sizes = {"train": args.examples, "valid": args.held_out, "test": args.held_out}
