@@ -397,6 +397,14 @@ def test_unknown_choices_are_refused(recipe, variable, message, tmp_path):
     assert done.returncode == 2 and message in done.stderr
 
 
+def test_a_plan_of_real_text_fetches_nothing(tmp_path):
+    """And tries every rate with the first seed alone, as the others' is not known."""
+    done = make("compare", tmp_path, "-n", "PRESET=multi30k", "SCHEMES=admin", "RATES=1e-4 1e-3", "SEEDS=1 2")
+    assert done.returncode == 0, done.stderr
+    trained = set(re.findall(r"train_cell \S+/(\S+)", done.stdout))
+    assert trained == {"admin-18l-lr1e-4-s1", "admin-18l-lr1e-3-s1"} and not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_compare_small(tmp_path):
     """Killed in the middle, it continues; what is done stays; another setting is refused; a diverged run is a row."""
@@ -448,7 +456,7 @@ def test_compare_on_real_text_small(tmp_path):
         (served / f"{split}.en").write_text("\n".join(words).replace("f\u00fcr", "isn't") + "\n", encoding="utf-8")
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(served.iterdir())]
     (tmp_path / "sums").write_text("\n".join(sums) + "\n")
-    given = ["PRESET=multi30k", f"DATA={served}", f"SUMS={tmp_path}/sums", "MERGES=50", "MAX_TOKENS=200", "LEG=10"]
+    given = ["PRESET=multi30k", f"DATA={served}", f"SUMS={tmp_path}/sums", "MERGES=50", "MAX_TOKENS=200", "LEG=20"]
     grid = ["SCHEMES=admin pre-ln", "DEPTHS=1", "RATES=1e-30 1e-2", "SEEDS=1 2"]
     done = make("compare", tmp_path, *given, *grid)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT
 
 from recipes.compare import grid_table
+from recipes.compare.standing import markdown
 from recipes.deeper import figure, pairs, result, standing, summary
 
 
@@ -125,7 +126,7 @@ def test_figure() -> None:
 
 
 def test_the_table_of_the_docs_is_that_of_its_runs() -> None:
-    table = summary.markdown(summary.rows(standing.read_runs(ROOT / "docs/deeper.csv")))
+    table = markdown(summary.rows(standing.read_runs(ROOT / "docs/deeper.csv")), summary.title)
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     section = text.partition("## Deep layers on a pre-trained encoder\n")[2].partition("\n## ")[0]
     assert "\n".join(table) in section and "images/deeper.png" in section

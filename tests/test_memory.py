@@ -18,11 +18,11 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_admin  # noqa: F401  (registers transformer_admin)
-from fairseq_admin.fast import again
+from fairseq_admin.fast import again, linear
 from recipes.preflight.batches import batches
 from recipes.preflight.sample import write_sample
 from recipes.steps.activations import LAYERS, Batch, Sizes, activation_bytes, layer_bytes
-from recipes.steps.memory import GB, most, need
+from recipes.steps.memory import GB, SMALLEST, most, need
 from recipes.steps.plugin import SCHEMES
 
 LENGTH = 24
@@ -160,6 +160,10 @@ def test_a_layers_bytes_a_token_in_half_precision():
     )
     twice = Sizes(1000, 0, checkpoint=True)
     assert activation_bytes(twice, Batch.full(1, 36)) / 1000 / 1024 == pytest.approx(1, abs=0.05)
+
+
+def test_where_onednn_is_used_is_known_alike():
+    assert SMALLEST == linear.SMALLEST
 
 
 def test_precisions_hold_what_fairseqs_optimizers_hold():

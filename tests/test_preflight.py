@@ -218,6 +218,12 @@ def test_a_price_is_a_number(capsys):
         assert end.value.code == 2 and len(said) == 1 and f"PRICE={text} is not a price; expected" in said[0]
 
 
+def test_a_folder_that_is_not_there_is_one_line(tmp_path):
+    done = make("RECIPE=own", f"DATA={tmp_path}/none", "PAIR=de-en", "PRESET=cpu", f"RUNS={tmp_path}/runs")
+    (fault,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert done.returncode == 2 and f"DATA={tmp_path}/none is not a folder; expected one with the text" in fault
+
+
 def test_an_unknown_recipe_is_refused_in_one_line():
     for variables, message in ((["RECIPE=wmt15"], "RECIPE=wmt15 is unknown"), ([], "RECIPE= is missing")):
         done = make(*variables)

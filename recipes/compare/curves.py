@@ -6,9 +6,7 @@ python -m recipes.compare.curves RUN/curves.png RUN/*/result.json
 
 from __future__ import annotations
 
-import argparse
 import math
-from pathlib import Path
 
 import matplotlib
 
@@ -16,10 +14,11 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
+from recipes.compare import drawing
 from recipes.compare.grid_table import read_results
 from recipes.compare.standing import standings
 from recipes.compare.verdict import PLATEAU
-from recipes.steps.common import replacing, run
+from recipes.steps.common import run
 from recipes.steps.plugin import SCHEMES
 
 STYLES = ("-", "--")
@@ -61,13 +60,8 @@ def draw(results: list[dict]) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("figure", type=Path)
-    parser.add_argument("results", type=Path, nargs="+")
-    args = parser.parse_args()
-    figure = draw(read_results(args.results))
-    with replacing(args.figure) as part:
-        figure.savefig(part, format="png", dpi=150)
+    args = drawing.arguments(__doc__).parse_args()
+    drawing.draw(args, lambda: draw(read_results(args.results)))
 
 
 if __name__ == "__main__":

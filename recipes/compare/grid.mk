@@ -82,17 +82,18 @@ HOW_FAR = --cells $(CELLS) $(if $(SINCE),--since $(SINCE))
 RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
 .SECONDARY:
-.PHONY: results
-results: $(RESULTS)
 all:
 ifneq ($(FIRST),)
-	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) SEEDS=$(FIRST) results
-	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) BEST="$$($(PYTHON) -m recipes.compare.best $(OUT)/*-s$(FIRST)/result.json)" $(SUMMARY)
+	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) $(OUT)/best.txt
+	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) $(if $(PLANNING),,BEST="$$(cat $(OUT)/best.txt)") $(SUMMARY)
 else
 	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) $(SUMMARY)
 endif
 	@cat $(firstword $(SUMMARY))
 	@echo; echo "Files: $(SUMMARY)"
+
+$(OUT)/best.txt: $(filter %-s$(FIRST)/result.json,$(RESULTS)) FORCE
+	@$(PYTHON) -m recipes.compare.best $@ $(filter %-s$(FIRST)/result.json,$(RESULTS))
 
 # Translating is among what is held: a cell's checkpoints are gone once it has its result.
 $(OUT)/settings.json: $(if $(filter cpu,$(PRESET)),,$(BIN)/dict.en.txt) FORCE
@@ -118,7 +119,7 @@ $(BIN)/dict.en.txt:
 else
 $(BIN)/dict.en.txt:
 	# Its variables are its own, but for these.
-	+env -u MAKEFLAGS $(MAKE) --no-print-directory -f recipes/multi30k/Makefile PRESET=cpu PYTHON=$(PYTHON) RUNS=$(RUNS) \
+	+env MAKEFLAGS=$(if $(PLANNING),n) $(MAKE) --no-print-directory -f recipes/multi30k/Makefile PRESET=cpu PYTHON=$(PYTHON) RUNS=$(RUNS) \
 		$(foreach name,DATA URL SUMS MERGES,$(if $($(name)),$(name)=$(call quoted,$($(name))))) prepare
 endif
 

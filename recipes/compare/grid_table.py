@@ -96,6 +96,13 @@ def write_csv(path: Path, table: list[dict]) -> None:
         writer.writerows(table)
 
 
+def made_by(results: list[dict]) -> str:
+    """Which code made the results, on what, and how long it took."""
+    commits, machines = (", ".join(sorted({result[name] for result in results})) for name in ("commit", "hardware"))
+    hours = sum(result["seconds"] for result in results) / 3600
+    return f"Commit {commits}; {machines}; {hours:.2f} hours of updates in {len(results)} runs."
+
+
 def notes(results: list[dict]) -> list[str]:
     """What holds for the whole table."""
     entropy = ", ".join(sorted({f"{result['entropy']:.3f}" for result in results}))
@@ -105,9 +112,7 @@ def notes(results: list[dict]) -> list[str]:
         f"Mean over the seeds, and the range. One target token has an entropy of {entropy} bits: above {PLATEAU} of it "
         f"a run is on the plateau, above {EXPLODED} of it, or no longer finite, diverged (recipes/compare/verdict.py).",
         *(f"BLEU: {signature}" for signature in signatures),
-        f"Commit {', '.join(sorted({result['commit'] for result in results}))}; "
-        f"{', '.join(sorted({result['hardware'] for result in results}))}; "
-        f"{sum(result['seconds'] for result in results) / 3600:.2f} hours of updates in {len(results)} runs.",
+        made_by(results),
     ]
 
 

@@ -6,9 +6,6 @@ python -m recipes.compare.rates rates.png runs.csv
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import matplotlib
 
 matplotlib.use("Agg")
@@ -16,10 +13,11 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from recipes.compare import drawing
 from recipes.compare.grid_table import read_results
 from recipes.compare.standing import Standing, loss, standings
 from recipes.compare.verdict import PLATEAU
-from recipes.steps.common import replacing, run
+from recipes.steps.common import run
 from recipes.steps.plugin import SCHEMES
 
 # Okabe and Ito's blue, vermilion and bluish green, which the colour-blind can tell apart; in every panel.
@@ -89,15 +87,10 @@ def draw(results: list[dict], layers: str) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("figure", type=Path)
-    parser.add_argument("results", type=Path, nargs="+")
-    args = parser.parse_args()
+    args = drawing.arguments(__doc__).parse_args()
     results = read_results(args.results)
     deepest = max({result["layers"] for result in results}, key=int)
-    figure = draw(results, deepest)
-    with replacing(args.figure) as part:
-        figure.savefig(part, format="png", dpi=150)
+    drawing.draw(args, lambda: draw(results, deepest))
 
 
 if __name__ == "__main__":

@@ -175,9 +175,11 @@ def table(results: list[dict]) -> list[dict[str, str]]:
     return [row(it, bases.get(it.layers) if it.scheme != BASE else None) for it in them]
 
 
-def markdown(rows: list[dict[str, str]]) -> list[str]:
-    """The table as Markdown."""
-    titled = [{**it, "scheme": SCHEMES[it["scheme"]].title} for it in rows]
+def markdown(
+    rows: list[dict[str, str]], title: Callable[[str], str] = lambda scheme: SCHEMES[scheme].title
+) -> list[str]:
+    """The table as Markdown, schemes by their titles."""
+    titled = [{**it, "scheme": title(it["scheme"])} for it in rows]
     return tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
 
 

@@ -6,9 +6,6 @@ python -m recipes.deeper.figure accuracy.png runs.csv
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import matplotlib
 
 matplotlib.use("Agg")
@@ -16,11 +13,12 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from recipes.compare import drawing
 from recipes.compare.rates import ALWAYS
 from recipes.compare.standing import LEVEL, Interval, Standing, interval
 from recipes.deeper.standing import ALONE, accuracy, at_best_rates, read_results
 from recipes.deeper.summary import title
-from recipes.steps.common import replacing, run
+from recipes.steps.common import run
 
 # Of Okabe and Ito's colours, after those that a scheme always has.
 COLOURS = {**ALWAYS, "dt-fixup": "black", "deepnorm": "#E69F00", "rezero": "#CC79A7"}
@@ -72,13 +70,8 @@ def draw(results: list[dict]) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("figure", type=Path)
-    parser.add_argument("results", type=Path, nargs="+")
-    args = parser.parse_args()
-    figure = draw(read_results(args.results))
-    with replacing(args.figure) as part:
-        figure.savefig(part, format="png", dpi=150)
+    args = drawing.arguments(__doc__).parse_args()
+    drawing.draw(args, lambda: draw(read_results(args.results)))
 
 
 if __name__ == "__main__":

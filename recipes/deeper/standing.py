@@ -2,18 +2,18 @@
 
     python -m recipes.deeper.standing OUT/best.txt OUT/*-s1/result.json
 
-writes a line a scheme and depth, its cells' name without the seed. The other seeds run at that rate alone.
+writes what recipes/compare/best.py does. The other seeds run at that rate alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 from pathlib import Path
 
+from recipes.compare.best import choose
 from recipes.compare.standing import Standing, standings
-from recipes.steps.common import read_lines, run, write_lines
+from recipes.steps.common import read_lines, run
 
 ALONE = "none"
 """The scheme of a head without new layers."""
@@ -51,14 +51,5 @@ def at_best_rates(results: list[dict]) -> list[Standing]:
     return standings(results, order=lambda runs: -runs[0]["valid"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("best", type=Path)
-    parser.add_argument("results", type=Path, nargs="+")
-    args = parser.parse_args()
-    found = at_best_rates(read_results(args.results))
-    write_lines(args.best, [f"{it.scheme}-{it.layers}l-lr{it.best}" for it in found])
-
-
 if __name__ == "__main__":
-    run(main)
+    run(lambda: choose(lambda paths: at_best_rates(read_results(paths))))

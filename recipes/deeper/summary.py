@@ -17,10 +17,8 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from tabulate import tabulate
-
-from recipes.compare.grid_table import write_csv
-from recipes.compare.standing import LEVEL, Standing, difference, interval, shown
+from recipes.compare.grid_table import made_by, write_csv
+from recipes.compare.standing import LEVEL, Standing, difference, interval, markdown, shown
 from recipes.deeper.standing import ALONE, accuracy, at_best_rates, read_results
 from recipes.steps.common import run, write_lines
 from recipes.steps.logs import read_log
@@ -56,11 +54,6 @@ def rows(results: list[dict]) -> list[dict[str, str]]:
     return found
 
 
-def markdown(table: list[dict[str, str]]) -> list[str]:
-    titled = [{**row, "scheme": title(row["scheme"])} for row in table]
-    return tabulate(titled, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
-
-
 def notes(results: list[dict], encoder: Path) -> Iterable[str]:
     """What holds for the whole table."""
     valid = read_log(encoder).valid
@@ -71,12 +64,7 @@ def notes(results: list[dict], encoder: Path) -> Iterable[str]:
         "the columns are: recipes/deeper/summary.py."
     )
     yield f"The encoder needs {valid[max(valid)]:.3f} bits a masked word on validation, after {max(valid)} updates."
-    hours = sum(result["seconds"] for result in results) / 3600
-    yield (
-        f"Commit {', '.join(sorted({result['commit'] for result in results}))}; "
-        f"{', '.join(sorted({result['hardware'] for result in results}))}; {hours:.2f} hours of updates in "
-        f"{len(results)} runs."
-    )
+    yield made_by(results)
 
 
 def main() -> None:
@@ -88,7 +76,7 @@ def main() -> None:
     table = rows(results)
     write_csv(args.folder / "runs.csv", results)
     write_csv(args.folder / "table.csv", table)
-    write_lines(args.folder / "table.md", [*markdown(table), *notes(results, args.folder / "encoder/train.log")])
+    write_lines(args.folder / "table.md", [*markdown(table, title), *notes(results, args.folder / "encoder/train.log")])
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ loss. A cross marks a cell in which any run diverged, a bar one on the plateau.
 
 from __future__ import annotations
 
-import argparse
 import math
-from pathlib import Path
 
 import matplotlib
 
@@ -20,9 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
+from recipes.compare import drawing
 from recipes.compare.grid_table import places, read_results
 from recipes.compare.verdict import EXPLODED
-from recipes.steps.common import replacing, run
+from recipes.steps.common import run
 from recipes.steps.plugin import SCHEMES
 
 NAMES = {"adam": "Adam", "sgd": "SGD", "warmup": "updates of warm-up"}
@@ -88,14 +87,10 @@ def draw(results: list[dict], against: str = "beta2") -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("figure", type=Path)
-    parser.add_argument("results", type=Path, nargs="+")
+    parser = drawing.arguments(__doc__)
     parser.add_argument("--against", default="beta2", help="the axis of the grid that is not the learning rate")
     args = parser.parse_args()
-    figure = draw(read_results(args.results), args.against)
-    with replacing(args.figure) as part:
-        figure.savefig(part, format="png", dpi=150)
+    drawing.draw(args, lambda: draw(read_results(args.results), args.against))
 
 
 if __name__ == "__main__":
