@@ -22,7 +22,7 @@ from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.export import ctranslate2, folder, huggingface, tokenizer
-from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.text.bpe import BPE
 from fairseq_admin.text.tokens import Text

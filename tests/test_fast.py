@@ -32,7 +32,7 @@ from fairseq_admin.fast.feed_forward import FUSED, ActivationDropout
 from fairseq_admin.fast.linear import OneDnnLinear
 from fairseq_admin.fast.shortcut import FastShortcutNorm, LeftToTheNorm, Shared
 from fairseq_admin.fast.twin import Fast
-from fairseq_admin.method.layers import ShortcutNorm
+from fairseq_admin.method.norms import ShortcutNorm
 from fairseq_admin.method.schemes import SCHEMES
 
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}

@@ -21,7 +21,7 @@ from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance, state_dict
-from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.norms import shortcut_norms
 
 TASK = {"_name": "translation", "data": "nowhere", "source_lang": "a", "target_lang": "b", "left_pad_source": True}
 TASK.update(dataset_impl=None, train_subset="train", required_seq_len_multiple=1)

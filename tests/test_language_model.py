@@ -20,7 +20,7 @@ from fairseq_admin.architectures.divergence import DivergedError
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import profiling, provenance, state_dict
 from fairseq_admin.method.initial_weights import deepnorm_gains, t_fixup_gains
-from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.method.schemes import SCHEMES, deepnorm_scales
 
 STOCK = {"post-ln": False, "pre-ln": True, "post-ln-pre-ln": True}

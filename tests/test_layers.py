@@ -10,7 +10,7 @@ import reference
 import torch
 
 from fairseq_admin.method import provenance
-from fairseq_admin.method.layers import ShortcutNorm, shortcut_norms
+from fairseq_admin.method.norms import ShortcutNorm, shortcut_norms
 from fairseq_admin.method.state_dict import STRAY
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -28,7 +28,7 @@ from fairseq.trainer import Trainer
 import fairseq_admin  # noqa: F401  (registers the model)
 from fairseq_admin.checkpoints import files
 from fairseq_admin.method import provenance, state_dict
-from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.method.profiling import profile
 
 SEPARATE = [option for option in TRAIN if option != "--share-all-embeddings"]

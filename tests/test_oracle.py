@@ -15,7 +15,7 @@ import torch
 from golden import clinic, laws, omega, rivals
 
 from fairseq_admin.method import initial_weights
-from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.method.profiling import measure
 from fairseq_admin.method.schemes import deepnorm_scales
 

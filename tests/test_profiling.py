@@ -15,7 +15,7 @@ from torch import nn
 from fairseq_admin.architectures import scheme_model
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import profiling, provenance, stacks
-from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.norms import shortcut_norms
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method.layers import shortcut_norms
+from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.method.schemes import stacks_of
 from fairseq_admin.method.state_dict import omegas
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..method.layers import BottomNorm, ShortcutNorm
+from ..method.norms import BottomNorm, ShortcutNorm
 from ..method.schemes import SUBLAYER_NORMS, layers_of
 
 KINDS = {"self_attn": "self-attention", "encoder_attn": "encoder-attention", "ffn": "feed-forward"}

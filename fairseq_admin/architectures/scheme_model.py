@@ -17,7 +17,7 @@ from ..errors import AdminError
 from ..fast.model import speed_up
 from ..fast.twin import twins_of
 from ..method import initial_weights, provenance
-from ..method.layers import shortcut_norms
+from ..method.norms import shortcut_norms
 from ..method.omega import omega_from_depth
 from ..method.profiling import inputs, profile
 from ..method.schemes import SCHEMES, layers_of, stacks_of

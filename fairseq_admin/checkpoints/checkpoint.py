@@ -9,10 +9,9 @@ import re
 from argparse import Namespace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
-from omegaconf import OmegaConf
 from torch import Size, Tensor
 
 from .. import fingerprint
@@ -20,7 +19,8 @@ from ..architectures.config import fill_masked, fill_sizes, flat_decoder
 from ..errors import AdminError
 from ..method import provenance, state_dict
 from ..method.schemes import SCHEMES, Scheme
-from . import files
+from . import files, options
+from .options import Options
 
 OURS = ("transformer_admin", "transformer_lm_admin", "masked_lm_admin")
 """The models of this plugin."""
@@ -34,14 +34,6 @@ STACKS = {
 
 FOLD = "admin_fold"
 """The entry of a checkpoint's `extra_state` that tells a folded model from one that never had an ω."""
-
-
-class Options(NamedTuple):
-    """The options that a checkpoint was trained with, as it holds them; each part names its kind under `_name`."""
-
-    model: dict[str, Any]
-    task: dict[str, Any]
-    criterion: dict[str, Any]
 
 
 class Checkpoint:
@@ -89,21 +81,8 @@ class Checkpoint:
 
     @cached_property
     def options(self) -> Options:
-        """What it was trained with, by fairseq before or after 0.10, by its command line or by hydra.
-
-        Raises:
-            AdminError: it does not say.
-        """
-        args, cfg = self.state.get("args"), self.state.get("cfg")
-        if args is not None:
-            flat = dict(vars(args))
-            return Options(*({**flat, "_name": flat.get(kind)} for kind in ("arch", "task", "criterion")))
-        if cfg is None:
-            raise AdminError(
-                f"{self.name} has neither 'cfg' nor 'args', which give the model's sizes. Use the file that "
-                "fairseq-train saved."
-            )
-        return Options(*(plain(cfg.get(kind)) for kind in Options._fields))
+        """What it was trained with; refuses what `options.read` refuses."""
+        return options.read(self.state, self.name)
 
     @cached_property
     def kind(self) -> str | None:
@@ -256,14 +235,3 @@ def wrong_shape(name: str, key: str, shape: Size, expected: Size) -> AdminError:
         f"{name}: {key} has shape {tuple(shape)}; {tuple(expected)} was expected. Give the file that fairseq-train "
         "saved."
     )
-
-
-def plain(section: Any) -> dict[str, Any]:
-    """A section of fairseq's configuration, of whatever kind, as a dict of plain values."""
-    if section is None:
-        return {}
-    if isinstance(section, Namespace):
-        return dict(vars(section))
-    if OmegaConf.is_config(section):
-        return dict(OmegaConf.to_container(section, resolve=True, enum_to_str=True))  # type: ignore[arg-type]
-    return dict(section)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..method.layers import ShortcutNorm
+from ..method.norms import ShortcutNorm
 from ..method.schemes import SUBLAYER_NORMS
 from .again import kept, remember, taken
 from .dropout import FastDropout, keep, scaled

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..errors import AdminError
 from ..version import __version__
 from . import initial_weights, provenance
-from .layers import shortcut_norms
+from .norms import shortcut_norms
 from .omega import omega_from_depth
 from .profiling import StackProbe, from_first_rank
 from .schemes import EVERY

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import AdminError
 from ..version import __version__
-from .layers import ShortcutNorm, shortcut_norms
+from .norms import ShortcutNorm, shortcut_norms
 from .omega import next_omega, omega_from_variances, variance
 from .schemes import stacks_of
 

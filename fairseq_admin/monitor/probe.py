@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..method.layers import BottomNorm, ShortcutNorm
+from ..method.norms import BottomNorm, ShortcutNorm
 from ..method.omega import variance
 from ..method.schemes import SUBLAYER_NORMS, layers_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checkpoints.checkpoint import plain
+from ..checkpoints.options import plain
 
 SECTIONS = {
     "model": (

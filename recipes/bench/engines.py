@@ -35,7 +35,7 @@ from fairseq_admin.checkpoints.checkpoint import Checkpoint  # noqa: E402
 from fairseq_admin.checkpoints.stock import ARCH  # noqa: E402
 from fairseq_admin.export.exportable import prepare  # noqa: E402
 from fairseq_admin.export.folder import export  # noqa: E402
-from fairseq_admin.method.layers import shortcut_norms  # noqa: E402
+from fairseq_admin.method.norms import shortcut_norms  # noqa: E402
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.translation.engines import padded  # noqa: E402
 from recipes.bench.step import paired  # noqa: E402
