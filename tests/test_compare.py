@@ -23,7 +23,7 @@ from recipes.compare import cells
 from recipes.compare.curves import draw as draw_curves
 from recipes.compare.curves import mean_curve
 from recipes.compare.entropy import unigram_entropy
-from recipes.compare.grid_table import outcome, read_runs, rows, spread, write_csv
+from recipes.compare.grid_table import outcome, read_runs, rows, spread, write_runs
 from recipes.compare.rates import draw as draw_rates
 from recipes.compare.result import bleu
 from recipes.compare.reversed_corpus import pairs
@@ -289,16 +289,17 @@ def test_a_diverged_run_counts_with_the_bound():
 
 
 def test_standing_from_the_file_that_is_kept(tmp_path):
-    """Does runs.csv, which has no curves, give the same table as the results themselves?"""
+    """Does runs.csv give the same table as the results themselves, and validation's curves?"""
     runs = grid("admin", "1e-3", [1.0, 2.0, 3.0]) + grid("pre-ln", "1e-4", [1.5, 2.5, 5.0], left=None)
     runs += [
         result(scheme="post-ln", bits=None, bleu=None, left=None, verdict="diverged", update=7, seed=s) for s in "123"
     ]
     for run in runs:
-        run.update(params=1, seconds=2)
-    write_csv(tmp_path / "runs.csv", [{k: v for k, v in run.items() if k not in ("train", "valid")} for run in runs])
-    table = standing_table(runs)
-    assert standing_table(read_runs(tmp_path / "runs.csv")) == table
+        run.update(params=1, seconds=2, train={10: 9.0}, valid={100: 5.75, 200: NAN if run["bits"] is None else 2.5})
+    write_runs(tmp_path / "runs.csv", runs)
+    table, kept = standing_table(runs), read_runs(tmp_path / "runs.csv")
+    assert standing_table(kept) == table
+    assert [str(run["valid"]) for run in kept] == [str(run["valid"]) for run in runs]
     assert [row["scheme"] for row in table] == ["admin", "pre-ln", "post-ln"]
     assert table[0]["left the plateau at"] == "15 (15 to 15)" and table[0]["bits vs. Admin"] == ""
     assert table[1]["learned"] == "2 of 3" and table[1]["window"] == "-" and table[1]["left the plateau at"] == "-"
@@ -307,6 +308,8 @@ def test_standing_from_the_file_that_is_kept(tmp_path):
         table[2]["bits vs. Admin"].startswith("behind: +7.000 (+4.5")
         and table[2]["BLEU vs. Admin"] == "behind: -50.00 (-50.00 to -50.00)"
     )
+    tried = grid("admin", "1e-4", [1.0]) + grid("admin", "1e-3", [1.0]) + grid("pre-ln", "1e-4", [8.9])
+    assert [row["window"] for row in standing_table(runs[:6], tried)] == ["1e-4 1e-3", "-"]
     (tmp_path / "runs.csv").write_text("scheme\nadmin\n")
     with pytest.raises(ValueError, match="has no column update; expected the runs.csv of a grid"):
         read_runs(tmp_path / "runs.csv")
@@ -397,12 +400,26 @@ def test_unknown_choices_are_refused(recipe, variable, message, tmp_path):
     assert done.returncode == 2 and message in done.stderr
 
 
-def test_a_plan_of_real_text_fetches_nothing(tmp_path):
-    """And tries every rate with the first seed alone, as the others' is not known."""
-    done = make("compare", tmp_path, "-n", "PRESET=multi30k", "SCHEMES=admin", "RATES=1e-4 1e-3", "SEEDS=1 2")
+def planned(folder, *given):
+    """The cells that a plan trains, in its order, by their folders."""
+    done = make("compare", folder, "-n", "SCHEMES=admin", "RATES=1e-4 1e-3", "SEEDS=1 2", *given)
     assert done.returncode == 0, done.stderr
-    trained = set(re.findall(r"train_cell \S+/(\S+)", done.stdout))
-    assert trained == {"admin-18l-lr1e-4-s1", "admin-18l-lr1e-3-s1"} and not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
+    return list(dict.fromkeys(re.findall(rf"train_cell {re.escape(str(folder))}/\S+?/(\S+)", done.stdout)))
+
+
+def test_a_plan_of_real_text_fetches_nothing(tmp_path):
+    """And tries every rate with the first seed alone, in a folder of short runs, as the best is not known."""
+    tried = ["search/admin-18l-lr1e-4-s1", "search/admin-18l-lr1e-3-s1"]
+    assert planned(tmp_path, "PRESET=multi30k") == tried
+    best = "BEST=admin-18l-lr1e-3"
+    assert planned(tmp_path, "PRESET=multi30k", best) == [*tried, "admin-18l-lr1e-3-s1", "admin-18l-lr1e-3-s2"]
+
+
+def test_rates_are_tried_on_the_first_seed(tmp_path):
+    tried = ["admin-18l-lr1e-4-s1", "admin-18l-lr1e-3-s1"]
+    assert planned(tmp_path, "SEARCH=first", "BEST=admin-18l-lr1e-4") == [*tried, "admin-18l-lr1e-4-s2"]
+    assert planned(tmp_path) == [*tried, "admin-18l-lr1e-4-s2", "admin-18l-lr1e-3-s2"]
 
 
 @pytest.mark.slow
@@ -447,7 +464,7 @@ def test_compare_small(tmp_path):
 
 @pytest.mark.slow
 def test_compare_on_real_text_small(tmp_path):
-    """The rates are tried on the first seed, the other runs at the best; the score is of the published text."""
+    """The rates are tried in short runs, all seeds run at the best; the score is of the published text."""
     served = tmp_path / "served"
     served.mkdir()
     for split, size in (("train", 300), ("val", 40), ("test_2016_flickr", 20)):
@@ -456,18 +473,16 @@ def test_compare_on_real_text_small(tmp_path):
         (served / f"{split}.en").write_text("\n".join(words).replace("f\u00fcr", "isn't") + "\n", encoding="utf-8")
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(served.iterdir())]
     (tmp_path / "sums").write_text("\n".join(sums) + "\n")
-    given = ["PRESET=multi30k", f"DATA={served}", f"SUMS={tmp_path}/sums", "MERGES=50", "MAX_TOKENS=200", "LEG=20"]
-    grid = ["SCHEMES=admin pre-ln", "DEPTHS=1", "RATES=1e-30 1e-2", "SEEDS=1 2"]
+    given = ["PRESET=multi30k", f"DATA={served}", f"SUMS={tmp_path}/sums", "MERGES=50", "MAX_TOKENS=200", "SHORT=20"]
+    grid = ["SCHEMES=admin", "DEPTHS=1", "RATES=1e-30 1e-2", "SEEDS=1 2"]
     done = make("compare", tmp_path, *given, *grid)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     out = tmp_path / "compare-tokens200-multi30k"
-    runs = list(csv.DictReader((out / "runs.csv").open()))
-    tried = [("admin", "1e-30"), ("admin", "1e-2"), ("pre-ln", "1e-30"), ("pre-ln", "1e-2")]
-    assert [(row["scheme"], row["lr"], row["seed"]) for row in runs] == [
-        *((*it, "1") for it in tried), *((*it, "2") for it in tried[1::2])
-    ]  # fmt: skip
+    runs, tried = (list(csv.DictReader((out / name).open())) for name in ("runs.csv", "search/runs.csv"))
+    assert [(row["lr"], row["seed"]) for row in tried] == [("1e-30", "1"), ("1e-2", "1")]
+    assert [(row["lr"], row["seed"]) for row in runs] == [("1e-2", "1"), ("1e-2", "2")]
     assert all("tok:13a" in row["signature"] and row["bleu"] for row in runs)
-    assert "the rates were tried on seed 1" in (out / "standing.md").read_text()
+    assert "were tried in runs of 20 updates on seed 1)" in (out / "standing.md").read_text()
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 # A grid of training runs on one small corpus: corpus -> fairseq-preprocess -> fairseq-train -> fairseq-generate ->
 # result. One file a target; interrupt anywhere, run again, it goes on, and a finished cell is not run again.
 #
-# A recipe includes common.mk, sets NAME, SCHEMES, FIRST (a seed whose runs come before all others, or nothing), SUMMARY (the
-# files at the end), CELLS, and for each cell AXES_<cell> (where it is in the grid, NAME=VALUE) and OPTIONS_<cell>
+# A recipe includes common.mk, sets NAME, SCHEMES, TRIAL (variables of a grid to make first, whose TRIED tells the best rates; or
+# nothing), SUMMARY (the files at the end), CELLS, and for each cell AXES_<cell> (where it is in the grid, NAME=VALUE) and OPTIONS_<cell>
 # (fairseq-train's); it includes this file and says how SUMMARY is made of $(RESULTS).
 
 # Runs side by side, one CPU thread each; on a machine with GPUs each on one of them, in turn.
@@ -83,17 +83,15 @@ RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
 .SECONDARY:
 all:
-ifneq ($(FIRST),)
-	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) $(OUT)/best.txt
+ifneq ($(TRIAL),)
+	+@$(MAKE) --no-print-directory -f $(firstword $(MAKEFILE_LIST)) $(TRIAL)
+	@$(PYTHON) -m recipes.compare.best $(OUT)/best.txt $(TRIED)
 	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) $(if $(PLANNING),,BEST="$$(cat $(OUT)/best.txt)") $(SUMMARY)
 else
 	+@$(GUARD) -j $(JOBS) SINCE=$$(date +%s) $(SUMMARY)
 endif
 	@cat $(firstword $(SUMMARY))
 	@echo; echo "Files: $(SUMMARY)"
-
-$(OUT)/best.txt: $(filter %-s$(FIRST)/result.json,$(RESULTS)) FORCE
-	@$(PYTHON) -m recipes.compare.best $@ $(filter %-s$(FIRST)/result.json,$(RESULTS))
 
 # Translating is among what is held: a cell's checkpoints are gone once it has its result.
 $(OUT)/settings.json: $(if $(filter cpu,$(PRESET)),,$(BIN)/dict.en.txt) FORCE

@@ -2,7 +2,8 @@
 
     python -m recipes.compare.grid_table RUN RUN/*/result.json --by scheme layers
 
-writes RUN/runs.csv, a row per run, and RUN/table.csv and RUN/table.md, a row per place in the grid.
+writes RUN/runs.csv, a row per run with its curve on validation, and RUN/table.csv and RUN/table.md, a row per place in
+the grid.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from tabulate import tabulate
 from recipes.compare.verdict import EXPLODED, PLATEAU
 from recipes.steps.common import read_lines, replacing, run, write_lines
 
-CURVES = ("train", "valid")
-
 
 def read_results(paths: list[Path]) -> list[dict]:
     """Results as recipes.compare.result wrote them, with curves by update; or those of a runs.csv."""
@@ -27,7 +26,7 @@ def read_results(paths: list[Path]) -> list[dict]:
         return read_runs(paths[0])
     results = [json.loads("\n".join(read_lines(path))) for path in paths]
     for result in results:
-        for name in CURVES:
+        for name in ("train", "valid"):
             result[name] = {int(updates): bits for updates, bits in result[name].items()}
     return results
 
@@ -36,16 +35,20 @@ NUMBERS = {"update": int, "bits": float, "left": float, "entropy": float, "bleu"
 
 
 def read_runs(path: Path) -> list[dict]:
-    """The results in a runs.csv, which has no curves.
+    """The results in a runs.csv, which has no curves of training.
 
     Raises:
         ValueError: a column is missing.
     """
     with open(path, encoding="utf-8", newline="") as file:
         rows: list[dict] = list(csv.DictReader(file))
-    if missing := [name for name in NUMBERS if not rows or name not in rows[0]]:
+    if missing := [name for name in (*NUMBERS, "valid") if not rows or name not in rows[0]]:
         raise ValueError(f"{path}: has no column {missing[0]}; expected the runs.csv of a grid. Give that.")
-    return [{**row, **{name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}} for row in rows]
+    for row in rows:
+        row |= {name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}
+        points = (point.split(":") for point in row["valid"].split())
+        row["valid"] = {int(update): float(bits) for update, bits in points}
+    return rows
 
 
 def places(results: list[dict], axes: list[str]) -> dict[tuple[str, ...], list[dict]]:
@@ -96,6 +99,15 @@ def write_csv(path: Path, table: list[dict]) -> None:
         writer.writerows(table)
 
 
+def write_runs(path: Path, results: list[dict]) -> None:
+    """The results as a runs.csv: validation's curve is one field, as in `100:5.752 250:2.003`, bits by update."""
+    rows = []
+    for result in results:
+        valid = " ".join(f"{update}:{bits:.4g}" for update, bits in sorted(result["valid"].items()))
+        rows.append({**{name: value for name, value in result.items() if name != "train"}, "valid": valid})
+    write_csv(path, rows)
+
+
 def made_by(results: list[dict]) -> str:
     """Which code made the results, on what, and how long it took."""
     commits, machines = (", ".join(sorted({result[name] for result in results})) for name in ("commit", "hardware"))
@@ -124,7 +136,7 @@ def main() -> None:
     args = parser.parse_args()
     results = read_results(args.results)
     table = rows(results, args.by)
-    write_csv(args.folder / "runs.csv", [{k: v for k, v in row.items() if k not in CURVES} for row in results])
+    write_runs(args.folder / "runs.csv", results)
     write_csv(args.folder / "table.csv", table)
     lines = tabulate(table, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
     write_lines(args.folder / "table.md", [*lines, *notes(results)])

@@ -140,7 +140,7 @@ def shown(found: Interval | None, digits: str, lower_is_better: bool) -> str:
     return f"{said}: {found:{digits}}" if found and found.count >= FEWEST else said
 
 
-def row(standing: Standing, base: Standing | None) -> dict[str, str]:
+def row(standing: Standing, window: list[str], base: Standing | None) -> dict[str, str]:
     """A row of the table; `base` is what it is compared with, if that is another."""
     at_best = list(standing.at_best.values())
     left = [result["left"] for result in at_best if result["left"] is not None]
@@ -149,7 +149,7 @@ def row(standing: Standing, base: Standing | None) -> dict[str, str]:
         "layers": standing.layers,
         "best rate": standing.best,
         "learned": f"{learned(at_best)} of {len(at_best)}",
-        "window": " ".join(standing.window) or "-",
+        "window": " ".join(window) or "-",
         "left the plateau at": f"{interval(left):.0f}" if len(left) == len(at_best) else "-",
         "bits, valid": f"{interval(list(map(loss, at_best))):.3f}",
         "BLEU, test": f"{interval(list(map(score, at_best))):.2f}",
@@ -162,17 +162,20 @@ def searched(results: list[dict]) -> str:
     """Which seed the rates were tried on, if not on every one."""
     seeds = {rate: [result["seed"] for result in runs] for (rate,), runs in places(results, ["lr"]).items()}
     tried = set.intersection(*(set(them) for them in seeds.values()))
-    return (
-        ""
-        if len(tried) != 1 or len(set().union(*seeds.values())) == 1
-        else f" (the rates were tried on seed {tried.pop()})"
-    )
+    alone = len(tried) == 1 and len(set().union(*seeds.values())) > 1
+    return f" (the rates were tried on seed {tried.pop()})" if alone else ""
 
 
-def table(results: list[dict]) -> list[dict[str, str]]:
+def table(results: list[dict], tried: list[dict] | None = None) -> list[dict[str, str]]:
+    """The rows.
+
+    Args:
+        tried: other runs, which showed each scheme's window and best rate; default: the results themselves.
+    """
     them = standings(results)
     bases = {standing.layers: standing for standing in them if standing.scheme == BASE}
-    return [row(it, bases.get(it.layers) if it.scheme != BASE else None) for it in them]
+    windows = {(it.scheme, it.layers): it.window for it in (standings(tried) if tried else them)}
+    return [row(it, windows[it.scheme, it.layers], bases.get(it.layers) if it.scheme != BASE else None) for it in them]
 
 
 def markdown(
@@ -187,14 +190,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--tried", type=Path, help="runs.csv of the short runs that the rates were tried with")
+    parser.add_argument("--updates", type=int, help="how long those were")
     args = parser.parse_args()
     results = read_results(args.results)
-    rows = table(results)
+    tried = read_results([args.tried]) if args.tried else None
+    rows = table(results, tried)
     write_csv(args.folder / "standing.csv", rows)
     lines = markdown(rows)
-    rates = sorted({result["lr"] for result in results}, key=float)
+    rates = sorted({result["lr"] for result in tried or results}, key=float)
+    on = searched(results)
+    if tried:
+        seeds = ", ".join(sorted({result["seed"] for result in tried}))
+        on = f" (the rates, and so the window, were tried in runs of {args.updates} updates on seed {seeds})"
     rule = (
-        f"Each scheme at its best of the rates {', '.join(rates)}{searched(results)}; brackets: Student's t over the "
+        f"Each scheme at its best of the rates {', '.join(rates)}{on}; brackets: Student's t over the "
         f"seeds, {LEVEL:.0%}. "
         f"{len(rows)} rows are compared at once. What the columns are: recipes/compare/standing.py."
     )
