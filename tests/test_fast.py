@@ -126,6 +126,14 @@ def test_gradients_in_float32(kind: str, activation: str, onednn) -> None:
     assert max(found.values()) <= 1e-5, found
 
 
+def test_padded_positions_are_the_twins(exact_softmax) -> None:
+    """No loss is there, but whoever reads an encoder's features sees them."""
+    fast, plain, _ = pair("translation", torch.float64, admin_init="log", **STILL)
+    src, lengths, _ = batch()
+    found, wanted = (model.encoder(src, lengths)["encoder_out"][0] for model in (fast, plain))
+    assert src.eq(PAD).any() and (found - wanted).abs().max() <= 1e-9
+
+
 def test_left_padded_targets(exact_softmax) -> None:
     """Causality does not hide padding that comes first."""
     fast, plain, _ = pair("translation", torch.float64, **STILL)
