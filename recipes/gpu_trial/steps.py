@@ -86,7 +86,7 @@ def model_options(scale: Scale, method: str, sizes: Sizes) -> list[str]:
 
 
 def run_tests(scale: Scale, folder: Path) -> Rows:
-    """The CUDA tests: how many passed, failed and were skipped, and why."""
+    """How many tests passed, failed and were skipped, and why."""
     result = folder / "tests.xml"
     command = [sys.executable, "-m", "pytest", *scale.tests, "-p", "no:cacheprovider", f"--junitxml={result}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
@@ -166,7 +166,7 @@ def resume(scale: Scale, folder: Path) -> Rows:
 
 def all_steps(scale: Scale) -> list[Step]:
     """In the order of what is learnt first."""
-    steps = [Step("tests", "The CUDA tests", partial(run_tests, scale))]
+    steps = [Step("tests", "The CUDA tests" if scale.gpu else "Tests", partial(run_tests, scale))]
     for layers in scale.layers:
         for precision in scale.precisions:
             name = f"{layers[0]}l-{layers[1]}l-{precision}"
