@@ -416,6 +416,7 @@ def test_few_operations(onednn) -> None:
     layers, stacks = len(model.encoder.layers) + len(model.decoder.layers), 2
     assert made["cat"] == made["zeros"] == 0 and made["_foreach_add"] == stacks
     assert made["random_"] == layers + stacks  # an embedding's dropout, too
+    assert made["copy_"] == 0, made  # of weights' gradients that come turned round
     assert not model.encoder.shared.omegas, "left for what runs without the stack"
 
 

@@ -57,9 +57,9 @@ def product_backward(
         of_x = product(onednn, flat, weight.t()).view(*gradient.shape[:-1], -1)
     if needed[1]:
         inputs = x.reshape(-1, x.size(-1))
-        # oneDNN copies the first factor. Of the output layer that would be all logits again.
-        if flat.size(1) > inputs.size(1):
-            of_weight = product(onednn, inputs.t(), flat.t()).t()
+        # oneDNN copies the first factor, of the output layer all logits again. Turned round, the result is copied.
+        if onednn and flat.numel() > 2 * (inputs.numel() + flat.size(1) * inputs.size(1)):
+            of_weight = product(onednn, inputs.t(), flat.t()).t().contiguous()
         else:
             of_weight = product(onednn, flat.t(), inputs.t())
     if needed[2]:
