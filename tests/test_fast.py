@@ -24,12 +24,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_admin.fast import again, attention, linear
+from fairseq_admin.fast import again, attention, linear, products
 from fairseq_admin.fast import shortcut as shortcut_module
 from fairseq_admin.fast.attention import Causal, FastAttention, Padding
 from fairseq_admin.fast.dropout import FastDropout
 from fairseq_admin.fast.feed_forward import FUSED, ActivationDropout
-from fairseq_admin.fast.linear import OneDnnLinear
+from fairseq_admin.fast.linear import FastLinear
+from fairseq_admin.fast.pieces import Branch
 from fairseq_admin.fast.shortcut import FastShortcutNorm, LeftToTheNorm, Shared
 from fairseq_admin.fast.twin import Fast
 from fairseq_admin.method.norms import ShortcutNorm
@@ -121,7 +122,7 @@ def test_gradients_are_the_twins(kind: str, scheme: str, padded: bool, exact_sof
 def test_gradients_in_float32(kind: str, activation: str, onednn) -> None:
     """With every linear layer through oneDNN. A sum of a few hundred products has a relative error of about 1e-6."""
     fast, plain, loss_of = pair(kind, activation_fn=activation, **STILL)
-    assert any(isinstance(module, OneDnnLinear) for module in fast.modules())
+    assert any(isinstance(module, FastLinear) and module.onednn for module in fast.modules())
     found = differences(fast, plain, loss_of)
     assert max(found.values()) <= 1e-5, found
 
@@ -144,40 +145,47 @@ def test_left_padded_targets(exact_softmax) -> None:
     assert max(found.values()) <= 1e-9, found
 
 
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 @pytest.mark.parametrize("mask", ["none", "causal", "padding"])
 @pytest.mark.parametrize("inputs", [1, 2], ids=["self-attention", "encoder-attention"])
-def test_products_are_the_kernel(inputs: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_the_kernel(inputs: int, mask: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's way, which has dropout, against the formula with the same elements dropped; gradients, too.
 
-    It ends with a linear layer, whose input it makes again instead of keeping it.
+    It begins and ends with linear layers; the last one's input is made again instead of kept where it is large.
     """
     torch.manual_seed(1)
     length, sentences, heads, width = 7, 3, 4, 5
     hidden = torch.zeros(sentences, length, dtype=torch.bool)
     hidden[1, 5:] = hidden[2, :2] = True
     of = {"none": attention.Mask(), "causal": Causal(length), "padding": Padding(hidden)}[mask]
-    numbers = [3] if inputs == 1 else [1, 2]
-    packed = [torch.randn(sentences, length, n, heads, width, dtype=torch.float64, requires_grad=True) for n in numbers]
+    channels, numbers = heads * width, [3] if inputs == 1 else [1, 2]
+    given = [torch.randn(sentences, length, channels, dtype=torch.float64, requires_grad=True) for _ in numbers]
+    first = nn.ModuleList(nn.Linear(channels, channels).double() for _ in range(3))
     kept = torch.rand(sentences * heads, length, length).ge(0.3)
-    monkeypatch.setattr(attention, "keep", lambda x, p: (kept, 1 / (1 - p)))
+    monkeypatch.setattr(products, "keep", lambda x, p: (kept, 1 / (1 - p)))
+    monkeypatch.setattr(again, "WORTH", 2**40 if small else 0)
 
-    q, k, v = torch.cat(packed, 2).permute(2, 0, 3, 1, 4)
+    rows = [linear(given[min(i, inputs - 1)]) for i, linear in enumerate(first)]
+    q, k, v = (it.view(sentences, length, heads, width).transpose(1, 2) for it in rows)
     scores = q @ k.transpose(2, 3) / math.sqrt(width)
     if mask == "causal":
         scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
     elif mask == "padding":
         scores = scores.masked_fill(hidden[:, None, None], -math.inf)
     shares = scores.softmax(-1) * kept.view_as(scores) / 0.7
-    last = nn.Linear(heads * width, 6).double()
+    last = nn.Linear(channels, 6).double()
     expected = last((shares @ v).transpose(1, 2).flatten(2))
-    weights = torch.randn_like(expected)
     sizes: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda it: sizes.append(it.numel()) or it, lambda it: it):
-        found = attention.by_products(of, 0.3, False, last.weight, last.bias, *packed)
-    rows = [it.numel() for it in packed]
-    assert sorted(sizes) == sorted([*rows, shares.numel(), kept.numel(), last.weight.numel()])
+        sides = [(given[0], first)] if inputs == 1 else [(given[0], first[:1]), (given[1], first[1:])]
+        found = products.by_products(of, 0.3, False, heads, sides, last).computed()
+    tokens = sentences * length * channels
+    expected_sizes = [*(n * tokens for n in numbers), *(tokens for _ in given), *([tokens] if small else [])]
+    weights = [it.weight.numel() for it in (*first, last)]
+    assert sorted(sizes) == sorted([*expected_sizes, *weights, shares.numel(), kept.numel()])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    leaves = [*packed, *last.parameters()]
+    leaves = [*given, *first.parameters(), *last.parameters()]
+    weights = torch.randn_like(expected)
     for a, b in zip(*(torch.autograd.grad((out * weights).sum(), leaves) for out in (found, expected))):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
@@ -199,7 +207,7 @@ def test_shortcut_norm_with_dropout(learned: bool, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(shortcut_module, "keep", lambda x, p: (kept.to(torch.int8).expand(x.shape), 1 / (1 - p)))
     layer = nn.Module()
-    layer.final_layer_norm, layer.dropout_module = norm, FastDropout(0.3)
+    layer.final_layer_norm, layer.dropout_module, layer.fc2 = norm, FastDropout(0.3), nn.Identity()
     shortcut_module.fuse_norms(layer, Shared())
     assert isinstance(norm, FastShortcutNorm)
     own = {it.data_ptr() for it in (shortcut, norm.weight, norm.bias)}
@@ -218,6 +226,44 @@ def test_shortcut_norm_with_dropout(learned: bool, monkeypatch: pytest.MonkeyPat
     assert len(leaves) == 4 + learned
     for a, b in zip(*(torch.autograd.grad((out * weights).sum(), leaves) for out in (found, expected))):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", ["admin", "pre-ln"])
+@pytest.mark.parametrize("worth", [0, 2**40], ids=["made again", "kept"])
+def test_a_sublayer_as_one_node_or_several(worth: int, scheme: str, onednn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks see tensors, so several nodes compute where there are any: the same numbers to the last bit."""
+    monkeypatch.setattr(again, "WORTH", worth)
+    dropped = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.1)
+    rule = {"admin_init": "log"} if scheme == "admin" else {}
+    model, loss_of = translation(admin_fast="on", admin_scheme=scheme, **rule, **dropped)
+    model.double()
+    nodes, gradients = [], []
+
+    def seen(module: nn.Module, given: Any, output: Any) -> None:
+        for each in (*given, *(output if isinstance(output, tuple) else [output])):
+            assert not any(isinstance(it, Branch) for it in (each, *(each if isinstance(each, tuple) else ()))), module
+
+    for hooked in (False, True):
+        if hooked:
+            for stack in (model.encoder, model.decoder):
+                for module in stack.layers.modules():
+                    module.register_forward_hook(seen)
+        torch.manual_seed(3)
+        found = loss_of(model)
+        nodes.append(count_nodes(found.grad_fn))
+        gradients.append(torch.autograd.grad(found, list(model.parameters())))
+    assert nodes[0] < nodes[1]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+def count_nodes(root: Any) -> int:
+    """The nodes of a graph."""
+    found, left = {root}, [root]
+    while left:
+        new = {it for it, _ in left.pop().next_functions if it is not None} - found
+        found |= new
+        left += new
+    return len(found)
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "input and second bias not"])
@@ -247,8 +293,8 @@ def test_packed_layers_are_linear(layers: int, onednn: bool, frozen: bool) -> No
 
 def test_a_packed_layer_without_bias() -> None:
     x, layer, found = torch.randn(3, 5, requires_grad=True), nn.Linear(5, 4, bias=False), []
-    for kind in (nn.Linear, OneDnnLinear):
-        layer.__class__ = kind
+    for kind in (nn.Linear, FastLinear):
+        layer.__class__, layer.onednn = kind, kind is FastLinear
         found.append(torch.autograd.grad(layer(x).square().sum(), (x, layer.weight)))
     torch.testing.assert_close(*found)
 
@@ -424,6 +470,7 @@ def test_few_operations(onednn) -> None:
     layers, stacks = len(model.encoder.layers) + len(model.decoder.layers), 2
     assert made["cat"] == made["zeros"] == 0 and made["_foreach_add"] == stacks
     assert made["random_"] == layers + stacks  # an embedding's dropout, too
+    assert made["copy_"] == 0, made  # of weights' gradients that come turned round
     assert not model.encoder.shared.omegas, "left for what runs without the stack"
 
 
@@ -468,8 +515,9 @@ def test_makes_norms_outputs_again(ratio: float, monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(a, b) for a, b in zip(*gradients))
     src, _, prev = batch(padded=True)
     layers, width = len(model.encoder.layers), model.encoder.layers[0].embed_dim
-    norms = 2 * layers - 1, 3 * layers - (ratio == 1)
-    assert kept[0] - kept[1] == 4 * width * (norms[0] * src.numel() + norms[1] * prev.numel())
+    # What each attention's last projection takes is made again, too.
+    made = 2 * layers - 1 + layers, 3 * layers - (ratio == 1) + 2 * layers
+    assert kept[0] - kept[1] == 4 * width * (made[0] * src.numel() + made[1] * prev.numel())
 
 
 def test_what_is_changed_in_place_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,7 +572,7 @@ def test_small_models_keep_mkl(width: int, ffn: int, used: bool, monkeypatch: py
     monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda: 2.0)
     sizes = {"encoder_embed_dim": width, "encoder_ffn_embed_dim": ffn, "decoder_embed_dim": width}
     model = build("transformer_admin_tiny", admin_fast="on", **sizes)
-    assert any(isinstance(module, OneDnnLinear) for module in model.modules()) is used
+    assert any(isinstance(module, FastLinear) and module.onednn for module in model.modules()) is used
 
 
 # Products of many shapes, as batches are; then the gradient of an output layer's weights, 40 MB of logits.

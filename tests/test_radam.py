@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 
 import pytest
 import reference
@@ -353,6 +355,24 @@ def test_state_of_other_parameters(sizes):
     optimizer.step()
     with pytest.raises(AdminError, match=f"is of {len(sizes)} parameters, .* the model's 2 .* Give --reset-optimizer"):
         RAdam(own, **SETTINGS).load_state_dict(optimizer.state_dict())
+
+
+def test_loads_no_compiler():
+    """torch's own optimizers load torch.compile's in every process: 65 MB."""
+    source = f"""
+import sys, torch
+from fairseq_admin.radam import RAdam
+RAdam.fused = {RAdam.fused}
+weight = torch.nn.Parameter(torch.ones(2))
+rule = RAdam([weight], lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
+weight.sum().backward()
+rule.step()
+rule.zero_grad()
+rule.load_state_dict(rule.state_dict())
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_groups_have_settings_of_their_own():

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .dropout import keep
-from .linear import packed_linear, product, product_backward, put_together
+from .linear import packed_linear, put_together
+from .pieces import Ends, able
+from .products import by_products
 from .twin import Fast
 
 
@@ -110,71 +110,7 @@ def by_kernel(mask: Mask, p: float, *packed: Tensor) -> Tensor:
     return mixed.transpose(1, 2).flatten(2)
 
 
-def _product(a: Tensor, b: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
-    """α a b. Shapes (N, I, J), (N, J, K) and (N, I, K)."""
-    return torch.baddbmm(a.new_empty(1), a, b, beta=0, alpha=alpha, out=out)
-
-
-def _rows(packed: Tensor) -> Tensor:
-    """From (B, T, n, H, D) to (n, B · H, T, D), the shape of batched products."""
-    batch, length, number, heads, width = packed.shape
-    return packed.permute(2, 0, 3, 1, 4).reshape(number, batch * heads, length, width)
-
-
-def _columns(rows: Tensor, heads: int) -> Tensor:
-    """From (n, B · H, T, D) to (B, T, n, H, D)."""
-    number, _, length, width = rows.shape
-    return rows.view(number, -1, heads, length, width).permute(1, 3, 0, 2, 4).contiguous()
-
-
-class _Products(torch.autograd.Function):
-    """Attention and the projection of its output, whose input is made again in the backward instead of kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, mask: Mask, p: float, onednn: bool, weight: Tensor, bias: Tensor | None, *packed: Tensor
-    ) -> Tensor:
-        ctx.onednn, ctx.heads, ctx.alpha = onednn, packed[0].size(3), packed[0].size(4) ** -0.5
-        rows = [_rows(several) for several in packed]
-        q, k, v = (each for several in rows for each in several)
-        k, hidden = k.transpose(1, 2), mask.bias(ctx.heads, q)
-        scores = _product(q, k, ctx.alpha) if hidden is None else torch.baddbmm(hidden, q, k, alpha=ctx.alpha)
-        shares = scores.softmax(-1)
-        kept, ctx.scale = keep(shares, p)
-        ctx.save_for_backward(weight, shares, kept, *rows)
-        mixed = _columns(_product(shares * kept, v, ctx.scale).unsqueeze(0), ctx.heads).flatten(2)
-        return product(onednn, mixed, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        weight, shares, kept, *rows = ctx.saved_tensors
-        q, k, v = (each for several in rows for each in several)
-        gradients = [torch.empty_like(several) for several in rows]
-        of_q, of_k, of_v = (each for several in gradients for each in several)
-        left = shares * kept
-        mixed = _columns(_product(left, v, ctx.scale).unsqueeze(0), ctx.heads).flatten(2)
-        of_mixed, of_weight, of_bias = product_backward(
-            ctx.onednn, gradient, mixed, weight, (True, *ctx.needs_input_grad[3:5])
-        )
-        del mixed
-        assert of_mixed is not None
-        g = _rows(of_mixed.view(*of_mixed.shape[:2], 1, ctx.heads, -1))[0]
-        _product(left.transpose(1, 2), g, ctx.scale, of_v)
-        of_shares = _product(g, v.transpose(1, 2), ctx.scale).mul_(kept)
-        of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
-        _product(of_scores, k, ctx.alpha, of_q)
-        _product(of_scores.transpose(1, 2), q, ctx.alpha, of_k)
-        return None, None, None, of_weight, of_bias, *(_columns(it, ctx.heads) for it in gradients)
-
-
-def by_products(mask: Mask, p: float, onednn: bool, weight: Tensor, bias: Tensor | None, *packed: Tensor) -> Tensor:
-    """`by_kernel` and a linear layer, with 0 < p < 1, on CPUs: torch's kernel for them has no dropout, and does far
-    more instead."""
-    return _Products.apply(mask, p, onednn, weight, bias, *packed)
-
-
-class FastAttention(Fast, MultiheadAttention):
+class FastAttention(Ends, Fast, MultiheadAttention):
     """fairseq's attention, its parameters and their names unchanged; those that are packed share a storage."""
 
     onednn: bool = False
@@ -223,14 +159,14 @@ class FastAttention(Fast, MultiheadAttention):
         dropping = self.training or self.dropout_module.apply_during_inference
         p = self.dropout_module.p if dropping else 0.0
         if self.self_attention:
-            packed = [self._packed(query, self.q_proj, self.k_proj, self.v_proj)]
+            sides: list[Any] = [(query, (self.q_proj, self.k_proj, self.v_proj))]
         else:
             assert key is not None
-            packed = [self._packed(query, self.q_proj), self._packed(key, self.k_proj, self.v_proj)]
-        if 0 < p < 1 and query.is_cpu and packed[0].dtype in (torch.float32, torch.float64):
-            onednn = self.onednn and packed[0].dtype == torch.float32
-            return by_products(mask, p, onednn, self.out_proj.weight, self.out_proj.bias, *packed), None
-        return self.out_proj(by_kernel(mask, p, *packed)), None
+            sides = [(query, (self.q_proj,)), (key, (self.k_proj, self.v_proj))]
+        if 0 < p < 1 and able(query):
+            branch = by_products(mask, p, self.onednn, self.num_heads, sides, self.out_proj)
+            return self.given_on(branch), None
+        return self.out_proj(by_kernel(mask, p, *(self._packed(x, *of) for x, of in sides))), None
 
     def _packed(self, x: Tensor, *projections: Any) -> Tensor:
         """Several linear layers of one input as one. Shapes (B, T, C) and (B, T, number of layers, H, D)."""

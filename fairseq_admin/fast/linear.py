@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,14 +58,36 @@ def product_backward(
         of_x = product(onednn, flat, weight.t()).view(*gradient.shape[:-1], -1)
     if needed[1]:
         inputs = x.reshape(-1, x.size(-1))
-        # oneDNN copies the first factor. Of the output layer that would be all logits again.
-        if flat.size(1) > inputs.size(1):
-            of_weight = product(onednn, inputs.t(), flat.t()).t()
+        # oneDNN copies the first factor, of the output layer all logits again. Turned round, the result is copied.
+        if onednn and flat.numel() > 2 * (inputs.numel() + flat.size(1) * inputs.size(1)):
+            of_weight = product(onednn, inputs.t(), flat.t()).t().contiguous()
         else:
             of_weight = product(onednn, flat.t(), inputs.t())
     if needed[2]:
         of_bias = flat.sum(0)
     return of_x, of_weight, of_bias
+
+
+def packed_product(onednn: bool, x: Tensor, parts: Sequence[Tensor | None]) -> Tensor:
+    """`packed_linear` outside of autograd."""
+    number = len(parts) // 2
+    return product(onednn, x, _joined(parts[:number]), _joined(parts[number:]))
+
+
+def packed_backward(
+    onednn: bool, gradient: Tensor, x: Tensor, weights: Sequence[Tensor], needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, of every weight and of every bias from the packed product's.
+
+    Args:
+        needed: which of them; the others may be None.
+    """
+    number = len(weights)
+    sides = needed[0], any(needed[1 : 1 + number]), any(needed[1 + number :])
+    of_x, *packed = product_backward(onednn, gradient, x, _joined(weights) if needed[0] else None, sides)
+    sizes = [weight.size(0) for weight in weights]
+    split = ([None] * number if it is None else it.split(sizes) for it in packed)
+    return of_x, *(each for several in split for each in several)
 
 
 class _Packed(torch.autograd.Function):
@@ -74,20 +97,14 @@ class _Packed(torch.autograd.Function):
         ctx.onednn, ctx.number = onednn, len(parts) // 2
         ctx.maker, of_x = kept(x)
         ctx.save_for_backward(*parts[: ctx.number], *of_x)
-        return product(onednn, x, _joined(parts[: ctx.number]), _joined(parts[ctx.number :]))
+        return packed_product(onednn, x, parts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         saved = ctx.saved_tensors
         weights, x = saved[: ctx.number], taken(ctx.maker, saved[ctx.number :])
-        _, of_input, *of_parts = ctx.needs_input_grad
-        needed = of_input, any(of_parts[: ctx.number]), any(of_parts[ctx.number :])
-        weight = _joined(weights) if of_input else None
-        of_x, *packed = product_backward(ctx.onednn, gradient, x, weight, needed)
-        sizes = [weight.size(0) for weight in weights]
-        split = ([None] * ctx.number if it is None else it.split(sizes) for it in packed)
-        return None, of_x, *(each for several in split for each in several)
+        return None, *packed_backward(ctx.onednn, gradient, x, weights, ctx.needs_input_grad[1:])
 
 
 def _joined(parts: Any) -> Any:
@@ -95,15 +112,15 @@ def _joined(parts: Any) -> Any:
     first = parts[0]
     if len(parts) == 1 or first is None:
         return first
-    place = first.data_ptr()
+    place, rows = first.data_ptr(), 0
     for part in parts:
         if part.data_ptr() != place:
             return torch.cat(parts)
-        place += part.nbytes
+        place, rows = place + part.nbytes, rows + part.size(0)
     storage = first.untyped_storage()
     if place > storage.data_ptr() + storage.nbytes():  # neighbours by chance
         return torch.cat(parts)
-    return first.detach().as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
+    return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
 
 
 def put_together(parts: list[nn.Parameter]) -> None:
@@ -139,7 +156,8 @@ def packed_linear(onednn: bool, x: Tensor, *parts: Tensor | None) -> Tensor:
 class FastLinear(Fast, nn.Linear):
     """torch's linear layer, which keeps no input that can be made again."""
 
-    onednn = False
+    onednn: bool = False
+    """Whether it goes through oneDNN."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes (..., K) and (..., N)."""
@@ -147,12 +165,6 @@ class FastLinear(Fast, nn.Linear):
             return super().forward(x)
         # Not what the node itself gives: that is a view, and fairseq's attention changes its queries in place.
         return packed_linear(self.onednn, matrix(x), self.weight, self.bias).unflatten(0, x.shape[:-1])
-
-
-class OneDnnLinear(FastLinear):
-    """The same through oneDNN."""
-
-    onednn = True
 
 
 def bound_caches() -> None:

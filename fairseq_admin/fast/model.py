@@ -15,7 +15,7 @@ from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
 from .dropout import FastDropout
 from .feed_forward import fuse
-from .linear import FASTER, SMALLEST, FastLinear, OneDnnLinear, ahead
+from .linear import FASTER, SMALLEST, FastLinear, ahead
 from .shortcut import Shared, fuse_norms
 from .stacks import FastDecoder, FastEncoder
 
@@ -65,9 +65,9 @@ def _speed_up_stack(stack: TransformerEncoderBase | TransformerDecoderBase) -> b
             assert type(attention) is MultiheadAttention
             attention.__class__ = FastAttention
             attention.put_together()
+        fused = fuse(layer) and fused
         if type(layer.fc1) is nn.Linear:
             layer.fc1.__class__ = FastLinear
-        fused = fuse(layer) and fused
         fuse_norms(layer, shared)
     stack.shared = shared  # type: ignore[assignment]
     for module in stack.modules():
@@ -84,9 +84,9 @@ def _use_onednn(model: nn.Module, width: int, ffn: int) -> None:
         return
     logger.info("Admin: --admin-fast: linear layers through oneDNN, %.1f times as fast as MKL on this CPU", ratio)
     for module in model.modules():
-        if type(module) in (nn.Linear, FastLinear):
-            module.__class__ = OneDnnLinear
-        elif isinstance(module, FastAttention):
+        if type(module) is nn.Linear:
+            module.__class__ = FastLinear
+        if isinstance(module, (FastLinear, FastAttention)):
             module.onednn = True
 
 

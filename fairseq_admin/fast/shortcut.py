@@ -21,7 +21,11 @@ from ..method.norms import ShortcutNorm
 from ..method.schemes import SUBLAYER_NORMS
 from .again import kept, remember, taken
 from .dropout import FastDropout, keep, scaled
+from .pieces import Branch, Piece, Tensors
 from .twin import Fast
+
+BETWEEN = ("return_fc", "c_attn", "attn_ln", "w_resid")
+"""Attributes of fairseq's layers by which something else takes a branch."""
 
 
 class Shared:
@@ -67,23 +71,35 @@ class Shared:
         return torch.ops.aten.native_layer_norm_backward(a, b, weight.shape, *units, weight, weight, only)[1]
 
 
+class _Computed(Piece):
+    """A branch that is there."""
+
+    def forward(self, shortcut: Tensor, branch: Tensor) -> tuple[Tensor, Tensors]:
+        return branch, ()
+
+    def backward(self, gradient: Tensor, saved: Tensors, needed: Sequence[bool]) -> Tensors:
+        return None, gradient
+
+
 class _Normed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        branch: Tensor,
-        shortcut: Tensor,
-        omega_delta: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
         norm: FastShortcutNorm,
         omega: Tensor,
         p: float,
+        piece: Piece,
+        omega_delta: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        shortcut: Tensor,
+        *given: Any,
     ) -> tuple[Tensor, Tensor]:
         """y and z. ω's gradient is that of its learned part. 0 <= p < 1.
 
         Under autocast the branch may be of a smaller type.
         """
+        branch, saved = piece.forward(shortcut, *given)
         z, mask, ctx.scale = shortcut * omega, None, 1 / (1 - p)
         if not p:
             z += branch
@@ -95,8 +111,9 @@ class _Normed(torch.autograd.Function):
             z += dropped
         y, mean, deviation = torch.native_layer_norm(z, weight.shape, weight, bias, norm.eps)
         ctx.dtypes, ctx.shared = (branch.dtype, None if omega_delta is None else omega_delta.dtype), norm.shared
-        ctx.maker, of_shortcut = kept(shortcut) if ctx.needs_input_grad[2] else (None, ())
-        ctx.save_for_backward(z, mask, omega, weight, bias, mean, deviation, *of_shortcut)
+        ctx.maker, of_shortcut = kept(shortcut) if ctx.needs_input_grad[4] else (None, ())
+        ctx.piece, ctx.number = piece, len(of_shortcut)
+        ctx.save_for_backward(z, mask, omega, weight, bias, mean, deviation, *of_shortcut, *saved)
         ctx.mark_non_differentiable(z)
         ctx.set_materialize_grads(False)  # zeros as z's
         return y, z
@@ -104,17 +121,21 @@ class _Normed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
-        z, mask, omega, weight, bias, mean, deviation, *of_shortcut = ctx.saved_tensors
-        needed = ctx.needs_input_grad
+        z, mask, omega, weight, bias, mean, deviation, *rest = ctx.saved_tensors
+        _, _, _, _, needs_delta, needs_weight, needs_bias, *needed = ctx.needs_input_grad
         of_z, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
-            gradient, z, weight.shape, mean, deviation, weight, bias, (True, *needed[3:5])
+            gradient, z, weight.shape, mean, deviation, weight, bias, (True, needs_weight, needs_bias)
         )
         of_branch = of_z if mask is None else scaled(of_z, mask, ctx.scale)
         of_delta = None
-        if needed[2]:
-            shortcut = taken(ctx.maker, tuple(of_shortcut))
+        if needs_delta:
+            shortcut = taken(ctx.maker, tuple(rest[: ctx.number]))
             of_delta = ctx.shared.products(of_z, shortcut, mean, weight).to(ctx.dtypes[1])
-        return of_branch.to(ctx.dtypes[0]), of_z * omega, of_delta, of_weight, of_bias, None, None, None
+        of_x, *of_given = ctx.piece.backward(of_branch.to(ctx.dtypes[0]), rest[ctx.number :], needed)
+        # Rounded as by autograd, which adds what two nodes give: a run is the same whichever way it takes.
+        of_shortcut = of_z * omega
+        of_x = of_shortcut if of_x is None else of_x.add_(of_shortcut)
+        return None, None, None, None, of_delta, of_weight, of_bias, of_x, *of_given
 
 
 class LeftToTheNorm(FastDropout):
@@ -160,12 +181,16 @@ class FastShortcutNorm(Fast, ShortcutNorm):
         if self.plain:
             return super().forward(branch_and_shortcut)
         branch, shortcut = branch_and_shortcut
+        piece, given = _Computed(), [branch]
+        if isinstance(branch, Branch):
+            piece, given = branch.piece, branch.given[1:]
+            assert branch.given[0] is shortcut
         omega = self.shared.omegas.get(self)
         if omega is None:
             omega = self.omega.detach()
         omega = omega.to(shortcut.dtype)
         p = self.left_dropout()
-        y, z = _Normed.apply(branch, shortcut, self.omega_delta, self.weight, self.bias, self, omega, p)
+        y, z = _Normed.apply(self, omega, p, piece, self.omega_delta, self.weight, self.bias, shortcut, *given)
         remember(y, z, self.weight, self.bias, self.eps)
         return y
 
@@ -177,12 +202,17 @@ class FastShortcutNorm(Fast, ShortcutNorm):
 
 
 def fuse_norms(layer: Any, shared: Shared) -> None:
-    """Let a layer's norms compute its dropout, too, where they know the shortcut."""
-    norms = [norm for norm in (getattr(layer, name, None) for name in SUBLAYER_NORMS) if norm is not None]
-    if not all(type(norm) is ShortcutNorm for norm in norms) or layer.dropout_module.p >= 1:
+    """Let a layer's norms compute its dropout, too, and its branches, where they know the shortcut."""
+    norms = {name: norm for name in SUBLAYER_NORMS if (norm := getattr(layer, name, None)) is not None}
+    if not all(type(norm) is ShortcutNorm for norm in norms.values()) or layer.dropout_module.p >= 1:
         return
-    layer.dropout_module.__class__, layer.dropout_module.norms = LeftToTheNorm, len(norms)
-    for norm in norms:
-        norm.__class__, norm.dropout_module, norm.shared = FastShortcutNorm, layer.dropout_module, shared
-        norm.first = norm is norms[0]
-    shared.norms += norms
+    dropout, first = layer.dropout_module, next(iter(norms.values()))
+    dropout.__class__, dropout.norms = LeftToTheNorm, len(norms)
+    for name, norm in norms.items():
+        norm.__class__, norm.dropout_module, norm.shared = FastShortcutNorm, dropout, shared
+        norm.first = norm is first
+        ends = layer.fc2 if norm is layer.final_layer_norm else getattr(layer, name[: -len("_layer_norm")])
+        # fairseq hands on the feed-forward branch itself, or scales heads, norms or scales shortcuts in between.
+        if not any(getattr(layer, each, None) for each in BETWEEN):
+            ends.followed_by = layer, dropout, norm
+    shared.norms += norms.values()

@@ -117,12 +117,12 @@ class Scores(NamedTuple):
     Attributes:
         bytes: for each head and pair of positions.
         kernel: whether torch's kernel computes it, which keeps their sum instead.
-        vectors: tensors of d values a token: q, k, v, and what the output projection takes.
+        again: whether what the output projection takes is made again where it is large.
     """
 
     bytes: float
     kernel: bool
-    vectors: int = 4
+    again: bool = False
 
 
 def plain_scores(sizes: Sizes, decoder: bool, cross: bool) -> Scores:
@@ -139,7 +139,7 @@ def plain_scores(sizes: Sizes, decoder: bool, cross: bool) -> Scores:
 def fast_scores(sizes: Sizes, decoder: bool, cross: bool) -> Scores:
     if sizes.gpu or not sizes.attention_dropout:
         return Scores(0.0, kernel=True)
-    return Scores(float(sizes.type.activation + sizes.mask), kernel=False, vectors=3)
+    return Scores(float(sizes.type.activation + sizes.mask), kernel=False, again=True)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,8 @@ class Layers:
         casts: half copies of d values under autocast: of self-attention, encoder-attention and feed-forward layer.
         unordered: copies of d values, in the sentences' order, at the bottom of each stack; in each sub-layer that has
             no norm to bring them in the layers' order, one.
-        again: from so many numbers on, the output of a norm with ω is made again in the backward; 0: never.
+        again: from so many numbers on, the output of a norm with ω is made again in the backward, and what the output
+            projection of an attention takes; 0: never.
     """
 
     scores: Callable[[Sizes, bool, bool], Scores]
@@ -172,20 +173,24 @@ LAYERS = {
 }
 
 
-def attention_bytes(sizes: Sizes, queries: int, keys: int, *, decoder: bool, cross: bool) -> float:
-    """What one attention keeps of a sentence of so many queries and keys."""
+def attention_bytes(sizes: Sizes, queries: int, keys: int, *, decoder: bool, cross: bool, again: bool = False) -> float:
+    """What one attention keeps of a sentence of so many queries and keys.
+
+    Args:
+        again: whether what the output projection takes is large.
+    """
     d, h, a = sizes.width, sizes.heads, sizes.type.activation
     scores = LAYERS[sizes.layers].scores(sizes, decoder, cross)
-    # Two of the vectors are the keys' and the values'.
-    kept = ((scores.vectors - 2) * queries + 2 * keys) * d * a + scores.bytes * h * queries * keys
+    # q, k, v, and what the output projection takes.
+    vectors = queries + 2 * keys + (0 if scores.again and again else queries)
+    kept = vectors * d * a + scores.bytes * h * queries * keys
     # A sum a head, and on a GPU a copy of the result in another order.
     return kept + queries * (4 * h + (d * a if sizes.gpu else 0) if scores.kernel else 0)
 
 
-def made_again(sizes: Sizes, tokens: float) -> bool:
-    """Whether the norms' outputs for so many tokens are."""
-    least = LAYERS[sizes.layers].again
-    return bool(least) and SCHEMES[sizes.scheme].omega and tokens * sizes.width >= least
+def large(sizes: Sizes, tokens: float) -> bool:
+    """Whether d values of each of so many tokens are made again, where they can be."""
+    return 0 < LAYERS[sizes.layers].again <= tokens * sizes.width
 
 
 def token_bytes(sizes: Sizes, *, decoder: bool, again: bool = False) -> float:
@@ -216,10 +221,11 @@ def token_bytes(sizes: Sizes, *, decoder: bool, again: bool = False) -> float:
 def layer_bytes(sizes: Sizes, batch: Batch, *, decoder: bool) -> float:
     """What one layer keeps for backward of a batch."""
     own = batch.target if decoder else batch.source
-    kept = own * token_bytes(sizes, decoder=decoder, again=made_again(sizes, batch.sentences * own))
-    kept += attention_bytes(sizes, own, own, decoder=decoder, cross=False)
+    again = large(sizes, batch.sentences * own)
+    kept = own * token_bytes(sizes, decoder=decoder, again=again and SCHEMES[sizes.scheme].omega)
+    kept += attention_bytes(sizes, own, own, decoder=decoder, cross=False, again=again)
     if decoder and sizes.encoder_layers:
-        kept += attention_bytes(sizes, own, batch.source, decoder=True, cross=True)
+        kept += attention_bytes(sizes, own, batch.source, decoder=True, cross=True, again=again)
     return batch.sentences * kept
 
 
