@@ -543,3 +543,12 @@ def test_memory_does_not_grow_with_the_text(tmp_path, codes):
             )  # fmt: skip
             peaks.append(int(done.stdout.splitlines()[-1]) / (1024 if sys.platform != "darwin" else 1 << 20))
     assert peaks[2] - peaks[0] < 16 and peaks[3] - peaks[1] < 16, peaks
+
+
+def test_steps_load_no_torch():
+    """It takes seconds, in every step of a recipe; what a step trains or translates with is a process of its own."""
+    steps = sorted(path.stem for path in Path(common.__file__).parent.glob("*.py"))
+    code = f"import sys, {', '.join(f'recipes.steps.{name}' for name in steps)}\n"
+    code += "print({'torch', 'fairseq'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr

@@ -10,9 +10,7 @@ from recipes.steps.common import read_lines
 if TYPE_CHECKING:
     from fairseq_admin.logs import Log, Record, parse, read, stats
 else:
-    from recipes.steps.plugin import LOGS
-
-    Log, Record, parse, read, stats = (getattr(LOGS, name) for name in ("Log", "Record", "parse", "read", "stats"))
+    from recipes.plugin.logs import Log, Record, parse, read, stats
 
 __all__ = ["Log", "Record", "parse", "read", "read_log", "stats"]
 

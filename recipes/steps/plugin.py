@@ -1,4 +1,4 @@
-"""What the plugin says of itself, read from its files: importing it, with torch and fairseq, takes seconds.
+"""What the plugin says of itself.
 
     python -m recipes.steps.plugin
 
@@ -9,37 +9,16 @@ before anything is installed.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-PLUGIN = Path(__file__).parents[2] / "fairseq_admin"
+if TYPE_CHECKING:
+    from fairseq_admin.errors import DIVERGED
+    from fairseq_admin.method.schemes import EVERY, SCHEMES
+else:
+    from recipes.plugin.errors import DIVERGED
+    from recipes.plugin.method.schemes import EVERY, SCHEMES
 
-
-def module(path: str) -> Any:
-    """A file of the plugin that imports none of its others, as a module by itself."""
-    name = f"fairseq_admin_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, PLUGIN / path)
-    assert spec is not None and spec.loader is not None
-    found = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(found)
-    return found
-
-
-_TABLES = module("method/schemes.py")
-
-SCHEMES: dict[str, Any] = _TABLES.SCHEMES
-"""The table of schemes, its rows by name."""
-
-EVERY: dict[str, Any] = _TABLES.EVERY
-"""The same with the rows for new layers on a pre-trained encoder alone."""
-
-DIVERGED: int = module("errors.py").DIVERGED
-"""The exit status of a training that has diverged."""
-
-LOGS = module("logs.py")
-"""The reader of fairseq's log."""
+__all__ = ["DIVERGED", "EVERY", "SCHEMES"]
 
 
 def main() -> None:

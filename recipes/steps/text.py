@@ -2,24 +2,24 @@
 
     python -m recipes.steps.text de en normalise aggressive_dashes escape -o runs/demo/data/text.json
 
-The steps import the package's text from here, for quiet.
+The steps import the package's text from here.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recipes.steps.common import replacing, run
 
-# fairseq sets logging up at import, unless someone has, and then logs what it lacks for speech.
-logging.basicConfig(level=logging.INFO, format="%(message)s")
-logging.getLogger("fairseq.tasks").setLevel(logging.WARNING)
-
-from fairseq_admin.text.bpe import BPE, remove_bpe  # noqa: E402
-from fairseq_admin.text.tokens import Text  # noqa: E402
+if TYPE_CHECKING:
+    from fairseq_admin.text.bpe import BPE, remove_bpe
+    from fairseq_admin.text.tokens import Text
+else:
+    from recipes.plugin.text.bpe import BPE, remove_bpe
+    from recipes.plugin.text.tokens import Text
 
 __all__ = ["BPE", "Text", "remove_bpe"]
 
