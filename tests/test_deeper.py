@@ -301,6 +301,8 @@ def test_the_encoder_learns_at_its_share(handle, task):
         ({"more_layers": -1}, "--more-layers is -1; expected 0 or more"),
         ({"more_layers": 2, "more_scheme": "t-fixup"}, "its paper scales the embeddings too"),
         ({"pretrained_lr_factor": -0.1}, "--pretrained-lr-factor is -0.1"),
+        ({"pretrained_lr_factor": math.nan}, "--pretrained-lr-factor is nan; expected 0 (frozen) or more"),
+        ({"more_dropout": 1.5}, "--more-dropout is 1.5; expected 0 or more, and less than 1"),
         ({"profile_sentences": -1}, "--profile-sentences is -1"),
         ({"admin_scheme": "dt-fixup"}, "--admin-scheme dt-fixup was given, which is for new layers"),
     ],
@@ -365,3 +367,7 @@ def test_nothing_to_measure_on(task, data, tmp_path):
         }
         with pytest.raises(AdminError, match=said):
             model.load_state_dict(state)
+    (tmp_path / "input0/train.bin").touch()
+    empty = deeper.task(tmp_path)
+    with pytest.raises(AdminError, match="input0/train.bin is empty, and --more-scheme admin is set up on the train"):
+        build(empty, more_layers=1, more_scheme="admin").load_state_dict(pretrained(task))

@@ -142,9 +142,29 @@ def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:
         result.accuracy(log, "train")
 
 
-@pytest.mark.parametrize("given, said", [("SCHEMES=t-fixup", "SCHEMES=t-fixup is unknown"), ("SCHEMES=dt-fixup", "")])
-def test_schemes_that_new_layers_can_have(given: str, said: str, tmp_path: Path) -> None:
+def test_no_pair_of_a_kind_is_refused(tmp_path: Path) -> None:
+    """fairseq cannot read an empty training set."""
+    given = [sys.executable, "-m", "recipes.deeper.pairs", tmp_path, "--pretrain", "9", "--examples", "0"]
+    done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and not any(tmp_path.iterdir())
+    assert "9 pairs to pre-train on, 0 examples and 1000 held out; expected 1 or more of each" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("SCHEMES=t-fixup", "SCHEMES=t-fixup is unknown"),
+        ("FACTOR=-1", "FACTOR=-1 is unknown; expected a number of 0 (frozen) or more"),
+        ("FACTOR=text", "FACTOR=text is unknown"),
+        ("SCHEMES=dt-fixup", ""),
+        ("FACTOR=0", ""),
+    ],
+)
+def test_what_new_layers_can_have(given: str, said: str, tmp_path: Path) -> None:
+    """And has a grid with another rate of the encoder a folder of its own?"""
     command = ["make", "-n", "-f", "recipes/deeper/Makefile", f"PYTHON={sys.executable}", f"RUNS={tmp_path}", given]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (said in done.stderr) if said else ("--more-scheme dt-fixup --more-layers 24" in done.stdout), done.stderr
-    assert (done.returncode == 0) == (not said)
+    assert (done.returncode == 0) == (not said) and said in done.stderr, done.stderr
+    factor, folder = ("0", "deeper-factor0") if given == "FACTOR=0" else ("0.1", "deeper")
+    cell = rf"train_cell {tmp_path}/{folder}/dt-fixup-24l-lr1e-4-s1"
+    assert said or re.search(rf"(?s){cell} .*--pretrained-lr-factor {factor} .*--more-layers 24", done.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -216,6 +217,12 @@ class DeeperAdminModel(MaskedLMAdminModel):
 
     def _training_set(self, task: Any) -> list[Tensor]:
         """The tokens of the training set's sentences, or of --profile-sentences of them, in the task's random order."""
+        for path in sorted(Path(task.cfg.data).glob("*/train.bin")):
+            if not path.stat().st_size:  # fairseq fails on it
+                raise AdminError(
+                    f"{path} is empty, and --more-scheme {self.args.more_scheme} is set up on the training set. Give "
+                    "--trainpref to fairseq-preprocess a text that has lines."
+                )
         try:
             task.load_dataset("train")
             data = task.dataset("train")
