@@ -125,11 +125,18 @@ def test_figure() -> None:
     assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_label() == "head alone"] == [0.52]
 
 
-def test_the_table_of_the_docs_is_that_of_its_runs() -> None:
-    table = markdown(summary.rows(standing.read_runs(ROOT / "docs/deeper.csv")), summary.title)
+@pytest.mark.parametrize("runs", ["deeper.csv", "deeper-frozen.csv"])
+def test_the_tables_of_the_docs_are_those_of_their_runs(runs: str) -> None:
+    """Also what the first seed shows of the rates with 24 layers."""
+    results = standing.read_runs(ROOT / "docs" / runs)
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     section = text.partition("## Deep layers on a pre-trained encoder\n")[2].partition("\n## ")[0]
-    assert "\n".join(table) in section and "images/deeper.png" in section
+    assert "\n".join(markdown(summary.rows(results), summary.title)) in section
+    assert f"({runs})" in section and "images/deeper.png" in section
+    for scheme in {it["scheme"] for it in results if it["layers"] == "24"}:
+        them = [it for it in results if (it["scheme"], it["layers"], it["seed"]) == (scheme, "24", "1")]
+        found = [f"{it['test']:.2f}" for it in sorted(them, key=lambda it: float(it["lr"]))]
+        assert f"| {' | '.join([summary.title(scheme), *found])} |\n" in section
 
 
 def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:
