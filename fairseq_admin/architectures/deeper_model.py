@@ -74,8 +74,6 @@ class DeeperAdminModel(MaskedLMAdminModel):
     (DT-Fixup's authors do not freeze theirs; their code's option for it, which is off, leaves the dropout on.)
     """
 
-    frozen = False
-
     def __init__(self, args: Any, encoder: AdminMaskedEncoder, task: Any) -> None:
         super().__init__(args, encoder)
         self.pretrained = False
@@ -219,10 +217,8 @@ class DeeperAdminModel(MaskedLMAdminModel):
         """The tokens of the training set's sentences, or of --profile-sentences of them, in the task's random order."""
         for path in sorted(Path(task.cfg.data).glob("*/train.bin")):
             if not path.stat().st_size:  # fairseq fails on it
-                raise AdminError(
-                    f"{path} is empty, and --more-scheme {self.args.more_scheme} is set up on the training set. Give "
-                    "--trainpref to fairseq-preprocess a text that has lines."
-                )
+                more = f"--more-scheme {self.args.more_scheme} is set up on the training set"
+                raise AdminError(f"{path} is empty, and {more}. Make the data again, of a text that has lines.")
         try:
             task.load_dataset("train")
             data = task.dataset("train")
