@@ -232,6 +232,35 @@ def test_frozen_is_not_trained(task):
     assert trained == {"more", "classification_heads"}
 
 
+@pytest.mark.parametrize("given", [{"admin_fast": "on"}, {"checkpoint_activations": True}])
+def test_a_frozen_encoder_costs_one_forward(given, task):
+    """In training mode too its features are those of evaluation mode, and no tensor is kept for a backward."""
+    words = torch.randint(4, 44, (4, 9), generator=torch.Generator().manual_seed(1))
+    found, kept = [], []
+    for factor in (0, 1):
+        model = build(task, pretrained_lr_factor=factor, **given)
+        model.load_state_dict(pretrained(task))
+        kept.append([])
+        with torch.autograd.graph.saved_tensors_hooks(lambda it: kept[-1].append(it) or it, lambda it: it):
+            found.append(model(words)[0])
+    assert not kept[0] and kept[1] and not found[0].requires_grad
+    assert torch.equal(found[0], model.eval()(words)[0]) and not torch.equal(*found)
+
+
+def test_new_layers_learn_on_a_frozen_encoder_whatever_is_kept(task):
+    """Have their weights the same gradients with --checkpoint-activations, which asks for an input that has one?"""
+    words = torch.randint(4, 44, (4, 9), generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for checkpointed in (False, True):
+        given = {"checkpoint_activations": checkpointed, "pretrained_lr_factor": 0, **NO_DROPOUT}
+        model = build(task, more_layers=2, more_scheme="pre-ln", **given)
+        model.load_state_dict(pretrained(task))
+        model(words, classification_head_name=HEAD)[0].square().sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 30
+    assert all(torch.equal(it, gradients[1][name]) for name, it in gradients[0].items())
+
+
 @pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])
 def test_the_encoder_learns_at_its_share(handle, task):
     """Ten updates on the same gradients: what the encoder moves by is 0.008 of what it moves by at the full rate."""
@@ -272,6 +301,8 @@ def test_the_encoder_learns_at_its_share(handle, task):
         ({"more_layers": -1}, "--more-layers is -1; expected 0 or more"),
         ({"more_layers": 2, "more_scheme": "t-fixup"}, "its paper scales the embeddings too"),
         ({"pretrained_lr_factor": -0.1}, "--pretrained-lr-factor is -0.1"),
+        ({"pretrained_lr_factor": math.nan}, "--pretrained-lr-factor is nan; expected 0 (frozen) or more"),
+        ({"more_dropout": 1.5}, "--more-dropout is 1.5; expected 0 or more, and less than 1"),
         ({"profile_sentences": -1}, "--profile-sentences is -1"),
         ({"admin_scheme": "dt-fixup"}, "--admin-scheme dt-fixup was given, which is for new layers"),
     ],
@@ -336,3 +367,7 @@ def test_nothing_to_measure_on(task, data, tmp_path):
         }
         with pytest.raises(AdminError, match=said):
             model.load_state_dict(state)
+    (tmp_path / "input0/train.bin").touch()
+    empty = deeper.task(tmp_path)
+    with pytest.raises(AdminError, match="input0/train.bin is empty, and --more-scheme admin is set up on the train"):
+        build(empty, more_layers=1, more_scheme="admin").load_state_dict(pretrained(task))

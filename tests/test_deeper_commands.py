@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
 
 import deeper
 import pytest
@@ -14,6 +18,7 @@ from test_modes import read, same, two_processes
 
 from fairseq_admin import cli
 from fairseq_admin.method import provenance
+from recipes.compare import train_cell
 
 COMMON = (
     "--user-dir fairseq_admin --max-tokens 300 --cpu --no-epoch-checkpoints --log-format simple --log-interval 1 "
@@ -51,26 +56,73 @@ def train(data: Path, folder: Path, *arguments: object, status: int = 0) -> Run:
     return done
 
 
+def six_updates(data: Path, encoder: Path, folder: Path, scheme: str) -> Run:
+    """Train, or go on from what is there; leaves checkpoint_1_3.pt and checkpoint_last.pt. Adam moves at once."""
+    how = ["--finetune-from-model", encoder, "--max-update", 6, "--save-interval-updates", 3]
+    return train(data, folder, *CLASSES, "--more-scheme", scheme, "--optimizer", "adam_by_group", *how)
+
+
 @pytest.fixture(scope="module")
 def trained(data: Path, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with checkpoint_1_3.pt and checkpoint_last.pt, of six updates, and the run's log0."""
+    """A folder with the checkpoints of new layers of DT-Fixup, and the run's log0."""
     folder = tmp_path_factory.mktemp("trained")
-    how = ["--finetune-from-model", encoder, "--max-update", 6, "--save-interval-updates", 3]
-    train(data, folder, *CLASSES, *how)
+    six_updates(data, encoder, folder, "dt-fixup")
     return folder
 
 
-def test_measured_once_and_resumed_bit_for_bit(data: Path, encoder: Path, trained: Path, tmp_path: Path) -> None:
-    state = read(trained / "checkpoint_last.pt")["model"]
-    log = (trained / "log0").read_text()
-    (said,) = re.findall(r"Admin: the largest norm of the encoder's output \(mu\) on 120 sentences .*: ([0-9.]+)", log)
+MEASURED = r"Admin: (.*) on ([0-9]+) sentences in evaluation mode in .* s: ([0-9.]+)"
+
+
+@pytest.mark.parametrize("scheme", ["dt-fixup", "admin"])
+def test_measured_once_and_resumed_bit_for_bit(scheme: str, data: Path, encoder: Path, tmp_path: Path, request) -> None:
+    """Is it in the log once, before the first update, and are ω and all weights those of a run without a stop?"""
+    if scheme == "admin":
+        whole = tmp_path / "whole"
+        six_updates(data, encoder, whole, scheme)
+    else:
+        whole = request.getfixturevalue("trained")
+    state = read(whole / "checkpoint_last.pt")["model"]
+    log = (whole / "log0").read_text()
+    ((what, sentences, said),) = re.findall(MEASURED, log)
     record = provenance.decode(state["more.admin_provenance"])
-    assert record["mu"] == pytest.approx(float(said), rel=1e-3) and record["sentences"] == 120
-    assert log.index("(mu)") < log.index("num_updates=1,")
-    shutil.copy(trained / "checkpoint_1_3.pt", tmp_path / "checkpoint_last.pt")
-    again = train(data, tmp_path, *CLASSES, "--finetune-from-model", encoder, "--max-update", 6)
-    assert "3 updates" in again.output and "(mu)" not in again.output
-    assert same(read(tmp_path / "checkpoint_last.pt")["model"], state)
+    assert record["sentences"] == int(sentences) == 120 and log.index(what) < log.index("num_updates=1,")
+    omegas = [it for key, it in state.items() if key.startswith("more.") and key.endswith("omega_init")]
+    if scheme == "admin":
+        assert what == "omega of the new layers" and len(omegas) == 4 and omegas[0][0] == float(said) < omegas[1][0]
+    else:
+        assert what.endswith("(mu)") and record["mu"] == pytest.approx(float(said), rel=1e-3) and not omegas
+    (tmp_path / "again").mkdir()
+    shutil.copy(whole / "checkpoint_1_3.pt", tmp_path / "again/checkpoint_last.pt")
+    again = six_updates(data, encoder, tmp_path / "again", scheme)
+    assert "3 updates" in again.output and not re.search(MEASURED, again.output)
+    assert same(read(tmp_path / "again/checkpoint_last.pt")["model"], state)
+
+
+def test_a_cell_begins_from_a_checkpoint_and_goes_on_from_its_own(
+    data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`train_cell --from`, and again as after a kill: are the new layers set up once in all?"""
+    cell = tmp_path / "cell"
+
+    def started(command: list[str], stdout: BinaryIO, **_: object) -> subprocess.CompletedProcess:
+        """The same, from a process that has imported fairseq already."""
+        done = run_module(*command[2:], log=tmp_path / "log")
+        stdout.write(done.output.encode())
+        return subprocess.CompletedProcess(command, done.status)
+
+    monkeypatch.setattr(train_cell, "subprocess", SimpleNamespace(run=started, STDOUT=subprocess.STDOUT))
+    options = [*CLASSES, "--pretrained-lr-factor", 0, "--lr", 1e-3, "--batch-size", 16, "--cpu", "--num-workers", 0]
+    for updates in (2, 4):
+        given = [cell, "--data", data, "--from", encoder, "--updates", updates, "--save-every", 2, "--", *options]
+        monkeypatch.setattr(sys, "argv", ["train_cell", *map(str, given)])
+        train_cell.main()
+        (cell / "trained.json").unlink()
+    log, given = (cell / "train.log").read_text(), read(encoder)["model"]
+    begun = f"loading pretrained model from {encoder}: "
+    assert log.count(begun) == 1 and len(re.findall(MEASURED, log)) == 1
+    assert f"Loaded checkpoint {cell}/checkpoints/checkpoint_1_2.pt (epoch 1 @ 2 updates)" in log.partition(begun)[2]
+    state = read(cell / "checkpoints/checkpoint_1_4.pt")["model"]
+    assert all(torch.equal(state[key], it) for key, it in given.items() if key.startswith("encoder."))
 
 
 @pytest.mark.parametrize("mode", ["--fp16", "--memory-efficient-fp16", "--bf16"])

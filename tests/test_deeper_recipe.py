@@ -125,11 +125,19 @@ def test_figure() -> None:
     assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_label() == "head alone"] == [0.52]
 
 
-def test_the_table_of_the_docs_is_that_of_its_runs() -> None:
-    table = markdown(summary.rows(standing.read_runs(ROOT / "docs/deeper.csv")), summary.title)
+@pytest.mark.parametrize("runs", ["deeper.csv", "deeper-frozen.csv", "deeper-no-dropout.csv"])
+def test_the_tables_of_the_docs_are_those_of_their_runs(runs: str) -> None:
+    """Also what the first seed shows of the rates with 24 layers."""
+    results = standing.read_runs(ROOT / "docs" / runs)
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     section = text.partition("## Deep layers on a pre-trained encoder\n")[2].partition("\n## ")[0]
-    assert "\n".join(table) in section and "images/deeper.png" in section
+    alone = {it["seed"] for it in results} == {"1"}
+    assert alone or "\n".join(markdown(summary.rows(results), summary.title)) in section
+    assert f"({runs})" in section and "images/deeper.png" in section
+    for scheme in {it["scheme"] for it in results if it["layers"] == "24"}:
+        them = [it for it in results if (it["scheme"], it["layers"], it["seed"]) == (scheme, "24", "1")]
+        found = [f"{it['test']:.2f}" for it in sorted(them, key=lambda it: float(it["lr"]))]
+        assert f"| {' | '.join([summary.title(scheme), *found])} |\n" in section
 
 
 def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:
@@ -142,9 +150,29 @@ def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:
         result.accuracy(log, "train")
 
 
-@pytest.mark.parametrize("given, said", [("SCHEMES=t-fixup", "SCHEMES=t-fixup is unknown"), ("SCHEMES=dt-fixup", "")])
-def test_schemes_that_new_layers_can_have(given: str, said: str, tmp_path: Path) -> None:
+def test_no_pair_of_a_kind_is_refused(tmp_path: Path) -> None:
+    """fairseq cannot read an empty training set."""
+    given = [sys.executable, "-m", "recipes.deeper.pairs", tmp_path, "--pretrain", "9", "--examples", "0"]
+    done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and not any(tmp_path.iterdir())
+    assert "9 pairs to pre-train on, 0 examples and 1000 held out; expected 1 or more of each" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("SCHEMES=t-fixup", "SCHEMES=t-fixup is unknown"),
+        ("FACTOR=-1", "FACTOR=-1 is unknown; expected a number of 0 (frozen) or more"),
+        ("FACTOR=text", "FACTOR=text is unknown"),
+        ("SCHEMES=dt-fixup", ""),
+        ("FACTOR=0", ""),
+    ],
+)
+def test_what_new_layers_can_have(given: str, said: str, tmp_path: Path) -> None:
+    """And has a grid with another rate of the encoder a folder of its own?"""
     command = ["make", "-n", "-f", "recipes/deeper/Makefile", f"PYTHON={sys.executable}", f"RUNS={tmp_path}", given]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (said in done.stderr) if said else ("--more-scheme dt-fixup --more-layers 24" in done.stdout), done.stderr
-    assert (done.returncode == 0) == (not said)
+    assert (done.returncode == 0) == (not said) and said in done.stderr, done.stderr
+    factor, folder = ("0", "deeper-factor0") if given == "FACTOR=0" else ("0.1", "deeper")
+    cell = rf"train_cell {tmp_path}/{folder}/dt-fixup-24l-lr1e-4-s1"
+    assert said or re.search(rf"(?s){cell} .*--pretrained-lr-factor {factor} .*--more-layers 24", done.stdout)

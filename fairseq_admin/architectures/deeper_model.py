@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import weakref
+from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from torch import Tensor
 
@@ -66,6 +68,10 @@ class DeeperAdminModel(MaskedLMAdminModel):
     --admin-scheme is the scheme that the encoder was pre-trained with (a stock RoBERTa is `post-ln`), --more-scheme the
     new layers'. The state dict is that of `masked_lm_admin`, and the new layers' under `more.`; one without these is a
     pre-trained encoder's, and loading it sets the new layers up.
+
+    A frozen encoder (--pretrained-lr-factor 0) is always in evaluation mode: the new layers get the features that they
+    were set up on and will be tested on. None of its weights wants a gradient, so nothing is kept for a backward.
+    (DT-Fixup's authors do not freeze theirs; their code's option for it, which is off, leaves the dropout on.)
     """
 
     def __init__(self, args: Any, encoder: AdminMaskedEncoder, task: Any) -> None:
@@ -80,7 +86,8 @@ class DeeperAdminModel(MaskedLMAdminModel):
             self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary, by_depth)
             speed_up(self.more, cfg, {"encoder": self.more})
         self.slower: Slower | None = None
-        if args.pretrained_lr_factor == 0:
+        self.frozen = args.pretrained_lr_factor == 0
+        if self.frozen:
             self.encoder.requires_grad_(False)
         elif args.pretrained_lr_factor != 1:
             self.slower = slow_down(self.encoder.parameters(), "pretrained", args.pretrained_lr_factor)
@@ -115,6 +122,12 @@ class DeeperAdminModel(MaskedLMAdminModel):
     def make(cls, args, task):
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary), task)
 
+    def train(self, mode: bool = True) -> DeeperAdminModel:
+        super().train(mode)
+        if self.frozen:
+            self.encoder.eval()
+        return self
+
     def forward(
         self, src_tokens, features_only=False, return_all_hiddens=False, classification_head_name=None, **kwargs
     ):
@@ -123,6 +136,8 @@ class DeeperAdminModel(MaskedLMAdminModel):
             self._refuse_unready()
         x, extra = super().forward(src_tokens, features_only=True, return_all_hiddens=return_all_hiddens, **kwargs)
         if self.more is not None:
+            if self.frozen and self.cfg.checkpoint_activations:
+                x.requires_grad_(torch.is_grad_enabled())  # fairseq's checkpoints pass no gradient on without
             x = self.more.extend(src_tokens, x)
         if classification_head_name is not None:
             x = self.classification_heads[classification_head_name](x)
@@ -200,6 +215,10 @@ class DeeperAdminModel(MaskedLMAdminModel):
 
     def _training_set(self, task: Any) -> list[Tensor]:
         """The tokens of the training set's sentences, or of --profile-sentences of them, in the task's random order."""
+        for path in sorted(Path(task.cfg.data).glob("*/train.bin")):
+            if not path.stat().st_size:  # fairseq fails on it
+                more = f"--more-scheme {self.args.more_scheme} is set up on the training set"
+                raise AdminError(f"{path} is empty, and {more}. Make the data again, of a text that has lines.")
         try:
             task.load_dataset("train")
             data = task.dataset("train")

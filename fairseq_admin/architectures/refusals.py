@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,7 +130,9 @@ def refuse_new_layers(args: Any, task: Any) -> None:
             f"--more-scheme {args.more_scheme} was given; its paper scales the embeddings too, which are pre-trained "
             "here. Give dt-fixup, which is made for this."
         )
-    if args.pretrained_lr_factor < 0:
+    if not 0 <= args.pretrained_lr_factor < math.inf:
         raise AdminError(f"--pretrained-lr-factor is {args.pretrained_lr_factor}; expected 0 (frozen) or more.")
+    if not 0 <= args.more_dropout < 1:
+        raise AdminError(f"--more-dropout is {args.more_dropout}; expected 0 or more, and less than 1.")
     if args.profile_sentences < 0:
         raise AdminError(f"--profile-sentences is {args.profile_sentences}; expected 0 (all) or more.")

@@ -66,6 +66,11 @@ def main() -> None:
     parser.add_argument("--pair", default="de-en")
     parser.add_argument("--longest", type=int, default=30, help="words of a sentence at most")
     args = parser.parse_args()
+    if min(args.pretrain, args.examples, args.held_out) < 1:
+        raise ValueError(
+            f"{args.pretrain} pairs to pre-train on, {args.examples} examples and {args.held_out} held out; expected 1 "
+            "or more of each. Give PRETRAIN=, EXAMPLES= and HELD_OUT= that are."
+        )
     need = args.pretrain + args.examples + 2 * args.held_out
     text = read(args.text, args.pair, args.longest) if args.text else generated("train", need, args.words)
     text = list(dict.fromkeys(text))
