@@ -30,10 +30,11 @@ def measured(standing: Standing) -> Interval:
     return interval(list(map(accuracy, standing.at_best.values())))
 
 
-def band(axes: Axes, found: Interval) -> None:
-    """The head alone, which has no depth."""
-    axes.axhline(found.mean, color="grey", linewidth=1, linestyle="--", label=title(ALONE))
-    axes.axhspan(found.low, found.high, color="grey", alpha=0.15, linewidth=0)
+def alone(axes: Axes, standing: Standing) -> None:
+    """The head alone, which has no depth: its mean, and its seeds at the left edge."""
+    axes.axhline(measured(standing).mean, color="grey", linewidth=1, linestyle="--", label=title(ALONE))
+    seeds = list(map(accuracy, standing.at_best.values()))
+    axes.plot([-0.5 + APART / 3] * len(seeds), seeds, ".", color="grey", markersize=4)
 
 
 def draw(results: list[dict]) -> Figure:
@@ -57,7 +58,7 @@ def draw(results: list[dict]) -> Figure:
             axes.plot([place + APART / 3] * len(seeds), seeds, ".", color=COLOURS.get(scheme), alpha=0.5, markersize=4)
     for it in them:
         if it.scheme == ALONE:
-            band(axes, measured(it))
+            alone(axes, it)
     axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="a guess")
     axes.set(xlabel="new layers", ylabel="accuracy, test", xlim=(-0.5, len(depths) - 0.5), ylim=(0.4, 1.0))
     axes.set_xticks(range(len(depths)), map(str, depths))
