@@ -90,12 +90,13 @@ deeper: $(VENV)/ready
 table: $(VENV)/ready
 	@$(RUN) -m recipes.steps.report $(or $(RUNS),runs)/results.csv -o $(or $(RUNS),runs)/table
 
-## make figures: the figures of README.md and docs/, from what is in runs/demo (all three methods), docs/compare.csv and docs/deeper.csv (RUNS=)
+## make figures: the figures of README.md and docs/, from what is in runs/demo (all three methods) and the runs that docs/ keeps (RUNS=)
 .PHONY: figures
 figures: $(VENV)/ready
 	@$(RUN) -m recipes.figures.analysis --runs $(or $(RUNS),runs) --kept docs -o docs/images
 	@$(RUN) -m recipes.figures.draw --runs $(or $(RUNS),runs) -o docs/images
 	@$(RUN) -m recipes.compare.rates docs/images/compare.png docs/compare.csv
+	@$(RUN) -m recipes.compare.rates docs/images/multi30k-rates.png docs/multi30k-search.csv
 	@$(RUN) -m recipes.deeper.figure docs/images/deeper.png docs/deeper.csv
 
 ## make test: lint, types and all tests

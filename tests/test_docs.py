@@ -198,7 +198,8 @@ def test_architecture() -> None:
     assert there == {path for path in listed if re.fullmatch(r"(fairseq_admin|recipes)/.*[^/]", path)}
 
 
-def test_comparison() -> None:
-    """Is the table of the comparison that of its runs?"""
-    wanted = "\n".join(markdown(table(read_runs(ROOT / "docs/compare.csv"))))
-    assert wanted in section(docs("results.md"), "Every scheme")
+@pytest.mark.parametrize("runs, title", [("compare.csv", "Every scheme"), ("multi30k-search.csv", "Multi30k")])
+def test_comparison(runs: str, title: str) -> None:
+    """Is the table of a comparison that of its runs?"""
+    wanted = "\n".join(markdown(table(read_runs(ROOT / "docs" / runs))))
+    assert wanted in section(docs("results.md"), title)
