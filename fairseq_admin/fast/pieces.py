@@ -68,7 +68,7 @@ class Ends:
     """A module that can give a `Branch`, the last of its sub-layer.
 
     Attributes:
-        followed_by: its layer, the modules behind it that pass it on, and the one that takes it in.
+        followed_by: its layer, the modules behind it that pass it on, and the norm that takes it in.
     """
 
     followed_by: tuple[Any, ...] = ()
@@ -77,8 +77,8 @@ class Ends:
         """The branch itself, if that is taken in, else its output."""
         if self.followed_by:
             layer, *modules = self.followed_by
-            # What measures a run stands there.
-            if unobserved(self, *modules) and "residual_connection" not in vars(layer):
+            # Whoever calls a module of a layer by itself wants its output. What measures a run stands in a layer.
+            if modules[-1].shared.running and unobserved(self, *modules) and "residual_connection" not in vars(layer):
                 return branch
         return branch.computed()
 

@@ -33,8 +33,11 @@ class Shared:
 
     Attributes:
         norms: those norms.
-        omegas: the ω of each while the stack's forward runs; else none, and each norm adds up its own.
+        running: whether the stack's forward runs.
+        omegas: the ω of each while it does; else none, and each norm adds up its own.
     """
+
+    running = False
 
     def __init__(self) -> None:
         self.norms: list[FastShortcutNorm] = []
@@ -43,17 +46,18 @@ class Shared:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Within this context every learned ω is there, by one operation."""
+        """Within this context, the stack's forward, every learned ω is there, by one operation."""
         # Under --ddp-backend fully_sharded a layer has its parameters only while it runs.
         learned = [norm for norm in self.norms if norm._parameters.get("omega_delta") is not None]
         if learned:
             first, delta = ([getattr(norm, name) for norm in learned] for name in ("omega_init", "omega_delta"))
             with torch.no_grad():
                 self.omegas = dict(zip(learned, torch._foreach_add(first, delta)))
+        self.running = True
         try:
             yield
         finally:
-            self.omegas = {}
+            self.running, self.omegas = False, {}
 
     def products(self, a: Tensor, b: Tensor, mean: Tensor, weight: Tensor) -> Tensor:
         """Σ_rows a ⊙ b in one operation that makes nothing of their size. Shapes (..., C) and (C,).
