@@ -135,6 +135,18 @@ def test_padded_positions_are_the_twins(exact_softmax) -> None:
     assert src.eq(PAD).any() and (found - wanted).abs().max() <= 1e-9
 
 
+@pytest.mark.parametrize("scheme", ["admin", "pre-ln"])
+def test_modules_called_by_themselves_give_their_outputs(scheme: str) -> None:
+    """Not what is still to be computed, which their layer alone can read."""
+    model, _ = KINDS["translation"](admin_fast="on", admin_scheme=scheme, dropout=0.1, attention_dropout=0.1)
+    layer = model.train().encoder.layers[0]
+    x = torch.randn(2, 3, layer.embed_dim)
+    inner = layer.fc1(x)
+    mixed, _ = layer.self_attn(x, x, x, key_padding_mask=attention.Mask())
+    outputs = [inner, layer.activation_dropout_module(inner), layer.fc2(inner), mixed]
+    assert [type(it) for it in outputs] == [Tensor] * 4
+
+
 def test_left_padded_targets(exact_softmax) -> None:
     """Causality does not hide padding that comes first."""
     fast, plain, _ = pair("translation", torch.float64, **STILL)

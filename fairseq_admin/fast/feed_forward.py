@@ -21,6 +21,7 @@ from .again import kept, taken
 from .dropout import FastDropout, dropout, keep, scaled
 from .linear import FastLinear, product, product_backward
 from .pieces import Branch, Ends, Piece, Tensors, able, unobserved
+from .shortcut import Shared
 
 
 class _Relu(Piece):
@@ -119,15 +120,17 @@ class FirstLinear(FastLinear):
 
     Attributes:
         others: the activation's dropout, and the second linear layer.
+        shared: the stack's.
     """
 
     others: tuple[ActivationDropout, LastLinear]
+    shared: Shared
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes (..., d) and (..., f)."""
         between, last = self.others
         p = between.left()
-        if not (p < 1 and able(x) and unobserved(self, between, last)):
+        if not (self.shared.running and p < 1 and able(x) and unobserved(self, between, last)):
             return super().forward(x)
         onednn = self.onednn and x.dtype == torch.float32
         piece = _FeedForward(FUSED[between.activation](p), onednn)
@@ -142,7 +145,7 @@ class LastLinear(Ends, FastLinear):
         return self.given_on(x) if isinstance(x, Branch) else super().forward(x)
 
 
-def fuse(layer: Any) -> bool:
+def fuse(layer: Any, shared: Shared) -> bool:
     """Let one piece compute a layer's activation and dropout. Returns whether there is one for its activation."""
     if layer.activation_fn not in FUSED:
         return False
@@ -151,5 +154,5 @@ def fuse(layer: Any) -> bool:
     module.activation, layer.activation_fn = layer.activation_fn, passed_on
     if type(layer.fc1) is type(layer.fc2) is nn.Linear and getattr(layer, "ffn_layernorm", None) is None:
         layer.fc1.__class__, layer.fc2.__class__ = FirstLinear, LastLinear
-        layer.fc1.others = module, layer.fc2  # type: ignore[assignment]
+        layer.fc1.others, layer.fc1.shared = (module, layer.fc2), shared  # type: ignore[assignment]
     return True

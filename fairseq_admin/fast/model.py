@@ -65,7 +65,7 @@ def _speed_up_stack(stack: TransformerEncoderBase | TransformerDecoderBase) -> b
             assert type(attention) is MultiheadAttention
             attention.__class__ = FastAttention
             attention.put_together()
-        fused = fuse(layer) and fused
+        fused = fuse(layer, shared) and fused
         if type(layer.fc1) is nn.Linear:
             layer.fc1.__class__ = FastLinear
         fuse_norms(layer, shared)
