@@ -18,6 +18,10 @@ PYTEST ?=
 
 RUN := $(VENV)/bin/python
 CALL = +@$(MAKE) --no-print-directory PYTHON=$(RUN)
+# The sizes that bench measures, each LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS; empty: three, the largest 18:512:1024.
+SIZES ?=
+# Where it puts its table, without the ending.
+MEASURED = $(or $(RUNS),runs)/bench/speed
 # The papers' experiments, and their steps: make iwslt14, or make iwslt14-prepare.
 WMT14 := $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)
 STEPS := preflight prepare train average generate score
@@ -111,10 +115,10 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-## make bench: what Admin costs next to stock Post-LN, fast and plain (QUICK=1: that alone, in small), the text steps' speed, CTranslate2's, an average's memory
+## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), the text steps' speed, CTranslate2's, an average's memory
 .PHONY: bench
 bench: $(VENV)/ready
-	$(RUN) recipes/bench/speed.py
+	$(RUN) recipes/bench/speed.py $(if $(SIZES),--sizes $(SIZES)) --csv $(MEASURED).csv --json $(MEASURED).json
 	$(if $(QUICK),,$(RUN) recipes/bench/step.py)
 	$(if $(QUICK),,$(RUN) recipes/bench/text_steps.py)
 	$(if $(QUICK),,$(RUN) recipes/bench/engines.py)

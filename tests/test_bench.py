@@ -78,6 +78,15 @@ def test_reports_what_fast_layers_save(tmp_path) -> None:
     assert len((tmp_path / "speed.csv").read_text().splitlines()) == 5
 
 
+@pytest.mark.parametrize("size", ["6:512", "0:16:64", "6-:16:64", "6:100:64:", "2:250:64"])
+def test_refuses_what_is_no_size(size: str) -> None:
+    """One line that says what a size is, before anything is measured."""
+    command = [sys.executable, str(ROOT / "recipes/bench/speed.py"), "--sizes", size]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"argument --sizes: '{size}'" in done.stderr and "expected" in done.stderr
+
+
 def test_growth_is_the_slope_of_the_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of times that are 3 size^1.5 in depth and 2 size in tokens, to rounding."""
     monkeypatch.syspath_prepend(str(ROOT / "recipes/bench"))

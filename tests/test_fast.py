@@ -587,6 +587,19 @@ def test_small_models_keep_mkl(width: int, ffn: int, used: bool, monkeypatch: py
     assert any(isinstance(module, FastLinear) and module.onednn for module in model.modules()) is used
 
 
+def test_probes_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves as many as there were. Two threads' probe on a busy machine chose oneDNN where MKL is level."""
+    used = []
+    monkeypatch.setattr(linear, "product", lambda *_: used.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        linear.ahead()
+        assert set(used) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 # Products of many shapes, as batches are; then the gradient of an output layer's weights, 40 MB of logits.
 OF_MANY_SHAPES = """
 import torch

@@ -7,10 +7,11 @@ with torch too, and does not ask who made the CPU.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -174,16 +175,29 @@ def bound_caches() -> None:
 
 
 def ahead(size: int = 512, rounds: int = 5) -> float:
-    """How many times as fast as MKL oneDNN is on this CPU; 0 without oneDNN. Takes some milliseconds."""
+    """How many times as fast as MKL oneDNN is on this CPU; 0 without oneDNN. Takes some milliseconds.
+
+    By one thread: of several, this one's time has its waiting for the others in it, and other processes decide that.
+    """
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return 0.0
     bound_caches()
     x, weight, bias = torch.ones(size, size), torch.ones(size, size), torch.ones(size)
     best = {False: float("inf"), True: float("inf")}
-    with torch.no_grad():
+    with torch.no_grad(), _one_thread():
         for _ in range(rounds):
             for onednn in best:
                 start = time.thread_time()  # which other processes do not lengthen
                 product(onednn, x, weight, bias)
                 best[onednn] = min(best[onednn], time.thread_time() - start)
     return best[False] / best[True]
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -8,7 +8,7 @@ came after the libraries were loaded, and the profiling pass as a share of stock
     python recipes/bench/speed.py                              # 18L-18L at widths 16, 256 and 512
     python recipes/bench/speed.py --sizes 6:512:1024 60-12:512:1024   # layers, width, target tokens
     QUICK=1 python recipes/bench/speed.py                      # two minutes
-    python recipes/bench/speed.py --csv speed.csv --json speed.json
+    python recipes/bench/speed.py --csv speed.csv --json speed.json    # make bench: runs/bench/speed.csv, .json
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -39,10 +40,12 @@ from torch import Tensor  # noqa: E402
 
 from fairseq_admin.fast.loss import smoothed_loss  # noqa: E402
 from fairseq_admin.radam import RAdam  # noqa: E402
+from recipes.steps.common import replacing  # noqa: E402
 
 METHODS = ("post-ln", "pre-ln", "admin-plain", "admin")
 """As step.py names them; the first is what the others are compared with."""
 PADDING = 1
+FORM = "LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS"
 SIZES = ["18:16:512", "18:256:1024", "18:512:1024"]
 QUICK = ["6:16:512", "6:256:512", "6:256:1024"]
 """Layers, width and target tokens. Heads have 64 channels; at width 16, where only dispatch counts, 8."""
@@ -189,28 +192,36 @@ def line(row: dict[str, Any]) -> str:
     return " ".join(f"{'-':>{size}}" if value is None else f"{value:>{size}{form}}" for value, size, form in cells)
 
 
-def with_size(args: Namespace, size: str) -> Namespace:
+def size(given: str) -> dict[str, int]:
     """The arguments at a size, as SIZES writes it."""
-    depth, width, tokens = size.split(":")
-    layers = [int(it) for it in depth.split("-")]
-    sizes = {"layers": layers[0], "decoder_layers": layers[-1], "width": int(width), "tokens": int(tokens)}
-    return Namespace(**{**vars(args), **sizes, "ffn": 4 * int(width), "heads": max(2, int(width) // 64)})
+    found = re.fullmatch(r"([1-9]\d*)(?:-([1-9]\d*))?:([1-9]\d*):([1-9]\d*)", given)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{given!r} is no size; expected {FORM}, as 60-12:512:1024")
+    layers, decoder_layers, width, tokens = (int(it or found[1]) for it in found.groups())
+    heads = max(2, width // 64)
+    if width % heads:
+        raise argparse.ArgumentTypeError(
+            f"{given!r}: {width} channels are not {heads} heads; expected a width that is a multiple of 64"
+        )
+    sizes = {"layers": layers, "decoder_layers": decoder_layers, "width": width, "tokens": tokens}
+    return {**sizes, "ffn": 4 * width, "heads": heads}
 
 
 def write(args: Namespace, where: dict[str, Any], rows: list[dict[str, Any]], fits: list[dict[str, Any]]) -> None:
     """--csv has the rows, --json the exponents of growth, too."""
     if args.csv:
-        with open(args.csv, "w", newline="") as out:
+        with replacing(args.csv) as part, part.open("w", newline="") as out:
             writer = csv.DictWriter(out, [*rows[0], *where])
             writer.writeheader()
             writer.writerows({**row, **where} for row in rows)
     if args.json:
-        args.json.write_text(json.dumps({"conditions": where, "rows": rows, "growth": fits}, indent=1))
+        with replacing(args.json) as part:
+            part.write_text(json.dumps({"conditions": where, "rows": rows, "growth": fits}, indent=1))
 
 
 def main(arguments: list[str] | None = None) -> int:
     top = argparse.ArgumentParser(parents=[step.parser()], add_help=False, conflict_handler="resolve")
-    top.add_argument("--sizes", nargs="+", help=f"LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS (default: {' '.join(SIZES)})")
+    top.add_argument("--sizes", nargs="+", type=size, help=f"{FORM} (default: {' '.join(SIZES)})")
     top.add_argument("--csv", type=Path)
     top.add_argument("--json", type=Path)
     args = top.parse_args(arguments)
@@ -226,8 +237,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(", ".join(f"{name} {value}" for name, value in where.items()))
     print(" ".join(f"{name:>{size}}" for name, (size, _) in COLUMNS.items()), flush=True)
     rows: list[dict[str, Any]] = []
-    for size in args.sizes or (QUICK if quick else SIZES):
-        found = rows_of(with_size(args, size))
+    for sizes in args.sizes or map(size, QUICK if quick else SIZES):
+        found = rows_of(Namespace(**{**vars(args), **sizes}))
         for row in found:
             print(line(row), flush=True)
         rows += found
