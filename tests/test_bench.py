@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import subprocess
 import sys
 
 import pytest
+import torch
 from conftest import ROOT
 
 
@@ -85,6 +87,23 @@ def test_refuses_what_is_no_size(size: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert f"argument --sizes: '{size}'" in done.stderr and "expected" in done.stderr
+
+
+def test_counting_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All activations of every model counted stayed in memory, until the machine had none left."""
+    monkeypatch.syspath_prepend(str(ROOT / "recipes/bench"))
+    from counting import counts
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(isinstance(it, torch.Tensor) for it in gc.get_objects())
+
+    before = tensors()
+    found = counts(model, lambda: model(torch.ones(3, 4)).sum())
+    assert found["kept_mib"] * 2**20 == 4 * (3 * 4 + 3 * 8)  # the input, and tanh's output
+    assert tensors() == before
 
 
 def test_growth_is_the_slope_of_the_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def counts(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, float]:
     def keep(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in own:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself would hold the node that keeps it, and nothing would be freed
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = loss()
