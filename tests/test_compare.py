@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,19 @@ def test_rates_are_the_runs(closed):
         if line.get_marker() == "x" and line.get_xydata().size
     ]
     assert crosses == [(1e-3, 9.0)]
+
+
+def test_panels_fill_the_figure(closed, tmp_path):
+    """None is squeezed (an empty line once took all the room), and the last in every column has its axis."""
+    names = ["admin", "deepnorm", "residual", "peri-ln", "keel", "b2t"]
+    figure = draw_rates([result(scheme=name, lr=lr, bits=1.0) for name in names for lr in ("1e-4", "1e-3")], "6")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure.savefig(tmp_path / "rates.png")
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(shown) == 5 and all(axes.get_position().width > 0.15 for axes in shown)
+    assert [axes.get_xlabel() for axes in shown] == ["", *["learning rate"] * 4]
+    assert [any(it.get_text() for it in axes.get_xticklabels()) for axes in shown] == [False, *[True] * 4]
 
 
 # -- how schemes stand -----------------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ def line(axes: Axes, standing: Standing, colour: str, width: float) -> None:
     )  # fmt: skip
     bad = [(rate, mean) for (rate, mean, runs) in zip(rates, means, standing.runs.values())
            if any(result["verdict"] == "diverged" for result in runs)]  # fmt: skip
-    axes.plot([rate for rate, _ in bad], [mean for _, mean in bad], "x", color=colour, markersize=8, clip_on=False)
+    if bad:  # with no cross at all, the layout would leave room for one at a rate of 0
+        axes.plot([rate for rate, _ in bad], [mean for _, mean in bad], "x", color=colour, markersize=8, clip_on=False)
 
 
 def draw(results: list[dict], layers: str) -> Figure:
@@ -63,13 +64,15 @@ def draw(results: list[dict], layers: str) -> Figure:
         axes.set(
             title=SCHEMES[standing.scheme].title if standing not in known else f"{layers}L-{layers}L", xscale="log"
         )
-        axes.set_xticks([float(rate) for rate in rates], rates)
+        axes.set_xticks([float(rate) for rate in rates], rates, fontsize="x-small")
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
-    for axes in list(panels.flat)[len(others) :]:
+    shown, hidden = list(panels.flat)[: len(others)], list(panels.flat)[len(others) :]
+    for axes in hidden:
         axes.set_visible(False)
-    for axes in panels[-1]:
+    for axes in shown[-columns:]:  # the last in every column
         axes.set_xlabel("learning rate")
+        axes.tick_params(labelbottom=True)
     for axes in panels[:, 0]:
         axes.set_ylabel("bits a token, validation")
     handles = {text: handle for axes in panels.flat for handle, text in zip(*axes.get_legend_handles_labels())}
@@ -80,7 +83,8 @@ def draw(results: list[dict], layers: str) -> Figure:
         loc="outside upper center",
         ncols=len(shared),
         frameon=False,
-        title="bar: range of the seeds; cross: one diverged",
+        title=("" if others[0] in known else "black: the panel's own scheme; ")
+        + "bar: range of the seeds; cross: one diverged",
         title_fontsize="small",
     )
     return figure
