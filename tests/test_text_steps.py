@@ -499,7 +499,9 @@ def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path, 
     arguments = (tmp_path / "text.json", many, tmp_path / "tok/x", "--workers", 2)
     process = start("recipes.steps.tokenise", *arguments, log=tmp_path / "killed")
     deadline = time.monotonic() + 60
-    while not (any(path.stat().st_size for path in (tmp_path / "tok").glob("*.part")) and _children(process.pid)):
+    while not (
+        any(path.stat().st_size for path in (tmp_path / "tok").glob("*.part")) and len(_children(process.pid)) == 2
+    ):
         assert process.is_alive() and time.monotonic() < deadline, (tmp_path / "killed").read_text()
         time.sleep(0.002)
     workers = _children(process.pid)
