@@ -14,7 +14,7 @@ from recipes.steps.activations import Batch, Sizes, activation_bytes
 GB = 1e9
 CONTEXT = 1.0 * GB
 """Bytes of a GPU that no tensor gets: the CUDA context, the libraries' work space, NCCL's buffers."""
-LIBRARIES = 0.039 * GB
+LIBRARIES = 0.035 * GB
 WORD = 350
 """Bytes of a CPU's memory besides tensors: what torch, fairseq and the plugin load and cache from their import to the
 first update, and two dictionaries' bytes a word."""
