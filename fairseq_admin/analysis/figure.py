@@ -109,13 +109,18 @@ def headline(drawn: Figure, title: str, result: dict[str, Any], with_depth: bool
 def save(draw: Callable[[dict[str, Any]], Figure], result: dict[str, Any], png: Path, svg: Path) -> None:
     """Draw a result in this look, as a PNG of twice a page's width and as SVG; the same bytes from the same numbers."""
     import matplotlib
-    from PIL import Image
 
     with matplotlib.rc_context(LOOK):
         drawn = draw(result)
         drawn.savefig(png, format="png", dpi=DPI)
         drawn.savefig(svg, format="svg", metadata={"Date": None})
-    # 256 colours are enough, and a third of the bytes.
+    few_colours(png)
+
+
+def few_colours(png: Path) -> None:
+    """Write a PNG again with 256 colours, which are enough for a figure, and a third of the bytes."""
+    from PIL import Image
+
     with Image.open(png) as image:
         few = image.convert("RGB").quantize(256)
     few.save(png, format="png", optimize=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
-from PIL import Image
 
 from recipes.steps.common import replacing
+
+if TYPE_CHECKING:
+    from fairseq_admin.analysis.figure import few_colours
+else:
+    from recipes.plugin.analysis.figure import few_colours
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -22,8 +26,8 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def draw(args: argparse.Namespace, drawn: Callable[[], Figure]) -> None:
-    """Write the figure as a PNG of few colours, which makes it a third as large; whole or not at all."""
-    full = io.BytesIO()
-    drawn().savefig(full, format="png", dpi=150)
+    """Write the figure as a PNG, whole or not at all."""
+    figure = drawn()
     with replacing(args.figure) as part:
-        Image.open(full).convert("RGB").quantize(128).save(part, format="png", optimize=True)
+        figure.savefig(part, format="png", dpi=150)
+        few_colours(part)
