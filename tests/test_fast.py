@@ -135,6 +135,29 @@ def test_padded_positions_are_the_twins(exact_softmax) -> None:
     assert src.eq(PAD).any() and (found - wanted).abs().max() <= 1e-9
 
 
+@pytest.mark.parametrize("length", [products.SHORT, products.SHORT + 1])
+def test_attention_of_short_sentences_is_by_products(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dropout; of longer ones it is by torch's kernel, which keeps no scores. Either is the twin's."""
+    fast, plain, _ = pair("translation", torch.float64, **STILL)
+    words = torch.randint(4, 20, (2, length))
+    calls: list[str] = []
+    for name in ("by_products", "by_kernel"):
+        of = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *args, of=of, name=name: calls.append(name) or of(*args))
+    found, wanted = (model(words, torch.full((2,), length), words)[0] for model in (fast.eval(), plain.eval()))
+    assert set(calls) == {"by_products" if length == products.SHORT else "by_kernel"}
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)  # fairseq's softmax is in float32
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_every_module_is_in_the_mode_of_the_model(mode: bool) -> None:
+    """Also one that was in another, when the model was in this one already."""
+    model, _ = KINDS["translation"](admin_fast="on")
+    model.train(mode)
+    model.decoder.layers[1].train(not mode)
+    assert model.train(mode) is model and {module.training for module in model.modules()} == {mode}
+
+
 @pytest.mark.parametrize("scheme", ["admin", "pre-ln"])
 def test_modules_called_by_themselves_give_their_outputs(scheme: str) -> None:
     """Not what is still to be computed, which their layer alone can read."""
@@ -157,15 +180,21 @@ def test_left_padded_targets(exact_softmax) -> None:
     assert max(found.values()) <= 1e-9, found
 
 
+@pytest.mark.parametrize("columns", [7, 16])
+@pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 @pytest.mark.parametrize("mask", ["none", "causal", "padding"])
 @pytest.mark.parametrize("inputs", [1, 2], ids=["self-attention", "encoder-attention"])
-def test_products_are_the_kernel(inputs: int, mask: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_the_kernel(
+    inputs: int, mask: str, small: bool, p: float, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The CPU's way, which has dropout, against the formula with the same elements dropped; gradients, too.
 
-    It begins and ends with linear layers; the last one's input is made again instead of kept where it is large.
+    It begins and ends with linear layers; the last one's input is made again instead of kept where it is large. Scores
+    have as many columns as a vector has numbers, where there are fewer keys.
     """
     torch.manual_seed(1)
+    monkeypatch.setattr(products, "VECTORS", {torch.backends.cpu.get_cpu_capability(): 8 * columns})
     length, sentences, heads, width = 7, 3, 4, 5
     hidden = torch.zeros(sentences, length, dtype=torch.bool)
     hidden[1, 5:] = hidden[2, :2] = True
@@ -173,7 +202,7 @@ def test_products_are_the_kernel(inputs: int, mask: str, small: bool, monkeypatc
     channels, numbers = heads * width, [3] if inputs == 1 else [1, 2]
     given = [torch.randn(sentences, length, channels, dtype=torch.float64, requires_grad=True) for _ in numbers]
     first = nn.ModuleList(nn.Linear(channels, channels).double() for _ in range(3))
-    kept = torch.rand(sentences * heads, length, length).ge(0.3)
+    kept = torch.rand(sentences * heads, length, length).ge(p)
     monkeypatch.setattr(products, "keep", lambda x, p: (kept, 1 / (1 - p)))
     monkeypatch.setattr(again, "WORTH", 2**40 if small else 0)
 
@@ -184,17 +213,18 @@ def test_products_are_the_kernel(inputs: int, mask: str, small: bool, monkeypatc
         scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
     elif mask == "padding":
         scores = scores.masked_fill(hidden[:, None, None], -math.inf)
-    shares = scores.softmax(-1) * kept.view_as(scores) / 0.7
+    shares = scores.softmax(-1) * kept.view_as(scores) / (1 - p)
     last = nn.Linear(channels, 6).double()
     expected = last((shares @ v).transpose(1, 2).flatten(2))
     sizes: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda it: sizes.append(it.numel()) or it, lambda it: it):
         sides = [(given[0], first)] if inputs == 1 else [(given[0], first[:1]), (given[1], first[1:])]
-        found = products.by_products(of, 0.3, False, heads, sides, last).computed()
+        found = products.by_products(of, p, False, heads, sides, last).computed()
     tokens = sentences * length * channels
     expected_sizes = [*(n * tokens for n in numbers), *(tokens for _ in given), *([tokens] if small else [])]
     weights = [it.weight.numel() for it in (*first, last)]
-    assert sorted(sizes) == sorted([*expected_sizes, *weights, shares.numel(), kept.numel()])
+    rows_of_scores = [shares.numel() // length * columns, *([kept.numel()] if p else [])]
+    assert sorted(sizes) == sorted([*expected_sizes, *weights, *rows_of_scores])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     leaves = [*given, *first.parameters(), *last.parameters()]
     weights = torch.randn_like(expected)

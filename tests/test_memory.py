@@ -18,7 +18,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_admin  # noqa: F401  (registers transformer_admin)
-from fairseq_admin.fast import again, linear
+from fairseq_admin.fast import again, linear, products
 from recipes.preflight.batches import batches
 from recipes.preflight.sample import write_sample
 from recipes.steps.activations import LAYERS, Batch, Sizes, activation_bytes, layer_bytes
@@ -123,9 +123,12 @@ def test_outputs_of_norms_that_are_made_again_are_not_kept(scheme, dropouts):
 
 
 @pytest.mark.parametrize("layers", list(LAYERS))
-@pytest.mark.parametrize("shape", [Batch(12, 10, 40), Batch(12, 40, 10)])
-def test_either_side_counts_as_long_as_it_is(shape, layers):
-    sizes = Sizes(6, 3, 32, 64, 4, 300, 0.3, 0.1, 0.1, "fp32", layers=layers, gpu=False)
+@pytest.mark.parametrize("dropped", [0.1, 0.0])
+@pytest.mark.parametrize("shape", [Batch(12, 16, 40), Batch(12, 40, 16)])
+def test_either_side_counts_as_long_as_it_is(shape, dropped, layers):
+    """Without dropout, scores of up to so many keys are kept."""
+    assert 16 < LAYERS["fast"].short == products.SHORT < 40
+    sizes = Sizes(6, 3, 32, 64, 4, 300, 0.3, dropped, 0.1, "fp32", layers=layers, gpu=False)
     assert saved_bytes(build(sizes), sizes.words, shape=shape) == pytest.approx(
         activation_bytes(sizes, shape), rel=WITHIN
     )

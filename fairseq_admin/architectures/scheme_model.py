@@ -113,6 +113,10 @@ class SchemeModel(BaseFairseqModel):
     def _recorded(self) -> bool:
         return provenance.decode(getattr(self, provenance.KEY)) is not None
 
+    def train(self, mode: bool = True) -> SchemeModel:
+        """As torch's, which sets an attribute of every module, a slow thing; fairseq calls this twice an update."""
+        return self if all(module.training is mode for module in self.modules()) else super().train(mode)
+
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)
         if self.training:

@@ -2,23 +2,39 @@
 
     y = (D(S) v) W_oᵀ + b_o,   S = softmax(q kᵀ / sqrt(D)),   q = x W_qᵀ + b_q,   k and v likewise
 
-with D( ) dropout. torch's kernel for CPUs has no dropout, and does far more instead. Kept for the backward are q, k, v,
-S and a byte a score for dropout's mask; x, unless it can be made again (again.py); and D(S) v, if it is small.
+with D( ) dropout. torch's kernel for CPUs has no dropout, and does far more instead; where nothing is dropped, it is
+ahead for long sentences only. Kept for the backward are q, k, v, S and a byte a score for dropout's mask; x, unless it
+can be made again (again.py); and D(S) v, if it is small.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from . import again
 from .again import kept, taken
 from .dropout import keep
 from .linear import packed_backward, packed_product, product, product_backward
 from .pieces import Branch, Piece, Tensors, cut
+
+SHORT = 32
+"""The most keys for which products are ahead of the kernel where nothing is dropped."""
+
+VECTORS = {"AVX512": 64, "AVX2": 32}
+"""Bytes of a vector, by torch's name of the CPU's best. Its softmax takes ten times as long for a shorter row."""
+
+
+def _filled_up(scores: Tensor, value: float) -> Tensor:
+    """Rows as long as a vector, with this value behind the scores. Shapes (N, T, S) and (N, T, S or more)."""
+    vector = VECTORS.get(torch.backends.cpu.get_cpu_capability(), 0) // scores.element_size()
+    missing = vector - scores.size(-1)
+    return functional.pad(scores, (0, missing), value=value) if missing > 0 else scores
 
 
 def _product(a: Tensor, b: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
@@ -39,6 +55,12 @@ def _columns(rows: Tensor, heads: int) -> Tensor:
     return rows.view(number, -1, heads, length, width).permute(1, 3, 0, 2, 4).flatten(2)
 
 
+def _left(shares: Tensor, drawn: Tensor | None, keys: int) -> Tensor:
+    """What dropout leaves of the shares of so many keys, but for its scale."""
+    shares = shares[..., :keys]
+    return shares if drawn is None else shares * drawn
+
+
 class _Attention(Piece):
     """Given are, for each side, an input with weights, then biases; and the output's weight and bias.
 
@@ -56,9 +78,10 @@ class _Attention(Piece):
         q, k, v = (each for several in rows for each in several)
         k, hidden = k.transpose(1, 2), self.mask.bias(self.heads, q)
         scores = _product(q, k, self.alpha) if hidden is None else torch.baddbmm(hidden, q, k, alpha=self.alpha)
-        shares = scores.softmax(-1)
-        drawn, self.scale = keep(shares, self.p)
-        mixed = self._mixed(shares * drawn, v)
+        shares, drawn, self.scale = _filled_up(scores, -math.inf).softmax(-1), None, 1.0
+        if self.p:
+            drawn, self.scale = keep(scores, self.p)
+        mixed = self._mixed(shares, drawn, v)
         self.makers, inputs = zip(*(kept(x) for x, *_ in sides))
         weights = [parts[: len(parts) // 2] for _, *parts in sides]
         self.saved = [len(it) for it in (rows, *weights, *inputs)]
@@ -66,9 +89,9 @@ class _Attention(Piece):
         flat = (it for several in (rows, *weights, *inputs) for it in several)
         return product(self.onednn, mixed, weight, bias), (weight, shares, drawn, small, *flat)
 
-    def _mixed(self, left: Tensor, v: Tensor) -> Tensor:
+    def _mixed(self, shares: Tensor, drawn: Tensor | None, v: Tensor) -> Tensor:
         """Values, mixed by the shares that dropout has left. Shape (B, T, C)."""
-        return _columns(_product(left, v, self.scale).unsqueeze(0), self.heads)
+        return _columns(_product(_left(shares, drawn, v.size(1)), v, self.scale).unsqueeze(0), self.heads)
 
     def backward(self, gradient: Tensor, saved: Tensors, needed: Sequence[bool]) -> Tensors:
         *needed_sides, needed_last = cut(needed, self.sizes)
@@ -78,15 +101,15 @@ class _Attention(Piece):
         q, k, v = (each for several in rows for each in several)
         gradients = [torch.empty_like(several) for several in rows]
         of_q, of_k, of_v = (each for several in gradients for each in several)
-        left = shares * drawn
-        mixed = self._mixed(left, v) if mixed is None else mixed
+        mixed = self._mixed(shares, drawn, v) if mixed is None else mixed
         of_mixed, *of_last = product_backward(self.onednn, gradient, mixed, weight, (True, *needed_last))
         del mixed
         assert of_mixed is not None
         g = _rows(of_mixed, self.heads, q.size(-1))[0]
-        _product(left.transpose(1, 2), g, self.scale, of_v)
-        of_shares = _product(g, v.transpose(1, 2), self.scale).mul_(drawn)
-        of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
+        _product(_left(shares, drawn, v.size(1)).transpose(1, 2), g, self.scale, of_v)
+        of_shares = _product(g, v.transpose(1, 2), self.scale)
+        of_shares = _filled_up(of_shares if drawn is None else of_shares.mul_(drawn), 0)
+        of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)[..., : v.size(1)]
         _product(of_scores, k, self.alpha, of_q)
         _product(of_scores.transpose(1, 2), q, self.alpha, of_k)
         found: list[Tensor | None] = []
@@ -103,7 +126,7 @@ def by_products(
 
     Args:
         mask: what is not seen.
-        p: the chance to drop. 0 < p < 1.
+        p: the chance to drop. 0 <= p < 1.
         onednn: whether projections go through oneDNN, if they can.
         sides: inputs with their projections: one with those of q, k and v, or one with q's and one with k's and v's.
         last: the output's projection.

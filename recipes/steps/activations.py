@@ -125,7 +125,7 @@ class Scores(NamedTuple):
     again: bool = False
 
 
-def plain_scores(sizes: Sizes, decoder: bool, cross: bool) -> Scores:
+def plain_scores(sizes: Sizes, keys: int, decoder: bool, cross: bool) -> Scores:
     a, dropped = sizes.type.activation, bool(sizes.attention_dropout)
     if cross:
         # fairseq's own code: softmax in fp32; its half copy, if it is not that itself, or dropout's mask and result.
@@ -136,10 +136,11 @@ def plain_scores(sizes: Sizes, decoder: bool, cross: bool) -> Scores:
     return Scores(3.0 * a, kernel=False)
 
 
-def fast_scores(sizes: Sizes, decoder: bool, cross: bool) -> Scores:
-    if sizes.gpu or not sizes.attention_dropout:
+def fast_scores(sizes: Sizes, keys: int, decoder: bool, cross: bool) -> Scores:
+    dropped = bool(sizes.attention_dropout)
+    if sizes.gpu or not (dropped or (keys <= LAYERS["fast"].short and sizes.precision == "fp32")):
         return Scores(0.0, kernel=True)
-    return Scores(float(sizes.type.activation + sizes.mask), kernel=False, again=True)
+    return Scores(float(sizes.type.activation + (sizes.mask if dropped else 0)), kernel=False, again=True)
 
 
 @dataclass(frozen=True)
@@ -155,21 +156,23 @@ class Layers:
             no norm to bring them in the layers' order, one.
         again: from so many numbers on, the output of a norm with ω is made again in the backward, and what the output
             projection of an attention takes; 0: never.
+        short: up to so many keys, an attention keeps its scores on a CPU though nothing is dropped.
     """
 
-    scores: Callable[[Sizes, bool, bool], Scores]
+    scores: Callable[[Sizes, int, bool, bool], Scores]
     mask: int
     activations: tuple[int, int]
     casts: tuple[int, int, int]
     unordered: int
     again: int = 0
+    short: int = 0
 
 
 LAYERS = {
     # Each product that takes a norm's output casts it for itself. relu keeps its result, dropout its own and a mask.
     "plain": Layers(plain_scores, mask=4, activations=(2, 1), casts=(3, 3, 1), unordered=2),
     # Packed products cast once. relu and dropout are one node, which keeps its result.
-    "fast": Layers(fast_scores, mask=1, activations=(1, 0), casts=(1, 2, 1), unordered=0, again=2**17),
+    "fast": Layers(fast_scores, mask=1, activations=(1, 0), casts=(1, 2, 1), unordered=0, again=2**17, short=32),
 }
 
 
@@ -180,7 +183,7 @@ def attention_bytes(sizes: Sizes, queries: int, keys: int, *, decoder: bool, cro
         again: whether what the output projection takes is large.
     """
     d, h, a = sizes.width, sizes.heads, sizes.type.activation
-    scores = LAYERS[sizes.layers].scores(sizes, decoder, cross)
+    scores = LAYERS[sizes.layers].scores(sizes, keys, decoder, cross)
     # q, k, v, and what the output projection takes.
     vectors = queries + 2 * keys + (0 if scores.again and again else queries)
     kept = vectors * d * a + scores.bytes * h * queries * keys
