@@ -11,6 +11,9 @@ import sys
 import pytest
 import torch
 from conftest import ROOT
+from fairseq.modules import MultiheadAttention
+
+from fairseq_admin.fast import attention
 
 
 @pytest.mark.slow
@@ -104,6 +107,22 @@ def test_counting_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None
     found = counts(model, lambda: model(torch.ones(3, 4)).sum())
     assert found["kept_mib"] * 2**20 == 4 * (3 * 4 + 3 * 8)  # the input, and tanh's output
     assert tensors() == before
+
+
+def test_counts_the_kernel_that_a_gpu_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is a CPU's: with dropout, and batched products for short sentences."""
+    monkeypatch.syspath_prepend(str(ROOT / "recipes/bench"))
+    from counting import counts
+
+    calls: list[str] = []
+    for name in ("by_products", "by_kernel"):
+        of = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *args, of=of, name=name: calls.append(name) or of(*args))
+    module = MultiheadAttention(8, 2, dropout=0.1, self_attention=True)
+    module.__class__ = attention.FastAttention
+    x = torch.randn(2, 3, 8)
+    counts(module, lambda: module(x, x, x, key_padding_mask=attention.Mask(), need_weights=False)[0].sum())
+    assert calls == ["by_kernel", "by_products"]
 
 
 def test_growth_is_the_slope_of_the_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
