@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import nn
 
-from ..method.schemes import attentions_of, layers_of
+from ..method.schemes import attentions_of, layers_of, unwrapped
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
 from .dropout import FastDropout
@@ -49,17 +49,10 @@ def decoder_class(cfg: Any) -> type[AdminDecoder]:
     return FastDecoder if wanted(cfg) else AdminDecoder
 
 
-def _unwrapped(layer: Any) -> Any:
-    """The layer inside the wrappers of --ddp-backend fully_sharded, on which attributes must be set."""
-    while isinstance(getattr(layer, "module", None), nn.Module):
-        layer = layer.module
-    return layer
-
-
 def _speed_up_stack(stack: TransformerEncoderBase | TransformerDecoderBase) -> bool:
     """Returns whether the feed-forward layers are fast, too."""
     fused, shared = True, Shared()
-    for layer in map(_unwrapped, layers_of(stack)):
+    for layer in map(unwrapped, layers_of(stack)):
         layer.need_attn = False  # in validation: of all layers but the one whose weights the decoder returns
         for attention in attentions_of(layer):
             assert type(attention) is MultiheadAttention

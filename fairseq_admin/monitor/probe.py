@@ -19,14 +19,7 @@ from torch import Tensor
 
 from ..method.norms import BottomNorm, ShortcutNorm
 from ..method.omega import variance
-from ..method.schemes import SUBLAYER_NORMS, layers_of
-
-
-def unwrapped(layer: Any) -> Any:
-    """The layer inside the wrappers of --ddp-backend fully_sharded, on which attributes must be set."""
-    while isinstance(getattr(layer, "module", None), torch.nn.Module):
-        layer = layer.module
-    return layer
+from ..method.schemes import SUBLAYER_NORMS, layers_of, unwrapped
 
 
 class StackProbe:
