@@ -181,7 +181,7 @@ def test_precisions_hold_what_fairseqs_optimizers_hold():
 
 # layers, width, feed-forward width, heads, words, tokens of a batch, code, updates; first `make iwslt14 PRESET=small`.
 PROCESSES = [
-    (3, 32, 64, 2, 10000, 2048, "fast", 60),
+    (3, 32, 64, 2, 10000, 2048, "fast", 150),
     (3, 32, 64, 2, 10000, 2048, "plain", 10),
     (6, 128, 256, 4, 2000, 1024, "fast", 10),
 ]
