@@ -163,7 +163,7 @@ class FastAttention(Ends, Fast, MultiheadAttention):
         else:
             assert key is not None
             sides = [(query, (self.q_proj,)), (key, (self.k_proj, self.v_proj))]
-        if able(query) and (0 < p < 1 or (p == 0 and sides[-1][0].size(1) <= SHORT)):
+        if able(query) and p < 1 and (p > 0 or sides[-1][0].size(1) <= SHORT):
             branch = by_products(mask, p, self.onednn, self.num_heads, sides, self.out_proj)
             return self.given_on(branch), None
         return self.out_proj(by_kernel(mask, p, *(self._packed(x, *of) for x, of in sides))), None

@@ -140,7 +140,8 @@ def fast_scores(sizes: Sizes, keys: int, decoder: bool, cross: bool) -> Scores:
     dropped = bool(sizes.attention_dropout)
     if sizes.gpu or not (dropped or (keys <= LAYERS["fast"].short and sizes.precision == "fp32")):
         return Scores(0.0, kernel=True)
-    return Scores(float(sizes.type.activation + (sizes.mask if dropped else 0)), kernel=False, again=True)
+    score = max(sizes.type.activation, LAYERS["fast"].row / keys)
+    return Scores(score + (sizes.mask if dropped else 0), kernel=False, again=True)
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,7 @@ class Layers:
         again: from so many numbers on, the output of a norm with ω is made again in the backward, and what the output
             projection of an attention takes; 0: never.
         short: up to so many keys, an attention keeps its scores on a CPU though nothing is dropped.
+        row: bytes of a vector of a CPU with AVX-512, to which shorter rows of scores are filled up; with AVX2 half.
     """
 
     scores: Callable[[Sizes, int, bool, bool], Scores]
@@ -166,13 +168,14 @@ class Layers:
     unordered: int
     again: int = 0
     short: int = 0
+    row: int = 0
 
 
 LAYERS = {
     # Each product that takes a norm's output casts it for itself. relu keeps its result, dropout its own and a mask.
     "plain": Layers(plain_scores, mask=4, activations=(2, 1), casts=(3, 3, 1), unordered=2),
     # Packed products cast once. relu and dropout are one node, which keeps its result.
-    "fast": Layers(fast_scores, mask=1, activations=(1, 0), casts=(1, 2, 1), unordered=0, again=2**17, short=32),
+    "fast": Layers(fast_scores, mask=1, activations=(1, 0), casts=(1, 2, 1), unordered=0, again=2**17, short=32, row=64),
 }
 
 
