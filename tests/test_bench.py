@@ -14,6 +14,7 @@ from conftest import ROOT
 from fairseq.modules import MultiheadAttention
 
 from fairseq_admin.fast import attention
+from recipes.bench.attention import ALWAYS, NEVER, attending
 
 
 @pytest.mark.slow
@@ -29,6 +30,27 @@ def test_reports_three_ratios() -> None:
         "peak memory",
     ]
     assert all(float(re.search(r"(ms|MiB) +([\d.]+)", row)[2]) > 0 for row in rows), done.stdout
+
+
+@pytest.mark.slow
+def test_reports_attention_by_products_and_by_the_kernel() -> None:
+    """Is there a row a size and mask, with times that are positive?"""
+    command = [sys.executable, str(ROOT / "recipes/bench/attention.py"), "--heads", "2:8", "--keys", "5", "40"]
+    done = subprocess.run([*command, "--pairs", "1"], stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    rows = re.findall(r"^(\d.*?) +([\d.]+) +([\d.]+) ms +([\d.]+) \(", done.stdout, re.M)
+    asked = [f"2 heads of 8, {keys} keys{mask}" for keys in (5, 40) for mask in ("", ", causal")]
+    assert [name for name, *_ in rows] == [*asked, "4080 rows of 5", "4000 rows of 40"], done.stdout
+    assert all(float(number) > 0 for row in rows for number in row[1:]), done.stdout
+
+
+@pytest.mark.parametrize(("short", "way"), [(ALWAYS, "by_products"), (NEVER, "by_kernel")])
+def test_either_side_of_the_attention_bench_is_what_it_says(short, way, monkeypatch) -> None:
+    calls = []
+    for name in ("by_products", "by_kernel"):
+        own = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *given, own=own, name=name: calls.append(name) or own(*given))
+    attending(2, 8, 5, 64, True, short)()
+    assert calls == [way]
 
 
 @pytest.mark.slow

@@ -175,7 +175,9 @@ LAYERS = {
     # Each product that takes a norm's output casts it for itself. relu keeps its result, dropout its own and a mask.
     "plain": Layers(plain_scores, mask=4, activations=(2, 1), casts=(3, 3, 1), unordered=2),
     # Packed products cast once. relu and dropout are one node, which keeps its result.
-    "fast": Layers(fast_scores, mask=1, activations=(1, 0), casts=(1, 2, 1), unordered=0, again=2**17, short=32, row=64),
+    "fast": Layers(
+        fast_scores, mask=1, activations=(1, 0), casts=(1, 2, 1), unordered=0, again=2**17, short=32, row=64
+    ),
 }
 
 
