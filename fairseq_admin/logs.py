@@ -27,7 +27,7 @@ class Record:
     """One interval of training ("train_inner"), an epoch's mean ("train"), or one validation ("valid").
 
     `epochs` counts fractions too (at the end of an epoch: epochs begun); `bits` is the loss without label smoothing, in
-    bits a token; `seconds` is what the interval took.
+    bits per token; `seconds` is what the interval took.
     """
 
     tag: str
@@ -40,8 +40,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Log:
-    """A run's curves, each {updates: bits a token}; its parameters, updates and epochs; the hours its updates took; its
-    GPUs, each once a process, as far as the log names them."""
+    """A run's curves, each {updates: bits per token}; its parameters, updates and epochs; the hours its updates took;
+    its GPUs, each once a process, as far as the log names them."""
 
     train: dict[int, float]
     valid: dict[int, float]

@@ -22,7 +22,7 @@ TAGS = {"train": "training", "valid": "validation"}
 
 
 def perplexity(bits: float) -> float:
-    """Of a loss in bits a token."""
+    """Of a loss in bits per token."""
     return 2.0**bits if bits < 1000 else math.inf
 
 

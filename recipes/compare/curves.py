@@ -54,7 +54,7 @@ def draw(results: list[dict]) -> Figure:
         axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label="entropy of a token")
         axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label="plateau above")
         axes.set(title=f"{depth}L-{depth}L, each at its best rate", xlabel="updates", ylim=(0, top))
-    panels[0][0].set_ylabel("bits a token, validation (cross: diverged)")
+    panels[0][0].set_ylabel("bits per token, validation (cross: diverged)")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
 

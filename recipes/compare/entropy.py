@@ -17,7 +17,7 @@ from recipes.steps.common import run, write_lines
 
 
 def unigram_entropy(data: Path, source: str, target: str) -> float:
-    """In bits a token.
+    """In bits per token.
 
     Raises:
         ValueError: the training set is missing.

@@ -74,7 +74,7 @@ def draw(results: list[dict], layers: str) -> Figure:
         axes.set_xlabel("learning rate")
         axes.tick_params(labelbottom=True)
     for axes in panels[:, 0]:
-        axes.set_ylabel("bits a token, validation")
+        axes.set_ylabel("bits per token, validation")
     handles = {text: handle for axes in panels.flat for handle, text in zip(*axes.get_legend_handles_labels())}
     shared = [SCHEMES[it.scheme].title for it in known] + ["plateau above", "entropy of a token"]
     figure.legend(

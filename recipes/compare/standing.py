@@ -70,7 +70,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def loss(result: dict) -> float:
-    """A run's loss on validation, in bits a token; at most the bound beyond which a run has diverged."""
+    """A run's loss on validation, in bits per token; at most the bound beyond which a run has diverged."""
     bound, bits = EXPLODED * result["entropy"], result["bits"]
     return min(bits, bound) if bits is not None and math.isfinite(bits) else bound
 

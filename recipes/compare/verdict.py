@@ -32,7 +32,7 @@ def verdict(log: Log, entropy: float, stopped: bool) -> Verdict:
     """Judge a finished run.
 
     Args:
-        entropy: H, in bits a token.
+        entropy: H, in bits per token.
         stopped: whether training stopped itself because it had diverged.
     """
     losses = sorted([*log.train.items(), *log.valid.items()])

@@ -82,7 +82,7 @@ def draw(results: list[dict], against: str = "beta2") -> Figure:
             image = panel(axes, own, values, rates, min(bits), max(bits))
             axes.set_title(SCHEMES[scheme].title + (f", {NAMES[optimizer]}" if optimizer else ""))
         row[0].set_ylabel(NAMES.get(against, against))
-    figure.colorbar(image, ax=panels.ravel().tolist(), label="bits a token, valid\n(×: diverged, —: plateau)")
+    figure.colorbar(image, ax=panels.ravel().tolist(), label="bits per token, valid\n(×: diverged, —: plateau)")
     return figure
 
 

@@ -68,7 +68,7 @@ def draw_loss(runs: list[Run], path: Path) -> None:
         (line,) = axes.plot(*zip(*method.log.train.items()), alpha=0.5, linewidth=1)
         label = f"{method.name}: {' '.join(measured(method))}"
         axes.plot(*zip(*method.log.valid.items()), "o-", markersize=3, color=line.get_color(), label=label)
-    axes.set(xlabel="updates", ylabel="bits a token (thin: train, dots: valid)", ylim=(0, None))
+    axes.set(xlabel="updates", ylabel="bits per token (thin: train, dots: valid)", ylim=(0, None))
     axes.legend()
     save(figure, path)
 
@@ -109,7 +109,7 @@ def losses(runs: list[Run]) -> list[str]:
     """Validation losses, at up to ROWS updates that some run was validated at."""
     updates = sorted(set().union(*(run.log.valid for run in runs)))
     step = -(-len(updates) // ROWS)
-    rows = [["bits a token, valid", *(run.name for run in runs)]]
+    rows = [["bits per token, valid", *(run.name for run in runs)]]
     for update in updates[::-step][::-1]:
         cells = (run.log.valid.get(update) for run in runs)
         rows.append([f"update {update}", *("-" if bits is None else f"{bits:.3f}" for bits in cells)])
