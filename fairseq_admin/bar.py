@@ -30,7 +30,8 @@ class Lines:
 
     def write(self, text: str) -> None:
         if text.strip():
-            sys.stderr.write(f"{text.strip()}\n")
+            # tqdm fills a rate below ten up with a space.
+            sys.stderr.write(f"{text.strip().replace(',  ', ', ')}\n")
 
     def flush(self) -> None:
         sys.stderr.flush()

@@ -16,6 +16,7 @@ import pytest
 from archives import write_tar
 from tokenizers.trainers import BpeTrainer
 
+from fairseq_admin import bar as the_plugins
 from recipes.steps import bar, bpe, extract, merging, split, tokenise
 from recipes.steps.common import write_lines
 from recipes.steps.text import Text
@@ -53,6 +54,13 @@ def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left_at_the_recent_ra
     assert lines[0] == "get x: 800 of 1.00kB (80 %), 50.0B/s, 00:04 left"
     left = [int(minutes) * 60 + int(seconds) for minutes, seconds in re.findall(r"(\d\d):(\d\d) left", said)]
     assert left == sorted(left) and left[-1] == 39, "at the rate since the start it would be 16"
+
+
+def test_a_slow_rate_has_one_space_before_it(clock, capsys):
+    with the_plugins.bar("x", 100, " lines") as shown:
+        clock.now += 10
+        shown.update(75)
+    assert capsys.readouterr().err == "fairseq-admin: x: 75 of 100 lines (75 %), 7.50 lines/s, 00:03 left\n"
 
 
 @pytest.mark.parametrize("total", [1000, None])
