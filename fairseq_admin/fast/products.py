@@ -27,10 +27,10 @@ SHORT = 32
 """The most keys for which products are ahead of the kernel where nothing is dropped."""
 
 VECTORS = {"AVX512": 64, "AVX2": 32}
-"""Bytes of a vector, by torch's name of the CPU's best. Its softmax takes ten times as long for a shorter row."""
+"""Bytes of a vector, by torch's name of the CPU's best. Its softmax takes seven times as long for a shorter row."""
 
 
-def _filled_up(scores: Tensor, value: float) -> Tensor:
+def filled_up(scores: Tensor, value: float) -> Tensor:
     """Rows as long as a vector, with this value behind the scores. Shapes (N, T, S) and (N, T, S or more)."""
     vector = VECTORS.get(torch.backends.cpu.get_cpu_capability(), 0) // scores.element_size()
     missing = vector - scores.size(-1)
@@ -78,7 +78,7 @@ class _Attention(Piece):
         q, k, v = (each for several in rows for each in several)
         k, hidden = k.transpose(1, 2), self.mask.bias(self.heads, q)
         scores = _product(q, k, self.alpha) if hidden is None else torch.baddbmm(hidden, q, k, alpha=self.alpha)
-        shares, drawn, self.scale = _filled_up(scores, -math.inf).softmax(-1), None, 1.0
+        shares, drawn, self.scale = filled_up(scores, -math.inf).softmax(-1), None, 1.0
         if self.p:
             drawn, self.scale = keep(scores, self.p)
         mixed = self._mixed(shares, drawn, v)
@@ -108,7 +108,7 @@ class _Attention(Piece):
         g = _rows(of_mixed, self.heads, q.size(-1))[0]
         _product(_left(shares, drawn, v.size(1)).transpose(1, 2), g, self.scale, of_v)
         of_shares = _product(g, v.transpose(1, 2), self.scale)
-        of_shares = _filled_up(of_shares if drawn is None else of_shares.mul_(drawn), 0)
+        of_shares = filled_up(of_shares if drawn is None else of_shares.mul_(drawn), 0)
         of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)[..., : v.size(1)]
         _product(of_scores, k, self.alpha, of_q)
         _product(of_scores.transpose(1, 2), q, self.alpha, of_k)

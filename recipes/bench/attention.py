@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -27,17 +28,32 @@ from fairseq_admin.fast import attention, products  # noqa: E402
 from recipes.bench.step import paired  # noqa: E402
 
 NEVER, ALWAYS = 0, sys.maxsize
-HEADS = ["4:16", "4:64", "8:64"]
+HEADS = [(4, 16), (4, 64), (8, 64)]
 KEYS = [13, 25, 32, 48, 96, 512]
+
+
+def sizes(given: str) -> tuple[int, int]:
+    """The arguments' heads, and channels of each."""
+    found = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", given)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{given!r} is no size; expected HEADS:CHANNELS, as 4:16")
+    return int(found[1]), int(found[2])
+
+
+def number(given: str) -> int:
+    """One of the arguments that count."""
+    if not re.fullmatch(r"[1-9]\d*", given):
+        raise argparse.ArgumentTypeError(f"{given!r} was found; expected a whole number of at least 1")
+    return int(given)
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--heads", nargs="+", default=HEADS, metavar="HEADS:CHANNELS", help="(default: %(default)s)")
-    top.add_argument("--keys", nargs="+", type=int, default=KEYS, help="words a sentence (default: %(default)s)")
-    top.add_argument("--tokens", type=int, default=1024, help="of a batch (default: 1024)")
-    top.add_argument("--pairs", type=int, default=15, help="(default: 15)")
-    top.add_argument("--threads", type=int, default=1, help="(default: 1)")
+    top.add_argument("--heads", nargs="+", type=sizes, default=HEADS, metavar="HEADS:CHANNELS")
+    top.add_argument("--keys", nargs="+", type=number, default=KEYS, help="words a sentence (default: %(default)s)")
+    top.add_argument("--tokens", type=number, default=1024, help="of a batch (default: 1024)")
+    top.add_argument("--pairs", type=number, default=15, help="(default: 15)")
+    top.add_argument("--threads", type=number, default=1, help="(default: 1)")
     top.add_argument("--clock", choices=["cpu", "wall"], default="cpu", help="which time (default: cpu)")
     top.set_defaults(device="cpu")
     return top
@@ -62,9 +78,10 @@ def softmax(rows: int, columns: int, filled: bool) -> Callable[[], None]:
     scores, gradient = torch.randn(rows, columns), torch.randn(rows, columns)
 
     def action() -> None:
-        given = (products._filled_up(scores, -math.inf), products._filled_up(gradient, 0))
-        shares, of_shares = given if filled else (scores, gradient)
-        shares = shares.softmax(-1)
+        given, of_shares = scores, gradient
+        if filled:
+            given, of_shares = products.filled_up(scores, -math.inf), products.filled_up(gradient, 0)
+        shares = given.softmax(-1)
         torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
 
     return action
@@ -86,8 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"{capability}, {args.threads} thread(s), {args.tokens} tokens; products are used up to {products.SHORT} keys"
     )
     print(f"{'attention, products / kernel':44} {'products':>8} {'kernel':>8}     ratio")
-    for sizes in args.heads:
-        heads, channels = map(int, sizes.split(":"))
+    for heads, channels in args.heads:
         for keys in args.keys:
             for causal in (False, True):
                 ours, other = (attending(heads, channels, keys, args.tokens, causal, it) for it in (ALWAYS, NEVER))
