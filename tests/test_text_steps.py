@@ -69,7 +69,7 @@ def pair(prefix: Path, german: list, english: list) -> Path:
 
 @pytest.fixture
 def many(tmp_path):
-    """A text of a few thousand pairs, in many blocks, and how its tokens are made."""
+    """A text of a few thousand pairs, and how its tokens are made."""
     random_ = random.Random(1)
     words = "Haus Hund, lief. \"schnell\" z.B. U.S. 3,5 l'eau it's & | e\u0301 😀".split()
     lines = [" ".join(random_.choices(words, k=random_.randrange(30))) for _ in range(6000)]
@@ -496,7 +496,11 @@ def _alive(process: int) -> bool:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see the workers")
 def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path, start, step, how):
+    """The killed run has a text of eighty blocks, and is at work for a minute after its first is written."""
     arguments = (tmp_path / "text.json", many, tmp_path / "tok/x", "--workers", 2)
+    texts = {path: path.read_bytes() for path in tmp_path.glob("raw.*")}
+    for path, text in texts.items():
+        path.write_bytes(text * 40)
     process = start("recipes.steps.tokenise", *arguments, log=tmp_path / "killed")
     deadline = time.monotonic() + 60
     while not (
@@ -515,6 +519,8 @@ def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path, 
     assert not {"x.de", "x.en"} & names(tmp_path / "tok")
     if how == signal.SIGINT:
         assert (tmp_path / "killed").read_text() == "" and not names(tmp_path / "tok")
+    for path, text in texts.items():
+        path.write_bytes(text)
     assert step("tokenise", *arguments).status == 0
     assert step("tokenise", tmp_path / "text.json", many, tmp_path / "other/x", "--workers", 1).status == 0
     for language in ("de", "en"):
