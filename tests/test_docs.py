@@ -22,8 +22,9 @@ from fairseq_admin.architectures.masked_language_model import MaskedLMAdminModel
 from fairseq_admin.method.schemes import EVERY, SCHEMES
 from fairseq_admin.radam import RAdamConfig
 from fairseq_admin.schedule import DecayConfig
-from recipes.compare.grid_table import read_runs
+from recipes.compare.grid_table import read_runs, spread
 from recipes.compare.standing import markdown, table
+from recipes.steps import results
 
 
 def make(*arguments: str) -> str:
@@ -196,6 +197,18 @@ def test_architecture() -> None:
     there = {str(path.relative_to(ROOT)) for path in found if "__pycache__" not in path.parts}
     there -= {path for path in there if re.fullmatch(r"fairseq_admin/.+/__init__\.py", path)}  # the room's line says it
     assert there == {path for path in listed if re.fullmatch(r"(fairseq_admin|recipes)/.*[^/]", path)}
+
+
+def test_language_models() -> None:
+    """Are the perplexities those of the runs, three seeds a method?"""
+    runs = [row for row in results.read(ROOT / "docs/results.csv") if row["recipe"] == "lm-demo"]
+    found = {
+        name: [float(row["perplexity"]) for row in runs if row["method"] == name]
+        for name in ("admin", "post-ln", "pre-ln")
+    }
+    assert len(runs) == 9 and all(len(values) == 3 for values in found.values())
+    cells = " | ".join(spread(list(values), 1) for values in found.values())
+    assert f"| perplexity a word, test | {cells} |" in section(docs("results.md"), "Language model")
 
 
 @pytest.mark.parametrize("runs, title", [("compare.csv", "Every scheme"), ("multi30k-search.csv", "Multi30k")])

@@ -38,9 +38,8 @@ def trained_loss(scheme, encoder_layers, decoder_layers, seed):
         **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
     }
     depths = {"encoder_layers": encoder_layers, "decoder_layers": decoder_layers}
-    model = reference.build(
-        "transformer_admin", words=WORDS, seed=seed, admin_scheme=scheme, dropout=0.0, **sizes, **depths
-    )
+    options = {"admin_scheme": scheme, "admin_ffn_init": "xavier", "dropout": 0.0}
+    model = reference.build("transformer_admin", words=WORDS, seed=seed, **options, **sizes, **depths)
     optimizer = RAdam(model.parameters(), lr=4e-3, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
     losses = []
     for update, (source, lengths, previous, target) in zip(range(UPDATES), batches(seed)):
