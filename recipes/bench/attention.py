@@ -49,7 +49,8 @@ def number(given: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--heads", nargs="+", type=sizes, default=HEADS, metavar="HEADS:CHANNELS")
+    usual = f"(default: {' '.join(f'{heads}:{channels}' for heads, channels in HEADS)})"
+    top.add_argument("--heads", nargs="+", type=sizes, default=HEADS, metavar="HEADS:CHANNELS", help=usual)
     top.add_argument("--keys", nargs="+", type=number, default=KEYS, help="words a sentence (default: %(default)s)")
     top.add_argument("--tokens", type=number, default=1024, help="of a batch (default: 1024)")
     top.add_argument("--pairs", type=number, default=15, help="(default: 15)")
