@@ -18,6 +18,11 @@ class DivergedError(AdminError):
     """Training has diverged: update after update is skipped."""
 
 
+def line(error: BaseException) -> str:
+    """The first line of an error's text, or else its name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 DIVERGED = 3
 """Exit status of a training run that diverged; a user's mistake gives 2, a crash 1."""
 

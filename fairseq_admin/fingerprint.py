@@ -39,10 +39,22 @@ def of_dictionary(words: Sequence[str]) -> str:
     return of_bytes("\n".join(words[number] for number in range(len(words))).encode())
 
 
+def _kept(words: Any) -> str:
+    """As `of_dictionary`, but made once and kept with the words, until there are more of them.
+
+    A moving average of the weights (--store-ema) asks several times an update.
+    """
+    length, found = getattr(words, "admin_fingerprint", (0, ""))
+    if length != len(words):
+        found = of_dictionary(words)
+        words.admin_fingerprint = len(words), found
+    return found
+
+
 def of_stacks(stacks: Mapping[str, Any]) -> dict[str, str]:
     """The fingerprint of the dictionary of each stack that knows it."""
     found = {stack: getattr(module, "dictionary", None) for stack, module in stacks.items()}
-    return {stack: of_dictionary(words) for stack, words in found.items() if words}
+    return {stack: _kept(words) for stack, words in found.items() if words}
 
 
 def noted(state: Mapping[str, Any]) -> dict[str, str]:

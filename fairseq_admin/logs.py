@@ -16,7 +16,7 @@ from typing import Any
 # A kill may cut a line short, and the log then goes on in mid-line: the last on a line counts.
 OBJECT = re.compile(r"({[^{}]*})\s*$")
 INTERVAL = re.compile(r".*epoch (?P<epoch>\d+):\s+(?P<done>\d+) / (?P<all>\d+) (?P<pairs>\w+=.+)$")
-END = re.compile(r".*epoch (?P<epoch>\d+) \| (?:valid on '(?P<subset>\w+)' subset \| )?(?P<pairs>\w+ \S+ \| .+)$")
+END = re.compile(r".*epoch (?P<epoch>\d+) \| (?:valid on '(?P<subset>[^']+)' subset \| )?(?P<pairs>\w+ \S+ \| .+)$")
 UPDATES = re.compile(r"(?:(\w+)_)?num_updates")
 PARAMS = re.compile(r"num\. shared model params: ([\d,]+)")
 GPU = re.compile(r"rank +(\d+): capabilities = .*; name = (.+?)\s*$")
@@ -24,13 +24,14 @@ GPU = re.compile(r"rank +(\d+): capabilities = .*; name = (.+?)\s*$")
 
 @dataclass(frozen=True)
 class Record:
-    """One interval of training ("train_inner"), an epoch's mean ("train"), or one validation ("valid").
+    """One interval of training ("train_inner"), an epoch's mean ("train"), or one validation ("valid") on a subset.
 
     `epochs` counts fractions too (at the end of an epoch: epochs begun); `bits` is the loss without label smoothing, in
     bits per token; `seconds` is what the interval took.
     """
 
     tag: str
+    subset: str
     updates: int
     epochs: float
     bits: float
@@ -53,7 +54,10 @@ class Log:
 
 
 def stats(line: str) -> tuple[str, dict[str, Any]] | None:
-    """What a line tells: its tag, as `Record` has it, and numbers by fairseq's names; None if it tells nothing."""
+    """What a line tells: its tag, as `Record` has it, and values by fairseq's names; None if it tells nothing.
+
+    Of a validation the subset is among the values.
+    """
     values: dict[str, Any]
     if found := OBJECT.search(line):
         try:
@@ -64,12 +68,13 @@ def stats(line: str) -> tuple[str, dict[str, Any]] | None:
         head = f"{subset}_" if subset else ""
         values = {name[len(head) :] if name.startswith(head) else name: value for name, value in values.items()}
         tag = "train_inner" if subset is None else "train" if subset == "train" else "valid"
-    elif found := INTERVAL.search(line):
+        values["subset"] = subset
+    elif found := INTERVAL.match(line):
         values = {"update": int(found["epoch"]) - 1 + int(found["done"]) / int(found["all"])}
         values.update(tuple(pair.split("=", 1)) for pair in found["pairs"].strip().split(", ") if "=" in pair)
         tag = "train_inner"
-    elif found := END.search(line):
-        values = {"epoch": int(found["epoch"])}
+    elif found := END.match(line):
+        values = {"epoch": int(found["epoch"]), "subset": found["subset"]}
         values.update(tuple(pair.split(" ", 1)) for pair in found["pairs"].strip().split(" | ") if " " in pair)
         tag = "valid" if found["subset"] else "train"
     else:
@@ -86,6 +91,7 @@ def parse(line: str) -> Record | None:
     try:
         return Record(
             tag=tag,
+            subset=str(values.get("subset") or ""),
             updates=int(values["num_updates"]),
             epochs=float(values.get("update", values.get("epoch", "nan"))),
             bits=float(values["nll_loss"] if "nll_loss" in values else values["loss"]),
@@ -99,16 +105,21 @@ def parse(line: str) -> Record | None:
 def read(lines: Iterable[str]) -> Log:
     """A run's log. A run killed and resumed goes back to its last checkpoint; what came after that is dropped.
 
+    Of several validation subsets the first counts: by that one fairseq chooses its best checkpoint.
     Training is told by intervals, or where there are none (--log-format tqdm, a long --log-interval) by epochs.
     """
     curves: dict[str, dict[int, Record]] = {"train_inner": {}, "train": {}, "valid": {}}
-    params, gpus = 0, {}
+    params, gpus, subset = 0, {}, ""
     for line in lines:
         if found := PARAMS.search(line):
             params = int(found[1].replace(",", ""))
         elif found := GPU.search(line):
             gpus[int(found[1])] = found[2]
         elif record := parse(line):
+            if record.tag == "valid":
+                subset = subset or record.subset
+                if record.subset != subset:
+                    continue
             for curve in curves.values():
                 for taken_back in [updates for updates in curve if updates > record.updates]:
                     del curve[taken_back]

@@ -224,7 +224,7 @@ class FairseqRAdam(ByGroup):
 
     @property
     def optimizer_config(self) -> Dict[str, Any]:
-        """What overrides the options stored in a checkpoint."""
+        """The options as `RAdam` takes them. A resumed run has the checkpoint's, except for the rate, as in fairseq."""
         return {
             "lr": next(iter(self.cfg.lr)) if isinstance(self.cfg.lr, Iterable) else self.cfg.lr,
             "betas": _betas(self.cfg.adam_betas),

@@ -59,6 +59,15 @@ class ByGroup(FairseqOptimizer):
         for group in self.param_groups:
             group["lr"] = lr * group.get("factor", 1.0)
 
+    def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
+        """As fairseq's, but every group's share is the model's, not the one that was saved."""
+        own = [{"factor": group["factor"]} if "factor" in group else {} for group in self.param_groups]
+        super().load_state_dict(state_dict, optimizer_overrides)
+        lr = self.get_lr()
+        for group, share in zip(self.param_groups, own):
+            group.update(share)
+        self.set_lr(lr)
+
 
 @register_optimizer("adam_by_group", dataclass=FairseqAdamConfig)
 class AdamByGroup(ByGroup, FairseqAdam):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 from types import SimpleNamespace
 
@@ -21,7 +23,7 @@ from fairseq_admin.method import provenance
 from fairseq_admin.method.initial_weights import dt_fixup_scale
 from fairseq_admin.method.schemes import ON_TOP, SCHEMES
 from fairseq_admin.radam import FairseqRAdam
-from fairseq_admin.rates import AdamByGroup
+from fairseq_admin.rates import AdamByGroup, slow_down
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "pooler_dropout": 0.0}
 SCALED = ("self_attn.v_proj.weight", "self_attn.out_proj.weight", "fc1.weight", "fc2.weight")
@@ -171,6 +173,21 @@ def test_every_scheme_trains_and_loads_back(scheme, task):
     assert torch.equal(*outputs) and outputs[0].isfinite().all()
 
 
+@pytest.mark.parametrize("scheme", ["admin", "pre-ln"])
+def test_pickled(scheme, task):
+    """It computes the same, and has no training set to measure another encoder on."""
+    model = build(task, more_layers=2, more_scheme=scheme, admin_fast="on")
+    model.load_state_dict(pretrained(task))
+    words = torch.randint(4, 44, (4, 9), generator=torch.Generator().manual_seed(1))
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        other.load_state_dict(model.state_dict())
+        outputs = [it.eval()(words, classification_head_name=HEAD)[0] for it in (model, other)]
+        assert torch.equal(*outputs)
+        if other.more.measured:
+            with pytest.raises(AdminError, match="the model is a copy, without the training set"):
+                other.load_state_dict(pretrained(task))
+
+
 @pytest.mark.parametrize("scheme", ["admin", "dt-fixup", "pre-ln", "residual"])
 def test_fast_new_layers(scheme, task):
     """The same measurement, and in training the same output and gradients but for float32, as with plain ones."""
@@ -180,7 +197,7 @@ def test_fast_new_layers(scheme, task):
     for fast in ("off", "on"):
         model = build(task, more_layers=3, more_scheme=scheme, pretrained_lr_factor=1, admin_fast=fast, **NO_DROPOUT)
         model.load_state_dict(pretrained(task))
-        records.append(model.more.recorded())
+        records.append(provenance.decode(model.more.admin_provenance))
         outputs.append(model(words, classification_head_name=HEAD)[0])
         outputs[-1].square().sum().backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
@@ -288,6 +305,28 @@ def test_the_encoder_learns_at_its_share(handle, task):
     (encoder, more), (slow_encoder, same_more) = moved
     assert torch.equal(more, same_more) and encoder.abs().min() > 1e-6
     torch.testing.assert_close(slow_encoder, 0.008 * encoder, rtol=1e-2, atol=1e-8)  # a float32 bias of about 0.1
+
+
+@pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])
+def test_another_share_on_resuming(handle):
+    """--pretrained-lr-factor is the run's, not the checkpoint's; moments and the rate are the checkpoint's."""
+    config = SimpleNamespace(
+        adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.0, lr=[1e-3], fp16_adam_stats=False
+    )
+    optimizers = []
+    for factor in (0.008, 0.5):
+        encoder, more = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+        slow_down([encoder], "pretrained", factor)
+        optimizers.append(handle(config, [encoder, more]))
+        encoder.grad, more.grad = torch.ones(3), torch.ones(3)
+    saved, resumed = optimizers
+    saved.set_lr(4e-4)
+    saved.step()
+    resumed.load_state_dict(saved.state_dict())
+    assert resumed.get_lr() == pytest.approx(4e-4)
+    assert [group["lr"] for group in resumed.param_groups] == pytest.approx([4e-4, 2e-4])
+    moments = [[it["exp_avg"] for it in handle.optimizer.state.values()] for handle in optimizers]
+    assert len(moments[1]) == 2 and all(map(torch.equal, *moments))
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import logging
 import math
@@ -298,6 +299,56 @@ def test_a_sublayer_as_one_node_or_several(worth: int, scheme: str, onednn, monk
     assert all(torch.equal(a, b) for a, b in zip(*gradients))
 
 
+@pytest.mark.parametrize("scheme", ["admin", "pre-ln"])
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks(register: str, scheme: str, exact_softmax) -> None:
+    """Do those on a layer's modules see as many backwards as on plain ones, and change nothing?"""
+    rule = {"admin_init": "log"} if scheme == "admin" else {}
+    fast, plain, loss_of = pair("translation", torch.float64, admin_scheme=scheme, **rule, **EXACT)
+    counts = []
+    for model in (fast, plain):
+        counts.append(Counter())
+        for stack in (model.encoder, model.decoder):
+            for name, module in (each for layer in stack.layers for each in layer.named_children()):
+                getattr(module, register)(functools.partial(count, counts[-1], name))
+    assert max(differences(fast, plain, loss_of).values()) < 1e-9
+    assert counts[0] == counts[1] and counts[0]["fc1"] == len(fast.encoder.layers) + len(fast.decoder.layers)
+
+
+def count(seen: Counter, name: str, *_: Any) -> None:
+    seen[name] += 1
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_module_forward_pre_hook",
+        "register_module_forward_hook",
+        "register_module_full_backward_hook",
+        "register_module_full_backward_pre_hook",
+    ],
+)
+def test_hooks_on_all_modules(register: str) -> None:
+    """Do torch's hooks on every module there is see tensors, and change nothing?"""
+    model, loss_of = translation(admin_fast="on", admin_init="log")
+    seen, gradients = Counter(), []
+
+    def hook(module: nn.Module, *given: Any) -> None:
+        seen[type(module).__name__] += 1
+        assert not any(isinstance(it, Branch) for it in (*given, *given[0]))
+
+    for registers in (lambda hook: None, getattr(nn.modules.module, register)):
+        torch.manual_seed(3)
+        handle = registers(hook)
+        try:
+            gradients.append(torch.autograd.grad(loss_of(model), list(model.parameters())))
+        finally:
+            if handle is not None:
+                handle.remove()
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+    assert seen["FirstLinear"] == seen["LastLinear"] == len(model.encoder.layers) + len(model.decoder.layers)
+
+
 def count_nodes(root: Any) -> int:
     """The nodes of a graph."""
     found, left = {root}, [root]
@@ -572,6 +623,49 @@ def test_what_is_changed_in_place_is_not_made_again(monkeypatch: pytest.MonkeyPa
         norm.register_forward_hook(lambda norm, inputs, output: output.mul_(2))
         loss_of(model).backward()
         gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+class Held:
+    """Weights of a layer as fairscale holds them: there in the layer's forward and in its backward."""
+
+    def __init__(self, layer: nn.Module, weights: list[Tensor]) -> None:
+        self.weights, self.values = weights, [weight.detach().clone() for weight in weights]
+        self.free()
+        layer.register_forward_pre_hook(self.put_back)
+        layer.register_forward_hook(self.free)
+
+    def put_back(self, *_: Any) -> None:
+        for weight, values in zip(self.weights, self.values):
+            weight.data.copy_(values)
+
+    def free(self, *given: Any) -> None:
+        for weight in self.weights:
+            weight.data.fill_(math.nan)
+        if given:
+            output = given[-1]
+            (output[0] if isinstance(output, tuple) else output).register_hook(self.put_back)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_what_is_freed_is_not_needed(flat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fully_sharded's weights are views of one tensor (flat), or marked."""
+    monkeypatch.setattr(again, "WORTH", 0)
+    gradients = []
+    for freed in (False, True):
+        model, loss_of = translation(admin_fast="on", admin_init="log", **STILL)
+        weights = list(model.parameters())
+        for layer in (*model.encoder.layers, *model.decoder.layers) if freed else ():
+            norms = [module for module in layer.modules() if isinstance(module, ShortcutNorm)]
+            named = [(norm, name, weight) for norm in norms for name, weight in norm.named_parameters()]
+            Held(layer, [weight for _, _, weight in named])
+            for norm, name, weight in named:
+                weight._is_sharded = not flat
+                if flat:
+                    delattr(norm, name)
+                    setattr(norm, name, weight.view(-1))
+        loss_of(model).backward()
+        gradients.append([weight.grad for weight in weights])
     assert all(torch.equal(a, b) for a, b in zip(*gradients))
 
 

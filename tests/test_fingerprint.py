@@ -11,6 +11,8 @@ import masked
 import pytest
 import reference
 import torch
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models.ema.ema import EMA
 from torch import nn
 
 from fairseq_admin import fingerprint
@@ -58,6 +60,21 @@ def test_through_a_wrapper() -> None:
     assert set(fingerprint.noted(state)) == {"encoder", "decoder"}
     with pytest.raises(AdminError, match="the checkpoint's decoder was trained with another dictionary"):
         nn.ModuleDict({"module": other(BUILDS["admin"], "decoder")}).load_state_dict(state)
+
+
+def test_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at every update of a moving average; again where words were added."""
+    model = BUILDS["admin"]()
+    average = EMA(model, EMAConfig(store_ema=True))
+    average.step(model, 1)
+    made = []
+    real = fingerprint.of_dictionary
+    monkeypatch.setattr(fingerprint, "of_dictionary", lambda words: made.append(len(words)) or real(words))
+    average.step(model, 2)
+    assert made == []
+    before = fingerprint.noted(model.state_dict())
+    model.encoder.dictionary.add_symbol("more")
+    assert fingerprint.noted(model.state_dict())["encoder"] != before["encoder"] and made == [105]
 
 
 def saved(path: Path, model: nn.Module, updates: int) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from fairseq_admin import logs
@@ -35,6 +37,28 @@ def test_every_format_tells_the_same(lines, tagged):
     assert (log.train, log.valid) == ({6: 9.914, 12: 9.522}, {6: 10.028})
     assert (log.params, log.updates, log.hours) == (200704, 12, pytest.approx(0.02))
     assert log.epochs == pytest.approx(0.083, abs=1e-3)
+
+
+OTHER = {
+    "json": '{"epoch": 1, "test_loss": "9.5", "test_nll_loss": "9.0", "test_num_updates": "6"}',
+    "simple": "epoch 001 | valid on 'test' subset | loss 9.5 | nll_loss 9.0 | ppl 512 | num_updates 6",
+}
+
+
+@pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
+def test_of_several_subsets_the_first_is_shown(lines):
+    """--valid-subset valid,test: fairseq chooses its best checkpoint by the first."""
+    texts = [text for _, text in lines]
+    other = OTHER["json" if lines is JSON else "simple"]
+    assert logs.read([*texts[:2], other, *texts[2:]]).valid == {6: 10.028}
+
+
+@pytest.mark.parametrize("start", ["epoch 001 ", "epoch 001:  6 / 9 ", "valid on 'valid' subset | "])
+def test_a_long_line_does_not_take_long(start):
+    """Well under a second; looked through from each of its places, it would take minutes."""
+    begun = time.process_time()
+    assert logs.parse(start * (200_000 // len(start))) is None
+    assert time.process_time() - begun < 10
 
 
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])

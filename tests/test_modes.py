@@ -93,7 +93,7 @@ def train(corpus: Path, folder: Path, *arguments: object, options: list[str] = T
     """Train, or resume, in a folder; fails the test if the command fails."""
     folder.mkdir(exist_ok=True)
     log = folder / f"log{len(list(folder.glob('log*')))}"
-    module = "recipes.steps.train_bf16" if "--bf16" in arguments else "fairseq_cli.train"  # which takes it for a TPU's
+    module = "recipes.steps.train" if "--bf16" in arguments else "fairseq_cli.train"  # which takes it for a TPU's
     done = run_module(module, corpus, *options, "--save-dir", folder, *arguments, log=log)
     assert done.status == 0, done.output[-4000:]
     return done

@@ -174,6 +174,16 @@ def test_it_measures_the_first_batch_and_when_it_is_due(monkeypatch: pytest.Monk
     assert seen[1::2] == [(update, batches[0][2][0, 0]) for update in (0, 2, 6)]
 
 
+def test_the_first_update_from_a_checkpoint_is_measured() -> None:
+    """Also where the count of updates starts again (--finetune-from-model, --reset-optimizer)."""
+    for start in (0, 5000):
+        model = tiny(admin_monitor=4)
+        model.set_num_updates(5000)  # fairseq's, before it loads the weights
+        model.load_state_dict(tiny().state_dict())
+        model.set_num_updates(start)
+        assert model.monitor.due
+
+
 def test_a_batch_without_memory_leaves_no_probe_behind() -> None:
     """After a forward that broke off, is the next batch of another shape trained as if nothing had been?"""
     model, batch = tiny(admin_monitor=1), reference.batch(sentences=3, source=5)
@@ -187,6 +197,26 @@ def test_a_batch_without_memory_leaves_no_probe_behind() -> None:
     kept = [value for probe in model.monitor.probes.values() for value in probe.values().values()]
     assert kept and not any(value.requires_grad for value in kept)  # or the next update would keep this one's graph
     assert not any("residual_connection" in vars(module) for module in model.modules())
+
+
+def test_a_skipped_update_is_measured_again() -> None:
+    """What is shown is of the attempt that became the update, not of one whose gradients overflowed."""
+    (src, lengths, prev), shown = reference.batch(), []
+    for skipped in (0, 2):
+        model = tiny(admin_monitor=1)
+        model(src, lengths, prev)  # profiles
+        for attempt in range(skipped + 1):
+            with torch.no_grad():
+                model.encoder.layers[1].fc1.weight.mul_(1e30 if attempt < skipped else 1)
+            for _ in range(2):  # batches
+                model.set_num_updates(0)
+                model(src, lengths, prev)
+            model.all_reduce_grads()
+            with torch.no_grad():
+                model.encoder.layers[1].fc1.weight.div_(1e30 if attempt < skipped else 1)
+        model.set_num_updates(1)
+        shown.append(model.monitor.shown)
+    assert shown[0] == shown[1] and math.isfinite(shown[1]["encoder_beta_mean"])
 
 
 def logged(done: Run) -> list[dict[str, Any]]:

@@ -15,8 +15,12 @@ import pytest
 import reference
 import torch
 from conftest import TRAIN, Run, run_module
+from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
+    LabelSmoothedCrossEntropyCriterionWithAlignment,
+)
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerModel
+from fairseq.tasks.translation import TranslationConfig
 from test_refusals import check_refusal
 
 from fairseq_admin import MaskedLMAdminModel, TransformerAdminModel, TransformerLMAdminModel
@@ -111,6 +115,31 @@ def test_models_that_need_no_profiling(options: dict[str, str]) -> None:
 def test_masked_stack_is_guarded_too() -> None:
     with pytest.raises(AdminError, match="whose first call profiles omega"):
         masked.build().encoder.sentence_encoder(masked.batch())
+
+
+@pytest.mark.parametrize("options", ["cfg", "args"])
+def test_guided_alignment(options: str) -> None:
+    """Its criterion reads the last decoder layer's attention in training."""
+    src, lengths, prev = reference.batch(words=20)
+    guided = SimpleNamespace(**vars(task()), **{options: TranslationConfig(load_alignments=True)})
+    criterion = LabelSmoothedCrossEntropyCriterionWithAlignment(guided, False, 0.1, 0.05)
+    sample = {
+        "net_input": {"src_tokens": src, "src_lengths": lengths, "prev_output_tokens": prev},
+        "target": prev,
+        "ntokens": int(prev.ne(reference.PAD).sum()),
+        "alignments": torch.tensor([[5, 0], [6, 1], [7, 10]]),
+        "align_weights": torch.ones(3),
+    }
+    losses, gradients = [], []
+    for fast in ("on", "off"):
+        torch.manual_seed(1)
+        args = Namespace(**sizes(2), admin_fast=fast, dropout=0.0, attention_dropout=0.0)
+        model = TransformerAdminModel.build_model(args, guided).train()
+        losses.append(criterion(model, sample)[0])
+        losses[-1].backward()
+        gradients.append(model.decoder.layers[-1].encoder_attn.q_proj.weight.grad)
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
 # Tasks from the command line -----------------------------------------------------------------------------------------

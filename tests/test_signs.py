@@ -42,6 +42,19 @@ def test_rule(shares: list[float], losses: list[float], expected: list[int]) -> 
     assert said(shares, losses) == expected
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 30, 60])
+def test_what_is_not_finite_is_left_out(place: int, number: float) -> None:
+    """Are warnings the same as without it, and as many measurements later as were put in?"""
+    steady, rising = [0.4] * 100, [0.4 + 0.005 * max(0, step - 60) for step in range(100)]
+    for shares, expected in ((steady, []), (rising, said(rising, [5.0] * 100))):
+        losses = [5.0] * 102
+        losses[place] = number
+        shares = [*shares[:place], 0.4, number, *shares[place:]]
+        assert said(shares, losses) == [update + 2 for update in expected]
+    assert len(expected) == 1
+
+
 def test_the_first_measurements_are_too_few() -> None:
     """Is nothing said before the slow level is one?"""
     assert said([0.2 * 1.1**step for step in range(ENOUGH)], [5.0] * ENOUGH) == []

@@ -77,7 +77,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
     def __init__(self, args: Any, encoder: AdminMaskedEncoder, task: Any) -> None:
         super().__init__(args, encoder)
         self.pretrained = False
-        self._task = weakref.ref(task)
+        self._task: weakref.ref | None = weakref.ref(task)
         self.more: MoreLayers | None = None
         if args.more_layers:
             # After RoBERTa's own, which draws every weight of the modules that are there.
@@ -121,6 +121,10 @@ class DeeperAdminModel(MaskedLMAdminModel):
     @classmethod
     def make(cls, args, task):
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary), task)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickled model has: all but the task."""
+        return {**vars(self), "_task": None}
 
     def train(self, mode: bool = True) -> DeeperAdminModel:
         super().train(mode)
@@ -184,12 +188,12 @@ class DeeperAdminModel(MaskedLMAdminModel):
             self.more = own
         self.pretrained = True
         if more or own is None:
-            self._load_more(more)
+            self._load_more(more, strict)
         elif own.measured:
             self._set_up(own)
         return result
 
-    def _load_more(self, state: dict[str, Tensor]) -> None:
+    def _load_more(self, state: dict[str, Tensor], strict: bool) -> None:
         found = {key.split(".")[1] for key in state if key.startswith("layers.")}
         record = (provenance.decode(state[provenance.KEY]) or {}) if provenance.KEY in state else {}
         here = (len(self.more.layers), self.more.cfg.admin_scheme) if self.more is not None else (0, None)
@@ -199,10 +203,12 @@ class DeeperAdminModel(MaskedLMAdminModel):
                 f"{here[0]} of {here[1]}. Give the checkpoint's, or another --save-dir to start again."
             )
         if self.more is not None:
-            self.more.load_state_dict(state)
+            self.more.load_state_dict(state, strict)
 
     def _set_up(self, more: MoreLayers) -> None:
         """Set the new layers up on the training set."""
+        if self._task is None:
+            raise AdminError("the model is a copy, without the training set to set new layers up on. Build it again.")
         sentences = self._training_set(self._task())
         batches = batched(sentences, self.cfg.admin_profile_tokens, more.padding_idx, next(self.parameters()).device)
         training = self.training

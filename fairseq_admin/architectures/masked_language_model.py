@@ -7,15 +7,23 @@ from typing import Any
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from torch import nn
 
 from ..errors import AdminError
 from ..fast.model import encoder_class
 from ..method.layers import ffn_law, xavier
-from ..method.schemes import SCHEMES, layers_of, stacks_of
+from ..method.schemes import SCHEMES
 from .config import AdminOptions, fill_masked, flat_encoder, nested_encoder
 from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
+
+
+def _draw_feed_forward(module: nn.Module) -> None:
+    if isinstance(module, TransformerEncoderLayerBase):
+        xavier(module.fc1)
+        xavier(module.fc2)
 
 
 class AdminMaskedEncoder(RobertaEncoder):
@@ -41,10 +49,8 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
         super().__init__(args, encoder)
         self.cfg = nested_encoder(args)
         if ffn_law(self.cfg) == "xavier":
-            # RoBERTa has just redrawn what the layers began with.
-            for layer in layers_of(stacks_of(self)["encoder"]):
-                xavier(layer.fc1)
-                xavier(layer.fc2)
+            # RoBERTa has just redrawn what the layers began with. Sharded layers have weights within `apply` only.
+            self.encoder.apply(_draw_feed_forward)
         self.set_up_scheme(self.cfg)
 
     @staticmethod

@@ -184,7 +184,8 @@ class SchemeModel(BaseFairseqModel):
                     setattr(model_cfg, f"{side}_layers", len(kept))
                     setattr(model_cfg, f"{side}_layers_to_keep", None)
         adopt(state_dict, own, {side: len(layers_of(stack)) for side, stack in stacks.items()})
-        self.skipped_updates.restart()  # fairseq has just set the number of updates, without a batch
+        for counter in (self.skipped_updates, self.monitor):
+            counter.restart()  # fairseq has just set the number of updates, without a batch
         result = super().load_state_dict(state_dict, strict)  # without the options, which would prune it again
         if self.scheme.omega and self._recorded():
             self._set_profiled()

@@ -23,6 +23,9 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
     layers is a stock Transformer's; all others have `admin_provenance`, which then names the scheme.
     """
 
+    aligned = False
+    """Whether the task has alignments, to which a criterion compares the last layer's attention in training, too."""
+
     def __init__(self, cfg: TransformerConfig, encoder: AdminEncoder, decoder: AdminDecoder) -> None:
         super().__init__(cfg, encoder, decoder)
         self.args = cfg  # as fairseq's `transformer` has it
@@ -40,7 +43,10 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
         norm = SCHEMES[transformer_cfg.admin_scheme].norm
         for stack, place in zip((transformer_cfg.encoder, transformer_cfg.decoder), norm):
             stack.normalize_before = place == "before"
-        return super().build_model(transformer_cfg, task)
+        model = super().build_model(transformer_cfg, task)
+        options = getattr(task, "cfg", None) or getattr(task, "args", None)
+        model.aligned = getattr(options, "load_alignments", False)
+        return model
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):
@@ -54,6 +60,8 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
         """As fairseq's Transformer; the first call in training mode begins by profiling ω on its batch."""
         self.before_forward(src_tokens, prev_output_tokens)
         kwargs.setdefault("return_all_hiddens", False)  # the encoder's, which no decoder here reads, nor is it returned
+        if self.aligned:
+            kwargs.setdefault("alignment_layer", self.decoder.num_layers - 1)
         return super().forward(src_tokens, src_lengths, prev_output_tokens, **kwargs)
 
 

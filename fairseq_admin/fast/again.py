@@ -9,7 +9,7 @@ keeps z too, and the first of them to be asked makes y again for all.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 WORTH = 2**17
 """The numbers of the smallest output that is made again: below it, time counts more than memory."""
@@ -36,9 +36,17 @@ class Maker:
         return y
 
 
+def stays(weight: Tensor | None) -> bool:
+    """Whether a weight is there from a batch's forward to the end of its backward.
+
+    Under --ddp-backend fully_sharded a layer's is freed while other layers run: a view of one tensor, or it is marked.
+    """
+    return isinstance(weight, nn.Parameter) and not getattr(weight, "_is_sharded", False)
+
+
 def remember(y: Tensor, z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> None:
-    """Note on y what it was made of, if that is worth while."""
-    if y.requires_grad and y.numel() >= WORTH:
+    """Note on y what it was made of, if that is worth while and will be there."""
+    if y.requires_grad and y.numel() >= WORTH and stays(weight):
         y.made_of = Maker(eps), (z, weight, bias), y._version  # type: ignore[attr-defined]
 
 

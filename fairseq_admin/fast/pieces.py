@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.module import _has_any_global_hook
 
 Tensors = Sequence[Any]
 """Tensors, or None in their place."""
@@ -59,9 +60,14 @@ def able(x: Tensor) -> bool:
     return x.is_cpu and x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
 
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where torch keeps a module's."""
+
+
 def unobserved(*modules: Any) -> bool:
     """Whether modules can pass a `Branch` on: none gives way to its twin, and no hook would see it."""
-    return not any(module.plain or module._forward_hooks or module._forward_pre_hooks for module in modules)
+    hooked = (vars(module)[name] for module in modules for name in HOOKS)
+    return not (_has_any_global_hook() or any(module.plain for module in modules) or any(hooked))
 
 
 class Ends:

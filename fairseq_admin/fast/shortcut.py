@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from ..method.norms import ShortcutNorm
 from ..method.schemes import SUBLAYER_NORMS
-from .again import kept, remember, taken
+from .again import kept, remember, stays, taken
 from .dropout import FastDropout, keep, scaled
 from .pieces import Branch, Piece, Tensors
 from .twin import Fast
@@ -48,7 +48,7 @@ class Shared:
     def together(self) -> Iterator[None]:
         """Within this context, the stack's forward, every learned ω is there, by one operation."""
         # Under --ddp-backend fully_sharded a layer has its parameters only while it runs.
-        learned = [norm for norm in self.norms if norm._parameters.get("omega_delta") is not None]
+        learned = [norm for norm in self.norms if stays(norm._parameters.get("omega_delta"))]
         if learned:
             first, delta = ([getattr(norm, name) for norm in learned] for name in ("omega_init", "omega_delta"))
             with torch.no_grad():

@@ -71,10 +71,9 @@ def avoid_fast_path(model: nn.Module) -> None:
             layer.can_use_fastpath = False
 
 
-def _leave_fast_path(layer: TransformerEncoderLayerBase) -> None:
-    """fairseq 0.12.2 has an inference path that adds the shortcut itself, unscaled, and a second copy of every weight
-    for it, filled on loading. Later versions have neither."""
-    avoid_fast_path(layer)
+def _drop_second_weights(layer: TransformerEncoderLayerBase) -> None:
+    """fairseq 0.12.2 has a second copy of every weight, filled on loading, for its inference path. The stack avoids
+    that path, which adds the shortcut itself, unscaled. Later versions have neither."""
     for name in ("in_proj", "out_proj", "fc1", "fc2"):
         layer._parameters.pop(f"{name}_weight", None)
         layer._parameters.pop(f"{name}_bias", None)
@@ -85,7 +84,7 @@ class AdminEncoderLayer(_AdminLayer, TransformerEncoderLayerBase):
 
     def __init__(self, cfg, return_fc: bool = False) -> None:
         super().__init__(cfg, return_fc=return_fc)
-        _leave_fast_path(self)
+        _drop_second_weights(self)
         self.self_attn_layer_norm = ShortcutNorm(self.embed_dim)
         self.final_layer_norm = ShortcutNorm(self.embed_dim)
 
@@ -169,7 +168,7 @@ class ScaledEncoderLayer(_ScaledLayer, TransformerEncoderLayerBase):
 
     def __init__(self, cfg, scheme: Scheme, return_fc: bool = False) -> None:
         super().__init__(cfg, return_fc=return_fc)
-        _leave_fast_path(self)
+        _drop_second_weights(self)
         self._set_up(scheme, 0, cfg)
 
     _load_from_state_dict = nn.Module._load_from_state_dict

@@ -66,9 +66,6 @@ class MoreLayers(AdminEncoder):
         record = {"scheme": self.cfg.admin_scheme, **found, "version": __version__}
         getattr(self, provenance.KEY).copy_(provenance.encode(record))
 
-    def recorded(self) -> dict[str, Any] | None:
-        return provenance.decode(getattr(self, provenance.KEY))
-
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
         """Nothing: fairseq's takes a pre-trained encoder's weights, which have no such layers, for those of an old
         version, and would drop the norm that ends the stack."""

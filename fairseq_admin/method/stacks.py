@@ -47,6 +47,15 @@ def _set_end(stack: Any, channels: int, multiplier: bool) -> None:
         stack.layer_norm = SecondNorm(channels)
 
 
+def _keep_end(stack: Any, state: dict[str, Any], name: str) -> None:
+    """Let fairseq take a state that has what the stack ends in for one of today's, also without a version.
+
+    fairseq drops that end for an older state. One without a version is its own moving average's (--store-ema).
+    """
+    if any(key.startswith(f"{name}.layer_norm.") for key in state):
+        state.setdefault(f"{name}.version", stack.version)
+
+
 class AdminEncoder(TransformerEncoderBase):
     """fairseq's encoder over the layers of a scheme."""
 
@@ -67,6 +76,10 @@ class AdminEncoder(TransformerEncoderBase):
             return wrap_layer(_first_frozen(self, AdminEncoderLayer(cfg, return_fc=self.return_fc)), cfg)
         return wrap_layer(ScaledEncoderLayer(cfg, scheme, return_fc=self.return_fc), cfg)
 
+    def upgrade_state_dict_named(self, state_dict, name):
+        _keep_end(self, state_dict, name)
+        return super().upgrade_state_dict_named(state_dict, name)
+
 
 class AdminDecoder(TransformerDecoderBase):
     """fairseq's decoder over the layers of a scheme."""
@@ -86,3 +99,7 @@ class AdminDecoder(TransformerDecoderBase):
         if scheme.omega:
             return wrap_layer(_first_frozen(self, AdminDecoderLayer(cfg, no_encoder_attn)), cfg)
         return wrap_layer(ScaledDecoderLayer(cfg, scheme, no_encoder_attn), cfg)
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        _keep_end(self, state_dict, name)
+        return super().upgrade_state_dict_named(state_dict, name)

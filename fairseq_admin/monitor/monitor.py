@@ -58,16 +58,26 @@ class Monitor:
     def __init__(self, every: int, thorough: bool) -> None:
         self.every = every
         self.thorough = thorough
-        self.num_updates = -1
-        self.due = False
         self.probes: dict[str, StackProbe] = {}
         self.norms: dict[str, Tensor] = {}
         self.shown: dict[str, float] = {}
         self.signs = Signs()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget every batch: the next one is a run's first."""
+        self.num_updates = -1
+        self.due = self.ended = False
 
     def before_batch(self, num_updates: int) -> None:
         """Call once a batch with the number of updates made so far."""
-        if not self.every or num_updates == self.num_updates or not first_rank():
+        if not self.every or not first_rank():
+            return
+        ended, self.ended = self.ended, False
+        if num_updates == self.num_updates:
+            if ended and self.probes:  # the update was skipped, its gradients had overflowed: measure the next attempt
+                self._step_aside()
+                self.probes, self.norms, self.due = {}, {}, True
             return
         if self.probes:
             self._finish()
@@ -87,6 +97,7 @@ class Monitor:
 
     def after_backward(self, model: Any) -> None:
         """Call when the gradients of an update are there, before they are clipped."""
+        self.ended = True
         self._step_aside()
         if self.probes and self.thorough:
             self.norms = gradient_norms(model)

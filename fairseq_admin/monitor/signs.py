@@ -8,6 +8,8 @@ those that diverged.
 
 from __future__ import annotations
 
+import math
+
 SLOW, FAST = 0.05, 0.3
 """Weights of a new measurement in the running levels: means over about 20 measurements, and over about 3."""
 RISE = 1.02
@@ -42,11 +44,15 @@ class Signs:
     def warnings(self, update: int, shares: dict[str, float], loss: float) -> list[str]:
         """What to say after one more measurement; one line a stack, when the sign is new.
 
+        One that is not finite, as an overflow gives, tells nothing and would stay in the levels.
+
         Args:
             update: the number of the update that was measured.
             shares: mean β of each stack's sub-layers.
             loss: the training loss of the update.
         """
+        if not all(map(math.isfinite, (loss, *shares.values()))):
+            return []
         self.loss.take(loss)
         said = []
         for side, share in shares.items():

@@ -1,0 +1,76 @@
+"""fairseq's moving average of the weights (--store-ema): is it the model, whatever the scheme?
+
+At every update it loads a state dict without `version` into its copy of the model, and not strictly.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import deeper
+import language
+import masked
+import pytest
+import reference
+import torch
+from deeper import HEAD, pretrained
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models.ema.ema import EMA
+from torch import nn
+
+from fairseq_admin.method.schemes import SCHEMES
+
+
+def averaged(model: nn.Module) -> nn.Module:
+    """The average's model after three updates that keep nothing of the weights before."""
+    average = EMA(model, EMAConfig(store_ema=True, ema_decay=0.0))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.01)
+    for number in range(3):
+        average.step(model, number + 1)
+    return average.get_model()
+
+
+def assert_same(average: nn.Module, model: nn.Module, *given, **options) -> None:
+    own = model.state_dict()
+    assert average.state_dict().keys() == own.keys()
+    for key, tensor in average.state_dict().items():
+        assert "version" in key or torch.equal(tensor, own[key]), key
+    outputs = [it.eval()(*given, **options)[0] for it in (average, model)]
+    assert torch.equal(*outputs) and outputs[0].isfinite().all()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_translation(scheme: str) -> None:
+    model = reference.build("transformer_admin_tiny", admin_scheme=scheme, admin_fast="on")
+    batch = reference.batch()
+    model(*batch)  # which profiles ω
+    assert_same(averaged(model), model, *batch)
+
+
+@pytest.mark.parametrize("scheme", ["admin", "pre-ln", "residual"])
+def test_language_models(scheme: str) -> None:
+    for build, words in ((language.build, language.batch()), (masked.build, masked.batch())):
+        model = build(admin_scheme=scheme)
+        model(words)
+        assert_same(averaged(model), model, words)
+
+
+class Task:
+    """Pairs of sentences without data."""
+
+    source_dictionary = reference.dictionary(45)
+    cfg = SimpleNamespace(classification_head_name=HEAD)
+
+    def max_positions(self) -> int:
+        return 64
+
+
+@pytest.mark.parametrize("scheme", ["pre-ln", "peri-ln"])
+def test_new_layers(scheme: str) -> None:
+    task = Task()
+    model = deeper.build(task, more_layers=2, more_scheme=scheme)
+    model.load_state_dict(pretrained(task))
+    words = torch.randint(4, 44, (4, 9), generator=torch.Generator().manual_seed(1))
+    assert_same(averaged(model), model, words, classification_head_name=HEAD)
