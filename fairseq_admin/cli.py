@@ -1,4 +1,4 @@
-"""The command `fairseq-admin`: what is done with a model once it is trained, one verb each."""
+"""The command `fairseq-admin`: work with trained models, measure fresh ones, get settings; one verb each."""
 
 from __future__ import annotations
 
@@ -56,10 +56,14 @@ def _omega(parser: argparse.ArgumentParser) -> None:
 def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    parser.add_argument("--last", type=_positive, help=f"of a run folder, how many (default: {averaging.LAST})")
-    parser.add_argument("--upto", type=_positive, help="of a run folder, none beyond this epoch, or update")
     parser.add_argument(
-        "--by", choices=list(averaging.NUMBERED), help="of a run folder, which (default: epochs where there are any)"
+        "--last", type=_positive, help=f"number of checkpoints to average (run folder; default: {averaging.LAST})"
+    )
+    parser.add_argument("--upto", type=_positive, help="no checkpoint after this epoch or update (run folder)")
+    parser.add_argument(
+        "--by",
+        choices=list(averaging.NUMBERED),
+        help="kind of checkpoints to average (run folder; default: epochs if there are any)",
     )
     parser.add_argument("--data", type=Path, help="folder of the training text, whose codes and text.json to note")
 
@@ -67,7 +71,9 @@ def _average(parser: argparse.ArgumentParser) -> None:
 def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    parser.add_argument("--data", type=Path, help="binarised data whose validation set to check on, besides noise")
+    parser.add_argument(
+        "--data", type=Path, help="binarised data: compare on its validation set, in addition to random sentences"
+    )
     parser.add_argument("--dtype", choices=list(verbs.DTYPES), default="fp32", help="of the weights (default: fp32)")
     parser.add_argument(
         "--min-omega",
@@ -114,7 +120,7 @@ def _translate(parser: argparse.ArgumentParser) -> None:
 
 def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="of an Admin model, folded or not, or of a stock Transformer")
-    parser.add_argument("--to", choices=("ctranslate2", "huggingface"), required=True, help="whose folder")
+    parser.add_argument("--to", choices=("ctranslate2", "huggingface"), required=True, help="target engine")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
     _text(parser)
     parser.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
@@ -152,11 +158,11 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     for add, run, text in (
         (_omega, verbs.omega, "print omega of every sub-layer, and where it came from"),
         (_average, verbs.average, "average checkpoints into one"),
-        (_fold, verbs.fold, "fold omega away: a stock Transformer that computes the same"),
+        (_fold, verbs.fold, "fold omega into the weights, giving an equivalent stock Transformer"),
         (_translate, verbs.translate, "translate raw text, a line a sentence"),
         (_export, verbs.export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
         (_analyze, verbs.analyze, "measure what the papers measure: numbers and a figure"),
-        (_advise, verbs.advise, "say what to train a model of some depth with, and where that is from"),
+        (_advise, verbs.advise, "suggest training settings for a given depth, with sources"),
         (_report, verbs.report, "write a page on one or several runs: losses, omega, scores, translations"),
     ):
         parser = made.add_parser(run.__name__, help=text, description=f"{text[0].upper()}{text[1:]}.")
@@ -207,10 +213,16 @@ def main(arguments: list[str] | None = None) -> int:
             args = parse(sys.argv[1:] if arguments is None else arguments)
             with _quiet():
                 answer = args.run(args)
-            with ending.standard_output():
-                print(answer, end="")
+            with contextlib.suppress(ending.Closed), ending.standard_output(sys.stdout):
+                print(ending.printable(answer, sys.stdout), end="")
     except AdminError as error:
         print(f"fairseq-admin: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # in reading: what is written is looked at where it is written
+        if error.filename is None:
+            raise
+        said = f"{error.filename}: cannot be read ({error.strerror}). Check the path and its rights."
+        print(f"fairseq-admin: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return interrupted()

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import TextIO
 
 from .errors import AdminError
 
@@ -55,19 +56,39 @@ def open_closed_streams() -> None:
         sys.stderr = open(os.devnull, "w")
 
 
+def printable(text: str, stream: TextIO | None) -> str:
+    """The text as a stream takes it: what it has no letters for is escaped, as on standard error.
+
+    So is a file's name that is not UTF-8.
+    """
+    if stream is None or stream.errors != "strict":
+        return text
+    return text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
+
+
+class Closed(Exception):
+    """Whoever reads standard output has closed it: they have read enough, and that is no error."""
+
+
 @contextlib.contextmanager
-def standard_output() -> Iterator[None]:
-    """A block that writes to standard output; a reader that closes it has read enough, and that is no error.
+def standard_output(stream: TextIO | None) -> Iterator[None]:
+    """A block that writes to standard output and does nothing else; it is flushed at the end.
+
+    Args:
+        stream: sys.stdout, or what it was before it was redirected; None: it is closed.
 
     Raises:
         AdminError: it cannot be written, as on a full disk.
+        Closed: nobody reads it any more.
     """
     try:
         yield
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        if stream is not None:
+            stream.flush()
     except OSError as error:
         # Python will flush what is left at the end, and would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise AdminError(f"standard output: could not be written ({error}). Is the disk full?") from None
+        assert stream is not None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise Closed from None
+        raise AdminError(f"standard output: could not be written ({error}). Is the disk full?") from None

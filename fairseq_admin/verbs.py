@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import advice, fingerprint
+from . import advice, fingerprint, outputs
 from .analysis import command
-from .checkpoints import averaging, equivalence, files
+from .checkpoints import averaging, equivalence
 from .checkpoints import fold as folding
 from .checkpoints.checkpoint import Checkpoint
 from .errors import AdminError
 from .method.omega import omega_summary
-from .text.assets import Assets
+from .text.assets import Assets, files_in
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -59,7 +60,7 @@ def _listed(record: dict[str, Any]) -> str:
 
 def average(args: argparse.Namespace) -> str:
     paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
-    files.check_output(args.output, paths)
+    outputs.check(args.output, [*paths, *files_in(_folders(args.data))])
     averaged = averaging.average(paths)
     text = {**averaged.text, **_fingerprints(averaged, args.data)}
     averaged.state["model"] = fingerprint.noting(averaged.weights, text)
@@ -68,7 +69,7 @@ def average(args: argparse.Namespace) -> str:
 
 
 def fold(args: argparse.Namespace) -> str:
-    files.check_output(args.output, [args.checkpoint])
+    outputs.check(args.output, [args.checkpoint, *files_in(_folders(args.data))])
     unfolded = Checkpoint.read(args.checkpoint)
     folded = folding.fold(unfolded, DTYPES[args.dtype], args.min_omega, _fingerprints(unfolded, args.data))
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
@@ -88,14 +89,22 @@ def fold(args: argparse.Namespace) -> str:
     return "".join(said)
 
 
+def _folders(data: Path | None) -> list[Path]:
+    """Where the model's text is, and its binarised data: fairseq-preprocess writes that to a folder `bin`."""
+    if data is None:
+        return []
+    if not os.path.isdir(data):
+        raise AdminError(f"--data {data}: no such folder; that of the model's training text was expected.")
+    whole = Path(os.path.abspath(data))
+    folder = whole.parent if whole.name == "bin" else whole
+    return [folder, folder / "bin"]
+
+
 def _fingerprints(checkpoint: Checkpoint, data: Path | None) -> dict[str, str]:
     """Of the merges and text settings that are with the data; an empty dict without data."""
     if data is None:
         return {}
-    if not data.is_dir():
-        raise AdminError(f"--data {data}: no such folder; that of the model's training text was expected.")
-    # fairseq-preprocess writes to a folder `bin`, next to what its text was made with.
-    assets = Assets(Path(checkpoint.name), data.parent if data.name == "bin" else data)
+    assets = Assets(Path(checkpoint.name), _folders(data)[0])
     assets.expect(checkpoint.text)
     return assets.fingerprints()
 
@@ -105,14 +114,15 @@ def translate(args: argparse.Namespace) -> str:
 
     if args.nbest > args.beam:
         raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
-    if args.output and args.text and args.output.exists() and args.text.exists() and args.output.samefile(args.text):
-        raise AdminError(f"{args.output} is the text to translate; give another --output.")
+    assets = _assets(args, args.model)
+    if args.output:
+        outputs.check(args.output, [*assets.files(), streams.file_of(args.text)])
     search = engines.Search(args.beam, args.lenpen, args.nbest)
     given = "units" if args.units else "tokens" if args.tokenised else "raw"
-    with streams.opened(args.text) as (source, name), streams.written(args.output) as sink:
+    with streams.opened(args.text) as (source, name), streams.written(args.output) as write:
         with contextlib.redirect_stdout(sys.stderr):  # what a library may print is no translation
-            model = pipeline.Pipeline.load(args.model, _assets(args, args.model), given, args.device)
-            streams.flow(model, source, name, sink, search, args.batch_tokens)
+            model = pipeline.Pipeline.load(args.model, assets, given, args.device)
+            streams.flow(model, source, name, write, search, args.batch_tokens)
     return ""
 
 
@@ -139,13 +149,13 @@ def advise(args: argparse.Namespace) -> str:
 def report(args: argparse.Namespace) -> str:
     from .report import page, runs  # with a plotting library, which no other verb needs
 
-    files.check_output(args.output)
+    outputs.check(args.output, runs.files(args.runs))
     found = runs.read_all(args.runs)
     for run in found:
         if runs.CURVES in run.lacking:
             print(f"fairseq-admin: {run.lacking[runs.CURVES]}", file=sys.stderr)
-    html = page.render(found).encode()
-    files.write_bytes(html, args.output)
+    html = page.render(found).encode(errors="backslashreplace")  # a folder's name may not be UTF-8
+    outputs.write_bytes(html, args.output)
     said = "1 run" if len(found) == 1 else f"{len(found)} runs"
     return f"{args.output}: {said}, {len(html) / 1e6:.1f} MB\n"
 

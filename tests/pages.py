@@ -17,7 +17,8 @@ def docs(name: str) -> str:
 
 def section(text: str, title: str) -> str:
     """What is under a heading, up to the next one of any level."""
-    return re.split(r"^#+ ", text.partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.M)[0]
+    _, *found = re.split(rf"^##+ {re.escape(title)}\n", text, maxsplit=1, flags=re.M)
+    return re.split(r"^#+ ", "".join(found), maxsplit=1, flags=re.M)[0]
 
 
 def rows(text: str) -> list[list[str]]:

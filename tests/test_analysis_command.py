@@ -17,6 +17,7 @@ from fairseq_admin import cli
 from fairseq_admin.analysis import command, figure
 from fairseq_admin.analysis.registry import MEASURES
 from fairseq_admin.checkpoints import files
+from fairseq_admin.method.schemes import SCHEMES
 
 TASK = {"dataset_impl": None, "train_subset": "train", "required_seq_len_multiple": 1}
 FRESH = ["--arch", "transformer_admin_tiny", "--encoder-layers", "2", "--decoder-layers", "1", "--random-tokens"]
@@ -64,6 +65,17 @@ def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.Captur
     text = "".join(ElementTree.parse(tmp_path / "out.svg").getroot().itertext())
     depth = "" if what == "output-change" else " 2L-1L"  # it goes through several
     assert f"Admin{depth}, width 64, at initialisation" in text
+
+
+@pytest.mark.parametrize("what", ["dependency", "output-change", "gradients", "updates"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_fresh_model_of_any_scheme(scheme: str, what: str, tmp_path: Path) -> None:
+    """Also where branches are 0 at first, so that nothing moves and no gradient arrives: no number, and a figure."""
+    given = ["--admin-scheme", scheme, *FRESH, *QUICK, "-o", str(tmp_path / "out")]
+    assert cli.main(["analyze", what, *given]) == 0
+    text = (tmp_path / "out.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    assert "nan" not in "".join(ElementTree.parse(tmp_path / "out.svg").getroot().itertext())
 
 
 @pytest.mark.parametrize("what", ["dependency", "gradients", "output-change", "omega"])
@@ -224,6 +236,8 @@ def test_a_wrong_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, said in (
         ([*FRESH, "--encoder-layers", "x"], "argument --encoder-layers"),
         (["c.pt", "--encoder-layers", "2"], "unrecognized arguments: --encoder-layers"),
+        ([*FRESH, "--seed", "18446744073709551616"], "was found and a whole number from 0 to 2147483647 was expected"),
+        ([*FRESH, "--seed", "-1"], "-1 was found and a whole number from 0 to"),
         ([*FRESH, "--depths", "0,1"], "0,1 was found and whole numbers of at least 1"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -10,7 +10,8 @@ import pytest
 from conftest import ROOT
 
 from fairseq_admin import cli
-from recipes.figures import analysis
+from recipes.figures import analysis, together
+from recipes.figures.draw import COLOURS
 
 
 def test_every_figure_has_its_command(tmp_path: Path) -> None:
@@ -24,10 +25,47 @@ def test_every_figure_has_its_command(tmp_path: Path) -> None:
     assert found["updates"][1:] == [str(folder / "checkpoints" / f"checkpoint_{n}.pt") for n in ("3_900", "10_1000")]
     assert set(found) - set(fresh) == {"dependency-trained", "omega", "updates"}
     drawn = {path.name for path in (ROOT / "docs" / "images").glob("analysis-*")}
-    kept = {path.stem for path in (ROOT / "docs").glob("output-change-*.json")}
-    assert kept and drawn == {f"analysis-{name}.png" for name in {*found, *kept}}
-    for arguments in found.values():
+    assert drawn == {f"analysis-{name}.png" for name in {*found, "output-change", "gradients"}}
+    for arguments in (*found.values(), *analysis.gradients()):
         cli.parse(["analyze", *arguments, "--random-tokens", "-o", "x"])  # exits if it cannot
+
+
+def test_output_changes_are_in_one_figure() -> None:
+    """Has every scheme its points and theorem 2's, in its colour, and the law that fits, where one does?"""
+    kept = [json.loads((ROOT / "docs" / f"output-change-{scheme}.json").read_text()) for scheme in analysis.KEPT]
+    noise, update = together.output_changes(kept).axes
+    for axes, series, laws in (
+        (noise, "random perturbation", ["a + b N, R² 0.994", "a + b ln N, R² 0.987", "a + b ln N, R² 0.993"]),
+        (update, "one update", ["neither law, R² at most 0.51", "a + b ln N, R² 0.998", "a + b ln N, R² 0.995"]),
+    ):
+        lines = {line.get_label(): line for line in axes.lines if line.get_label()[0] != "_"}
+        assert list(lines) == [f"{it['model']['title']}: {law}" for it, law in zip(kept, laws)]
+        for it, line in zip(kept, lines.values()):
+            assert line.get_ydata().tolist() == it["series"][series]["change"]
+            assert line.get_color() == COLOURS[it["model"]["title"]]
+        fitted = [line for line in axes.lines if len(line.get_xdata()) > 100]
+        assert len(fitted) == sum(law[0] == "a" for law in laws)
+    hollow = [line.get_ydata().tolist() for line in noise.lines if line.get_markerfacecolor() == "none"]
+    assert hollow == [it["series"]["random perturbation"]["theorem 2"]["predicted"] for it in kept]
+
+
+def test_gradients_have_one_scale() -> None:
+    """Have the panels of a column, one a scheme, the same y-axis?"""
+    side = {"relative output gradient": [0.1, 1.0], "feed-forward": {"W1": [0.1, 0.2], "W2": [0.3, 0.4]}}
+    results = [
+        {
+            "model": {"title": title, "encoder_layers": 1, "decoder_layers": 0, "width": 8, "updates": 0},
+            "stacks": {"encoder": side},
+            "last feed-forward": {
+                "depths": [1, 2], "stacks": {"encoder": norms}, "power of the depth": {"encoder": -0.5},
+            },
+        }
+        for title, norms in (("Post-LN", [0.5, 0.9]), ("Pre-LN", [0.1, 0.2]))
+    ]  # fmt: skip
+    above, below = together.all_gradients(results).subfigs
+    assert [axes.get_ylim() for axes in above.axes] == [axes.get_ylim() for axes in below.axes]
+    assert above.axes[2].get_ylim()[0] == 0 and above.axes[2].get_ylim()[1] > 0.9
+    assert list(below.axes[2].lines[0].get_ydata()) == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("scheme, title", [("post-ln", "Post-LN"), ("pre-ln", "Pre-LN"), ("admin", "Admin")])

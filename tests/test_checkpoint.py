@@ -15,6 +15,7 @@ import reference
 import torch
 from omegaconf import OmegaConf
 
+from fairseq_admin import outputs
 from fairseq_admin.checkpoints import files
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance, state_dict
@@ -173,9 +174,9 @@ def test_an_output_that_is_an_input_is_refused_by_any_name(tmp_path, name):
     os.link(source, tmp_path / "hard.pt")
     (tmp_path / "free.pt").touch()
     with pytest.raises(AdminError, match=r"would overwrite its input .*c\.pt; give another --output"):
-        files.check_output(tmp_path / name, [tmp_path / "missing.pt", source])
-    files.check_output(tmp_path / "free.pt", [tmp_path / "missing.pt", source])
-    files.check_output(tmp_path / "new.pt", [source])
+        outputs.check(tmp_path / name, [tmp_path / "missing.pt", source])
+    outputs.check(tmp_path / "free.pt", [tmp_path / "missing.pt", source])
+    outputs.check(tmp_path / "new.pt", [source])
 
 
 SHARDED = r"shard0\.pt is one shard of a checkpoint; a whole one was expected\. Train without --use-sharded-state.*FSDP"

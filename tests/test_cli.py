@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import re
+import sys
 
 import pytest
 import reference
@@ -167,6 +170,17 @@ def test_a_callers_log_is_as_it_was(tmp_path, capsys):
     before = log.level
     cli.main(["omega", str(tmp_path / "none.pt")])
     assert log.level == before
+
+
+def test_a_name_that_is_not_utf8_is_printed(run_folder, monkeypatch):
+    """Standard output refuses such letters, standard error does not; what was done is done by then."""
+    output, stream = run_folder / os.fsdecode(b"caf\xe9.pt"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert cli.main(["average", str(run_folder), "--last", "2", "-o", str(output)]) == 0
+    assert (
+        stream.buffer.getvalue().decode() == f"{run_folder}/caf\\udce9.pt: average of checkpoint3.pt, checkpoint4.pt\n"
+    )
+    assert output.exists()
 
 
 def test_version(capsys):

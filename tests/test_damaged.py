@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,6 +135,124 @@ def test_what_fairseq_does_not_save_is_one_line(damaged, whole, capsys, what):
         out, err = capsys.readouterr()
         assert out == "" and err.count("\n") == 1, err
         assert err.startswith(f"fairseq-admin: {path}: {what} is not what fairseq-train saves there"), err
+
+
+OPTIONS = {
+    "'args'": lambda state: state.update(args={"arch": "transformer_admin"}),
+    "'args' ": lambda state: state.update(args=3),
+    "'cfg.model'": lambda state: state.update(args=None, cfg={"model": "resnet50"}),
+    "'cfg.task'": lambda state: state.update(args=None, cfg={"model": {}, "task": 7}),
+}
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_options_that_are_not_fairseqs_are_one_line(damaged, whole, capsys, what):
+    path = damaged(None)
+    state = {**whole[1]}
+    OPTIONS[what](state)
+    torch.save(state, path)
+    given = [arguments(verb, path) for verb in ("fold", "export", "translate")]
+    given += [["analyze", "omega", path, "-o", path.parent / "out"], ["report", path.parent, "-o", path.parent / "out"]]
+    path.rename(path.parent / "average.pt")  # what a report reads
+    (path.parent / "model.pt").symlink_to("average.pt")
+    for command in given:
+        assert cli.main([str(argument) for argument in command]) == 2, command
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-admin: {path.parent}"), err
+        assert f": its {what.strip()} is not what fairseq-train saves there" in err, err
+
+
+@pytest.fixture
+def unprivileged():
+    """A function that runs another without the right to read all; root's would do otherwise."""
+
+    def run(work):
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            return work()
+        finally:
+            os.seteuid(user)
+
+    return run
+
+
+@pytest.fixture
+def open_folder(damaged):
+    """A folder that every user can look into, with a whole model, another and what translates with them."""
+    folder = Path(tempfile.mkdtemp())
+    path = damaged(None)
+    arguments("average", path), arguments("translate", path)
+    shutil.copytree(path.parent, folder / "run")
+    loss = '{"epoch": 1, "update": 0.5, "nll_loss": "5", "num_updates": "10"}'
+    (folder / "run/train.log").write_text(f"num. shared model params: 7\n{loss}\n")
+    for path in (folder, folder / "run"):
+        path.chmod(0o755)
+    for path in (folder / "run").iterdir():
+        path.chmod(0o644)
+    (folder / "out").mkdir()
+    (folder / "out").chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+UNREADABLE = {
+    "omega RUN/model.pt": "model.pt",
+    "average RUN/model.pt RUN/other.pt -o OUT": "model.pt",
+    "fold RUN/model.pt -o OUT": "model.pt",
+    "analyze omega RUN/model.pt -o OUT": "model.pt",
+    "translate RUN/model.pt RUN/text --tokenised -o OUT": "model.pt",
+}
+
+
+@pytest.mark.parametrize("line", UNREADABLE)
+def test_a_file_without_the_right_to_read_is_not_called_damaged(open_folder, unprivileged, capsys, line):
+    given = line.replace("RUN", f"{open_folder}/run").replace("OUT", f"{open_folder}/out/out").split(" ")
+    assert cli.main(given) == 0, capsys.readouterr().err  # all is imported, which another user could not
+    (open_folder / "run/model.pt").chmod(0o600 if os.geteuid() == 0 else 0)
+    capsys.readouterr()
+    assert unprivileged(lambda: cli.main(given)) == 2
+    out, err = capsys.readouterr()
+    path = f"{open_folder}/run/model.pt"
+    assert out == "" and err.count("\n") == 1, err
+    assert err.startswith(f"fairseq-admin: {path}: cannot be read (Permission denied)."), err
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o744], ids=["nothing", "its names alone"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *UNREADABLE,
+        "average RUN --last 1 -o OUT",
+        "analyze curves RUN --json -o OUT",
+        "report RUN -o OUT",
+        "average TOP/run/../model.pt TOP/other.pt --data RUN -o OUT",
+    ],
+)
+def test_a_folder_without_rights_is_one_line(open_folder, unprivileged, capsys, line, mode):
+    for name in ("model", "other"):
+        shutil.copy(open_folder / f"run/{name}.pt", open_folder)
+    shutil.copy(open_folder / "run/model.pt", open_folder / "run/checkpoint1.pt")
+    line = line.replace("RUN", f"{open_folder}/run").replace("TOP", str(open_folder))
+    given = line.replace("/run/..", "").replace("OUT", f"{open_folder}/out/out").split(" ")
+    assert cli.main(given) == 0, capsys.readouterr().err
+    (open_folder / "run").chmod(mode if os.geteuid() == 0 else mode & 0o077)
+    capsys.readouterr()
+    assert unprivileged(lambda: cli.main(given)) == 2
+    (open_folder / "run").chmod(0o755)
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    assert err.startswith(f"fairseq-admin: {open_folder}/run") and ": cannot be read (Permission denied)." in err, err
+
+
+def test_codes_without_the_right_to_read(open_folder, unprivileged, capsys):
+    run = open_folder / "run"
+    given = ["average", run / "model.pt", run / "other.pt", "--data", run, "-o", open_folder / "out/out"]
+    assert cli.main([*map(str, given)]) == 0
+    (run / "codes").chmod(0)
+    assert unprivileged(lambda: cli.main([*map(str, given)])) == 2
+    assert f"fairseq-admin: {run}/codes: cannot be read (Permission denied)." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["omega", "fold", "average", "translate"])

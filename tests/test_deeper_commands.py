@@ -50,7 +50,7 @@ def encoder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(data: Path, folder: Path, *arguments: object, status: int = 0) -> Run:
     folder.mkdir(exist_ok=True)
     log = folder / f"log{len(list(folder.glob('log*')))}"
-    module = "recipes.steps.train_bf16" if "--bf16" in arguments else "fairseq_cli.train"
+    module = "recipes.steps.train" if "--bf16" in arguments else "fairseq_cli.train"  # which takes it for a TPU's
     done = run_module(module, data, *COMMON, "--save-dir", folder, *arguments, log=log)
     assert done.status == status, done.output[-4000:]
     return done
@@ -112,13 +112,16 @@ def test_a_cell_begins_from_a_checkpoint_and_goes_on_from_its_own(
 
     monkeypatch.setattr(train_cell, "subprocess", SimpleNamespace(run=started, STDOUT=subprocess.STDOUT))
     options = [*CLASSES, "--pretrained-lr-factor", 0, "--lr", 1e-3, "--batch-size", 16, "--cpu", "--num-workers", 0]
+    begin = tmp_path / "encoder/checkpoint_2_9.pt"
+    begin.parent.mkdir()
+    shutil.copy(encoder, begin)
     for updates in (2, 4):
-        given = [cell, "--data", data, "--from", encoder, "--updates", updates, "--save-every", 2, "--", *options]
+        given = [cell, "--data", data, "--from", begin.parent, "--updates", updates, "--save-every", 2, "--", *options]
         monkeypatch.setattr(sys, "argv", ["train_cell", *map(str, given)])
         train_cell.main()
         (cell / "trained.json").unlink()
     log, given = (cell / "train.log").read_text(), read(encoder)["model"]
-    begun = f"loading pretrained model from {encoder}: "
+    begun = f"loading pretrained model from {begin}: "
     assert log.count(begun) == 1 and len(re.findall(MEASURED, log)) == 1
     assert f"Loaded checkpoint {cell}/checkpoints/checkpoint_1_2.pt (epoch 1 @ 2 updates)" in log.partition(begun)[2]
     state = read(cell / "checkpoints/checkpoint_1_4.pt")["model"]

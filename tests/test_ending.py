@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from test_export import state_of, words
+from test_export import two_models
 
-from fairseq_admin import bar, cli
-from fairseq_admin.checkpoints import averaging, equivalence, files
+from fairseq_admin import bar, cli, outputs
+from fairseq_admin.checkpoints import averaging, equivalence
 from fairseq_admin.export import ctranslate2
-from fairseq_admin.method import provenance
 from fairseq_admin.translation import in_fairseq
 
 
@@ -26,12 +25,7 @@ from fairseq_admin.translation import in_fairseq
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model of words, another of the same run, and what translates with them."""
     folder = tmp_path_factory.mktemp("whole")
-    some = words(60)
-    state = state_of(some, some)
-    state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})
-    files.write(state, folder / "model.pt")
-    state["model"]["decoder.layers.0.fc1.bias"] += 1
-    files.write(state, folder / "other.pt")
+    some = two_models(folder)
     for language in ("de", "en"):
         some.save(str(folder / f"dict.{language}.txt"))
     (folder / "text").write_text("w1 w2\nw3\n")
@@ -100,7 +94,7 @@ def test_what_a_killed_run_left_is_removed(verb: str, whole: Path, tmp_path: Pat
         pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
     dead = subprocess.Popen(["true"])
     dead.wait()
-    host = files.platform.node()
+    host = outputs.platform.node()
     left = tmp_path / f"out.{host}.{dead.pid}.part"
     left.mkdir()
     (left / "model.bin").touch()

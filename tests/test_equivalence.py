@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import pytest
 import reference
 import torch
 from test_fold import state_of, tiny
 
+from fairseq_admin import cli
 from fairseq_admin.checkpoints import equivalence
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
+from fairseq_admin.method import provenance
 
 
 def stock(seed=1, **options):
@@ -150,3 +153,40 @@ def test_no_data(tmp_path):
     with pytest.raises(AdminError, match=r"no data to check on .* fairseq-preprocess wrote") as refusal:
         equivalence.real_batches(Checkpoint(stock()), tmp_path)
     assert "\n" not in str(refusal.value)
+
+
+DAMAGES = {
+    "a text cut short": lambda data: cut(data / "valid.a-b.a.bin", 60),
+    "an index cut short": lambda data: cut(data / "valid.a-b.b.idx", 20),
+    "an empty index": lambda data: cut(data / "valid.a-b.a.idx", 0),
+    "a dictionary of letters": lambda data: (data / "dict.a.txt").write_text("w1\n"),
+}
+
+
+def cut(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_data_is_one_line(corpus, tmp_path, damage, capsys):
+    """Of fold, and of analyze for a checkpoint and for a fresh model: fairseq may trip over it while it reads."""
+    data = shutil.copytree(corpus, tmp_path / "data")
+    state = state_of(reference.build("transformer_admin", words=44, **reference.TINY), **reference.TINY)
+    state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})
+    torch.save({**state, "model": dict(state["model"])}, tmp_path / "c.pt")
+    fresh = ["--arch", "transformer_admin_tiny"]
+    analyze = ["analyze", "dependency", "--data", data, "--tokens", "200", "--json", "-o", tmp_path / "out"]
+    given = [["fold", tmp_path / "c.pt", "--data", data, "-o", tmp_path / "out"]]
+    given += [[*analyze, tmp_path / "c.pt"], [*analyze, *fresh]]
+    for command in given:
+        assert cli.main([str(it) for it in command]) == 0, capsys.readouterr().err
+    for path in tmp_path.glob("out*"):
+        path.unlink()
+    DAMAGES[damage](data)
+    capsys.readouterr()
+    for command in given:
+        assert cli.main([str(it) for it in command]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-admin: {data}: no data "), err
+        assert err.endswith(" Give the folder fairseq-preprocess wrote.\n"), err
+    assert not list(tmp_path.glob("out*"))

@@ -6,6 +6,7 @@ import gzip
 import json
 import resource
 from argparse import Namespace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +21,10 @@ from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
+from fairseq_admin.checkpoints.equivalence import real_batches
 from fairseq_admin.errors import AdminError
 from fairseq_admin.export import ctranslate2, folder, huggingface, tokenizer
+from fairseq_admin.method import provenance
 from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.text.bpe import BPE
@@ -78,6 +81,17 @@ def state_of(source, target, arch="transformer_admin", **options):
         "model": {key: tensor.clone() for key, tensor in model.state_dict().items()},
         "optimizer_history": [{"num_updates": 7}],
     }
+
+
+def two_models(folder: Path) -> Dictionary:
+    """Write model.pt and other.pt, two models of one run; their words."""
+    some = words(60)
+    state = state_of(some, some)
+    state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})
+    files.write(state, folder / "model.pt")
+    state["model"]["decoder.layers.0.fc1.bias"] += 1
+    files.write(state, folder / "other.pt")
+    return some
 
 
 class Given:
@@ -231,6 +245,20 @@ def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
     valid = sum(len(line.split()) + 1 for line in (corpus.parent / "valid.b").read_text().splitlines())
     # transformers are compared twice, with padding on either side
     assert counted[0] - counted[1] == valid * (2 if engine == "huggingface" else 1)
+
+
+def test_real_sentences_are_checked_whatever_the_task(corpus, tmp_path):
+    """A checkpoint of another task, which cannot be set up here, translates all the same; `fold --data` refuses it."""
+    needs("ctranslate2")
+    source, path = Dictionary.load(str(corpus / "dict.a.txt")), tmp_path / "model.pt"
+    state = state_of(source, source)
+    named = {"_name": "translation_from_pretrained_bart", "source_lang": "a", "target_lang": "b", "langs": "a,b"}
+    state["cfg"]["task"] = {**TASK, **named}
+    done = folder.export(Checkpoint(state, path), "ctranslate2", tmp_path / "out", Assets(path, corpus))
+    assert "units differ by up to" in done.summary
+    with pytest.raises(AdminError, match="no data to check on .*Give the folder fairseq-preprocess wrote") as refusal:
+        real_batches(Checkpoint(state, path), corpus)
+    assert "\n" not in str(refusal.value)
 
 
 def test_quantised_differs_and_says_by_how_much(given, tmp_path):

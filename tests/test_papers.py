@@ -176,6 +176,12 @@ def test_killed_twenty_times_it_ends_with_the_same_data_and_one_row(iwslt14, sou
     assert again.returncode == 0 and len(results.read(tmp_path / "results.csv")) == 1
 
 
+@pytest.mark.parametrize("recipe", ["iwslt14", "wmt14-ende-6l", "wmt14-enfr-6l"])
+def test_archives_that_are_counted_are_those_that_are_read(recipe):
+    counted = re.findall(r"--archives (.*?) --", plan(recipe, "preflight").stdout)[0].split()
+    assert sorted(counted) == sorted(set(re.findall(r"steps.download (\S+)", plan(recipe, "prepare").stdout)))
+
+
 def test_archives_at_hand_are_read_where_they_are(tmp_path):
     """Packed or not, and held to the table as a download is."""
     (tmp_path / "de-en.tgz").touch()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from argparse import Namespace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import reference
@@ -215,6 +217,22 @@ def test_translations_of_one_sentence_stand_together(folders: list[Path]) -> Non
     assert sample == {"source": "eins", "reference": "one", "hypotheses": [HOSTILE, "one"]}
 
 
+def test_translations_run_either_way(page: Page) -> None:
+    """Does the browser tell by a sentence's letters whether it is read from right to left?"""
+    assert [attrs.get("dir") for tag, attrs in page.tags if tag == "dd"] == ["auto"] * 4
+
+
+def test_an_architecture_of_another_kind_is_called_by_its_name(tmp_path: Path) -> None:
+    """Not by a scheme of Transformers; what has no layers has none of them counted."""
+    weights = {"encoder.lstm.weight_ih_l0": torch.zeros(2, 2), "decoder.embed_tokens.weight": torch.zeros(3, 2)}
+    state = {"args": Namespace(arch="lstm", task="translation", criterion="any"), "model": weights}
+    (tmp_path / "run").mkdir()
+    Checkpoint(state).write(tmp_path / "run/average.pt")
+    run = runs.read(tmp_path / "run", "run")
+    assert (run.scheme, run.layers) == ("lstm", {})
+    assert run.lacking[runs.OMEGA] == "lstm has no ω." and run.lacking[runs.FOLD] == "lstm cannot be folded."
+
+
 def test_samples_are_from_all_over_the_test_set(tmp_path: Path) -> None:
     """fairseq gives the longest first; of several hypotheses the first is the best."""
     lines = [f"S-{n}\ts{n}\nH-{n}\t-0.1\th{n}\nH-{n}\t-0.2\tworse" for n in reversed(range(10))]
@@ -262,6 +280,22 @@ def test_curves_as_numbers_and_a_figure(folders: list[Path], tmp_path: Path, cap
     assert "empty has no log: found no train.log; expected" in capsys.readouterr().err
 
 
+def test_names_that_a_figure_could_take_for_something_else(tmp_path: Path) -> None:
+    """Mathematics between $, labels that begin with _, which a legend leaves out, and bytes that are no UTF-8."""
+    names = ["a$b_{$", "_base", os.fsdecode(b"caf\xe9")]
+    for name in names:
+        write(tmp_path / name / "train.log", log_lines({10: 5.0}, {10: 4.0}))
+    given = [str(tmp_path / name) for name in names]
+    assert cli.main(["analyze", "curves", *given, "-o", str(tmp_path / "curves")]) == 0
+    found = json.loads((tmp_path / "curves.json").read_text(encoding="utf-8"))
+    assert list(found["runs"]) == names
+    drawn = "".join(ElementTree.parse(tmp_path / "curves.svg").getroot().itertext())
+    assert all(name in drawn for name in ("a$b_{$", "_base", r"caf\udce9"))
+    assert cli.main(["report", *given, "-o", str(tmp_path / "r.html")]) == 0
+    page = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert {row["run"] for row in page.data("Training")} == set(names)
+
+
 def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
     assert cli.main(["report", *map(str, arguments)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -305,6 +339,47 @@ def test_bad_input_is_one_line(break_it: Any, said: str, tmp_path: Path, capsys:
     break_it(run)
     assert said in refused(capsys, run, "-o", tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def analysis(what: str, **content: Any) -> tuple[str, dict[str, Any], str]:
+    said = f"/analysis holds {what} that cannot be shown ("
+    return f"analysis/{what}.json", {"what": what, **content}, said
+
+
+EDITED = [
+    ("run.json", {"samples": 3}, "run.json: found a int as 'samples', expected a list. "),
+    ("run.json", {"samples": [3]}, "run.json: found other samples than objects with a source. "),
+    ("run.json", {"versions": ["1"]}, "run.json: found a list as 'versions', expected a dict. "),
+    ("run.json", {"paper": "Liu"}, "run.json: found a str as 'paper', expected a dict. "),
+    analysis("dependency", stacks={"encoder": 3}),
+    analysis("dependency", stacks={"encoder": {}}),
+    analysis("dependency", stacks={"encoder": {"beta": [["x"]]}}),
+    analysis("dependency", stacks={"encoder": {"beta": BETA}}, model="x"),
+    analysis("output-change", series={"noise": 3}),
+    analysis("output-change", series={"noise": {"depths": 3, "change": 4}}),
+    analysis("output-change", series={"noise": {"depths": [1], "change": ["x"]}}),
+    analysis("output-change", series={"noise": {"fits": {"linear": {"r2": "x"}}}}),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), EDITED, ids=str)
+def test_what_somebody_has_edited_is_one_line(
+    name: str, content: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    write(run / "train.log", log_lines({10: 5.0}, {10: 5.0}))
+    write(run / name, content)
+    message = refused(capsys, run, "-o", tmp_path / "report.html")
+    assert message.startswith(f"fairseq-admin: {run}/") and said in message and "Make it again" in message
+
+
+def test_a_paper_without_a_source_is_shown(tmp_path: Path) -> None:
+    write(tmp_path / "run/train.log", log_lines({10: 5.0}, {10: 5.0}))
+    write(tmp_path / "run/run.json", {"paper": {"bleu": 27}})
+    write(tmp_path / "run/score.json", {"score": "27.1"})
+    assert cli.main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")]) == 0
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert page.rows("the paper's BLEU of tokens") == [["27"]] and "Paper:" not in page.text["scores"]
 
 
 def test_arguments_that_cannot_be(

@@ -16,7 +16,7 @@ def batches() -> list[str]:
     """The option that recipes give fairseq-train for its batches."""
     command = ["make", "-n", "-f", "recipes/demo/Makefile", f"PYTHON={sys.executable}", "RUNS=nowhere"]
     plan = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    (training,) = [line for line in plan.splitlines() if "fairseq_cli.train" in line]
+    (training,) = [line for line in plan.splitlines() if "recipes.steps.train" in line]
     return re.findall(r"--update-epoch-batch-itr \S+", plan[plan.index(training) :])[0].split()
 
 

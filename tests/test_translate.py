@@ -22,6 +22,7 @@ from conftest import ROOT, TRAIN, Run, run_module
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files, fold
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
+from fairseq_admin.ending import Closed
 from fairseq_admin.errors import AdminError
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.text.bpe import BPE, remove_bpe
@@ -269,7 +270,7 @@ def test_what_is_missing_is_named(
     assert "no.txt: No such file or directory; expected a text" in refused(capfd, folded, tmp_path / "no.txt")
     assert "has neither model.bin nor config.json" in refused(capfd, empty, text)
     assert "--nbest 3 is more than --beam 2 finds" in refused(capfd, folded, text, "--beam", 2, "--nbest", 3)
-    assert "is the text to translate" in refused(capfd, folded, text, "-o", text)
+    assert f"{text} would overwrite its input {text}" in refused(capfd, folded, text, "-o", text)
     assert "is a folder or a device" in refused(capfd, folded, text, "-o", empty)
     assert "could not be written" in refused(capfd, folded, text, "-o", empty / "no/out", "--data", data)
     if not torch.cuda.is_available():
@@ -509,17 +510,18 @@ class Endless(io.RawIOBase):
 
 
 class Closing(io.BytesIO):
-    """A sink that is closed after its first flush."""
+    """A sink that is closed after what is first written."""
 
-    def flush(self) -> None:
-        raise BrokenPipeError
+    def write(self, text: bytes) -> int:  # type: ignore[override]
+        super().write(text)
+        raise Closed
 
 
 @pytest.mark.parametrize(("terminal", "read"), [(True, 1), (False, streams.CHUNK)])
 def test_an_endless_stream_is_read_as_far_as_needed(shouter: Pipeline, terminal: bool, read: int) -> None:
     source, sink = Endless(terminal), Closing()
-    with pytest.raises(BrokenPipeError):
-        streams.flow(shouter, source, "endless", sink, Search(), 4096)  # type: ignore[arg-type]
+    with pytest.raises(Closed):
+        streams.flow(shouter, source, "endless", sink.write, Search(), 4096)  # type: ignore[arg-type]
     assert source.read_lines == read and sink.getvalue() == b"X\n" * read
 
 
@@ -536,7 +538,7 @@ def test_what_is_written(
     """Are hypotheses numbered by line, however many are read at a time, and is there no bar without a terminal?"""
     monkeypatch.setattr(streams, "CHUNK", chunk)
     sink = io.BytesIO()
-    streams.flow(shouter, io.BytesIO("\ufeffx\r\n\ny\u2028z".encode()), "text", sink,
+    streams.flow(shouter, io.BytesIO("\ufeffx\r\n\ny\u2028z".encode()), "text", sink.write,
                  Search(nbest=2), 4096)  # fmt: skip
     assert sink.getvalue().decode() == "1\t0.0000\tX\n1\t-1.0000\tX!\n2\t0.0000\t\n3\t0.0000\tY Z\n3\t-1.0000\tY Z!\n"
     assert capfd.readouterr() == ("", "")
@@ -562,9 +564,9 @@ def test_the_first_line_does_not_stick_to_the_bar(shouter: Pipeline, monkeypatch
 
     monkeypatch.setattr(streams, "bar", lambda *_, **__: Shown())
     monkeypatch.setattr(streams, "CHUNK", 2)
-    streams.flow(shouter, io.BytesIO(b"x\ny\nx\n"), "text", Sink(), Search(), 1)
+    streams.flow(shouter, io.BytesIO(b"x\ny\nx\n"), "text", Sink().write, Search(), 1)
     shown = [event for event, following in zip(events, [*events[1:], ""]) if event != following]
-    assert shown == ["bar", "cleared", "X\n", "Y\n", "bar", "cleared", "X\n"]
+    assert shown == ["bar", "cleared", "X\nY\n", "bar", "cleared", "X\n"]
 
 
 def test_what_is_not_utf8_is_named_by_its_line(shouter: Pipeline) -> None:
@@ -572,13 +574,13 @@ def test_what_is_not_utf8_is_named_by_its_line(shouter: Pipeline) -> None:
     sink = io.BytesIO()
     message = f"text: line {streams.CHUNK + 1} is not UTF-8 \\(byte 0xfc at column 2\\)"
     with pytest.raises(AdminError, match=message):
-        streams.flow(shouter, source, "text", sink, Search(), 4096)
+        streams.flow(shouter, source, "text", sink.write, Search(), 4096)
     assert sink.getvalue() == b"X\n" * streams.CHUNK
 
 
 def test_an_interrupted_file_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("old")
-    with pytest.raises(KeyboardInterrupt), streams.written(tmp_path / "out") as sink:
-        sink.write(b"new")
+    with pytest.raises(KeyboardInterrupt), streams.written(tmp_path / "out") as write:
+        write(b"new")
         raise KeyboardInterrupt
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]

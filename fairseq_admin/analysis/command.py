@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Callable
 
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-from ..checkpoints import files
+from .. import outputs
 from ..errors import AdminError
+from ..text.assets import files_in
 from . import figure
 from .curves import Runs
 from .fresh import Fresh
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser, positive: Callable[[str], Any],
     source.add_argument("--random-tokens", action="store_true", help="measure on random words instead")
     parser.add_argument("--split", default="valid", help="of the data (default: valid)")
     parser.add_argument("--tokens", type=positive, default=1024, help="how many, at least (default: 1024)")
-    parser.add_argument("--seed", type=int, default=1, help="of sentences and of fresh weights (default: 1)")
+    parser.add_argument("--seed", type=_seed, default=1, help="of sentences and of fresh weights (default: 1)")
     parser.add_argument("--json", action="store_true", help="write the numbers alone, without a figure")
     own = Settings()
     parser.add_argument("--depths", type=_depths, help="of a fresh model, as 6,8,12 (default: the measure's own)")
@@ -53,6 +53,13 @@ def add_options(parser: argparse.ArgumentParser, positive: Callable[[str], Any],
     parser.add_argument("--lr", type=rate, default=own.lr, help="of an optimizer's update (default: 1e-4)")
     parser.add_argument("--updates", type=positive, default=own.updates, help="of a fresh model (default: 10)")
     parser.set_defaults(model_options=())
+
+
+def _seed(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if 0 <= int(text) <= LARGEST_SEED:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text} was found and a whole number from 0 to {LARGEST_SEED} was expected")
 
 
 def _depths(text: str) -> tuple[int, ...]:
@@ -103,26 +110,30 @@ def _subject(args: argparse.Namespace) -> Subject | None:
 def run(args: argparse.Namespace) -> str:
     """Measure, draw, write; what to say of it."""
     stem = args.output.with_suffix("") if args.output.suffix in SUFFIXES else args.output
-    outputs = [stem.with_name(stem.name + suffix) for suffix in (SUFFIXES[:1] if args.json else SUFFIXES)]
-    for path in outputs:
-        files.check_output(path, args.checkpoints)
+    if stem.name in ("", ".."):
+        raise AdminError(f"-o {args.output}/ is a folder; the name of the files to write was expected, without .json.")
+    paths = [stem.with_name(stem.name + suffix) for suffix in (SUFFIXES[:1] if args.json else SUFFIXES)]
+    inputs = [*args.checkpoints, *(files_in([args.data, args.data.parent]) if args.data else [])]
+    for path in paths:
+        outputs.check(path, inputs)
     with contextlib.ExitStack() as taking:
-        parts = [taking.enter_context(files.unfinished(path)) for path in outputs]  # before the work, not after it
+        parts = [taking.enter_context(outputs.unfinished(path)) for path in paths]  # before the work, not after it
         if not args.json:
             figure.require()
         measure, subject = MEASURES[args.what].module, _subject(args)
         settings = Settings(args.depths, args.repeats, args.lr, args.updates)
         found = measure.measure(subject, settings)
         result = {"what": args.what, **(subject.facts() if subject else {}), **found}
-        try:
-            parts[0].write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        with outputs.writing(stem):
+            text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+            parts[0].write_text(text, encoding="utf-8", errors="backslashreplace")  # as JSON escapes letters too
             if not args.json:
                 figure.save(measure.draw, result, *parts[1:])
-        except OSError as error:
-            raise AdminError(f"{stem}: could not be written ({error}). Is the disk full?") from None
-        for part, path in zip(parts, outputs):
-            os.replace(part, path)
-    return "".join(f"{path}\n" for path in outputs)
+        for part, path in zip(parts, paths):
+            outputs.take_place(part, path)
+    return "".join(f"{path}\n" for path in paths)
 
 
+LARGEST_SEED = 2**31 - 1
+"""numpy takes up to 2**32 - 1, and an epoch, or a draw, is added."""
 SUFFIXES = (".json", ".png", ".svg")

@@ -129,7 +129,8 @@ def draw(result: dict[str, Any]) -> Figure:
             curve = run[tag]
             values = [math.nan if value is None else value for value in curve["perplexity"]]
             every = max(1, len(values) // 12)
-            axes.plot(curve["updates"], values, label=name, markevery=every, **figure.style(number))
+            label = figure.name_as_it_is(name)
+            axes.plot(curve["updates"], values, label=label, markevery=every, **figure.style(number))
         axes.set(title=title, xlabel="updates", yscale="log")
     panels[0].set_ylabel("perplexity")
     panels[1].legend()

@@ -9,7 +9,7 @@ from ..errors import AdminError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
 # Okabe and Ito's, which the colour-blind can tell apart; each line has a marker of its own too, for print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -79,6 +79,12 @@ def style(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
+def name_as_it_is(name: str) -> str:
+    """A file's name as a label: matplotlib reads $ as mathematics, and leaves out of legends what begins with _."""
+    shown = name.encode("utf-8", "backslashreplace").decode("utf-8").replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
 def plain_logarithmic(axes: Axes) -> None:
     """A logarithmic y-axis with 0.02, 0.05, 0.1 … as its numbers, also where it spans less than a power of ten."""
     from matplotlib.ticker import LogLocator, NullLocator
@@ -95,7 +101,7 @@ def legend_below(drawn: Figure, axes: Axes) -> None:
     drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
 
 
-def headline(drawn: Figure, title: str, result: dict[str, Any], with_depth: bool = True) -> None:
+def headline(drawn: FigureBase, title: str, result: dict[str, Any], with_depth: bool = True) -> None:
     """Above the panels: what is shown, of which model, and over how many tokens; without depth where that varies."""
     model = result["model"]
     depth = "-".join(f"{model[f'{side}_layers']}L" for side in ("encoder", "decoder") if model[f"{side}_layers"])
@@ -106,8 +112,8 @@ def headline(drawn: Figure, title: str, result: dict[str, Any], with_depth: bool
     drawn.suptitle(f"{title}: {name}, width {model['width']}, {state}{source}", fontsize=9, x=0.01, ha="left")
 
 
-def save(draw: Callable[[dict[str, Any]], Figure], result: dict[str, Any], png: Path, svg: Path) -> None:
-    """Draw a result in this look, as a PNG of twice a page's width and as SVG; the same bytes from the same numbers."""
+def save(draw: Callable[[Any], Figure], result: Any, png: Path, svg: Path) -> None:
+    """Draw a result, or several, in this look: a PNG of twice a page's width, and SVG; same numbers, same bytes."""
     import matplotlib
 
     with matplotlib.rc_context(LOOK):

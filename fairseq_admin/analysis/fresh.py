@@ -17,7 +17,8 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from ..architectures.config import DEPTH_RULES
 from ..checkpoints.checkpoint import OURS, STACKS
-from ..errors import AdminError
+from ..checkpoints.equivalence import reading
+from ..errors import AdminError, line
 from ..method import state_dict
 from ..method.layers import avoid_fast_path
 from ..method.schemes import SCHEMES
@@ -71,8 +72,7 @@ class Fresh(Subject):
         except AdminError:
             raise
         except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise AdminError(f"--arch {self.arch}: no model can be built from these options ({reason}).") from None
+            raise AdminError(f"--arch {self.arch}: no model can be built from these options ({line(error)}).") from None
         avoid_fast_path(model)
         if not getattr(model, "profiled", True):
             with torch.no_grad():
@@ -119,14 +119,9 @@ class Fresh(Subject):
             if str(option.default).startswith("${")
         }
         args = Namespace(task=name, **{**elsewhere, "data": str(data), "tokens_per_sample": BATCH // 2})
-        try:
+        with reading(data, f"no data for --arch {self.arch}"):
             task = tasks.setup_task(args)
             task.load_dataset(self.source.split)
-        except Exception as error:  # whatever fairseq raises at a folder that is not its own
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise AdminError(
-                f"{data}: no data for --arch {self.arch} ({reason}). Give the folder fairseq-preprocess wrote."
-            ) from None
         return task
 
     def _task(self) -> Any:

@@ -28,6 +28,7 @@ from .settings import Settings
 from .subject import Subject
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DEPTHS = (6, 8, 10, 12, 14)
@@ -55,7 +56,10 @@ def _feed_forward(stack: Any) -> dict[str, list[float]]:
 
 
 def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
-    """What is measured at every sub-layer and every layer of the subject's model."""
+    """What is measured at every sub-layer and every layer of the subject's model.
+
+    Relative gradients are None where none arrives, as in a fresh Fixup, whose output matrix is 0.
+    """
     squares: dict[str, list[float]] = {}
     norms: dict[str, list[float]] = {}
     named: dict[str, list[str]] = {}
@@ -83,7 +87,7 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
     return {
         side: {
             "sublayers": named[side],
-            "relative output gradient": [math.sqrt(value / largest) for value in squares[side]],
+            "relative output gradient": [math.sqrt(value / largest) if largest else None for value in squares[side]],
             "feed-forward": _feed_forward(stacks_of(model)[side]),
             "squared norm": norms[side],
         }
@@ -92,7 +96,7 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
 
 
 def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> dict[str, Any]:
-    """The norm of the gradient of the last layer's W2 in every stack, and its power of the depth."""
+    """The norm of the gradient of the last layer's W2 in every stack, and its power of the depth; None if it is 0."""
     found: dict[str, list[float]] = {side: [0.0] * len(depths) for side in subject.stacks}
     with bar("gradients by depth", len(depths) * repeats, " models") as shown:
         for place, depth in enumerate(depths):
@@ -104,7 +108,10 @@ def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> d
                     found[side][place] += layers_of(stack)[-1].fc2.weight.grad.norm().item() / repeats
                 shown.update()
     logs = [math.log(depth) for depth in depths]
-    powers = {side: fit(logs, [math.log(value) for value in values])["slope"] for side, values in found.items()}
+    powers = {
+        side: fit(logs, [math.log(value) for value in values])["slope"] if all(values) else None
+        for side, values in found.items()
+    }
     return {"depths": list(depths), "stacks": found, "power of the depth": powers, "repeats": repeats}
 
 
@@ -118,8 +125,15 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 def draw(result: dict[str, Any]) -> Figure:
     """Outputs by sub-layer, feed-forward weights by layer and, of a fresh model, the last of them against depth."""
+    drawn, panels = figure.panels(3 if "last feed-forward" in result else 2, height=3.4)
+    fill(panels, result)
+    figure.headline(drawn, "Gradients", result)
+    return drawn
+
+
+def fill(panels: Sequence[Axes], result: dict[str, Any]) -> None:
+    """Draw one model's gradients into its panels: three with the last weights against depth, else two."""
     last = result.get("last feed-forward")
-    drawn, panels = figure.panels(3 if last else 2, height=3.4)
     for number, (side, found) in enumerate(result["stacks"].items()):
         values = found["relative output gradient"]
         places = [step / max(1, len(values) - 1) for step in range(len(values))]
@@ -128,11 +142,12 @@ def draw(result: dict[str, Any]) -> Figure:
             look = {**figure.style(2 * number + which), "markersize": 3}
             panels[1].plot(range(1, len(norms) + 1), norms, ("-", "--")[which], label=f"{side} {name}", **look)
         if last:
-            label = f"{side}: as L to the {last['power of the depth'][side]:.2f}"
+            power = last["power of the depth"][side]
+            label = side if power is None else f"{side}: as $L^{{{power:.2f}}}$"
             panels[2].plot(last["depths"], last["stacks"][side], label=label, **figure.style(number))
     panels[0].set(
         title="outputs of sub-layers", xlabel="place in the stack: 0 first, 1 last",
-        ylabel="gradient norm, of the model's largest",
+        ylabel="gradient norm over the largest",
     )  # fmt: skip
     panels[1].set(title="feed-forward weights", xlabel="layer", ylabel="gradient norm")
     for axes in panels[:2]:
@@ -143,5 +158,3 @@ def draw(result: dict[str, Any]) -> Figure:
         panels[2].set_xticks(last["depths"])
     for axes in panels:
         axes.legend(loc="best", fontsize=7)
-    figure.headline(drawn, "Gradients", result)
-    return drawn

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..checkpoints.equivalence import reading
 from ..errors import AdminError
 
 PADDING, FIRST_WORD = 1, 4
@@ -51,20 +52,22 @@ def from_data(task: Any, source: Source, stacks: Sequence[str]) -> list[dict[str
     """Batches of the task's split in an order that the seed gives, until there are enough tokens.
 
     Raises:
-        AdminError: there are fewer than were asked for.
+        AdminError: there are fewer than were asked for, or they cannot be read.
     """
     longest = max(BATCH, getattr(getattr(task, "args", None), "tokens_per_sample", 0) or 0)
-    batches = task.get_batch_iterator(
-        task.dataset(source.split), max_tokens=longest, max_positions=longest, ignore_invalid_inputs=True,
-        seed=source.seed,
-    ).next_epoch_itr(shuffle=True)  # fmt: skip
+    assert source.data is not None
     found: list[dict[str, Any]] = []
     held = 0
-    for sample in batches:
-        found.append(sample)
-        held += tokens_in(sample, stacks)
-        if held >= source.tokens:
-            return found
+    with reading(source.data):
+        batches = task.get_batch_iterator(
+            task.dataset(source.split), max_tokens=longest, max_positions=longest, ignore_invalid_inputs=True,
+            seed=source.seed,
+        ).next_epoch_itr(shuffle=True)  # fmt: skip
+        for sample in batches:
+            found.append(sample)
+            held += tokens_in(sample, stacks)
+            if held >= source.tokens:
+                return found
     advice = f"Give --tokens {held}, or another --split." if held else "Give another --split."
     raise AdminError(
         f"{source.data}: its {source.split} set has {held} tokens in sentences of up to {longest}, and {source.tokens} "

@@ -135,7 +135,7 @@ def draw(result: dict[str, Any]) -> Figure:
 
     last = result["intervals"][-1]
     sides = list(last["update"])
-    names = " to ".join(last[name].rpartition("/")[2] for name in ("from", "to"))
+    names = " to ".join(figure.name_as_it_is(last[name].rpartition("/")[2]) for name in ("from", "to"))
     drawn = Figure(figsize=(figure.WIDTH, 0.9 + 2.1 * len(sides)), layout="constrained")
     panels = drawn.subplots(len(sides), 2, squeeze=False)
     for row, side in zip(panels, sides):

@@ -71,13 +71,15 @@ def choose(
     Raises:
         AdminError: several folders, a folder next to files, a file twice, a folder's options without a folder, or fewer
             checkpoints than asked for.
+        PermissionError: there is no right to read the folder.
     """
-    folders = [path for path in inputs if path.is_dir()]
+    folders = [path for path in inputs if os.path.isdir(path)]
     if folders and len(inputs) > 1:
         raise AdminError(
             f"{folders[0]} is a folder; either one run folder or files were expected. For several runs, name the files."
         )
     if folders:
+        os.listdir(folders[0])  # refused without the right to; what looks for names would find none
         return newest(_save_dir(folders[0]), LAST if last is None else last, upto, by)
     for option, value in (("--last", last), ("--upto", upto), ("--by", by)):
         if value is not None:
@@ -86,7 +88,7 @@ def choose(
             )
     seen: dict[tuple[int, int], Path] = {}
     for path in inputs:
-        if path.exists():
+        if os.path.exists(path):
             status = os.stat(path)
             twin = seen.setdefault((status.st_dev, status.st_ino), path)
             if twin is not path:

@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from torch import Tensor
 
-from ..errors import AdminError
+from ..errors import AdminError, line
 from ..method.layers import avoid_fast_path
 from ..method.state_dict import STRAY
 from .checkpoint import STACKS, Checkpoint, wrong_shape
@@ -102,9 +102,8 @@ def _unloaded(
     except AdminError:
         raise
     except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise AdminError(
-            f"{checkpoint.name}: no model can be built from its options and dictionaries ({reason}). Give the "
+            f"{checkpoint.name}: no model can be built from its options and dictionaries ({line(error)}). Give the "
             "dictionaries that it was trained with."
         ) from None
 

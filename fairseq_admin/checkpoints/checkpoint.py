@@ -91,9 +91,14 @@ class Checkpoint:
 
     @cached_property
     def scheme_name(self) -> str:
-        """The scheme that it was trained with; of a stock model, where its norms are."""
+        """The scheme that it was trained with; of a stock Transformer, where its norms are.
+
+        Of an architecture that is no such Transformer, nor one with new layers on top, its name.
+        """
         if self.kind in OURS:
             return self.options.model.get("admin_scheme") or "admin"  # checkpoints from before there was a choice
+        if self.kind not in STACKS and not state_dict.layers(self.weights, "more"):
+            return str(self.options.model.get("_name"))
         return state_dict.scheme(self.weights)
 
     @property

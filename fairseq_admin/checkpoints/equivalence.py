@@ -7,6 +7,7 @@ T time   B batch   V vocabulary
 
 from __future__ import annotations
 
+import contextlib
 import math
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from .. import fingerprint
 from ..bar import each
-from ..errors import AdminError
+from ..errors import AdminError, line
 from .building import build
 from .checkpoint import Checkpoint
 
@@ -76,6 +77,21 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
     return found
 
 
+@contextlib.contextmanager
+def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
+    """A block in which fairseq reads binarised data; it may trip over damage wherever it meets it.
+
+    Raises:
+        AdminError: it does.
+    """
+    try:
+        yield
+    except AdminError:
+        raise
+    except Exception as error:
+        raise AdminError(f"{data}: {lacking} ({line(error)}). Give the folder fairseq-preprocess wrote.") from None
+
+
 def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
     """The checkpoint's task over binarised data, with a split loaded.
 
@@ -85,11 +101,9 @@ def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
     options = checkpoint.options.task
     args = Namespace(**{**options, "task": options["_name"], "data": str(data)})
     del args._name
-    try:
+    with reading(data):
         task = tasks.setup_task(args)
         task.load_dataset(split)
-    except (OSError, ValueError, AssertionError) as error:
-        raise AdminError(f"{data}: no data to check on ({error}). Give the folder fairseq-preprocess wrote.") from None
     words_of = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
     for stack in checkpoint.stacks:
         if len(words_of[stack]) != checkpoint.vocabulary[stack]:
@@ -108,13 +122,14 @@ def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
 def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batches: int = 4) -> list[Any]:
     """The first batches of a split of binarised data; refuses what `data_of` refuses."""
     task = data_of(checkpoint, data, split)
-    iterator = task.get_batch_iterator(
-        task.dataset(split),
-        max_tokens=max(2048, checkpoint.options.task.get("tokens_per_sample") or 0),
-        max_positions=task.max_positions(),
-        ignore_invalid_inputs=True,
-    ).next_epoch_itr(shuffle=False)
-    inputs = [sample["net_input"] for _, sample in zip(range(batches), iterator)]
+    with reading(data):
+        iterator = task.get_batch_iterator(
+            task.dataset(split),
+            max_tokens=max(2048, checkpoint.options.task.get("tokens_per_sample") or 0),
+            max_positions=task.max_positions(),
+            ignore_invalid_inputs=True,
+        ).next_epoch_itr(shuffle=False)
+        inputs = [sample["net_input"] for _, sample in zip(range(batches), iterator)]
     if len(checkpoint.stacks) == 1:
         return [LanguageBatch(sample["src_tokens"]) for sample in inputs]
     return [Batch(*(sample[name] for name in Batch._fields)) for sample in inputs]

@@ -1,26 +1,24 @@
-"""Reading and writing checkpoints safely."""
+"""A checkpoint's file: read without running anything in it, and written whole or not at all."""
 
 from __future__ import annotations
 
 import argparse
-import glob
 import importlib
 import os
 import pickle
-import platform
 import re
-import shutil
+import stat
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
 import numpy
 import torch
 
-from ..errors import AdminError
+from .. import outputs
+from ..errors import AdminError, line
 
 SHARD = re.compile(r"-shard\d+\.pt$")
 """How fairseq names the parts of a checkpoint under --use-sharded-state."""
@@ -56,6 +54,30 @@ def sharded(path: Path) -> AdminError:
     )
 
 
+def refuse_unreadable(path: Path) -> None:
+    """Refuse, before its content is looked at, what is not a file, cannot be opened, or is one shard of a checkpoint.
+
+    Raises:
+        AdminError: it is so.
+    """
+    if SHARD.search(path.name) and os.path.exists(path):
+        raise sharded(path)
+    try:
+        kind = os.stat(path).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise AdminError(f"{path} is a pipe or a device; a file was expected. Save what it gives to a file first.")
+        open(path, "rb").close()
+    except FileNotFoundError:
+        shard = path.with_name(f"{path.stem}-shard0.pt")
+        if shard.exists():
+            raise sharded(shard) from None
+        raise AdminError(f"{path}: no such file; a fairseq checkpoint (.pt) was expected.") from None
+    except IsADirectoryError:
+        raise AdminError(f"{path} is a folder; a fairseq checkpoint (.pt) was expected.") from None
+    except OSError as error:
+        raise AdminError(f"{path}: cannot be read ({error.strerror}). Check the path and its rights.") from None
+
+
 def read(
     path: Path, place: Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None = None
 ) -> dict[str, Any]:
@@ -70,8 +92,7 @@ def read(
         AdminError: the file is missing, truncated, not a checkpoint or only a shard of one, or holds objects that a
             checkpoint does not need.
     """
-    if SHARD.search(path.name) and path.exists():
-        raise sharded(path)
+    refuse_unreadable(path)
     target: Any = place or "cpu"
     try:
         if place is None and zipfile.is_zipfile(path):
@@ -80,13 +101,6 @@ def read(
             if damaged:
                 raise ValueError(f"{damaged} does not match its checksum")
         state = torch.load(path, map_location=target, mmap=place is not None, weights_only=True)
-    except FileNotFoundError:
-        shard = path.with_name(f"{path.stem}-shard0.pt")
-        if shard.exists():
-            raise sharded(shard) from None
-        raise AdminError(f"{path}: no such file; a fairseq checkpoint (.pt) was expected.") from None
-    except IsADirectoryError:
-        raise AdminError(f"{path} is a folder; a fairseq checkpoint (.pt) was expected.") from None
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         what = f"holds an object of {found[1]}" if found else "is not a torch file"
@@ -98,7 +112,7 @@ def read(
         if path.is_file() and not zipfile.is_zipfile(path):
             what = "not a whole checkpoint, or not a torch file at all"
             raise AdminError(f"{path}: {what}. Copy or train it again.") from None
-        raise AdminError(f"{path}: not a whole checkpoint ({_line(error)}). Copy or train it again.") from None
+        raise AdminError(f"{path}: not a whole checkpoint ({line(error)}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise AdminError(f"{path}: a torch file, but not a fairseq checkpoint (it has no entry 'model').")
     _refuse_malformed(path, state)
@@ -123,97 +137,6 @@ def _refuse_malformed(path: Path, state: Mapping[str, Any]) -> None:
         )
 
 
-def _line(error: BaseException) -> str:
-    """The first line of an error's text, or its name if it has none."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
-def check_output(path: Path, inputs: Iterable[Path] = ()) -> None:
-    """Refuse, before the work and not after it, a path that cannot be written to.
-
-    Args:
-        path: the file to write.
-        inputs: files that must stay as they are.
-
-    Raises:
-        AdminError: the path is not one for a file, or is one of the inputs, even under another name.
-    """
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
-    if not os.path.isdir(path.parent):
-        raise AdminError(f"{path}: could not be written (no folder {path.parent}). Make it, or give another --output.")
-    for source in inputs:
-        if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
-            raise AdminError(f"{path} would overwrite its input {source}; give another --output.")
-
-
-@contextmanager
-def unfinished(path: Path) -> Iterator[Path]:
-    """A file or folder that is not finished, of the name of `path` in a folder of its own next to it.
-
-    That is removed at the end. It names this machine and process, so what a killed process of this machine left of the
-    same output can be told, and is removed too.
-
-    Raises:
-        AdminError: nothing can be written there.
-    """
-    host = platform.node()
-    part = path.with_name(f"{path.name}.{host}.{os.getpid()}.part")
-    for left in path.parent.glob(glob.escape(f"{path.name}.{host}.") + "*.part"):
-        if left == part or not _runs(left.name.split(".")[-2]):
-            _remove(left)
-    try:
-        part.mkdir()
-    except OSError as error:
-        raise AdminError(f"{path}: could not be written ({error}). Is the disk full, or not yours?") from None
-    try:
-        yield part / path.name
-    finally:
-        _remove(part)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """As `unfinished`; when the block ends without an error, what it wrote takes the place of `path`."""
-    with unfinished(path) as whole:
-        yield whole
-        os.replace(whole, path)
-
-
-def _runs(process: str) -> bool:
-    """Whether there is a process of this number; what is not a number is not ours to judge."""
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, ValueError, OverflowError):
-        pass
-    return True
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or folder if it is there; what cannot be removed stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
-
-
-def write_bytes(content: bytes, path: Path) -> None:
-    """Write a file so that the path holds either all of it or what it held before.
-
-    Raises:
-        AdminError: the path is not one for a file, or the disk is full.
-    """
-    check_output(path)
-    with replacing(path) as part:
-        try:
-            part.write_bytes(content)
-        except OSError as error:
-            raise AdminError(f"{path}: could not be written ({error}). Is the disk full, or not yours?") from None
-
-
 def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = lambda written: None) -> None:
     """Save a checkpoint so that the path holds either all of it or what it held before.
 
@@ -225,11 +148,8 @@ def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = 
     Raises:
         AdminError: the path is not one for a file, or the disk is full.
     """
-    check_output(path)
-    with replacing(path) as part:
-        try:
+    outputs.check(path)
+    with outputs.replacing(path) as part:
+        with outputs.writing(path, RuntimeError):  # torch's own, of a full disk
             torch.save(state, part)
-        except (OSError, RuntimeError) as error:
-            line = _line(error)
-            raise AdminError(f"{path}: could not be written ({line}). Is the disk full, or write-protected?") from None
         check(part)

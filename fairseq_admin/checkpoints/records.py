@@ -121,10 +121,9 @@ class Source:
 
 
 def _refuse_other_formats(path: Path) -> None:
-    """Refuse what is not a zip file; a path without a file is left to `files.read`."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise AdminError(f"{path} is a pipe or a device; a file was expected. Save what it gives to a file first.")
-    if path.is_file() and not zipfile.is_zipfile(path):
+    """Refuse what is not a zip file."""
+    files.refuse_unreadable(path)
+    if not zipfile.is_zipfile(path):
         files.read(path)  # says what it is instead
         raise AdminError(
             f"{path} is in the format of torch before 1.6, which cannot be read in parts; today's was expected. "

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..checkpoints.building import build
 from ..checkpoints.equivalence import EOS, Batch, log_probabilities
-from ..errors import AdminError
+from ..errors import AdminError, line
 from .exportable import Exportable, batches, sentences
 
 BOUND = 1e-4
@@ -92,8 +92,7 @@ def convert(model: Exportable, work: Path, folder: Path, quantization: str | Non
     except OSError:
         raise
     except Exception as error:  # what it does not know fails wherever it is missed first
-        lines = str(error).splitlines() or [type(error).__name__]
-        reason = "; ".join([line[2:] for line in lines if line.startswith("- ")] or lines[:1])
+        reason = "; ".join([it[2:] for it in str(error).splitlines() if it.startswith("- ")]) or line(error)
         raise AdminError(f"CTranslate2 cannot take this model: {reason}.") from None
 
 

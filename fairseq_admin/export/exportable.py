@@ -137,7 +137,7 @@ def batches(model: Exportable) -> list[Batch]:
     folder = model.files[f"dict.{model.languages[1]}.txt"].parent
     found = random_batches(model.original)
     if any(folder.glob(f"valid.{'-'.join(model.languages)}.*.idx")):
-        found += real_batches(model.original, folder)
+        found += real_batches(model.stock, folder)  # whose task is translation
     return found
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import fingerprint
-from ..checkpoints import files
+from .. import fingerprint, outputs
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..text.assets import Assets
@@ -124,7 +123,7 @@ def _new(output: Path) -> Iterator[tuple[Path, Path]]:
         raise AdminError(f"{output} exists; a new or empty folder was expected. Remove it, or give another --output.")
     target = output.absolute()
     try:
-        with files.unfinished(target) as folder:
+        with outputs.unfinished(target) as folder:
             work = folder.with_name(f"{folder.name}.work")
             work.mkdir()
             yield work, folder

@@ -99,10 +99,10 @@ def omega(runs: list[Run], stack: str) -> Spec | None:
 def change(runs: list[Run], series: str) -> Spec:
     """The change of the output against depth, a line a run that has this series."""
     rows = [
-        {"run": run.name, "of": title_of(record), "layers": depth, "change": rounded(value)}
+        {"run": run.name, "of": title_of(record), "layers": depth, "change": value}
         for run in runs
         for record in run.analyses.get(CHANGE, [])
-        for depth, value in zip(*(record["series"].get(series, {}).get(key, []) for key in ("depths", "change")))
+        for depth, value in points(record, series)
     ]
     x = {"field": "layers", "type": "quantitative", "axis": {"title": "layers N", "tickMinStep": 1}}
     x["scale"] = {"zero": False, "nice": False, "padding": 6}
@@ -110,6 +110,12 @@ def change(runs: list[Run], series: str) -> Spec:
     spec = _lines(runs, rows, x, y, points=True)
     spec["encoding"]["detail"] = {"field": "of", "type": "nominal"}
     return spec
+
+
+def points(record: dict[str, Any], series: str) -> list[tuple[int, float | None]]:
+    """Depths and changes of a series of an analysis; none if it has no such series."""
+    found = record["series"].get(series, {})
+    return [(int(depth), rounded(value)) for depth, value in zip(found.get("depths", []), found.get("change", []))]
 
 
 def title_of(record: dict[str, Any]) -> str:

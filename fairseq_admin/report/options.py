@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.options import plain
 
 SECTIONS = {
@@ -29,15 +28,15 @@ NAMED = {"model": "arch", "optimizer": "optimizer", "lr_scheduler": "lr_schedule
 """What the `_name` of a section is called on the command line, where it is not the section's own name."""
 
 
-def options_of(state: dict[str, Any]) -> dict[str, str]:
+def options_of(checkpoint: Checkpoint) -> dict[str, str]:
     """The options by name, as on fairseq's command line; those that are off or not set are left out."""
-    args, cfg = state.get("args"), state.get("cfg") or {}
+    args, cfg = checkpoint.state.get("args"), checkpoint.state.get("cfg") or {}
     found = {}
     for section, names in SECTIONS.items():
-        values = plain(args) if args is not None else plain(cfg.get(section))
+        given = vars(args) if args is not None else plain(cfg.get(section), f"{checkpoint.name}: its 'cfg.{section}'")
         for name in names:
             option = NAMED.get(section, section) if name == "_name" else name
-            value = values.get(option if args is not None and name == "_name" else name)
+            value = given.get(option if args is not None and name == "_name" else name)
             if isinstance(value, (list, tuple)):
                 value = ",".join(map(str, value))
             if value not in (None, False, "", 0, "0"):

@@ -7,13 +7,16 @@ interpreted, as the page may compile none.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..errors import AdminError
+from ..errors import line as first_line
 from ..version import __version__
 from . import charts, runs, tables
 from .runs import Run
@@ -97,20 +100,41 @@ def _sections(found: list[Run], specs: dict[str, charts.Spec]) -> dict[str, list
     for number, run in enumerate(found):
         for record in run.analyses.get(runs.DEPENDENCY, []):
             for stack, it in _part(run, record, "stacks").items():
-                error = f" Largest |Σβ² − 1| of a row: {it['error']:.2g}." if isinstance(it.get("error"), float) else ""
-                caption = f"{run.name}. {_measured(record)}{error}"
-                spec = charts.dependency(it["beta"], stack)
-                add("dependency", spec, f"{charts.title_of(record)}: {stack}", caption, number)
+                with _as_written(run, record):
+                    error = f" Largest |Σβ² − 1| of a row: {it['error']:.2g}." if "error" in it else ""
+                    caption = f"{run.name}. {_measured(record)}{error}"
+                    spec = charts.dependency(it["beta"], stack)
+                    add("dependency", spec, f"{charts.title_of(record)}: {stack}", caption, number)
     fits: dict[str, list[str]] = {}
     for run in found:
         for record in run.analyses.get(runs.CHANGE, []):
             for series, it in _part(run, record, "series").items():
-                said = ", ".join(f"{fit} {values['r2']:.4f}" for fit, values in it.get("fits", {}).items())
-                where = f"the {record['stack']}, " if record.get("stack") else ""
-                fits.setdefault(series, []).append(f"{run.name}: {where}{_measured(record)} R² of the fits: {said}.")
+                with _as_written(run, record):
+                    charts.points(record, series)  # refused here, where it is known whose they are
+                    said = ", ".join(f"{fit} {values['r2']:.4f}" for fit, values in it.get("fits", {}).items())
+                    where = f"the {record['stack']}, " if record.get("stack") else ""
+                    line = f"{run.name}: {where}{_measured(record)} R² of the fits: {said}."
+                    fits.setdefault(series, []).append(line)
     for series, lines in fits.items():
         add("change", charts.change(found, series), series.capitalize(), " ".join(lines))
     return sections
+
+
+@contextlib.contextmanager
+def _as_written(run: Run, record: dict[str, Any]) -> Iterator[None]:
+    """A block that shows an analysis, whose file somebody may have edited.
+
+    Raises:
+        AdminError: it is not what `fairseq-admin analyze` writes.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = record.get("what")
+        raise AdminError(
+            f"{run.folder}/analysis holds {what} that cannot be shown ({type(error).__name__}: {first_line(error)}); "
+            f"expected what fairseq-admin analyze {what} writes. Make it again, or move it away."
+        ) from None
 
 
 def _part(run: Run, record: dict[str, Any], key: str) -> dict[str, Any]:

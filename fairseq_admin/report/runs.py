@@ -14,7 +14,7 @@ from typing import Any
 from .. import logs
 from ..analysis import curves
 from ..checkpoints import averaging
-from ..checkpoints.checkpoint import OURS, Checkpoint
+from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
 from ..errors import AdminError
 from ..method import state_dict
@@ -26,6 +26,12 @@ from .options import options_of
 CURVES, OMEGA, SCORES, SAMPLES, FOLD = "curves", "omega", "scores", "samples", "fold"
 DEPENDENCY, CHANGE = "dependency", "output-change"
 """The parts of a report that a run may lack."""
+
+FILES = (
+    *("*.log", "*log.txt", "*.pt", "checkpoints/*.pt", "score.json", "run.json", "settings.json"),
+    *("generate*.txt", "fold.txt", "analysis/*.json"),
+)
+"""What a run's folder may hold of them."""
 
 
 @dataclass(eq=False)
@@ -61,6 +67,11 @@ class Run:
     """Of every part that is not there, how to make it."""
 
 
+def files(folders: list[Path]) -> list[Path]:
+    """Every file that may be read of the runs in these folders."""
+    return [path for folder in folders for pattern in FILES for path in folder.glob(pattern)]
+
+
 def read_all(folders: list[Path]) -> list[Run]:
     """The runs in these folders.
 
@@ -87,7 +98,8 @@ def read(folder: Path, name: str) -> Run:
             f"{folder} has neither a checkpoint (.pt) nor a log of fairseq-train (train.log); a run's folder was "
             "expected: a recipe's, or fairseq-train's --save-dir."
         )
-    run.score, run.about = _json(folder / "score.json"), _json(folder / "run.json")
+    run.score = _json(folder / "score.json")
+    run.about = _json(folder / "run.json", versions=dict, paper=dict, samples=list)
     settings = _json(folder / "settings.json")
     run.options |= {key: str(value) for key, value in settings.items() if key[:2] != "--" and isinstance(value, str)}
     run.samples = samples.read(folder, run.about.get("samples", []))
@@ -116,16 +128,17 @@ def _newest(folder: Path) -> Path | None:
 def _read_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
     scheme = checkpoint.scheme_name
     run.scheme = SCHEMES[scheme].title if scheme in SCHEMES else scheme
-    run.layers, run.updates = checkpoint.layers, checkpoint.updates
+    run.layers = {stack: layers for stack, layers in checkpoint.layers.items() if layers}
+    run.updates = checkpoint.updates
     if checkpoint.more:
         new = EVERY.get(checkpoint.more["scheme"])
         run.scheme += f", new layers {new.title if new else checkpoint.more['scheme']}"
         run.layers = {side: state_dict.layers(checkpoint.weights, side) for side in ("encoder", "more")}
-    if checkpoint.kind not in OURS and not checkpoint.more:
+    if checkpoint.kind in STACKS and checkpoint.kind not in OURS:
         run.unfolded = "a model of fairseq's own, which needs no folding."
     elif checkpoint.kind not in FOLDABLE or scheme not in SCHEMES or not checkpoint.scheme.folds:
         run.unfolded = f"{run.scheme} cannot be folded."
-    run.options = options_of(checkpoint.state)
+    run.options = options_of(checkpoint)
     run.version = str((checkpoint.record or {}).get("version", ""))
     weights = {key: it for key, it in checkpoint.weights.items() if not key.endswith(state_dict.OMEGA_DELTA)}
     profiled = state_dict.omegas(weights)
@@ -137,8 +150,11 @@ def _read_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
         ]
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, **kinds: type) -> dict[str, Any]:
     """The object in a file; empty if there is no such file.
+
+    Args:
+        kinds: of what it may hold, by name.
 
     Raises:
         AdminError: it holds something else.
@@ -151,14 +167,17 @@ def _json(path: Path) -> dict[str, Any]:
         raise AdminError(f"{path}: cannot be read ({error}); expected JSON. Make it again, or move it away.") from None
     if not isinstance(found, dict):
         raise AdminError(f"{path}: found a {type(found).__name__}, expected a JSON object. Make it again.")
+    for name, kind in kinds.items():
+        value = found.get(name) or kind()
+        if not isinstance(value, kind):
+            raise AdminError(
+                f"{path}: found a {type(value).__name__} as {name!r}, expected a {kind.__name__}. Make it again."
+            )
     return found
 
 
 def _say_what_is_lacking(run: Run) -> None:
     folder, checkpoint = run.folder, run.checkpoint or "CHECKPOINT"
-    analyze = (
-        f"mkdir -p {folder}/analysis; fairseq-admin analyze {{0}} {checkpoint} --data DATA -o {folder}/analysis/{{0}}"
-    )
     if run.log is None:
         run.lacking[CURVES] = curves.no_log(folder)
     if run.checkpoint is None:
@@ -167,7 +186,8 @@ def _say_what_is_lacking(run: Run) -> None:
         run.lacking[OMEGA] = f"{run.scheme} has no ω."
     for part in (DEPENDENCY, CHANGE):
         if part not in run.analyses:
-            run.lacking[part] = f"Not measured: {analyze.format(part)}"
+            analyze = f"fairseq-admin analyze {part} {checkpoint} --data DATA -o {folder}/analysis/{part}"
+            run.lacking[part] = f"Not measured: mkdir -p {folder}/analysis; {analyze}"
     if not run.score:
         run.lacking[SCORES] = f"{folder} has no score.json, which a recipe writes."
     if not run.samples:

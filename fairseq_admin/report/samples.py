@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import AdminError
+
 COUNT = 5
 LINE = re.compile(r"(?P<kind>[STH])-(?P<number>\d+)\t(?P<text>.*)")
 PIECES = re.compile(r"@@( |$)")
@@ -25,8 +27,13 @@ def read(folder: Path, noted: list[dict[str, Any]]) -> list[Sample]:
     Args:
         folder: the run's, with generate.txt or generate-SUBSET.txt, as --results-path writes it.
         noted: {source, hypothesis, reference} each.
+
+    Raises:
+        AdminError: one is not that.
     """
     if noted:
+        if not all(isinstance(sample, dict) for sample in noted):
+            raise AdminError(f"{folder}/run.json: found other samples than objects with a source. Make it again.")
         return [Sample(*(str(sample.get(name, "")) for name in Sample._fields)) for sample in noted]
     for path in sorted(folder.glob("generate*.txt")):
         if found := _generated(path):

@@ -118,7 +118,8 @@ def signatures(runs: list[Run]) -> list[tuple[str, str]]:
 
 def sources(runs: list[Run]) -> list[str]:
     """The papers that the numbers are from."""
-    return list(dict.fromkeys(run.about["paper"]["source"] for run in runs if run.about.get("paper")))
+    found = [(run.about.get("paper") or {}).get("source") for run in runs]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def translations(runs: list[Run]) -> list[dict[str, Any]]:

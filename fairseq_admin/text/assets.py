@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Optional
@@ -11,7 +11,7 @@ from typing import Optional
 from fairseq.data import Dictionary
 
 from .. import fingerprint
-from ..errors import AdminError
+from ..errors import AdminError, line
 from .bpe import CODES
 from .tokens import FILE, Text
 
@@ -63,6 +63,11 @@ class Assets:
         if found and name in self.expected and self.expected[name] not in _fingerprints(found, name):
             raise self._foreign(found)
         return found
+
+    def files(self) -> list[Path]:
+        """Every file that may be read: the model's own, and what tells how its text is treated."""
+        own = list(self.model.iterdir()) if self.model.is_dir() else [self.model]
+        return [*own, *([self.codes] if self.codes else []), *files_in(self.folders)]
 
     def expect(self, fingerprints: Mapping[str, str]) -> None:
         """Refuse other files than these, the model's own, as far as they are known (fingerprint.py names them)."""
@@ -175,13 +180,20 @@ class Assets:
         try:
             words = Dictionary.load(str(path))
         except Exception as error:  # whatever its parser trips over
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise AdminError(f"{path} is not a dictionary of fairseq's ({reason}). Give the model's own.") from None
+            raise AdminError(
+                f"{path} is not a dictionary of fairseq's ({line(error)}). Give the model's own."
+            ) from None
         if len(words) != size:
             raise AdminError(f"{path} has {len(words)} symbols and the model {size}. Give the model's own dictionary.")
         if self.expected.get(stack) not in (None, fingerprint.of_dictionary(words)):
             raise self._foreign(path)
         return words
+
+
+def files_in(folders: Iterable[Path]) -> list[Path]:
+    """What these folders hold of a model's text: merges, settings, dictionaries, binarised data."""
+    patterns = (CODES, FILE, "dict.*.txt", "*.*-*.*.idx", "*.*-*.*.bin")
+    return [path for folder in folders for pattern in patterns for path in folder.glob(pattern)]
 
 
 def _fingerprints(path: Path, name: str) -> list[str]:

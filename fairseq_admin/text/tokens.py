@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import unicodedata
 from functools import cached_property
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from ..errors import AdminError
+from ..outputs import write_bytes
 
 FILE = "text.json"
 
@@ -67,9 +67,7 @@ class Text:
 
     def write(self, path: Path) -> None:
         """Write the settings as a `text.json`; the path holds either all of them or what it held before."""
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        write_bytes(f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode(), path)
 
     def tokenise(self, line: str, language: str) -> str:
         """The line's tokens, one space between them and no other white space.

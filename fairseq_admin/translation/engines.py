@@ -83,8 +83,3 @@ def spelled(numbers: list[int], words: Dictionary) -> list[str]:
 def missing(package: str, folder: Path, packages: str) -> str:
     """What to say where a folder's engine is not installed."""
     return f"{folder} needs {package}, which is not installed. Run pip install {packages}."
-
-
-def line(error: BaseException) -> str:
-    """The first line of an error's text, or else its name."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import AdminError
+from ..errors import AdminError, line
 from ..text.bpe import in_pieces
-from .engines import MORE, Hypothesis, Search, Translator, chosen, line, missing
+from .engines import MORE, Hypothesis, Search, Translator, chosen, missing
 from .positions import Damaged, positions
 
 

@@ -30,7 +30,7 @@ class FairseqTranslator(Translator):
             device: "cpu" or "cuda"; None: the best there is.
 
         Raises:
-            AdminError: the model is of an unknown kind or damaged, or the dictionaries are not its own.
+            AdminError: the model is damaged, this fairseq does not know it, or the dictionaries are not its own.
         """
         self.device = chosen(device, torch.cuda.is_available())
         check(checkpoint)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import AdminError
+from ..errors import AdminError, line
 from ..text.assets import Assets
 from ..text.bpe import in_pieces
-from .engines import MORE, Hypothesis, Search, Translator, chosen, line, missing, padded, spelled
+from .engines import MORE, Hypothesis, Search, Translator, chosen, missing, padded, spelled
 
 
 class HuggingFaceTranslator(Translator):

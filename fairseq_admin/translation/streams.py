@@ -9,14 +9,14 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Callable
 
 from tqdm import tqdm
 
+from .. import outputs
 from ..bar import bar
-from ..checkpoints.files import replacing
-from ..ending import standard_output
-from ..errors import AdminError
+from ..ending import Closed, standard_output
+from ..errors import AdminError, line
 from .engines import Search
 from .pipeline import Pipeline, Translation
 
@@ -28,20 +28,31 @@ def read(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
     """Lines of UTF-8, `size` at a time, without the newlines, which alone end a line.
 
     Raises:
-        AdminError: a line is not UTF-8.
+        AdminError: a line is not UTF-8, or the disk fails.
     """
     numbered = enumerate(iter(stream.readline, b""), 1)
-    while chunk := list(itertools.islice(numbered, size)):
+    while True:
+        try:
+            chunk = list(itertools.islice(numbered, size))
+        except OSError as error:
+            raise AdminError(f"{name}: cannot be read ({line(error)}). Copy it again.") from None
+        if not chunk:
+            return
         lines = []
-        for number, line in chunk:
+        for number, raw in chunk:
             try:
-                lines.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\n"))
+                lines.append(raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\n"))
             except UnicodeDecodeError as error:
                 raise AdminError(
-                    f"{name}: line {number} is not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}). "
+                    f"{name}: line {number} is not UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}). "
                     "Convert the text first, as with iconv -f latin1 -t utf-8."
                 ) from None
         yield lines
+
+
+def file_of(path: Path | None) -> Path:
+    """The file that `opened` reads."""
+    return Path("/dev/stdin") if path is None or str(path) == "-" else path
 
 
 @contextlib.contextmanager
@@ -65,25 +76,37 @@ def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
 
 
 @contextlib.contextmanager
-def written(path: Path | None) -> Iterator[BinaryIO]:
-    """A file that is there when all is written, or standard output; whoever closes that has read enough.
+def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
+    """What writes to a file, which is there when all is written, or to standard output.
+
+    The block ends when somebody closes standard output: they have read enough.
 
     Raises:
         AdminError: the path is no place for a file, or the disk is full.
     """
-    if path and path.exists() and not path.is_file():
-        raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
     if path is None:
-        if sys.stdout is None:
+        stdout = sys.stdout  # which may be redirected while the block runs
+        if stdout is None:
             raise AdminError("standard output is closed, where the translation goes. Give --output.")
-        with standard_output():
-            yield sys.stdout.buffer
+
+        def show(text: bytes) -> None:
+            with standard_output(stdout):
+                stdout.buffer.write(text)
+
+        with contextlib.suppress(Closed):
+            yield show
         return
-    try:
-        with replacing(path) as part, part.open("wb") as stream:
-            yield stream
-    except OSError as error:
-        raise AdminError(f"{path}: could not be written ({error}). Is the disk full, or the folder missing?") from None
+    with outputs.replacing(path) as part:
+        with outputs.writing(path):
+            stream = part.open("wb")
+
+        def write(text: bytes) -> None:
+            with outputs.writing(path):
+                stream.write(text)
+                stream.flush()
+
+        with stream:
+            yield write
 
 
 def formatted(number: int, translations: Iterable[Translation], search: Search) -> str:
@@ -118,8 +141,21 @@ def prompted(lines: Iterator[list[str]]) -> Iterator[list[str]]:
         yield chunk
 
 
-def flow(pipeline: Pipeline, source: BinaryIO, name: str, sink: BinaryIO, search: Search, batch_tokens: int) -> None:
+def flow(
+    pipeline: Pipeline,
+    source: BinaryIO,
+    name: str,
+    write: Callable[[bytes], object],
+    search: Search,
+    batch_tokens: int,
+) -> None:
     """Translate all of a text: a terminal's line by line after a prompt, any other with a bar.
+
+    Args:
+        pipeline: what translates.
+        source: the text, of that `name`.
+        write: is given the translations of one line after the other.
+        search, batch_tokens: as for the pipeline.
 
     Raises:
         AdminError: a line is not UTF-8.
@@ -140,7 +176,6 @@ def flow(pipeline: Pipeline, source: BinaryIO, name: str, sink: BinaryIO, search
                 done=shown.update,
             )
             shown.clear()  # or the first line would stick to it where both are on a terminal
-            for number, translations in enumerate(found, first):
-                sink.write(formatted(number, translations, search).encode("utf-8"))
-            sink.flush()
+            lines_out = (formatted(number, translations, search) for number, translations in enumerate(found, first))
+            write("".join(lines_out).encode("utf-8"))
             first += len(lines)
