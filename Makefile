@@ -11,7 +11,7 @@ SHELL := bash
 PYTHON ?= python3
 # Where the virtual environment is.
 VENV ?= .venv
-# The torch to install, as a pip requirement; empty: the newest one tested with that Python.
+# The torch to install, as a pip requirement; empty: the one that was asked for before, or the newest tested with that Python.
 TORCH ?=
 # pytest's own options, e.g. PYTEST="-k radam".
 PYTEST ?=
@@ -94,13 +94,14 @@ deeper: $(VENV)/ready
 table: $(VENV)/ready
 	@$(RUN) -m recipes.steps.report $(or $(RUNS),runs)/results.csv -o $(or $(RUNS),runs)/table
 
-## make figures: the figures of README.md and docs/, from what is in runs/demo (all three methods) and the runs that docs/ keeps (RUNS=)
+## make figures: the figures of README.md and docs/, except report.png, from what is in runs/demo (all three methods) and the runs that docs/ keeps (RUNS=)
 .PHONY: figures
 figures: $(VENV)/ready
 	@$(RUN) -m recipes.figures.analysis --runs $(or $(RUNS),runs) --kept docs -o docs/images
 	@$(RUN) -m recipes.figures.draw --runs $(or $(RUNS),runs) -o docs/images
 	@$(RUN) -m recipes.compare.rates docs/images/compare.png docs/compare.csv
 	@$(RUN) -m recipes.compare.rates docs/images/multi30k-rates.png docs/multi30k-search.csv
+	@$(RUN) -m recipes.compare.curves docs/images/multi30k-curves.png docs/multi30k.csv
 	@$(RUN) -m recipes.deeper.figure docs/images/deeper.png docs/deeper.csv
 
 ## make test: lint, types and all tests
@@ -119,7 +120,6 @@ lint: $(VENV)/ready
 .PHONY: bench
 bench: $(VENV)/ready
 	$(RUN) recipes/bench/speed.py $(if $(SIZES),--sizes $(SIZES)) --csv $(MEASURED).csv --json $(MEASURED).json
-	$(if $(QUICK),,$(RUN) recipes/bench/step.py)
 	$(if $(QUICK),,$(RUN) recipes/bench/attention.py)
 	$(if $(QUICK),,$(RUN) recipes/bench/text_steps.py)
 	$(if $(QUICK),,$(RUN) recipes/bench/engines.py)
@@ -137,15 +137,25 @@ PIP := env -u CUDA_HOME $(RUN) -m pip install $$(test -t 2 || echo -q) --disable
 # torch first: fairseq-fixed builds against it, and in a build environment of its own pip would fetch a second one.
 # Python < 3.11 gets the official fairseq 0.12.2. Its dependencies' metadata needs an older pip and setuptools, and its
 # source archive lacks a file that is only compiled where torch is found, so that one is built in isolation.
-$(VENV)/ready: setup.py
+# An environment for another torch, or for another Python that is named, is made anew: fairseq is compiled for both.
+HELD := $(file <$(VENV)/torch)
+ANEW := $(if $(TORCH),$(filter-out $(HELD),$(TORCH)))
+ifeq ($(origin PYTHON),command line)
+VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
+ANEW += $(filter-out $(shell $(RUN) $(VERSION) 2>/dev/null),$(shell $(PYTHON) $(VERSION) 2>/dev/null))
+endif
+FORCE:
+$(VENV)/ready: setup.py $(if $(strip $(ANEW)),FORCE)
 	@echo "Setting up $(VENV): torch, fairseq and the tools, a few minutes."
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 9) or sys.exit("$(PYTHON) is older than Python 3.9; give PYTHON=")'
-	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 11))'; then \
-	  $(PIP) 'pip<24.1' 'setuptools<81' wheel cython 'numpy<1.24' '$(or $(TORCH),torch==2.8.0)'; \
+	@$(if $(strip $(ANEW)),false,$(RUN) -m pip --version >/dev/null 2>&1) || \
+	  $(PYTHON) -m venv $(if $(wildcard $(VENV)/pyvenv.cfg),--clear) $(VENV)
+	@echo '$(or $(TORCH),$(HELD))' > $(VENV)/torch
+	@if $(RUN) -c 'import sys; sys.exit(sys.version_info >= (3, 11))'; then \
+	  $(PIP) 'pip<24.1' 'setuptools<81' wheel cython 'numpy<1.24' '$(or $(TORCH),$(HELD),torch==2.8.0)'; \
 	  $(PIP) fairseq==0.12.2; \
 	else \
-	  $(PIP) setuptools wheel cython numpy '$(or $(TORCH),torch==2.13.0)'; \
+	  $(PIP) setuptools wheel cython numpy '$(or $(TORCH),$(HELD),torch==2.13.0)'; \
 	fi
 	@$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@

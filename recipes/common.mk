@@ -21,6 +21,8 @@ RUNS ?= runs
 TRAIN_ARGS ?=
 
 export PYTHONUNBUFFERED := 1
+# Text is UTF-8, whatever the locale says.
+export PYTHONUTF8 := 1
 # Threads that wait for one another sleep: spinning ones, on a machine that is busy, are many times slower.
 export OMP_WAIT_POLICY ?= PASSIVE
 # Warnings of fairseq and its libraries about one another: nothing the user can fix.
@@ -39,6 +41,13 @@ field = $(patsubst $(1)=%,%,$(filter $(1)=%,$(2)))
 # $(call one-of,NAME,choices) and some-of: refuse a variable that is not one, or some, of the choices.
 one-of = $(if $(and $(filter 1,$(words $($(1)))),$(filter $($(1)),$(2))),,$(error $(1)=$($(1)) is unknown; expected one of $(2)))
 some-of = $(if $(or $(filter-out $(2),$($(1))),$(if $(strip $($(1))),,none)),$(error $(1)=$($(1)) is unknown; expected some of $(2)))
+# What the user gave as a number is one, above 0; what is to be tried is named once.
+COUNTS := UPDATES EPOCHS SAVE_EVERY AVERAGE MAX_TOKENS UPDATE_FREQ TOKENS GPUS NODES JOBS LAYERS WIDTH FFN HEADS MERGES BEAM LEG SHORT
+AXES := SCHEMES DEPTHS RATES SEEDS LRS BETA2S WARMUPS OPTIMIZERS ADAM_LRS SGD_LRS
+without-digits = $(subst 0,,$(subst 1,,$(subst 2,,$(subst 3,,$(subst 4,,$(subst 5,,$(subst 6,,$(subst 7,,$(subst 8,,$(subst 9,,$(1)))))))))))
+counts = $(if $(call without-digits,$(1)),,$(if $(subst 0,,$(1)),yes))
+$(foreach name,$(COUNTS),$(if $(strip $($(name))),$(if $(call counts,$($(name))),,$(error $(name)=$($(name)) is not a number that a run can have; expected a whole one above 0))))
+$(foreach name,$(AXES),$(if $(filter-out $(words $($(name))),$(words $(sort $($(name))))),$(error $(name)=$($(name)) names one twice; expected each once)))
 # $(call quoted,text): one word for the shell.
 quoted = '$(subst ','\'',$(strip $(1)))'
 

@@ -1,7 +1,7 @@
 # What a run trains on: the GPUs and machines there are, and how an update's tokens are split over them.
 #
 # Reads the model's sizes, and the variables below. Gives MAX_TOKENS, UPDATE_FREQ, HELD, NEED (a line on memory), MACHINES,
-# TRAIN, and what precision.mk gives.
+# and what precision.mk gives.
 
 include recipes/precision.mk
 
@@ -41,10 +41,13 @@ NEED := $(wordlist 5,99,$(shell $(ASK).batch $$(( $(MAX_TOKENS) * $(UPDATE_FREQ)
 endif
 
 # Every node runs the same command, with its number NODE (SLURM tells it) and the first one's address, MASTER.
-NODE ?= $(or $(SLURM_NODEID),0)
+NODE ?= $(if $(filter 1,$(NODES)),0,$(or $(SLURM_NODEID),0))
+ifeq ($(filter $(NODE),$(shell seq 0 $$(( $(NODES) - 1 )))),)
+$(error NODE=$(NODE) is none of NODES=$(NODES); expected a number from 0 to $(shell echo $$(( $(NODES) - 1 ))))
+endif
 ifneq ($(NODES),1)
-ifeq ($(MASTER),)
-$(error NODES=$(NODES) needs MASTER=HOST:PORT, where the first node is reached)
+ifneq ($(words $(subst :, ,$(MASTER)))$(call counts,$(lastword $(subst :, ,$(MASTER)))),2yes)
+$(error NODES=$(NODES) needs MASTER=HOST:PORT, where the first node is reached; found MASTER=$(MASTER))
 endif
 # The others train along; what comes after is the first one's. (The make under a guard makes the text first.)
 ifneq ($(and $(NODE:0=),$(if $(GUARDED),,here),$(filter-out train,$(or $(MAKECMDGOALS),all))),)
@@ -60,6 +63,3 @@ WORLD := $(if $(ON_CPU),$(NODES),$(shell echo $$(( $(NODES) * $(GPUS) ))))
 ON_CPUS := --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp
 MACHINES := --distributed-world-size $(WORLD) $(RENDEZVOUS) $(if $(and $(RENDEZVOUS),$(ON_CPU)),$(ON_CPUS)) \
 	$(if $(CHECKPOINT),--checkpoint-activations)
-
-# fairseq-train takes --bf16 for the wish to train on a TPU; recipes/steps/train_bf16.py is fairseq-train without that.
-TRAIN := $(if $(filter bf16,$(PRECISION)),$(STEP).train_bf16,$(PYTHON) -m fairseq_cli.train)

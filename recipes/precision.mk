@@ -14,7 +14,7 @@ PRECISION_bf16 := --bf16 --fp16-no-flatten-grads
 $(if $(PRECISION),$(call one-of,PRECISION,$(PRECISIONS)))
 
 # With --cpu fairseq still clips gradients on a GPU that it sees, and starts a process for each of several.
-ON_CPU := $(findstring --cpu,$(DEVICE_ARGS) $(TRAIN_ARGS))
+ON_CPU := $(filter --cpu,$(DEVICE_ARGS) $(TRAIN_ARGS))
 ifneq ($(ON_CPU),)
 export CUDA_VISIBLE_DEVICES :=
 endif

@@ -76,6 +76,9 @@ $(TEXT)/tok/%.$(SOURCE) $(TEXT)/tok/%.$(TARGET): $(RAW)/%.$(SOURCE) $(RAW)/%.$(T
 	# tokens of $*
 	$(STEP).tokenise $(TEXT)/text.json $(RAW)/$* $(TEXT)/tok/$* $(TOKENISE)
 
+# All texts are there, and no archive is missing, before the first long step begins.
+$(call both,$(TEXT)/tok,$(or $(PARTS_train),train)): | $(call both,$(RAW),$(or $(SEVERAL),$(SPLITS)) test)
+
 # A split that is gathered from parts, in their order: all pairs, or every nth one, or the rest.
 $(TEXT)/split/%.$(SOURCE) $(TEXT)/split/%.$(TARGET): $$(call both,$(TEXT)/tok,$$(PARTS_$$*))
 	# the split $*

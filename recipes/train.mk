@@ -19,6 +19,10 @@ AVERAGE ?= 5
 WEIGHT_DECAY ?= 0.0
 LABEL_SMOOTHING ?= 0.1
 WEIGHTS := --admin-ffn-init $(FFN_INIT)
+PLANNED := $(shell $(ASK).length $(if $(EPOCHS),epochs="$(EPOCHS)",updates="$(UPDATES)") save_every="$(SAVE_EVERY)" average="$(AVERAGE)" 2>&1)
+ifneq ($(.SHELLSTATUS),0)
+$(error $(PLANNED))
+endif
 
 include recipes/machines.mk
 
@@ -57,25 +61,21 @@ $(eval $(call goal,average,$(FINAL)))
 # checkpoint every so many updates is the only one there, hence the endless intervals in epochs.
 ifneq ($(EPOCHS),)
 LENGTH := --max-epoch $(EPOCHS) --save-interval-updates $(SAVE_EVERY) --keep-interval-updates 1 --keep-last-epochs $(AVERAGE)
-TO_AVERAGE := $(RUN)/checkpoints --by epochs --last $(AVERAGE)
 else
 LENGTH := --max-update $(UPDATES) --save-interval-updates $(SAVE_EVERY) --keep-interval-updates $(AVERAGE) \
-	--save-interval 1000000 --validate-interval 1000000
-TO_AVERAGE := $$(ls -t $(RUN)/checkpoints/checkpoint_*_*.pt | head -n $(AVERAGE))
+	--validate-interval-updates $(SAVE_EVERY) --save-interval 1000000 --validate-interval 1000000
 endif
+KIND := $(if $(EPOCHS),epochs,updates)
 
-# A run goes on from the newest of its numbered checkpoints, which fairseq writes next to their place and renames, and not
-# from checkpoint_last.pt or checkpoint_best.pt, which it copies in place: a kill may cut those short.
 $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 	# train: $(or $(EPOCHS:%=% epochs),$(UPDATES) updates), each of $(NODES) x $(GPUS) x $(UPDATE_FREQ) batches of up to $(MAX_TOKENS) tokens
 	$(if $(NEED),# memory: at most $(NEED))
 	$(if $(CHECK_GPUS),@$(BATCHES) --check > /dev/null)
 	@$(SHORT_PREFLIGHT)
 	mkdir -p $(RUN)/checkpoints
-	newest=$$(ls -t $(RUN)/checkpoints/checkpoint[0-9]*.pt $(RUN)/checkpoints/checkpoint_[0-9]*_*.pt 2>/dev/null | head -n 1 || true); \
-	$(TRAIN) $(BINARY) --user-dir fairseq_admin $(TASK) --arch $(ARCH) --admin-scheme $(METHOD) \
+	$(STEP).train $(BINARY) --user-dir fairseq_admin $(TASK) --arch $(ARCH) --admin-scheme $(METHOD) \
 		$(WEIGHTS) $(MODEL) $(OPTIMISATION) $(BATCH_SIZE) $(PRECISE) $(MACHINES) \
-		$(LENGTH) $(VALIDATED) --save-dir $(RUN)/checkpoints $${newest:+--restore-file "$$newest"} --no-last-checkpoints \
+		$(LENGTH) $(VALIDATED) --save-dir $(RUN)/checkpoints --no-last-checkpoints \
 		--tensorboard-logdir $(RUN)/tensorboard $(if $(WANDB),--wandb-project $(call quoted,$(WANDB))) \
 		--log-format json --log-interval $(LOG_EVERY) $(TRAIN_ARGS) 2>&1 \
 		| tee -a $(RUN)/train$(patsubst %,-node%,$(filter-out 0,$(NODE))).log \
@@ -88,7 +88,7 @@ include recipes/preflight/preflight.mk
 
 $(RUN)/average.pt: $(TRAINED) $(RUN)/settings.average.json
 	# average the last $(AVERAGE) checkpoints
-	$(PYTHON) -m fairseq_admin.cli average $(TO_AVERAGE) -o $@ --data $(BINARY)
+	$(PYTHON) -m fairseq_admin.cli average $(RUN)/checkpoints --by $(KIND) --last $(AVERAGE) -o $@ --data $(BINARY)
 
 $(RUN)/omega.json: $(RUN)/average.pt
 	$(PYTHON) -m fairseq_admin.cli omega $< --json > $@.part

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,22 +15,11 @@ from conftest import ROOT
 from fairseq.modules import MultiheadAttention
 
 from fairseq_admin.fast import attention
+from recipes.bench import speed
 from recipes.bench.attention import ALWAYS, NEVER, attending
-
-
-@pytest.mark.slow
-def test_reports_three_ratios() -> None:
-    """Does a tiny run print a finite ratio of steps, of the profiling pass and of peak memory?"""
-    sizes = "--layers 1 --width 16 --ffn 16 --heads 2 --words 50 --tokens 64 --length 8 --pairs 2 --threads 1".split()
-    command = [sys.executable, str(ROOT / "recipes/bench/step.py"), *sizes]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
-    rows = [line for line in done.stdout.splitlines() if re.search(r"\b(met|missed)$", line)]
-    assert [re.match(r"(training step|profiling pass|peak memory)", row)[0] for row in rows] == [
-        "training step",
-        "profiling pass",
-        "peak memory",
-    ]
-    assert all(float(re.search(r"(ms|MiB) +([\d.]+)", row)[2]) > 0 for row in rows), done.stdout
+from recipes.bench.counting import counts
+from recipes.bench.growth import exponents
+from recipes.gpu_trial.steps import ON_CPU, step_cost
 
 
 @pytest.mark.slow
@@ -88,20 +78,21 @@ def test_reports_the_text_steps_beside_other_programs() -> None:
 
 @pytest.mark.slow
 def test_reports_what_fast_layers_save(tmp_path) -> None:
-    """Does a tiny run write a row a method, with less of all that is counted for fast Admin than for plain?"""
-    sizes = "--sizes 3-2:16:64 --words 50 --length 8 --pairs 1 --threads 1".split()
-    command = [sys.executable, str(ROOT / "recipes/bench/speed.py"), *sizes, "--json", str(tmp_path / "speed.json")]
-    # Seven processes load torch one after the other, which takes a busy machine minutes.
-    subprocess.run([*command, "--csv", str(tmp_path / "speed.csv")], stdout=subprocess.PIPE, timeout=900, check=True)
-    found = json.loads((tmp_path / "speed.json").read_text())
+    """Does a tiny run, as the GPU trial starts it, give a row a method, with lower counts for fast Admin than plain?"""
+    scale = replace(ON_CPU, layers=((1, 1), (3, 2)), tokens=(64,))
+    # Eleven processes load torch one after the other, which takes a busy machine minutes.
+    told = {row["method"]: row for row in step_cost(scale, "float32", tmp_path)}
+    found = json.loads((tmp_path / "bench-float32.json").read_text())
     assert {(row["layers"], row["decoder_layers"]) for row in found["rows"]} == {(3, 2)}
     rows = {row["method"]: row for row in found["rows"]}
-    assert list(rows) == ["post-ln", "pre-ln", "admin-plain", "admin"]
+    assert list(rows) == list(told) == ["post-ln", "pre-ln", "admin-plain", "admin"]
     assert {"commit", "device", "torch", "fairseq_admin_start_up_s"} <= set(found["conditions"])
-    assert rows["admin"]["profile_steps"] > 0
+    assert rows["admin"]["profile_steps"] > 0 and told["post-ln"]["ratio"] == 1
     for name in ("operations", "waits", "kept_mib"):
         assert 0 < rows["admin"][name] < rows["admin-plain"][name], name
     assert all(row[name] > 0 for row in rows.values() for name in ("step_ms", "optimizer_ms", "loss_ms", "model_mib"))
+    args = speed.parser().parse_args(["--csv", str(tmp_path / "speed.csv")])
+    speed.write(args, found["conditions"], found["rows"], [])
     assert len((tmp_path / "speed.csv").read_text().splitlines()) == 5
 
 
@@ -114,11 +105,8 @@ def test_refuses_what_is_no_size(size: str) -> None:
     assert f"argument --sizes: '{size}'" in done.stderr and "expected" in done.stderr
 
 
-def test_counting_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_leaves_nothing_behind() -> None:
     """All activations of every model counted stayed in memory, until the machine had none left."""
-    monkeypatch.syspath_prepend(str(ROOT / "recipes/bench"))
-    from counting import counts
-
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
 
     def tensors() -> int:
@@ -133,9 +121,6 @@ def test_counting_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_counts_the_kernel_that_a_gpu_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept is a CPU's: with dropout, and batched products for short sentences."""
-    monkeypatch.syspath_prepend(str(ROOT / "recipes/bench"))
-    from counting import counts
-
     calls: list[str] = []
     for name in ("by_products", "by_kernel"):
         of = getattr(attention, name)
@@ -147,10 +132,8 @@ def test_counts_the_kernel_that_a_gpu_takes(monkeypatch: pytest.MonkeyPatch) -> 
     assert calls == ["by_kernel", "by_products"]
 
 
-def test_growth_is_the_slope_of_the_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_is_the_slope_of_the_logarithms() -> None:
     """Of times that are 3 size^1.5 in depth and 2 size in tokens, to rounding."""
-    monkeypatch.syspath_prepend(str(ROOT / "recipes/bench"))
-    from growth import exponents
 
     def row(layers: int, tokens: int, time: float) -> dict:
         fixed = {"method": "admin", "width": 512, "decoder_layers": layers}

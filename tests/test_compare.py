@@ -181,7 +181,7 @@ def test_curves_are_the_runs(closed):
     ]
     assert [it.get_title() for it in axes] == [f"{n}L-{n}L, each at its best rate" for n in (6, 18)]
     assert axes[0].get_ylim() == (0, 7.5)
-    own = {name: f"C{number}" for number, name in enumerate(n for n in SCHEMES if n in ("admin", "post-ln"))}
+    own = {"admin": "#0072B2", "post-ln": "#D55E00"}  # theirs in every figure
     bounds = [({0: 6.0, 1: 6.0}, 0.8, "None", "grey"), ({0: 4.8, 1: 4.8}, 0.8, "None", "grey")]
     rounded = [({x: round(y, 6) for x, y in points.items()}, *look) for points, *look in drawn[0]]
     assert sorted(rounded, key=str) == sorted(
@@ -207,7 +207,8 @@ def test_rates_are_the_runs(closed):
         result(scheme="deepnorm", lr="1e-4", bits=1.0),
         result(scheme="deepnorm", lr="1e-3", verdict="diverged", bits=None),
     ]
-    panel, *rest = draw_rates(runs, "6").axes
+    figure = draw_rates(runs, "6")
+    panel, *rest = figure.axes
     assert not rest and panel.get_title() == SCHEMES["deepnorm"].title
     lines = {
         bar.get_label(): (dict(zip(*bar.lines[0].get_data())), bar.lines[2][0].get_segments())
@@ -222,6 +223,23 @@ def test_rates_are_the_runs(closed):
         if line.get_marker() == "x" and line.get_xydata().size
     ]
     assert crosses == [(1e-3, 9.0)]
+    dots = [line for line in panel.lines if line.get_marker() == "o"]
+    hollow = [line.get_markerfacecolor() == "white" for line in dots]
+    assert hollow == [False, True]  # Admin has two seeds at every rate, DeepNorm one
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert said[-3:] == [
+        "several seeds: mean and range", "one seed", "a seed diverged (drawn at 1.5 of the entropy at most)",
+    ]  # fmt: skip
+
+
+def test_crosses_in_one_place_are_both_seen(closed):
+    """Where several diverge, is each cross of another size, the larger below; is one seed's range left unsaid?"""
+    runs = [result(scheme=name, lr="1e-3", verdict="diverged", bits=None) for name in ("admin", "post-ln")]
+    figure = draw_rates(runs, "6")
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert [tuple(line.get_xydata()[0]) for line in crosses] == [(1e-3, 9.0)] * 2
+    assert crosses[0].get_markersize() > crosses[1].get_markersize() + 2
+    assert "several seeds: mean and range" not in {text.get_text() for text in figure.legends[0].get_texts()}
 
 
 def test_panels_fill_the_figure(closed, tmp_path):

@@ -111,18 +111,24 @@ def test_differences_are_at_the_same_depth_and_seed(tmp_path: Path) -> None:
 
 
 def test_figure() -> None:
-    """Does each scheme have its means where its depths are, with their intervals, and the head alone its band?"""
+    """Has each depth its panel, with every scheme's mean, seeds and interval, and an arrow where that is cut?"""
     results = [run("none", "1e-3", seed, 0.5, test, "0") for seed, test in ((1, 0.50), (2, 0.52), (3, 0.54))]
-    for scheme, depth, middle in (("admin", "2", 0.7), ("admin", "24", 0.6), ("dt-fixup", "24", 0.8)):
+    for scheme, depth, middle in (("admin", "2", 0.7), ("admin", "24", 0.6), ("dt-fixup", "24", 0.985)):
         results += [run(scheme, "1e-3", seed, 0.5, middle + (seed - 2) / 100, depth) for seed in (1, 2, 3)]
-    (axes,) = figure.draw(results).axes
-    bars = {it.get_label(): it for it in axes.containers}
-    means = {name: dict(zip(map(round, it[0].get_xdata()), it[0].get_ydata())) for name, it in bars.items()}
-    assert means == {"Admin": pytest.approx({0: 0.7, 1: 0.6}), "DT-Fixup": pytest.approx({1: 0.8})}
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "24"]
+    results += [run("post-ln", "1e-3", 1, 0.5, 0.9, "24")]  # one seed has no interval
+    alone, shallow, deep = figure.draw(results).axes
+    assert [axes.get_title() for axes in (alone, shallow, deep)] == ["", "2 new layers", "24 new layers"]
+    names = [[label.get_text() for label in axes.get_xticklabels()] for axes in (alone, shallow, deep)]
+    assert names == [["head alone"], ["Admin"], ["Admin", "DT-Fixup", "Post-LN"]]
+    means = {line.get_label(): tuple(line.get_xydata()[0]) for line in deep.lines if line.get_label()[0] != "_"}
+    assert means == {"Admin": pytest.approx((0, 0.6)), "DT-Fixup": pytest.approx((1, 0.985)), "Post-LN": (2, 0.9)}
+    seeds = [line.get_ydata() for line in deep.lines if line.get_marker() == "."]
+    assert seeds == [pytest.approx([0.59, 0.6, 0.61]), pytest.approx([0.975, 0.985, 0.995]), [0.9]]
     # Student's t for three values 0.01 apart: 4.303 * 0.01 / sqrt(3) = 0.0248.
-    assert bars["DT-Fixup"][2][0].get_segments()[0][:, 1] == pytest.approx([0.7752, 0.8248], abs=1e-4)
-    assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_label() == "head alone"] == [0.52]
+    bars = [it.get_segments()[0][:, 1] for it in deep.collections]
+    assert bars == [pytest.approx([0.5752, 0.6248], abs=1e-4), pytest.approx([0.9602, 1.0], abs=1e-4)]
+    ends = {marker: [tuple(it.get_xydata()[0]) for it in deep.lines if it.get_marker() == marker] for marker in "_^v"}
+    assert len(ends["_"]) == 3 and ends["^"] == [(1, 1.0)] and ends["v"] == []
 
 
 @pytest.mark.parametrize("runs", ["deeper.csv", "deeper-frozen.csv", "deeper-dropout.csv"])

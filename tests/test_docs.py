@@ -211,7 +211,10 @@ def test_language_models() -> None:
     assert f"| perplexity a word, test | {cells} |" in section(docs("results.md"), "Language model")
 
 
-@pytest.mark.parametrize("runs, title", [("compare.csv", "Every scheme"), ("multi30k-search.csv", "Multi30k")])
+@pytest.mark.parametrize(
+    "runs, title",
+    [("compare.csv", "Every scheme"), ("multi30k-search.csv", "Multi30k"), ("multi30k.csv", "Trained on")],
+)
 def test_comparison(runs: str, title: str) -> None:
     """Is the table of a comparison that of its runs?"""
     wanted = "\n".join(markdown(table(read_runs(ROOT / "docs" / runs))))

@@ -12,10 +12,16 @@ from pathlib import Path
 import pytest
 
 from recipes.gpu_trial import run, steps
-from recipes.gpu_trial.comparison import corpus_steps
+from recipes.gpu_trial.comparison import check_corpus, corpus_steps
 from recipes.gpu_trial.steps import ON_CPU, ON_GPU, STOCK, Step
 
 ROOT = Path(__file__).parents[1]
+
+
+def make(*given: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "-f", "recipes/gpu_trial/Makefile", f"PYTHON={sys.executable}", *given]
+    mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return subprocess.run(command, cwd=ROOT, env={**mine, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def test_a_finished_step_is_not_run_again(trial, tmp_path):
         trial(a=lambda: [{"number": 1}], b=killed, c=lambda: [])
     # What was finished is reported already, and the step that was cut short has left nothing.
     assert "| 1 |" in (tmp_path / "report.md").read_text() and not (tmp_path / "steps/b.json").exists()
-    performed = trial(a=lambda: [{"number": 1}], b=impossible, c=lambda: [{"other": 2}])
+    performed = list(trial(a=lambda: [{"number": 1}], b=impossible, c=lambda: [{"other": 2}]))
     assert performed == ["a", "b", "b", "c"]
     lines = (tmp_path / "report.md").read_text().splitlines()
     assert lines[:3] == ["# GPU trial", "", "- hardware: none"] and "- steps: 3 of 3 finished" in lines
@@ -61,7 +67,9 @@ def test_a_finished_step_is_not_run_again(trial, tmp_path):
     assert "| b | out of memory / on this card |" in lines
     found = json.loads((tmp_path / "report.json").read_text())
     assert found["steps"]["c"]["rows"] == [{"other": 2}] and found["machine"] == {"hardware": "none"}
-    assert trial(a=killed, b=killed, c=killed) == performed
+    assert trial(a=killed, b=lambda: [{"number": 3}], c=killed) == [*performed, "b"], "one that failed is tried again"
+    assert trial(a=killed, b=killed, c=killed) == [*performed, "b"]
+    assert "failed" not in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize("precision", list(steps.PRECISIONS))
@@ -81,10 +89,12 @@ def test_fairseq_takes_the_options(method, precision):
 def test_the_steps_are_in_the_order_of_what_is_learnt_first(tmp_path):
     names = [step.name for step in [*steps.all_steps(ON_GPU), *corpus_steps(ON_GPU, tmp_path, "de-en", 9)]]
     assert names[0] == "tests" and names[1:16:5] == ["6l-6l-fp16", "18l-18l-fp16", "60l-12l-fp16"]
-    assert names[16:19] == ["profiling", "resume", "prepare"] and len(set(names)) == len(names)
+    assert names[16:20] == ["bench-float16", "bench-bfloat16", "resume", f"prepare-{tmp_path.name}-de-en"]
+    assert len(set(names)) == len(names)
     # Six minutes of each method before any trains on.
-    shares = [f"train-{method}-{until}" for until in (6, 9) for method in ("admin", "pre-ln", "post-ln")]
-    assert names[19:] == [*shares, "bleu-admin-9", "bleu-pre-ln-9", "bleu-post-ln-9"]
+    corpus, methods = f"{tmp_path.name}-de-en", ("admin", "pre-ln", "post-ln")
+    shares = [f"train-{corpus}-{method}-{until}" for until in (6, 9) for method in methods]
+    assert names[20:] == [*shares, *(f"bleu-{corpus}-{method}-9" for method in methods)]
     assert len(steps.all_steps(ON_CPU)) == 1 + 2 * 2 + 2
 
 
@@ -100,10 +110,23 @@ def test_the_tests_ends_are_counted(tmp_path):
     assert row["which"] == "test_some.test_bad, test_some.test_broken" and row["skipped because"] == "one GPU"
 
 
+@pytest.mark.parametrize(
+    ("pair", "said"), [("de-en", "found no valid.en or valid.en.gz; DATA= is"), ("de", "PAIR=de is not a pair")]
+)
+def test_a_corpus_that_is_not_there_is_said_first(pair, said, tmp_path):
+    for name in ("train.de", "train.en.gz", "valid.de"):
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=said):
+        check_corpus(tmp_path, pair)
+
+
+def test_a_try_on_a_cpu_is_not_the_gpus():
+    plans = [make("-n", f"DEVICE={device}").stdout for device in ("cuda", "cpu")]
+    assert ["runs/gpu-trial --device cuda" in plans[0], "runs/gpu-trial-cpu --device cpu" in plans[1]] == [True, True]
+
+
 def test_without_a_gpu_it_says_so(tmp_path):
-    command = ["make", "-f", "recipes/gpu_trial/Makefile", f"PYTHON={sys.executable}", f"RUNS={tmp_path}"]
-    mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    done = subprocess.run(command, cwd=ROOT, env={**mine, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
+    done = make(f"RUNS={tmp_path}")
     said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
     assert done.returncode == 2 and len(said) == 1 and said[0].startswith("this machine has 0 GPUs")
     assert not list(tmp_path.iterdir())

@@ -62,13 +62,13 @@ def cuda(monkeypatch):
 @pytest.mark.parametrize(
     ("torch_is", "precision", "python", "message"),
     [
-        ((None, 0), "fp16", (3, 11), r"built for CPUs only, and the run needs a GPU\. Install a wheel with CUDA"),
+        ((None, 0), "fp16", (3, 11), r"built for CPUs only, and the run needs a GPU\. Remove the environment"),
         (
             ("13.0", 0), "fp16", (3, 14),
             r"finds no GPU: it is built for CUDA 13\.0, which needs a driver of 580 or newer, and the driver here is "
             r"535\.104\.05\. .* TORCH=torch==2\.7\.1 PYTHON=python3\.13 \(it has no wheel for 3\.14\)",
         ),
-        (("13.0", 0), "fp16", (3, 13), r"make distclean setup TORCH=torch==2\.7\.1$"),
+        (("13.0", 0), "fp16", (3, 13), r": make setup TORCH=torch==2\.7\.1$"),
         (("12.6", 1, (7, 0), WHEEL_12), "fp16", (3, 11), r"finds 1 GPUs, and the run needs 2"),
         (("13.0", 2), "fp16", (3, 11), r"GPU 0 \(Tesla V100\) is sm_70, and torch .* is built for sm_75, .* TORCH="),
         (("12.6", 2, (7, 0), WHEEL_12), "bf16", (3, 11), r"has no bf16, .* take PRECISION=fp16"),

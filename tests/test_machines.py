@@ -83,6 +83,17 @@ def test_a_run_on_the_cpu_sees_no_gpu(recipe):
     assert "visible=.\n" in shown.stdout, shown.stderr
 
 
+def test_a_job_on_several_nodes_that_forgot_nodes_is_one_run():
+    """The second node would have a lock of its own, and both would train into one folder."""
+    plans = [make(ON_GPUS["iwslt14"], "GPUS=1", SLURM_NODEID=node).stdout for node in "01"]
+    assert plans[0] == plans[1] and "--max-epoch 90" in plans[0]
+
+
+def test_only_what_says_cpu_trains_on_one():
+    words = training(ON_GPUS["iwslt14"], "GPUS=1", "TRAIN_ARGS=--ddp-backend fully_sharded --cpu-offload")
+    assert "--fp16" in words and "--cpu-offload" in words
+
+
 def test_a_slurm_job_trains_on_as_many_gpus_as_the_plan_says(monkeypatch, tmp_path):
     """fairseq would take a world size from SLURM's variables: all GPUs of all nodes, whatever it is told."""
     from fairseq import options

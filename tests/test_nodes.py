@@ -63,6 +63,10 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
     ("variables", "message"),
     [
         (["NODES=2"], "NODES=2 needs MASTER=HOST:PORT"),
+        (["NODES=2", "MASTER=h"], "where the first node is reached; found MASTER=h"),
+        (["NODES=2", "MASTER=h:x"], "where the first node is reached; found MASTER=h:x"),
+        (["NODES=2", "MASTER=h:1", "NODE=2"], "NODE=2 is none of NODES=2; expected a number from 0 to 1"),
+        (["NODE=1"], "NODE=1 is none of NODES=1; expected a number from 0 to 0"),
         (["NODES=2", "MASTER=h:1", "NODE=1"], "NODE=1 of several only trains; run the target that ends in -train"),
         (["NODES=2", "MASTER=h:1", "NODE=1", "score"], "NODE=1 of several only trains"),
         (["PRECISION=fp8"], "PRECISION=fp8 is unknown; expected one of fp16 me-fp16 amp bf16 fp32"),

@@ -262,7 +262,7 @@ def test_every_recipe_says_the_short_form_before_it_trains(recipe):
     lines = subprocess.run(call, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     memory, short, training = (
         [number for number, line in enumerate(lines) if re.search(pattern, line)]
-        for pattern in (r"^# memory: at most [\d.]+ GB", r"recipes\.preflight\.page .* --short", r"newest=")
+        for pattern in (r"^# memory: at most [\d.]+ GB", r"recipes\.preflight\.page .* --short", r"steps\.train ")
     )
     assert len(memory) == len(short) == len(training) == 1 and memory < short < training
     done = subprocess.run(lines[short[0]], shell=True, cwd=ROOT, capture_output=True, text=True)

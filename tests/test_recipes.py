@@ -20,7 +20,7 @@ from matplotlib import pyplot
 
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.demo.generate_corpus import corpus
-from recipes.steps import about, logs, score, settings, summary
+from recipes.steps import about, length, logs, score, settings, summary
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
 from recipes.steps.text import Text
@@ -121,6 +121,29 @@ def test_a_training_is_not_taken_back(tmp_path, unit, left, reached):
     settings.check_length(tmp_path, unit, reached)
     with pytest.raises(ValueError, match=f"{unit.upper()}={reached - 1} is less than .* was trained for, {reached}. "):
         settings.check_length(tmp_path, unit, reached - 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("UPDATES=1e3", "UPDATES=1e3 is not a number that a run can have; expected a whole one above 0.  Stop"),
+        ("UPDATES=", "UPDATES= is not a number"),
+        ("SAVE_EVERY=0", "SAVE_EVERY=0 is not a number"),
+        ("AVERAGE=0", "AVERAGE=0 is not a number"),
+        ("UPDATES=1010", "SAVE_EVERY=50, so the last updates would be in no checkpoint. Give UPDATES=1000, or another"),
+        ("UPDATES=20", "UPDATES=20 is not a multiple of SAVE_EVERY=50"),
+        ("AVERAGE=21", "AVERAGE=21 is more than the 20 checkpoints of UPDATES=1000 and SAVE_EVERY=50. Give AVERAGE=20"),
+        ("EPOCHS=2", "AVERAGE=3 is more than the 2 checkpoints of EPOCHS=2. Give AVERAGE=2, or train longer.  Stop"),
+    ],
+)
+def test_a_run_that_could_not_be_averaged_is_refused_before_its_text(given, said, tmp_path):
+    done = make("demo", given, f"RUNS={tmp_path}/runs", timeout=60)
+    assert done.returncode == 2 and said in done.stderr and not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_can_be_averaged_is_not():
+    for fits in (("updates", 150, 50, 3), ("updates", 50, 50, 1), ("epochs", 3, 50, 3)):
+        length.check(*fits)
 
 
 def test_a_text_is_read_again_where_its_files_changed(tmp_path):
@@ -453,12 +476,36 @@ def environment() -> dict[str, str]:
         ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
         ("demo", "PRESET=gpu", "PRESET=gpu is unknown; the demo has cpu alone. For a GPU: make multi30k PRESET=gpu"),
         ("lm", "PRESET=gpu", "PRESET=gpu is unknown; lm-demo has cpu alone"),
+        ("iwslt14", "PAIR=en-de", "PAIR=en-de is unknown; expected one of de-en"),
+        ("demo", "MAX_TOKENS=1k", "MAX_TOKENS=1k is not a number that a run can have; expected a whole one above 0"),
+        ("iwslt14", "GPUS=x", "GPUS=x is not a number"),
+        ("compare", "JOBS=0", "JOBS=0 is not a number"),
+        ("compare", "UPDATES=1e3", "UPDATES=1e3 is not a number"),
+        ("compare", "SEEDS=1 2 1", "SEEDS=1 2 1 names one twice; expected each once"),
+        ("sensitivity", "LRS=1e-3 1e-3", "LRS=1e-3 1e-3 names one twice"),
+        (
+            "preflight",
+            "RECIPE=compare",
+            "RECIPE=compare is unknown; expected demo, lm-demo, multi30k, own, iwslt14, or",
+        ),
+        ("gpu_trial", "DEVICE=tpu", "DEVICE=tpu is unknown; expected one of cuda cpu"),
     ],
 )
 def test_unknown_choices_are_refused(recipe, variable, message):
     done = make(recipe, "-n", "DATA=nowhere", variable)
     assert done.returncode == 2
     assert message in refused(done)
+
+
+def test_text_is_utf_8_whatever_the_locale():
+    done = make("demo", "--eval", "show: ; @$(PYTHON) -c 'import sys; print(sys.flags.utf8_mode)'", "show")
+    assert done.stdout == "1\n"
+
+
+def test_all_of_a_text_is_there_before_the_first_long_step():
+    plan = make("own", "-n", "RUNS=nowhere", "DATA=nowhere", "PAIR=de-en", "PRESET=cpu").stdout
+    steps = re.findall(r"# (raw text|tokens of train)", plan)
+    assert steps == ["raw text"] * 6 + ["tokens of train"]
 
 
 def test_a_summary_takes_the_runs_that_differ_in_method_only(tmp_path, monkeypatch):
@@ -509,7 +556,7 @@ def test_every_scheme_is_trained_in_one_way(method, folds):
     """Through the plugin, with its option; folded where the table's row says so, and then used without the plugin."""
     done = make("demo", "-n", "RUNS=nowhere", f"METHOD={method}")
     assert done.returncode == 0, done.stderr
-    (training,) = [line for line in done.stdout.splitlines() if "fairseq_cli.train" in line]
+    (training,) = [line for line in done.stdout.splitlines() if "recipes.steps.train" in line]
     arch = f"--arch transformer_admin_18l --admin-scheme {method}"
     assert f"--user-dir fairseq_admin --source-lang de --target-lang en {arch} " in training
     assert ("fairseq_admin.cli fold" in done.stdout) == folds == SCHEMES[method].folds
@@ -628,14 +675,14 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     other = make("demo", *small, "WIDTH=32", timeout=60)
     assert "made with other settings (--decoder-embed-dim 64 -> 32; --encoder-embed-dim 64 -> 32)" in other.stderr
     assert other.returncode == 2
-    less = make("demo", *small, "UPDATES=150", timeout=60)
-    assert less.returncode == 2 and "UPDATES=150 is less than" in less.stderr
+    less = make("demo", *small, "UPDATES=140", timeout=60)
+    assert less.returncode == 2 and "UPDATES=140 is less than" in less.stderr
     assert [row["beam"] for row in read_results(tmp_path)] == ["5"]
     beam = make("demo", *small, "BEAM=1", timeout=300)
     assert beam.returncode == 0 and "beam 5 -> 1" in beam.stderr and "cli average" not in beam.stdout
-    assert "fairseq_cli.train" not in beam.stdout and "beam=1" in (run / "generate.txt").read_text(encoding="utf-8")
+    assert "steps.train" not in beam.stdout and "beam=1" in (run / "generate.txt").read_text(encoding="utf-8")
     mean = make("demo", *small, "BEAM=1", "AVERAGE=1", timeout=300)
-    assert mean.returncode == 0 and "average of checkpoint_" in mean.stdout and "fairseq_cli.train" not in mean.stdout
+    assert mean.returncode == 0 and "average of checkpoint_" in mean.stdout and "steps.train" not in mean.stdout
     assert [(row["average"], row["beam"]) for row in read_results(tmp_path)] == [("1", "1")]
     more = make("demo", *small, "AVERAGE=3", timeout=60)
     assert more.returncode == 2 and "AVERAGE 1 -> 3: " in more.stderr and "holds 2 to average" in more.stderr

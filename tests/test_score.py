@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import run_module
@@ -166,6 +167,14 @@ def test_a_run_is_one_row_and_other_columns_are_refused(tmp_path):
     with pytest.raises(ValueError, match="expected the columns recipe,method,.* Move the file away"):
         results.keep(path, row("iwslt14", "admin", 1, "1"))
     assert path.read_text() == "recipe,score\n"
+
+
+def test_runs_that_end_together_all_have_their_row(tmp_path):
+    path = tmp_path / "results.csv"
+    results.keep(path, row("iwslt14", "admin", 0, "1"))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: results.keep(path, row("iwslt14", "admin", seed, "1")), range(40)))
+    assert len(results.read(path)) == 40
 
 
 def cells(rows, recipe, method, preset=None):

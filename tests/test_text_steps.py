@@ -518,7 +518,10 @@ def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path, 
         time.sleep(0.05)
     assert not {"x.de", "x.en"} & names(tmp_path / "tok")
     if how == signal.SIGINT:
-        assert (tmp_path / "killed").read_text() == "" and not names(tmp_path / "tok")
+        said = (tmp_path / "killed").read_text().splitlines()  # on a busy machine, how far it is
+        assert (
+            not names(tmp_path / "tok") and [line for line in said if " of " not in line or " left" not in line] == []
+        )
     for path, text in texts.items():
         path.write_bytes(text)
     assert step("tokenise", *arguments).status == 0
@@ -554,8 +557,11 @@ def test_memory_does_not_grow_with_the_text(tmp_path, codes):
 
 
 def test_steps_load_no_torch():
-    """It takes seconds, in every step of a recipe; what a step trains or translates with is a process of its own."""
-    steps = sorted(path.stem for path in Path(common.__file__).parent.glob("*.py"))
+    """It takes seconds, in every step of a recipe; what a step trains or translates with is a process of its own.
+
+    train.py is that process: fairseq-train.
+    """
+    steps = sorted(path.stem for path in Path(common.__file__).parent.glob("*.py") if path.stem != "train")
     code = f"import sys, {', '.join(f'recipes.steps.{name}' for name in steps)}\n"
     code += "print({'torch', 'fairseq'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

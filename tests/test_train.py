@@ -1,9 +1,17 @@
-"""Does the recipes' own training command train in bf16, where fairseq-train cannot, and otherwise the same?"""
+"""Does the recipes' own training command do what fairseq-train leaves out, and otherwise the same?"""
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
+import conftest
+import pytest
 import torch
 from conftest import TRAIN
+
+from recipes.steps.checkpoints import newest, reached
 
 BF16 = ["--bf16", "--fp16-no-flatten-grads", "--max-update", "3"]
 
@@ -13,7 +21,7 @@ def test_bf16_trains(run, corpus, tmp_path):
     # Why the step is needed: the day this fails, fairseq-train has learnt it.
     assert run("fairseq_cli.train", *given).status != 0
     assert not (tmp_path / "run/checkpoint_last.pt").exists()
-    done = run("recipes.steps.train_bf16", *given)
+    done = run("recipes.steps.train", *given)
     assert done.status == 0, done.output
     state = torch.load(tmp_path / "run/checkpoint_last.pt", weights_only=False)
     assert state["cfg"]["common"]["bf16"] and not state["cfg"]["common"]["tpu"]
@@ -25,7 +33,7 @@ def test_bf16_trains(run, corpus, tmp_path):
 
 def test_without_bf16_it_is_fairseq_train(run, corpus, tmp_path):
     weights = []
-    for name, module in (("stock", "fairseq_cli.train"), ("step", "recipes.steps.train_bf16")):
+    for name, module in (("stock", "fairseq_cli.train"), ("step", "recipes.steps.train")):
         done = run(module, corpus, *TRAIN, "--max-update", 3, "--save-dir", tmp_path / name)
         assert done.status == 0, done.output
 
@@ -35,7 +43,67 @@ def test_without_bf16_it_is_fairseq_train(run, corpus, tmp_path):
 
 
 def test_wrong_options_end_as_with_fairseq_train(run, corpus, tmp_path):
-    done = run(
-        "recipes.steps.train_bf16", corpus, *TRAIN, "--bf16", "--admin-profile-tokens", 0, "--save-dir", tmp_path
-    )
+    done = run("recipes.steps.train", corpus, *TRAIN, "--bf16", "--admin-profile-tokens", 0, "--save-dir", tmp_path)
     assert done.status == 2 and done.output.splitlines()[-1].startswith("fairseq-admin: --admin-profile-tokens is 0")
+
+
+ONE_UPDATE_AN_EPOCH = (
+    "--max-tokens 9999 --save-interval-updates 2 --validate-interval-updates 2 --save-interval 1000000 "
+    "--validate-interval 1000000 --no-last-checkpoints --update-epoch-batch-itr True"
+).split()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_an_update_that_ends_an_epoch_has_its_checkpoint(run, corpus, tmp_path):
+    given = [corpus, *TRAIN, *ONE_UPDATE_AN_EPOCH, "--keep-interval-updates", 2]
+    # Why the step is needed: the day this fails, fairseq-train has learnt it.
+    assert run("fairseq_cli.train", *given, "--max-update", 4, "--save-dir", tmp_path / "stock").status == 0
+    assert names(tmp_path / "stock") == {"checkpoint_best.pt"}
+    logs = {}
+    for name, lengths in (("whole", [6]), ("parts", [4, 4, 6])):
+        done = [run("recipes.steps.train", *given, "--max-update", n, "--save-dir", tmp_path / name) for n in lengths]
+        assert all(it.status == 0 for it in done), [it.output for it in done]
+        logs[name] = "".join(it.output for it in done)
+        assert names(tmp_path / name) == {"checkpoint_best.pt", "checkpoint_4_4.pt", "checkpoint_6_6.pt"}
+    for log in logs.values():
+        assert re.findall(r"valid on .* num_updates (\d+)", log) == ["2", "4", "6"]
+        assert re.findall(r" num_updates=(\d+)", log) == list("123456"), "the second time, nothing was left to do"
+    whole, parts = (torch.load(tmp_path / name / "checkpoint_6_6.pt", weights_only=False) for name in logs)
+    assert all(torch.equal(whole["model"][key], parts["model"][key]) for key in whole["model"])
+    assert whole["extra_state"]["train_iterator"] == parts["extra_state"]["train_iterator"]
+
+
+def _spawning(arguments: list[str], log: Path) -> None:
+    """Two processes started by fairseq, as where there are two GPUs."""
+    torch.cuda.device_count = lambda: 2
+    conftest._child("recipes.steps.train", arguments, log)
+
+
+@pytest.mark.slow
+def test_where_fairseq_starts_the_processes(corpus, tmp_path):
+    spawn = "--distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp --disable-validation"
+    given = [corpus, *TRAIN, *ONE_UPDATE_AN_EPOCH, *spawn.split(), "--max-update", 2, "--save-dir", tmp_path / "run"]
+    process = conftest.process(_spawning, [str(it) for it in given], tmp_path / "log")
+    process.start()
+    process.join(120)
+    process.kill()
+    process.join()
+    log = (tmp_path / "log").read_text()
+    assert process.exitcode == 0 and names(tmp_path / "run") == {"checkpoint_2_2.pt"}, log
+    assert len(re.findall(r" \| INFO \| train_inner \| ", log)) == 2, "in fairseq's form, which the recipes read"
+
+
+def test_the_newest_is_the_longest_trained(tmp_path):
+    assert newest(tmp_path) is None and reached(None) == 0
+    order = ["checkpoint1.pt", "checkpoint_2_90.pt", "checkpoint_2_100.pt", "checkpoint2.pt", "checkpoint_10_500.pt"]
+    for age, name in enumerate(order):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, -age))  # as after a copy that does not keep the times
+        assert newest(tmp_path) == tmp_path / name
+    for name in ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint_11_900.pt.tmp", "average.pt"):
+        (tmp_path / name).touch()
+    assert newest(tmp_path) == tmp_path / order[-1]
+    assert [reached(tmp_path / name) for name in order] == [0, 90, 100, 0, 500]

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 
 import fairseq_admin  # noqa: E402, F401
 from fairseq_admin.fast import attention, products  # noqa: E402
-from recipes.bench.step import paired  # noqa: E402
+from recipes.bench.turns import paired  # noqa: E402
 
 NEVER, ALWAYS = 0, sys.maxsize
 HEADS = [(4, 16), (4, 64), (8, 64)]

@@ -38,7 +38,7 @@ from fairseq_admin.export.folder import export  # noqa: E402
 from fairseq_admin.method.norms import shortcut_norms  # noqa: E402
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.translation.engines import padded  # noqa: E402
-from recipes.bench.step import paired  # noqa: E402
+from recipes.bench.turns import paired  # noqa: E402
 
 BEAM = 5
 TARGET = 1.02

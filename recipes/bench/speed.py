@@ -24,100 +24,42 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import counting  # noqa: E402
-import step  # noqa: E402
 import torch  # noqa: E402
-from conditions import conditions, start_up  # noqa: E402
-from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss  # noqa: E402
-from fairseq.optim.adam import Adam  # noqa: E402
-from growth import exponents  # noqa: E402
-from torch import Tensor  # noqa: E402
 
-from fairseq_admin.fast.loss import smoothed_loss  # noqa: E402
-from fairseq_admin.radam import RAdam  # noqa: E402
+from recipes.bench import memory  # noqa: E402
+from recipes.bench.conditions import conditions, start_up  # noqa: E402
+from recipes.bench.growth import exponents  # noqa: E402
+from recipes.bench.step import METHODS, Run  # noqa: E402
+from recipes.bench.turns import interleaved  # noqa: E402
 from recipes.steps.common import replacing  # noqa: E402
 
-METHODS = ("post-ln", "pre-ln", "admin-plain", "admin")
-"""As step.py names them; the first is what the others are compared with."""
-PADDING = 1
 FORM = "LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS"
 SIZES = ["18:16:512", "18:256:1024", "18:512:1024"]
 QUICK = ["6:16:512", "6:256:512", "6:256:1024"]
 """Layers, width and target tokens. Heads have 64 channels; at width 16, where only dispatch counts, 8."""
 
 
-class Run(step.Bench):
-    """One model with the loss and the optimizer that are its own, and a fixed batch."""
-
-    def __init__(self, method: str, args: Namespace) -> None:
-        super().__init__(method, args)
-        params = list(self.model.parameters())
-        if method.startswith("admin"):
-            self.rule: Any = RAdam(params, lr=1e-5, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
-            self.rule.fused = method == "admin"
-        else:
-            self.rule = Adam(params, lr=1e-5, betas=(0.9, 0.98))
-        self.fast = method == "admin"
-
-    def loss(self, logits: Tensor) -> Tensor:
-        logits, target = logits.flatten(0, 1), self.target.flatten()
-        if self.fast:
-            return smoothed_loss(logits, target, 0.1, PADDING)[0]
-        lprobs = torch.nn.functional.log_softmax(logits, 1, dtype=torch.float32)
-        return label_smoothed_nll_loss(lprobs, target, 0.1, ignore_index=PADDING)[0]
-
-    def forward_backward(self) -> None:
-        self.loss(self.forward()).backward()
-
-    def step(self) -> None:
-        self.forward_backward()
-        self.rule.step()
-        self.model.zero_grad(set_to_none=True)
-
-    def loss_alone(self) -> None:
-        """The projection to words, the loss, and both backwards."""
-        features = torch.ones(*self.target.shape, self.model.decoder.output_embed_dim, requires_grad=True)
-        self.loss(self.model.decoder.output_layer(features.to(self.device))).backward()
-        self.model.zero_grad(set_to_none=True)
-
-    def counts(self) -> dict[str, float]:
-        return counting.counts(self.model, lambda: self.loss(self.forward()))
-
-
-def interleaved(actions: list[Callable[[], object]], rounds: int, clock: Callable, device: torch.device) -> list[list]:
-    """Seconds of every action in every round, the order turned round from one to the next; the first is warm-up."""
-    times: list[list[float]] = [[] for _ in actions]
-    for turn in range(rounds + 1):
-        order = range(len(actions)) if turn % 2 else reversed(range(len(actions)))
-        for i in order:
-            seconds = step.seconds(actions[i], device, clock)
-            if turn:
-                times[i].append(seconds)
-    return times
-
-
 def peak_of(method: str, args: Namespace) -> dict[str, float]:
     """MiB at most, and above the libraries, in a process of its own that makes three steps."""
-    names = ("layers", "decoder_layers", "width", "ffn", "heads", "words", "tokens", "length", "device", "dtype")
-    sizes = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
-    command = [sys.executable, __file__, *sizes, "--threads=1", "--memory-of", method]
-    own = {**os.environ, **step.BLOCKS_OF_THEIR_OWN}
+    sizes = f"{args.layers}-{args.decoder_layers}:{args.width}:{args.tokens}"
+    given = [f"--{name}={getattr(args, name)}" for name in ("words", "length", "device", "dtype")]
+    command = [sys.executable, __file__, "--sizes", sizes, *given, "--threads=1", "--memory-of", method]
+    own = {**os.environ, **memory.BLOCKS_OF_THEIR_OWN}
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=own).stdout
     return json.loads(out.splitlines()[-1])
 
 
 def peak_here(args: Namespace) -> dict[str, float]:
     """What `peak_of` reads of its process."""
-    libraries = 0.0 if args.device.startswith("cuda") else step.resident_memory()
+    libraries = memory.resident(torch.device(args.device))
     run = Run(args.memory_of, args)
     for _ in range(3):
         run.step()
-    peak = step.peak_memory(run)
+    peak = memory.peak(run.device)
     return {"peak_mib": peak, "model_mib": peak - libraries}
 
 
@@ -219,19 +161,35 @@ def write(args: Namespace, where: dict[str, Any], rows: list[dict[str, Any]], fi
             part.write_text(json.dumps({"conditions": where, "rows": rows, "growth": fits}, indent=1))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    top = argparse.ArgumentParser(parents=[step.parser()], add_help=False, conflict_handler="resolve")
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--sizes", nargs="+", type=size, help=f"{FORM} (default: {' '.join(SIZES)})")
+    top.add_argument("--words", type=int, default=4000, help="size of the vocabulary")
+    top.add_argument("--length", type=int, default=32, help="tokens of a sentence")
+    top.add_argument("--device", default="cpu")
+    top.add_argument(
+        "--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="else with autocast"
+    )
+    top.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
+    top.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: CPU time, for a busy machine; use one thread"
+    )
+    top.add_argument("--pairs", type=int, default=15, help="turns")
+    top.add_argument("--memory-of", choices=list(METHODS), help=argparse.SUPPRESS)
     top.add_argument("--csv", type=Path)
     top.add_argument("--json", type=Path)
-    args = top.parse_args(arguments)
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
     quick = os.environ.get("QUICK", "0") not in ("", "0")
     if quick:
         args.pairs = 3
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.memory_of:
-        print(json.dumps(peak_here(args)))
+        print(json.dumps(peak_here(Namespace(**{**vars(args), **args.sizes[0]}))))
         return 0
     where = {**conditions(args), **start_up(min(3, args.pairs))}
     print(", ".join(f"{name} {value}" for name, value in where.items()))

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from recipes.compare import drawing
 from recipes.compare.grid_table import read_results
+from recipes.compare.rates import ALWAYS, BOUND, ENTROPY
 from recipes.compare.standing import standings
 from recipes.compare.verdict import PLATEAU
 from recipes.steps.common import run
@@ -43,7 +44,7 @@ def draw(results: list[dict]) -> Figure:
     for axes, depth in zip(panels[0], depths):
         for number, scheme in enumerate(schemes):
             standing = them.get((depth, scheme))
-            look = {"color": f"C{number % 10}", "linestyle": STYLES[number // 10 % 2]}
+            look = {"color": ALWAYS.get(scheme, f"C{number % 10}"), "linestyle": STYLES[number // 10 % 2]}
             found = list(standing.at_best.values()) if standing else []
             for result in found:
                 axes.plot(*zip(*result["valid"].items()), linewidth=0.5, alpha=0.35, **look)
@@ -51,8 +52,8 @@ def draw(results: list[dict]) -> Figure:
                     axes.plot(result["update"], 0.98 * top, "x", color=look["color"], clip_on=False)
             means = mean_curve([result["valid"] for result in found])
             axes.plot(list(means), list(means.values()), linewidth=1.6, label=SCHEMES[scheme].title, **look)
-        axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label="entropy of a token")
-        axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label="plateau above")
+        axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label=ENTROPY)
+        axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label=BOUND)
         axes.set(title=f"{depth}L-{depth}L, each at its best rate", xlabel="updates", ylim=(0, top))
     panels[0][0].set_ylabel("bits per token, validation (cross: diverged)")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)

@@ -82,7 +82,9 @@ HOW_FAR = --cells $(CELLS) $(if $(SINCE),--since $(SINCE))
 RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
 .SECONDARY:
+# Whoever begins the same grid at the same time waits for its text, and then works on other cells.
 all:
+	$(if $(PLANNING),,+@$(call GUARD,--alone $(OUT)/text --wait) $(OUT)/entropy.json)
 ifneq ($(TRIAL),)
 	+@$(MAKE) --no-print-directory -f $(firstword $(MAKEFILE_LIST)) $(TRIAL)
 	@$(PYTHON) -m recipes.compare.best $(OUT)/best.txt $(TRIED)
@@ -98,6 +100,10 @@ $(OUT)/settings.json: $(if $(filter cpu,$(PRESET)),,$(BIN)/dict.en.txt) FORCE
 	@$(STEP).settings $@ --models $(OUT) updates=$(UPDATES) leg=$(LEG) beam=$(BEAM) ffn_init=$(FFN_INIT) \
 		$(if $(filter cpu,$(PRESET)),pairs=$(PAIRS)/$(VALID_PAIRS)/$(TEST_PAIRS) words=$(WORDS),--with $(BIN)/../settings.json) -- $(SETTINGS)
 
+# A recipe whose text this is. Its variables are its own, but for those that follow: make hands down what the user gave in
+# MAKEFLAGS, and in the environment.
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+OF_ITS_OWN := env $(GIVEN:%=-u %) MAKEFLAGS=$(if $(PLANNING),n) $(MAKE) --no-print-directory
 ifeq ($(PRESET),cpu)
 VALID_PAIRS ?= 1000
 TEST_PAIRS ?= 1000
@@ -113,11 +119,10 @@ $(BIN)/dict.b.txt: $(foreach split,train valid test,$(OUT)/text/$(split).a $(OUT
 		>$(OUT)/preprocess.log 2>&1 || { cat $(OUT)/preprocess.log; exit 1; })
 else ifeq ($(PRESET),gpu)
 $(BIN)/dict.en.txt:
-	$(MAKE) --no-print-directory -f recipes/demo/Makefile PRESET=cpu RUNS=$(RUNS) $@
+	+$(OF_ITS_OWN) -f recipes/demo/Makefile PRESET=cpu PYTHON=$(PYTHON) RUNS=$(RUNS) prepare
 else
 $(BIN)/dict.en.txt:
-	# Its variables are its own, but for these.
-	+env MAKEFLAGS=$(if $(PLANNING),n) $(MAKE) --no-print-directory -f recipes/multi30k/Makefile PRESET=cpu PYTHON=$(PYTHON) RUNS=$(RUNS) \
+	+$(OF_ITS_OWN) -f recipes/multi30k/Makefile PRESET=cpu PYTHON=$(PYTHON) RUNS=$(RUNS) \
 		$(foreach name,DATA URL SUMS MERGES,$(if $($(name)),$(name)=$(call quoted,$($(name))))) prepare
 endif
 

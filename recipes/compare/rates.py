@@ -6,39 +6,71 @@ python -m recipes.compare.rates rates.png runs.csv
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from recipes.compare import drawing
 from recipes.compare.grid_table import read_results
 from recipes.compare.standing import Standing, loss, standings
-from recipes.compare.verdict import PLATEAU
+from recipes.compare.verdict import EXPLODED, PLATEAU
 from recipes.steps.common import run
 from recipes.steps.plugin import SCHEMES
 
 # Okabe and Ito's blue, vermilion and bluish green, which the colour-blind can tell apart; in every panel.
 ALWAYS = {"admin": "#0072B2", "post-ln": "#D55E00", "pre-ln": "#009E73"}
 COLUMNS = 4
+ENTROPY, BOUND = "entropy of a token", f"plateau ({PLATEAU} of the entropy)"
+CROSSES = 13, 10, 7, 4
+"""The sizes of the crosses of a panel's lines, so that those in one place are seen, each inside the one before."""
 
 
-def line(axes: Axes, standing: Standing, colour: str, width: float) -> None:
-    """The mean over the seeds, and the range as a bar; a cross where a seed diverged."""
+def line(axes: Axes, standing: Standing, colour: str, width: float, cross: float) -> None:
+    """The mean over the seeds, and the range as a bar; hollow where there is one seed, a cross where one diverged."""
     rates = [float(rate) for rate in standing.runs]
     losses = [[loss(result) for result in runs] for runs in standing.runs.values()]
     means = [sum(them) / len(them) for them in losses]
     bars = [[mean - min(them) for mean, them in zip(means, losses)], [max(t) - m for m, t in zip(means, losses)]]
     axes.errorbar(
-        rates, means, bars, color=colour, linewidth=width, marker="o", markersize=2 + width, capsize=2,
-        elinewidth=0.8, label=SCHEMES[standing.scheme].title,
+        rates, means, bars, color=colour, linewidth=width, capsize=2, elinewidth=0.8,
+        label=SCHEMES[standing.scheme].title,
     )  # fmt: skip
+    for face, several in ((colour, True), ("white", False)):
+        there = [point for *point, them in zip(rates, means, losses) if (len(them) > 1) == several]
+        if there:
+            look: dict[str, Any] = {"color": colour, "markerfacecolor": face, "markersize": 3 + width, "zorder": 3}
+            axes.plot(*zip(*there), "o", linestyle="none", **look)
     bad = [(rate, mean) for (rate, mean, runs) in zip(rates, means, standing.runs.values())
            if any(result["verdict"] == "diverged" for result in runs)]  # fmt: skip
     if bad:  # with no cross at all, the layout would leave room for one at a rate of 0
-        axes.plot([rate for rate, _ in bad], [mean for _, mean in bad], "x", color=colour, markersize=8, clip_on=False)
+        axes.plot(
+            *zip(*bad), "x", color=colour, markersize=cross, markeredgewidth=2, clip_on=False, zorder=4,
+        )  # fmt: skip
+
+
+def explained(handles: dict[str, Any], them: list[Standing], own: bool) -> dict[str, Any]:
+    """What the legend says of lines and markers, with what is drawn; only of what is there."""
+    runs = [results for it in them for results in it.runs.values()]
+    found = {SCHEMES[it.scheme].title: Line2D([], [], color=ALWAYS[it.scheme]) for it in them if it.scheme in ALWAYS}
+    if own:
+        found["the panel's own scheme"] = Line2D([], [], color="black", linewidth=2)
+    found.update((text, handles[text]) for text in (ENTROPY, BOUND))
+    for text, face, there in (
+        ("several seeds: mean and range", "grey", any(len(them) > 1 for them in runs)),
+        ("one seed", "white", any(len(them) == 1 for them in runs)),
+    ):
+        if there:
+            found[text] = Line2D([], [], color="grey", marker="o", markerfacecolor=face, linestyle="none")
+    if any(result["verdict"] == "diverged" for them in runs for result in them):
+        text = f"a seed diverged (drawn at {EXPLODED} of the entropy at most)"
+        found[text] = Line2D([], [], color="grey", marker="x", markersize=8, markeredgewidth=2, linestyle="none")
+    return found
 
 
 def draw(results: list[dict], layers: str) -> Figure:
@@ -48,25 +80,26 @@ def draw(results: list[dict], layers: str) -> Figure:
     others = [it for it in them if it.scheme not in ALWAYS] or known[:1]
     columns = min(COLUMNS, len(others))
     height = -(-len(others) // columns)
-    size = max(7.5, 2.6 * columns + 0.8), max(4.2, 2.3 * height + 0.9)
+    size = max(7.5, 2.3 * columns + 0.8), max(4.2, 2.0 * height + 1.2)
     figure, panels = pyplot.subplots(
         height, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
     entropy = results[0]["entropy"]
     rates = sorted({rate for it in them for rate in it.runs}, key=float)
     for axes, standing in zip(panels.flat, others):
-        for it in known:
-            line(axes, it, ALWAYS[it.scheme], 1.0)
+        for it, cross in zip(known, CROSSES):
+            line(axes, it, ALWAYS[it.scheme], 1.0, cross)
         if standing not in known:
-            line(axes, standing, "black", 2.0)
-        axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label="plateau above")
-        axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label="entropy of a token")
+            line(axes, standing, "black", 2.0, CROSSES[-1])
+        axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label=ENTROPY)
+        axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label=BOUND)
         axes.set(
             title=SCHEMES[standing.scheme].title if standing not in known else f"{layers}L-{layers}L", xscale="log"
         )
-        axes.set_xticks([float(rate) for rate in rates], rates, fontsize="x-small")
+        axes.set_xticks([float(rate) for rate in rates], rates)
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
+        axes.margins(x=0.08)
     shown, hidden = list(panels.flat)[: len(others)], list(panels.flat)[len(others) :]
     for axes in hidden:
         axes.set_visible(False)
@@ -76,17 +109,11 @@ def draw(results: list[dict], layers: str) -> Figure:
     for axes in panels[:, 0]:
         axes.set_ylabel("bits per token, validation")
     handles = {text: handle for axes in panels.flat for handle, text in zip(*axes.get_legend_handles_labels())}
-    shared = [SCHEMES[it.scheme].title for it in known] + ["plateau above", "entropy of a token"]
+    found = explained(handles, them, own=others[0] not in known)
     figure.legend(
-        [handles[text] for text in shared],
-        shared,
-        loc="outside upper center",
-        ncols=len(shared),
-        frameon=False,
-        title=("" if others[0] in known else "black: the panel's own scheme; ")
-        + "bar: range of the seeds; cross: one diverged",
-        title_fontsize="small",
-    )
+        [*found.values()], [*found], loc="outside upper center", ncols=4 if columns > 2 else 3, frameon=False,
+        fontsize="small",
+    )  # fmt: skip
     return figure
 
 

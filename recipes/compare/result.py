@@ -22,6 +22,7 @@ from recipes.compare import cells
 from recipes.compare.one_gpu import one_gpu
 from recipes.compare.verdict import left_plateau, verdict
 from recipes.steps import languages
+from recipes.steps.checkpoints import newest
 from recipes.steps.common import read_lines, replacing, run
 from recipes.steps.logs import read_log
 from recipes.steps.score import hypotheses
@@ -53,7 +54,7 @@ def published_bleu(lines: list[str], text: Text, expected: list[str]) -> tuple[f
 
 def generate(cell: Path, data: Path, options: list[str], jobs: int) -> None:
     """Run fairseq-generate with the cell's last checkpoint; its whole output, or no file."""
-    path = cell / "checkpoints/checkpoint_last.pt"
+    path = newest(cell / "checkpoints")
     command = [sys.executable, "-m", "fairseq_cli.generate", str(data), "--user-dir", "fairseq_admin"]
     command += ["--path", str(path), "--gen-subset", "test", "--required-batch-size-multiple", "1", *options]
     with replacing(cell / "generate.txt") as part:

@@ -20,25 +20,11 @@ from pathlib import Path
 
 from recipes.compare import cells
 from recipes.compare.one_gpu import one_gpu
+from recipes.steps.checkpoints import newest, reached
 from recipes.steps.common import run, write_lines
 from recipes.steps.guard import alone
 from recipes.steps.logs import read_log
 from recipes.steps.plugin import DIVERGED
-
-
-def reached(checkpoint: str) -> int:
-    """The update of a checkpoint that `newest` found."""
-    return 0 if checkpoint == "none" else int(Path(checkpoint).stem.rpartition("_")[2])
-
-
-def newest(checkpoints: Path) -> str:
-    """The newest whole checkpoint to continue from, or a name that does not exist if there is none.
-
-    fairseq writes checkpoint_EPOCH_UPDATE.pt next to its place and renames it. checkpoint_last.pt it copies in place,
-    so a kill may cut that short.
-    """
-    found = sorted(checkpoints.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.rpartition("_")[2]))
-    return str(found[-1]) if found else "none"
 
 
 def main() -> None:
@@ -46,7 +32,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--leg", type=int, help="updates in which a run must improve, or it ends early; default: all")
     parser.add_argument("--save-every", type=int, required=True, help="updates between checkpoints and validations")
-    parser.add_argument("--from", dest="start", default="none", help="a pre-trained checkpoint to begin with")
+    parser.add_argument("--from", dest="start", type=Path, help="a folder whose newest checkpoint to begin with")
     args, options = cells.parsed(parser)
     args.leg = min(args.leg or args.updates, args.updates)
     whole = args.save_every > 0 and args.leg >= args.save_every
@@ -85,13 +71,12 @@ def train_to(end: int, args: argparse.Namespace, options: list[str]) -> bool:
     """Train on to update `end`; False if the run diverged before it."""
     checkpoints, log = args.cell / "checkpoints", args.cell / "train.log"
     checkpoints.mkdir(parents=True, exist_ok=True)
-    program = "recipes.steps.train_bf16" if "--bf16" in options else "fairseq_cli.train"
-    command = [sys.executable, "-m", program, str(args.data), "--user-dir", "fairseq_admin"]
-    own = newest(checkpoints)
-    command += ["--finetune-from-model", args.start] if own == "none" != args.start else ["--restore-file", own]
-    command += ["--save-dir", str(checkpoints), "--keep-interval-updates", "1"]
-    command += ["--save-interval-updates", str(args.save_every), "--save-interval", "1000000"]
-    command += ["--validate-interval", "1000000", "--max-update", str(end), "--log-format", "json"]
+    command = [sys.executable, "-m", "recipes.steps.train", str(args.data), "--user-dir", "fairseq_admin"]
+    command += ["--finetune-from-model", str(newest(args.start))] if args.start else []
+    command += ["--save-dir", str(checkpoints), "--keep-interval-updates", "1", "--no-last-checkpoints"]
+    command += ["--save-interval-updates", str(args.save_every), "--validate-interval-updates", str(args.save_every)]
+    command += ["--save-interval", "1000000", "--validate-interval", "1000000"]
+    command += ["--max-update", str(end), "--log-format", "json"]
     # Batches of its own for every epoch, or a resumed run would see others than an uninterrupted one.
     command += ["--update-epoch-batch-itr", "True"]
     command += ["--distributed-world-size", "1", *options]

@@ -1,4 +1,4 @@
-"""Draw the accuracy of every scheme against the number of new layers, each at its best rate.
+"""Draw the accuracy of every scheme, a panel for each number of new layers, each at its best rate.
 
 python -m recipes.deeper.figure OUT/accuracy.png OUT/*/result.json
 python -m recipes.deeper.figure accuracy.png runs.csv
@@ -21,52 +21,54 @@ from recipes.deeper.summary import title
 from recipes.steps.common import run
 
 # Of Okabe and Ito's colours, after those that a scheme always has.
-COLOURS = {**ALWAYS, "dt-fixup": "black", "deepnorm": "#E69F00", "rezero": "#CC79A7"}
-# How far apart the schemes' bars at one depth are, in depths.
-APART = 0.07
+COLOURS = {**ALWAYS, ALONE: "grey", "dt-fixup": "black", "deepnorm": "#E69F00", "rezero": "#CC79A7"}
+LIMITS = 0.4, 1.0
+"""Of the accuracies that are shown; what is beyond is cut off, with an arrow."""
+GUESS = 0.5
 
 
-def measured(standing: Standing) -> Interval:
-    return interval(list(map(accuracy, standing.at_best.values())))
+def bar(axes: Axes, place: int, found: Interval, colour: str | None) -> None:
+    """An interval, as far as it is within the axes: a cap where it ends, an arrow where it is cut."""
+    (lowest, highest), ends = LIMITS, (found.low, found.high)
+    low, high = shown = [min(max(end, lowest), highest) for end in ends]
+    axes.vlines(place, low, high, color=colour, linewidth=1)
+    for end, at, arrow in zip(ends, shown, "v^"):
+        axes.plot([place], [at], "_" if end == at else arrow, color=colour, markersize=6, clip_on=False)
 
 
-def alone(axes: Axes, standing: Standing) -> None:
-    """The head alone, which has no depth: its mean, and its seeds at the left edge."""
-    axes.axhline(measured(standing).mean, color="grey", linewidth=1, linestyle="--", label=title(ALONE))
-    seeds = list(map(accuracy, standing.at_best.values()))
-    axes.plot([-0.5 + APART / 3] * len(seeds), seeds, ".", color="grey", markersize=4)
+def panel(axes: Axes, standings: list[Standing]) -> None:
+    """The schemes at one depth, next to each other: mean, interval and seeds."""
+    for place, it in enumerate(standings):
+        seeds, colour = list(map(accuracy, it.at_best.values())), COLOURS.get(it.scheme)
+        found = interval(seeds)
+        if found.count > 1:
+            bar(axes, place, found, colour)
+        axes.plot([place], [found.mean], "o", color=colour, markersize=7, label=title(it.scheme))
+        axes.plot([place + 0.25] * len(seeds), seeds, ".", color=colour, markersize=4, alpha=0.6, clip_on=False)
+    axes.axhline(GUESS, color="grey", linewidth=0.8, linestyle=":")
+    axes.set_xticks(range(len(standings)), [title(it.scheme) for it in standings], rotation=90)
+    axes.set(xlim=(-0.6, len(standings) - 0.4), ylim=LIMITS)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw(results: list[dict]) -> Figure:
-    """A line a scheme: means, their intervals as bars, and the seeds as dots, side by side at a depth."""
+    """A panel for every depth, and one for the head alone."""
     them = at_best_rates(results)
-    depths = sorted({int(it.layers) for it in them if it.scheme != ALONE})
-    schemes = list(dict.fromkeys(it.scheme for it in them if it.scheme != ALONE))
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for number, (scheme, marker) in enumerate(zip(schemes, "osD^v<>pPX*hH8d")):
-        points = {int(it.layers): measured(it) for it in them if it.scheme == scheme}
-        means = [points[depth].mean for depth in sorted(points)]
-        places = [depths.index(depth) + APART * (number - (len(schemes) - 1) / 2) for depth in sorted(points)]
-        bars = [mean - points[depth].low for mean, depth in zip(means, sorted(points))]
-        axes.errorbar(
-            places, means, bars, color=COLOURS.get(scheme), marker=marker, markersize=5, linewidth=1.2, elinewidth=0.8,
-            capsize=2, label=title(scheme),
-        )  # fmt: skip
-        for it in (it for it in them if it.scheme == scheme):
-            seeds = list(map(accuracy, it.at_best.values()))
-            place = places[sorted(points).index(int(it.layers))]
-            axes.plot([place + APART / 3] * len(seeds), seeds, ".", color=COLOURS.get(scheme), alpha=0.5, markersize=4)
-    for it in them:
-        if it.scheme == ALONE:
-            alone(axes, it)
-    axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="a guess")
-    axes.set(xlabel="new layers", ylabel="accuracy, test", xlim=(-0.5, len(depths) - 0.5), ylim=(0.4, 1.0))
-    axes.set_xticks(range(len(depths)), map(str, depths))
-    axes.set_title(
-        f"mean of the seeds (dots), each at its best rate; bars: {LEVEL:.0%} interval", loc="left", fontsize="medium"
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right center", frameon=False)
+    depths = {depth: [it for it in them if it.layers == depth] for depth in sorted({it.layers for it in them}, key=int)}
+    figure, panels = pyplot.subplots(
+        1, len(depths), figsize=(7.5, 4), sharey=True, squeeze=False, layout="constrained",
+        width_ratios=[len(standings) for standings in depths.values()],
+    )  # fmt: skip
+    for axes, (depth, standings) in zip(panels[0], depths.items()):
+        panel(axes, standings)
+        axes.set_title("" if int(depth) == 0 else f"{depth} new layers", fontsize="medium")
+    last = panels[0][-1]
+    last.text(1, GUESS, " chance", transform=last.get_yaxis_transform(), color="grey", va="center", fontsize="small")
+    panels[0][0].set_ylabel("accuracy, test")
+    figure.suptitle(
+        f"large: mean of the seeds (small) at the best rate; bars: {LEVEL:.0%} interval, cut at the axes (arrows)",
+        fontsize="medium", x=0.01, ha="left",
+    )  # fmt: skip
     return figure
 
 

@@ -2,9 +2,10 @@
 
     python -m recipes.figures.analysis --runs runs --kept docs -o docs/images
 
-The output changes are drawn from the numbers in docs/output-change-*.json, which take an hour at width 512. Other fresh
-models have the sizes of the demo's. Sentences are the demo's where it has been run, else random words, as the figure
-then says. A figure of a trained model is drawn where its run is at hand.
+The output changes are drawn from the numbers in docs/output-change-*.json, which take an hour at width 512; they and
+the gradients have several schemes in one figure, to compare. All other fresh models have the sizes of the demo's.
+Sentences are the demo's where it has been run, else random words, as the figure then says. A figure of a trained model
+is drawn where its run is at hand.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import json
 import logging
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from fairseq_admin import cli
-from fairseq_admin.analysis import figure, output_change
+from fairseq_admin.analysis import figure
+from recipes.figures import together
 from recipes.steps.common import replacing, run
 
 FRESH = [
@@ -26,6 +31,8 @@ FRESH = [
     *("--admin-ffn-init", "xavier"),
 ]
 RUN = "admin-cpu-s1"
+KEPT = ("post-ln", "pre-ln", "admin")
+"""The schemes whose output changes are kept."""
 
 
 def fresh(what: str, scheme: str, *options: str) -> list[str]:
@@ -35,8 +42,6 @@ def fresh(what: str, scheme: str, *options: str) -> list[str]:
 def figures(demo: Path) -> dict[str, list[str]]:
     """The arguments of every figure that can be drawn, by its name."""
     found = {f"dependency-{scheme}": fresh("dependency", scheme) for scheme in ("post-ln", "pre-ln", "admin")}
-    for scheme in ("post-ln", "pre-ln"):
-        found[f"gradients-{scheme}"] = fresh("gradients", scheme, "--tokens", "512", "--repeats", "8")
     folder = demo / RUN
     if (folder / "average.pt").exists():
         average = str(folder / "average.pt")
@@ -46,6 +51,24 @@ def figures(demo: Path) -> dict[str, list[str]]:
         if len(last) > 1:
             found["updates"] = ["updates", str(last[0]), str(last[-1])]
     return found
+
+
+def gradients() -> list[list[str]]:
+    """The arguments of the figure of gradients, by scheme."""
+    return [fresh("gradients", scheme, "--tokens", "512", "--repeats", "8") for scheme in ("post-ln", "pre-ln")]
+
+
+def analyzed(arguments: list[str]) -> None:
+    """fairseq-admin analyze; it has said what is wrong if it fails."""
+    if status := cli.main(["analyze", *arguments]):
+        raise SystemExit(status)
+
+
+def draw_together(draw: Callable[[list[dict]], Figure], numbers: list[Path], png: Path) -> None:
+    """Draw the numbers of several schemes in one figure."""
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in numbers]
+    with replacing(png) as part, tempfile.TemporaryDirectory() as folder:
+        figure.save(draw, results, part, Path(folder, "figure.svg"))
 
 
 def main() -> None:
@@ -59,14 +82,15 @@ def main() -> None:
     sentences = ["--data", str(data)] if (data / "dict.de.txt").exists() else ["--random-tokens"]
     for library in ("matplotlib", "PIL"):  # fairseq lets every library tell all
         logging.getLogger(library).setLevel(logging.WARNING)
-    for path in sorted(args.kept.glob("output-change-*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        with replacing(args.output / f"analysis-{path.stem}.png") as part, tempfile.TemporaryDirectory() as folder:
-            figure.save(output_change.draw, result, part, Path(folder, "figure.svg"))
+    kept = [args.kept / f"output-change-{scheme}.json" for scheme in KEPT]
+    draw_together(together.output_changes, kept, args.output / "analysis-output-change.png")
     with tempfile.TemporaryDirectory() as folder:
+        found = [Path(folder, f"gradients-{number}.json") for number in range(len(gradients()))]
+        for arguments, path in zip(gradients(), found):
+            analyzed([*arguments, *sentences, "--json", "-o", str(path)])
+        draw_together(together.all_gradients, found, args.output / "analysis-gradients.png")
         for name, arguments in figures(demo).items():
-            if status := cli.main(["analyze", *arguments, *sentences, "-o", str(Path(folder, name))]):
-                raise SystemExit(status)
+            analyzed([*arguments, *sentences, "-o", str(Path(folder, name))])
             with replacing(args.output / f"analysis-{name}.png") as part:
                 shutil.copyfile(Path(folder, f"{name}.png"), part)
 

@@ -1,14 +1,13 @@
-"""Draw the figures of README.md and docs/ again: `make figures`.
+"""Draw the first figure of README.md again: `make figures`.
 
     python -m recipes.figures.draw --runs runs -o docs/images
 
-writes demo-loss.png and demo-omega.png from the runs of `make demo` with METHOD=admin, post-ln and pre-ln.
+writes demo-loss.png from the runs of `make demo` with METHOD=admin, post-ln and pre-ln.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import matplotlib
@@ -17,7 +16,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from recipes.steps.common import replacing, run
-from recipes.steps.summary import Run, draw_omega, finished_runs
+from recipes.steps.summary import Run, finished_runs
 
 METHODS = ("Admin", "Post-LN", "Pre-LN")
 # Okabe and Ito's blue, vermilion and bluish green, which the colour-blind can tell apart.
@@ -82,8 +81,6 @@ def main() -> None:
     args = parser.parse_args()
     runs = demo_runs(args.runs)
     draw_loss(runs, args.output / "demo-loss.png")
-    omega = json.loads((runs[0].folder / "omega.json").read_text(encoding="utf-8"))
-    draw_omega(omega, args.output / "demo-omega.png")
 
 
 if __name__ == "__main__":

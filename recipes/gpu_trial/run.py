@@ -2,8 +2,8 @@
 
     python -m recipes.gpu_trial.run runs/gpu-trial --device cuda --data TEXT --pair de-en --minutes 60
 
-A step takes eight minutes at most and leaves OUT/steps/NAME.json; killed anywhere and started again, the trial goes on
-with the first step that has none. OUT/report.md, for people, and report.json are written again after each.
+A step takes eight minutes at most and leaves OUT/steps/NAME.json; killed anywhere and started again, the trial does
+those that have none, or failed. OUT/report.md, for people, and report.json are written again after each.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import json
 import logging
 import platform
 import subprocess
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
 
-from recipes.gpu_trial.comparison import corpus_steps
+from recipes.gpu_trial.comparison import check_corpus, corpus_steps
 from recipes.gpu_trial.steps import LIMIT, ON_CPU, ON_GPU, Step, all_steps
 from recipes.steps import batch, gpus
 from recipes.steps.common import run, write_lines
@@ -32,7 +33,7 @@ def machine() -> dict[str, str]:
     import torch
 
     there = gpus.visible()
-    fairseq = "fairseq-fixed" if platform.python_version_tuple() >= ("3", "11") else "fairseq"
+    fairseq = "fairseq-fixed" if sys.version_info >= (3, 11) else "fairseq"
     return {
         "hardware": hardware(),
         "driver": there[0].driver if there else "none",
@@ -74,8 +75,14 @@ def report(folder: Path, steps: list[Step], about: dict[str, str]) -> None:
     write_lines(folder / "report.json", [json.dumps({"machine": about, "steps": done}, indent=1)])
 
 
+def finished(folder: Path, step: Step) -> bool:
+    """Whether an earlier call did the step. One that failed is tried again."""
+    path = folder / "steps" / f"{step.name}.json"
+    return path.exists() and not json.loads(path.read_text(encoding="utf-8"))["failed"]
+
+
 def perform(step: Step, folder: Path) -> None:
-    """Do a step and write down how it went. That it failed is written, too: the next run goes on behind it."""
+    """Do a step and write down how it went. That it failed is written, too, and the trial goes on behind it."""
     began = time.monotonic()
     rows, failed = [], ""
     try:
@@ -105,6 +112,7 @@ def main() -> None:
         scale = dataclasses.replace(ON_GPU, memory=there[0].memory)
     steps = all_steps(scale)
     if args.data:
+        check_corpus(args.data, args.pair)
         steps += corpus_steps(scale, args.data.resolve(), args.pair, args.minutes)
     else:
         log.info(
@@ -113,7 +121,7 @@ def main() -> None:
     (args.folder / "steps").mkdir(parents=True, exist_ok=True)
     about = machine()
     for number, step in enumerate(steps, 1):
-        if (args.folder / "steps" / f"{step.name}.json").exists():
+        if finished(args.folder, step):
             continue
         log.info("%d of %d: %s", number, len(steps), step.name)
         perform(step, args.folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +41,7 @@ class Scale:
     base: Sizes
     updates: int
     tests: tuple[str, ...]
+    dtypes: tuple[str, ...]
     memory: float | None = None
 
     @property
@@ -49,14 +52,22 @@ class Scale:
 ON_GPU = Scale(
     "cuda", ((6, 6), (18, 18), (60, 12)), (4096, 8192, 16384), tuple(PRECISIONS),
     Sizes(attention_dropout=0.1, activation_dropout=0.1, loss="plain"), 12, ("-m", "cuda", "tests"),
+    ("float16", "bfloat16"),
 )  # fmt: skip
 ON_CPU = Scale(
     "cpu", ((1, 1), (2, 1)), (256, 512), ("fp32", "bf16"),
     Sizes(width=16, ffn=32, heads=2, words=100, loss="plain", gpu=False), 3, ("tests/test_omega.py",),
+    ("float32",),
 )  # fmt: skip
 
 ENDS = {"failed": "failure", "broken": "error", "skipped": "skipped"}
 """How a test may end other than well, and pytest's name for it in its XML."""
+
+TOLD = (
+    "method", "tokens", "step_ms", "ratio", "ratio_low", "ratio_high", "operations", "waits", "peak_mib",
+    "optimizer_ms", "loss_ms", "profile_forwards", "profile_steps",
+)  # fmt: skip
+"""Which of the bench's columns the report has."""
 
 Rows = list[dict]
 
@@ -124,16 +135,18 @@ def measure_sizes(scale: Scale, layers: tuple[int, int], precision: str, folder:
     return rows
 
 
-def profile_cost(scale: Scale, folder: Path) -> Rows:
-    """What profiling costs next to a forward pass, by the benchmark of steps."""
-    sizes = scale.base
-    command = f"{sys.executable} recipes/bench/step.py --device {scale.device} --width {sizes.width} --ffn {sizes.ffn}"
-    command += f" --heads {sizes.heads} --tokens {scale.tokens[0]} --pairs {5 if scale.gpu else 2}"
-    command += f" --layers {scale.layers[1][0]} --dtype {'float16' if scale.gpu else 'float32'}"
-    done = subprocess.run(command.split(), capture_output=True, text=True, timeout=LIMIT)
+def step_cost(scale: Scale, dtype: str, folder: Path) -> Rows:
+    """Stock, plain and fast in turns: time, what is asked of the device, memory, and what profiling costs."""
+    encoder, decoder = scale.layers[1]
+    sizes = [f"{encoder}-{decoder}:{scale.base.width}:{tokens}" for tokens in scale.tokens]
+    found = folder / f"bench-{dtype}.json"
+    command = [sys.executable, "recipes/bench/speed.py", "--sizes", *sizes, "--device", scale.device, "--dtype", dtype]
+    command += ["--pairs", "15" if scale.gpu else "2", "--json", str(found)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
-        raise ValueError(f"recipes/bench/step.py ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
-    return [{"measured": line.strip()} for line in done.stdout.splitlines() if line.strip()]
+        raise ValueError(f"recipes/bench/speed.py ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
+    rows = json.loads(found.read_text(encoding="utf-8"))["rows"]
+    return [{name: round(row[name], 3) if isinstance(row[name], float) else row[name] for name in TOLD} for row in rows]
 
 
 def resume(scale: Scale, folder: Path) -> Rows:
@@ -141,13 +154,14 @@ def resume(scale: Scale, folder: Path) -> Rows:
     precision = "fp16" if scale.gpu else "fp32"
     sizes = replace(scale.base, encoder_layers=2, decoder_layers=2, precision=precision, dropout=0.1)
     work = folder / "resume"
-    work.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(work, ignore_errors=True)  # of a trial that was killed here
+    work.mkdir(parents=True)
     trial.write_sample(work, ("a", "b"), (12, 12), 24, sizes.words, scale.tokens[0] * 16)
     losses = {}
     for name in ("whole", "killed"):
         options = [*model_options(scale, "admin", sizes), "--max-tokens", str(scale.tokens[0]), "--max-update", "12"]
         options += "--disable-validation --save-interval-updates 4 --log-format json --log-interval 1".split()
-        command = [sys.executable, "-m", "fairseq_cli.train", str(work), *options, "--save-dir", str(work / name)]
+        command = [sys.executable, "-m", "recipes.steps.train", str(work), *options, "--save-dir", str(work / name)]
         if name == "killed":
             victim = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             assert victim.stdout is not None
@@ -171,6 +185,9 @@ def all_steps(scale: Scale) -> list[Step]:
         for precision in scale.precisions:
             name = f"{layers[0]}l-{layers[1]}l-{precision}"
             steps.append(Step(name, "Step time and peak memory", partial(measure_sizes, scale, layers, precision)))
-    steps.append(Step("profiling", "What profiling costs", partial(profile_cost, scale)))
+    for dtype in scale.dtypes:
+        steps.append(
+            Step(f"bench-{dtype}", "A step of stock, plain and fast, in turns", partial(step_cost, scale, dtype))
+        )
     steps.append(Step("resume", "Killed and gone on", partial(resume, scale)))
     return steps

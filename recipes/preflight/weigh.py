@@ -26,14 +26,13 @@ def own_memory(name: str) -> int:
 
 def main() -> None:
     import torch._dynamo  # noqa: F401  (the optimizer's first step imports it)
-    from fairseq_cli.train import cli_main
 
-    from recipes.steps import train_bf16
+    from recipes.steps import train
 
     path = Path(sys.argv.pop(1))
     before = own_memory("VmRSS")
     try:
-        train_bf16.main() if "--bf16" in sys.argv else cli_main()
+        train.main()
     finally:
         write_lines(path, [json.dumps({"growth": own_memory("VmHWM") - before})])
 

@@ -182,7 +182,7 @@ def check(devices: int, precision: str, found: list[gpus.Gpu]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], usage=argparse.SUPPRESS)
     parser.add_argument("tokens", type=int, help="tokens of an update, as in the paper")
     parser.add_argument("--a-device", type=int, required=True, help="tokens of the paper's batch on one device")
     parser.add_argument("--max-tokens", type=int, help="tokens of a batch on one device, to set it yourself")

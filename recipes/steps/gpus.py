@@ -76,7 +76,7 @@ def _older(python: tuple[int, int]) -> str:
     more = ""
     if python > OLDER_PYTHON:
         more = f" PYTHON=python{'.'.join(map(str, OLDER_PYTHON))} (it has no wheel for {'.'.join(map(str, python))})"
-    return f"make distclean setup TORCH=torch=={OLDER}{more}"
+    return f"make setup TORCH=torch=={OLDER}{more}"
 
 
 def torch_fault(devices: int, precision: str, found: list[Gpu], python: tuple[int, int]) -> str | None:
@@ -87,8 +87,8 @@ def torch_fault(devices: int, precision: str, found: list[Gpu], python: tuple[in
     driver = found[0].driver if found else "unknown"
     if not built:
         return (
-            f"torch {torch.__version__} is built for CPUs only, and the run needs a GPU. Install a wheel with CUDA: "
-            "make distclean setup, where pip takes torch from PyPI."
+            f"torch {torch.__version__} is built for CPUs only, and the run needs a GPU. Remove the environment "
+            "(.venv), and run make setup where pip takes torch, with CUDA, from PyPI."
         )
     if not torch.cuda.is_available():
         least = DRIVERS.get(int(built.split(".")[0]))

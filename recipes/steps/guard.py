@@ -45,9 +45,12 @@ def alone(path: Path, wait: bool = True) -> Iterator[None]:
     its own file.
 
     Raises:
-        ValueError: another process is, and this one is not to wait.
+        ValueError: another process is, and this one is not to wait; or the folder cannot be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path.parent}: cannot be made ({error.strerror}). Write elsewhere with RUNS=.") from None
     lock, holder = FileLock(path), path.with_name(f"{path.name}.holder")
     try:
         lock.acquire(timeout=SHORT if wait else 0)

@@ -17,8 +17,15 @@ Input = dict[str, Any]
 
 
 def describe(path: Path, known: Input | None = None) -> Input:
-    """The file as it is now; its hash is taken from what is known of it, if it has not changed since."""
-    path, status = path.absolute(), path.stat()
+    """The file as it is now; its hash is taken from what is known of it, if it has not changed since.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    try:
+        path, status = path.absolute(), path.stat()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; expected a file. Check the path.") from None
     # Not the time of modification, which whoever copies a file may set.
     now = {"path": str(path), "bytes": status.st_size, "changed": status.st_ctime_ns}
     if known is not None and all(known[name] == value for name, value in now.items()):

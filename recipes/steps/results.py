@@ -12,6 +12,7 @@ from pathlib import Path
 
 from recipes.steps import settings
 from recipes.steps.common import replacing, write_lines
+from recipes.steps.guard import alone
 from recipes.steps.logs import read_log
 
 # One run is one row: the columns that tell runs apart, then what was measured. A score that a recipe does not have is
@@ -49,11 +50,12 @@ def keep(table: Path, row: dict[str, object]) -> None:
     Raises:
         ValueError: the table has other columns.
     """
-    rows = [old for old in read(table) if any(old[name] != str(row[name]) for name in KEY)]
-    with replacing(table) as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows([*rows, row])
+    with alone(table.with_name(f".{table.name}.guard")):
+        rows = [old for old in read(table) if any(old[name] != str(row[name]) for name in KEY)]
+        with replacing(table) as part, part.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows([*rows, row])
 
 
 def commit() -> str:

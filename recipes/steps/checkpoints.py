@@ -1,0 +1,29 @@
+"""Which checkpoint of a training is the newest, by its name.
+
+Numbered ones alone: fairseq writes these next to their place and renames them; checkpoint_last.pt and
+checkpoint_best.pt it copies in place, so a kill may cut those short.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+NUMBERED = re.compile(r"checkpoint_?(\d+)(?:_(\d+))?\.pt")
+"""checkpoint7.pt, of the end of an epoch, or checkpoint_7_900.pt."""
+
+
+def newest(folder: Path) -> Path | None:
+    """The numbered checkpoint that was trained longest, whatever the times of the files."""
+
+    def trained(path: Path) -> tuple[int, float]:
+        epoch, update = NUMBERED.fullmatch(path.name).groups()  # type: ignore[union-attr]
+        return int(epoch), float(update or "inf")
+
+    return max((path for path in folder.glob("*.pt") if NUMBERED.fullmatch(path.name)), key=trained, default=None)
+
+
+def reached(checkpoint: Path | None) -> int:
+    """The update in a checkpoint's name; 0 without one, or of an epoch's end."""
+    found = NUMBERED.fullmatch(checkpoint.name) if checkpoint else None
+    return int(found[2] or 0) if found else 0

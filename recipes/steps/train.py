@@ -1,0 +1,72 @@
+"""fairseq-train as the recipes need it, with the same options.
+
+    python -m recipes.steps.train data-bin --user-dir fairseq_admin --arch transformer_admin_18l --save-dir RUN ...
+
+It differs in three things:
+
+- It goes on from the newest checkpoint in --save-dir (checkpoints.py), and does nothing if that is of update
+  --max-update.
+- An update that is due a checkpoint (--save-interval-updates) has one also where it ends an epoch. fairseq leaves it to
+  the epoch's checkpoint, which the recipes do without.
+- --bf16 trains on a GPU. fairseq-train takes it for the wish to train on a TPU, fails without one, and leaves bf16 to
+  fairseq-hydra-train, whose options have other names.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Callable
+
+# At the top, also in a process that fairseq starts: it gives the log its form before anything is logged.
+from fairseq_cli.train import main as fairseq_train  # isort: skip
+from fairseq import checkpoint_utils, options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.distributed.utils import call_main
+
+from recipes.steps.checkpoints import newest, reached
+
+
+class _WithinEpoch:
+    """An iterator over epochs that is never at the end of one; all else as it is."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+    def end_of_epoch(self) -> bool:
+        return False
+
+
+def _numbering(save: Callable) -> Callable:
+    """fairseq's save_checkpoint, which also numbers an update that ends an epoch without a checkpoint of its own."""
+
+    @functools.wraps(save)
+    def numbered(cfg: Any, trainer: Any, batches: Any, loss: Any) -> Any:
+        of_epoch = not cfg.no_epoch_checkpoints and batches.epoch % cfg.save_interval == 0
+        return save(cfg, trainer, batches if of_epoch else _WithinEpoch(batches), loss)
+
+    return numbered
+
+
+def train(cfg: Any, **given: Any) -> None:
+    """What fairseq starts in every process."""
+    checkpoint_utils.save_checkpoint = _numbering(checkpoint_utils.save_checkpoint)
+    fairseq_train(cfg, **given)
+
+
+def main() -> None:
+    args = options.parse_args_and_arch(options.get_training_parser())
+    args.tpu = False
+    last = newest(Path(args.save_dir))
+    if last and args.restore_file == "checkpoint_last.pt":
+        if args.max_update and reached(last) >= args.max_update:
+            return
+        args.restore_file, args.finetune_from_model = str(last), None
+    call_main(convert_namespace_to_omegaconf(args), train)
+
+
+if __name__ == "__main__":
+    main()
