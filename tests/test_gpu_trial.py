@@ -86,6 +86,12 @@ def test_fairseq_takes_the_options(method, precision):
     assert [name for name in halves if getattr(args, name)] == wanted
 
 
+@pytest.mark.parametrize("precision", [name for name in steps.PRECISIONS if name != "fp32"])
+def test_a_precision_is_the_recipes(precision):
+    done = make("-f", "recipes/precision.mk", f"--eval=show:;@echo $(PRECISION_{precision})", "show")
+    assert done.stdout.strip() == steps.PRECISIONS[precision], done.stderr
+
+
 def test_the_steps_are_in_the_order_of_what_is_learnt_first(tmp_path):
     names = [step.name for step in [*steps.all_steps(ON_GPU), *corpus_steps(ON_GPU, tmp_path, "de-en", 9)]]
     assert names[0] == "tests" and names[1:16:5] == ["6l-6l-fp16", "18l-18l-fp16", "60l-12l-fp16"]

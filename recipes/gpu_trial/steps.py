@@ -21,13 +21,15 @@ LIMIT = 480.0
 """Seconds that a step may take."""
 STOCK = "post-ln-stock"
 """fairseq's own model, without the plugin."""
+SCALED = "--fp16-scale-window 256 --threshold-loss-scale 0.03125"
 PRECISIONS = {
-    "fp16": "--fp16 --fp16-no-flatten-grads",
-    "me-fp16": "--memory-efficient-fp16",
+    "fp16": f"--fp16 --fp16-no-flatten-grads {SCALED}",
+    "me-fp16": f"--memory-efficient-fp16 {SCALED}",
     "amp": "--amp",
     "bf16": "--bf16 --fp16-no-flatten-grads",
     "fp32": "",
 }
+"""fairseq's options, as in recipes/precision.mk."""
 
 
 @dataclass(frozen=True)
