@@ -14,6 +14,8 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from torch import Tensor
 
+from .errors import AdminError
+
 
 class Slower(str):
     """The `param_group` of some parameters: a name, and what their rate is multiplied by."""
@@ -47,6 +49,11 @@ def grouped(params: Iterable[Tensor]) -> list[Any]:
     return [{"params": them, "factor": mark.factor if mark else 1.0} for mark, them in groups.items() if them]
 
 
+def _tensors(groups: list[dict[str, Any]]) -> str:
+    """How many each group has."""
+    return " + ".join(str(len(group["params"])) for group in groups)
+
+
 class ByGroup(FairseqOptimizer):
     """A fairseq optimizer over what `grouped` gives: every group of parameters at its share of the learning rate."""
 
@@ -60,7 +67,18 @@ class ByGroup(FairseqOptimizer):
             group["lr"] = lr * group.get("factor", 1.0)
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
-        """As fairseq's, but every group's share is the model's, not the one that was saved."""
+        """As fairseq's, but every group's share is the model's, not the one that was saved.
+
+        Raises:
+            AdminError: the saved groups are not of as many tensors as these.
+        """
+        saved, here = _tensors(state_dict["param_groups"]), _tensors(self.param_groups)
+        if saved != here:
+            raise AdminError(
+                f"the checkpoint's optimizer has groups of {saved} tensors, and this run's of {here}. Resume with the "
+                "options that the checkpoint was trained with (--pretrained-lr-factor, --fp16-no-flatten-grads), or "
+                "give --reset-optimizer, which starts its moments from zero."
+            )
         own = [{"factor": group["factor"]} if "factor" in group else {} for group in self.param_groups]
         super().load_state_dict(state_dict, optimizer_overrides)
         lr = self.get_lr()

@@ -329,6 +329,21 @@ def test_another_share_on_resuming(handle):
     assert len(moments[1]) == 2 and all(map(torch.equal, *moments))
 
 
+@pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])
+def test_other_groups_on_resuming(handle):
+    """A factor of 1 is one group for all, a frozen encoder is in none."""
+    config = SimpleNamespace(
+        adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.0, lr=[1e-3], fp16_adam_stats=False
+    )
+    encoder, more = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    frozen, whole = handle(config, [more]), handle(config, [encoder, more])
+    slow_down([encoder], "pretrained", 0.5)
+    apart = handle(config, [encoder, more])
+    for saved, resumed, said in ((whole, apart, "2 tensors, .* of 1 [+] 1"), (frozen, whole, "1 tensors, .* of 2")):
+        with pytest.raises(AdminError, match=f"{said}. Resume with .*--pretrained-lr-factor.* --reset-optimizer"):
+            resumed.load_state_dict(saved.state_dict())
+
+
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
