@@ -45,8 +45,9 @@ some-of = $(if $(or $(filter-out $(2),$($(1))),$(if $(strip $($(1))),,none)),$(e
 COUNTS := UPDATES EPOCHS SAVE_EVERY AVERAGE MAX_TOKENS UPDATE_FREQ TOKENS GPUS NODES JOBS LAYERS WIDTH FFN HEADS MERGES BEAM LEG SHORT
 AXES := SCHEMES DEPTHS RATES SEEDS LRS BETA2S WARMUPS OPTIMIZERS ADAM_LRS SGD_LRS
 without-digits = $(subst 0,,$(subst 1,,$(subst 2,,$(subst 3,,$(subst 4,,$(subst 5,,$(subst 6,,$(subst 7,,$(subst 8,,$(subst 9,,$(1)))))))))))
-counts = $(if $(call without-digits,$(1)),,$(if $(subst 0,,$(1)),yes))
-$(foreach name,$(COUNTS),$(if $(strip $($(name))),$(if $(call counts,$($(name))),,$(error $(name)=$($(name)) is not a number that a run can have; expected a whole one above 0))))
+counts = $(if $(call without-digits,$(1))$(filter 0%,$(1)),,yes)
+$(foreach name,$(COUNTS),$(if $(strip $($(name))),$(if $(call counts,$($(name))),,$(error $(name)=$($(name)) is not a number that a run can have; expected a whole one above 0, as in 1000))))
+$(foreach name,$(AXES),$(if $(or $(filter undefined,$(origin $(name))),$(strip $($(name)))),,$(error $(name)= is empty; expected one or more)))
 $(foreach name,$(AXES),$(if $(filter-out $(words $($(name))),$(words $(sort $($(name))))),$(error $(name)=$($(name)) names one twice; expected each once)))
 # $(call quoted,text): one word for the shell.
 quoted = '$(subst ','\'',$(strip $(1)))'

@@ -46,7 +46,9 @@ ifeq ($(filter $(NODE),$(shell seq 0 $$(( $(NODES) - 1 )))),)
 $(error NODE=$(NODE) is none of NODES=$(NODES); expected a number from 0 to $(shell echo $$(( $(NODES) - 1 ))))
 endif
 ifneq ($(NODES),1)
-ifneq ($(words $(subst :, ,$(MASTER)))$(call counts,$(lastword $(subst :, ,$(MASTER)))),2yes)
+# The host may be one of IPv6, [fd00::1].
+PORT := $(call counts,$(lastword $(subst :, ,$(MASTER))))
+ifeq ($(and $(PORT),$(word 2,$(subst :, ,$(MASTER)))),)
 $(error NODES=$(NODES) needs MASTER=HOST:PORT, where the first node is reached; found MASTER=$(MASTER))
 endif
 # The others train along; what comes after is the first one's. (The make under a guard makes the text first.)

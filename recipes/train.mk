@@ -19,6 +19,7 @@ AVERAGE ?= 5
 WEIGHT_DECAY ?= 0.0
 LABEL_SMOOTHING ?= 0.1
 WEIGHTS := --admin-ffn-init $(FFN_INIT)
+$(if $(and $(EPOCHS),$(filter command environment,$(origin UPDATES))),$(error UPDATES=$(UPDATES) is given, and EPOCHS=$(EPOCHS) says how long it trains; give another EPOCHS=, or EPOCHS= empty))
 PLANNED := $(shell $(ASK).length $(if $(EPOCHS),epochs="$(EPOCHS)",updates="$(UPDATES)") save_every="$(SAVE_EVERY)" average="$(AVERAGE)" 2>&1)
 ifneq ($(.SHELLSTATUS),0)
 $(error $(PLANNED))

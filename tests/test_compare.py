@@ -19,6 +19,7 @@ import pytest
 from conftest import run_module
 from matplotlib import pyplot
 
+from fairseq_admin.analysis.figure import COLOURS
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.compare import cells
 from recipes.compare.curves import draw as draw_curves
@@ -34,6 +35,8 @@ from recipes.compare.train_cell import gained
 from recipes.compare.verdict import Verdict, left_plateau, verdict
 from recipes.sensitivity.heatmap import cell
 from recipes.sensitivity.heatmap import draw as draw_heatmap
+from recipes.steps.common import write_lines
+from recipes.steps.guard import alone
 from recipes.steps.logs import Log
 
 ROOT = Path(__file__).parents[1]
@@ -97,6 +100,22 @@ def test_bleu_is_of_the_tokens_in_the_order_of_the_test_set():
     score, signature = bleu(lines)
     assert score == pytest.approx(100) and "tok:none" in signature
     assert bleu([*lines[:3], "H-0\t-0.1\tw1"])[0] < 60
+
+
+def test_a_cell_is_judged_by_one_make_at_a_time(tmp_path):
+    """The checkpoints that one translates with are gone once the other has its result."""
+    cell, entropy = tmp_path / "admin-1l-s1", tmp_path / "entropy.json"
+    cell.mkdir()
+    write_lines(entropy, ['{"bits": 8.0}'])
+    write_lines(cell / "trained.json", ['{"stopped": true}'])
+    write_lines(cell / "train.log", ["2026-01-01 00:00:00 | INFO | fairseq_cli.train | num. shared model params: 7"])
+    command = [sys.executable, "-m", "recipes.compare.result", cell, "seed=1", "--data", tmp_path, "--entropy", entropy]
+    with alone(cell / ".guard"):
+        second = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        assert f"{cell}/.guard: taken by process {os.getpid()}" in second.stderr.readline()
+        assert not (cell / "result.json").exists()
+    assert second.wait(60) == 0, second.stderr.read()
+    assert json.loads((cell / "result.json").read_text())["verdict"] == "diverged"
 
 
 # -- tables and figures ----------------------------------------------------------------------------------------------
@@ -179,24 +198,62 @@ def test_curves_are_the_runs(closed):
         [(dict(zip(*line.get_data())), line.get_linewidth(), line.get_marker(), line.get_color()) for line in it.lines]
         for it in axes
     ]
-    assert [it.get_title() for it in axes] == [f"{n}L-{n}L, each at its best rate" for n in (6, 18)]
-    assert axes[0].get_ylim() == (0, 7.5)
+    assert [it.get_title() for it in axes] == [f"{n}L-{n}L, each at its chosen rate" for n in (6, 18)]
+    assert axes[0].get_ylabel() == "bits per token, validation (thin: seeds, cross: diverged)"
     own = {"admin": "#0072B2", "post-ln": "#D55E00"}  # theirs in every figure
     bounds = [({0: 6.0, 1: 6.0}, 0.8, "None", "grey"), ({0: 4.8, 1: 4.8}, 0.8, "None", "grey")]
     rounded = [({x: round(y, 6) for x, y in points.items()}, *look) for points, *look in drawn[0]]
     assert sorted(rounded, key=str) == sorted(
         [
-            ({10: 6.0, 20: 2.0}, 0.5, "None", own["admin"]),
-            ({10: 5.0, 20: 1.0}, 0.5, "None", own["admin"]),
+            ({10: 6.0, 20: 2.0}, 0.6, "None", own["admin"]),
+            ({10: 5.0, 20: 1.0}, 0.6, "None", own["admin"]),
             ({10: 5.5, 20: 1.5}, 1.6, "None", own["admin"]),
             ({}, 1.6, "None", own["post-ln"]),
             *bounds,
         ],
         key=str,
     )
-    assert ({10: 7.0}, 0.5, "None", own["post-ln"]) in drawn[1] and ({10: 7.0}, 1.6, "None", own["post-ln"]) in drawn[1]
+    assert ({10: 7.0}, 0.6, "None", own["post-ln"]) in drawn[1] and ({10: 7.0}, 1.6, "None", own["post-ln"]) in drawn[1]
     crosses = [(*points, colour) for points, _, marker, colour in drawn[1] if marker == "x"]
     assert sorted(crosses) == [(0, own["admin"]), (15, own["post-ln"])]
+
+
+def test_curves_fill_the_axis(closed):
+    """Does the axis begin and end a little beyond the losses that are shown, and name a cross only if there is one?"""
+    runs = [result(valid={10: 6.2, 20: 2.0}), result(scheme="pre-ln", valid={10: 5.0, 20: 2.06})]
+    (axes,) = draw_curves(runs).axes
+    assert axes.get_ylim() == pytest.approx((1.9, 6.51)) and axes.get_ylabel() == "bits per token, validation"
+    ends = [axes.transData.transform((20, loss))[1] for loss in (2.0, 2.06)]
+    assert ends[1] - ends[0] > 0.02 * axes.bbox.height  # on an axis from 0 to 7.5 it was 0.008
+    # A loss that has exploded is off the axis, and does not hide how far apart the others are.
+    (axes,) = draw_curves([*runs, result(scheme="post-ln", valid={10: 7.0, 20: 90.0})]).axes
+    assert axes.get_ylim() == pytest.approx((1.9, 1.05 * 1.25 * 6.0))
+    # One that stays on the plateau is on it, and so is the bound, where all are far below.
+    (axes,) = draw_curves([result(valid={10: 1.0, 20: 0.5})]).axes
+    assert axes.get_ylim() == pytest.approx((0.475, 1.05 * 4.8))
+
+
+def test_seeds_of_a_scheme_are_one_in_the_legend(closed):
+    """Are all seeds in their scheme's colour, and crosses at one update below each other?"""
+    runs = [result(seed=seed, scheme=name, valid={10: 6.0, 20: 2.0}) for name in ("admin", "pre-ln") for seed in "123"]
+    figure = draw_curves(runs)
+    thin = [line.get_color() for line in figure.axes[0].lines if line.get_linewidth() == 0.6]
+    assert thin == ["#0072B2"] * 3 + ["#009E73"] * 3
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert said == ["Admin", "Pre-LN", "entropy of a token", "plateau (0.8 of the entropy)"]
+    bad = [result(scheme=name, verdict="diverged", update=15) for name in ("admin", "pre-ln")]
+    crosses = [line.get_xydata().tolist() for line in draw_curves(bad).axes[0].lines if line.get_marker() == "x"]
+    assert crosses == [[[15, 0.98]], [[15, 0.94]]]
+
+
+def test_no_other_scheme_has_the_colours_of_the_three(closed):
+    """Of every scheme at once, has each its own colour and dashes, and none but the three one like theirs?"""
+    lines = [line for line in draw_curves([result(scheme=name) for name in SCHEMES]).axes[0].lines
+             if line.get_linewidth() == 1.6]  # fmt: skip
+    looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in lines}
+    three = {"Admin": "#0072B2", "Post-LN": "#D55E00", "Pre-LN": "#009E73"}
+    assert {name: look[0] for name, look in looks.items() if look[0] not in COLOURS} == three
+    assert len(looks) == len(SCHEMES) == len(set(looks.values()))
 
 
 def test_rates_are_the_runs(closed):
@@ -233,12 +290,23 @@ def test_rates_are_the_runs(closed):
 
 
 def test_crosses_in_one_place_are_both_seen(closed):
-    """Where several diverge, is each cross of another size, the larger below; is one seed's range left unsaid?"""
+    """Where several diverge, are their crosses next to each other, and one alone in its place; is one seed's range left
+    unsaid?"""
     runs = [result(scheme=name, lr="1e-3", verdict="diverged", bits=None) for name in ("admin", "post-ln")]
+    runs += [result(scheme="admin", lr="1e-4"), result(scheme="post-ln", lr="1e-4", verdict="diverged", bits=None)]
     figure = draw_rates(runs, "6")
-    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
-    assert [tuple(line.get_xydata()[0]) for line in crosses] == [(1e-3, 9.0)] * 2
-    assert crosses[0].get_markersize() > crosses[1].get_markersize() + 2
+    figure.canvas.draw()
+    (panel,) = figure.axes
+    crosses = [line for line in panel.lines if line.get_marker() == "x"]
+    assert [tuple(line.get_xydata()[0]) for line in crosses] == [(1e-3, 9.0), (1e-4, 9.0), (1e-3, 9.0)]
+    points = 72 / figure.dpi
+    aside = [
+        (line.get_transform().transform(line.get_xydata()) - panel.transData.transform(line.get_xydata()))[0] * points
+        for line in crosses
+    ]
+    (size,) = {line.get_markersize() for line in crosses}
+    assert aside == [pytest.approx(them, abs=1e-6) for them in ([-5, 0], [0, 0], [5, 0])] and size < 10
+    assert panel.get_xlim()[1] < 2e-3 and panel.get_xlim()[0] > 5e-5  # of the rates, not of the crosses
     assert "several seeds: mean and range" not in {text.get_text() for text in figure.legends[0].get_texts()}
 
 
@@ -423,13 +491,21 @@ def make(recipe, runs, *variables):
     ("variable", "message"),
     [
         ("SCHEMES=admin sandwich", f"SCHEMES=admin sandwich is unknown; expected some of {' '.join(SCHEMES)}."),
-        ("SCHEMES=", "SCHEMES= is unknown"),
+        ("SCHEMES=", "SCHEMES= is empty; expected one or more"),
         ("PRESET=tpu", "PRESET=tpu is unknown; expected cpu, gpu or multi30k"),
     ],
 )
 def test_unknown_choices_are_refused(recipe, variable, message, tmp_path):
     done = make(recipe, tmp_path, "-n", variable)
     assert done.returncode == 2 and message in done.stderr
+
+
+def test_the_text_has_variables_of_its_own(tmp_path, monkeypatch):
+    """The demo's text, which a grid on a GPU is trained on, is not held to how long the grid's runs are."""
+    monkeypatch.setenv("UPDATES", "30")
+    monkeypatch.setenv("SAVE_EVERY", "30")
+    done = make("compare", tmp_path, "-n", "SCHEMES=admin", "PRESET=gpu", "LEG=30")
+    assert done.returncode == 0, done.stderr
 
 
 def planned(folder, *given):

@@ -79,6 +79,8 @@ def test_wrong_machines_are_refused_in_one_line(variables, message):
 
 
 def test_the_first_node_does_all():
+    done = run("-n", "RUNS=nowhere", "NODES=2", "MASTER=[fd00::1]:1")
+    assert done.returncode == 0 and "--distributed-init-method tcp://[fd00::1]:1 " in done.stdout
     done = run("-n", "RUNS=nowhere", "NODES=2", "MASTER=h:1")
     assert done.returncode == 0, done.stderr
     assert "--distributed-world-size 2 --distributed-init-method tcp://h:1 --distributed-rank 0" in done.stdout

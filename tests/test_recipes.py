@@ -126,7 +126,7 @@ def test_a_training_is_not_taken_back(tmp_path, unit, left, reached):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("UPDATES=1e3", "UPDATES=1e3 is not a number that a run can have; expected a whole one above 0.  Stop"),
+        ("UPDATES=1e3", "UPDATES=1e3 is not a number that a run can have; expected a whole one above 0, as in 1000.  Stop"),
         ("UPDATES=", "UPDATES= is not a number"),
         ("SAVE_EVERY=0", "SAVE_EVERY=0 is not a number"),
         ("AVERAGE=0", "AVERAGE=0 is not a number"),
@@ -479,6 +479,9 @@ def environment() -> dict[str, str]:
         ("iwslt14", "PAIR=en-de", "PAIR=en-de is unknown; expected one of de-en"),
         ("demo", "MAX_TOKENS=1k", "MAX_TOKENS=1k is not a number that a run can have; expected a whole one above 0"),
         ("iwslt14", "GPUS=x", "GPUS=x is not a number"),
+        ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains; give another"),
+        ("demo", "MAX_TOKENS=0900", "MAX_TOKENS=0900 is not a number that a run can have"),
+        ("compare", "SEEDS=", "SEEDS= is empty; expected one or more"),
         ("compare", "JOBS=0", "JOBS=0 is not a number"),
         ("compare", "UPDATES=1e3", "UPDATES=1e3 is not a number"),
         ("compare", "SEEDS=1 2 1", "SEEDS=1 2 1 names one twice; expected each once"),
@@ -497,7 +500,9 @@ def test_unknown_choices_are_refused(recipe, variable, message):
     assert message in refused(done)
 
 
-def test_text_is_utf_8_whatever_the_locale():
+def test_text_is_utf_8_whatever_the_locale(monkeypatch):
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")  # where Python does not take C for one of UTF-8
+    monkeypatch.delenv("PYTHONUTF8", raising=False)
     done = make("demo", "--eval", "show: ; @$(PYTHON) -c 'import sys; print(sys.flags.utf8_mode)'", "show")
     assert done.stdout == "1\n"
 

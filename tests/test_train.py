@@ -88,7 +88,7 @@ def test_where_fairseq_starts_the_processes(corpus, tmp_path):
     given = [corpus, *TRAIN, *ONE_UPDATE_AN_EPOCH, *spawn.split(), "--max-update", 2, "--save-dir", tmp_path / "run"]
     process = conftest.process(_spawning, [str(it) for it in given], tmp_path / "log")
     process.start()
-    process.join(120)
+    process.join(600)
     process.kill()
     process.join()
     log = (tmp_path / "log").read_text()

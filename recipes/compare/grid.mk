@@ -82,7 +82,7 @@ HOW_FAR = --cells $(CELLS) $(if $(SINCE),--since $(SINCE))
 RESULTS := $(foreach cell,$(CELLS),$(OUT)/$(cell)/result.json)
 
 .SECONDARY:
-# Whoever begins the same grid at the same time waits for its text, and then works on other cells.
+# Whoever begins the same grid at the same time waits for its text, and for every cell that the other one is at.
 all:
 	$(if $(PLANNING),,+@$(call GUARD,--alone $(OUT)/text --wait) $(OUT)/entropy.json)
 ifneq ($(TRIAL),)
@@ -100,10 +100,10 @@ $(OUT)/settings.json: $(if $(filter cpu,$(PRESET)),,$(BIN)/dict.en.txt) FORCE
 	@$(STEP).settings $@ --models $(OUT) updates=$(UPDATES) leg=$(LEG) beam=$(BEAM) ffn_init=$(FFN_INIT) \
 		$(if $(filter cpu,$(PRESET)),pairs=$(PAIRS)/$(VALID_PAIRS)/$(TEST_PAIRS) words=$(WORDS),--with $(BIN)/../settings.json) -- $(SETTINGS)
 
-# A recipe whose text this is. Its variables are its own, but for those that follow: make hands down what the user gave in
-# MAKEFLAGS, and in the environment.
+# A recipe whose text this is. It gets those variables alone that follow. What the user gave for the grid would reach it
+# through MAKEFLAGS and the environment.
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
-OF_ITS_OWN := env $(GIVEN:%=-u %) MAKEFLAGS=$(if $(PLANNING),n) $(MAKE) --no-print-directory
+OF_ITS_OWN := env $(patsubst %,-u %,$(sort $(GIVEN) $(COUNTS) $(AXES))) MAKEFLAGS=$(if $(PLANNING),n) $(MAKE) --no-print-directory
 ifeq ($(PRESET),cpu)
 VALID_PAIRS ?= 1000
 TEST_PAIRS ?= 1000

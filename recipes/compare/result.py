@@ -24,6 +24,7 @@ from recipes.compare.verdict import left_plateau, verdict
 from recipes.steps import languages
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import read_lines, replacing, run
+from recipes.steps.guard import alone
 from recipes.steps.logs import read_log
 from recipes.steps.score import hypotheses
 from recipes.steps.text import Text
@@ -71,6 +72,12 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="text.json of a text that was tokenised")
     parser.add_argument("--raw", help="prefix of that text's raw test set: RAW.de, RAW.en")
     args, options = cells.parsed(parser)
+    with alone(args.cell / ".guard"):  # another make of the same grid may be at it
+        judge(args, options)
+
+
+def judge(args: argparse.Namespace, options: list[str]) -> None:
+    """Translate with the cell's last checkpoint, and write down how it came out."""
     stopped = cells.stopped(args)
     entropy = json.loads("\n".join(read_lines(args.entropy)))["bits"]
     log = read_log(args.cell / "train.log", unfinished=stopped)

@@ -45,14 +45,11 @@ def alone(path: Path, wait: bool = True) -> Iterator[None]:
     its own file.
 
     Raises:
-        ValueError: another process is, and this one is not to wait; or the folder cannot be made.
+        ValueError: another process is, and this one is not to wait; or the folder cannot be written to.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{path.parent}: cannot be made ({error.strerror}). Write elsewhere with RUNS=.") from None
     lock, holder = FileLock(path), path.with_name(f"{path.name}.holder")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=SHORT if wait else 0)
     except Timeout:
         if not wait:
@@ -62,6 +59,8 @@ def alone(path: Path, wait: bool = True) -> Iterator[None]:
             ) from None
         log.info("%s: taken by %s. Waiting for its end.", path, _held_by(holder))
         lock.acquire()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be made ({error.strerror}). Write elsewhere with RUNS=.") from None
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder.write_text(f"process {os.getpid()} on {platform.node()} since {since}", encoding="utf-8")

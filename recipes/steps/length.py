@@ -19,8 +19,8 @@ def number(name: str, text: str) -> int:
     Raises:
         ValueError: it is none.
     """
-    if not re.fullmatch(r"0*[1-9]\d*", text):
-        raise ValueError(f"{name}={text} is not a number that a run can have; expected a whole one above 0")
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise ValueError(f"{name}={text} is not a number that a run can have; expected a whole one above 0, as in 1000")
     return int(text)
 
 

@@ -2,7 +2,7 @@
 
     python -m recipes.steps.train data-bin --user-dir fairseq_admin --arch transformer_admin_18l --save-dir RUN ...
 
-It differs in three things:
+It has neither --profile nor --use-plasma-view, and differs in three things:
 
 - It goes on from the newest checkpoint in --save-dir (checkpoints.py), and does nothing if that is of update
   --max-update.
@@ -58,7 +58,10 @@ def train(cfg: Any, **given: Any) -> None:
 
 
 def main() -> None:
-    args = options.parse_args_and_arch(options.get_training_parser())
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser)
+    if args.profile or args.use_plasma_view:
+        parser.error("--profile and --use-plasma-view are for fairseq-train itself")
     args.tpu = False
     last = newest(Path(args.save_dir))
     if last and args.restore_file == "checkpoint_last.pt":
