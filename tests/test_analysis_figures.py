@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT
 
 from fairseq_admin import cli
+from fairseq_admin.analysis import figure, omega
 from recipes.figures import analysis, together
 from recipes.figures.draw import COLOURS
 
@@ -54,18 +55,66 @@ def test_gradients_have_one_scale() -> None:
     side = {"relative output gradient": [0.1, 1.0], "feed-forward": {"W1": [0.1, 0.2], "W2": [0.3, 0.4]}}
     results = [
         {
-            "model": {"title": title, "encoder_layers": 1, "decoder_layers": 0, "width": 8, "updates": 0},
-            "stacks": {"encoder": side},
+            "model": {**model(scheme), "title": scheme},
+            "stacks": {"encoder": side, "decoder": side},
             "last feed-forward": {
-                "depths": [1, 2], "stacks": {"encoder": norms}, "power of the depth": {"encoder": -0.5},
+                "depths": [1, 2], "stacks": {"encoder": norms, "decoder": norms},
+                "power of the depth": {"encoder": -0.5, "decoder": None},
             },
         }
-        for title, norms in (("Post-LN", [0.5, 0.9]), ("Pre-LN", [0.1, 0.2]))
+        for scheme, norms in (("post-ln", [0.5, 0.9]), ("pre-ln", [0.1, 0.2]))
     ]  # fmt: skip
     above, below = together.all_gradients(results).subfigs
     assert [axes.get_ylim() for axes in above.axes] == [axes.get_ylim() for axes in below.axes]
     assert above.axes[2].get_ylim()[0] == 0 and above.axes[2].get_ylim()[1] > 0.9
     assert list(below.axes[2].lines[0].get_ydata()) == [0.1, 0.2]
+    # A row is in its scheme's colour, and no two lines of a panel look the same, in print as well.
+    for part, colour in ((above, COLOURS["Post-LN"]), (below, COLOURS["Pre-LN"])):
+        for axes, count in zip(part.axes, (2, 4, 2)):
+            assert {line.get_color() for line in axes.lines} == {colour}
+            looks = {
+                (line.get_linestyle(), line.get_marker(), line.get_markerfacecolor(), line.get_label())
+                for line in axes.lines
+            }
+            assert len(looks) == len({look[:3] for look in looks}) == len(axes.get_legend().get_texts()) == count
+            assert {(label[:3], dashes) for dashes, _, _, label in looks} == {("enc", "-"), ("dec", "--")}
+
+
+def model(scheme: str) -> dict:
+    return {"scheme": scheme, "encoder_layers": 1, "decoder_layers": 1, "width": 8, "updates": 0}
+
+
+def test_omega_is_in_its_schemes_colour() -> None:
+    """Are ω as profiled and as trained in Admin's blue, and the rules, which are no scheme, in grey?"""
+    stack = {
+        "sublayers": ["a", "b"],
+        "profiled": [1.0, 1.5],
+        "trained": [{"min": 0.9, "mean": 1.1, "max": 1.2}, {"min": 1.3, "mean": 1.4, "max": 1.6}],
+        "closed form": {rule: place + 3.0 for place, rule in enumerate(omega.RULES)},
+    }
+    result = {"model": {**model("admin"), "title": "Admin"}, "stacks": {"encoder": stack, "decoder": stack}}
+    drawn = omega.draw(result)
+    for axes in drawn.axes:
+        lines = {line.get_label(): line for line in axes.lines}
+        assert {label: line.get_color() for label, line in lines.items()} == {
+            "trained: mean": COLOURS["Admin"], "profiled": COLOURS["Admin"],
+            "by depth, rule log": "grey", "by depth, rule constant": "grey",
+        }  # fmt: skip
+        assert lines["profiled"].get_ydata().tolist() == [1.0, 1.5]
+        assert lines["trained: mean"].get_ydata().tolist() == [1.1, 1.4]
+        assert len({line.get_linestyle() for line in list(lines.values())[-2:]}) == 2  # in print, too
+        (band,) = axes.collections
+        assert band.get_label() == "trained: range" and set(band.get_paths()[0].vertices[:, 1]) == {0.9, 1.2, 1.3, 1.6}
+
+
+def test_a_schemes_colour_is_nothing_elses() -> None:
+    """Is each colour that is given by place another one than the schemes', which every figure has from one table?"""
+    assert figure.ALWAYS == {"admin": "#0072B2", "post-ln": "#D55E00", "pre-ln": "#009E73"}
+    assert list(COLOURS.items()) == [
+        ("Admin", figure.ALWAYS["admin"]), ("Post-LN", figure.ALWAYS["post-ln"]), ("Pre-LN", figure.ALWAYS["pre-ln"]),
+    ]  # fmt: skip
+    assert not set(figure.ALWAYS.values()) & {figure.style(number)["color"] for number in range(20)}
+    assert [figure.colour(scheme) for scheme in ("pre-ln", "deepnorm", "")] == [COLOURS["Pre-LN"], "black", "black"]
 
 
 @pytest.mark.parametrize("scheme, title", [("post-ln", "Post-LN"), ("pre-ln", "Pre-LN"), ("admin", "Admin")])

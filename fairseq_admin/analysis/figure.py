@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, FigureBase
 
 # Okabe and Ito's, which the colour-blind can tell apart; each line has a marker of its own too, for print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+ALWAYS = {"admin": "#0072B2", "post-ln": "#D55E00", "pre-ln": "#009E73"}
+"""The colours of schemes, in every figure: blue, vermilion and bluish green. Nothing else has them."""
+COLOURS = ("#000000", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vPX"
+STACKS = {"encoder": {"linestyle": "-", "marker": "o"}, "decoder": {"linestyle": "--", "marker": "s"}}
+"""How the lines of a stack are drawn, in the colour of its scheme."""
 SHADES = "cividis"
 """Even steps in grey, and the same to the colour-blind."""
 WIDTH = 7.2
@@ -74,8 +78,13 @@ def whole_numbers() -> Any:
     return MaxNLocator(integer=True)
 
 
+def colour(scheme: str) -> str:
+    """A scheme's own, or black."""
+    return ALWAYS.get(scheme, "black")
+
+
 def style(number: int) -> dict[str, Any]:
-    """Colour and marker of a figure's line of that number."""
+    """Colour and marker of a figure's line of that number, where lines are not schemes."""
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 

@@ -132,19 +132,25 @@ def draw(result: dict[str, Any]) -> Figure:
 
 
 def fill(panels: Sequence[Axes], result: dict[str, Any]) -> None:
-    """Draw one model's gradients into its panels: three with the last weights against depth, else two."""
+    """Draw one model's gradients into its panels: three with the last weights against depth, else two.
+
+    All are in the colour of the model's scheme; a stack has its own dashes and markers, which are hollow for W2.
+    """
     last = result.get("last feed-forward")
-    for number, (side, found) in enumerate(result["stacks"].items()):
+    colour = figure.colour(result["model"]["scheme"])
+    for side, found in result["stacks"].items():
+        look: dict[str, Any] = {**figure.STACKS[side], "color": colour}
         values = found["relative output gradient"]
         places = [step / max(1, len(values) - 1) for step in range(len(values))]
-        panels[0].plot(places, values, label=side, **{**figure.style(number), "markersize": 3})
-        for which, (name, norms) in enumerate(found["feed-forward"].items()):
-            look = {**figure.style(2 * number + which), "markersize": 3}
-            panels[1].plot(range(1, len(norms) + 1), norms, ("-", "--")[which], label=f"{side} {name}", **look)
+        panels[0].plot(places, values, label=side, markevery=max(1, len(values) // 12), **look)
+        for name, norms in found["feed-forward"].items():
+            face = "white" if name == "W2" else colour
+            label = f"{side[:3]}. {name}"  # short, for the legend to hide no line
+            panels[1].plot(range(1, len(norms) + 1), norms, label=label, markerfacecolor=face, **look)
         if last:
             power = last["power of the depth"][side]
             label = side if power is None else f"{side}: as $L^{{{power:.2f}}}$"
-            panels[2].plot(last["depths"], last["stacks"][side], label=label, **figure.style(number))
+            panels[2].plot(last["depths"], last["stacks"][side], label=label, **look)
     panels[0].set(
         title="outputs of sub-layers", xlabel="place in the stack: 0 first, 1 last",
         ylabel="gradient norm over the largest",
@@ -157,4 +163,4 @@ def fill(panels: Sequence[Axes], result: dict[str, Any]) -> None:
         panels[2].set(title="W2 of the last layer", xlabel="depth L, layers", ylabel="gradient norm", ylim=(0, None))
         panels[2].set_xticks(last["depths"])
     for axes in panels:
-        axes.legend(loc="best", fontsize=7)
+        axes.legend(loc="best", fontsize=7, handlelength=2.7, labelspacing=0.3, borderaxespad=0.2)

@@ -14,7 +14,8 @@ from .subject import Subject
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RULES = ("log", "constant")
+RULES = {"log": "--", "constant": ":"}
+"""The rules that know the depth alone, and how their lines are drawn."""
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
@@ -44,19 +45,19 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> Figure:
-    """A panel a stack; the trained ω as its mean and range over the channels."""
+    """A panel a stack: ω in its scheme's colour, hollow as profiled; trained, its mean and range over the channels."""
+    colour = figure.colour(result["model"]["scheme"])
     drawn, panels = figure.panels(len(result["stacks"]), sharey=True)
     for axes, (side, found) in zip(panels, result["stacks"].items()):
         numbers = range(1, len(found["sublayers"]) + 1)
-        axes.plot(numbers, found["profiled"], label="profiled", color=figure.COLOURS[0], linewidth=5, alpha=0.4)
         if found["trained"]:
             low, mean, high = ([it[name] for it in found["trained"]] for name in ("min", "mean", "max"))
-            look = figure.style(1)
-            axes.fill_between(numbers, low, high, color=look["color"], alpha=0.25, linewidth=0)
-            axes.plot(numbers, mean, label="trained: mean and range", **look, markersize=3)
-        for number, (rule, value) in enumerate(found["closed form"].items()):
-            look = {"color": figure.COLOURS[2 + number], "linestyle": ("--", ":")[number]}
-            axes.axhline(value, label=f"by depth, rule {rule}", **look)
+            axes.plot(numbers, mean, label="trained: mean", color=colour, linewidth=1)
+            axes.fill_between(numbers, low, high, label="trained: range", color=colour, alpha=0.4, linewidth=0)
+        hollow: Any = {"markerfacecolor": "none", "markersize": 6, "linewidth": 0.8, "markevery": 3}
+        axes.plot(numbers, found["profiled"], "o--", label="profiled", color=colour, **hollow)
+        for rule, value in found["closed form"].items():
+            axes.axhline(value, label=f"by depth, rule {rule}", color="grey", linestyle=RULES[rule])
         axes.set(title=side, xlabel="sub-layer")
         axes.xaxis.set_major_locator(figure.whole_numbers())
     panels[0].set_ylabel("ω")

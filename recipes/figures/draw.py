@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib
 
@@ -16,12 +17,16 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from recipes.steps.common import replacing, run
+from recipes.steps.plugin import SCHEMES
 from recipes.steps.summary import Run, finished_runs
 
-METHODS = ("Admin", "Post-LN", "Pre-LN")
-# Okabe and Ito's blue, vermilion and bluish green, which the colour-blind can tell apart.
-BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
-COLOURS = dict(zip(METHODS, (BLUE, VERMILION, GREEN)))
+if TYPE_CHECKING:
+    from fairseq_admin.analysis.figure import ALWAYS
+else:
+    from recipes.plugin.analysis.figure import ALWAYS
+
+COLOURS = {SCHEMES[scheme].title: colour for scheme, colour in ALWAYS.items()}
+METHODS = tuple(COLOURS)
 MARKERS = dict(zip(METHODS, "osD"))
 
 

@@ -57,17 +57,12 @@ def output_changes(results: list[dict[str, Any]]) -> Figure:
 
 
 def all_gradients(results: list[dict[str, Any]]) -> Figure:
-    """A row of panels a scheme; those of a column have one scale and, but for the last, one legend."""
+    """A row of panels a scheme; those of a column have one scale."""
     drawn = Figure(figsize=(figure.WIDTH, 2.7 * len(results)), layout="constrained")
     drawn.subfigures(len(results), 1)
     for result, part in zip(results, drawn.subfigs):
         gradients.fill(part.subplots(1, 3), result)
         figure.headline(part, "Gradients", result)
-    for part in drawn.subfigs[1:]:
-        for axes in part.axes[:2]:  # their lines are those of the first row
-            legend = axes.get_legend()
-            assert legend
-            legend.remove()
     for column in zip(*(part.axes for part in drawn.subfigs)):
         low, high = zip(*(axes.get_ylim() for axes in column))
         for axes in column:
