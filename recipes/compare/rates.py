@@ -6,7 +6,8 @@ python -m recipes.compare.rates rates.png runs.csv
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
@@ -15,43 +16,65 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation
 
 from recipes.compare import drawing
 from recipes.compare.grid_table import read_results
-from recipes.compare.standing import Standing, loss, standings
+from recipes.compare.standing import Standing, interval, loss, standings
 from recipes.compare.verdict import EXPLODED, PLATEAU
 from recipes.steps.common import run
 from recipes.steps.plugin import SCHEMES
 
-# Okabe and Ito's blue, vermilion and bluish green, which the colour-blind can tell apart; in every panel.
-ALWAYS = {"admin": "#0072B2", "post-ln": "#D55E00", "pre-ln": "#009E73"}
+if TYPE_CHECKING:
+    from fairseq_admin.analysis.figure import ALWAYS, colour
+else:
+    from recipes.plugin.analysis.figure import ALWAYS, colour
+
 COLUMNS = 4
 ENTROPY, BOUND = "entropy of a token", f"plateau ({PLATEAU} of the entropy)"
-CROSSES = 13, 10, 7, 4
-"""The sizes of the crosses of a panel's lines, so that those in one place are seen, each inside the one before."""
+CROSS, APART = 6, 10
+"""The size of a cross, and how far those at one rate are from each other, in points."""
 
 
-def line(axes: Axes, standing: Standing, colour: str, width: float, cross: float) -> None:
-    """The mean over the seeds, and the range as a bar; hollow where there is one seed, a cross where one diverged."""
+def diverged(standing: Standing) -> list[str]:
+    """The rates at which a seed did."""
+    return [rate for rate, them in standing.runs.items() if any(result["verdict"] == "diverged" for result in them)]
+
+
+def line(axes: Axes, standing: Standing, width: float) -> None:
+    """The mean over the seeds, and the range as a bar; hollow where there is one seed."""
+    own = colour(standing.scheme)
     rates = [float(rate) for rate in standing.runs]
     losses = [[loss(result) for result in runs] for runs in standing.runs.values()]
     means = [sum(them) / len(them) for them in losses]
     bars = [[mean - min(them) for mean, them in zip(means, losses)], [max(t) - m for m, t in zip(means, losses)]]
     axes.errorbar(
-        rates, means, bars, color=colour, linewidth=width, capsize=2, elinewidth=0.8,
+        rates, means, bars, color=own, linewidth=width, capsize=2, elinewidth=0.8,
         label=SCHEMES[standing.scheme].title,
     )  # fmt: skip
-    for face, several in ((colour, True), ("white", False)):
+    for face, several in ((own, True), ("white", False)):
         there = [point for *point, them in zip(rates, means, losses) if (len(them) > 1) == several]
         if there:
-            look: dict[str, Any] = {"color": colour, "markerfacecolor": face, "markersize": 3 + width, "zorder": 3}
+            look: dict[str, Any] = {"color": own, "markerfacecolor": face, "markersize": 3 + width, "zorder": 3}
             axes.plot(*zip(*there), "o", linestyle="none", **look)
-    bad = [(rate, mean) for (rate, mean, runs) in zip(rates, means, standing.runs.values())
-           if any(result["verdict"] == "diverged" for result in runs)]  # fmt: skip
-    if bad:  # with no cross at all, the layout would leave room for one at a rate of 0
-        axes.plot(
-            *zip(*bad), "x", color=colour, markersize=cross, markeredgewidth=2, clip_on=False, zorder=4,
-        )  # fmt: skip
+
+
+def crosses(axes: Axes, them: list[Standing]) -> None:
+    """A cross, in the line's colour, where a seed diverged; those of several lines at one rate next to each other."""
+    count = Counter(rate for standing in them for rate in diverged(standing))
+    drawn: Counter[str] = Counter()
+    for standing in them:
+        for rate in diverged(standing):
+            mean = interval([loss(result) for result in standing.runs[rate]]).mean
+            points = APART * (drawn[rate] - (count[rate] - 1) / 2)
+            aside = ScaledTranslation(points / 72, 0, axes.figure.dpi_scale_trans)
+            drawn[rate] += 1
+            # Not axes.plot, which would count the points aside as data, and scale the axes to them.
+            cross = Line2D(
+                [float(rate)], [mean], marker="x", color=colour(standing.scheme), markersize=CROSS, markeredgewidth=2,
+                zorder=4, transform=axes.transData + aside,
+            )  # fmt: skip
+            axes.add_artist(cross).set_clip_on(False)
 
 
 def explained(handles: dict[str, Any], them: list[Standing], own: bool) -> dict[str, Any]:
@@ -69,7 +92,7 @@ def explained(handles: dict[str, Any], them: list[Standing], own: bool) -> dict[
             found[text] = Line2D([], [], color="grey", marker="o", markerfacecolor=face, linestyle="none")
     if any(result["verdict"] == "diverged" for them in runs for result in them):
         text = f"a seed diverged (drawn at {EXPLODED} of the entropy at most)"
-        found[text] = Line2D([], [], color="grey", marker="x", markersize=8, markeredgewidth=2, linestyle="none")
+        found[text] = Line2D([], [], color="grey", marker="x", markersize=CROSS, markeredgewidth=2, linestyle="none")
     return found
 
 
@@ -87,10 +110,10 @@ def draw(results: list[dict], layers: str) -> Figure:
     entropy = results[0]["entropy"]
     rates = sorted({rate for it in them for rate in it.runs}, key=float)
     for axes, standing in zip(panels.flat, others):
-        for it, cross in zip(known, CROSSES):
-            line(axes, it, ALWAYS[it.scheme], 1.0, cross)
-        if standing not in known:
-            line(axes, standing, "black", 2.0, CROSSES[-1])
+        lines = known if standing in known else [*known, standing]
+        for it in lines:
+            line(axes, it, 1.0 if it in known else 2.0)
+        crosses(axes, lines)
         axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label=ENTROPY)
         axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label=BOUND)
         axes.set(
