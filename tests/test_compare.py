@@ -368,6 +368,14 @@ def test_a_scheme_is_judged_at_its_best_rate():
     assert [run["bits"] for run in found.at_best.values()] == [2.9, 3.0, 3.1]
 
 
+def test_a_best_rate_at_the_edge_is_marked():
+    """Beyond it nothing was tried, in these runs or in those that chose it; two rates have no middle."""
+    tried = [run for rate, bits in (("1e-4", 1.0), ("3e-4", 2.0), ("1e-3", 3.0)) for run in grid("admin", rate, [bits])]
+    assert standing_table(tried)[0]["best rate"] == standing_table(tried[:1], tried)[0]["best rate"] == "1e-4 (edge)"
+    tried[1]["bits"] = 0.5
+    assert standing_table(tried)[0]["best rate"] == "3e-4" and standing_table(tried[:2])[0]["best rate"] == "3e-4"
+
+
 def test_differences_are_between_the_same_seeds():
     """Between the schemes' means are 0.5 bits, the seeds 2 bits apart: only seed by seed does the difference show."""
     admin, other = standings(grid("admin", "1e-3", [1.0, 2.0, 3.0]) + grid("pre-ln", "1e-4", [1.49, 2.5, 3.51]))

@@ -4,7 +4,8 @@
 
 writes RUN/standing.md and RUN/standing.csv, a row a scheme and depth:
 
-    best rate   the one with the most seeds that learned; of those the one with the lowest mean loss on validation
+    best rate   the one with the most seeds that learned; of those the one with the lowest mean loss on validation;
+                `edge`: no rate beyond it was tried
     window      the rates at which every seed learned
     left        the update at which validation fell below the plateau's bound
     bits, BLEU  validation's loss, and the score of the test set, which chose nothing
@@ -140,16 +141,21 @@ def shown(found: Interval | None, digits: str, lower_is_better: bool) -> str:
     return f"{said}: {found:{digits}}" if found and found.count >= FEWEST else said
 
 
-def row(standing: Standing, window: list[str], base: Standing | None) -> dict[str, str]:
-    """A row of the table; `base` is what it is compared with, if that is another."""
+def rate(best: str, tried: list[str]) -> str:
+    """A rate, and whether it is at the edge of those that were tried, ascending."""
+    return best + (" (edge)" if len(tried) > 2 and best in (tried[0], tried[-1]) else "")
+
+
+def row(standing: Standing, tried: Standing, base: Standing | None) -> dict[str, str]:
+    """A row of the table; `tried` has the rates, `base` is what it is compared with, if that is another."""
     at_best = list(standing.at_best.values())
     left = [result["left"] for result in at_best if result["left"] is not None]
     return {
         "scheme": standing.scheme,
         "layers": standing.layers,
-        "best rate": standing.best,
+        "best rate": rate(standing.best, list(tried.runs)),
         "learned": f"{learned(at_best)} of {len(at_best)}",
-        "window": " ".join(window) or "-",
+        "window": " ".join(tried.window) or "-",
         "left the plateau at": f"{interval(left):.0f}" if len(left) == len(at_best) else "-",
         "bits, valid": f"{interval(list(map(loss, at_best))):.3f}",
         "BLEU, test": f"{interval(list(map(score, at_best))):.2f}",
@@ -174,8 +180,8 @@ def table(results: list[dict], tried: list[dict] | None = None) -> list[dict[str
     """
     them = standings(results)
     bases = {standing.layers: standing for standing in them if standing.scheme == BASE}
-    windows = {(it.scheme, it.layers): it.window for it in (standings(tried) if tried else them)}
-    return [row(it, windows[it.scheme, it.layers], bases.get(it.layers) if it.scheme != BASE else None) for it in them]
+    search = {(it.scheme, it.layers): it for it in (standings(tried) if tried else them)}
+    return [row(it, search[it.scheme, it.layers], bases.get(it.layers) if it.scheme != BASE else None) for it in them]
 
 
 def markdown(

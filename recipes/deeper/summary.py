@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from recipes.compare.grid_table import made_by, write_csv
-from recipes.compare.standing import LEVEL, Standing, difference, interval, markdown, shown
+from recipes.compare.standing import LEVEL, difference, interval, markdown, rate, shown
 from recipes.deeper.standing import ALONE, accuracy, at_best_rates, read_results
 from recipes.steps.common import run, write_lines
 from recipes.steps.logs import read_log
@@ -31,19 +31,13 @@ def title(scheme: str) -> str:
     return "head alone" if scheme == ALONE else EVERY[scheme].title
 
 
-def rate(standing: Standing) -> str:
-    """The best rate, and whether it is at the edge of those that were tried."""
-    tried = list(standing.runs)
-    return standing.best + (" (edge)" if len(tried) > 2 and standing.best in (tried[0], tried[-1]) else "")
-
-
 def rows(results: list[dict]) -> list[dict[str, str]]:
     them = at_best_rates(results)
     places = {(it.scheme, it.layers): it for it in them}
     found = []
     for it in them:
         runs = list(it.at_best.values())
-        row = {"scheme": it.scheme, "new layers": it.layers, "best rate": rate(it)}
+        row = {"scheme": it.scheme, "new layers": it.layers, "best rate": rate(it.best, list(it.runs))}
         row["diverged"] = f"{sum(run['diverged'] for run in runs)} of {len(runs)}"
         row["accuracy, test"] = f"{interval(list(map(accuracy, runs))):.3f}"
         for base in BASES:
