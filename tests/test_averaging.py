@@ -170,8 +170,11 @@ def test_average_is_the_float64_mean(tmp_path, dtype):
 
 
 def test_average_is_stored_in_the_newests_types(tmp_path):
-    paths = [save(tmp_path / f"{d}.pt", admin(d).to(t).state_dict(), d) for d, t in ((2, torch.half), (1, torch.float))]
-    assert {tensor.dtype for tensor in averaging.average(paths).weights.values()} == {torch.float16}
+    half, whole = admin(2).half().state_dict(), admin(1).state_dict()
+    paths = [save(tmp_path / "half.pt", half, 2), save(tmp_path / "whole.pt", whole, 1)]
+    found = averaging.average(paths).weights
+    assert all(tensor.dtype == half[key].dtype for key, tensor in found.items())
+    assert {tensor.dtype for key, tensor in found.items() if key != provenance.KEY} == {torch.float16}
 
 
 def test_average_of_one_is_itself(tmp_path):
@@ -195,6 +198,22 @@ def test_average_takes_the_rest_from_the_one_with_most_updates(tmp_path):
         "encoder.note",
     ]
     assert "last_optimizer_state" not in state
+
+
+def test_an_average_has_no_moving_average(tmp_path):
+    """--store-ema puts one into every file, and in float32 once more; that of the newest is not the average's."""
+    paths = []
+    for n in (1, 2):
+        ema = torch.randn(10_000, generator=torch.Generator().manual_seed(n))
+        extra = {"ema": {"encoder.w": ema}, "ema_fp32_params": {"encoder.w": ema.double()}, "epoch": n}
+        paths.append(save(tmp_path / f"{n}.pt", vectors(w=n), n, extra_state=extra))
+    whole = paths[1].read_bytes()
+    at = whole.index(ema.numpy().tobytes())
+    paths[1].write_bytes(whole[:at] + bytes(64) + whole[at + 64 :])  # of which no checksum would tell
+    averaging.average(paths).write(tmp_path / "out.pt")
+    state = files.read(tmp_path / "out.pt")
+    assert state["extra_state"] == {"epoch": 2} and state["model"]["encoder.w"].item() == 1.5
+    assert (tmp_path / "out.pt").stat().st_size < 10_000
 
 
 def test_what_only_fairseq_0122_stores_is_the_newests(tmp_path):

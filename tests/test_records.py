@@ -83,6 +83,14 @@ def test_what_is_not_read_is_not_checked(tmp_path):
         assert "last_optimizer_state" not in source.checkpoint.state
 
 
+@pytest.mark.parametrize("extra", [None, {}, {"epoch": 1, "ema": {"w": torch.zeros(3)}}])
+def test_a_moving_average_is_not_read(tmp_path, extra):
+    path = save(tmp_path / "c.pt", {"w": torch.ones(3)}, extra_state=extra)
+    assert read_all(path)["w"].eq(1).all()
+    with Source(path) as source:
+        assert source.checkpoint.state["extra_state"] == ({"epoch": 1} if extra else extra)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
 def test_truncated(tmp_path, share):
     path = save(tmp_path / "c.pt", admin().state_dict())

@@ -186,7 +186,7 @@ def average(paths: Iterable[Path]) -> Checkpoint:
     Accumulated in float64, stored in the newest's types; entries that are not floats, or that only an older fairseq
     stores (one of them uninitialised memory, so possibly NaN), are taken from the newest. Entries that are one tensor
     in every file, as tied embeddings are, stay one. Optimizer state is dropped: an average is not a point to resume
-    from.
+    from. So is the newest's moving average (--store-ema), which is not that of the mean.
 
     Args:
         paths: checkpoints in any order, at least one, all of one run.

@@ -24,6 +24,9 @@ from ..errors import AdminError
 from . import files
 from .checkpoint import Checkpoint
 
+MOVING_AVERAGES = ("ema", "ema_fp32_params")
+"""Where a checkpoint's `extra_state` holds those of --store-ema: one of the weights, and that in float32."""
+
 
 class Record(NamedTuple):
     """A storage in a file: its size in bytes, and its checksum."""
@@ -51,7 +54,7 @@ class Source:
     """
 
     checkpoint: Checkpoint
-    """What the file says, without optimizer state; its weights are mapped, and not checked."""
+    """What the file says, without optimizer state and moving averages; its weights are mapped, and not checked."""
     entries: dict[str, Entry]
     """Where the weights are."""
 
@@ -71,6 +74,8 @@ class Source:
 
         self.checkpoint = Checkpoint(files.read(path, note), path)
         self.checkpoint.state.pop("last_optimizer_state", None)
+        for name in MOVING_AVERAGES:
+            (self.checkpoint.state.get("extra_state") or {}).pop(name, None)
         try:
             self._file: BinaryIO = open(path, "rb")
             records = _records(self._file)
