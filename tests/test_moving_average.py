@@ -1,6 +1,7 @@
 """fairseq's moving average of the weights (--store-ema): is it the model, whatever the scheme?
 
-At every update it loads a state dict without `version` into its copy of the model, and not strictly.
+At every update it loads a state dict without `version` into its copy of the model, and not strictly. That state dict is
+the copy's own, changed in place.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 from torch import nn
 
+from fairseq_admin.method import provenance
 from fairseq_admin.method.schemes import SCHEMES
 
 
-def averaged(model: nn.Module) -> nn.Module:
-    """The average's model after three updates that keep nothing of the weights before."""
-    average = EMA(model, EMAConfig(store_ema=True, ema_decay=0.0))
+def averaged(model: nn.Module, decay: float = 0.0, fp32: bool = False) -> nn.Module:
+    """The average's model after three updates, which with a decay of 0 keep nothing of the weights before."""
+    average = EMA(model, EMAConfig(store_ema=True, ema_decay=decay, ema_fp32=fp32))
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.01)
@@ -35,7 +37,7 @@ def averaged(model: nn.Module) -> nn.Module:
 def assert_same(average: nn.Module, model: nn.Module, *given, **options) -> None:
     own = model.state_dict()
     assert average.state_dict().keys() == own.keys()
-    for key, tensor in average.state_dict().items():
+    for key, tensor in reference.kept(average.state_dict()).items():
         assert "version" in key or torch.equal(tensor, own[key]), key
     outputs = [it.eval()(*given, **options)[0] for it in (average, model)]
     assert torch.equal(*outputs) and outputs[0].isfinite().all()
@@ -55,6 +57,23 @@ def test_language_models(scheme: str) -> None:
         model = build(admin_scheme=scheme)
         model(words)
         assert_same(averaged(model), model, words)
+
+
+PRECISIONS = [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False), (torch.float32, False)]
+
+
+@pytest.mark.parametrize(("dtype", "fp32"), PRECISIONS)
+@pytest.mark.parametrize("decay", [0.154, 0.5, 0.95, 0.99, 0.9999])
+def test_records(dtype: torch.dtype, fp32: bool, decay: float) -> None:
+    """In bfloat16 125 * 0.99 + 125 * 0.01 is 124.5: another letter; and each update begins with what the last left."""
+    model = reference.build("transformer_admin_tiny")
+    model(*reference.batch())
+    new = deeper.build(Task(), more_layers=1, more_scheme="peri-ln", admin_scheme="admin", admin_init="log")
+    for it in (model, new):
+        records = {key: tensor for key, tensor in it.state_dict().items() if key.endswith(provenance.KEY)}
+        assert records and all(map(provenance.decode, records.values()))
+        average = averaged(it.to(dtype), decay, fp32).state_dict()
+        assert all(provenance.decode(average[key]) == provenance.decode(record) for key, record in records.items())
 
 
 class Task:

@@ -35,6 +35,13 @@ def _note_dictionaries(model: nn.Module, state: Any, prefix: str, metadata: dict
     metadata[fingerprint.KEY] = fingerprint.of_stacks(stacks_of(model))
 
 
+def _widen_records(model: nn.Module, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+    """Hook on state_dict: its records are in float32, in which a moving average leaves them what they are."""
+    for key in state:
+        if key.endswith(provenance.KEY):
+            state[key] = state[key].float()
+
+
 def _refuse_other_dictionary(model: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
     """Hook on loading, which a wrapper calls too."""
     fingerprint.refuse_other_dictionary(metadata.get(fingerprint.KEY) or {}, stacks_of(model))
@@ -55,6 +62,7 @@ class SchemeModel(BaseFairseqModel):
         self.guards: list[RemovableHandle] = []
         self.profiled = not self.scheme.omega
         self.register_state_dict_post_hook(_note_dictionaries)
+        self.register_state_dict_post_hook(_widen_records)
         self.register_load_state_dict_pre_hook(_refuse_other_dictionary)
         self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
         every = cfg.admin_monitor or (cfg.log_interval if self.scheme.omega else 0)

@@ -2,7 +2,11 @@
 
 A state dict passes through casts to half precision, checkpoint averaging and exponential moving averages, all of which
 treat every entry as a float tensor. So the record, a short JSON text, is stored as one float per byte: values up to 255
-survive float16, bfloat16, a mean of equal records and a decayed sum, and are rounded back when read.
+survive float16, bfloat16 and a mean of equal records, and are rounded back when read.
+
+A decayed sum in bfloat16 they do not survive: 125 * 0.99 + 125 * 0.01 gives 124.5 there, which is read as 124. So a
+model's state dict has its records in float32, whatever the model is in; of 125, decays up to 0.99999 then keep more
+than 124.8, however often.
 """
 
 from __future__ import annotations
