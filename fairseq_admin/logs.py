@@ -17,7 +17,7 @@ from typing import Any
 OBJECT = re.compile(r"({[^{}]*})\s*$")
 INTERVAL = re.compile(r".*epoch (?P<epoch>\d+):\s+(?P<done>\d+) / (?P<all>\d+) (?P<pairs>\w+=.+)$")
 END = re.compile(r".*epoch (?P<epoch>\d+) \| (?:valid on '(?P<subset>[^']+)' subset \| )?(?P<pairs>\w+ \S+ \| .+)$")
-UPDATES = re.compile(r"(?:(\w+)_)?num_updates")
+UPDATES = re.compile(r"(?:(.+)_)?num_updates")
 PARAMS = re.compile(r"num\. shared model params: ([\d,]+)")
 GPU = re.compile(r"rank +(\d+): capabilities = .*; name = (.+?)\s*$")
 
@@ -105,17 +105,21 @@ def parse(line: str) -> Record | None:
 def read(lines: Iterable[str]) -> Log:
     """A run's log. A run killed and resumed goes back to its last checkpoint; what came after that is dropped.
 
-    Of several validation subsets the first counts: by that one fairseq chooses its best checkpoint.
+    Of several validation subsets the first counts: by that one fairseq chooses its best checkpoint. A resumed run may
+    name others, so that is the first of those reported together, after one number of updates and with no training
+    between.
     Training is told by intervals, or where there are none (--log-format tqdm, a long --log-interval) by epochs.
     """
     curves: dict[str, dict[int, Record]] = {"train_inner": {}, "train": {}, "valid": {}}
-    params, gpus, subset = 0, {}, ""
+    params, gpus, subset, last_updates = 0, {}, "", 0
     for line in lines:
         if found := PARAMS.search(line):
             params = int(found[1].replace(",", ""))
         elif found := GPU.search(line):
             gpus[int(found[1])] = found[2]
         elif record := parse(line):
+            if record.tag != "valid" or record.updates != last_updates:
+                subset, last_updates = "", record.updates
             if record.tag == "valid":
                 subset = subset or record.subset
                 if record.subset != subset:

@@ -29,6 +29,27 @@ SIMPLE = [
 
 
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
+@pytest.mark.parametrize("name", ["valid-small", "valid.1", "a_b-c"])
+def test_names_of_subsets(lines, name):
+    """Of files, so with any letters; the first is shown however the others are called."""
+    texts = [text.replace("valid_", f"{name}_").replace("'valid'", f"'{name}'") for _, text in lines]
+    assert logs.stats(texts[1])[1]["subset"] == name
+    log = logs.read([*texts[:2], lines[1][1].replace("10.028", "9.0"), *texts[2:]])
+    assert (log.train, log.valid) == ({6: 9.914, 12: 9.522}, {6: 10.028})
+
+
+@pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
+@pytest.mark.parametrize("epochs_only", [False, True])
+def test_resumed_with_other_subsets(lines, epochs_only):
+    """The first of those that are reported together, whatever was reported before."""
+    texts = [text for tag, text in lines if tag != "train_inner" or not epochs_only]
+    other = OTHER["json" if lines is JSON else "simple"]
+    more = [text.replace("6", "20") for text in (other, texts[1 - epochs_only].replace("10.028", "8.5"))]
+    log = logs.read([*texts, *more])
+    assert log.valid == {6: 10.028, 20: 9.0} and log.updates == 20
+
+
+@pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
 @pytest.mark.parametrize("tagged", [True, False], ids=["stdout", "log-file"])
 def test_every_format_tells_the_same(lines, tagged):
     """--log-file leaves out the tags, and adds a handler with every epoch, so that lines come twice."""
