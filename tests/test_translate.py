@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import itertools
 import json
@@ -584,3 +585,41 @@ def test_an_interrupted_file_is_not_there(tmp_path: Path) -> None:
         write(b"new")
         raise KeyboardInterrupt
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+class Quota(io.BufferedWriter):
+    """A file of a system that tells only when it is closed what could not be written."""
+
+    def close(self) -> None:
+        super().close()
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+
+def written_by(kind: Callable[[Path, str], io.BufferedWriter], path: Path, error: Exception | None = None) -> str:
+    """The refusal of writing to a path, through such files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", kind)
+        with pytest.raises(AdminError) as refusal, streams.written(path) as write:
+            write(b"new")
+            if error:
+                raise error
+    return str(refusal.value)
+
+
+def test_a_file_that_cannot_be_closed_is_one_line(tmp_path: Path) -> None:
+    """As over NFS, which may tell of a full disk only then; an error before it stays the one that is told."""
+    (tmp_path / "out").write_text("old")
+    found = [
+        written_by(lambda path, mode: Quota(io.FileIO(path, mode)), tmp_path / "out", error)
+        for error in (None, AdminError("stopped before"))
+    ]
+    assert found[0].startswith(f"{tmp_path}/out: could not be written ([Errno {errno.EDQUOT}] Disk quota exceeded).")
+    assert found[1] == "stopped before" and [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk as Linux has it")
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """What could not be written is tried again when the file is closed."""
+    found = written_by(lambda path, mode: open("/dev/full", mode), tmp_path / "out")
+    assert "/out: could not be written ([Errno 28] No space left on device)." in found
+    assert list(tmp_path.iterdir()) == []

@@ -105,8 +105,13 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
                 stream.write(text)
                 stream.flush()
 
-        with stream:
+        try:
             yield write
+            with outputs.writing(path):  # a disk over a network may refuse only now what was written
+                stream.close()
+        finally:
+            with contextlib.suppress(OSError):  # again, what was refused before
+                stream.close()
 
 
 def formatted(number: int, translations: Iterable[Translation], search: Search) -> str:
@@ -154,7 +159,7 @@ def flow(
     Args:
         pipeline: what translates.
         source: the text, of that `name`.
-        write: is given the translations of one line after the other.
+        write: is given the translations of all the lines that were read at a time, up to CHUNK, as one text.
         search, batch_tokens: as for the pipeline.
 
     Raises:
