@@ -197,33 +197,42 @@ def open_folder(damaged):
     shutil.rmtree(folder)
 
 
-UNREADABLE = {
-    "omega RUN/model.pt": "model.pt",
-    "average RUN/model.pt RUN/other.pt -o OUT": "model.pt",
-    "fold RUN/model.pt -o OUT": "model.pt",
-    "analyze omega RUN/model.pt -o OUT": "model.pt",
-    "translate RUN/model.pt RUN/text --tokenised -o OUT": "model.pt",
-}
+TRANSLATE = "translate RUN/model.pt RUN/text --tokenised --device cpu -o OUT"
+EXPORT = "export RUN/model.pt --to ctranslate2 -o OUT"
+OF_A_MODEL = [
+    "omega RUN/model.pt",
+    "average RUN/model.pt RUN/other.pt -o OUT",
+    "fold RUN/model.pt -o OUT",
+    "analyze omega RUN/model.pt -o OUT",
+    TRANSLATE,
+    EXPORT,
+]
+UNREADABLE = [(line, "model.pt") for line in OF_A_MODEL]
+UNREADABLE += [(TRANSLATE, "dict.de.txt"), (EXPORT, "dict.en.txt"), (EXPORT, "codes")]
 
 
-@pytest.mark.parametrize("line", UNREADABLE)
-def test_a_file_without_the_right_to_read_is_not_called_damaged(open_folder, unprivileged, capsys, line):
-    given = line.replace("RUN", f"{open_folder}/run").replace("OUT", f"{open_folder}/out/out").split(" ")
+@pytest.mark.parametrize(("line", "name"), UNREADABLE)
+def test_a_file_without_the_right_to_read_is_not_called_damaged(open_folder, unprivileged, capsys, line, name):
+    if line == EXPORT:
+        pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    line, path = line.replace("RUN", f"{open_folder}/run"), open_folder / "run" / name
+    given = line.replace("OUT", f"{open_folder}/out/out").split(" ")
     assert cli.main(given) == 0, capsys.readouterr().err  # all is imported, which another user could not
-    (open_folder / "run/model.pt").chmod(0o600 if os.geteuid() == 0 else 0)
+    path.chmod(0o600 if os.geteuid() == 0 else 0)
     capsys.readouterr()
+    given = line.replace("OUT", f"{open_folder}/out/again").split(" ")
     assert unprivileged(lambda: cli.main(given)) == 2
     out, err = capsys.readouterr()
-    path = f"{open_folder}/run/model.pt"
     assert out == "" and err.count("\n") == 1, err
     assert err.startswith(f"fairseq-admin: {path}: cannot be read (Permission denied)."), err
+    assert not list((open_folder / "out").glob("again*"))
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o744], ids=["nothing", "its names alone"])
 @pytest.mark.parametrize(
     "line",
     [
-        *UNREADABLE,
+        *OF_A_MODEL,
         "average RUN --last 1 -o OUT",
         "analyze curves RUN --json -o OUT",
         "report RUN -o OUT",
@@ -237,6 +246,7 @@ def test_a_folder_without_rights_is_one_line(open_folder, unprivileged, capsys, 
     line = line.replace("RUN", f"{open_folder}/run").replace("TOP", str(open_folder))
     given = line.replace("/run/..", "").replace("OUT", f"{open_folder}/out/out").split(" ")
     assert cli.main(given) == 0, capsys.readouterr().err
+    given = line.replace("/run/..", "").replace("OUT", f"{open_folder}/out/again").split(" ")
     (open_folder / "run").chmod(mode if os.geteuid() == 0 else mode & 0o077)
     capsys.readouterr()
     assert unprivileged(lambda: cli.main(given)) == 2

@@ -59,10 +59,13 @@ def export(
         assert checkpoint.path is not None
         model = prepare(checkpoint, assets or Assets(checkpoint.path))
         write = _ctranslate2 if engine == "ctranslate2" else _huggingface
-        exported = write(model, work, folder, quantization, tolerance)
+        exported = write(model, output, work, folder, quantization, tolerance)
         for name, found in model.files.items():
-            shutil.copyfile(found, folder / name)
-        fingerprint.write(folder, model.fingerprints)
+            content = found.read_bytes()
+            with outputs.writing(output):
+                (folder / name).write_bytes(content)
+        with outputs.writing(output):
+            fingerprint.write(folder, model.fingerprints)
     needed = [*([CODES] if in_pieces(model.source.symbols) else []), FILE]
     missing = [name for name in needed if name not in model.files]
     if missing:
@@ -73,15 +76,17 @@ def export(
 
 
 def _ctranslate2(
-    model: Exportable, work: Path, folder: Path, quantization: str | None, tolerance: float | None
+    model: Exportable, output: Path, work: Path, folder: Path, quantization: str | None, tolerance: float | None
 ) -> Exported:
     exact = folder if quantization in (None, "float32") else work / "exact"
-    ctranslate2.convert(model, work, exact, None)
+    with outputs.writing(output):  # the dictionaries that it reads, `prepare` could read
+        ctranslate2.convert(model, work, exact, None)
     found = ctranslate2.check(model, exact, ctranslate2.BOUND if tolerance is None else tolerance)
     summary = f"CTranslate2, float32; log-probabilities of {found.units} units differ by up to {found.largest:.2g}"
     if exact != folder:
-        shutil.rmtree(exact)
-        ctranslate2.convert(model, work, folder, quantization)
+        with outputs.writing(output):
+            shutil.rmtree(exact)
+            ctranslate2.convert(model, work, folder, quantization)
         found = ctranslate2.check(model, folder, None)
         summary += (
             f"; as {quantization}, here computed in {found.compute_type}, by up to {found.largest:.2g}, "
@@ -91,14 +96,16 @@ def _ctranslate2(
 
 
 def _huggingface(
-    model: Exportable, work: Path, folder: Path, quantization: str | None, tolerance: float | None
+    model: Exportable, output: Path, work: Path, folder: Path, quantization: str | None, tolerance: float | None
 ) -> Exported:
-    folder.mkdir()
-    huggingface.convert(model, folder)
+    with outputs.writing(output):
+        folder.mkdir()
+        huggingface.convert(model, folder)
     found = huggingface.check(model, folder, tolerance)
     reason = tokenizer.unlike(model)
     if reason is None:
-        written = tokenizer.write(model, folder)
+        with outputs.writing(output):
+            written = tokenizer.write(model, folder)
         reason = tokenizer.difference(model, folder)
         if reason:
             for file in written:
@@ -122,17 +129,14 @@ def _new(output: Path) -> Iterator[tuple[Path, Path]]:
     if os.path.lexists(output) and not (output.is_dir() and not output.is_symlink() and not any(output.iterdir())):
         raise AdminError(f"{output} exists; a new or empty folder was expected. Remove it, or give another --output.")
     target = output.absolute()
-    try:
-        with outputs.unfinished(target) as folder:
-            work = folder.with_name(f"{folder.name}.work")
+    with outputs.unfinished(target) as folder:
+        work = folder.with_name(f"{folder.name}.work")
+        with outputs.writing(output):
             work.mkdir()
-            yield work, folder
-            mask = os.umask(0)
-            os.umask(mask)
+        yield work, folder
+        mask = os.umask(0)
+        os.umask(mask)
+        with outputs.writing(output):
             for file in folder.iterdir():  # safetensors writes for the owner alone
                 file.chmod(0o666 & ~mask)
             os.replace(folder, target)
-    except OSError as error:
-        raise AdminError(
-            f"{output}: could not be written ({error}). Is the disk full, or the folder missing?"
-        ) from None

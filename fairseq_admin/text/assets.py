@@ -174,11 +174,13 @@ class Assets:
             stack: which of the model's stacks reads it, "encoder" or "decoder".
 
         Raises:
-            AdminError: it is not there, or is not a dictionary, or another model's.
+            AdminError: it is not there, cannot be read, is not a dictionary, or is another model's.
         """
         path = self.need(f"dict.{language}.txt")
         try:
             words = Dictionary.load(str(path))
+        except OSError as error:
+            raise AdminError(f"{path}: cannot be read ({error.strerror}). Check the path and its rights.") from None
         except Exception as error:  # whatever its parser trips over
             raise AdminError(
                 f"{path} is not a dictionary of fairseq's ({line(error)}). Give the model's own."
