@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import deeper
 import pytest
 import reference
 import torch
+from test_moving_average import Task
 
 from fairseq_admin import cli
 from fairseq_admin.analysis import curves
@@ -231,6 +233,20 @@ def test_an_architecture_of_another_kind_is_called_by_its_name(tmp_path: Path) -
     run = runs.read(tmp_path / "run", "run")
     assert (run.scheme, run.layers) == ("lstm", {})
     assert run.lacking[runs.OMEGA] == "lstm has no ω." and run.lacking[runs.FOLD] == "lstm cannot be folded."
+
+
+@pytest.mark.parametrize(("scheme", "title"), [("peri-ln", "Peri-LN"), ("post-ln", "Post-LN")])
+@pytest.mark.parametrize("layers", [0, 2])
+def test_a_pretrained_encoder_is_called_by_its_scheme(layers: int, scheme: str, title: str, tmp_path: Path) -> None:
+    """With new layers on top, and with a head alone, as `make deeper` compares them."""
+    options = {"admin_scheme": scheme, "more_layers": layers, "more_scheme": "pre-ln" if layers else None}
+    args = Namespace(arch="deeper_admin", task="any", criterion="any", **options)
+    (tmp_path / "run").mkdir()
+    weights = deeper.build(Task(), **options).state_dict()
+    Checkpoint({"args": args, "model": weights}).write(tmp_path / "run/average.pt")
+    run = runs.read(tmp_path / "run", "run")
+    assert run.scheme == title + ", new layers Pre-LN" * (layers > 0)
+    assert run.lacking[runs.FOLD] == f"{run.scheme} cannot be folded."
 
 
 def test_samples_are_from_all_over_the_test_set(tmp_path: Path) -> None:

@@ -93,11 +93,11 @@ class Checkpoint:
     def scheme_name(self) -> str:
         """The scheme that it was trained with; of a stock Transformer, where its norms are.
 
-        Of an architecture that is no such Transformer, nor one with new layers on top, its name.
+        Of a pre-trained encoder with new layers or a head alone, the encoder's; of any other model, its architecture.
         """
         if self.kind in OURS:
             return self.options.model.get("admin_scheme") or "admin"  # checkpoints from before there was a choice
-        if self.kind not in STACKS and not state_dict.layers(self.weights, "more"):
+        if self.kind not in (*STACKS, "deeper_admin"):
             return str(self.options.model.get("_name"))
         return state_dict.scheme(self.weights)
 
