@@ -24,7 +24,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
     """
 
     aligned = False
-    """Whether the task has alignments, to which a criterion compares the last layer's attention in training, too."""
+    """Whether the task loads alignments: its criterion then needs the last decoder layer's attention in training."""
 
     def __init__(self, cfg: TransformerConfig, encoder: AdminEncoder, decoder: AdminDecoder) -> None:
         super().__init__(cfg, encoder, decoder)

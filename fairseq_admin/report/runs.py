@@ -31,7 +31,7 @@ FILES = (
     *("*.log", "*log.txt", "*.pt", "checkpoints/*.pt", "score.json", "run.json", "settings.json"),
     *("generate*.txt", "fold.txt", "analysis/*.json"),
 )
-"""What a run's folder may hold of them."""
+"""Every file of a run's folder that a report may read, as patterns."""
 
 
 @dataclass(eq=False)
