@@ -171,6 +171,15 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     return top, made.choices
 
 
+MEASURING = ("fold", "analyze")
+"""The verbs whose --data is binarised."""
+
+
+def _binarised(data: Path) -> Path:
+    """The folder that fairseq-preprocess wrote: this one or, of a text's folder, its folder `bin`."""
+    return data / "bin" if (data / "bin").is_dir() and not any(data.glob("*.idx")) else data
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line, with files before, among and after the options; after "--" all are files."""
     if "--" in arguments:
@@ -181,7 +190,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if arguments and arguments[0] in of_verbs:
         if arguments[0] == "analyze":
             analysis.add_model(of_verbs["analyze"], arguments[1:])
-        return of_verbs[arguments[0]].parse_intermixed_args(arguments[1:])
+        args = of_verbs[arguments[0]].parse_intermixed_args(arguments[1:])
+        if arguments[0] in MEASURING and args.data:
+            args.data = _binarised(args.data)
+        return args
     return top.parse_args(arguments)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import io
 import itertools
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -293,6 +295,48 @@ def test_what_does_not_fit_is_one_line(
     assert "is for en-de and " in refused(capfd, folded, text, "--data", other)
     (other / "text.json").write_text("{}")
     assert "is missing; expected source, target" in refused(capfd, folded, text, "--data", other)
+
+
+@pytest.mark.parametrize("place", ["data", "data/bin", "."])
+def test_every_verb_takes_the_texts_folder_and_its_bin(
+    place: str, admin: Path, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For translate and export text.json is in the one; for fold and analyze, the binarised data are in the other."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "text").write_text("baki.\n")
+    monkeypatch.chdir(tmp_path / "data/bin" if place == "." else tmp_path)
+    given: dict[str, list[object]] = {
+        "translate": ["translate", admin, tmp_path / "text", "--device", "cpu"],
+        "fold": ["fold", admin],
+        "analyze": ["analyze", "dependency", admin, "--tokens", 64, "--json"],
+    }
+    if importlib.util.find_spec("ctranslate2"):
+        given["export"] = ["export", admin, "--to", "ctranslate2"]
+    told = {}
+    for verb, arguments in given.items():
+        command = [*arguments, "--data", place, "-o", tmp_path / verb]
+        assert cli.main([str(argument) for argument in command]) == 0, capfd.readouterr().err
+        told[verb] = capfd.readouterr()
+    assert cli.main(["fold", str(admin), "-o", str(tmp_path / "plain")]) == 0
+    assert int(re.findall(r"of (\d+) positions", told["fold"].out)[0]) > int(
+        re.findall(r"of (\d+) positions", capfd.readouterr().out)[0]
+    )
+    assert Checkpoint.read(tmp_path / "fold").text.keys() == {"encoder", "decoder", "codes", "text.json"}
+    assert "export" not in told or ("found no" not in told["export"].err and (tmp_path / "export/codes").exists())
+
+
+@pytest.mark.parametrize("place", ["none", "none/bin"])
+def test_a_folder_without_data_is_one_line(
+    place: str, admin: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "none/bin").mkdir(parents=True)
+    given = ["--data", str(tmp_path / place), "-o", str(tmp_path / "out")]
+    for command in (["fold", str(admin)], ["analyze", "dependency", str(admin)]):
+        capfd.readouterr()
+        assert cli.main([*command, *given]) == 2
+        err = capfd.readouterr().err
+        assert f"none/bin: no data to check on ({tmp_path}/none/bin/dict.de.txt: No such file or directory)." in err
 
 
 def swapped(path: Path) -> None:

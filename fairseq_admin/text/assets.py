@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -25,8 +26,8 @@ Pair = tuple[Optional[str], Optional[str]]
 class Assets:
     """The files that belong to one model.
 
-    They are in a folder that the user names, or in its folder `bin`, where fairseq-preprocess writes; else next to the
-    model.
+    They are in a folder that the user names, which is the text's or its folder `bin`, where fairseq-preprocess writes,
+    and in the other of these two; else next to the model.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Assets:
         """
         self.model = model
         self.expected: Mapping[str, str] = {}
-        self.folders = [data, data / "bin"] if data else [model if model.is_dir() else model.parent]
+        self.folders = [data, _other(data)] if data else [model if model.is_dir() else model.parent]
         self.codes = codes
         self.asked = languages
         self.places = " or ".join(map(str, self.folders))
@@ -190,6 +191,11 @@ class Assets:
         if self.expected.get(stack) not in (None, fingerprint.of_dictionary(words)):
             raise self._foreign(path)
         return words
+
+
+def _other(data: Path) -> Path:
+    """The folder `bin` of a text's folder, and the other way round."""
+    return Path(os.path.normpath(data / "..")) if Path(os.path.abspath(data)).name == "bin" else data / "bin"
 
 
 def files_in(folders: Iterable[Path]) -> list[Path]:
