@@ -3,7 +3,8 @@
     python -m recipes.gpu_trial.run runs/gpu-trial --device cuda --data TEXT --pair de-en --minutes 60
 
 A step takes eight minutes at most and leaves OUT/steps/NAME.json; killed anywhere and started again, the trial does
-those that have none, or failed. OUT/report.md, for people, and report.json are written again after each.
+those that have none, that failed, or that go on from a step done since. OUT/report.md, for people, and report.json are
+written again after each.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from recipes.gpu_trial.comparison import check_corpus, corpus_steps
-from recipes.gpu_trial.steps import LIMIT, ON_CPU, ON_GPU, Step, all_steps
+from recipes.gpu_trial.comparison import corpus_steps
+from recipes.gpu_trial.steps import ON_CPU, ON_GPU, Step, all_steps
 from recipes.steps import batch, gpus
 from recipes.steps.common import run, write_lines
 from recipes.steps.results import commit, hardware
@@ -54,31 +55,33 @@ def markdown(title: str, rows: list[dict]) -> list[str]:
     return ["", f"## {title}", "", *(f"| {' | '.join(line)} |" for line in lines)]
 
 
-def report(folder: Path, steps: list[Step], about: dict[str, str]) -> None:
-    """Write the report of the steps that are finished."""
-    done = {}
+def written(folder: Path, steps: list[Step]) -> dict[str, dict]:
+    """What is written down of the steps, by name; not of one that goes on from a step done again since."""
+    found: dict[str, dict] = {}
     for step in steps:
         path = folder / "steps" / f"{step.name}.json"
         if path.exists():
-            done[step.name] = json.loads(path.read_text(encoding="utf-8"))
+            said = json.loads(path.read_text(encoding="utf-8"))
+            if not step.before or (step.before in found and found[step.before]["ended"] <= said["ended"]):
+                found[step.name] = said
+    return found
+
+
+def report(folder: Path, steps: list[Step], about: dict[str, str]) -> None:
+    """Write the report of the steps that are done."""
+    done = written(folder, steps)
+    failed = [{"step": name, "what was said": found["failed"]} for name, found in done.items() if found["failed"]]
     titles = list(dict.fromkeys(step.title for step in steps))
     lines = ["# GPU trial", "", *(f"- {name}: {value}" for name, value in about.items())]
-    lines += [f"- steps: {len(done)} of {len(steps)} finished"]
+    lines += [f"- steps: {len(done) - len(failed)} of {len(steps)} finished, {len(failed)} failed"]
     for title in titles:
         rows = [row for step in steps if step.title == title and step.name in done for row in done[step.name]["rows"]]
         if rows:
             lines += markdown(title, rows)
-    failed = [{"step": name, "what was said": found["failed"]} for name, found in done.items() if found["failed"]]
     if failed:
         lines += markdown("Steps that failed", failed)
     write_lines(folder / "report.md", lines)
     write_lines(folder / "report.json", [json.dumps({"machine": about, "steps": done}, indent=1)])
-
-
-def finished(folder: Path, step: Step) -> bool:
-    """Whether an earlier call did the step. One that failed is tried again."""
-    path = folder / "steps" / f"{step.name}.json"
-    return path.exists() and not json.loads(path.read_text(encoding="utf-8"))["failed"]
 
 
 def perform(step: Step, folder: Path) -> None:
@@ -89,10 +92,10 @@ def perform(step: Step, folder: Path) -> None:
         rows = step.do(folder)
     except ValueError as error:
         failed = str(error)
-    except subprocess.TimeoutExpired:
-        failed = f"took more than {LIMIT:.0f} s"
+    except subprocess.TimeoutExpired as error:
+        failed = f"took more than {error.timeout:.0f} s"
     took = round(time.monotonic() - began, 1)
-    found = {"rows": rows, "failed": failed, "seconds": took, "commit": commit()}
+    found = {"rows": rows, "failed": failed, "ended": time.time(), "seconds": took, "commit": commit()}
     write_lines(folder / "steps" / f"{step.name}.json", [json.dumps(found, indent=1)])
     log.info("%s: %s, %.0f s", step.name, failed or "done", took)
 
@@ -112,7 +115,6 @@ def main() -> None:
         scale = dataclasses.replace(ON_GPU, memory=there[0].memory)
     steps = all_steps(scale)
     if args.data:
-        check_corpus(args.data, args.pair)
         steps += corpus_steps(scale, args.data.resolve(), args.pair, args.minutes)
     else:
         log.info(
@@ -121,7 +123,8 @@ def main() -> None:
     (args.folder / "steps").mkdir(parents=True, exist_ok=True)
     about = machine()
     for number, step in enumerate(steps, 1):
-        if finished(args.folder, step):
+        earlier = written(args.folder, steps).get(step.name)
+        if earlier and not earlier["failed"]:
             continue
         log.info("%d of %d: %s", number, len(steps), step.name)
         perform(step, args.folder)

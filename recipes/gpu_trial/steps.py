@@ -66,7 +66,7 @@ ENDS = {"failed": "failure", "broken": "error", "skipped": "skipped"}
 """How a test may end other than well, and pytest's name for it in its XML."""
 
 TOLD = (
-    "method", "tokens", "step_ms", "ratio", "ratio_low", "ratio_high", "operations", "waits", "peak_mib",
+    "method", "dtype", "tokens", "step_ms", "ratio", "ratio_low", "ratio_high", "operations", "waits", "peak_mib",
     "optimizer_ms", "loss_ms", "profile_forwards", "profile_steps",
 )  # fmt: skip
 """Which of the bench's columns the report has."""
@@ -76,11 +76,15 @@ Rows = list[dict]
 
 @dataclass(frozen=True)
 class Step:
-    """A name, and what it does in a folder: rows for the report, or a ValueError that says what is missing."""
+    """A name, and what it does in a folder: rows for the report, or a ValueError that says what is missing.
+
+    `before` is the name of the step that it goes on from, if any: after that one it is done again.
+    """
 
     name: str
     title: str
     do: Callable[[Path], Rows]
+    before: str = ""
 
 
 def model_options(scale: Scale, method: str, sizes: Sizes) -> list[str]:
@@ -137,14 +141,17 @@ def measure_sizes(scale: Scale, layers: tuple[int, int], precision: str, folder:
     return rows
 
 
-def step_cost(scale: Scale, dtype: str, folder: Path) -> Rows:
-    """Stock, plain and fast in turns: time, what is asked of the device, memory, and what profiling costs."""
+def step_cost(scale: Scale, dtype: str, tokens: int, folder: Path, limit: float = LIMIT) -> Rows:
+    """Stock, plain and fast in turns: time, what is asked of the device, memory, and what profiling costs.
+
+    One size a step: a size that takes too much memory or time costs the others nothing.
+    """
     encoder, decoder = scale.layers[1]
-    sizes = [f"{encoder}-{decoder}:{scale.base.width}:{tokens}" for tokens in scale.tokens]
-    found = folder / f"bench-{dtype}.json"
-    command = [sys.executable, "recipes/bench/speed.py", "--sizes", *sizes, "--device", scale.device, "--dtype", dtype]
+    size = f"{encoder}-{decoder}:{scale.base.width}:{tokens}"
+    found = folder / f"bench-{dtype}-{tokens}.json"
+    command = [sys.executable, "recipes/bench/speed.py", "--sizes", size, "--device", scale.device, "--dtype", dtype]
     command += ["--pairs", "15" if scale.gpu else "2", "--json", str(found)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
     if done.returncode:
         raise ValueError(f"recipes/bench/speed.py ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
     rows = json.loads(found.read_text(encoding="utf-8"))["rows"]
@@ -175,6 +182,8 @@ def resume(scale: Scale, folder: Path) -> Rows:
         if done.returncode:
             raise ValueError(f"training ended with status {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
         intervals = trial.read([(0.0, line) for line in (done.stdout + done.stderr).splitlines()])
+        if not intervals:
+            raise ValueError("the kill came after the last update, so nothing was left to train. Run the trial again.")
         losses[name] = float(intervals[-1]["loss"])
         first = int(intervals[0]["num_updates"])
     return [{"loss, whole": losses["whole"], "loss, killed": losses["killed"], "went on at update": first}]
@@ -188,8 +197,8 @@ def all_steps(scale: Scale) -> list[Step]:
             name = f"{layers[0]}l-{layers[1]}l-{precision}"
             steps.append(Step(name, "Step time and peak memory", partial(measure_sizes, scale, layers, precision)))
     for dtype in scale.dtypes:
-        steps.append(
-            Step(f"bench-{dtype}", "A step of stock, plain and fast, in turns", partial(step_cost, scale, dtype))
-        )
+        for tokens in scale.tokens:
+            cost = partial(step_cost, scale, dtype, tokens)
+            steps.append(Step(f"bench-{dtype}-{tokens}", "A step of stock, plain and fast, in turns", cost))
     steps.append(Step("resume", "Killed and gone on", partial(resume, scale)))
     return steps
