@@ -37,6 +37,7 @@ from recipes.steps import bpe
 
 TEXT = Text("de", "en", normalise=True, aggressive_dashes=True, escape=True)
 POSITIONS = 40
+CTRANSLATE2 = importlib.util.find_spec("ctranslate2")
 
 
 def sentences(count: int, seed: int) -> list[str]:
@@ -311,7 +312,7 @@ def test_every_verb_takes_the_texts_folder_and_its_bin(
         "fold": ["fold", admin],
         "analyze": ["analyze", "dependency", admin, "--tokens", 64, "--json"],
     }
-    if importlib.util.find_spec("ctranslate2"):
+    if CTRANSLATE2:
         given["export"] = ["export", admin, "--to", "ctranslate2"]
     told = {}
     for verb, arguments in given.items():
@@ -367,7 +368,7 @@ def test_another_models_files_of_equal_size_are_refused(
         assert message in refused(capfd, admin, text, *given)
         assert message in refused(capfd, folded, text, *given)
         export = ["export", str(folded), "--to", "ctranslate2", "-o", str(tmp_path / "new"), *map(str, given)]
-        assert cli.main(export) == 2 and message in capfd.readouterr().err
+        assert not CTRANSLATE2 or (cli.main(export) == 2 and message in capfd.readouterr().err)
         assert cli.main(["fold", str(admin), "-o", str(tmp_path / "new"), "--data", str(tmp_path / "data/bin")]) == 2
         stack = "encoder" if "de" in name else "decoder"
         assert f"data/bin: the dictionary of the {stack} is not the one that {admin} was" in capfd.readouterr().err
