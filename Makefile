@@ -152,7 +152,7 @@ FORCE:
 $(VENV)/ready: setup.py $(if $(strip $(ANEW)),FORCE)
 ifndef TURN
 	@$(BASE) -c 'import sys; sys.version_info >= (3, 9) or sys.exit("$(BASE) is older than Python 3.9; give PYTHON=")'
-	$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)@$(BASE) recipes/steps/turn.py $(VENV)/lock $(MAKE_COMMAND) --no-print-directory TURN=yes $@
+	+@$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,$(BASE) recipes/steps/turn.py $(VENV)/lock) $(MAKE_COMMAND) --no-print-directory TURN=yes $@
 else
 	@echo "Setting up $(VENV): torch, fairseq and the tools, a few minutes."
 	@if $(if $(strip $(ANEW)),false,$(RUN) -m pip --version >/dev/null 2>&1); then \

@@ -75,9 +75,9 @@ class ByGroup(FairseqOptimizer):
         saved, here = _tensors(state_dict["param_groups"]), _tensors(self.param_groups)
         if saved != here:
             raise AdminError(
-                f"the checkpoint's optimizer has groups of {saved} tensors, and this run's of {here}. Resume with the "
-                "options that the checkpoint was trained with (--pretrained-lr-factor, --fp16-no-flatten-grads), or "
-                "give --reset-optimizer, which starts its moments from zero."
+                f"the checkpoint's optimizer state is of {saved} tensors, and this run's of {here} (is it another "
+                "model, or pruned, or of another --pretrained-lr-factor or --fp16-no-flatten-grads?). Resume with the "
+                "options that it was trained with. Give --reset-optimizer to start with a new state."
             )
         own = [{"factor": group["factor"]} if "factor" in group else {} for group in self.param_groups]
         super().load_state_dict(state_dict, optimizer_overrides)

@@ -340,7 +340,7 @@ def test_other_groups_on_resuming(handle):
     slow_down([encoder], "pretrained", 0.5)
     apart = handle(config, [encoder, more])
     for saved, resumed, said in ((whole, apart, "2 tensors, .* of 1 [+] 1"), (frozen, whole, "1 tensors, .* of 2")):
-        with pytest.raises(AdminError, match=f"{said}. Resume with .*--pretrained-lr-factor.* --reset-optimizer"):
+        with pytest.raises(AdminError, match=f"is of {said} .*--pretrained-lr-factor.* Give --reset-optimizer"):
             resumed.load_state_dict(saved.state_dict())
 
 
