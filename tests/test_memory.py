@@ -183,7 +183,8 @@ def test_precisions_hold_what_fairseqs_optimizers_hold():
 
 # layers, width, feed-forward width, heads, words, tokens of a batch, code, updates; first `make iwslt14 PRESET=small`.
 # Its peak differs by a tenth from run to run and rises with their number of updates, as malloc's holes come by chance:
-# 203 to 220 MB in 20 updates, 196 to 226 in 150, 213 in 300, 229 in 600. What has to fit is the largest.
+# 203 to 220 MB in 20 updates, 196 to 226 in 150, 213 in 300, 229 in 600. What has to fit is the largest
+# of RUNS, whatever the others were.
 RUNS = 3
 PROCESSES = [
     (3, 32, 64, 2, 10000, 2048, "fast", 150),
@@ -215,7 +216,7 @@ def test_the_peak_is_a_training_process(process, tmp_path):
     if code == "fast" and width * ffn >= SMALLEST and linear.ahead() < linear.FASTER:
         predicted -= ONEDNN  # which the formula counts on every CPU, and this one does not use
     measured = []
-    while len(measured) < RUNS and not (measured and predicted == pytest.approx(max(measured), rel=0.1)):
+    for _ in range(RUNS):
         done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         measured.append(json.loads((tmp_path / "weight.json").read_text())["growth"])
