@@ -17,6 +17,7 @@ from .analysis import command as analysis
 from .checkpoints import averaging, fold
 from .errors import AdminError, interrupted
 from .method.schemes import SCHEMES
+from .text.folders import binarised
 from .version import __version__
 
 
@@ -175,11 +176,6 @@ MEASURING = ("fold", "analyze")
 """The verbs whose --data is binarised."""
 
 
-def _binarised(data: Path) -> Path:
-    """The folder that fairseq-preprocess wrote: this one or, of a text's folder, its folder `bin`."""
-    return data / "bin" if (data / "bin").is_dir() and not any(data.glob("*.idx")) else data
-
-
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line, with files before, among and after the options; after "--" all are files."""
     if "--" in arguments:
@@ -192,7 +188,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             analysis.add_model(of_verbs["analyze"], arguments[1:])
         args = of_verbs[arguments[0]].parse_intermixed_args(arguments[1:])
         if arguments[0] in MEASURING and args.data:
-            args.data = _binarised(args.data)
+            args.data = binarised(args.data)
         return args
     return top.parse_args(arguments)
 

@@ -19,7 +19,8 @@ from .checkpoints import fold as folding
 from .checkpoints.checkpoint import Checkpoint
 from .errors import AdminError
 from .method.omega import omega_summary
-from .text.assets import Assets, files_in
+from .text.assets import Assets
+from .text.folders import files_in, folders
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -60,7 +61,7 @@ def _listed(record: dict[str, Any]) -> str:
 
 def average(args: argparse.Namespace) -> str:
     paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
-    outputs.check(args.output, [*paths, *files_in(_folders(args.data))])
+    outputs.check(args.output, [*paths, *_text(args.data)])
     averaged = averaging.average(paths)
     text = {**averaged.text, **_fingerprints(averaged, args.data)}
     averaged.state["model"] = fingerprint.noting(averaged.weights, text)
@@ -69,7 +70,7 @@ def average(args: argparse.Namespace) -> str:
 
 
 def fold(args: argparse.Namespace) -> str:
-    outputs.check(args.output, [args.checkpoint, *files_in(_folders(args.data))])
+    outputs.check(args.output, [args.checkpoint, *_text(args.data)])
     unfolded = Checkpoint.read(args.checkpoint)
     folded = folding.fold(unfolded, DTYPES[args.dtype], args.min_omega, _fingerprints(unfolded, args.data))
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
@@ -89,22 +90,20 @@ def fold(args: argparse.Namespace) -> str:
     return "".join(said)
 
 
-def _folders(data: Path | None) -> list[Path]:
-    """Where the model's text is, and its binarised data: fairseq-preprocess writes that to a folder `bin`."""
+def _text(data: Path | None) -> list[Path]:
+    """The files of the model's text and of its binarised data; none without data."""
     if data is None:
         return []
     if not os.path.isdir(data):
         raise AdminError(f"--data {data}: no such folder; that of the model's training text was expected.")
-    whole = Path(os.path.abspath(data))
-    folder = whole.parent if whole.name == "bin" else whole
-    return [folder, folder / "bin"]
+    return files_in(folders(data))
 
 
 def _fingerprints(checkpoint: Checkpoint, data: Path | None) -> dict[str, str]:
     """Of the merges and text settings that are with the data; an empty dict without data."""
     if data is None:
         return {}
-    assets = Assets(Path(checkpoint.name), _folders(data)[0])
+    assets = Assets(Path(checkpoint.name), data)
     assets.expect(checkpoint.text)
     return assets.fingerprints()
 

@@ -12,6 +12,7 @@ from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
 from fairseq_admin.errors import AdminError
 from fairseq_admin.text.assets import Assets
+from fairseq_admin.text.folders import binarised, folders
 from fairseq_admin.text.tokens import Text
 
 
@@ -35,6 +36,21 @@ def test_names_of_binarised_data(names: list[str], pair: tuple[str, str], tmp_pa
     for name in [*names, "dict.xx.txt", "test.fr-it.fr.bin", "corpus.de.idx"]:
         (tmp_path / "bin" / name).touch()
     assert Assets(tmp_path / "model.pt", tmp_path).languages(None, None) == pair
+
+
+def test_a_text_is_in_two_folders_and_either_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text's, and its `bin`; the data is where fairseq-preprocess wrote it, and without any where the user said."""
+    text, bin_ = tmp_path / "text", tmp_path / "text" / "bin"
+    bin_.mkdir(parents=True)
+    assert folders(text) == [text, bin_]
+    assert folders(bin_) == [bin_, text]
+    assert binarised(text) == text
+    (bin_ / "train.de-en.de.idx").touch()
+    assert binarised(text) == binarised(bin_) == bin_
+    (text / "train.de-en.de.idx").touch()
+    assert binarised(text) == text
+    monkeypatch.chdir(bin_)
+    assert folders(Path(".")) == [Path("."), Path("..")]
 
 
 def test_who_tells_the_languages(folder: Path) -> None:

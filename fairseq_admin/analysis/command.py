@@ -12,7 +12,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 from .. import outputs
 from ..errors import AdminError
-from ..text.assets import files_in
+from ..text.folders import files_in, folders
 from . import figure
 from .curves import Runs
 from .fresh import Fresh
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> str:
     if stem.name in ("", ".."):
         raise AdminError(f"-o {args.output}/ is a folder; the name of the files to write was expected, without .json.")
     paths = [stem.with_name(stem.name + suffix) for suffix in (SUFFIXES[:1] if args.json else SUFFIXES)]
-    inputs = [*args.checkpoints, *(files_in([args.data, args.data.parent]) if args.data else [])]
+    inputs = [*args.checkpoints, *(files_in(folders(args.data)) if args.data else [])]
     for path in paths:
         outputs.check(path, inputs)
     with contextlib.ExitStack() as taking:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Optional
@@ -14,6 +13,7 @@ from fairseq.data import Dictionary
 from .. import fingerprint
 from ..errors import AdminError, line
 from .bpe import CODES
+from .folders import files_in, folders
 from .tokens import FILE, Text
 
 BINARISED = re.compile(r"[^.]+\.(.+)-(.+)\.(?:\1|\2)\.idx")
@@ -26,8 +26,7 @@ Pair = tuple[Optional[str], Optional[str]]
 class Assets:
     """The files that belong to one model.
 
-    They are in a folder that the user names, which is the text's or its folder `bin`, where fairseq-preprocess writes,
-    and in the other of these two; else next to the model.
+    They are in the two folders of a text (folders.py), one of which the user names; else next to the model.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Assets:
         """
         self.model = model
         self.expected: Mapping[str, str] = {}
-        self.folders = [data, _other(data)] if data else [model if model.is_dir() else model.parent]
+        self.folders = folders(data) if data else [model if model.is_dir() else model.parent]
         self.codes = codes
         self.asked = languages
         self.places = " or ".join(map(str, self.folders))
@@ -191,17 +190,6 @@ class Assets:
         if self.expected.get(stack) not in (None, fingerprint.of_dictionary(words)):
             raise self._foreign(path)
         return words
-
-
-def _other(data: Path) -> Path:
-    """The folder `bin` of a text's folder, and the other way round."""
-    return Path(os.path.normpath(data / "..")) if Path(os.path.abspath(data)).name == "bin" else data / "bin"
-
-
-def files_in(folders: Iterable[Path]) -> list[Path]:
-    """What these folders hold of a model's text: merges, settings, dictionaries, binarised data."""
-    patterns = (CODES, FILE, "dict.*.txt", "*.*-*.*.idx", "*.*-*.*.bin")
-    return [path for folder in folders for pattern in patterns for path in folder.glob(pattern)]
 
 
 def _fingerprints(path: Path, name: str) -> list[str]:
