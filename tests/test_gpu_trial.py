@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_guard import gone
 
 from recipes.gpu_trial import comparison, run, steps
 from recipes.gpu_trial.comparison import corpus_steps
@@ -201,7 +202,7 @@ def test_every_row_is_of_the_weights_of_its_minutes(comparing):
     assert comparing.start(15) == ([], [])
     assert comparing.training.trained == [("admin", 0, 6)], "nothing goes on from a share that failed"
     report = (comparing.out / "report.md").read_text()
-    assert "- steps: 1 of 5 finished, 4 failed" in report and "did not come to minute 6" in report
+    assert "- steps: 1 of 5 finished, 4 failed" in report and "it goes on from train-" in report
     comparing.training.failing = set()
     assert comparing.start(15) == ([600, 1200, 1500], [15])
     assert comparing.training.trained[1:] == [("admin", 0, 6), ("admin", 6, 12), ("admin", 12, 15)]
@@ -229,11 +230,46 @@ def test_what_diverged_has_no_later_share_and_no_bleu(comparing, monkeypatch):
     def diverges(command: list[str], log: Path, limit: float = 0) -> None:
         if "recipes.steps.train" in command:
             comparing.training.trained.append(("admin", 0, 6))
-            raise ValueError("recipes.steps.train ended with status 3: fairseq-admin: training diverged.")
+            raise comparison.DivergedError("recipes.steps.train ended with status 3: training stopped.")
 
     monkeypatch.setattr(comparison, "call", diverges)
     assert comparing.start(9) == ([], ["diverged"]) and comparing.training.trained == [("admin", 0, 6)]
     assert "4 of 4 finished, 0 failed" in (comparing.out / "report.md").read_text()
+
+
+def test_only_the_exit_status_says_diverged(tmp_path):
+    """A word in the last line did: a crash in a folder called "diverged" was taken for divergence."""
+    said = "print('diverged'); raise SystemExit({})"
+    with pytest.raises(comparison.DivergedError, match="ended with status 3: diverged All it said: "):
+        comparison.call([sys.executable, "-c", said.format(3)], tmp_path / "log")
+    for status, told in (("1", "1"), ("2", "2"), ("os.kill(os.getpid(), 9)", "137")):
+        with pytest.raises(ValueError, match=f"ended with status {told}: ") as found:
+            comparison.call([sys.executable, "-uc", "import os; " + said.format(status)], tmp_path / "log")
+        assert not isinstance(found.value, comparison.DivergedError)
+
+
+def test_a_command_whose_time_is_up_leaves_nothing(tmp_path):
+    """The bench measures memory in processes of its own; one that was left kept the GPU's from the next step."""
+    source = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    log = tmp_path / "log"
+    for limit in (2, 10, 50):  # until it is long enough for the process to have started
+        with pytest.raises(subprocess.TimeoutExpired):
+            comparison.call([sys.executable, "-c", source], log, limit)
+        if log.read_text():
+            break
+    assert gone(int(log.read_text()))
+
+
+def test_nothing_is_trained_on_a_corpus_that_could_not_be_prepared(comparing, monkeypatch):
+    def fails(command: list[str], log: Path, limit: float = 0) -> None:
+        assert command[0] == "make"
+        raise ValueError("no space left")
+
+    monkeypatch.setattr(comparison, "call", fails)
+    assert comparing.start(6) == ([], [])
+    assert "3 failed" in (comparing.out / "report.md").read_text()
+    monkeypatch.setattr(comparison, "call", comparing.training)
+    assert comparing.start(6) == ([600], [6])
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "inf", "nan", "1e9"])
@@ -277,7 +313,7 @@ def test_a_size_that_fails_costs_the_others_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "commit", lambda: "none")
     monkeypatch.setattr(steps.subprocess, "run", speed)
     for step in bench:
-        run.perform(step, tmp_path)
+        run.perform(step, tmp_path, {})
     found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "steps").iterdir()}
     assert sum(len(it["rows"]) for it in found.values()) == 1
     assert "out of memory" in found["bench-float32-512"]["failed"]

@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 
 from recipes.compare.result import bleu
-from recipes.gpu_trial.steps import LIMIT, Rows, Scale, Step, model_options
+from recipes.gpu_trial.steps import ENDING_WITH_IT, LIMIT, Rows, Scale, Step, model_options
 from recipes.steps.common import read_lines, replacing
 from recipes.steps.logs import read_log
+from recipes.steps.plugin import DIVERGED
 from recipes.steps.table import digest
 
 METHODS = ("admin", "pre-ln", "post-ln")
@@ -55,17 +56,26 @@ class Training:
         return [str(folder / self.corpus / "own/trial" / self.pair / "data/bin"), "-s", source, "-t", target]
 
 
+class DivergedError(ValueError):
+    """Training stopped itself, because it had diverged."""
+
+
 def call(command: list[str], log: Path, limit: float = LIMIT) -> None:
     """Run a command, its output at the end of the log.
 
     Raises:
+        DivergedError: it was a training, and diverged.
         ValueError: it failed.
+        subprocess.TimeoutExpired: it took longer than the limit, in seconds; it and all that it started are gone.
     """
     with log.open("ab") as out:
-        status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=limit).returncode
+        status = subprocess.run(
+            [*ENDING_WITH_IT, *command], stdout=out, stderr=subprocess.STDOUT, timeout=limit
+        ).returncode
     if status:
         last = (log.read_text(errors="replace").strip() or "nothing said").splitlines()[-1]
-        raise ValueError(f"{command[2]} ended with status {status}: {last} All it said: {log}.")
+        kind = DivergedError if status == DIVERGED else ValueError
+        raise kind(f"{command[2]} ended with status {status}: {last} All it said: {log}.")
 
 
 def texts(data: Path, pair: str) -> list[Path]:
@@ -148,9 +158,7 @@ def train(scale: Scale, training: Training, begin: float, until: float, folder: 
     command += ["--log-format", "json", "--log-interval", "20" if scale.gpu else "2"]
     try:
         call(command, place / "train.log")
-    except ValueError as error:
-        if "diverged" not in str(error):
-            raise
+    except DivergedError as error:
         diverged.touch()
         return [{**row, "diverged": str(error)}]
     log = read_log(place / "train.log", unfinished=True)
@@ -189,12 +197,13 @@ def corpus_steps(scale: Scale, data: Path, pair: str, minutes: float) -> list[St
         raise ValueError(f"MINUTES={minutes:g} is not a time to train; expected more than 0, at most {LONGEST:g}.")
     merges = 10000 if scale.gpu else 200
     corpus = corpus_name(data, pair)
-    steps = [Step(f"prepare-{corpus}", "A real corpus", partial(prepare, data, pair, corpus, merges))]
+    prepared = Step(f"prepare-{corpus}", "A real corpus", partial(prepare, data, pair, corpus, merges))
+    steps = [prepared]
     trainings = [Training(corpus, pair, method, minutes) for method in METHODS]
     ends = [0.0, *(share * CHUNK for share in range(1, math.ceil(minutes / CHUNK))), minutes]
     for begin, until in zip(ends, ends[1:]):
         for training in trainings:
-            before = training.step(begin) if begin else ""
+            before = training.step(begin) if begin else prepared.name
             train_on = partial(train, scale, training, begin, until)
             steps.append(Step(training.step(until), "Training", train_on, before))
     for training in trainings:

@@ -84,11 +84,16 @@ def report(folder: Path, steps: list[Step], about: dict[str, str]) -> None:
     write_lines(folder / "report.json", [json.dumps({"machine": about, "steps": done}, indent=1)])
 
 
-def perform(step: Step, folder: Path) -> None:
-    """Do a step and write down how it went. That it failed is written, too, and the trial goes on behind it."""
+def perform(step: Step, folder: Path, earlier: dict[str, dict]) -> None:
+    """Do a step and write down how it went. That it failed is written, too, and the trial goes on behind it.
+
+    One that goes on from a failed step has failed.
+    """
     began = time.monotonic()
     rows, failed = [], ""
     try:
+        if earlier.get(step.before, {}).get("failed"):
+            raise ValueError(f"it goes on from {step.before}, which failed")
         rows = step.do(folder)
     except ValueError as error:
         failed = str(error)
@@ -123,11 +128,11 @@ def main() -> None:
     (args.folder / "steps").mkdir(parents=True, exist_ok=True)
     about = machine()
     for number, step in enumerate(steps, 1):
-        earlier = written(args.folder, steps).get(step.name)
-        if earlier and not earlier["failed"]:
+        earlier = written(args.folder, steps)
+        if step.name in earlier and not earlier[step.name]["failed"]:
             continue
         log.info("%d of %d: %s", number, len(steps), step.name)
-        perform(step, args.folder)
+        perform(step, args.folder, earlier)
         report(args.folder, steps, about)
     report(args.folder, steps, about)
     log.info("%s", args.folder / "report.md")

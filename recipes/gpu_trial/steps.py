@@ -19,6 +19,8 @@ from recipes.steps.memory import most
 
 LIMIT = 480.0
 """Seconds that a step may take."""
+ENDING_WITH_IT = (sys.executable, "-m", "recipes.steps.guard", "--")
+"""Before a command: all that it starts ends with it, also when its time is up, and leaves the GPU to the next step."""
 STOCK = "post-ln-stock"
 """fairseq's own model, without the plugin."""
 SCALED = "--fp16-scale-window 256 --threshold-loss-scale 0.03125"
@@ -106,7 +108,7 @@ def run_tests(scale: Scale, folder: Path) -> Rows:
     """How many tests passed, failed and were skipped, and why."""
     result = folder / "tests.xml"
     command = [sys.executable, "-m", "pytest", *scale.tests, "-p", "no:cacheprovider", f"--junitxml={result}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run([*ENDING_WITH_IT, *command], capture_output=True, text=True, timeout=LIMIT)
     (folder / "tests.log").write_text(done.stdout + done.stderr)
     if not result.exists():
         raise ValueError(
@@ -151,7 +153,7 @@ def step_cost(scale: Scale, dtype: str, tokens: int, folder: Path, limit: float 
     found = folder / f"bench-{dtype}-{tokens}.json"
     command = [sys.executable, "recipes/bench/speed.py", "--sizes", size, "--device", scale.device, "--dtype", dtype]
     command += ["--pairs", "15" if scale.gpu else "2", "--json", str(found)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    done = subprocess.run([*ENDING_WITH_IT, *command], capture_output=True, text=True, timeout=limit)
     if done.returncode:
         raise ValueError(f"recipes/bench/speed.py ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
     rows = json.loads(found.read_text(encoding="utf-8"))["rows"]
@@ -178,7 +180,7 @@ def resume(scale: Scale, folder: Path) -> Rows:
                 if '"num_updates": "6"' in line:
                     victim.send_signal(signal.SIGKILL)
             victim.wait()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run([*ENDING_WITH_IT, *command], capture_output=True, text=True, timeout=LIMIT)
         if done.returncode:
             raise ValueError(f"training ended with status {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
         intervals = trial.read([(0.0, line) for line in (done.stdout + done.stderr).splitlines()])

@@ -100,6 +100,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 def supervise(command: list[str]) -> int:
     """Run a command in a process group of its own, which ends with this process; its exit status.
 
+    One that a signal ended has 128 and the number of the signal, as a shell has it.
+
     Raises:
         Ended: this process was told to end, or the make that started it was killed; the group is no more.
     """
@@ -120,7 +122,8 @@ def supervise(command: list[str]) -> int:
     try:
         while os.getppid() == parent:
             with suppress(subprocess.TimeoutExpired):
-                return group.wait(LOOK)
+                status = group.wait(LOOK)
+                return status if status >= 0 else 128 - status
         raise Ended(signal.SIGHUP)
     finally:
         for number in ENDS:
