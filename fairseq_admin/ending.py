@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TextIO
 
-from .errors import AdminError
+from .errors import AdminError, line
 
 
 class Stopped(BaseException):
@@ -91,4 +91,4 @@ def standard_output(stream: TextIO | None) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if isinstance(error, BrokenPipeError):
             raise Closed from None
-        raise AdminError(f"standard output: could not be written ({error}). Is the disk full?") from None
+        raise AdminError(f"standard output: could not be written ({line(error)}). Is the disk full?") from None

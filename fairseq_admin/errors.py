@@ -19,8 +19,9 @@ class DivergedError(AdminError):
 
 
 def line(error: BaseException) -> str:
-    """The first line of an error's text, or else its name."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an error's text, or else its name; of the system's errors without their number."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return first.removeprefix(f"[Errno {error.errno}] ") if isinstance(error, OSError) else first
 
 
 DIVERGED = 3

@@ -173,7 +173,7 @@ def test_a_name_that_cannot_be_given_is_one_line(
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "replace", refuse)
-    assert "could not be written ([Errno 1] Operation not permitted)" in refused(capsys, folder, line)
+    assert "could not be written (Operation not permitted)" in refused(capsys, folder, line)
 
 
 @pytest.mark.parametrize("line", VERBS)
@@ -213,7 +213,7 @@ def test_a_text_that_cannot_be_read_is_named(
 
     monkeypatch.setattr(streams, "opened", lambda path: contextlib.nullcontext((Failing(), str(path))))
     message = refused(capsys, folder, f"{TRANSLATE} out")
-    assert message.startswith("fairseq-admin: text: cannot be read ([Errno 5] Input/output error).")
+    assert message.startswith("fairseq-admin: text: cannot be read (Input/output error).")
 
 
 @pytest.mark.parametrize("data", [".", "../bin", "bin"])

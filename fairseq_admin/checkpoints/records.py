@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import AdminError
+from ..errors import AdminError, line
 from . import files
 from .checkpoint import Checkpoint
 
@@ -118,7 +118,7 @@ class Source:
                 self._file.seek(entry.start)
                 self._file.readinto(memory)  # type: ignore[attr-defined]
             except OSError as error:
-                raise AdminError(f"{self.path}: {key} cannot be read ({error}).") from None
+                raise AdminError(f"{self.path}: {key} cannot be read ({line(error)}).") from None
             if zlib.crc32(memory) != entry.record.crc:
                 raise self._damaged(f"{key} does not match its checksum")
             storages[entry.start] = storage

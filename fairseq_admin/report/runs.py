@@ -16,7 +16,7 @@ from ..analysis import curves
 from ..checkpoints import averaging
 from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
-from ..errors import AdminError
+from ..errors import AdminError, line
 from ..method import state_dict
 from ..method.omega import omega_summary
 from ..method.schemes import EVERY, SCHEMES
@@ -164,7 +164,8 @@ def _json(path: Path, **kinds: type) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise AdminError(f"{path}: cannot be read ({error}); expected JSON. Make it again, or move it away.") from None
+        found = line(error)
+        raise AdminError(f"{path}: cannot be read ({found}); expected JSON. Make it again, or move it away.") from None
     if not isinstance(found, dict):
         raise AdminError(f"{path}: found a {type(found).__name__}, expected a JSON object. Make it again.")
     for name, kind in kinds.items():
