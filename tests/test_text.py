@@ -6,15 +6,19 @@ import builtins
 import gzip
 import json
 import os
+import random
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import sacremoses
 from conftest import SHARED
 
 from fairseq_admin.errors import AdminError
 from fairseq_admin.text.bpe import BPE, remove_bpe
+from fairseq_admin.text.moses import Normaliser
+from fairseq_admin.text.punctuation import PunctuationNormaliser
 from fairseq_admin.text.tokens import Text
 
 WMT = {"normalise": True, "aggressive_dashes": True, "escape": True}
@@ -50,6 +54,22 @@ def codes(tmp_path: Path) -> Path:
     path = tmp_path / "codes"
     path.write_text("e r</w> 9\nt h 8\nth e</w> 7\nÉ l 1\n& a 1\n", encoding="utf-8")
     return path
+
+
+@pytest.mark.parametrize("language", ["de", "en", "fr", "cs", "ja"])
+def test_rules_left_out_would_have_changed_nothing(language: str) -> None:
+    """All rules, one after the other, give the same: sacremoses' own as it applies them, the scripts' on bytes."""
+    theirs = sacremoses.MosesPunctNormalizer(language, pre_replace_unicode_punct=True)
+    ours, scripts = PunctuationNormaliser(language), Normaliser(language)
+    rules = [(pattern, replacement) for _, pattern, replacement in scripts._rules._rules]
+    signs = sorted({c for pattern, _ in [*theirs.REPLACE_UNICODE_PUNCTUATION, *theirs.substitutions] for c in pattern})
+    choose = random.Random(1)
+    for line in [*HOSTILE, *LINES.values(), *("".join(choose.choices(signs, k=20)) for _ in range(2000))]:
+        assert ours.normalize(line) == theirs.normalize(line), repr(line)
+        text = f"{line}\n"
+        for pattern, replacement in rules:
+            text = pattern.sub(replacement, text)
+        assert scripts._rules.apply(f"{line}\n") == text, repr(line)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -17,6 +17,7 @@ from sacremoses._data_nonbreaking_prefixes import NONBREAKING_PREFIXES
 from sacremoses.corpus import NonbreakingPrefixes
 
 from ..errors import AdminError
+from .punctuation import Rules
 
 RULES_OF_THEIR_OWN = ("ca", "fi", "ga", "so", "sv", "tdt")
 """Languages for which tokenizer.perl has rules that sacremoses lacks."""
@@ -112,17 +113,13 @@ class Normaliser(MosesPunctNormalizer):
             rules += self.DE_ES_FR_QUOTATION_FOLLOWED_BY_COMMA
         rules += self.DE_ES_CZ_CS_FR if language in ("de", "es", "cz", "cs", "fr") else self.OTHER
         # The script reads bytes: to it, only ASCII has digits and white space.
-        self._rules = [(re.compile(pattern, re.ASCII), replacement) for pattern, replacement in rules]
-        self._rules_for_ascii = [rule for rule in self._rules if rule[0].pattern.isascii()]
+        self._rules = Rules(rules, re.ASCII)
         self._unprintable = re.compile(f"[{_characters(chr(92) + 'p{C}', 0xFFFF)}]")
 
     def normalize(self, text: str) -> str:
         """The line, its newline put where a script put it."""
         # The script leaves the newline in, and moves a quotation mark before a full stop that only it follows.
-        text += "\n"
-        for pattern, replacement in self._rules_for_ascii if text.isascii() else self._rules:
-            text = pattern.sub(replacement, text)
-        text = self._unprintable.sub(" ", text)
+        text = self._unprintable.sub(" ", self._rules.apply(f"{text}\n"))
         return text if max(text, default="") <= "\uffff" else regex.sub(r"\p{C}", " ", text)
 
 

@@ -91,7 +91,8 @@ class Text:
             line = line.lower()
         if self.normalise:
             line = normaliser.normalize(line)
-            line = "".join(c for c in line if not unicodedata.category(c).startswith("C"))
+            if not line.isprintable():  # where there is any of these, and for some other characters
+                line = "".join(c for c in line if not unicodedata.category(c).startswith("C"))
         return " ".join(tokeniser.tokenize(line, aggressive_dash_splits=self.aggressive_dashes, escape=self.escape))
 
     def detokenise(self, tokens: str) -> str:
@@ -110,12 +111,11 @@ class Text:
             from .moses import Normaliser, Tokeniser
 
             return {language: (Normaliser(language), Tokeniser(language)) for language in {self.source, self.target}}
+        from .punctuation import PunctuationNormaliser
+
         return {
-            language: (
-                moses.MosesPunctNormalizer(language, pre_replace_unicode_punct=True),
-                moses.MosesTokenizer(language),
-            )
-            for language in (self.source, self.target)
+            language: (PunctuationNormaliser(language), moses.MosesTokenizer(language))
+            for language in {self.source, self.target}
         }
 
     @cached_property
