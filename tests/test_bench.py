@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from conftest import ROOT
 from fairseq.modules import MultiheadAttention
 
 from fairseq_admin.fast import attention
-from recipes.bench import speed
+from recipes.bench import speed, waiting
 from recipes.bench.attention import ALWAYS, NEVER, attending
 from recipes.bench.counting import counts
 from recipes.bench.growth import exponents
@@ -41,6 +43,49 @@ def test_either_side_of_the_attention_bench_is_what_it_says(short, way, monkeypa
         monkeypatch.setattr(attention, name, lambda *given, own=own, name=name: calls.append(name) or own(*given))
     attending(2, 8, 5, 64, True, short)()
     assert calls == [way]
+
+
+@pytest.mark.slow
+def test_reports_what_waiting_threads_cost(tmp_path, monkeypatch, capsys) -> None:
+    """Two steps of a tiny model, alone and next to another process, which ends with it."""
+    started: list[subprocess.Popen] = []
+
+    def starting(command: list[str], **given: object) -> subprocess.Popen:
+        started.append(subprocess.Popen(command, **given))
+        return started[-1]
+
+    passive = {"2, passive": {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}}
+    monkeypatch.setattr(waiting, "settings", lambda threads: passive)
+    names = {"Popen": starting, "run": subprocess.run, "PIPE": subprocess.PIPE}
+    monkeypatch.setattr(waiting, "subprocess", SimpleNamespace(**names))
+    given = f"--sizes 1:16:64 --busy 1 --rounds 1 --steps 2 --json {tmp_path}/waiting.json".split()
+    assert waiting.main(given) == 0
+    rows = re.findall(r"^1:16:64 +(alone|next to 1 busy) +2, passive +([\d.]+) \(", capsys.readouterr().out, re.M)
+    assert [where for where, _ in rows] == ["alone", "next to 1 busy"]
+    written = json.loads((tmp_path / "waiting.json").read_text())["rows"]
+    assert [(row["busy"], len(row["seconds"])) for row in written] == [(0, 2), (1, 2)]
+    assert all(seconds > 0 for row in written for seconds in row["seconds"])
+    (neighbour,) = started
+    assert neighbour.returncode == -signal.SIGKILL, "it was still computing"
+
+
+def test_a_setting_is_all_that_a_process_is_told_of_threads(monkeypatch) -> None:
+    """A recipe's, or the user's, would be the same in every row."""
+    told = []
+
+    def run(command: list[str], env: dict[str, str], **given: object) -> SimpleNamespace:
+        told.append({name: value for name, value in env.items() if "OMP" in name})
+        return SimpleNamespace(stdout="[1.0]\n")
+
+    monkeypatch.setattr(waiting, "subprocess", SimpleNamespace(run=run, PIPE=None))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    for setting in waiting.settings(4).values():
+        assert waiting.timed("1:16:64", 1, setting) == [1.0]
+    assert told == [
+        {"OMP_NUM_THREADS": "1"},
+        {"OMP_NUM_THREADS": "4"},
+        {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE"},
+    ]
 
 
 @pytest.mark.slow

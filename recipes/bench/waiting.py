@@ -1,0 +1,134 @@
+"""What threads that wait for each other cost: seconds a step of fast Admin, alone and next to busy processes.
+
+OpenMP's threads spin while they wait, or sleep with OMP_WAIT_POLICY=PASSIVE. A process reads that when it starts, so
+every setting is timed in processes of its own, in turns. Steps are those of speed.py, by the clock.
+
+    python recipes/bench/waiting.py                                   # 18L-18L, widths 64 and 256, next to two
+    python recipes/bench/waiting.py --sizes 18:512:1024 --busy 3      # layers, width, target tokens
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch  # noqa: E402
+
+from recipes.bench.conditions import conditions  # noqa: E402
+from recipes.bench.speed import FORM, size  # noqa: E402
+from recipes.bench.step import Run  # noqa: E402
+from recipes.bench.turns import interleaved  # noqa: E402
+from recipes.steps.common import replacing  # noqa: E402
+
+SIZES = ["18:64:1024", "18:256:1024"]
+
+
+def settings(threads: int) -> dict[str, dict[str, str]]:
+    """What a process is started with, by what it is called."""
+    several = {"OMP_NUM_THREADS": str(threads)}
+    return {
+        "1 thread": {"OMP_NUM_THREADS": "1"},
+        f"{threads} threads": several,
+        f"{threads}, passive": {**several, "OMP_WAIT_POLICY": "PASSIVE"},
+    }
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many others compute without end."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def timed(given: str, steps: int, setting: dict[str, str]) -> list[float]:
+    """Seconds of every step, of a process with the setting."""
+    command = [sys.executable, __file__, "--sizes", given, "--steps", str(steps), "--here"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MKL_"))}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**environment, **setting})
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def timed_here(args: Namespace) -> list[float]:
+    """What `timed` reads of its process."""
+    run = Run("admin", Namespace(**{**vars(args), **size(args.sizes[0])}))
+    return interleaved([run.step], args.steps, time.perf_counter, torch.device("cpu"))[0]
+
+
+def row(given: str, processes: int, args: Namespace) -> dict[str, list[float]]:
+    """Seconds of every step, by setting; rounds in turns."""
+    found: dict[str, list[float]] = {name: [] for name in settings(args.threads)}
+    with busy(processes):
+        for _ in range(args.rounds):
+            for name, setting in settings(args.threads).items():
+                found[name] += timed(given, args.steps, setting)
+    return found
+
+
+def form(given: str) -> str:
+    """One of --sizes, as it was given."""
+    size(given)
+    return given
+
+
+def count(given: str) -> int:
+    """One of the arguments that count."""
+    if not given.isdecimal() or int(given) < 1:
+        raise argparse.ArgumentTypeError(f"{given!r} was found; expected a whole number of at least 1")
+    return int(given)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--sizes", nargs="+", type=form, default=SIZES, help=f"{FORM} (default: {' '.join(SIZES)})")
+    top.add_argument("--busy", type=count, default=2, help="processes next to it (default: 2)")
+    top.add_argument("--threads", type=count, default=os.cpu_count(), help="(default: one a core)")
+    top.add_argument("--rounds", type=count, default=2, help="processes of a setting (default: 2)")
+    top.add_argument("--steps", type=count, default=4, help="timed in a process (default: 4)")
+    top.add_argument("--json", type=Path, help="file to write all steps to")
+    top.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    top.set_defaults(words=4000, length=32, device="cpu", dtype="float32", clock="wall")
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    if args.here:
+        print(json.dumps(timed_here(args)))
+        return 0
+    where = conditions(args)
+    del where["threads"]  # this process's own, which times nothing
+    print(", ".join(f"{name} {value}" for name, value in where.items()))
+    print("seconds a step: median (lowest to highest)")
+    rows = []
+    for given in args.sizes:
+        for processes in (0, args.busy):
+            found = row(given, processes, args)
+            next_to = f"next to {processes} busy" if processes else "alone"
+            for name, times in found.items():
+                spread = f"{statistics.median(times):.3f} ({min(times):.3f} to {max(times):.3f})"
+                print(f"{given:<14} {next_to:<14} {name:<11} {spread}", flush=True)
+                rows.append({"size": given, "busy": processes, "setting": name, "seconds": times})
+    if args.json:
+        with replacing(args.json) as part:
+            part.write_text(json.dumps({"conditions": where, "rows": rows}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
