@@ -36,11 +36,18 @@ COMPARING = re.compile(r"\b(ahead of|behind|better than|worse than|beats?|outper
 PAGES = ("README.md", "docs/results.md", "docs/schemes.md")
 
 
+JUDGED = re.compile(r"(ahead|behind|no difference shown): [-+]")
+"""How a cell begins that standing.py wrote: a test holds these tables to their runs."""
+
+
 def sentences(text: str) -> Iterator[str]:
-    """A page's sentences, on one line each, without headings, code and tables."""
+    """A page's sentences and those of its tables' cells, on one line each, without headings, code and verdicts."""
     for paragraph in re.split(r"\n\s*\n", text):
-        lines = [line for line in paragraph.splitlines() if not re.match(r"#|\||    ", line)]
-        yield from filter(None, (re.sub(r"\s+", " ", it).strip() for it in re.split(r"(?<=[.!?])\s", "\n".join(lines))))
+        lines = paragraph.splitlines()
+        cells = [cell.strip() for line in lines if line.startswith("|") for cell in line.split("|")]
+        prose = "\n".join(line for line in lines if not re.match(r"#|\||    ", line))
+        for part in [prose, *(cell for cell in cells if not JUDGED.match(cell))]:
+            yield from filter(None, (re.sub(r"\s+", " ", it).strip() for it in re.split(r"(?<=[.!?])\s", part)))
 
 
 def judge(claim: dict[str, str], folder: Path) -> str:
