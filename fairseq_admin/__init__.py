@@ -22,7 +22,7 @@ from . import errors  # noqa: E402
 errors.install_excepthook()  # first: the other imports take seconds, in which a user may press Ctrl-C
 
 # Importing a model, an optimizer, a schedule or a criterion registers it.
-from . import radam, schedule  # noqa: E402, F401
+from . import loading, radam, schedule  # noqa: E402, F401
 from .architectures.deeper_model import DeeperAdminModel  # noqa: E402
 from .architectures.language_model import TransformerLMAdminModel  # noqa: E402
 from .architectures.masked_language_model import MaskedLMAdminModel  # noqa: E402
@@ -34,3 +34,4 @@ from .version import __version__  # noqa: E402
 __all__ = ["DeeperAdminModel", "MaskedLMAdminModel", "TransformerAdminModel", "TransformerLMAdminModel", "__version__"]
 
 allow_fairseq_globals()
+loading.end_before_python()

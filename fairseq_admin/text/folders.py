@@ -20,8 +20,9 @@ def folders(named: Path) -> list[Path]:
 
 
 def binarised(named: Path) -> Path:
-    """The one of the two that has binarised data; the named one if none has."""
-    return next((folder for folder in folders(named) if any(folder.glob("*.idx"))), named)
+    """The one of the two that has binarised data; if none has, where it should be: in `bin`, if that is there."""
+    nowhere = named / "bin" if (named / "bin").is_dir() else named
+    return next((folder for folder in folders(named) if any(folder.glob("*.idx"))), nowhere)
 
 
 def files_in(places: Iterable[Path]) -> list[Path]:

@@ -1,0 +1,67 @@
+"""A process that stops within an epoch ends with its own status, whatever fairseq's thread for batches is at."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import ROOT
+from fairseq.data.iterators import BackgroundConsumer, BufferedIterator
+
+from fairseq_admin import loading
+
+# Children, each with a thread that makes batches in C++ without end, which end after the first of them.
+CHILDREN = """
+import os, sys, torch
+from fairseq.data.iterators import BufferedIterator
+torch.set_num_threads(1)
+class Batches:
+    def __iter__(self):
+        while True:
+            yield torch.randn(300, 300).sort()[0]
+    def __len__(self):
+        return 10**6
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        from fairseq_admin import loading
+        loading.end_before_python()
+        next(iter(BufferedIterator(10, Batches())))
+        sys.exit(5)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_ends_with_its_own_status() -> None:
+    """Without the plugin each of them ended with -6, "terminate called without an active exception"."""
+    command = [sys.executable, "-c", CHILDREN]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["5", "5", "5"]
+
+
+def test_one_that_is_not_there_yet_and_one_that_waits_for_room() -> None:
+    """The queue of the one is full, and nobody takes from it any more; the other has not begun."""
+    full = BufferedIterator(1, range(1000))
+    next(full)
+    BufferedIterator(1, range(1000))
+    loading.end()
+    assert not full._consumer.is_alive()
+    assert not any(isinstance(thread, BackgroundConsumer) for thread in threading.enumerate())
+
+
+def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "PATIENCE", 0.2)
+    release = threading.Event()
+    stuck = BackgroundConsumer(queue.Queue(), iter(release.wait, None), None, None)
+    stuck.daemon = True
+    stuck.start()
+    began = time.monotonic()
+    loading.end()
+    assert stuck.is_alive() and time.monotonic() - began < 10
+    release.set()
+    stuck.join(10)
+    assert not stuck.is_alive()
