@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -66,6 +67,7 @@ def timed(given: str, steps: int, setting: dict[str, str]) -> list[float]:
 
 def timed_here(args: Namespace) -> list[float]:
     """What `timed` reads of its process."""
+    logging.getLogger("fairseq_admin").setLevel(logging.WARNING)  # the first step profiles, and says so
     run = Run("admin", Namespace(**{**vars(args), **size(args.sizes[0])}))
     return interleaved([run.step], args.steps, time.perf_counter, torch.device("cpu"))[0]
 
