@@ -73,7 +73,7 @@ def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
     parser.add_argument(
-        "--data", type=Path, help="binarised data: compare on its validation set, in addition to random sentences"
+        "--data", type=binarised, help="binarised data: compare on its validation set, in addition to random sentences"
     )
     parser.add_argument("--dtype", choices=list(verbs.DTYPES), default="fp32", help="of the weights (default: fp32)")
     parser.add_argument(
@@ -172,10 +172,6 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     return top, made.choices
 
 
-MEASURING = ("fold", "analyze")
-"""The verbs whose --data is binarised."""
-
-
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line, with files before, among and after the options; after "--" all are files."""
     if "--" in arguments:
@@ -186,10 +182,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if arguments and arguments[0] in of_verbs:
         if arguments[0] == "analyze":
             analysis.add_model(of_verbs["analyze"], arguments[1:])
-        args = of_verbs[arguments[0]].parse_intermixed_args(arguments[1:])
-        if arguments[0] in MEASURING and args.data:
-            args.data = binarised(args.data)
-        return args
+        return of_verbs[arguments[0]].parse_intermixed_args(arguments[1:])
     return top.parse_args(arguments)
 
 

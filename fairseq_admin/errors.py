@@ -19,9 +19,10 @@ class DivergedError(AdminError):
 
 
 def line(error: BaseException) -> str:
-    """The first line of an error's text, or else its name; of the system's errors without their number."""
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return first.removeprefix(f"[Errno {error.errno}] ") if isinstance(error, OSError) else first
+    """The first line of an error's text, or else its name; of the system's errors the file and the reason."""
+    if isinstance(error, OSError) and error.strerror:  # fairseq's own have none
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 DIVERGED = 3

@@ -44,11 +44,11 @@ def test_a_text_is_in_two_folders_and_either_may_be_named(tmp_path: Path, monkey
     bin_.mkdir(parents=True)
     assert folders(text) == [text, bin_]
     assert folders(bin_) == [bin_, text]
-    assert binarised(text) == binarised(bin_) == bin_, "which is where it should be"
+    assert binarised(str(text)) == binarised(str(bin_)) == bin_, "which is where it should be"
     (bin_ / "train.de-en.de.idx").touch()
-    assert binarised(text) == binarised(bin_) == bin_
+    assert binarised(str(text)) == binarised(str(bin_)) == bin_
     (text / "train.de-en.de.idx").touch()
-    assert binarised(text) == text
+    assert binarised(str(text)) == text
     monkeypatch.chdir(bin_)
     assert folders(Path(".")) == [Path("."), Path("..")]
 

@@ -17,6 +17,7 @@ from fairseq_admin import loading
 # Children, each with a thread that makes batches in C++ without end, which end after the first of them.
 CHILDREN = """
 import os, sys, torch
+import fairseq_admin
 from fairseq.data.iterators import BufferedIterator
 torch.set_num_threads(1)
 class Batches:
@@ -28,11 +29,9 @@ class Batches:
 for _ in range(3):
     child = os.fork()
     if not child:
-        from fairseq_admin import loading
-        loading.end_before_python()
         next(iter(BufferedIterator(10, Batches())))
         sys.exit(5)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 

@@ -126,7 +126,10 @@ def test_a_training_is_not_taken_back(tmp_path, unit, left, reached):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("UPDATES=1e3", "1e3 is not a number that a run can have; expected a whole one above 0, as in 1000.  Stop"),
+        (
+            "UPDATES=1e3",
+            "UPDATES=1e3 is not a number that a run can have; expected a whole one above 0, as in 1000.  Stop",
+        ),
         ("UPDATES=", "UPDATES= is not a number"),
         ("SAVE_EVERY=0", "SAVE_EVERY=0 is not a number"),
         ("AVERAGE=0", "AVERAGE=0 is not a number"),

@@ -12,7 +12,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 from .. import outputs
 from ..errors import AdminError
-from ..text.folders import files_in, folders
+from ..text.folders import binarised, files_in, folders
 from . import figure
 from .curves import Runs
 from .fresh import Fresh
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser, positive: Callable[[str], Any],
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help="name of the files to write, without .json")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--data", type=Path, help="binarised data to measure on")
+    source.add_argument("--data", type=binarised, help="binarised data to measure on")
     source.add_argument("--random-tokens", action="store_true", help="measure on random words instead")
     parser.add_argument("--split", default="valid", help="of the data (default: valid)")
     parser.add_argument("--tokens", type=positive, default=1024, help="how many, at least (default: 1024)")

@@ -89,10 +89,7 @@ def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
     except AdminError:
         raise
     except Exception as error:
-        said = line(error)
-        if isinstance(error, OSError) and error.strerror:  # fairseq's own have none
-            said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        raise AdminError(f"{data}: {lacking} ({said}). Give the folder fairseq-preprocess wrote.") from None
+        raise AdminError(f"{data}: {lacking} ({line(error)}). Give the folder fairseq-preprocess wrote.") from None
 
 
 def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:

@@ -164,8 +164,8 @@ def _json(path: Path, **kinds: type) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        found = line(error)
-        raise AdminError(f"{path}: cannot be read ({found}); expected JSON. Make it again, or move it away.") from None
+        said = line(error)
+        raise AdminError(f"{path}: cannot be read ({said}); expected JSON. Make it again, or move it away.") from None
     if not isinstance(found, dict):
         raise AdminError(f"{path}: found a {type(found).__name__}, expected a JSON object. Make it again.")
     for name, kind in kinds.items():

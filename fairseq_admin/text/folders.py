@@ -19,8 +19,13 @@ def folders(named: Path) -> list[Path]:
     return [named, Path(os.path.normpath(named / "..")) if is_bin else named / "bin"]
 
 
-def binarised(named: Path) -> Path:
-    """The one of the two that has binarised data; if none has, where it should be: in `bin`, if that is there."""
+def binarised(name: str) -> Path:
+    """The one of the two that has binarised data; if none has, where it should be: in `bin`, if that is there.
+
+    Args:
+        name: the named folder's, as the command line has it.
+    """
+    named = Path(name)
     nowhere = named / "bin" if (named / "bin").is_dir() else named
     return next((folder for folder in folders(named) if any(folder.glob("*.idx"))), nowhere)
 

@@ -25,6 +25,7 @@ import torch  # noqa: E402
 
 import fairseq_admin  # noqa: E402, F401
 from fairseq_admin.fast import attention, products  # noqa: E402
+from recipes.bench.arguments import number  # noqa: E402
 from recipes.bench.turns import paired  # noqa: E402
 
 NEVER, ALWAYS = 0, sys.maxsize
@@ -38,13 +39,6 @@ def sizes(given: str) -> tuple[int, int]:
     if not found:
         raise argparse.ArgumentTypeError(f"{given!r} is no size; expected HEADS:CHANNELS, as 4:16")
     return int(found[1]), int(found[2])
-
-
-def number(given: str) -> int:
-    """One of the arguments that count."""
-    if not re.fullmatch(r"[1-9]\d*", given):
-        raise argparse.ArgumentTypeError(f"{given!r} was found; expected a whole number of at least 1")
-    return int(given)
 
 
 def parser() -> argparse.ArgumentParser:

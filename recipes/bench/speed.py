@@ -17,7 +17,6 @@ import argparse
 import csv
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -31,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch  # noqa: E402
 
 from recipes.bench import memory  # noqa: E402
+from recipes.bench.arguments import FORM, size  # noqa: E402
 from recipes.bench.conditions import conditions, start_up  # noqa: E402
 from recipes.bench.growth import exponents  # noqa: E402
 from recipes.bench.step import METHODS, Run  # noqa: E402
 from recipes.bench.turns import interleaved  # noqa: E402
 from recipes.steps.common import replacing  # noqa: E402
 
-FORM = "LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS"
 SIZES = ["18:16:512", "18:256:1024", "18:512:1024"]
 QUICK = ["6:16:512", "6:256:512", "6:256:1024"]
 """Layers, width and target tokens. Heads have 64 channels; at width 16, where only dispatch counts, 8."""
@@ -132,21 +131,6 @@ def line(row: dict[str, Any]) -> str:
     """A row of the table; a dash where a method has no such number."""
     cells = ((row[name], size, form) for name, (size, form) in COLUMNS.items())
     return " ".join(f"{'-':>{size}}" if value is None else f"{value:>{size}{form}}" for value, size, form in cells)
-
-
-def size(given: str) -> dict[str, int]:
-    """The arguments at a size, as SIZES writes it."""
-    found = re.fullmatch(r"([1-9]\d*)(?:-([1-9]\d*))?:([1-9]\d*):([1-9]\d*)", given)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{given!r} is no size; expected {FORM}, as 60-12:512:1024")
-    layers, decoder_layers, width, tokens = (int(it or found[1]) for it in found.groups())
-    heads = max(2, width // 64)
-    if width % heads:
-        raise argparse.ArgumentTypeError(
-            f"{given!r}: {width} channels are not {heads} heads; expected a width that is a multiple of 64"
-        )
-    sizes = {"layers": layers, "decoder_layers": decoder_layers, "width": width, "tokens": tokens}
-    return {**sizes, "ffn": 4 * width, "heads": heads}
 
 
 def write(args: Namespace, where: dict[str, Any], rows: list[dict[str, Any]], fits: list[dict[str, Any]]) -> None:

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
 
+from recipes.bench.arguments import FORM, number, size  # noqa: E402
 from recipes.bench.conditions import conditions  # noqa: E402
-from recipes.bench.speed import FORM, size  # noqa: E402
 from recipes.bench.step import Run  # noqa: E402
 from recipes.bench.turns import interleaved  # noqa: E402
 from recipes.steps.common import replacing  # noqa: E402
@@ -88,20 +88,13 @@ def form(given: str) -> str:
     return given
 
 
-def count(given: str) -> int:
-    """One of the arguments that count."""
-    if not given.isdecimal() or int(given) < 1:
-        raise argparse.ArgumentTypeError(f"{given!r} was found; expected a whole number of at least 1")
-    return int(given)
-
-
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--sizes", nargs="+", type=form, default=SIZES, help=f"{FORM} (default: {' '.join(SIZES)})")
-    top.add_argument("--busy", type=count, default=2, help="processes next to it (default: 2)")
-    top.add_argument("--threads", type=count, default=os.cpu_count(), help="(default: one a core)")
-    top.add_argument("--rounds", type=count, default=2, help="processes of a setting (default: 2)")
-    top.add_argument("--steps", type=count, default=4, help="timed in a process (default: 4)")
+    top.add_argument("--busy", type=number, default=2, help="processes next to it (default: 2)")
+    top.add_argument("--threads", type=number, default=os.cpu_count(), help="(default: one a core)")
+    top.add_argument("--rounds", type=number, default=1, help="processes of a setting (default: 1)")
+    top.add_argument("--steps", type=number, default=3, help="timed in a process (default: 3)")
     top.add_argument("--json", type=Path, help="file to write all steps to")
     top.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     top.set_defaults(words=4000, length=32, device="cpu", dtype="float32", clock="wall")
