@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import sys
@@ -94,18 +93,6 @@ def _not_finite(error: BaseException) -> bool:
     return any(APART not in message for message in found)
 
 
-def _end(status: int) -> None:
-    """End the process after what was to be done at its exit, but without taking torch down.
-
-    The batch that failed is still alive in its traceback, and with it threads of torch's; taken down with them, the
-    process was once seen to abort, which hid its status.
-    """
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
 def install_excepthook() -> None:
     """Let an uncaught AdminError end the process with its one line and exit status 2, and divergence with DIVERGED.
 
@@ -126,6 +113,6 @@ def install_excepthook() -> None:
         # fairseq's search for the culprit may itself fail on top of it (NanDetector does, with today's torch).
         if any(map(_not_finite, _chain(error))):
             print(f"fairseq-admin: training diverged. {DIVERGED_ADVICE}", file=sys.stderr)
-            _end(DIVERGED)
+            raise SystemExit(DIVERGED)
 
     sys.excepthook = hook

@@ -13,8 +13,10 @@ from conftest import ROOT
 from fairseq.data.iterators import BackgroundConsumer, BufferedIterator
 
 from fairseq_admin import loading
+from fairseq_admin.errors import DIVERGED
 
-# Children, each with a thread that makes batches in C++ without end, which end after the first of them.
+# Children, each with a thread that makes batches in C++ without end, which end after the first of them: all is well, or
+# training diverges.
 CHILDREN = """
 import os, sys, torch
 import fairseq_admin
@@ -26,11 +28,15 @@ class Batches:
             yield torch.randn(300, 300).sort()[0]
     def __len__(self):
         return 10**6
-for _ in range(3):
+def train(well):
+    batch = next(iter(BufferedIterator(10, Batches())))
+    if well:
+        sys.exit(5)
+    raise FloatingPointError("gradients are Nan/Inf")  # which keeps the batch
+for well in 3 * [True] + 3 * [False]:
     child = os.fork()
     if not child:
-        next(iter(BufferedIterator(10, Batches())))
-        sys.exit(5)
+        train(well)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
@@ -38,8 +44,8 @@ for _ in range(3):
 def test_a_process_ends_with_its_own_status() -> None:
     """Without the plugin each of them ended with -6, "terminate called without an active exception"."""
     command = [sys.executable, "-c", CHILDREN]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["5", "5", "5"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert [int(status) for status in done.stdout.split()] == 3 * [5] + 3 * [DIVERGED], done.stderr
 
 
 def test_one_that_is_not_there_yet_and_one_that_waits_for_room() -> None:
