@@ -368,6 +368,17 @@ def test_a_scheme_is_judged_at_its_best_rate():
     assert [run["bits"] for run in found.at_best.values()] == [2.9, 3.0, 3.1]
 
 
+def test_a_rate_is_no_better_for_seeds_that_another_was_not_tried_with():
+    """Of two rates the one has three seeds and the other the first alone, which decides; it alone is the result then."""
+    three = grid("admin", "1e-3", [2.0, 1.0, 1.0])
+    (lower,) = standings(three + grid("admin", "3e-3", [1.9]))
+    (higher,) = standings(three + grid("admin", "3e-3", [2.1]))
+    (failing,) = standings(grid("admin", "1e-3", [2.0, 9.0, 9.0]) + grid("admin", "3e-3", [2.1]))
+    assert [it.best for it in (lower, higher, failing)] == ["3e-3", "1e-3", "1e-3"]
+    admin = standings(grid("pre-ln", "1e-3", [1.0, 1.0, 1.0]))[0]
+    assert judged(difference(lower, admin, loss), True) == "fewer than 3 seeds"
+
+
 def test_a_best_rate_at_the_edge_is_marked():
     """Beyond it nothing was tried, in these runs or in those that chose it; two rates have no middle."""
     tried = [run for rate, bits in (("1e-4", 1.0), ("3e-4", 2.0), ("1e-3", 3.0)) for run in grid("admin", rate, [bits])]

@@ -4,8 +4,8 @@
 
 writes RUN/standing.md and RUN/standing.csv, a row a scheme and depth:
 
-    best rate   the one with the most seeds that learned; of those the one with the lowest mean loss on validation;
-                `edge`: no rate beyond it was tried
+    best rate   by the seeds that every rate was tried with: the one with most that learned; of those the one with the
+                lowest mean loss on validation; `edge`: no rate beyond it was tried
     window      the rates at which every seed learned
     left        the update at which validation fell below the plateau's bound
     bits, BLEU  validation's loss, and the score of the test set, which chose nothing
@@ -109,13 +109,23 @@ def by_loss(runs: list[dict]) -> tuple[float, ...]:
     return -learned(runs), interval(list(map(loss, runs))).mean
 
 
+def with_seeds_of_all(by_rate: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """The runs with seeds that every rate has: a rate is no better for seeds that another was not tried with.
+
+    All runs, if no seed is everywhere.
+    """
+    seeds = set.intersection(*({result["seed"] for result in runs} for runs in by_rate.values()))
+    return {rate: [it for it in runs if not seeds or it["seed"] in seeds] for rate, runs in by_rate.items()}
+
+
 def standings(results: list[dict], order: Callable[[list[dict]], Any] = by_loss) -> list[Standing]:
     """One for each scheme and depth, in the order of appearance; of rates that are level the lowest is the best."""
     found = []
     for (scheme, layers), them in places(results, ["scheme", "layers"]).items():
         by_rate = {rate: runs for (rate,), runs in places(them, ["lr"]).items()}
         by_rate = dict(sorted(by_rate.items(), key=lambda item: float(item[0])))
-        best = min(by_rate, key=lambda rate: order(by_rate[rate]))
+        tried = with_seeds_of_all(by_rate)
+        best = min(tried, key=lambda rate: order(tried[rate]))
         found.append(Standing(scheme, layers, by_rate, best))
     return found
 
