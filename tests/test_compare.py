@@ -369,7 +369,7 @@ def test_a_scheme_is_judged_at_its_best_rate():
 
 
 def test_a_rate_is_no_better_for_seeds_that_another_was_not_tried_with():
-    """Of two rates the one has three seeds and the other the first alone, which decides; it alone is the result then."""
+    """Of two rates one has three seeds and the other the first alone, which decides: that one run is the result."""
     three = grid("admin", "1e-3", [2.0, 1.0, 1.0])
     (lower,) = standings(three + grid("admin", "3e-3", [1.9]))
     (higher,) = standings(three + grid("admin", "3e-3", [2.1]))
