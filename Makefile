@@ -116,12 +116,13 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), attention of short sentences, threads that wait, the text steps' speed, CTranslate2's, an average's memory
+## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), attention of short sentences, threads that wait, huge pages, the text steps' speed, CTranslate2's, an average's memory
 .PHONY: bench
 bench: $(VENV)/ready
 	$(RUN) recipes/bench/speed.py $(if $(SIZES),--sizes $(SIZES)) --csv $(MEASURED).csv --json $(MEASURED).json
 	$(if $(QUICK),,$(RUN) recipes/bench/attention.py)
 	$(if $(QUICK),,$(RUN) recipes/bench/waiting.py)
+	$(if $(QUICK),,$(RUN) recipes/bench/pages.py)
 	$(if $(QUICK),,$(RUN) recipes/bench/text_steps.py)
 	$(if $(QUICK),,$(RUN) recipes/bench/engines.py)
 	$(if $(QUICK),,$(RUN) recipes/bench/average.py)

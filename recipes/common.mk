@@ -25,6 +25,9 @@ export PYTHONUNBUFFERED := 1
 export PYTHONUTF8 := 1
 # Threads that wait for one another sleep: spinning ones, on a machine that is busy, are many times slower.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Memory comes in pages of 2 MB, where Linux and glibc (2.35 or newer) have them: on a CPU an update takes less time
+# (recipes/bench/pages.py).
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 # Warnings of fairseq and its libraries about one another: nothing the user can fix.
 export PYTHONWARNINGS ?= ignore
 STEP := $(PYTHON) -m recipes.steps

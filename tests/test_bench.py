@@ -17,7 +17,7 @@ from conftest import ROOT
 from fairseq.modules import MultiheadAttention
 
 from fairseq_admin.fast import attention
-from recipes.bench import speed, waiting
+from recipes.bench import pages, speed, started, waiting
 from recipes.bench.attention import ALWAYS, NEVER, attending
 from recipes.bench.counting import counts
 from recipes.bench.growth import exponents
@@ -48,16 +48,15 @@ def test_either_side_of_the_attention_bench_is_what_it_says(short, way, monkeypa
 @pytest.mark.slow
 def test_reports_what_waiting_threads_cost(tmp_path, monkeypatch, capsys) -> None:
     """Two steps of a tiny model, alone and next to another process, which ends with it."""
-    started: list[subprocess.Popen] = []
+    others: list[subprocess.Popen] = []
 
     def starting(command: list[str], **given: object) -> subprocess.Popen:
-        started.append(subprocess.Popen(command, **given))
-        return started[-1]
+        others.append(subprocess.Popen(command, **given))
+        return others[-1]
 
     passive = {"2, passive": {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}}
     monkeypatch.setattr(waiting, "settings", lambda threads: passive)
-    names = {"Popen": starting, "run": subprocess.run, "PIPE": subprocess.PIPE}
-    monkeypatch.setattr(waiting, "subprocess", SimpleNamespace(**names))
+    monkeypatch.setattr(waiting, "subprocess", SimpleNamespace(Popen=starting))
     given = f"--sizes 1:16:64 --busy 1 --rounds 1 --steps 2 --json {tmp_path}/waiting.json".split()
     assert waiting.main(given) == 0
     rows = re.findall(r"^1:16:64 +(alone|next to 1 busy) +2, passive +([\d.]+) \(", capsys.readouterr().out, re.M)
@@ -65,27 +64,46 @@ def test_reports_what_waiting_threads_cost(tmp_path, monkeypatch, capsys) -> Non
     written = json.loads((tmp_path / "waiting.json").read_text())["rows"]
     assert [(row["busy"], len(row["seconds"])) for row in written] == [(0, 2), (1, 2)]
     assert all(seconds > 0 for row in written for seconds in row["seconds"])
-    (neighbour,) = started
+    (neighbour,) = others
     assert neighbour.returncode == -signal.SIGKILL, "it was still computing"
 
 
-def test_a_setting_is_all_that_a_process_is_told_of_threads(monkeypatch) -> None:
-    """A recipe's, or the user's, would be the same in every row."""
-    told = []
+@pytest.mark.slow
+def test_reports_what_huge_pages_save(tmp_path, monkeypatch, capsys) -> None:
+    """Two steps of a tiny model with pages of either size."""
+    assert pages.main(f"--sizes 1:16:64 --pairs 1 --steps 2 --json {tmp_path}/pages.json".split()) == 0
+    ((seconds, ratio),) = re.findall(r"^1:16:64 +([\d.]+) ([\d.]+) \(", capsys.readouterr().out, re.M)
+    ((row,),) = ([row["pairs"] for row in json.loads((tmp_path / "pages.json").read_text())["rows"]],)
+    assert float(seconds) == pytest.approx(row[0][0], abs=6e-4)
+    assert float(ratio) == pytest.approx(row[0][1] / row[0][0], abs=6e-4)
 
-    def run(command: list[str], env: dict[str, str], **given: object) -> SimpleNamespace:
-        told.append({name: value for name, value in env.items() if "OMP" in name})
+
+def told(monkeypatch, settings) -> list[dict[str, str]]:
+    """What processes that are started with settings are told of threads and memory."""
+    given = []
+
+    def run(command: list[str], env: dict[str, str], **_: object) -> SimpleNamespace:
+        given.append(
+            {name: value for name, value in env.items() if "OMP" in name or "MALLOC" in name or "GLIBC" in name}
+        )
         return SimpleNamespace(stdout="[1.0]\n")
 
-    monkeypatch.setattr(waiting, "subprocess", SimpleNamespace(run=run, PIPE=None))
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    for setting in waiting.settings(4).values():
-        assert waiting.timed("1:16:64", 1, setting) == [1.0]
-    assert told == [
+    monkeypatch.setattr(started, "subprocess", SimpleNamespace(run=run, PIPE=None))
+    for setting in settings:
+        assert started.timed("1:16:64", 1, "cpu", setting) == [1.0]
+    return given
+
+
+def test_a_setting_is_all_that_a_process_is_told_of_threads_and_memory(monkeypatch) -> None:
+    """A recipe's, or the user's, would be the same in every row."""
+    for name, value in {"OMP_WAIT_POLICY": "PASSIVE", "GLIBC_TUNABLES": "x=1", "MALLOC_ARENA_MAX": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert told(monkeypatch, waiting.settings(4).values()) == [
         {"OMP_NUM_THREADS": "1"},
         {"OMP_NUM_THREADS": "4"},
         {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE"},
     ]
+    assert told(monkeypatch, [{**pages.THREAD, **pages.HUGE}]) == [{"OMP_NUM_THREADS": "1", **pages.HUGE}]
 
 
 @pytest.mark.slow

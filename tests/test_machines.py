@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from recipes.bench.pages import HUGE
 from recipes.compare.one_gpu import one_gpu
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +39,17 @@ def make(recipe: list[str], *variables: str, **more: str) -> subprocess.Complete
     mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     given = ["make", "-n", "-f", *recipe, f"PYTHON={sys.executable}", "RUNS=nowhere", *variables]
     return subprocess.run(given, cwd=ROOT, env={**mine, **more}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "ACTIVE", "GLIBC_TUNABLES": ""}])
+def test_threads_that_wait_sleep_and_memory_has_huge_pages_unless_the_user_says_otherwise(own):
+    others = ("MAKE", "MFLAGS", "OMP_", "GLIBC_")
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    told = "import os, sys; print({name: os.environ[name] for name in sys.argv[1:]})"
+    recipe = f"include recipes/common.mk\nall:\n\t@$(PYTHON) -c '{told}' OMP_WAIT_POLICY GLIBC_TUNABLES\n"
+    given = ["make", "-f", "-", f"PYTHON={sys.executable}"]
+    done = subprocess.run(given, cwd=ROOT, env={**mine, **own}, input=recipe, capture_output=True, text=True)
+    assert done.stdout == f"{own or {'OMP_WAIT_POLICY': 'PASSIVE', **HUGE}}\n", done.stderr
 
 
 def training(recipe: list[str], *variables: str, **more: str) -> list[str]:

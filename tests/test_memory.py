@@ -19,6 +19,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_admin  # noqa: F401  (registers transformer_admin)
 from fairseq_admin.fast import again, linear, products
+from recipes.bench.pages import HUGE
 from recipes.preflight.batches import batches
 from recipes.preflight.sample import write_sample
 from recipes.steps.activations import LAYERS, Batch, Sizes, activation_bytes, layer_bytes
@@ -197,7 +198,7 @@ PROCESSES = [
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda row: "-".join(map(str, row)))
 def test_the_peak_is_a_training_process(process, tmp_path):
-    """Through fairseq-train as a user starts it, malloc's settings included."""
+    """Through fairseq-train as a recipe starts it, malloc's settings included."""
     layers, width, ffn, heads, words, tokens, code, updates = process
     sizes = Sizes(layers, layers, width, ffn, heads, words, 0.3, 0.1, 0.1, "fp32", layers=code, loss=code, gpu=False)
     fast, suffix = ("on", "_fast") if code == "fast" else ("off", "")
@@ -211,7 +212,7 @@ def test_the_peak_is_a_training_process(process, tmp_path):
         options += f" --{side}-attention-heads {heads}"
     command = [sys.executable, "-m", "recipes.preflight.weigh", tmp_path / "weight.json", tmp_path, *options.split()]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **HUGE}
     predicted = most(sizes, batches(tmp_path, ("a", "b"), tokens, 100)).peak
     if code == "fast" and width * ffn >= SMALLEST and linear.ahead() < linear.FASTER:
         predicted -= ONEDNN  # which the formula counts on every CPU, and this one does not use

@@ -12,24 +12,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
 import os
 import statistics
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import torch  # noqa: E402
-
-from recipes.bench.arguments import FORM, number, size  # noqa: E402
+from recipes.bench import started  # noqa: E402
+from recipes.bench.arguments import FORM, number  # noqa: E402
 from recipes.bench.conditions import conditions  # noqa: E402
-from recipes.bench.step import Run  # noqa: E402
-from recipes.bench.turns import interleaved  # noqa: E402
 from recipes.steps.common import replacing  # noqa: E402
 
 SIZES = ["18:64:1024", "18:256:1024"]
@@ -48,28 +43,13 @@ def settings(threads: int) -> dict[str, dict[str, str]]:
 @contextlib.contextmanager
 def busy(processes: int) -> Iterator[None]:
     """So many others compute without end."""
-    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
     finally:
-        for process in started:
+        for process in others:
             process.kill()
             process.wait()
-
-
-def timed(given: str, steps: int, setting: dict[str, str]) -> list[float]:
-    """Seconds of every step, of a process with the setting."""
-    command = [sys.executable, __file__, "--sizes", given, "--steps", str(steps), "--here"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MKL_"))}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**environment, **setting})
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def timed_here(args: Namespace) -> list[float]:
-    """What `timed` reads of its process."""
-    logging.getLogger("fairseq_admin").setLevel(logging.WARNING)  # the first step profiles, and says so
-    run = Run("admin", Namespace(**{**vars(args), **size(args.sizes[0])}))
-    return interleaved([run.step], args.steps, time.perf_counter, torch.device("cpu"))[0]
 
 
 def row(given: str, processes: int, args: Namespace) -> dict[str, list[float]]:
@@ -78,34 +58,26 @@ def row(given: str, processes: int, args: Namespace) -> dict[str, list[float]]:
     with busy(processes):
         for _ in range(args.rounds):
             for name, setting in settings(args.threads).items():
-                found[name] += timed(given, args.steps, setting)
+                found[name] += started.timed(given, args.steps, args.clock, setting)
     return found
-
-
-def form(given: str) -> str:
-    """One of --sizes, as it was given."""
-    size(given)
-    return given
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--sizes", nargs="+", type=form, default=SIZES, help=f"{FORM} (default: {' '.join(SIZES)})")
+    top.add_argument(
+        "--sizes", nargs="+", type=started.form, default=SIZES, help=f"{FORM} (default: {' '.join(SIZES)})"
+    )
     top.add_argument("--busy", type=number, default=2, help="processes next to it (default: 2)")
     top.add_argument("--threads", type=number, default=os.cpu_count(), help="(default: one a core)")
     top.add_argument("--rounds", type=number, default=1, help="processes of a setting (default: 1)")
     top.add_argument("--steps", type=number, default=3, help="timed in a process (default: 3)")
     top.add_argument("--json", type=Path, help="file to write all steps to")
-    top.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    top.set_defaults(words=4000, length=32, device="cpu", dtype="float32", clock="wall")
+    top.set_defaults(device="cpu", clock="wall")
     return top
 
 
 def main(arguments: list[str] | None = None) -> int:
     args = parser().parse_args(arguments)
-    if args.here:
-        print(json.dumps(timed_here(args)))
-        return 0
     where = conditions(args)
     del where["threads"]  # this process's own, which times nothing
     print(", ".join(f"{name} {value}" for name, value in where.items()))
