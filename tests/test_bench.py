@@ -102,6 +102,7 @@ def test_a_setting_is_all_that_a_process_is_told_of_threads_and_memory(monkeypat
         {"OMP_NUM_THREADS": "1"},
         {"OMP_NUM_THREADS": "4"},
         {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE"},
+        {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"},
     ]
     assert told(monkeypatch, [{**pages.THREAD, **pages.HUGE}]) == [{"OMP_NUM_THREADS": "1", **pages.HUGE}]
 

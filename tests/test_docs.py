@@ -175,7 +175,7 @@ def test_variables() -> None:
     described = [name for row in rows(section(docs("recipes.md"), "Variables")) for name in spans(row[0])]
     assert len(described) > 20
     for name in described:
-        assert re.search(rf"\$\({name}[:)]|^export {name} \?=", text, flags=re.M), name
+        assert re.search(rf"\$\({name}[:)]|^export {name} [?:]=", text, flags=re.M), name
 
 
 def tree() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from recipes.bench.pages import HUGE
+from recipes.bench.waiting import FIRST_SPINNING
 from recipes.compare.one_gpu import one_gpu
 
 ROOT = Path(__file__).parents[1]
@@ -41,15 +43,30 @@ def make(recipe: list[str], *variables: str, **more: str) -> subprocess.Complete
     return subprocess.run(given, cwd=ROOT, env={**mine, **more}, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "ACTIVE", "GLIBC_TUNABLES": ""}])
-def test_threads_that_wait_sleep_and_memory_has_huge_pages_unless_the_user_says_otherwise(own):
-    others = ("MAKE", "MFLAGS", "OMP_", "GLIBC_")
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(others)}
-    told = "import os, sys; print({name: os.environ[name] for name in sys.argv[1:]})"
-    recipe = f"include recipes/common.mk\nall:\n\t@$(PYTHON) -c '{told}' OMP_WAIT_POLICY GLIBC_TUNABLES\n"
+def told_of_threads_and_memory(**own: str) -> dict[str, str]:
+    """What a recipe tells its processes, as the user's environment has it or in its own way."""
+    mine = {name: value for name, value in os.environ.items() if not re.match("MAKE|MFLAGS|G?OMP_|GLIBC_", name)}
+    source = 'import os, re; print({name: os.environ[name] for name in os.environ if re.match("G?OMP_|GLIBC_", name)})'
+    recipe = f"include recipes/common.mk\nall:\n\t@$(PYTHON) -c '{source}'\n"
     given = ["make", "-f", "-", f"PYTHON={sys.executable}"]
     done = subprocess.run(given, cwd=ROOT, env={**mine, **own}, input=recipe, capture_output=True, text=True)
-    assert done.stdout == f"{own or {'OMP_WAIT_POLICY': 'PASSIVE', **HUGE}}\n", done.stderr
+    assert done.returncode == 0, done.stderr
+    return ast.literal_eval(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({}, {**FIRST_SPINNING, **HUGE}),
+        (
+            {"GOMP_SPINCOUNT": "1", "GLIBC_TUNABLES": ""},
+            {**FIRST_SPINNING, "GOMP_SPINCOUNT": "1", "GLIBC_TUNABLES": ""},
+        ),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE", **HUGE}),
+    ],
+)
+def test_what_a_recipe_tells_its_processes_of_threads_and_memory(own, told):
+    assert told_of_threads_and_memory(**own) == told
 
 
 def training(recipe: list[str], *variables: str, **more: str) -> list[str]:

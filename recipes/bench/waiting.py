@@ -1,7 +1,8 @@
 """What threads that wait for each other cost: seconds a step of fast Admin, alone and next to busy processes.
 
-OpenMP's threads spin while they wait, or sleep with OMP_WAIT_POLICY=PASSIVE. A process reads that when it starts, so
-every setting is timed in processes of its own, in turns. Steps are those of speed.py, by the clock.
+OpenMP's threads spin while they wait, or sleep with OMP_WAIT_POLICY=PASSIVE, or (GNU's) spin GOMP_SPINCOUNT times and
+then sleep, as the recipes have it (recipes/common.mk). A process reads that when it starts, so every setting is timed
+in processes of its own, in turns. Steps are those of speed.py, by the clock.
 
     python recipes/bench/waiting.py                                   # 18L-18L, widths 64 and 256, next to two
     python recipes/bench/waiting.py --sizes 18:512:1024 --busy 3      # layers, width, target tokens
@@ -30,13 +31,18 @@ from recipes.steps.common import replacing  # noqa: E402
 SIZES = ["18:64:1024", "18:256:1024"]
 
 
+SLEEPING = {"OMP_WAIT_POLICY": "PASSIVE"}
+FIRST_SPINNING = {**SLEEPING, "GOMP_SPINCOUNT": "3000"}
+
+
 def settings(threads: int) -> dict[str, dict[str, str]]:
     """What a process is started with, by what it is called."""
     several = {"OMP_NUM_THREADS": str(threads)}
     return {
         "1 thread": {"OMP_NUM_THREADS": "1"},
         f"{threads} threads": several,
-        f"{threads}, passive": {**several, "OMP_WAIT_POLICY": "PASSIVE"},
+        f"{threads}, sleeping": {**several, **SLEEPING},
+        f"{threads}, spin first": {**several, **FIRST_SPINNING},
     }
 
 
@@ -89,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
             next_to = f"next to {processes} busy" if processes else "alone"
             for name, times in found.items():
                 spread = f"{statistics.median(times):.3f} ({min(times):.3f} to {max(times):.3f})"
-                print(f"{given:<14} {next_to:<14} {name:<11} {spread}", flush=True)
+                print(f"{given:<14} {next_to:<14} {name:<13} {spread}", flush=True)
                 rows.append({"size": given, "busy": processes, "setting": name, "seconds": times})
     if args.json:
         with replacing(args.json) as part:
