@@ -107,7 +107,7 @@ figures: $(VENV)/ready
 ## make test: lint, types and all tests
 .PHONY: test
 test: lint
-	$(RUN) -m pytest -n 3 --dist loadfile $(PYTEST)
+	$(RUN) -m pytest -n 2 --dist loadfile $(PYTEST)
 
 ## make lint: ruff and mypy only
 .PHONY: lint
