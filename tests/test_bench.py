@@ -78,6 +78,12 @@ def test_reports_what_huge_pages_save(tmp_path, monkeypatch, capsys) -> None:
     assert float(ratio) == pytest.approx(row[0][1] / row[0][0], abs=6e-4)
 
 
+def test_huge_pages_come_second(monkeypatch) -> None:
+    seconds = {None: [3.0, 2.0, 2.0], pages.HUGE["GLIBC_TUNABLES"]: [1.0, 1.0, 9.0]}
+    monkeypatch.setattr(started, "timed", lambda given, steps, clock, told: seconds[told.get("GLIBC_TUNABLES")])
+    assert pages.pair("1:16:64", 3) == (2.0, 1.0)
+
+
 def told(monkeypatch, settings) -> list[dict[str, str]]:
     """What processes that are started with settings are told of threads and memory."""
     given = []

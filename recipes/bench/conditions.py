@@ -1,7 +1,8 @@
-"""Where and with what something was measured, and how long the package takes to start."""
+"""Where and with what something was measured, kept with it; and how long the package takes to start."""
 
 from __future__ import annotations
 
+import json
 import platform
 import statistics
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from recipes.steps.common import replacing
 
 
 def conditions(args: Namespace) -> dict[str, Any]:
@@ -28,6 +31,12 @@ def conditions(args: Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def keep(file: Path, where: dict[str, Any], **found: Any) -> None:
+    """Write what was found to a file, as JSON, with its conditions."""
+    with replacing(file) as part:
+        part.write_text(json.dumps({"conditions": where, **found}, indent=1))
 
 
 def start_up(rounds: int) -> dict[str, float]:

@@ -10,7 +10,6 @@ glibc.malloc.hugetlb=1, which the recipes do (recipes/common.mk); processes of e
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -19,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from recipes.bench import started  # noqa: E402
 from recipes.bench.arguments import FORM, number  # noqa: E402
-from recipes.bench.conditions import conditions  # noqa: E402
-from recipes.steps.common import replacing  # noqa: E402
+from recipes.bench.conditions import conditions, keep  # noqa: E402
+from recipes.bench.turns import spread  # noqa: E402
 
 SIZES = ["18:64:1024", "18:256:1024", "18:512:1024"]
 THREAD = {"OMP_NUM_THREADS": "1"}
@@ -48,14 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
     rows = []
     for given in args.sizes:
         pairs = [pair(given, args.steps) for _ in range(args.pairs)]
-        ratios = [huge / small for small, huge in pairs]
         seconds = statistics.median(small for small, _ in pairs)
-        spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        print(f"{given:<14} {seconds:.3f} {spread}", flush=True)
+        print(f"{given:<14} {seconds:.3f} {spread([huge / small for small, huge in pairs])}", flush=True)
         rows.append({"size": given, "pairs": pairs})
     if args.json:
-        with replacing(args.json) as part:
-            part.write_text(json.dumps({"conditions": where, "rows": rows}, indent=1))
+        keep(args.json, where, rows=rows)
     return 0
 
 

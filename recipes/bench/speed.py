@@ -31,7 +31,7 @@ import torch  # noqa: E402
 
 from recipes.bench import memory  # noqa: E402
 from recipes.bench.arguments import FORM, size  # noqa: E402
-from recipes.bench.conditions import conditions, start_up  # noqa: E402
+from recipes.bench.conditions import conditions, keep, start_up  # noqa: E402
 from recipes.bench.growth import exponents  # noqa: E402
 from recipes.bench.step import METHODS, Run  # noqa: E402
 from recipes.bench.turns import interleaved  # noqa: E402
@@ -141,8 +141,7 @@ def write(args: Namespace, where: dict[str, Any], rows: list[dict[str, Any]], fi
             writer.writeheader()
             writer.writerows({**row, **where} for row in rows)
     if args.json:
-        with replacing(args.json) as part:
-            part.write_text(json.dumps({"conditions": where, "rows": rows, "growth": fits}, indent=1))
+        keep(args.json, where, rows=rows, growth=fits)
 
 
 def parser() -> argparse.ArgumentParser:

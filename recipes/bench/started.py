@@ -1,6 +1,8 @@
 """Steps of fast Admin in a process of its own, for settings that a process reads when it starts.
 
-python recipes/bench/started.py 18:64:1024 --steps 3 --clock cpu      # layers, width, target tokens
+It prints the seconds of every step, for `timed`, which starts it:
+
+    python recipes/bench/started.py 18:64:1024 --steps 3 --clock cpu      # layers, width, target tokens
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from argparse import Namespace
@@ -19,6 +20,11 @@ def seconds(action: Callable[[], object], device: torch.device, clock: Callable[
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return clock() - start
+
+
+def spread(values: list[float]) -> str:
+    """Median, lowest and highest."""
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 def paired(ours: Callable, other: Callable, args: Namespace, tell: str) -> list[tuple[float, float]]:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import statistics
 import subprocess
 import sys
 from argparse import Namespace
@@ -25,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from recipes.bench import started  # noqa: E402
 from recipes.bench.arguments import FORM, number  # noqa: E402
-from recipes.bench.conditions import conditions  # noqa: E402
-from recipes.steps.common import replacing  # noqa: E402
+from recipes.bench.conditions import conditions, keep  # noqa: E402
+from recipes.bench.turns import spread  # noqa: E402
 
 SIZES = ["18:64:1024", "18:256:1024"]
 
@@ -94,12 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
             found = row(given, processes, args)
             next_to = f"next to {processes} busy" if processes else "alone"
             for name, times in found.items():
-                spread = f"{statistics.median(times):.3f} ({min(times):.3f} to {max(times):.3f})"
-                print(f"{given:<14} {next_to:<14} {name:<13} {spread}", flush=True)
+                print(f"{given:<14} {next_to:<14} {name:<13} {spread(times)}", flush=True)
                 rows.append({"size": given, "busy": processes, "setting": name, "seconds": times})
     if args.json:
-        with replacing(args.json) as part:
-            part.write_text(json.dumps({"conditions": where, "rows": rows}, indent=1))
+        keep(args.json, where, rows=rows)
     return 0
 
 

@@ -109,12 +109,14 @@ def by_loss(runs: list[dict]) -> tuple[float, ...]:
     return -learned(runs), interval(list(map(loss, runs))).mean
 
 
-def with_seeds_of_all(by_rate: dict[str, list[dict]]) -> dict[str, list[dict]]:
-    """The runs with seeds that every rate has: a rate is no better for seeds that another was not tried with.
+def seeds_of_all(by_rate: dict[Any, list[dict]]) -> set[str]:
+    """The seeds that every rate was tried with."""
+    return set.intersection(*({result["seed"] for result in runs} for runs in by_rate.values()))
 
-    All runs, if no seed is everywhere.
-    """
-    seeds = set.intersection(*({result["seed"] for result in runs} for runs in by_rate.values()))
+
+def with_seeds_of_all(by_rate: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """The runs with such seeds, if there are any: a rate is no better for seeds that another was not tried with."""
+    seeds = seeds_of_all(by_rate)
     return {rate: [it for it in runs if not seeds or it["seed"] in seeds] for rate, runs in by_rate.items()}
 
 
@@ -176,9 +178,8 @@ def row(standing: Standing, tried: Standing, base: Standing | None) -> dict[str,
 
 def searched(results: list[dict]) -> str:
     """Which seed the rates were tried on, if not on every one."""
-    seeds = {rate: [result["seed"] for result in runs] for (rate,), runs in places(results, ["lr"]).items()}
-    tried = set.intersection(*(set(them) for them in seeds.values()))
-    alone = len(tried) == 1 and len(set().union(*seeds.values())) > 1
+    tried = seeds_of_all(places(results, ["lr"]))
+    alone = len(tried) == 1 and len({result["seed"] for result in results}) > 1
     return f" (the rates were tried on seed {tried.pop()})" if alone else ""
 
 
