@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -26,6 +27,7 @@ import torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
+DEFAULTS = {"checkpoints", "outputs", "multirun"}  # what fairseq and hydra make where they are told no folder
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 torch.set_num_threads(1)
 
@@ -57,6 +59,14 @@ def no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if not request.node.get_closest_marker("cuda"):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def tidy() -> Iterator[None]:
+    """A test tells fairseq where to write, so that none writes into the checkout."""
+    before = set(os.listdir(ROOT))
+    yield
+    assert not DEFAULTS & set(os.listdir(ROOT)) - before
 
 
 class Run(NamedTuple):

@@ -206,7 +206,8 @@ def test_the_peak_is_a_training_process(process, tmp_path):
     options = "--user-dir fairseq_admin --arch transformer_admin --share-all-embeddings --optimizer radam --lr 1e-4"
     options += f" --criterion label_smoothed_cross_entropy{suffix} --label-smoothing 0.1 --max-tokens {tokens} --cpu"
     options += f" --max-update {updates} --num-workers 0 --admin-fast {fast} --no-save --disable-validation"
-    options += " --required-batch-size-multiple 1 --dropout 0.3 --attention-dropout 0.1 --activation-dropout 0.1"
+    options += f" --save-dir {tmp_path} --required-batch-size-multiple 1"
+    options += " --dropout 0.3 --attention-dropout 0.1 --activation-dropout 0.1"
     for side in ("encoder", "decoder"):
         options += f" --{side}-layers {layers} --{side}-embed-dim {width} --{side}-ffn-embed-dim {ffn}"
         options += f" --{side}-attention-heads {heads}"

@@ -227,6 +227,7 @@ def logged(done: Run) -> list[dict[str, Any]]:
 def test_command_line(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     """Does fairseq-train show ω by default, the rest where asked, in its log and for TensorBoard; and is -1 refused?"""
     given = [corpus, *TRAIN, "--log-format", "json", "--max-update", 4, "--no-save", "--disable-validation"]
+    given += ["--save-dir", tmp_path]  # which fairseq makes anyway
     done = run("fairseq_cli.train", *given, "--log-interval", 2)
     first, second = logged(done)
     assert float(first["encoder_omega_max"]) > float(first["encoder_omega_mean"]) > float(first["encoder_omega_min"])

@@ -93,7 +93,7 @@ def test_decay_in_a_run_over_several_epochs(
 ):
     """An epoch's start does not reset the rate; after the last update of a linear decay nothing moves."""
     options = f"--max-tokens 1200 --lr 8e-4 --lr-scheduler {scheduler}".split()
-    options += "--max-update 10 --disable-validation --no-save".split()
+    options += f"--max-update 10 --disable-validation --no-save --save-dir {tmp_path}".split()
     log = tmp_path / "log"
     warm = TRAIN.index("--warmup-updates")  # with its number; not every scheduler has it
     train = (*TRAIN[:warm], *TRAIN[warm + 2 :])
