@@ -400,6 +400,24 @@ def test_differences_are_between_the_same_seeds():
     assert judged(difference(two, admin, loss), True) == "fewer than 3 seeds"
 
 
+def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
+    """A rate that is best by a hair decides nothing; one that is shown to be worse, or fails once, has no say."""
+    admin = grid("admin", "1e-3", [1.0, 2.0, 3.0])
+    best = grid("pre-ln", "3e-3", [1.2, 2.2, 3.21])
+    alone = standing_table(admin + best)[1]
+    assert alone["best rate"] == "3e-3" and alone["bits vs. Admin"] == "behind: +0.203 (+0.189 to +0.218)"
+    other = standing_table(admin + best + grid("pre-ln", "1e-3", [0.9, 2.3, 3.5]))[1]
+    assert other["best rate"] == "3e-3 (as good: 1e-3)"
+    assert other["bits vs. Admin"] == "no difference shown: +0.203 (-0.526 to +0.992)"
+    (more,) = standings(best + grid("pre-ln", "3e-3", [1.0] * 5)[3:] + grid("pre-ln", "1e-3", [0.9, 2.3, 3.5]))
+    assert more.as_good == ["1e-3"], "of five seeds three at the other rate"
+    ours = standing_table(admin + grid("admin", "3e-3", [1.3, 1.9, 2.9]) + best)
+    assert ours[1]["bits vs. Admin"].startswith("no difference shown: +0.203"), "Admin's other rate counts as well"
+    for worse in ([1.4, 2.4, 3.41], [1.1, 2.1, 9.0], [1.3, 2.3]):
+        row = standing_table(admin + best + grid("pre-ln", "1e-3", worse))[1]
+        assert row["best rate"] == "3e-3" and row["bits vs. Admin"] == alone["bits vs. Admin"], worse
+
+
 def test_a_diverged_run_counts_with_the_bound():
     (found,) = standings(
         [result(bits=bits, bleu=None, verdict="diverged", seed=seed) for seed, bits in enumerate([None, INF, 40.0])]

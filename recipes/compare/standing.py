@@ -5,11 +5,13 @@
 writes RUN/standing.md and RUN/standing.csv, a row a scheme and depth:
 
     best rate   by the seeds that every rate was tried with: the one with most that learned; of those the one with the
-                lowest mean loss on validation; `edge`: no rate beyond it was tried
+                lowest mean loss on validation; `edge`: no rate beyond it was tried; `as good`: rates at which as many
+                seeds learned, three or more, and whose loss is not shown to be higher
     window      the rates at which every seed learned
     left        the update at which validation fell below the plateau's bound
     bits, BLEU  validation's loss, and the score of the test set, which chose nothing
-    vs. Admin   the difference to Admin's row, seed by seed: the same batches in the same order
+    vs. Admin   the difference to Admin's row, seed by seed: the same batches in the same order. Its interval spans
+                those at all rates that are as good, so that no verdict hangs on which of them came out best
 
 Intervals are Student's t at 95 % over the seeds. A difference counts if its interval, from three seeds or more, is on
 one side of zero; else none was shown. Many rows are compared at once: one in twenty will count by chance. A run that
@@ -19,6 +21,7 @@ diverged counts with the loss beyond which a run has diverged, and with BLEU 0.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +40,7 @@ BASE = "admin"
 LEVEL = 0.95
 FEWEST = 3
 """Seeds that a difference needs."""
+NOT_SHOWN = "no difference shown"
 
 
 @dataclass(frozen=True)
@@ -87,21 +91,33 @@ def learned(results: list[dict]) -> int:
 
 @dataclass(frozen=True)
 class Standing:
-    """A scheme at one depth: its runs by learning rate, ascending, and which rate is its best."""
+    """A scheme at one depth: its runs by learning rate, ascending; its best rate, and the rates that are as good."""
 
     scheme: str
     layers: str
     runs: dict[str, list[dict]]
     best: str
+    as_good: list[str]
 
     @property
     def at_best(self) -> dict[str, dict]:
         """The runs at the best rate, by seed."""
-        return {result["seed"]: result for result in self.runs[self.best]}
+        return by_seed(self.runs[self.best])
 
     @property
     def window(self) -> list[str]:
         return [rate for rate, results in self.runs.items() if learned(results) == len(results)]
+
+
+def by_seed(runs: list[dict]) -> dict[str, dict]:
+    return {result["seed"]: result for result in runs}
+
+
+def paired(ours: list[dict], theirs: list[dict], measure: Callable[[dict], float]) -> Interval | None:
+    """What a measure of our runs is more than of theirs, over the seeds that both have; None if they share none."""
+    one, other = by_seed(ours), by_seed(theirs)
+    found = [measure(one[seed]) - measure(other[seed]) for seed in one if seed in other]
+    return interval(found) if found else None
 
 
 def by_loss(runs: list[dict]) -> tuple[float, ...]:
@@ -120,23 +136,49 @@ def with_seeds_of_all(by_rate: dict[str, list[dict]]) -> dict[str, list[dict]]:
     return {rate: [it for it in runs if not seeds or it["seed"] in seeds] for rate, runs in by_rate.items()}
 
 
-def standings(results: list[dict], order: Callable[[list[dict]], Any] = by_loss) -> list[Standing]:
-    """One for each scheme and depth, in the order of appearance; of rates that are level the lowest is the best."""
+def no_higher(runs: list[dict], best: list[dict]) -> bool:
+    """Whether runs at another rate learned as often as those at the best, and their loss is not shown to be higher.
+
+    Both over the seeds that they share.
+    """
+    ours, theirs = with_seeds_of_all({"other": runs, "best": best}).values()
+    return learned(ours) >= learned(theirs) and judged(paired(ours, theirs, loss), True) in (NOT_SHOWN, "ahead")
+
+
+def standings(
+    results: list[dict],
+    order: Callable[[list[dict]], Any] = by_loss,
+    as_good: Callable[[list[dict], list[dict]], bool] = no_higher,
+) -> list[Standing]:
+    """One for each scheme and depth, in the order of appearance.
+
+    Args:
+        order: by which the rates of a scheme are ordered, the best one first; of equal ones the lowest is the best.
+        as_good: whether runs at another rate, given first, are as good as those at the best.
+    """
     found = []
     for (scheme, layers), them in places(results, ["scheme", "layers"]).items():
         by_rate = {rate: runs for (rate,), runs in places(them, ["lr"]).items()}
         by_rate = dict(sorted(by_rate.items(), key=lambda item: float(item[0])))
         tried = with_seeds_of_all(by_rate)
         best = min(tried, key=lambda rate: order(tried[rate]))
-        found.append(Standing(scheme, layers, by_rate, best))
+        others = [rate for rate, runs in by_rate.items() if rate != best and as_good(runs, by_rate[best])]
+        found.append(Standing(scheme, layers, by_rate, best, others))
     return found
 
 
 def difference(one: Standing, other: Standing, measure: Callable[[dict], float]) -> Interval | None:
-    """What a measure of one run is more than of the other, over the seeds that both have; None if they share none."""
-    ours, theirs = one.at_best, other.at_best
-    found = [measure(ours[seed]) - measure(theirs[seed]) for seed in ours if seed in theirs]
-    return interval(found) if found else None
+    """What a measure of one scheme is more than of the other, at their best rates; None if they share no seed there.
+
+    The interval reaches from the lowest to the highest of those at all pairs of their best rates and others as good.
+    """
+    best = paired(one.runs[one.best], other.runs[other.best], measure)
+    if best is None:
+        return None
+    pairs = itertools.product((one.best, *one.as_good), (other.best, *other.as_good))
+    them = [paired(one.runs[ours], other.runs[theirs], measure) for ours, theirs in pairs]
+    found = [it for it in them if it and it.count >= min(best.count, FEWEST)]
+    return Interval(best.mean, min(it.low for it in found), max(it.high for it in found), best.count)
 
 
 def judged(found: Interval | None, lower_is_better: bool) -> str:
@@ -144,7 +186,7 @@ def judged(found: Interval | None, lower_is_better: bool) -> str:
     if found is None or found.count < FEWEST:
         return f"fewer than {FEWEST} seeds"
     if found.low <= 0 <= found.high:
-        return "no difference shown"
+        return NOT_SHOWN
     return "ahead" if (found.high < 0) == lower_is_better else "behind"
 
 
@@ -153,9 +195,11 @@ def shown(found: Interval | None, digits: str, lower_is_better: bool) -> str:
     return f"{said}: {found:{digits}}" if found and found.count >= FEWEST else said
 
 
-def rate(best: str, tried: list[str]) -> str:
-    """A rate, and whether it is at the edge of those that were tried, ascending."""
-    return best + (" (edge)" if len(tried) > 2 and best in (tried[0], tried[-1]) else "")
+def rate(best: str, tried: list[str], as_good: Sequence[str] = ()) -> str:
+    """A rate, whether it is at the edge of those that were tried, ascending, and those that are as good."""
+    edge = ["edge"] if len(tried) > 2 and best in (tried[0], tried[-1]) else []
+    noted = edge + ([f"as good: {' '.join(as_good)}"] if as_good else [])
+    return best + (f" ({', '.join(noted)})" if noted else "")
 
 
 def row(standing: Standing, tried: Standing, base: Standing | None) -> dict[str, str]:
@@ -165,7 +209,7 @@ def row(standing: Standing, tried: Standing, base: Standing | None) -> dict[str,
     return {
         "scheme": standing.scheme,
         "layers": standing.layers,
-        "best rate": rate(standing.best, list(tried.runs)),
+        "best rate": rate(standing.best, list(tried.runs), standing.as_good),
         "learned": f"{learned(at_best)} of {len(at_best)}",
         "window": " ".join(tried.window) or "-",
         "left the plateau at": f"{interval(left):.0f}" if len(left) == len(at_best) else "-",

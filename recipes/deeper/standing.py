@@ -47,8 +47,8 @@ def accuracy(result: dict) -> float:
 
 
 def at_best_rates(results: list[dict]) -> list[Standing]:
-    """Where each scheme and depth stands; the rate was chosen by the run that comes first, the first seed's."""
-    return standings(results, order=lambda runs: -runs[0]["valid"])
+    """Where each scheme and depth stands; the rate was chosen by the run that comes first, the first seed's alone."""
+    return standings(results, order=lambda runs: -runs[0]["valid"], as_good=lambda runs, best: False)
 
 
 if __name__ == "__main__":
