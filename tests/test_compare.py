@@ -310,6 +310,14 @@ def test_crosses_in_one_place_are_both_seen(closed):
     assert "several seeds: mean and range" not in {text.get_text() for text in figure.legends[0].get_texts()}
 
 
+def test_a_cross_is_within_its_panel(closed):
+    """Panels share their axes: when the first settled them, a loss in a later one lay outside, among the titles."""
+    runs = [result(scheme=name, lr="1e-3", bits=1.0) for name in ("admin", "deepnorm")]
+    figure = draw_rates([*runs, result(scheme="keel", lr="1e-3", verdict="diverged", bits=None)], "6")
+    tops = {axes.get_ylim() for axes in figure.axes}
+    assert len(tops) == 1 and tops.pop() == (0, pytest.approx(9.4, abs=0.5))
+
+
 def test_panels_fill_the_figure(closed, tmp_path):
     """None is squeezed (an empty line once took all the room), and the last in every column has its axis."""
     names = ["admin", "deepnorm", "residual", "peri-ln", "keel", "b2t"]

@@ -121,8 +121,8 @@ def draw(results: list[dict], layers: str) -> Figure:
         )
         axes.set_xticks([float(rate) for rate in rates], rates)
         axes.minorticks_off()
-        axes.set_ylim(bottom=0)
         axes.margins(x=0.08)
+    panels[0, 0].set_ylim(bottom=0)  # of all, and last: it settles the top as well
     shown, hidden = list(panels.flat)[: len(others)], list(panels.flat)[len(others) :]
     for axes in hidden:
         axes.set_visible(False)
