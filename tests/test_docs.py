@@ -23,7 +23,7 @@ from fairseq_admin.method.schemes import EVERY, SCHEMES
 from fairseq_admin.radam import RAdamConfig
 from fairseq_admin.schedule import DecayConfig
 from recipes.compare.grid_table import read_runs, spread
-from recipes.compare.standing import markdown, table
+from recipes.compare.standing import interval, loss, markdown, paired, score, table
 from recipes.steps import results
 
 
@@ -176,6 +176,30 @@ def test_variables() -> None:
     assert len(described) > 20
     for name in described:
         assert re.search(rf"\$\({name}[:)]|^export {name} [?:]=", text, flags=re.M), name
+
+
+def test_multi30k_rate_by_rate() -> None:
+    """Are the numbers for each of Pre-LN's rates, and those in the README, those of the runs that are kept?"""
+    runs = read_runs(ROOT / "docs" / "multi30k.csv")
+    page = section(docs("results.md"), "Trained on")
+    prose = page.replace("\n", " ")
+    admin = [run for run in runs if run["scheme"] == "admin"]
+    short = [
+        f"{interval([loss(run) for run in admin]).mean:.2f}",
+        f"{interval([score(run) for run in admin]).mean:.1f}",
+    ]
+    for rate in ("1e-3", "3e-3"):
+        them = [run for run in runs if (run["scheme"], run["lr"]) == ("pre-ln", rate)]
+        bits, bleu = ", ".join(f"{loss(run):.3f}" for run in them), ", ".join(f"{score(run):.2f}" for run in them)
+        assert f"| at {rate} | {bits} | {bleu} |" in page
+        more, less = paired(them, admin, loss), paired(admin, them, score)
+        assert f"higher than Admin's by {more:.3f}" in prose or f"bits are higher by {more:.3f}" in prose
+        assert f"lower by {less:.2f}" in prose
+        short += [f"{interval([loss(it) for it in them]).mean:.2f} and {interval([score(it) for it in them]).mean:.1f}"]
+    (row,) = (
+        line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| Multi30k de-en, 18L")
+    )
+    assert all(number in row for number in short)
 
 
 def tree() -> Iterator[str]:

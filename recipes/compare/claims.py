@@ -7,7 +7,7 @@ compares in such words and is no claim. A row of the file:
 
     page, sentence    where it is claimed, word for word
     runs, layers      the runs.csv of the comparison, next to the file, and the depth
-    one, other        the two schemes, each at its best learning rate
+    one, other        the two schemes, each at its best learning rate and those that are as good
     measure           bits (validation) or bleu (test) of make compare, accuracy (test) of make deeper
     verdict           ahead, behind or no difference shown: of `one`, as recipes/compare/standing.py judges it
 """
