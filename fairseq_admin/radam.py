@@ -22,7 +22,7 @@ from torch.optim.radam import radam
 
 from .errors import AdminError
 from .fast.radam import fused_step, has_kernel, rho
-from .rates import ByGroup, grouped
+from .rates import ByGroup, refuse_other_groups
 
 
 def tractable(step: int, beta2: float) -> bool:
@@ -89,13 +89,14 @@ class RAdam(Optimizer):
         Raises:
             AdminError: the state belongs to other parameters.
         """
+        refuse_other_groups(self, state_dict)
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         own = [p for group in self.param_groups for p in group["params"]]
         moments = [{k: m for k, m in state_dict["state"].get(i, {}).items() if k != "step"} for i in saved]
-        if len(saved) != len(own) or any(m.shape != p.shape for p, ms in zip(own, moments) for m in ms.values()):
+        if any(m.shape != p.shape for p, ms in zip(own, moments) for m in ms.values()):
             raise AdminError(
-                f"the checkpoint's optimizer state is of {len(saved)} parameters, which are not the model's {len(own)} "
-                "(is it another model, or pruned?). Give --reset-optimizer to start with a new state."
+                f"the checkpoint's optimizer state is of {len(saved)} tensors of other shapes than this run's (is it "
+                "another model, or pruned?). Give --reset-optimizer to start with a new state."
             )
         self._load_state_dict(state_dict)
         for p, i, named in zip(own, saved, moments):
@@ -193,24 +194,11 @@ def _not_negative(option: str, value: float) -> float:
 
 @register_optimizer("radam", dataclass=RAdamConfig)
 class FairseqRAdam(ByGroup):
-    """fairseq's handle on `RAdam`.
-
-    Under --amp torch's GradScaler first unscales the gradients of `RAdam`, so that fairseq can clip them, and then
-    steps this handle. The scaler takes the handle for another optimizer and would divide its gradients by the loss
-    scale again, unless the optimizer says that it handles scaling itself. The scaler then only sets `found_inf` during
-    the step: nonzero if a gradient overflowed.
-    """
-
-    _step_supports_amp_scaling = True
-    found_inf: Optional[Tensor] = None
+    """fairseq's handle on `RAdam`."""
 
     def __init__(self, cfg: RAdamConfig, params) -> None:
         super().__init__(cfg)
-        self._optimizer = RAdam(grouped(params), **self.optimizer_config)
-
-    def step(self, closure=None, scale=1.0, groups=None) -> None:
-        if self.found_inf is None or not self.found_inf.item():
-            super().step(closure, scale, groups)
+        self._optimizer = RAdam(self.divided(params), **self.optimizer_config)
 
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None) -> Tensor:
         """As fairseq's, with one operation for all norms instead of one each, where gradients are float32."""

@@ -34,57 +34,74 @@ def slow_down(parameters: Iterable[Tensor], name: str, factor: float) -> Slower:
     return mark
 
 
-def grouped(params: Iterable[Tensor]) -> list[Any]:
-    """The parameters as they were, or in groups if some are marked: first those that are not."""
-    params = list(params)
-    groups: dict[Any, list[Tensor]] = {None: []}
+def grouped(params: Iterable[Tensor]) -> dict[Slower | None, list[Tensor]]:
+    """The parameters by their mark: first those that have none, if there are any."""
+    groups: dict[Slower | None, list[Tensor]] = {None: []}
     for p in params:
         mark = getattr(p, "param_group", None)
         groups.setdefault(mark if isinstance(mark, Slower) else None, []).append(p)
-    if len(groups) == 1:
-        return params
-    for mark in groups:
-        if mark is not None:
-            mark.taken = True
-    return [{"params": them, "factor": mark.factor if mark else 1.0} for mark, them in groups.items() if them]
+    return {mark: them for mark, them in groups.items() if them}
 
 
-def _tensors(groups: list[dict[str, Any]]) -> str:
+def tensors(groups: list[dict[str, Any]]) -> str:
     """How many each group has."""
     return " + ".join(str(len(group["params"])) for group in groups)
 
 
+def refuse_other_groups(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Refuse a state of other groups than the optimizer's.
+
+    Raises:
+        AdminError: they are not of as many tensors as these.
+    """
+    saved, here = tensors(state_dict["param_groups"]), tensors(optimizer.param_groups)
+    if saved != here:
+        raise AdminError(
+            f"the checkpoint's optimizer state is of {saved} tensors, and this run's of {here} (is it another "
+            "model, or pruned, or of another --pretrained-lr-factor or --fp16-no-flatten-grads?). Resume with the "
+            "options that it was trained with. Give --reset-optimizer to start with a new state."
+        )
+
+
 class ByGroup(FairseqOptimizer):
-    """A fairseq optimizer over what `grouped` gives: every group of parameters at its share of the learning rate."""
+    """A fairseq optimizer over groups of parameters, each at its share of the learning rate.
+
+    The shares are the handle's: under --amp fairseq loads a checkpoint past the handle, into torch's optimizer.
+
+    Under --amp, too, torch's GradScaler first unscales the gradients of torch's optimizer, so that fairseq can clip
+    them, and then steps this handle. The scaler takes the handle for another optimizer and would divide its gradients
+    by the loss scale again, unless the optimizer says that it handles scaling itself. The scaler then only sets
+    `found_inf` during the step: nonzero if a gradient overflowed.
+    """
+
+    _step_supports_amp_scaling = True
+    found_inf: Tensor | None = None
+    shares: list[float]
+
+    def divided(self, params: Iterable[Tensor]) -> list[dict[str, Any]]:
+        """The groups as torch's optimizers take them; their shares are kept, and the marks taken."""
+        groups = grouped(params)
+        self.shares = [mark.factor if mark else 1.0 for mark in groups]
+        for mark in filter(None, groups):
+            mark.taken = True
+        return [{"params": them} for them in groups.values()]
 
     def get_lr(self) -> float:
         """The rate of which the groups have their shares."""
-        group = self.param_groups[0]
-        return group["lr"] / group.get("factor", 1.0)
+        return self.param_groups[0]["lr"] / self.shares[0]
 
     def set_lr(self, lr: float) -> None:
-        for group in self.param_groups:
-            group["lr"] = lr * group.get("factor", 1.0)
+        for group, share in zip(self.param_groups, self.shares):
+            group["lr"] = share * lr
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
-        """As fairseq's, but every group's share is the model's, not the one that was saved.
-
-        Raises:
-            AdminError: the saved groups are not of as many tensors as these.
-        """
-        saved, here = _tensors(state_dict["param_groups"]), _tensors(self.param_groups)
-        if saved != here:
-            raise AdminError(
-                f"the checkpoint's optimizer state is of {saved} tensors, and this run's of {here} (is it another "
-                "model, or pruned, or of another --pretrained-lr-factor or --fp16-no-flatten-grads?). Resume with the "
-                "options that it was trained with. Give --reset-optimizer to start with a new state."
-            )
-        own = [{"factor": group["factor"]} if "factor" in group else {} for group in self.param_groups]
+        """As fairseq's, but every group's share is the model's, not the one that was saved."""
         super().load_state_dict(state_dict, optimizer_overrides)
-        lr = self.get_lr()
-        for group, share in zip(self.param_groups, own):
-            group.update(share)
-        self.set_lr(lr)
+        self.set_lr(self.get_lr())
+
+    def step(self, closure: Any = None, scale: Any = 1.0, groups: Any = None) -> None:
+        if self.found_inf is None or not self.found_inf.item():
+            super().step(closure, scale, groups)
 
 
 @register_optimizer("adam_by_group", dataclass=FairseqAdamConfig)
@@ -92,4 +109,5 @@ class AdamByGroup(ByGroup, FairseqAdam):
     """fairseq's adam."""
 
     def __init__(self, cfg: Any, params: Iterable[Tensor]) -> None:
-        super().__init__(cfg, grouped(params))
+        super().__init__(cfg, self.divided(params))
+        self.optimizer.register_load_state_dict_pre_hook(refuse_other_groups)

@@ -11,6 +11,7 @@ import pytest
 import reference
 import torch
 from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer
+from fairseq.optim.adam import FairseqAdamConfig
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.optim.fp16_optimizer import MemoryEfficientFP16Optimizer
 from omegaconf import OmegaConf
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fairseq_admin import radam
 from fairseq_admin.errors import AdminError
 from fairseq_admin.radam import FairseqRAdam, RAdam, RAdamConfig, tractable
+from fairseq_admin.rates import AdamByGroup, slow_down
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
 STEPS = 200
@@ -272,10 +274,19 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, monkeypatch):
     assert peaks[0] <= 12 * elements + 16 * 30 + 8 * 214 + 4 * 24
 
 
-def amp(params, scale=4096.0):
-    """fairseq's --amp around our optimizer, with a scaler that works on the CPU (fairseq's turns itself off there)."""
+both = pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])
+"""The optimizers that have groups of their own rate, and so are ours."""
+
+
+def handled(handle, params):
+    config = {FairseqRAdam: RAdamConfig, AdamByGroup: FairseqAdamConfig}[handle]
+    return handle(config(adam_betas="(0.9, 0.98)", lr=[1e-2], weight_decay=0.1), params)
+
+
+def amp(handle, params, scale=4096.0):
+    """fairseq's --amp around an optimizer, with a scaler that works on the CPU (fairseq's turns itself off there)."""
     cfg = {"optimizer": {}, "common": {"fp16_init_scale": scale, "min_loss_scale": 1e-4, "amp_scale_window": None}}
-    optimizer = AMPOptimizer(OmegaConf.create(cfg), params, FairseqRAdam(options(lr=[1e-2], weight_decay=0.1), params))
+    optimizer = AMPOptimizer(OmegaConf.create(cfg), params, handled(handle, params))
     optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     return optimizer
 
@@ -290,22 +301,20 @@ def train_amp(params, optimizer, steps, clip_norm, overflow=()):
         optimizer.step()
 
 
-def handled(params):
-    return FairseqRAdam(options(lr=[1e-2], weight_decay=0.1), params)
-
-
 def assert_same_training(params, optimizer, others, other):
     for p, q in zip(params, others):
         assert torch.equal(p, q)
-        for key in ("step", "exp_avg", "exp_avg_sq"):
+        assert int(optimizer.state[p]["step"]) == int(other.state[q]["step"]) > 0
+        for key in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(optimizer.state[p][key], other.state[q][key]), key
 
 
+@both
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
-def test_amp_unscales_once(clip_norm):
+def test_amp_unscales_once(clip_norm, handle):
     """Are gradients, moments and parameters those of float32, bit for bit? (A scale of 2^12 only moves exponents.)"""
     params, others = parameters(torch.float32), parameters(torch.float32)
-    optimizer, other = amp(params), handled(others)
+    optimizer, other = amp(handle, params), handled(handle, others)
     for step in range(20):
         train_amp(params, optimizer, [step], clip_norm)
         for p, g in zip(others, gradients(others, step)):
@@ -316,10 +325,11 @@ def test_amp_unscales_once(clip_norm):
     assert_same_training(params, optimizer.optimizer, others, other.optimizer)
 
 
-def test_amp_skips_an_overflow():
+@both
+def test_amp_skips_an_overflow(handle):
     """Does a step with an infinite gradient change nothing but the loss scale, and the next one go on?"""
     params, others = parameters(torch.float32), parameters(torch.float32)
-    optimizer, other = amp(params), amp(others)
+    optimizer, other = amp(handle, params), amp(handle, others)
     train_amp(params, optimizer, range(8), 0.0)
     train_amp(others, other, range(8), 0.0)
     train_amp(params, optimizer, [8], 0.0, overflow=[8])
@@ -328,6 +338,25 @@ def test_amp_skips_an_overflow():
     train_amp(params, optimizer, range(9, 12), 0.0)
     train_amp(others, other, range(9, 12), 0.0)
     assert_same_training(params, optimizer.optimizer, others, other.optimizer)
+
+
+@both
+def test_amp_resumes_at_the_shares_of_this_run(handle):
+    """--amp loads a state past the handle: are a group's share still this run's, and other groups refused?"""
+    made = []
+    for factor in (0.008, 0.5, None):
+        slow, fast = parameters(torch.float32)[:2]
+        if factor:
+            slow_down([slow], "pretrained", factor)
+        made.append(amp(handle, [slow, fast]))
+        train_amp([slow, fast], made[-1], range(3), 0.0)
+    saved, resumed, whole = made
+    resumed.load_state_dict(saved.state_dict())
+    resumed.set_lr(4e-4)
+    assert [group["lr"] for group in resumed.param_groups] == pytest.approx([4e-4, 2e-4])
+    for ours, theirs in ((whole, saved), (saved, whole)):
+        with pytest.raises(AdminError, match="--pretrained-lr-factor.* Give --reset-optimizer"):
+            ours.load_state_dict(theirs.state_dict())
 
 
 def test_loaded_state_is_where_the_parameters_are_under_memory_efficient_fp16():
@@ -353,7 +382,8 @@ def test_state_of_other_parameters(sizes):
     optimizer = RAdam(others, **SETTINGS)
     sum(p.sum() for p in others).backward()
     optimizer.step()
-    with pytest.raises(AdminError, match=f"is of {len(sizes)} parameters, .* the model's 2 .* Give --reset-optimizer"):
+    here = "of other shapes than this run's" if len(sizes) == 2 else ", and this run's of 2 "
+    with pytest.raises(AdminError, match=f"is of {len(sizes)} tensors *{here}.* Give --reset-optimizer"):
         RAdam(own, **SETTINGS).load_state_dict(optimizer.state_dict())
 
 
