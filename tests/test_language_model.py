@@ -7,9 +7,11 @@ import copy
 import math
 import re
 from argparse import Namespace
+from functools import partial
 from types import SimpleNamespace
 
 import language
+import masked
 import pytest
 import reference
 import torch
@@ -21,7 +23,7 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.method import profiling, provenance, state_dict
 from fairseq_admin.method.initial_weights import deepnorm_gains, t_fixup_gains
 from fairseq_admin.method.norms import shortcut_norms
-from fairseq_admin.method.schemes import SCHEMES, deepnorm_scales
+from fairseq_admin.method.schemes import SCHEMES, deepnorm_scales, layers_of, stacks_of
 
 STOCK = {"post-ln": False, "pre-ln": True, "post-ln-pre-ln": True}
 """The schemes that are fairseq's own, with its decoder_normalize_before; the hybrid is its decoder's half."""
@@ -269,6 +271,14 @@ def test_checkpointed_activations_and_layerdrop(scheme):
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), wrapped.parameters()))
     dropped = build(admin_scheme=scheme, decoder_layerdrop=0.5)
     assert len(shortcut_norms(dropped.decoder)) == 6 and logits(dropped, batch()).isfinite().all()
+
+
+@pytest.mark.parametrize("made", [build, masked.build, partial(reference.build, "transformer_admin_tiny")])
+def test_offloading_is_checkpointing(made):
+    """Does --offload-activations alone do something, as with fairseq's own presets?"""
+    for options, wrapped in (({}, False), ({"offload_activations": True}, True)):
+        layers = [layer for stack in stacks_of(made(**options)).values() for layer in layers_of(stack)]
+        assert layers and all(hasattr(layer, "precheckpoint_forward") == wrapped for layer in layers)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -164,6 +164,8 @@ def _plain(cfg: Any) -> Namespace:
     flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
     args = Namespace(**flat)
     _fill_admin(args)
+    if getattr(args, "offload_activations", False):  # as fairseq's presets do: inputs are offloaded to be computed from
+        args.checkpoint_activations = True
     return args
 
 
