@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -15,6 +16,7 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fairseq_admin.method.omega import variance
 from fairseq_admin.method.schemes import attentions_of, stacks_of
 from fairseq_admin.monitor.probe import StackProbe
 
@@ -141,6 +143,33 @@ def test_checkpointed_layers_are_measured_once() -> None:
     batches = [[reference.batch(seed=seed)] for seed in range(3)]
     plain, again = (steps(tiny(admin_monitor=1, checkpoint_activations=it), batches) for it in (False, True))
     assert plain[-1] == pytest.approx(again[-1], rel=1e-5) and len(plain[-1]) == 15
+
+
+@pytest.mark.parametrize("which", [1, 4, 6, 15])
+@pytest.mark.parametrize("freq", [1, 2])
+def test_a_batch_that_runs_out_of_memory_is_not_shown(which: int, freq: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq goes on without such a batch. Is another one measured, and nothing made of a part of one?"""
+    real, calls = variance, itertools.count(1)
+
+    def scarce(*given: Any) -> Tensor:
+        if next(calls) == which:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return real(*given)
+
+    model, twin = (tiny(admin_monitor=1, admin_init="log") for _ in range(2))
+    twin.set_num_updates(0)
+    twin(*reference.batch(seed=2))
+    twin.set_num_updates(1)
+    monkeypatch.setattr("fairseq_admin.monitor.probe.variance", scarce)
+    model.set_num_updates(0)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        model(*reference.batch(seed=1))
+    for seed in range(freq):
+        model.set_num_updates(0)
+        model(*reference.batch(seed=2 + seed))[0].sum().backward()
+    model.all_reduce_grads()
+    model.set_num_updates(1)
+    assert model.monitor.shown == twin.monitor.shown and len(twin.monitor.shown) > 6
 
 
 def test_gradients_are_of_the_whole_update() -> None:

@@ -74,12 +74,16 @@ class Monitor:
         if not self.every or not first_rank():
             return
         ended, self.ended = self.ended, False
+        broken = not all(probe.whole for probe in self.probes.values())
         if num_updates == self.num_updates:
-            if ended and self.probes:  # the update was skipped, its gradients had overflowed: measure the next attempt
-                self._step_aside()
-                self.probes, self.norms, self.due = {}, {}, True
+            if broken or ended and self.probes:
+                # A batch ran out of memory, or the update was skipped, its gradients had overflowed: measure the next.
+                self._forget()
+                self.due = True
             return
-        if self.probes:
+        if broken:
+            self._forget()
+        elif self.probes:
             self._finish()
         # What is measured now is logged with the next update, and logs are written after multiples.
         self.due = self.num_updates < 0 or (num_updates + 2) % self.every == 0
@@ -105,6 +109,10 @@ class Monitor:
     def _step_aside(self) -> None:
         for probe in self.probes.values():
             probe.close()
+
+    def _forget(self) -> None:
+        self._step_aside()
+        self.probes, self.norms = {}, {}
 
     def _finish(self) -> None:
         """Read what was measured, in one wait for the device."""

@@ -29,6 +29,9 @@ class StackProbe:
         stack: an encoder or a decoder.
         tokens: what it is given. Shape (B, T).
         variances: whether to measure variances too, not ω alone.
+
+    Attributes:
+        whole: whether the stack's forward has come to its end; else it ran out of memory.
     """
 
     def __init__(self, stack: Any, tokens: Tensor, variances: bool) -> None:
@@ -37,6 +40,8 @@ class StackProbe:
         self.branches: list[Tensor] = []
         self.sums: list[Tensor] = []
         self.waiting: list[Any] = []
+        self.whole = False
+        self._end = stack.register_forward_hook(self._ended)
         for layer in map(unwrapped, layers_of(stack)):
             self._stand_before(layer)
 
@@ -59,8 +64,12 @@ class StackProbe:
         del layer.residual_connection
         self.waiting.remove(layer)
 
+    def _ended(self, *_: Any) -> None:
+        self.whole = True
+
     def close(self) -> None:
         """Step aside where a layer has not run: layerdrop skips some, and a batch may have run out of memory."""
+        self._end.remove()
         for layer in list(self.waiting):
             self._step_aside(layer)
 
