@@ -101,10 +101,10 @@ class _Normed(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """y and z. ω's gradient is that of its learned part. 0 <= p < 1.
 
-        Under autocast the branch may be of a smaller type.
+        Under autocast branch and shortcut may be of a smaller type than the weights, and z is of theirs.
         """
         branch, saved = piece.forward(shortcut, *given)
-        z, mask, ctx.scale = shortcut * omega, None, 1 / (1 - p)
+        z, mask, ctx.scale = shortcut.to(weight.dtype) * omega, None, 1 / (1 - p)
         if not p:
             z += branch
         elif z.is_cpu:
@@ -133,7 +133,7 @@ class _Normed(torch.autograd.Function):
         of_branch = of_z if mask is None else scaled(of_z, mask, ctx.scale)
         of_delta = None
         if needs_delta:
-            shortcut = taken(ctx.maker, tuple(rest[: ctx.number]))
+            shortcut = taken(ctx.maker, tuple(rest[: ctx.number])).to(z.dtype)
             of_delta = ctx.shared.products(of_z, shortcut, mean, weight).to(ctx.dtypes[1])
         of_x, *of_given = ctx.piece.backward(of_branch.to(ctx.dtypes[0]), rest[ctx.number :], needed)
         # Rounded as by autograd, which adds what two nodes give: a run is the same whichever way it takes.
@@ -192,7 +192,7 @@ class FastShortcutNorm(Fast, ShortcutNorm):
         omega = self.shared.omegas.get(self)
         if omega is None:
             omega = self.omega.detach()
-        omega = omega.to(shortcut.dtype)
+        omega = omega.to(self.weight.dtype)
         p = self.left_dropout()
         y, z = _Normed.apply(self, omega, p, piece, self.omega_delta, self.weight, self.bias, shortcut, *given)
         remember(y, z, self.weight, self.bias, self.eps)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import torch
 from fairseq.distributed import fsdp_wrap
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
 from .norms import BottomNorm, ShortcutNorm
+from .recomputed import recomputed
 from .schemes import EVERY, SUBLAYER_NORMS, Scheme
 from .second_stream import pack, unpack
 
@@ -185,5 +185,5 @@ class ScaledDecoderLayer(_ScaledLayer, TransformerDecoderLayerBase):
 def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
     """What fairseq's build_encoder_layer and build_decoder_layer do to a layer they have made."""
     if cfg.checkpoint_activations:
-        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+        layer = recomputed(layer, cfg.offload_activations)
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
