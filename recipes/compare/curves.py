@@ -1,6 +1,5 @@
-"""Draw the validation losses of a comparison, each scheme at the learning rate chosen for it: a panel per depth, a
-colour per scheme; thin lines are seeds, thick their mean. The loss's axis begins below the lowest and is logarithmic,
-which shows how far apart low losses are.
+"""Draw the validation losses of a comparison, each scheme at the learning rate chosen for it and at those that are as
+good: a panel per depth, a colour per scheme; thin lines are seeds, thick their mean.
 
 python -m recipes.compare.curves RUN/curves.png RUN/*/result.json
 """
@@ -8,19 +7,18 @@ python -m recipes.compare.curves RUN/curves.png RUN/*/result.json
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
 from recipes.compare import drawing
 from recipes.compare.grid_table import read_results
 from recipes.compare.rates import BOUND, ENTROPY
-from recipes.compare.standing import standings
+from recipes.compare.standing import Standing, standings
 from recipes.compare.verdict import PLATEAU
 from recipes.steps.common import run
 from recipes.steps.plugin import SCHEMES
@@ -31,6 +29,10 @@ else:
     from recipes.plugin.analysis.figure import ALWAYS, COLOURS
 
 STYLES = ("-", "--", ":", "-.")
+AS_GOOD = (0, (1, 1))
+"""The dashes of a rate that is as good as the best."""
+MOST = 1.25
+"""Where the axis ends at the latest, in entropies: a loss that has exploded says no more."""
 
 
 def mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
@@ -40,7 +42,7 @@ def mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
     return {updates: bits for updates, bits in means.items() if math.isfinite(bits)}
 
 
-def looks(schemes: list[str]) -> dict[str, dict[str, str]]:
+def looks(schemes: list[str]) -> dict[str, dict[str, Any]]:
     """Colour and dashes of every scheme: its own colour, or the next of the others."""
     others = [name for name in schemes if name not in ALWAYS]
     found = {name: {"color": ALWAYS[name], "linestyle": "-"} for name in schemes if name in ALWAYS}
@@ -50,49 +52,63 @@ def looks(schemes: list[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def limits(curves: list[dict[int, float]], entropy: float) -> tuple[float, float]:
-    """From a little below the lowest loss to a little above the highest or the plateau's bound, or to 1.3 entropies."""
-    losses = [bits for curve in curves for bits in curve.values() if 0 < bits < math.inf]
-    low, high = min([PLATEAU * entropy, *losses]), max([PLATEAU * entropy, *losses])
-    return 0.95 * low, 1.05 * min(high, 1.25 * entropy)
+def rates_of(standing: Standing) -> list[str]:
+    """The best one, and those that are as good."""
+    return [standing.best, *standing.as_good]
+
+
+def told(scheme: str, number: int, them: dict[str, Standing], several: bool) -> str:
+    """A line's name: the scheme and its best rate, or the next one that is as good, of each depth that has one.
+
+    Args:
+        them: the scheme's standings by depth.
+        several: whether there are several seeds anywhere, so that one is worth a word.
+    """
+    rates = {}
+    for depth, standing in them.items():
+        for rate in rates_of(standing)[number : number + 1]:
+            rates[depth] = rate + " (one seed)" * (several and len(standing.runs[rate]) == 1)
+    alike = len(set(rates.values())) == 1
+    each = [*rates.values()][:1] if alike else [f"{depth}L {rate}" for depth, rate in rates.items()]
+    return f"{SCHEMES[scheme].title}, {', '.join(each)}"
 
 
 def draw(results: list[dict]) -> Figure:
     schemes = [name for name in SCHEMES if name in {result["scheme"] for result in results}]
     look = looks(schemes)
-    them = {(standing.layers, standing.scheme): standing for standing in standings(results)}
-    depths = sorted({layers for layers, _ in them}, key=int)
+    found = standings(results)
+    them = {name: {it.layers: it for it in found if it.scheme == name} for name in schemes}
+    depths = sorted({it.layers for it in found}, key=int)
     figure, panels = pyplot.subplots(
-        1, len(depths), figsize=(4.2 * len(depths) + 2.4, 4.6), sharey=True, squeeze=False, layout="constrained"
+        1, len(depths), figsize=(4.2 * len(depths) + 2.6, 4.6), sharey=True, squeeze=False, layout="constrained"
     )
     entropy = results[0]["entropy"]
-    shown = [result for standing in them.values() for result in standing.at_best.values()]
-    low, top = limits([result["valid"] for result in shown], entropy)
+    shown = [result for it in found for rate in rates_of(it) for result in it.runs[rate]]
+    several = any(len(it.runs[rate]) > 1 for it in found for rate in rates_of(it))
+    losses = [bits for result in shown for bits in result["valid"].values() if 0 < bits < math.inf]
+    top = drawing.loss_axis(panels[0], losses, entropy, MOST)
     for axes, depth in zip(panels[0], depths):
         crosses = 0
         for scheme in schemes:
-            standing = them.get((depth, scheme))
-            found = list(standing.at_best.values()) if standing else []
-            for result in found:
-                axes.plot(*zip(*result["valid"].items()), linewidth=0.6, alpha=0.5, **look[scheme])
-                if result["verdict"] == "diverged":  # one below the other, where several are at one update
-                    place = 0.98 - 0.04 * crosses
-                    colour = look[scheme]["color"]
-                    axes.plot(result["update"], place, "x", color=colour, transform=axes.get_xaxis_transform())
-                    crosses += 1
-            means = mean_curve([result["valid"] for result in found])
-            axes.plot(list(means), list(means.values()), linewidth=1.6, label=SCHEMES[scheme].title, **look[scheme])
+            for number in range(max(len(rates_of(it)) for it in them[scheme].values())):
+                style = {**look[scheme], **({"linestyle": AS_GOOD} if number else {})}
+                rates = rates_of(them[scheme][depth])[number : number + 1] if depth in them[scheme] else []
+                runs = [result for rate in rates for result in them[scheme][depth].runs[rate]]
+                for result in runs:
+                    axes.plot(*zip(*result["valid"].items()), linewidth=0.6, alpha=0.5, **style)
+                    if result["verdict"] == "diverged":  # one below the other, where several are at one update
+                        place = 0.98 - 0.04 * crosses
+                        colour = style["color"]
+                        axes.plot(result["update"], place, "x", color=colour, transform=axes.get_xaxis_transform())
+                        crosses += 1
+                means = mean_curve([result["valid"] for result in runs])
+                label = told(scheme, number, them[scheme], several)
+                axes.plot(list(means), list(means.values()), linewidth=1.6, label=label, **style)
         if entropy < top:
             axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label=ENTROPY)
         axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label=BOUND)
-        axes.set(title=f"{depth}L-{depth}L, each at its chosen rate", xlabel="updates", yscale="log", ylim=(low, top))
-        axes.yaxis.set_major_locator(LogLocator(subs=range(1, 10) if top < 10 * low else (1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:g}")
-    notes = {
-        "thin: seeds": any(len(standing.at_best) > 1 for standing in them.values()),
-        "cross: diverged": any(result["verdict"] == "diverged" for result in shown),
-    }
+        axes.set(title=f"{depth}L-{depth}L", xlabel="updates")
+    notes = {"thin: seeds": several, "cross: diverged": any(result["verdict"] == "diverged" for result in shown)}
     said = ", ".join(note for note, there in notes.items() if there)
     panels[0][0].set_ylabel(f"bits per token, validation{said and f' ({said})'}")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)

@@ -122,7 +122,7 @@ def draw(results: list[dict], layers: str) -> Figure:
         axes.set_xticks([float(rate) for rate in rates], rates)
         axes.minorticks_off()
         axes.margins(x=0.08)
-    panels[0, 0].set_ylim(bottom=0)  # of all, and last: it settles the top as well
+    drawing.loss_axis(panels.flat, [loss(it) for it in results if it["layers"] == layers], entropy, EXPLODED)
     shown, hidden = list(panels.flat)[: len(others)], list(panels.flat)[len(others) :]
     for axes in hidden:
         axes.set_visible(False)
