@@ -142,6 +142,7 @@ PIP := env -u CUDA_HOME $(RUN) -m pip install $$(test -t 2 || echo -q) --disable
 # An environment for another torch, or for another Python that is named, is made anew: fairseq is compiled for both. Only
 # one that was made here is: it has the file `torch`, which says what torch was asked for.
 HELD := $(file <$(VENV)/torch)
+PARTS := $(addprefix $(VENV)/,ready pyvenv.cfg bin include lib lib64 share)
 ANEW := $(if $(TORCH),$(filter-out $(HELD),$(TORCH)))
 VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
 ifneq ($(PYTHON),)
@@ -159,11 +160,11 @@ else
 	@echo "Setting up $(VENV): torch, fairseq and the tools, a few minutes."
 	@if $(if $(strip $(ANEW)),false,$(RUN) -m pip --version >/dev/null 2>&1); then \
 	  :; \
-	elif test -e $(VENV)/pyvenv.cfg -a ! -e $(VENV)/torch; then \
-	  echo "$(VENV) was not made by make setup, and would have to be made anew. Remove it, or give another VENV=." >&2; \
+	elif test ! -e $(VENV)/torch -a -n "$$(ls -d $(PARTS) 2>/dev/null)"; then \
+	  echo "$(VENV) was not made by make setup, and would have to be made anew. Give another VENV=." >&2; \
 	  exit 2; \
 	else \
-	  rm -rf $(addprefix $(VENV)/,ready pyvenv.cfg bin include lib lib64 share); \
+	  rm -rf $(PARTS); \
 	  echo '$(or $(TORCH),$(HELD))' > $(VENV)/torch; \
 	  $(BASE) -m venv $(VENV); \
 	fi

@@ -334,6 +334,17 @@ def test_a_cross_is_within_its_panel(closed):
     assert len(tops) == 1 and tops.pop() == pytest.approx((0.95 * 1.0, 1.05 * 9.0))
 
 
+def test_no_results_are_overwritten_with_a_figure(tmp_path):
+    """The figure's name left out, the first of the results is in its place."""
+    results = tmp_path / "runs.csv"
+    results.write_bytes((ROOT / "docs/compare.csv").read_bytes())
+    for module in ("rates", "curves"):
+        done = run_module(f"recipes.compare.{module}", results, results, log=tmp_path / "log")
+        assert done.status == 2
+        assert f"{results}: expected the name of the figure, NAME.png, before the results." in done.output
+    assert results.read_bytes() == (ROOT / "docs/compare.csv").read_bytes()
+
+
 def test_panels_fill_the_figure(closed, tmp_path):
     """None is squeezed (an empty line once took all the room), and the last in every column has its axis."""
     names = ["admin", "deepnorm", "residual", "peri-ln", "keel", "b2t"]

@@ -22,7 +22,7 @@ import pytest
 from archives import write_tar
 from conftest import run_module
 
-from recipes.steps import extract
+from recipes.steps import extract, inputs
 from recipes.steps.common import read_lines
 
 PLAIN = ("--as", "plain")
@@ -243,6 +243,33 @@ def test_a_damaged_archive_is_refused(tmp_path, out, kind, shape):
     assert not names(out.parent)
 
 
+def test_a_damaged_file_in_a_folder_is_the_one_named(tmp_path, out):
+    """Not the folder, with the advice to remove it."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "train.en").write_bytes(b"whole\n")
+    (folder / "train.de.gz").write_bytes(damage(gzip.compress(NOISE, mtime=0), "truncated"))
+    message = refused(step(folder, "train.en", "train.de", *PLAIN, "-o", out))
+    assert message.startswith(f"{folder}/train.de.gz: found a truncated or corrupt archive (")
+    assert "emove" not in message
+
+
+def test_of_two_texts_of_one_name_none_is_taken(tmp_path, out):
+    """The one that was edited is not the one that was compressed."""
+    (tmp_path / "train.de").write_text("edited\n")
+    (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"old\n"))
+    message = refused(step(tmp_path, "train.de", *PLAIN, "-o", out))
+    assert f"{tmp_path}: holds train.de and train.de.gz, expected one of them. Move the other away." in message
+
+
+def test_an_archive_is_found_again_by_its_own_path(tmp_path):
+    """DATA= may be the archive itself; what was recorded of it is what it is."""
+    archive = write_tar(tmp_path / "texts.tgz", {"train.de": b"x\n"})
+    recorded = {"texts.tgz": inputs.describe(archive)}
+    assert inputs.present(recorded, archive, None) == inputs.present(recorded, tmp_path, None) == recorded
+    assert inputs.present({"train.de": inputs.describe(archive)}, archive, None) == {"train.de": None}
+
+
 def test_a_truncated_tar_is_refused(tmp_path, out):
     archive = write_tar(tmp_path / "x.tar", {"text": NOISE})
     archive.write_bytes(archive.read_bytes()[: len(NOISE) // 2])
@@ -253,7 +280,7 @@ def test_a_truncated_tar_is_refused(tmp_path, out):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"<!doctype html><title>404</title>", 'found an HTML page ("404"), expected an archive. Remove it'),
+        (b"<!doctype html><title>404</title>", 'found an HTML page ("404"), expected an archive. Check the path'),
         (b"", "found an empty file, expected an archive"),
         (b"plain text\n", "at its start, expected a gzip file"),
     ],

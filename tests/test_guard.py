@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.steps import guard, lock
+from recipes.steps import guard, lock, settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,7 +53,7 @@ def test_a_place_where_nothing_can_be_made_is_named(tmp_path):
 
 
 # What a make starts: a pipe, with a child that no signal but SIGKILL ends.
-BUSY = "touch half.part; mkdir bin.part; (trap '' INT TERM; echo $BASHPID; exec sleep 600) | cat"
+BUSY = "touch half.json.part; mkdir bin.part; (trap '' INT TERM; echo $BASHPID; exec sleep 600) | cat"
 
 
 def guarded(folder: Path, script: str) -> subprocess.Popen:
@@ -91,6 +91,40 @@ def test_a_make_has_its_folder_and_ends_with_all_it_started(tmp_path, number):
     again = guarded(folder, "ls; exit 7")
     assert again.communicate(timeout=60) == ("", "") and again.returncode == 7
     assert [path.name for path in folder.iterdir()] == [".guard"]
+
+
+def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):
+    """Names that the steps, the recipes, fairseq and Make write to; and others that only look like them."""
+    halves = ["a.txt.host.example.12.part", "train.de.host.12.part.0", "model.pt.part", "generate.txt.part",
+              "checkpoints/checkpoint_1_50.pt.tmp"]  # fmt: skip
+    mine = ["my.part.txt", "thesis.part", "notes/thesis.part.2/page", "music.part.1", "weights.pt.tmp", "part"]
+    for name in (*halves, *mine, "data/bin.part/dict.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    guard.clear(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(mine)
+
+
+def test_who_else_is_at_work_below(tmp_path):
+    """A folder's own make and the steps that it starts are not others; one that was killed is nobody."""
+    code = "import sys; from recipes.steps.guard import *\nprint(others_in(Path(sys.argv[1])))"
+    asked = [sys.executable, "-c", code, str(tmp_path)]
+    own = subprocess.run(
+        [sys.executable, "-m", "recipes.steps.guard", "--alone", tmp_path / "own", "--", *asked],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (own.stdout, own.stderr) == ("None\n", "")
+    other = guarded(tmp_path, "mkdir run; echo in; sleep 600")
+    assert other.stdout.readline() == "in\n"
+    found = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout
+    assert found.startswith(f"{tmp_path} (process {other.pid} on ")
+    with pytest.raises(ValueError, match=r"data was made with other settings \(width 1 -> 2\), and another make works"):
+        settings.hold(tmp_path / "data/settings.json", {"width": "1"}, [], None)
+        settings.hold(tmp_path / "data/settings.json", {"width": "2"}, [], tmp_path)
+    assert settings.read(tmp_path / "data/settings.json") == {"width": "1"}
+    os.killpg(other.pid, signal.SIGKILL)
+    other.communicate()
+    assert guard.others_in(tmp_path) is None
 
 
 def test_it_ends_with_the_make_above(tmp_path):

@@ -140,8 +140,19 @@ def test_an_environment_from_elsewhere_is_not_made_anew(setup, tmp_path, fault, 
     if fault:
         (venv / "bin" / fault).touch()
     done = make(f"VENV={venv}", f"PYTHON={tmp_path}/python", *given)
-    assert f"{venv} was not made by make setup, and would have to be made anew. Remove it" in done.communicate()[1]
+    assert f"{venv} was not made by make setup, and would have to be made anew. Give" in done.communicate()[1]
     assert done.returncode == 2 and (venv / "lib").exists()
+
+
+@pytest.mark.parametrize("name", ["bin", "lib", "share"])
+def test_folders_of_someone_elses_stay(setup, tmp_path, name):
+    """VENV=~/.local: what is there is called as an environment's folders are."""
+    _, venv = setup
+    (venv / name).mkdir(parents=True)
+    (venv / name / "mine").touch()
+    done = make(f"VENV={venv}", f"PYTHON={tmp_path}/python")
+    assert f"{venv} was not made by make setup, and would have to be made anew. Give" in done.communicate()[1]
+    assert done.returncode == 2 and (venv / name / "mine").exists() and not (venv / "pyvenv.cfg").exists()
 
 
 def test_a_folder_that_is_no_environment_is_not_cleared(setup):

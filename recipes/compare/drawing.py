@@ -48,7 +48,13 @@ def loss_axis(panels: Iterable[Axes], losses: list[float], entropy: float, most:
 
 
 def draw(args: argparse.Namespace, drawn: Callable[[], Figure]) -> None:
-    """Write the figure as a PNG, whole or not at all."""
+    """Write the figure as a PNG, whole or not at all.
+
+    Raises:
+        ValueError: its name is another file's; it may be one of the results.
+    """
+    if args.figure.suffix != ".png":
+        raise ValueError(f"{args.figure}: expected the name of the figure, NAME.png, before the results. Give one.")
     figure = drawn()
     with replacing(args.figure) as part:
         figure.savefig(part, format="png", dpi=150)

@@ -136,7 +136,7 @@ def extract(archive: Path, names: Sequence[str], part: Path, args: argparse.Name
                         shutil.copyfileobj(side, out)
                     waiting.pop(todo.pop(0)).unlink()
     except DAMAGE as error:
-        raise damaged(archive, error) from None
+        raise damaged(unpacked(archive, member.name) or archive if archive.is_dir() else archive, error) from None
     except OSError as error:
         raise full(part.parent, error) from None
     finally:

@@ -13,6 +13,7 @@ import argparse
 import logging
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -32,8 +33,10 @@ log = logging.getLogger(__name__)
 SHORT = 1
 # Seconds between looks whether the make above is still there.
 LOOK = 1
-# What half-written files and folders are called: ours, fairseq's checkpoints.
-HALVES = ("*.part", "*.part.*", "*.pt.tmp")
+# What half-written files and folders are called: by `replacing`, by the recipes, by fairseq. No other is removed.
+HALVES = re.compile(r".+\.\d+\.part(\.\d+)?|(bin|.+\.(json|pt|txt))\.part|checkpoint.*\.pt\.tmp")
+# The environment variable that tells a make and its steps which locks are their own.
+OWN = "RECIPES_GUARDS"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -77,9 +80,24 @@ def _held_by(holder: Path) -> str:
         return "another process"
 
 
+def others_in(folder: Path) -> str | None:
+    """Who is at work in a folder or below, this process and the makes that it is part of aside; None: nobody."""
+    own = os.environ.get(OWN, "").split(os.pathsep)
+    for path in sorted(folder.rglob(".guard*")):
+        if path.suffix == ".holder" or str(path.absolute()) in own:
+            continue
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return f"{path.parent} ({_held_by(path.with_name(f'{path.name}.holder'))})"
+        lock.release()
+    return None
+
+
 def clear(folder: Path) -> None:
     """Remove what is half-written in a folder that nobody else is at work in."""
-    for path in [path for pattern in HALVES for path in folder.rglob(pattern)]:
+    for path in [path for path in folder.rglob("*.p*") if HALVES.fullmatch(path.name)]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -144,7 +162,10 @@ def main() -> None:
     parser.add_argument("--wait", action="store_true", help="wait for one's turn")
     args = parser.parse_args(sys.argv[1:split])
 
-    with alone(args.alone / f".guard{args.node}", args.wait) if args.alone else nullcontext():
+    lock = args.alone / f".guard{args.node}" if args.alone else None
+    with alone(lock, args.wait) if lock else nullcontext():
+        if lock:
+            os.environ[OWN] = os.pathsep.join(filter(None, (os.environ.get(OWN), str(lock.absolute()))))
         whole = args.alone if not args.node else None
         try:
             if whole:

@@ -49,7 +49,7 @@ def present(recorded: dict[str, Input], data: Path | None, archives: Path | None
 
     Args:
         recorded: as `read` gives them.
-        data: the folder that the user names; None: none, and then what is not in `archives` is as it was.
+        data: the folder or archive that the user names; None: none, and then what is not in `archives` is as it was.
         archives: the folder of downloads.
 
     Returns:
@@ -57,6 +57,7 @@ def present(recorded: dict[str, Input], data: Path | None, archives: Path | None
     """
     now: dict[str, Input | None] = {}
     for name, known in recorded.items():
-        path = unpacked(data, name) if data else unpacked(archives, name) if archives else None
+        folder = data or archives
+        path = folder if folder and folder.name == name and folder.is_file() else folder and unpacked(folder, name)
         now[name] = describe(path, known) if path else None if data else known
     return now

@@ -31,7 +31,7 @@ class Member(NamedTuple):
 
 
 def damaged(archive: Path, error: BaseException) -> ValueError:
-    return ValueError(f"{archive}: found a truncated or corrupt archive ({error}). Remove it, and fetch it again.")
+    return ValueError(f"{archive}: found a truncated or corrupt archive ({error}). Fetch that file again.")
 
 
 def members(archive: Path, names: Sequence[str]) -> Iterator[Member]:
@@ -48,7 +48,7 @@ def members(archive: Path, names: Sequence[str]) -> Iterator[Member]:
     try:
         check_start(str(archive), archive, archive.suffix)
     except ValueError as error:
-        raise ValueError(f"{error}. Remove it, and fetch it again.") from None
+        raise ValueError(f"{error}. Check the path, or fetch it again.") from None
     if archive.suffix == ".gz" and not archive.name.endswith(".tar.gz"):
         return from_gzip(archive, names)
     return from_tar(archive, names)
@@ -143,8 +143,15 @@ def from_gzip(archive: Path, names: Sequence[str]) -> Iterator[Member]:
 
 
 def unpacked(folder: Path, name: str) -> Path | None:
-    """The file of that name in a folder, compressed or not."""
-    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
+    """The file of that name in a folder, compressed or not.
+
+    Raises:
+        ValueError: both are there.
+    """
+    there = [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
+    if len(there) > 1:
+        raise ValueError(f"{folder}: holds {name} and {name}.gz, expected one of them. Move the other away.")
+    return next(iter(there), None)
 
 
 def from_folder(folder: Path, names: Sequence[str]) -> Iterator[Member]:

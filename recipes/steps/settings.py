@@ -19,6 +19,7 @@ from typing import Any
 
 from recipes.steps import inputs
 from recipes.steps.common import read_lines, run, write_lines
+from recipes.steps.guard import others_in
 
 log = logging.getLogger(__name__)
 Settings = dict[str, Any]
@@ -79,7 +80,10 @@ def read(path: Path) -> Settings:
     try:
         return json.loads("\n".join(read_lines(path)))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: cannot be read ({error}); expected JSON. Remove the folder it is in.") from None
+        raise ValueError(
+            f"{path}: cannot be read ({error}); expected JSON. Remove this file alone, if all else in its folder was "
+            "made with the settings that are given now."
+        ) from None
 
 
 def model(folder: Path | None) -> Path | None:
@@ -100,7 +104,7 @@ def hold(path: Path, settings: Settings, changed: list[str], models: Path | None
         redo: take other settings over though there are models.
 
     Raises:
-        ValueError: they differ, and a model depends on the old ones.
+        ValueError: they differ, and a model depends on the old ones, or another make is at work with them.
     """
     if path.exists():
         changed = [*differences(read(path), settings), *changed]
@@ -112,6 +116,12 @@ def hold(path: Path, settings: Settings, changed: list[str], models: Path | None
             raise ValueError(
                 f"{path.parent} was made with other settings ({named}), and {trained} holds a model of "
                 f"them. Go on with the old ones, remove {models} to begin again, or write elsewhere with RUNS=."
+            )
+        busy = None if redo or not models else others_in(models)
+        if busy:
+            raise ValueError(
+                f"{path.parent} was made with other settings ({named}), and another make works with them in {busy}. "
+                "Wait for its end or stop it, go on with the old ones, or write elsewhere with RUNS=."
             )
         log.info("%s: %s; making again what depends on it", path, named)
     write_lines(path, [json.dumps(settings, indent=2)])
