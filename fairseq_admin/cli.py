@@ -46,7 +46,7 @@ def _number(kind: type, wanted: str, holds: Callable[[Any], bool]) -> Callable[[
 _count = _number(int, "a whole number of at least 0", lambda value: value >= 0)
 _positive = _number(int, "a whole number of at least 1", lambda value: value >= 1)
 _above_zero = _number(float, "a number above 0", lambda value: 0 < value < math.inf)
-_finite = _number(float, "a finite number", math.isfinite)
+_power = _number(float, "a number from -10 to 10", lambda value: abs(value) <= 10)
 
 
 def _omega(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +104,7 @@ def _translate(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("--units", action="store_true", help="the text is units of the dictionary, the translation too")
     parser.add_argument("--beam", type=_positive, default=5, help="width of the beam (default: 5)")
     parser.add_argument(
-        "--lenpen", type=_finite, default=1.0, help="power of the length that divides scores (default: 1)"
+        "--lenpen", type=_power, default=1.0, help="power of the length that divides scores (default: 1)"
     )
     parser.add_argument(
         "--nbest",

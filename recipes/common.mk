@@ -54,6 +54,20 @@ AXES := SCHEMES DEPTHS RATES SEEDS LRS BETA2S WARMUPS OPTIMIZERS ADAM_LRS SGD_LR
 without-digits = $(subst 0,,$(subst 1,,$(subst 2,,$(subst 3,,$(subst 4,,$(subst 5,,$(subst 6,,$(subst 7,,$(subst 8,,$(subst 9,,$(1)))))))))))
 counts = $(if $(call without-digits,$(1))$(filter 0%,$(1)),,yes)
 $(foreach name,$(COUNTS),$(if $(strip $($(name))),$(if $(call counts,$($(name))),,$(error $(name)=$($(name)) is not a number that a run can have; expected a whole one above 0, as in 1000))))
+# Other numbers, in lists too: whole ones of 0 or more; and others, of which SHARES are below 1.
+WHOLE := SEED WARMUP SEEDS WARMUPS
+SHARES := DROPOUT ATTENTION_DROPOUT ACTIVATION_DROPOUT LABEL_SMOOTHING
+NUMBERS := $(SHARES) LR CLIP_NORM WEIGHT_DECAY LENPEN PRICE RATES LRS BETA2S ADAM_LRS SGD_LRS
+is-number = $(and $(filter-out .,$(1)),$(filter 0% 1% 2% 3% 4% 5% 6% 7% 8% 9% .%,$(1)),$(filter x x. xe x.e xe- x.e-,x$(call without-digits,$(1))))
+is-share = $(and $(filter 0 0.% .% %e-%,$(1)),$(is-number))
+# $(call each,function,names,what is expected): of the variables that are there, every word; those not in AXES have one.
+each = $(foreach name,$(2),$(if $(filter undefined,$(origin $(name))),,$(if $(strip \
+	$(if $(filter $(name),$(AXES)),,$(filter-out 1,$(words $($(name))))) \
+	$(foreach word,$($(name)),$(if $(call $(1),$(word)),,no))),$(error $(name)=$($(name)) is not a number that a run can have; expected $(3)))))
+is-whole = $(if $(call without-digits,$(1)),,yes)
+$(call each,is-whole,$(WHOLE),a whole one of 0 or more (as 100))
+$(call each,is-share,$(SHARES),one of 0 or more and below 1 (as 0.1))
+$(call each,is-number,$(NUMBERS),one of 0 or more (as 0.001 or 1e-3))
 $(foreach name,$(AXES),$(if $(or $(filter undefined,$(origin $(name))),$(strip $($(name)))),,$(error $(name)= is empty; expected one or more)))
 $(foreach name,$(AXES),$(if $(filter-out $(words $($(name))),$(words $(sort $($(name))))),$(error $(name)=$($(name)) names one twice; expected each once)))
 # $(call quoted,text): one word for the shell.

@@ -228,7 +228,8 @@ def test_average_into_a_missing_folder_is_told_before_the_work(run_folder, capsy
 @pytest.mark.parametrize(
     ("arguments", "refusal"),
     [
-        (["translate", "m", "--lenpen", "nan"], "--lenpen: nan was found and a finite number was expected"),
+        (["translate", "m", "--lenpen", "nan"], "--lenpen: nan was found and a number from -10 to 10 was expected"),
+        (["translate", "m", "--lenpen", "400"], "--lenpen: 400 was found and a number from -10 to 10 was expected"),
         (
             ["fold", "m", "-o", "x", "--tolerance", "nan"],
             "--tolerance: nan was found and a number above 0 was expected",

@@ -25,7 +25,7 @@ from recipes.compare import cells
 from recipes.compare.curves import draw as draw_curves
 from recipes.compare.curves import mean_curve
 from recipes.compare.entropy import unigram_entropy
-from recipes.compare.grid_table import outcome, read_runs, rows, spread, write_runs
+from recipes.compare.grid_table import outcome, read_results, read_runs, rows, spread, write_runs
 from recipes.compare.rates import draw as draw_rates
 from recipes.compare.result import bleu
 from recipes.compare.reversed_corpus import pairs
@@ -332,6 +332,37 @@ def test_a_cross_is_within_its_panel(closed):
     figure = draw_rates([*runs, result(scheme="keel", lr="1e-3", verdict="diverged", bits=None)], "6")
     tops = {axes.get_ylim() for axes in figure.axes}
     assert len(tops) == 1 and tops.pop() == pytest.approx((0.95 * 1.0, 1.05 * 9.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("scheme,", "name,"), "has no scheme; expected results of a grid of scheme, layers"),
+        (("layers", "depth"), "has no layers; expected results"),
+        (("\nadmin,", "\nsandwich,"), "its scheme is sandwich; expected one of admin"),
+        (("\nadmin,18,", "\nadmin,"), "row 1 has other columns than the first line names. Mend it."),
+        ((",6.4", ",six"), "row 1: could not convert string to float: .*; expected a number"),
+    ],
+)
+def test_a_damaged_table_of_runs_is_one_line(tmp_path, change, said):
+    """Whatever is wrong with it, the file is named, and the row."""
+    table = tmp_path / "runs.csv"
+    table.write_text((ROOT / "docs/compare.csv").read_text(encoding="utf-8").replace(*change, 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"^{table}: {said}"):
+        read_results([table])
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"train": 3}', '{"train": {}, "valid": {}}', '{"train": {"x": 1}}'])
+def test_a_damaged_result_is_one_line(tmp_path, text):
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^{path}: cannot be read .*; expected the result.json of a grid's cell"):
+        read_results([path])
+
+
+def test_results_of_another_grid_are_refused():
+    with pytest.raises(ValueError, match="has no beta2; expected results of a grid of scheme, lr, beta2. Give those."):
+        read_results([ROOT / "docs/compare.csv"], ["scheme", "lr", "beta2"])
 
 
 def test_no_results_are_overwritten_with_a_figure(tmp_path):

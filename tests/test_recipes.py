@@ -73,6 +73,27 @@ def test_the_demo_survives_its_tokenising():
         assert reverse.detokenise(reverse.tokenise(de, "de")) == de
 
 
+FAULTS = {
+    "a path that is none": ("open('setup.py/x')", 2, "setup.py/x: Not a directory. Check the path and its permissions"),
+    "a full disk": ("with open('/dev/full', 'w') as out: out.write('x')", 2, "No space left on device. Check the path"),
+    "a reader that has read enough": ("print('x', flush=True)", 141, ""),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_machine_is_one_line(fault):
+    """And none where whoever reads what is printed has gone, as `head -1` does."""
+    code, status, said = FAULTS[fault]
+    reader, writer = os.pipe()
+    os.close(reader)
+    source = f"from recipes.steps.common import run\ndef main():\n    {code}\nrun(main)"
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    os.close(writer)
+    assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == bool(said)
+
+
 # -- settings, logs, progress ----------------------------------------------------------------------------------------
 
 
@@ -142,6 +163,12 @@ def test_a_training_is_not_taken_back(tmp_path, unit, left, reached):
 def test_a_run_that_could_not_be_averaged_is_refused_before_its_text(given, said, tmp_path):
     done = make("demo", given, f"RUNS={tmp_path}/runs", timeout=60)
     assert done.returncode == 2 and said in done.stderr and not (tmp_path / "runs").exists()
+
+
+def test_numbers_that_a_run_can_have():
+    for given in "LR=1e-3 LR=.5 LR=0.0007 SEED=0 WARMUP=0 DROPOUT=0 DROPOUT=.1 LENPEN=0.6 LENPEN=2".split():
+        assert make("demo", "-n", given).returncode == 0, given
+    assert make("compare", "-n", "RATES=3e-5 1e-4 0.001", "SEEDS=1 2").returncode == 0
 
 
 def test_a_run_that_can_be_averaged_is_not():
@@ -468,6 +495,12 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
 
 
+NO_NUMBERS = (
+    *("LR=abc", "LR=-1", "LR=", "LR=1 2", "SEED=", "SEED=../x", "SEED=1 2", "SEED=1.5", "WARMUP=1e3"),
+    *("CLIP_NORM=x", "WEIGHT_DECAY=.", "LENPEN=abc", "DROPOUT=2", "DROPOUT=1", "LABEL_SMOOTHING=7"),
+)
+
+
 @pytest.mark.parametrize(
     ("recipe", "variable", "message"),
     [
@@ -488,7 +521,11 @@ def environment() -> dict[str, str]:
         ("compare", "JOBS=0", "JOBS=0 is not a number"),
         ("compare", "UPDATES=1e3", "UPDATES=1e3 is not a number"),
         ("compare", "SEEDS=1 2 1", "SEEDS=1 2 1 names one twice; expected each once"),
+        ("compare", "SEEDS=1 x", "SEEDS=1 x is not a number that a run can have; expected a whole one of 0 or more"),
+        ("compare", "RATES=1e-3 1e-x", "RATES=1e-3 1e-x is not a number"),
+        *(("demo", given, f"{given} is not a number that a run can have; expected") for given in NO_NUMBERS),
         ("sensitivity", "LRS=1e-3 1e-3", "LRS=1e-3 1e-3 names one twice"),
+        ("preflight", "RECIPE=demo own", "RECIPE=demo own names more than one; expected one, as RECIPE=demo"),
         (
             "preflight",
             "RECIPE=compare",

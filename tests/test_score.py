@@ -218,3 +218,19 @@ def test_the_papers_numbers_are_of_recipes_that_there_are(tmp_path):
     assert sum(line.startswith(("| wmt14-", "| iwslt14")) for line in lines) == 21
     assert "Very Deep Transformers for NMT" in done.output
     assert (tmp_path / "table.csv").read_text(encoding="utf-8").startswith("recipe,method,preset,seeds,tokenised BLEU")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected the columns recipe,method,"),
+        ("{header}\ndemo,admin\n", "row 1 has 2 cells, expected 22. Mend it, or move the file away"),
+        ("{header}\n{row},more\n", "row 1 has 23 cells, expected 22"),
+    ],
+)
+def test_a_damaged_table_is_one_line(tmp_path, text, said):
+    header = ",".join(results.COLUMNS)
+    (tmp_path / "results.csv").write_text(text.format(header=header, row=header))
+    with pytest.raises(ValueError, match=f"results.csv: {said}"):
+        results.keep(tmp_path / "results.csv", {name: "1" for name in results.COLUMNS})
+    assert (tmp_path / "results.csv").read_text() == text.format(header=header, row=header)

@@ -12,42 +12,70 @@ import argparse
 import csv
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from tabulate import tabulate
 
 from recipes.compare.verdict import EXPLODED, PLATEAU
 from recipes.steps.common import read_lines, replacing, run, write_lines
+from recipes.steps.plugin import SCHEMES
+
+AXES = ("scheme", "layers", "lr", "seed")
+"""Where a run of make compare is in its grid."""
+
+NUMBERS = {"update": int, "bits": float, "left": float, "entropy": float, "bleu": float, "params": int, "seconds": int}
 
 
-def read_results(paths: list[Path]) -> list[dict]:
-    """Results as recipes.compare.result wrote them, with curves by update; or those of a runs.csv."""
-    if [path.suffix for path in paths] == [".csv"]:
-        return read_runs(paths[0])
-    results = [json.loads("\n".join(read_lines(path))) for path in paths]
-    for result in results:
-        for name in ("train", "valid"):
-            result[name] = {int(updates): bits for updates, bits in result[name].items()}
+def read_results(paths: list[Path], axes: Sequence[str] = AXES) -> list[dict]:
+    """Results as recipes.compare.result wrote them, with curves by update; or those of a runs.csv.
+
+    Raises:
+        ValueError: a file is none of those, or of another grid.
+    """
+    table = [path.suffix for path in paths] == [".csv"]
+    results = read_runs(paths[0]) if table else [read_result(path) for path in paths]
+    for path, result in zip(paths * len(results) if table else paths, results):
+        if missing := [name for name in axes if name not in result]:
+            raise ValueError(
+                f"{path}: has no {missing[0]}; expected results of a grid of {', '.join(axes)}. Give those."
+            )
+        if result.get("scheme", "admin") not in SCHEMES:
+            raise ValueError(f"{path}: its scheme is {result['scheme']}; expected one of {', '.join(SCHEMES)}.")
     return results
 
 
-NUMBERS = {"update": int, "bits": float, "left": float, "entropy": float, "bleu": float, "params": int, "seconds": int}
+def read_result(path: Path) -> dict:
+    """One of them, a result.json."""
+    try:
+        result = json.loads("\n".join(read_lines(path)))
+        for name in ("train", "valid"):
+            result[name] = {int(updates): bits for updates, bits in result[name].items()}
+        return {name: result[name] for name in NUMBERS} | result
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: cannot be read ({error}); expected the result.json of a grid's cell. Give that."
+        ) from None
 
 
 def read_runs(path: Path) -> list[dict]:
     """The results in a runs.csv, which has no curves of training.
 
     Raises:
-        ValueError: a column is missing.
+        ValueError: a column is missing, or a row is cut short or has something else for a number.
     """
-    with open(path, encoding="utf-8", newline="") as file:
-        rows: list[dict] = list(csv.DictReader(file))
+    rows: list[dict] = list(csv.DictReader(line.rstrip("\r") for line in read_lines(path)))
     if missing := [name for name in (*NUMBERS, "valid") if not rows or name not in rows[0]]:
         raise ValueError(f"{path}: has no column {missing[0]}; expected the runs.csv of a grid. Give that.")
-    for row in rows:
-        row |= {name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}
-        points = (point.split(":") for point in row["valid"].split())
-        row["valid"] = {int(update): float(bits) for update, bits in points}
+    for number, row in enumerate(rows, start=1):
+        if None in row or None in row.values():
+            raise ValueError(f"{path}: row {number} has other columns than the first line names. Mend it.")
+        try:
+            row |= {name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}
+            points = (point.split(":") for point in row["valid"].split())
+            row["valid"] = {int(update): float(bits) for update, bits in points}
+        except ValueError as error:
+            raise ValueError(f"{path}: row {number}: {error}; expected a number. Mend it.") from None
     return rows
 
 
@@ -134,7 +162,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--by", nargs="+", required=True, help="the axes of the grid, except the seed")
     args = parser.parse_args()
-    results = read_results(args.results)
+    results = read_results(args.results, ["seed", *args.by])
     table = rows(results, args.by)
     write_runs(args.folder / "runs.csv", results)
     write_csv(args.folder / "table.csv", table)

@@ -9,7 +9,7 @@ TRIAL_SECONDS ?= 120
 PREFLIGHT = $(PYTHON) -m recipes.preflight.page $(NAME) --title $(or $(JOB),$(NAME)) $(PAIR:%=--pair %) --binary $(BINARY) \
 	--run $(RUN) --keep $(AVERAGE) --save-every $(SAVE_EVERY) $(if $(EPOCHS),--epochs $(EPOCHS),--updates $(UPDATES)) \
 	--max-tokens $(MAX_TOKENS) --update-freq $(UPDATE_FREQ) --devices $(GPUS) --nodes $(NODES) $(MEMORY:%=--memory %) $(PRICE:%=--price %) --trial-updates $(TRIAL_UPDATES) \
-	--trial-seconds $(TRIAL_SECONDS) $(if $(USED),--archives $(USED)) $(TABLE:%=--table %) $(URL:%=--url %) $(DATA:%=--data %) \
+	--trial-seconds $(TRIAL_SECONDS) $(if $(USED),--archives $(USED)) $(TABLE:%=--table %) $(if $(URL),--url $(call quoted,$(URL))) $(DATA:%=--data %) \
 	$(MODEL_SIZES) $(if $(CHECKPOINT),--checkpoint)
 SHORT_PREFLIGHT = $(PREFLIGHT) --short
 

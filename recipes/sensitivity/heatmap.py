@@ -90,7 +90,8 @@ def main() -> None:
     parser = drawing.arguments(__doc__)
     parser.add_argument("--against", default="beta2", help="the axis of the grid that is not the learning rate")
     args = parser.parse_args()
-    drawing.draw(args, lambda: draw(read_results(args.results), args.against))
+    axes = ("scheme", "lr", args.against, "seed")
+    drawing.draw(args, lambda: draw(read_results(args.results, axes), args.against))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import glob
 import logging
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -126,6 +127,15 @@ def run(main: Callable[[], None]) -> None:
         main()
     except ValueError as error:
         print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        # Whoever read what is printed has read enough. Python would write the rest at its end, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        said = f"{error.strerror or error}. Check the path and its permissions, or make room, and run again."
+        print(f"{where}{said}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         # The status that a shell gives a process ended by an interrupt.

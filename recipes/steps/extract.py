@@ -75,8 +75,8 @@ def decoded(where: str, lines: IO[bytes], replace: bool) -> Iterator[str]:
             if not replace:
                 byte = f"0x{line[error.start]:02x}"
                 raise ValueError(
-                    f"{where}: line {number} is not UTF-8 (byte {byte} at column {error.start + 1}). Check the "
-                    "archive, or give --invalid replace to put U+FFFD there."
+                    f"{where}: line {number} is not UTF-8 (byte {byte} at column {error.start + 1}). Convert it, for "
+                    "instance with iconv -f latin1 -t utf-8, or give this step --invalid replace to put U+FFFD there."
                 ) from None
             invalid += 1
             yield line.decode("utf-8", errors="replace")

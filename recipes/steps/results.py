@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from recipes.steps import settings
-from recipes.steps.common import replacing, write_lines
+from recipes.steps.common import read_lines, replacing, write_lines
 from recipes.steps.guard import alone
 from recipes.steps.logs import read_log
 
@@ -32,16 +32,20 @@ def read(table: Path) -> list[dict[str, str]]:
     """The rows; none if there is no such file yet.
 
     Raises:
-        ValueError: the table has other columns.
+        ValueError: the table has other columns, or a row has more or fewer.
     """
     if not table.exists():
         return []
-    with table.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows = list(reader)
-    if tuple(reader.fieldnames or ()) != COLUMNS:
+    lines = list(csv.reader(line.rstrip("\r") for line in read_lines(table)))
+    if not lines or tuple(lines[0]) != COLUMNS:
         raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
-    return rows
+    for number, cells in enumerate(lines[1:], start=1):
+        if len(cells) != len(COLUMNS):
+            raise ValueError(
+                f"{table}: row {number} has {len(cells)} cells, expected {len(COLUMNS)}. Mend it, or move the "
+                "file away and run again."
+            )
+    return [dict(zip(COLUMNS, cells)) for cells in lines[1:]]
 
 
 def keep(table: Path, row: dict[str, object]) -> None:

@@ -15,6 +15,8 @@ It has neither --profile nor --use-plasma-view, and differs in three things:
 from __future__ import annotations
 
 import functools
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any, Callable
 
@@ -64,6 +66,13 @@ def main() -> None:
         parser.error("--profile and --use-plasma-view are for fairseq-train itself")
     args.tpu = False
     last = newest(Path(args.save_dir))
+    if last and not zipfile.is_zipfile(last):
+        print(
+            f"{last}: is truncated or damaged, expected a checkpoint as torch writes it. Move it away; the run then "
+            "goes on from the one before it, if there is one.",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
     if last and args.restore_file == "checkpoint_last.pt":
         if args.max_update and reached(last) >= args.max_update:
             return
