@@ -251,7 +251,7 @@ def test_a_curve_says_its_rate_and_one_that_is_as_good_is_drawn(closed):
     runs = [result(scheme="pre-ln", layers="18", lr=lr, seed=str(seed), bits=bits + lower, valid={10: 6.0, 20: bits})
             for lr, lower in (("3e-3", 0.0), ("1e-3", 0.01)) for seed, bits in enumerate((2.0, 2.1, 2.3))]  # fmt: skip
     runs[3]["bits"] -= 0.02  # so that neither is shown to be lower
-    runs += [result(scheme="post-ln", layers=layers, lr=lr) for layers, lr in (("6", "1e-3"), ("18", "3e-4"))]
+    runs += [result(scheme="post-ln", layers=layers, lr=lr) for layers, lr in (("18", "3e-4"), ("6", "1e-3"))]
     six, eighteen = draw_curves(runs).axes
     drawn = [line for line in eighteen.lines if line.get_linewidth() == 1.6]
     assert [line.get_label() for line in drawn] == [

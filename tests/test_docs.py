@@ -196,6 +196,12 @@ def test_multi30k_rate_by_rate() -> None:
         assert f"higher than Admin's by {more:.3f}" in prose or f"bits are higher by {more:.3f}" in prose
         assert f"lower by {less:.2f}" in prose
         short += [f"{interval([loss(it) for it in them]).mean:.2f} and {interval([score(it) for it in them]).mean:.1f}"]
+        assert f"{paired(them, admin, lambda run: run['valid'][7500]):.3f} at {rate}" in prose
+    six = [run for run in runs if run["layers"] == "6"]
+    assert len(six) == 2
+    for run, seed in zip(six, ("seed 1", "seed 2, which")):
+        assert re.search(rf"{loss(run):.3f}( bits)? and (sacreBLEU )?{score(run):.2f} with {seed}", prose)
+    short += [f"{loss(six[0]):.2f} and {loss(six[1]):.2f}, {score(six[0]):.1f} and {score(six[1]):.1f}"]
     (row,) = (
         line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| Multi30k de-en, 18L")
     )

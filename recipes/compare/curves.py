@@ -76,9 +76,9 @@ def told(scheme: str, number: int, them: dict[str, Standing], several: bool) -> 
 def draw(results: list[dict]) -> Figure:
     schemes = [name for name in SCHEMES if name in {result["scheme"] for result in results}]
     look = looks(schemes)
-    found = standings(results)
+    found = sorted(standings(results), key=lambda it: int(it.layers))
     them = {name: {it.layers: it for it in found if it.scheme == name} for name in schemes}
-    depths = sorted({it.layers for it in found}, key=int)
+    depths = list(dict.fromkeys(it.layers for it in found))
     figure, panels = pyplot.subplots(
         1, len(depths), figsize=(4.2 * len(depths) + 2.6, 4.6), sharey=True, squeeze=False, layout="constrained"
     )
