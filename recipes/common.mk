@@ -65,6 +65,7 @@ each = $(foreach name,$(2),$(if $(filter undefined,$(origin $(name))),,$(if $(st
 	$(if $(filter $(name),$(AXES)),,$(filter-out 1,$(words $($(name))))) \
 	$(foreach word,$($(name)),$(if $(call $(1),$(word)),,no))),$(error $(name)=$($(name)) is not a number that a run can have; expected $(3)))))
 is-whole = $(if $(call without-digits,$(1)),,yes)
+$(call each,counts,DEPTHS,a whole one above 0 (as 18))
 $(call each,is-whole,$(WHOLE),a whole one of 0 or more (as 100))
 $(call each,is-share,$(SHARES),one of 0 or more and below 1 (as 0.1))
 $(call each,is-number,$(NUMBERS),one of 0 or more (as 0.001 or 1e-3))

@@ -53,7 +53,7 @@ def test_a_place_where_nothing_can_be_made_is_named(tmp_path):
 
 
 # What a make starts: a pipe, with a child that no signal but SIGKILL ends.
-BUSY = "touch half.json.part; mkdir bin.part; (trap '' INT TERM; echo $BASHPID; exec sleep 600) | cat"
+BUSY = "touch omega.json.part; mkdir bin.part; (trap '' INT TERM; echo $BASHPID; exec sleep 600) | cat"
 
 
 def guarded(folder: Path, script: str) -> subprocess.Popen:
@@ -97,7 +97,7 @@ def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):
     """Names that the steps, the recipes, fairseq and Make write to; and others that only look like them."""
     halves = ["a.txt.host.example.12.part", "train.de.host.12.part.0", "model.pt.part", "generate.txt.part",
               "checkpoints/checkpoint_1_50.pt.tmp"]  # fmt: skip
-    mine = ["my.part.txt", "thesis.part", "notes/thesis.part.2/page", "music.part.1", "weights.pt.tmp", "part"]
+    mine = ["my.part.txt", "thesis.part", "essay.txt.part", "page.2.part", "notes/thesis.part.2/page", "weights.pt.tmp"]
     for name in (*halves, *mine, "data/bin.part/dict.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -523,6 +523,7 @@ NO_NUMBERS = (
         ("compare", "SEEDS=1 2 1", "SEEDS=1 2 1 names one twice; expected each once"),
         ("compare", "SEEDS=1 x", "SEEDS=1 x is not a number that a run can have; expected a whole one of 0 or more"),
         ("compare", "RATES=1e-3 1e-x", "RATES=1e-3 1e-x is not a number"),
+        ("compare", "DEPTHS=6 0", "DEPTHS=6 0 is not a number that a run can have; expected a whole one above 0"),
         *(("demo", given, f"{given} is not a number that a run can have; expected") for given in NO_NUMBERS),
         ("sensitivity", "LRS=1e-3 1e-3", "LRS=1e-3 1e-3 names one twice"),
         ("preflight", "RECIPE=demo own", "RECIPE=demo own names more than one; expected one, as RECIPE=demo"),

@@ -33,8 +33,11 @@ log = logging.getLogger(__name__)
 SHORT = 1
 # Seconds between looks whether the make above is still there.
 LOOK = 1
-# What half-written files and folders are called: by `replacing`, by the recipes, by fairseq. No other is removed.
-HALVES = re.compile(r".+\.\d+\.part(\.\d+)?|(bin|.+\.(json|pt|txt))\.part|checkpoint.*\.pt\.tmp")
+# What half-written files and folders are called: by `replacing` and `extract`, by the recipes, by fairseq. No other is
+# removed.
+HALVES = re.compile(
+    r".+\..*\.\d+\.part(\.\d+)?|(bin|generate\.txt|eval\.txt|omega\.json|model\.pt)\.part|checkpoint.*\.pt\.tmp"
+)
 # The environment variable that tells a make and its steps which locks are their own.
 OWN = "RECIPES_GUARDS"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
