@@ -87,23 +87,22 @@ def draw(results: list[dict]) -> Figure:
     several = any(len(it.runs[rate]) > 1 for it in found for rate in rates_of(it))
     losses = [bits for result in shown for bits in result["valid"].values() if 0 < bits < math.inf]
     top = drawing.loss_axis(panels[0], losses, entropy, MOST)
+    lines = [(scheme, n) for scheme in schemes for n in range(max(len(rates_of(it)) for it in them[scheme].values()))]
     for axes, depth in zip(panels[0], depths):
         crosses = 0
-        for scheme in schemes:
-            for number in range(max(len(rates_of(it)) for it in them[scheme].values())):
-                style = {**look[scheme], **({"linestyle": AS_GOOD} if number else {})}
-                rates = rates_of(them[scheme][depth])[number : number + 1] if depth in them[scheme] else []
-                runs = [result for rate in rates for result in them[scheme][depth].runs[rate]]
-                for result in runs:
-                    axes.plot(*zip(*result["valid"].items()), linewidth=0.6, alpha=0.5, **style)
-                    if result["verdict"] == "diverged":  # one below the other, where several are at one update
-                        place = 0.98 - 0.04 * crosses
-                        colour = style["color"]
-                        axes.plot(result["update"], place, "x", color=colour, transform=axes.get_xaxis_transform())
-                        crosses += 1
-                means = mean_curve([result["valid"] for result in runs])
-                label = told(scheme, number, them[scheme], several)
-                axes.plot(list(means), list(means.values()), linewidth=1.6, label=label, **style)
+        for scheme, number in lines:
+            style = {**look[scheme], **({"linestyle": AS_GOOD} if number else {})}
+            rates = rates_of(them[scheme][depth])[number : number + 1] if depth in them[scheme] else []
+            runs = [result for rate in rates for result in them[scheme][depth].runs[rate]]
+            for result in runs:
+                axes.plot(*zip(*result["valid"].items()), linewidth=0.6, alpha=0.5, **style)
+                if result["verdict"] == "diverged":  # one below the other, where several are at one update
+                    place = 0.98 - 0.04 * crosses
+                    axes.plot(result["update"], place, "x", color=style["color"], transform=axes.get_xaxis_transform())
+                    crosses += 1
+            means = mean_curve([result["valid"] for result in runs])
+            label = told(scheme, number, them[scheme], several)
+            axes.plot(list(means), list(means.values()), linewidth=1.6, label=label, **style)
         if entropy < top:
             axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label=ENTROPY)
         axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label=BOUND)

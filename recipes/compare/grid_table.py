@@ -51,7 +51,9 @@ def read_result(path: Path) -> dict:
         result = json.loads("\n".join(read_lines(path)))
         for name in ("train", "valid"):
             result[name] = {int(updates): bits for updates, bits in result[name].items()}
-        return {name: result[name] for name in NUMBERS} | result
+        if missing := [name for name in NUMBERS if name not in result]:
+            raise ValueError(f"it has no {missing[0]}")
+        return result
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: cannot be read ({error}); expected the result.json of a grid's cell. Give that."
