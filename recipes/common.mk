@@ -71,6 +71,8 @@ $(call each,is-share,$(SHARES),one of 0 or more and below 1 (as 0.1))
 $(call each,is-number,$(NUMBERS),one of 0 or more (as 0.001 or 1e-3))
 $(foreach name,$(AXES),$(if $(or $(filter undefined,$(origin $(name))),$(strip $($(name)))),,$(error $(name)= is empty; expected one or more)))
 $(foreach name,$(AXES),$(if $(filter-out $(words $($(name))),$(words $(sort $($(name))))),$(error $(name)=$($(name)) names one twice; expected each once)))
+# $(call a-multiple,WIDTH,HEADS): refuse a variable that is not one of the other.
+a-multiple = $(if $(filter 0,$(shell echo $$(( $($(1)) % $($(2)) )))),,$(error $(1)=$($(1)) is not a multiple of $(2)=$($(2)); expected one. Give another $(1) or $(2)))
 # $(call quoted,text): one word for the shell.
 quoted = '$(subst ','\'',$(strip $(1)))'
 

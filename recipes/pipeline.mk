@@ -8,6 +8,7 @@ SOURCE := $(word 1,$(subst -, ,$(PAIR)))
 TARGET := $(word 2,$(subst -, ,$(PAIR)))
 $(if $(filter $(SOURCE),$(TARGET)),$(error PAIR=$(PAIR) names one language twice, and so one file for both sides; expected two codes. Call one side otherwise, as in PAIR=en-en_simple: the tokeniser treats a code it does not know as English))
 
+$(call a-multiple,WIDTH,HEADS)
 TASK := --source-lang $(SOURCE) --target-lang $(TARGET)
 ARCH := transformer_admin_18l
 ENCODER_LAYERS ?= $(LAYERS)

@@ -525,6 +525,10 @@ NO_NUMBERS = (
         ("compare", "RATES=1e-3 1e-x", "RATES=1e-3 1e-x is not a number"),
         ("compare", "DEPTHS=6 0", "DEPTHS=6 0 is not a number that a run can have; expected a whole one above 0"),
         *(("demo", given, f"{given} is not a number that a run can have; expected") for given in NO_NUMBERS),
+        *(
+            (recipe, "HEADS=3", "=3; expected one. Give another WIDTH or HEADS")
+            for recipe in ["demo", "iwslt14", "lm", "compare", "deeper"]
+        ),
         ("sensitivity", "LRS=1e-3 1e-3", "LRS=1e-3 1e-3 names one twice"),
         ("preflight", "RECIPE=demo own", "RECIPE=demo own names more than one; expected one, as RECIPE=demo"),
         (

@@ -98,8 +98,9 @@ def read(folder: Path, name: str) -> Run:
             f"{folder} has neither a checkpoint (.pt) nor a log of fairseq-train (train.log); a run's folder was "
             "expected: a recipe's, or fairseq-train's --save-dir."
         )
-    run.score = _json(folder / "score.json")
+    run.score = _flat(_json(folder / "score.json", params=int, tokens=int), folder / "score.json")
     run.about = _json(folder / "run.json", versions=dict, paper=dict, samples=list)
+    _flat(run.about.get("paper") or {}, folder / "run.json")
     settings = _json(folder / "settings.json")
     run.options |= {key: str(value) for key, value in settings.items() if key[:2] != "--" and isinstance(value, str)}
     run.samples = samples.read(folder, run.about.get("samples", []))
@@ -173,6 +174,20 @@ def _json(path: Path, **kinds: type) -> dict[str, Any]:
         if not isinstance(value, kind):
             raise AdminError(
                 f"{path}: found a {type(value).__name__} as {name!r}, expected a {kind.__name__}. Make it again."
+            )
+    return found
+
+
+def _flat(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A file's object, which a table shows an entry a cell.
+
+    Raises:
+        AdminError: it has objects or lists in it.
+    """
+    for name, value in found.items():
+        if isinstance(value, (dict, list)):
+            raise AdminError(
+                f"{path}: found a {type(value).__name__} as {name!r}, expected a text or a number. Make it again."
             )
     return found
 

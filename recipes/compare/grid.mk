@@ -65,6 +65,7 @@ EMBEDDINGS ?= --share-all-embeddings
 LEG ?= $(UPDATES)
 
 $(call some-of,SCHEMES,$(METHODS))
+$(call a-multiple,WIDTH,HEADS)
 include recipes/precision.mk
 
 # $(call weights,SCHEME): some schemes draw feed-forward weights of their own, from Xavier's law, whatever FFN_INIT is.
