@@ -100,6 +100,7 @@ figures: $(VENV)/ready
 	@$(RUN) -m recipes.figures.analysis --runs $(or $(RUNS),runs) --kept docs -o docs/images
 	@$(RUN) -m recipes.figures.draw --runs $(or $(RUNS),runs) -o docs/images
 	@$(RUN) -m recipes.compare.rates docs/images/compare.png docs/compare.csv
+	@$(RUN) -m recipes.sensitivity.heatmap docs/images/sensitivity.png docs/sensitivity.csv
 	@$(RUN) -m recipes.compare.rates docs/images/multi30k-rates.png docs/multi30k-search.csv
 	@$(RUN) -m recipes.compare.curves docs/images/multi30k-curves.png docs/multi30k.csv
 	@$(RUN) -m recipes.deeper.figure docs/images/deeper.png docs/deeper.csv

@@ -29,7 +29,7 @@ from recipes.compare.grid_table import outcome, read_results, read_runs, rows, s
 from recipes.compare.rates import draw as draw_rates
 from recipes.compare.result import bleu
 from recipes.compare.reversed_corpus import pairs
-from recipes.compare.standing import difference, interval, judged, loss, standings
+from recipes.compare.standing import difference, interval, judged, loss, standings, told
 from recipes.compare.standing import table as standing_table
 from recipes.compare.train_cell import gained
 from recipes.compare.verdict import Verdict, left_plateau, verdict
@@ -189,17 +189,18 @@ def closed():
 
 def test_curves_are_the_runs(closed):
     """Does every run at the best rate have its thin line, every scheme its mean, and a diverged run its cross?"""
-    two = [result(valid={10: 6.0, 20: 2.0}), result(seed="2", valid={10: 5.0, 20: 1.0})]
+    losses = {"1": {10: 6.0, 20: 2.0}, "2": {10: 5.0, 20: 1.0}, "3": {10: 4.0, 20: 3.0}}
+    three = [result(seed=seed, valid=valid) for seed, valid in losses.items()]
     worse = result(lr="1e-3", bits=5.0, verdict="plateau", valid={10: 6.0, 20: 5.0})
     bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, valid={10: 7.0})
     last = result(layers="18", valid={}, verdict="diverged", update=0)
-    axes = draw_curves([*two, worse, bad, last]).axes
+    axes = draw_curves([*three, worse, bad, last]).axes
     drawn = [
         [(dict(zip(*line.get_data())), line.get_linewidth(), line.get_marker(), line.get_color()) for line in it.lines]
         for it in axes
     ]
     assert [it.get_title() for it in axes] == ["6L-6L", "18L-18L"]
-    assert axes[0].get_ylabel() == "bits per token, validation (thin: seeds, cross: diverged)"
+    assert axes[0].get_ylabel() == "bits per token, validation (thin: seeds, thick: mean, cross: diverged)"
     own = {"admin": "#0072B2", "post-ln": "#D55E00"}  # theirs in every figure
     bounds = [({0: 6.0, 1: 6.0}, 0.8, "None", "grey"), ({0: 4.8, 1: 4.8}, 0.8, "None", "grey")]
     rounded = [({x: round(y, 6) for x, y in points.items()}, *look) for points, *look in drawn[0]]
@@ -207,7 +208,8 @@ def test_curves_are_the_runs(closed):
         [
             ({10: 6.0, 20: 2.0}, 0.6, "None", own["admin"]),
             ({10: 5.0, 20: 1.0}, 0.6, "None", own["admin"]),
-            ({10: 5.5, 20: 1.5}, 1.6, "None", own["admin"]),
+            ({10: 4.0, 20: 3.0}, 0.6, "None", own["admin"]),
+            ({10: 5.0, 20: 2.0}, 1.6, "None", own["admin"]),
             ({}, 1.6, "None", own["post-ln"]),
             *bounds,
         ],
@@ -216,6 +218,11 @@ def test_curves_are_the_runs(closed):
     assert ({10: 7.0}, 0.6, "None", own["post-ln"]) in drawn[1] and ({10: 7.0}, 1.6, "None", own["post-ln"]) in drawn[1]
     crosses = [(*points, colour) for points, _, marker, colour in drawn[1] if marker == "x"]
     assert sorted(crosses) == [(0, own["admin"]), (15, own["post-ln"])]
+    # A mean of two is a curve that no run followed.
+    (axes,) = draw_curves(three[:2]).axes
+    thick = [line for line in axes.lines if line.get_linewidth() == 1.6]
+    assert [dict(zip(*line.get_data())) for line in thick] == [losses["1"], losses["2"]]
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()].count("Admin, 1e-4") == 1
 
 
 def test_curves_fill_the_axis(closed):
@@ -397,7 +404,9 @@ def test_interval_is_students_t():
     found = interval([1.0, 2.0, 3.0])
     assert (found.mean, found.count) == (2.0, 3)
     assert (found.low, found.high) == (pytest.approx(-0.484138, abs=1e-6), pytest.approx(4.484138, abs=1e-6))
-    assert f"{found:.1f}" == "2.0 (-0.5 to 4.5)" and f"{interval([2.0]):.1f}" == "2.0"
+    assert f"{found:.1f}" == "2.0 (-0.5 to 4.5)"
+    assert told([1.0, 2.0, 3.0], ".1f") == f"{found:.1f}"
+    assert told([1.0, 2.0], ".1f") == "1.0, 2.0" and told([2.0], ".1f") == "2.0", "an interval of two says nothing"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from fairseq_admin.architectures.masked_language_model import MaskedLMAdminModel
 from fairseq_admin.method.schemes import EVERY, SCHEMES
 from fairseq_admin.radam import RAdamConfig
 from fairseq_admin.schedule import DecayConfig
-from recipes.compare.grid_table import read_runs, spread
+from recipes.compare.grid_table import read_results, read_runs, spread
 from recipes.compare.standing import interval, loss, markdown, paired, score, table
 from recipes.steps import results
 
@@ -208,6 +208,21 @@ def test_multi30k_rate_by_rate() -> None:
     assert all(number in row for number in short)
 
 
+def test_without_warmup() -> None:
+    """Do all runs learn, as far as the page says, and is a high beta2 the slower one at the lowest rate?"""
+    runs = read_results([ROOT / "docs" / "sensitivity.csv"], ("scheme", "lr", "beta2", "seed"))
+    prose = section(docs("results.md"), "Without warm-up").replace("\n", " ")
+    assert {run["verdict"] for run in runs} == {"learned"} and f"All {len(runs)} learn." in prose
+    assert {run["seed"] for run in runs} == {"1"} and {run["scheme"] for run in runs} == {"admin", "post-ln", "pre-ln"}
+    low, high = ([loss(run) for run in runs if (float(run["lr"]) < bound) == below] for bound, below in
+                 ((2e-4, True), (3e-4, False)))  # fmt: skip
+    assert f"at 1e-4 they have not learned all yet ({min(low):.2f} to {max(low):.2f})" in prose
+    assert f"From 3e-4 on each ends at {min(high):.2f} to {max(high):.2f} bits per token" in prose
+    for scheme in ("admin", "post-ln", "pre-ln"):
+        slow = {run["beta2"]: loss(run) for run in runs if (run["scheme"], run["lr"]) == (scheme, "1e-4")}
+        assert slow["0.99"] < slow["0.995"] < slow["0.999"]
+
+
 def tree() -> Iterator[str]:
     """The paths in the tree of docs/architecture.md."""
     (block,) = blocks(docs("architecture.md"))
@@ -238,7 +253,7 @@ def test_language_models() -> None:
     }
     assert len(runs) == 9 and all(len(values) == 3 for values in found.values())
     cells = " | ".join(spread(list(values), 1) for values in found.values())
-    assert f"| perplexity a word, test | {cells} |" in section(docs("results.md"), "Language model")
+    assert f"| perplexity per word, test | {cells} |" in section(docs("results.md"), "Language model")
 
 
 @pytest.mark.parametrize(

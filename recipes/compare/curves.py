@@ -1,5 +1,5 @@
 """Draw the validation losses of a comparison, each scheme at the learning rate chosen for it and at those that are as
-good: a panel per depth, a colour per scheme; thin lines are seeds, thick their mean.
+good: a panel per depth, a colour per scheme; thin lines are seeds, thick ones their mean, or the seeds if they are few.
 
 python -m recipes.compare.curves RUN/curves.png RUN/*/result.json
 """
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from recipes.compare import drawing
 from recipes.compare.grid_table import read_results
 from recipes.compare.rates import BOUND, ENTROPY
-from recipes.compare.standing import Standing, standings
+from recipes.compare.standing import FEWEST, Standing, standings
 from recipes.compare.verdict import PLATEAU
 from recipes.steps.common import run
 from recipes.steps.plugin import SCHEMES
@@ -100,14 +100,19 @@ def draw(results: list[dict]) -> Figure:
                     place = 0.98 - 0.04 * crosses
                     axes.plot(result["update"], place, "x", color=style["color"], transform=axes.get_xaxis_transform())
                     crosses += 1
-            means = mean_curve([result["valid"] for result in runs])
+            curves = [result["valid"] for result in runs]
             label = told(scheme, number, them[scheme], several)
-            axes.plot(list(means), list(means.values()), linewidth=1.6, label=label, **style)
+            for thick in curves if 0 < len(curves) < FEWEST else [mean_curve(curves)]:
+                axes.plot(list(thick), list(thick.values()), linewidth=1.6, label=label, **style)
+                label = ""
         if entropy < top:
             axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label=ENTROPY)
         axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label=BOUND)
         axes.set(title=f"{depth}L-{depth}L", xlabel="updates")
-    notes = {"thin: seeds": several, "cross: diverged": any(result["verdict"] == "diverged" for result in shown)}
+    notes = {
+        "thin: seeds, thick: mean": several,
+        "cross: diverged": any(result["verdict"] == "diverged" for result in shown),
+    }
     said = ", ".join(note for note, there in notes.items() if there)
     panels[0][0].set_ylabel(f"bits per token, validation{said and f' ({said})'}")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)

@@ -9,7 +9,7 @@ writes RUN/standing.md and RUN/standing.csv, a row a scheme and depth:
                 seeds learned, three or more, and whose loss is not shown to be higher
     window      the rates at which every seed learned
     left        the update at which validation fell below the plateau's bound
-    bits, BLEU  validation's loss, and the score of the test set, which chose nothing
+    bits, BLEU  validation's loss, and the score of the test set, which chose nothing; of one seed or two, each value
     vs. Admin   the difference to Admin's row, seed by seed: the same batches in the same order. Its interval spans
                 those at all rates that are as good, so that no verdict hangs on which of them came out best
 
@@ -53,8 +53,6 @@ class Interval:
     count: int
 
     def __format__(self, digits: str) -> str:
-        if self.count < 2:
-            return f"{self.mean:{digits}}"
         return f"{self.mean:{digits}} ({self.low:{digits}} to {self.high:{digits}})"
 
 
@@ -72,6 +70,13 @@ def interval(values: Sequence[float]) -> Interval:
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
     half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * deviation / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half, len(values))
+
+
+def told(values: Sequence[float], digits: str) -> str:
+    """The mean and its interval; of too few seeds for one that says something, the values themselves."""
+    if len(values) < FEWEST:
+        return ", ".join(f"{value:{digits}}" for value in values)
+    return f"{interval(values):{digits}}"
 
 
 def loss(result: dict) -> float:
@@ -212,9 +217,9 @@ def row(standing: Standing, tried: Standing, base: Standing | None) -> dict[str,
         "best rate": rate(standing.best, list(tried.runs), standing.as_good),
         "learned": f"{learned(at_best)} of {len(at_best)}",
         "window": " ".join(tried.window) or "-",
-        "left the plateau at": f"{interval(left):.0f}" if len(left) == len(at_best) else "-",
-        "bits, valid": f"{interval(list(map(loss, at_best))):.3f}",
-        "BLEU, test": f"{interval(list(map(score, at_best))):.2f}",
+        "left the plateau at": told(left, ".0f") if len(left) == len(at_best) else "-",
+        "bits, valid": told(list(map(loss, at_best)), ".3f"),
+        "BLEU, test": told(list(map(score, at_best)), ".2f"),
         "bits vs. Admin": shown(difference(standing, base, loss), "+.3f", True) if base else "",
         "BLEU vs. Admin": shown(difference(standing, base, score), "+.2f", False) if base else "",
     }

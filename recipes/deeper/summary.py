@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from recipes.compare.grid_table import made_by, write_csv
-from recipes.compare.standing import LEVEL, difference, interval, markdown, rate, shown
+from recipes.compare.standing import LEVEL, difference, markdown, rate, shown, told
 from recipes.deeper.standing import ALONE, accuracy, at_best_rates, read_results
 from recipes.steps.common import run, write_lines
 from recipes.steps.logs import read_log
@@ -39,7 +39,7 @@ def rows(results: list[dict]) -> list[dict[str, str]]:
         runs = list(it.at_best.values())
         row = {"scheme": it.scheme, "new layers": it.layers, "best rate": rate(it.best, list(it.runs))}
         row["diverged"] = f"{sum(run['diverged'] for run in runs)} of {len(runs)}"
-        row["accuracy, test"] = f"{interval(list(map(accuracy, runs))):.3f}"
+        row["accuracy, test"] = told(list(map(accuracy, runs)), ".3f")
         for base in BASES:
             other = places.get((base, it.layers))
             column = f"vs. {title(base)}"
