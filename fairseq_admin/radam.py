@@ -10,7 +10,7 @@ import ast
 import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -64,6 +64,7 @@ class RAdam(Optimizer):
 
     supports_flat_params = True
     supports_memory_efficient_fp16 = True
+    supports_step_with_scale = True
     # fairseq would put a checkpoint's own tensors, which are on the CPU, in place of what load_state_dict has made.
     disable_mem_eff_fp16_loading_hack = True
 
@@ -106,17 +107,21 @@ class RAdam(Optimizer):
                 self.state[p]["step"] = torch.tensor(float(state_dict["state"][i]["step"]))
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], float]] = None):
+    def step(self, closure: Optional[Callable[[], float]] = None, scale: Union[float, Tensor] = 1.0):
+        """A step with gradients that are `scale` times too large: by the loss scale, and what else fairseq divides by.
+
+        Half gradients are divided in float32, where the quotient is not too small.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
             for chunk in chunks([p for p in group["params"] if p.grad is not None]):
-                self._step_chunk(group, chunk)
+                self._step_chunk(group, chunk, scale)
         return loss
 
-    def _step_chunk(self, group: Dict[str, Any], params: List[Tensor]) -> None:
+    def _step_chunk(self, group: Dict[str, Any], params: List[Tensor], scale: Union[float, Tensor]) -> None:
         beta1, beta2 = group["betas"]
         for p in params:
             state = self.state[p]
@@ -127,10 +132,13 @@ class RAdam(Optimizer):
         states = [self.state[p] for p in params]
         # The tensor itself in float32, and a working copy under --memory-efficient-fp16.
         masters = [p if p.dtype == torch.float32 else p.float() for p in params]
+        grads = [g if g.dtype == torch.float32 else g.float() for g in (p.grad for p in params) if g is not None]
+        if torch.is_tensor(scale) or scale != 1:  # to look at a tensor would be to wait for the device
+            torch._foreach_div_(grads, scale)
         options = {name: group[name] for name in ("lr", "eps", "weight_decay")}
         tensors = (
             masters,
-            [g if g.dtype == torch.float32 else g.float() for g in (p.grad for p in params) if g is not None],
+            grads,
             [s["exp_avg"] for s in states],
             [s["exp_avg_sq"] for s in states],
         )

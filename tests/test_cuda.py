@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 import conftest
@@ -49,7 +50,7 @@ def amp(params: list[Tensor], scale: float):
     from omegaconf import OmegaConf
 
     cfg = {"optimizer": {}, "common": {"fp16_init_scale": scale, "min_loss_scale": 1e-4, "amp_scale_window": None}}
-    return AMPOptimizer(OmegaConf.create(cfg), params, handled(params))
+    return AMPOptimizer(OmegaConf.create(cfg), params, handled(FairseqRAdam, params))
 
 
 @pytest.mark.cuda
@@ -62,7 +63,7 @@ def test_amp_unscales_once_on_cuda(clip_norm: float) -> None:
         return [torch.randn(n, generator=generator).cuda().requires_grad_() for n in (33, 4, 1, 12)]
 
     params, others = parameters(), parameters()
-    optimizer, other = amp(params, 4096.0), handled(others)
+    optimizer, other = amp(params, 4096.0), handled(FairseqRAdam, others)
     for step in range(20):
         given = [g.float().cuda() for g in gradients(others, step)]
         optimizer.zero_grad()
@@ -85,7 +86,7 @@ def test_gradients_of_a_model_under_amp() -> None:
     for cast in (False, True):
         model = reference.build("transformer_admin", seed=1, **{**reference.TINY, **options}).cuda()
         params = list(model.parameters())
-        optimizer = amp(params, 4096.0) if cast else handled(params)
+        optimizer = amp(params, 4096.0) if cast else handled(FairseqRAdam, params)
         with torch.autocast("cuda", enabled=cast):
             loss = model(*batch)[0].float().log_softmax(-1)[..., 5].mean()
         optimizer.backward(loss)
@@ -96,6 +97,17 @@ def test_gradients_of_a_model_under_amp() -> None:
     plain, cast = found
     # A hundred roundings of 2^-11 on the way, all in one direction at the very worst, which they are not.
     assert plain.norm() > 0 and (plain - cast).norm() < 100 * 2**-11 * plain.norm()
+
+
+def test_what_no_gpu_has_seen_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do the two above say what they should of a CPU that is taken for the GPU? (Else the first GPU would find out.)"""
+    for kind in (Tensor, torch.nn.Module):
+        monkeypatch.setattr(kind, "cuda", lambda self: self)
+    monkeypatch.setattr(torch.cuda.amp, "GradScaler", partial(torch.amp.GradScaler, "cpu"))
+    half = partial(torch.autocast, "cpu", torch.float16)
+    monkeypatch.setattr(torch, "autocast", lambda kind, **options: half(**options))
+    test_amp_unscales_once_on_cuda(1.0)
+    test_gradients_of_a_model_under_amp()
 
 
 @pytest.mark.cuda

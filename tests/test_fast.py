@@ -105,6 +105,83 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairseq_admin.fast.model.SMALLEST", 0)
 
 
+@pytest.fixture
+def for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that say that they are on no CPU: the branches that a GPU takes, computed here."""
+    monkeypatch.setattr(Tensor, "is_cpu", property(lambda self: False))
+
+
+@pytest.mark.parametrize("worth", [0, 2**40], ids=["made again", "kept"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("scheme", ["admin", "pre-ln"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_the_twins_for_a_gpu(
+    kind: str, scheme: str, activation: str, worth: int, exact_softmax, for_a_gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(again, "WORTH", worth)
+    fast, plain, loss_of = pair(kind, torch.float64, admin_scheme=scheme, **{**EXACT, "activation_fn": activation})
+    found = differences(fast, plain, loss_of)
+    assert max(found.values()) <= 1e-9, found
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_accurate"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_with_dropout_for_a_gpu(kind: str, activation: str, for_a_gpu) -> None:
+    """Against the change of the loss in one direction of all weights, with the same elements dropped."""
+    dropped = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.2)
+    model, loss_of = KINDS[kind](admin_fast="on", activation_fn=activation, **dropped)
+    model.double()
+    loss_of(model)  # the first batch profiles
+
+    def after(step: float) -> Tensor:
+        with torch.no_grad():
+            for p, way in zip(weights, ways):
+                p += step * way
+        torch.manual_seed(7)
+        return loss_of(model)
+
+    weights = list(model.parameters())
+    ways = [torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=p.dtype) * 1e-3 for p in weights]
+    gradients = torch.autograd.grad(after(0.0), weights)
+    slope = sum((gradient * way).sum() for gradient, way in zip(gradients, ways)).item()
+    high, low = after(1e-5).item(), after(-2e-5).item()
+    change = (high - low) / 2e-5
+    assert abs(slope) > 1e-3 and slope == pytest.approx(change, rel=1e-5)
+
+
+def test_dropout_after_relu_is_one_operation_for_a_gpu(for_a_gpu) -> None:
+    """In place torch has no kernel for it: random numbers, a quotient, two products, and a factor rounded to a half."""
+    called: list[str] = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(64)
+    with Names():
+        FUSED[functional.relu](0.1).forward(x)
+    assert called == ["aten::relu", "aten::native_dropout"]
+
+
+def test_products_have_statistics_of_the_norms_shape() -> None:
+    """A CPU does not look; torch's decomposition, which fake tensors and its compiler take, broadcasts them."""
+    z, weight = torch.randn(8, 11, 32, device="meta"), torch.ones(32, device="meta")
+    mean = torch.native_layer_norm(z, weight.shape, weight, weight, 1e-5)[1]
+    assert Shared().products(z, z, mean, weight).shape == (32,)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inference_mode(kind: str) -> None:
+    """Do the fast layers work where tensors count no versions, in training mode too?"""
+    fast, plain, loss_of = pair(kind, **EXACT)
+    loss_of(fast), loss_of(plain)  # profiled
+    for training in (True, False):
+        with torch.inference_mode():
+            found, expected = (loss_of(model.train(training)).item() for model in (fast, plain))
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", KINDS)

@@ -225,6 +225,38 @@ def test_state_dict_continues_bit_for_bit_under_memory_efficient_fp16():
         assert p.dtype == torch.float16 and torch.equal(p, q)
 
 
+def test_memory_efficient_fp16_divides_by_the_loss_scale_in_float32():
+    """Do gradients count that float16 holds as they come, and not without the loss scale and a batch's tokens?"""
+    scale, tokens = 128.0, 32768
+    for gradient in (2e-8, 1e-7, 1e-4):
+        (p,) = params = [torch.ones(5, dtype=torch.float16).requires_grad_()]
+        optimizer = memory_efficient(params)
+        optimizer.scaler.loss_scale = scale
+        optimizer.zero_grad()
+        p.grad = torch.full_like(p, gradient * scale * tokens)
+        optimizer.multiply_grads(1 / tokens)
+        optimizer.clip_grad_norm(0.0)
+        optimizer.step()
+        # The rest is one rounding of what came.
+        moment = optimizer.wrapped_optimizer.optimizer.state[p]["exp_avg"]
+        assert moment.tolist() == pytest.approx([0.1 * gradient] * 5, rel=2**-11)
+
+
+def test_a_scale_is_taken_out_of_flat_gradients_too():
+    """Is fp16, whose gradients are float32 by then, as float32 is?"""
+    found = []
+    for scale in (1.0, torch.tensor(3.0)):
+        params = parameters(torch.float32)
+        optimizer = handled(FairseqRAdam, params)
+        for step in range(10):
+            for p, g in zip(params, gradients(params, step)):
+                p.grad = g.to(p.dtype) * scale
+            optimizer.step(scale=scale)
+        moments = [optimizer.optimizer.state[p]["exp_avg"] for p in params]
+        found.append(torch.cat([it.detach().flatten() for it in (*params, *moments)]))
+    assert torch.allclose(*found, rtol=1e-6, atol=1e-5)
+
+
 class Memory(TorchDispatchMode):
     """The most bytes that tensors made inside it have held at once."""
 
@@ -432,7 +464,7 @@ def test_registered_and_able_to_do_what_fairseq_asks():
     assert OPTIMIZER_REGISTRY["radam"] is FairseqRAdam and issubclass(FairseqRAdam, FairseqOptimizer)
     handle = FairseqRAdam(RAdamConfig(lr=[1e-3]), parameters(torch.float32))
     assert handle.supports_flat_params and handle.supports_memory_efficient_fp16
-    assert not handle.supports_step_with_scale
+    assert handle.supports_step_with_scale
     handle.set_lr(5e-4)
     assert handle.get_lr() == 5e-4
 

@@ -64,11 +64,11 @@ def matrix(x: Tensor) -> Tensor:
 
 def kept(x: Tensor) -> tuple[Maker | None, tuple[Tensor, ...]]:
     """What to keep of x for a backward; `taken` takes it from there."""
-    maker, tensors, version = getattr(x, "made_of", None) or (None, (x,), x._version)
-    if version != x._version:  # changed in place since
+    note = getattr(x, "made_of", None)
+    if note is None or note[2] != x._version:  # changed in place since
         return None, (x,)
-    if maker is not None:
-        maker.takers += 1
+    maker, tensors, _ = note
+    maker.takers += 1
     return maker, tensors
 
 

@@ -71,7 +71,8 @@ class Shared:
         rows = mean.numel()
         if rows > len(self._zeros) or (self._zeros.dtype, self._zeros.device) != (mean.dtype, mean.device):
             self._zeros, self._ones = mean.new_zeros(rows), mean.new_ones(rows)
-        units, only = (self._zeros[:rows], self._ones[:rows]), (False, True, False)
+        units = [these[:rows].view(mean.shape) for these in (self._zeros, self._ones)]
+        only = (False, True, False)
         return torch.ops.aten.native_layer_norm_backward(a, b, weight.shape, *units, weight, weight, only)[1]
 
 

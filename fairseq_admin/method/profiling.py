@@ -159,7 +159,7 @@ def _measure_in_memory(
 
 def from_first_rank(omega: Tensor) -> Tensor:
     """The first data-parallel rank's ω. Every rank has to call this, whatever went wrong before."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if distributed_utils.get_data_parallel_world_size() > 1:  # on TPUs too, where torch.distributed is not used
         distributed_utils.broadcast(omega, src=0, group=distributed_utils.get_data_parallel_group())
     return omega
 

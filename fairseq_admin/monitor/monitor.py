@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 import torch
+from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
@@ -26,8 +27,7 @@ PRIORITY = 600
 
 def first_rank() -> bool:
     """Whether this process is the one that logs."""
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return not there or torch.distributed.get_rank() == 0
+    return distributed_utils.get_global_rank() == 0
 
 
 def gradient_norms(model: Any) -> dict[str, Tensor]:
