@@ -98,7 +98,7 @@ def parse(line: str) -> Record | None:
             lr=float(values.get("lr", "nan")),
             seconds=float(values.get("train_wall", "nan")),
         )
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OverflowError):
         return None
 
 
@@ -137,7 +137,7 @@ def read(lines: Iterable[str]) -> Log:
         valid={updates: record.bits for updates, record in sorted(valid.items())},
         params=params,
         updates=updates,
-        epochs=last.epochs * updates / last.updates if last else 0.0,
+        epochs=last.epochs * updates / last.updates if last and last.updates else 0.0,
         hours=sum(record.seconds for record in train.values()) / 3600,
         gpus=tuple(gpus[rank] for rank in sorted(gpus)),
     )

@@ -49,15 +49,16 @@ field = $(patsubst $(1)=%,%,$(filter $(1)=%,$(2)))
 one-of = $(if $(and $(filter 1,$(words $($(1)))),$(filter $($(1)),$(2))),,$(error $(1)=$($(1)) is unknown; expected one of $(2)))
 some-of = $(if $(or $(filter-out $(2),$($(1))),$(if $(strip $($(1))),,none)),$(error $(1)=$($(1)) is unknown; expected some of $(2)))
 # What the user gave as a number is one, above 0; what is to be tried is named once.
-COUNTS := UPDATES EPOCHS SAVE_EVERY AVERAGE MAX_TOKENS UPDATE_FREQ TOKENS GPUS NODES JOBS LAYERS WIDTH FFN HEADS MERGES BEAM LEG SHORT
+COUNTS := UPDATES EPOCHS SAVE_EVERY LOG_EVERY AVERAGE MAX_TOKENS UPDATE_FREQ TOKENS GPUS NODES JOBS LAYERS WIDTH FFN HEADS MERGES BEAM LEG \
+	SHORT CONTEXT PAIRS VALID_PAIRS TEST_PAIRS WORDS PRETRAIN EXAMPLES HELD_OUT ENCODER_LAYERS ENCODER_UPDATES ENCODER_SAVE_EVERY
 AXES := SCHEMES DEPTHS RATES SEEDS LRS BETA2S WARMUPS OPTIMIZERS ADAM_LRS SGD_LRS
 without-digits = $(subst 0,,$(subst 1,,$(subst 2,,$(subst 3,,$(subst 4,,$(subst 5,,$(subst 6,,$(subst 7,,$(subst 8,,$(subst 9,,$(1)))))))))))
 counts = $(if $(call without-digits,$(1))$(filter 0%,$(1)),,yes)
 $(foreach name,$(COUNTS),$(if $(strip $($(name))),$(if $(call counts,$($(name))),,$(error $(name)=$($(name)) is not a number that a run can have; expected a whole one above 0, as in 1000))))
 # Other numbers, in lists too: whole ones of 0 or more; and others, of which SHARES are below 1.
 WHOLE := SEED WARMUP SEEDS WARMUPS
-SHARES := DROPOUT ATTENTION_DROPOUT ACTIVATION_DROPOUT LABEL_SMOOTHING
-NUMBERS := $(SHARES) LR CLIP_NORM WEIGHT_DECAY LENPEN PRICE RATES LRS BETA2S ADAM_LRS SGD_LRS
+SHARES := DROPOUT ATTENTION_DROPOUT ACTIVATION_DROPOUT LABEL_SMOOTHING BETA2S
+NUMBERS := $(SHARES) LR CLIP_NORM WEIGHT_DECAY LENPEN PRICE RATES LRS ADAM_LRS SGD_LRS
 is-number = $(and $(filter-out .,$(1)),$(filter 0% 1% 2% 3% 4% 5% 6% 7% 8% 9% .%,$(1)),$(filter x x. xe x.e xe- x.e-,x$(call without-digits,$(1))))
 is-share = $(and $(filter 0 0.% .% %e-%,$(1)),$(is-number))
 # $(call each,function,names,what is expected): of the variables that are there, every word; those not in AXES have one.

@@ -367,6 +367,36 @@ def test_a_damaged_result_is_one_line(tmp_path, text):
         read_results([path])
 
 
+WHOLE = {
+    **{"scheme": "admin", "layers": "6", "lr": "1e-4", "seed": "1", "verdict": "learned", "update": None, "bits": 1.0},
+    **{"left": 9.0, "entropy": 6.4, "bleu": 3.0, "signature": "s", "params": 1, "seconds": 2, "train": {"1": 2.0}},
+    **{"valid": {"1": 2.0}, "hardware": "h", "commit": "c"},
+}
+EDITED = [
+    *(("bits", "x"), ("entropy", None), ("seconds", None), ("hardware", None), ("signature", 5), ("verdict", "fine")),
+    *(("verdict", 5), ("valid", {"1": None}), ("train", {"x": 1.0}), ("commit", ...)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), EDITED, ids=str)
+def test_a_result_of_other_kinds_is_one_line(tmp_path, name, value):
+    """Where somebody has edited it; the file is named."""
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(WHOLE))
+    assert read_results([path])[0]["valid"] == {1: 2.0}
+    path.write_text(json.dumps({key: it for key, it in {**WHOLE, name: value}.items() if it is not ...}))
+    with pytest.raises(ValueError, match=f"^{path}: cannot be read .*; expected the result.json of a grid's cell"):
+        read_results([path])
+
+
+@pytest.mark.parametrize("value", [5, ["1e-4"], None])
+def test_a_place_in_a_grid_is_a_word(tmp_path, value):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({**WHOLE, "lr": value}))
+    with pytest.raises(ValueError, match=f"^{path}: has no lr; expected results of a grid of"):
+        read_results([path])
+
+
 def test_results_of_another_grid_are_refused():
     with pytest.raises(ValueError, match="has no beta2; expected results of a grid of scheme, lr, beta2. Give those."):
         read_results([ROOT / "docs/compare.csv"], ["scheme", "lr", "beta2"])

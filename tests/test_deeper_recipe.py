@@ -95,6 +95,48 @@ def test_the_first_seed_chooses_the_rate_on_validation(tmp_path: Path) -> None:
     assert alone["best rate"] == "1e-3" and alone["accuracy, test"] == "0.500"
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "cannot be read (Expecting value"),
+        ("[1]", "cannot be read (found a list); expected the result.json of a cell of make deeper. Give that."),
+        (json.dumps(run("admin", "1e-3", 1, 0.5, 0.5) | {"valid": "x"}), "cannot be read (its valid is 'x')"),
+        (json.dumps(run("foo", "1e-3", 1, 0.5, 0.5)), "its scheme is foo; expected one of none, admin"),
+    ],
+)
+def test_a_damaged_result_is_one_line(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path}: {said}')}"):
+        standing.read_results([path])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("scheme,", "name,"), "has no column scheme; expected the runs.csv of make deeper. Give that."),
+        ((",24,", ","), "row 1 has other columns than the first line names. Mend it."),
+        ((",0.", ",zero"), "row 1: could not convert string to float: 'zero"),
+    ],
+)
+def test_a_damaged_table_is_one_line(change: tuple[str, str], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    head, *rows = (ROOT / "docs/deeper.csv").read_text().splitlines()
+    rows = [row for row in rows if ",24," in row]
+    path.write_text("\n".join([head, *rows]).replace(*change, 1))
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path}: {said}')}"):
+        standing.read_results([path])
+
+
+def test_a_carriage_return_ends_no_sentence(tmp_path: Path) -> None:
+    """fairseq-preprocess takes it for the end of a line, and the labels would be those of other sentences."""
+    for side in ("de", "en"):
+        (tmp_path / f"train.{side}").write_bytes(b"".join(b"one %d\rtwo\n" % n for n in range(40)))
+    given = ["--pretrain", "20", "--examples", "10", "--held-out", "5", "--text", tmp_path]
+    done = subprocess.run([sys.executable, "-m", "recipes.deeper.pairs", tmp_path / "out", *given], cwd=ROOT)
+    assert done.returncode == 0 and not [path for path in (tmp_path / "out").iterdir() if b"\r" in path.read_bytes()]
+
+
 def test_differences_are_at_the_same_depth_and_seed(tmp_path: Path) -> None:
     results = []
     for scheme, accuracies in (("admin", (0.6, 0.7, 0.8)), ("post-ln", (0.51, 0.6, 0.69)), ("pre-ln", (0.7, 0.5, 0.9))):

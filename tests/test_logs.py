@@ -93,6 +93,13 @@ def test_a_criterion_without_smoothing_has_its_loss():
     assert record.bits == 5.25
 
 
+@pytest.mark.parametrize("updates", ["0", "Infinity", "1e999"])
+def test_a_log_of_no_updates(updates):
+    """A hand's, or a damaged one: no time is told by updates that there are none of."""
+    log = logs.read(['{"epoch": 1, "update": 0.5, "loss": "3.0", "num_updates": %s}' % updates])
+    assert (log.updates, log.epochs) == (0, 0.0)
+
+
 def test_a_line_that_tells_nothing():
     """A killed line goes on with the new log's first; others look like records and are not."""
     cut = JSON[0][1][:40]

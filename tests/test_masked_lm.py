@@ -321,6 +321,10 @@ def test_building_one_leaves_fairseqs_own_as_it_was():
         ({"encoder_normalize_before": True}, "^--encoder-normalize-before was given, .* --admin-scheme pre-ln"),
         ({"encoder_layers": 0}, "^--encoder-layers is 0; at least 1"),
         (
+            {"encoder_attention_heads": 3},
+            "^--encoder-attention-heads is 3; expected a divisor of --encoder-embed-dim, ",
+        ),
+        (
             {"encoder_layers_to_keep": "1,3"},
             "^--encoder-layers-to-keep is 1,3; expected different numbers from 0 to 2,",
         ),

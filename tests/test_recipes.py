@@ -523,6 +523,14 @@ NO_NUMBERS = (
         ("compare", "SEEDS=1 2 1", "SEEDS=1 2 1 names one twice; expected each once"),
         ("compare", "SEEDS=1 x", "SEEDS=1 x is not a number that a run can have; expected a whole one of 0 or more"),
         ("compare", "RATES=1e-3 1e-x", "RATES=1e-3 1e-x is not a number"),
+        ("lm", "CONTEXT=0", "CONTEXT=0 is not a number that a run can have; expected a whole one above 0"),
+        ("deeper", "PRETRAIN=x", "PRETRAIN=x is not a number"),
+        ("compare", "LOG_EVERY=0", "LOG_EVERY=0 is not a number"),
+        (
+            "sensitivity",
+            "BETA2S=0.9 1.5",
+            "BETA2S=0.9 1.5 is not a number that a run can have; expected one of 0",
+        ),
         ("compare", "DEPTHS=6 0", "DEPTHS=6 0 is not a number that a run can have; expected a whole one above 0"),
         *(("demo", given, f"{given} is not a number that a run can have; expected") for given in NO_NUMBERS),
         *(

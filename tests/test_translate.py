@@ -214,6 +214,16 @@ def test_too_long_a_line_is_translated_in_pieces(
     assert capfd.readouterr().err == f"fairseq-admin: {said}\n"
 
 
+@pytest.mark.parametrize("positions", [0, 1])
+def test_a_model_without_room_for_a_word_is_refused(positions: int, admin: Path, data: Path, tmp_path: Path) -> None:
+    """Every line would be cut for ever."""
+    state = files.read(admin)
+    state["cfg"]["model"]["max_source_positions"] = positions
+    files.write(state, tmp_path / "model.pt")
+    with pytest.raises(AdminError, match=f"model.pt takes sentences of {positions} positions, of which the end takes"):
+        Pipeline.load(tmp_path / "model.pt", Assets(tmp_path / "model.pt", data), device="cpu")
+
+
 def test_a_checkpoint_that_does_not_name_its_languages(admin: Path, data: Path, tmp_path: Path) -> None:
     """fairseq-train without -s and -t notes none: are they text.json's?"""
     state = files.read(admin)

@@ -80,6 +80,11 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder",
     for side, stack in stacks.items():
         if stack.layers < 1:
             raise AdminError(f"--{side}-layers is {stack.layers}; at least 1 layer is needed.")
+        if stack.attention_heads < 1 or stack.embed_dim % stack.attention_heads:
+            raise AdminError(
+                f"--{side}-attention-heads is {stack.attention_heads}; expected a divisor of --{side}-embed-dim, "
+                f"{stack.embed_dim}."
+            )
         kept = layers_to_keep(stack)
         if len(set(kept)) < len(kept) or not set(range(stack.layers)).issuperset(kept):
             raise AdminError(

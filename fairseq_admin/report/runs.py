@@ -164,7 +164,7 @@ def _json(path: Path, **kinds: type) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         said = line(error)
         raise AdminError(f"{path}: cannot be read ({said}); expected JSON. Make it again, or move it away.") from None
     if not isinstance(found, dict):

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from recipes.steps.common import read_lines, write_lines
+from recipes.steps.common import read_object, write_lines
 from recipes.steps.progress import duration
 from recipes.steps.results import commit, hardware
 
@@ -58,7 +58,8 @@ def told(args: argparse.Namespace) -> str:
 
 def stopped(args: argparse.Namespace) -> bool:
     """Whether the cell's training stopped itself because it had diverged, as train_cell wrote down."""
-    return json.loads("\n".join(read_lines(args.cell / "trained.json")))["stopped"]
+    expected = "what its training left. Remove this folder, and make it again"
+    return read_object(args.cell / "trained.json", {"stopped": bool}, expected)["stopped"]
 
 
 def ended(args: argparse.Namespace, found: dict, said: str) -> None:

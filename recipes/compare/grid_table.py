@@ -10,21 +10,31 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from tabulate import tabulate
 
-from recipes.compare.verdict import EXPLODED, PLATEAU
-from recipes.steps.common import read_lines, replacing, run, write_lines
+from recipes.compare.verdict import EXPLODED, PLATEAU, VERDICTS
+from recipes.steps.common import Kinds, read_lines, read_object, replacing, run, write_lines
 from recipes.steps.plugin import SCHEMES
 
 AXES = ("scheme", "layers", "lr", "seed")
 """Where a run of make compare is in its grid."""
 
 NUMBERS = {"update": int, "bits": float, "left": float, "entropy": float, "bleu": float, "params": int, "seconds": int}
+
+
+PERHAPS = (int, float, type(None))
+KINDS: Kinds = {
+    **{"verdict": str, "update": (int, type(None)), "bits": PERHAPS, "left": PERHAPS, "entropy": float},
+    **{"bleu": PERHAPS, "signature": (str, type(None)), "params": int, "seconds": int, "train": dict, "valid": dict},
+    **{"hardware": str, "commit": str},
+}
+"""What a result.json holds besides its axes."""
+
+EXPECTED = "the result.json of a grid's cell. Give that"
 
 
 def read_results(paths: list[Path], axes: Sequence[str] = AXES) -> list[dict]:
@@ -36,7 +46,7 @@ def read_results(paths: list[Path], axes: Sequence[str] = AXES) -> list[dict]:
     table = [path.suffix for path in paths] == [".csv"]
     results = read_runs(paths[0]) if table else [read_result(path) for path in paths]
     for path, result in zip(paths * len(results) if table else paths, results):
-        if missing := [name for name in axes if name not in result]:
+        if missing := [name for name in axes if not isinstance(result.get(name), str)]:
             raise ValueError(
                 f"{path}: has no {missing[0]}; expected results of a grid of {', '.join(axes)}. Give those."
             )
@@ -47,17 +57,15 @@ def read_results(paths: list[Path], axes: Sequence[str] = AXES) -> list[dict]:
 
 def read_result(path: Path) -> dict:
     """One of them, a result.json."""
+    result = read_object(path, KINDS, EXPECTED)
     try:
-        result = json.loads("\n".join(read_lines(path)))
+        if result["verdict"] not in VERDICTS:
+            raise ValueError(f"its verdict is {result['verdict']}")
         for name in ("train", "valid"):
-            result[name] = {int(updates): bits for updates, bits in result[name].items()}
-        if missing := [name for name in NUMBERS if name not in result]:
-            raise ValueError(f"it has no {missing[0]}")
-        return result
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path}: cannot be read ({error}); expected the result.json of a grid's cell. Give that."
-        ) from None
+            result[name] = {int(updates): float(bits) for updates, bits in result[name].items()}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: cannot be read ({error}); expected {EXPECTED}.") from None
+    return result
 
 
 def read_runs(path: Path) -> list[dict]:

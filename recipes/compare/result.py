@@ -10,7 +10,6 @@ detokenised translations against the text as it was published, else of the token
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from recipes.compare.one_gpu import one_gpu
 from recipes.compare.verdict import left_plateau, verdict
 from recipes.steps import languages
 from recipes.steps.checkpoints import newest
-from recipes.steps.common import read_lines, replacing, run
+from recipes.steps.common import read_lines, read_object, replacing, run
 from recipes.steps.guard import alone
 from recipes.steps.logs import read_log
 from recipes.steps.score import hypotheses
@@ -79,7 +78,8 @@ def main() -> None:
 def judge(args: argparse.Namespace, options: list[str]) -> None:
     """Translate with the cell's last checkpoint, and write down how it came out."""
     stopped = cells.stopped(args)
-    entropy = json.loads("\n".join(read_lines(args.entropy)))["bits"]
+    expected = "recipes.compare.entropy's file. Remove it, and make it again"
+    entropy = read_object(args.entropy, {"bits": float}, expected)["bits"]
     log = read_log(args.cell / "train.log", unfinished=stopped)
     found = verdict(log, entropy, stopped)
     score, signature = None, None

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from recipes.steps.logs import Log
 
 PLATEAU, EXPLODED = 0.8, 1.5
+VERDICTS = ("diverged", "plateau", "learned")
 
 
 @dataclass(frozen=True)

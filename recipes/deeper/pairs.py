@@ -51,7 +51,8 @@ def read(folder: Path, pair: str, longest: int) -> list[tuple[str, str]]:
     sides = [read_lines(folder / f"train.{language}") for language in pair.split("-")]
     if len(sides) != 2 or len(sides[0]) != len(sides[1]):
         raise ValueError(f"{folder}: expected train.* of the two languages {pair} with as many lines. Give PAIR=.")
-    found = [(one.lower(), other.lower()) for one, other in zip(*sides)]
+    # Words alone: a carriage return, which fairseq takes for a new line, would set sentences off from their labels.
+    found = [(" ".join(one.lower().split()), " ".join(other.lower().split())) for one, other in zip(*sides)]
     return [pair for pair in found if all(0 < len(side.split()) <= longest for side in pair)]
 
 

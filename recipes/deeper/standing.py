@@ -8,24 +8,43 @@ writes what recipes/compare/best.py does. The other seeds run at that rate alone
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 from recipes.compare.best import choose
 from recipes.compare.standing import Standing, standings
-from recipes.steps.common import read_lines, run
+from recipes.steps.common import Kinds, read_lines, read_object, run
+from recipes.steps.plugin import EVERY
 
 ALONE = "none"
 """The scheme of a head without new layers."""
 
 NUMBERS = {"valid": float, "test": float, "params": int, "seconds": int}
+KINDS: Kinds = {
+    **{"scheme": str, "layers": str, "lr": str, "seed": str, "diverged": bool},
+    **{"valid": (int, float), "test": (int, float), "params": int, "seconds": int, "hardware": str, "commit": str},
+}
+"""What a result holds."""
+
+EXPECTED = "the result.json of a cell of make deeper. Give that"
 
 
 def read_results(paths: list[Path]) -> list[dict]:
     """As recipes.deeper.result wrote them; or those of a runs.csv."""
     if [path.suffix for path in paths] == [".csv"]:
         return read_runs(paths[0])
-    return [json.loads("\n".join(read_lines(path))) for path in paths]
+    return [checked(read_object(path, KINDS, EXPECTED), path) for path in paths]
+
+
+def checked(result: dict, path: Path) -> dict:
+    """The same, of a scheme that is there, at a rate.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if result["scheme"] not in (ALONE, *EVERY):
+        raise ValueError(f"{path}: its scheme is {result['scheme']}; expected one of {', '.join([ALONE, *EVERY])}.")
+    float(result["lr"])
+    return result
 
 
 def read_runs(path: Path) -> list[dict]:
@@ -35,10 +54,18 @@ def read_runs(path: Path) -> list[dict]:
         ValueError: a column is missing.
     """
     rows: list[dict] = list(csv.DictReader(read_lines(path)))
-    if missing := [name for name in ("diverged", *NUMBERS) if not rows or name not in rows[0]]:
+    if missing := [name for name in KINDS if not rows or name not in rows[0]]:
         raise ValueError(f"{path}: has no column {missing[0]}; expected the runs.csv of make deeper. Give that.")
-    numbers = [{name: kind(row[name]) for name, kind in NUMBERS.items()} for row in rows]
-    return [{**row, **more, "diverged": row["diverged"] == "True"} for row, more in zip(rows, numbers)]
+    for number, row in enumerate(rows, start=1):
+        if None in row or None in row.values():
+            raise ValueError(f"{path}: row {number} has other columns than the first line names. Mend it.")
+        try:
+            row |= {name: kind(row[name]) for name, kind in NUMBERS.items()}
+            row["diverged"] = row["diverged"] == "True"
+            checked(row, path)
+        except ValueError as error:
+            raise ValueError(f"{path}: row {number}: {error} Expected what make deeper writes. Mend it.") from None
+    return rows
 
 
 def accuracy(result: dict) -> float:

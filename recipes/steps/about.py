@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.steps.common import read_lines, write_lines
+from recipes.steps.results import read_score
 
 PAPERS = Path(__file__).parents[1] / "papers.csv"
 PACKAGES = ("fairseq-admin", "fairseq", "fairseq-fixed", "torch", "sacrebleu")
@@ -57,7 +58,7 @@ def write(run: Path, command: str, raw: str | None, pair: str | None) -> None:
         raw: of a translation: prefix of the raw test set, of RAW.de and RAW.en.
         pair: of a translation: source and target, as in de-en.
     """
-    score = json.loads((run / "score.json").read_text(encoding="utf-8"))
+    score = read_score(run / "score.json")
     about: dict[str, Any] = {
         "command": f"{command} METHOD={score['method']} SEED={score['seed']}",
         "versions": versions(),

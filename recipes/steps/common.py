@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import glob
+import json
 import logging
 import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Union
+
+Kinds = Mapping[str, Union[type, tuple[type, ...]]]
+"""What an object's entries are, by name; of several types, any."""
 
 
 def _runs(process: str) -> bool:
@@ -112,6 +116,26 @@ def decoded(lines: list[bytes], path: str | Path, first: int = 1) -> list[str]:
     if not text[-1]:
         text.pop()
     return text
+
+
+def read_object(path: Path, kinds: Kinds, expected: str) -> dict[str, Any]:
+    """A JSON object that holds what is named, each of its kind.
+
+    Raises:
+        ValueError: it does not; the message says what was `expected`.
+    """
+    try:
+        found = json.loads("\n".join(read_lines(path)))
+        if not isinstance(found, dict):
+            raise ValueError(f"found a {type(found).__name__}")
+        for name, kind in kinds.items():
+            if name not in found:
+                raise ValueError(f"it has no {name}")
+            if not isinstance(found[name], kind):
+                raise ValueError(f"its {name} is {found[name]!r:.40}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: cannot be read ({error}); expected {expected}.") from None
+    return found
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:

@@ -9,9 +9,10 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from recipes.steps import settings
-from recipes.steps.common import read_lines, replacing, write_lines
+from recipes.steps.common import read_lines, read_object, replacing, write_lines
 from recipes.steps.guard import alone
 from recipes.steps.logs import read_log
 
@@ -95,6 +96,16 @@ def made_with(folder: Path) -> dict[str, str]:
     made = {name: held[name] for name in ("average", "beam", "lenpen") if name in held}
     options = [f"{name} {value}".removesuffix(" on") for name, value in held.items() if name.startswith("--")]
     return made | ({"generate_args": " ".join(options)} if options else {})
+
+
+def read_score(path: Path) -> dict[str, Any]:
+    """What `record` kept of a run.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    expected = "the score.json of a run. Remove it, and make that run's score again"
+    return read_object(path, dict.fromkeys(KEY, str), expected)
 
 
 def record(args: argparse.Namespace, scores: dict[str, str]) -> None:

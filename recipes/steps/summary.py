@@ -26,7 +26,7 @@ from recipes.steps import about
 from recipes.steps.common import read_lines, replacing, run, write_lines
 from recipes.steps.logs import Log, read_log
 from recipes.steps.plugin import SCHEMES
-from recipes.steps.results import KEY
+from recipes.steps.results import KEY, read_score
 
 BASELINES = ("admin", "post-ln", "pre-ln")
 MEASURES = {"score": "sacreBLEU", "perplexity": "perplexity"}
@@ -44,10 +44,10 @@ class Run:
 
 def finished_runs(folder: Path) -> list[Run]:
     """The scored runs that differ from this one in method only, in the order of the table of schemes."""
-    own = json.loads((folder / "score.json").read_text(encoding="utf-8"))
+    own = read_score(folder / "score.json")
     found = {}
     for path in folder.parent.glob("*/score.json"):
-        score = json.loads(path.read_text(encoding="utf-8"))
+        score = read_score(path)
         if all(score[name] == own[name] for name in KEY if name != "method"):
             found[score["method"]] = (path.parent, score)
     return [
