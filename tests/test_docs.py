@@ -208,6 +208,16 @@ def test_multi30k_rate_by_rate() -> None:
     assert all(number in row for number in short)
 
 
+def test_tatoeba() -> None:
+    """Are the scores those of the rows?"""
+    runs = {row["method"]: row for row in results.read(ROOT / "docs/results.csv") if "tatoeba" in row["recipe"]}
+    page = section(docs("results.md"), "Tatoeba")
+    titles = " | ".join(SCHEMES[method].title for method in runs)
+    assert f"\n| | {titles} |\n" in page
+    for title, column in (("sacreBLEU, test", "score"), ("BLEU of tokens, test", "tokenised")):
+        assert f"| {title} | {' | '.join(row[column] for row in runs.values())} |" in page
+
+
 def test_without_warmup() -> None:
     """Do all runs learn, as far as the page says, and is a high beta2 the slower one at the lowest rate?"""
     runs = read_results([ROOT / "docs" / "sensitivity.csv"], ("scheme", "lr", "beta2", "seed"))

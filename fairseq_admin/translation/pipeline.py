@@ -65,8 +65,8 @@ class Pipeline(NamedTuple):
             translator = HuggingFaceTranslator(model, assets, languages, device)
         if translator.longest < 1:
             raise AdminError(
-                f"{model} takes sentences of {translator.longest + 1} positions, of which the end takes one; expected 2 "
-                "or more. Its options have been changed: give the model as it was trained."
+                f"{model} takes sentences of {translator.longest + 1} positions, of which the end takes one; expected "
+                "2 or more. Its options have been changed: give the model as it was trained."
             )
         codes = None if given == "units" else assets.find(CODES)
         if not codes and given != "units" and translator.in_pieces:
