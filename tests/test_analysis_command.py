@@ -176,7 +176,8 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
         (["dependency", "CHECKPOINT", "--data", "DATA", "--split", "dev", "-o", "OUT"], "no data to check on"),
         (["dependency", "CHECKPOINT", "--data", "DATA", "--tokens", "9999", "-o", "OUT"], "Give --tokens "),
         (["dependency", "CHECKPOINT", "--data", "DATA", "-o", "NOWHERE/out"], "no folder"),
-        (["dependency", *FRESH, "--encoder-embed-dim", "30", "-o", "OUT"], "no model can be built"),
+        (["dependency", *FRESH, "--encoder-embed-dim", "30", "-o", "OUT"], "expected a divisor of --encoder-embed-dim"),
+        (["dependency", *FRESH, "--encoder-ffn-embed-dim", "-1", "-o", "OUT"], "no model can be built"),
     ],
 )
 def test_refusals(

@@ -389,11 +389,17 @@ def test_a_result_of_other_kinds_is_one_line(tmp_path, name, value):
         read_results([path])
 
 
-@pytest.mark.parametrize("value", [5, ["1e-4"], None])
-def test_a_place_in_a_grid_is_a_word(tmp_path, value):
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        *((value, "has no lr; expected results of a grid of") for value in (5, ["1e-4"], None)),
+        ("x", "its lr is x; expected a number, as 1e-3."),
+    ],
+)
+def test_a_place_in_a_grid_is_a_word(tmp_path, value, said):
     path = tmp_path / "result.json"
     path.write_text(json.dumps({**WHOLE, "lr": value}))
-    with pytest.raises(ValueError, match=f"^{path}: has no lr; expected results of a grid of"):
+    with pytest.raises(ValueError, match=f"^{path}: {said}"):
         read_results([path])
 
 

@@ -102,6 +102,7 @@ def test_the_first_seed_chooses_the_rate_on_validation(tmp_path: Path) -> None:
         ("[1]", "cannot be read (found a list); expected the result.json of a cell of make deeper. Give that."),
         (json.dumps(run("admin", "1e-3", 1, 0.5, 0.5) | {"valid": "x"}), "cannot be read (its valid is 'x')"),
         (json.dumps(run("foo", "1e-3", 1, 0.5, 0.5)), "its scheme is foo; expected one of none, admin"),
+        (json.dumps(run("admin", "x", 1, 0.5, 0.5)), "its lr is x; expected a number, as 1e-3."),
     ],
 )
 def test_a_damaged_result_is_one_line(content: str, said: str, tmp_path: Path) -> None:

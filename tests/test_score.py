@@ -226,6 +226,7 @@ def test_the_papers_numbers_are_of_recipes_that_there_are(tmp_path):
         ("", "expected the columns recipe,method,"),
         ("{header}\ndemo,admin\n", "row 1 has 2 cells, expected 22. Mend it, or move the file away"),
         ("{header}\n{row},more\n", "row 1 has 23 cells, expected 22"),
+        ("{header}\n{row}\n", "row 1 has 'score' as score, expected a number."),
     ],
 )
 def test_a_damaged_table_is_one_line(tmp_path, text, said):

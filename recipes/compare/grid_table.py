@@ -17,7 +17,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from recipes.compare.verdict import EXPLODED, PLATEAU, VERDICTS
-from recipes.steps.common import Kinds, read_lines, read_object, replacing, run, write_lines
+from recipes.steps.common import Kinds, check_rate, read_lines, read_object, replacing, run, write_lines
 from recipes.steps.plugin import SCHEMES
 
 AXES = ("scheme", "layers", "lr", "seed")
@@ -52,6 +52,8 @@ def read_results(paths: list[Path], axes: Sequence[str] = AXES) -> list[dict]:
             )
         if result.get("scheme", "admin") not in SCHEMES:
             raise ValueError(f"{path}: its scheme is {result['scheme']}; expected one of {', '.join(SCHEMES)}.")
+        if "lr" in result:
+            check_rate(path, result["lr"])
     return results
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recipes.compare.best import choose
 from recipes.compare.standing import Standing, standings
-from recipes.steps.common import Kinds, read_lines, read_object, run
+from recipes.steps.common import Kinds, check_rate, read_lines, read_object, run
 from recipes.steps.plugin import EVERY
 
 ALONE = "none"
@@ -43,7 +43,7 @@ def checked(result: dict, path: Path) -> dict:
     """
     if result["scheme"] not in (ALONE, *EVERY):
         raise ValueError(f"{path}: its scheme is {result['scheme']}; expected one of {', '.join([ALONE, *EVERY])}.")
-    float(result["lr"])
+    check_rate(path, result["lr"])
     return result
 
 
@@ -61,10 +61,10 @@ def read_runs(path: Path) -> list[dict]:
             raise ValueError(f"{path}: row {number} has other columns than the first line names. Mend it.")
         try:
             row |= {name: kind(row[name]) for name, kind in NUMBERS.items()}
-            row["diverged"] = row["diverged"] == "True"
-            checked(row, path)
         except ValueError as error:
-            raise ValueError(f"{path}: row {number}: {error} Expected what make deeper writes. Mend it.") from None
+            raise ValueError(f"{path}: row {number}: {error}; expected a number. Mend it.") from None
+        row["diverged"] = row["diverged"] == "True"
+        checked(row, path)
     return rows
 
 

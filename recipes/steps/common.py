@@ -138,6 +138,18 @@ def read_object(path: Path, kinds: Kinds, expected: str) -> dict[str, Any]:
     return found
 
 
+def check_rate(path: Path, rate: str) -> None:
+    """Refuse a learning rate that is no number.
+
+    Raises:
+        ValueError: it is none; the message names the file.
+    """
+    try:
+        float(rate)
+    except ValueError:
+        raise ValueError(f"{path}: its lr is {rate}; expected a number, as 1e-3.") from None
+
+
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     """Write the lines as UTF-8, all of them or no file."""
     with writing(path) as (out,):

@@ -29,11 +29,15 @@ COLUMNS = (
 )
 
 
+AVERAGED = ("score", "tokenised", "compound", "perplexity", "hours")
+"""Columns that tables take the mean of."""
+
+
 def read(table: Path) -> list[dict[str, str]]:
     """The rows; none if there is no such file yet.
 
     Raises:
-        ValueError: the table has other columns, or a row has more or fewer.
+        ValueError: the table has other columns, or a row has more or fewer, or a word for a number.
     """
     if not table.exists():
         return []
@@ -46,7 +50,14 @@ def read(table: Path) -> list[dict[str, str]]:
                 f"{table}: row {number} has {len(cells)} cells, expected {len(COLUMNS)}. Mend it, or move the "
                 "file away and run again."
             )
-    return [dict(zip(COLUMNS, cells)) for cells in lines[1:]]
+    rows = [dict(zip(COLUMNS, cells)) for cells in lines[1:]]
+    for number, row in enumerate(rows, start=1):
+        for name in AVERAGED:
+            try:
+                float(row[name] or 0)
+            except ValueError:
+                raise ValueError(f"{table}: row {number} has {row[name]!r} as {name}, expected a number.") from None
+    return rows
 
 
 def keep(table: Path, row: dict[str, object]) -> None:
