@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import hashlib
 import json
@@ -401,6 +402,15 @@ def test_a_place_in_a_grid_is_a_word(tmp_path, value, said):
     path.write_text(json.dumps({**WHOLE, "lr": value}))
     with pytest.raises(ValueError, match=f"^{path}: {said}"):
         read_results([path])
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"stopped": 1}'])
+def test_what_a_training_left_is_read_or_named(tmp_path, text):
+    (tmp_path / "trained.json").write_text(text)
+    with pytest.raises(
+        ValueError, match=f"^{tmp_path}/trained.json: cannot be read .*; expected what its training left"
+    ):
+        cells.stopped(argparse.Namespace(cell=tmp_path))
 
 
 def test_results_of_another_grid_are_refused():

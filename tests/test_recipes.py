@@ -566,6 +566,16 @@ def test_all_of_a_text_is_there_before_the_first_long_step():
     assert steps == ["raw text"] * 6 + ["tokens of train"]
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"recipe": 3}'])
+def test_another_runs_damaged_score_is_named(tmp_path, text):
+    """Next to a run whose own is whole."""
+    whole = {"recipe": "demo", "method": "admin", "preset": "cpu", "seed": "1"}
+    for name, content in (("one", json.dumps(whole)), ("other", text)):
+        write_lines(tmp_path / name / "score.json", [content])
+    with pytest.raises(ValueError, match=f"^{tmp_path}/other/score.json: cannot be read .*; expected the score.json"):
+        summary.finished_runs(tmp_path / "one")
+
+
 def test_a_summary_takes_the_runs_that_differ_in_method_only(tmp_path, monkeypatch):
     """By what their score.json says, whatever their folders are called; in the order of the table."""
     monkeypatch.setattr(summary, "read_log", lambda path: None)
