@@ -20,8 +20,9 @@ RUN := $(VENV)/bin/python
 CALL = +@$(MAKE) --no-print-directory PYTHON=$(RUN)
 # The sizes that bench measures, each LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS; empty: three, the largest 18:512:1024.
 SIZES ?=
-# Where it puts its table, without the ending.
-MEASURED = $(or $(RUNS),runs)/bench/speed
+# What it measures after a step's speed, each a file of recipes/bench, and where it puts the tables.
+BENCHES := attention waiting pages process text_steps engines average
+MEASURED = $(or $(RUNS),runs)/bench
 # The papers' experiments, and their steps: make iwslt14, or make iwslt14-prepare.
 WMT14 := $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)
 STEPS := preflight prepare train average generate score
@@ -117,16 +118,11 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), attention of short sentences, threads that wait, huge pages, the text steps' speed, CTranslate2's, an average's memory
+## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), attention of short sentences, threads that wait, huge pages, a training process's memory next to the formula, the text steps' speed, CTranslate2's, an average's memory
 .PHONY: bench
 bench: $(VENV)/ready
-	$(RUN) recipes/bench/speed.py $(if $(SIZES),--sizes $(SIZES)) --csv $(MEASURED).csv --json $(MEASURED).json
-	$(if $(QUICK),,$(RUN) recipes/bench/attention.py)
-	$(if $(QUICK),,$(RUN) recipes/bench/waiting.py)
-	$(if $(QUICK),,$(RUN) recipes/bench/pages.py)
-	$(if $(QUICK),,$(RUN) recipes/bench/text_steps.py)
-	$(if $(QUICK),,$(RUN) recipes/bench/engines.py)
-	$(if $(QUICK),,$(RUN) recipes/bench/average.py)
+	$(RUN) recipes/bench/speed.py $(if $(SIZES),--sizes $(SIZES)) --csv $(MEASURED)/speed.csv --json $(MEASURED)/speed.json
+	$(if $(QUICK),,for it in $(BENCHES); do $(RUN) recipes/bench/$$it.py --csv $(MEASURED)/$$it.csv; done)
 
 ## make setup: only the virtual environment
 .PHONY: setup

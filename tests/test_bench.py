@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import json
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,22 +19,37 @@ from conftest import ROOT
 from fairseq.modules import MultiheadAttention
 
 from fairseq_admin.fast import attention
-from recipes.bench import pages, speed, started, waiting
+from recipes.bench import pages, started, waiting
 from recipes.bench.attention import ALWAYS, NEVER, attending
+from recipes.bench.conditions import keep
 from recipes.bench.counting import counts
 from recipes.bench.growth import exponents
 from recipes.gpu_trial.steps import ON_CPU, step_cost
 
 
+def kept(file: Path) -> list[dict[str, str]]:
+    """The rows that a bench has written, each with where it was measured."""
+    with file.open(newline="", encoding="utf-8") as rows:
+        found = list(csv.DictReader(rows))
+    assert all(len(row["commit"]) == 40 and row["device"] and row["torch"] == torch.__version__ for row in found)
+    return found
+
+
 @pytest.mark.slow
-def test_reports_attention_by_products_and_by_the_kernel() -> None:
+def test_reports_attention_by_products_and_by_the_kernel(tmp_path) -> None:
     """Is there a row a size and mask, with times that are positive?"""
     command = [sys.executable, str(ROOT / "recipes/bench/attention.py"), "--heads", "2:8", "--keys", "5", "40"]
-    done = subprocess.run([*command, "--pairs", "1"], stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    command += ["--pairs", "1", "--csv", str(tmp_path / "attention.csv")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
     rows = re.findall(r"^(\d.*?) +([\d.]+) +([\d.]+) ms +([\d.]+) \(", done.stdout, re.M)
     asked = [f"2 heads of 8, {keys} keys{mask}" for keys in (5, 40) for mask in ("", ", causal")]
     assert [name for name, *_ in rows] == [*asked, "4080 rows of 5", "4000 rows of 40"], done.stdout
     assert all(float(number) > 0 for row in rows for number in row[1:]), done.stdout
+    told = [
+        (row["what"], f"{float(row['ours_ms']):.3f}", f"{float(row['other_ms']):.3f}")
+        for row in kept(tmp_path / "attention.csv")
+    ]
+    assert told == [row[:3] for row in rows]
 
 
 @pytest.mark.parametrize(("short", "way"), [(ALWAYS, "by_products"), (NEVER, "by_kernel")])
@@ -57,13 +74,13 @@ def test_reports_what_waiting_threads_cost(tmp_path, monkeypatch, capsys) -> Non
     passive = {"2, passive": {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}}
     monkeypatch.setattr(waiting, "settings", lambda threads: passive)
     monkeypatch.setattr(waiting, "subprocess", SimpleNamespace(Popen=starting))
-    given = f"--sizes 1:16:64 --busy 1 --rounds 1 --steps 2 --json {tmp_path}/waiting.json".split()
+    given = f"--sizes 1:16:64 --busy 1 --rounds 1 --steps 2 --csv {tmp_path}/waiting.csv".split()
     assert waiting.main(given) == 0
     rows = re.findall(r"^1:16:64 +(alone|next to 1 busy) +2, passive +([\d.]+) \(", capsys.readouterr().out, re.M)
     assert [where for where, _ in rows] == ["alone", "next to 1 busy"]
-    written = json.loads((tmp_path / "waiting.json").read_text())["rows"]
-    assert [(row["busy"], len(row["seconds"])) for row in written] == [(0, 2), (1, 2)]
-    assert all(seconds > 0 for row in written for seconds in row["seconds"])
+    written = kept(tmp_path / "waiting.csv")
+    assert [(row["busy"], row["steps"]) for row in written] == [("0", "2"), ("1", "2")]
+    assert all(0 < float(row["low"]) <= float(row["seconds"]) <= float(row["high"]) for row in written)
     (neighbour,) = others
     assert neighbour.returncode == -signal.SIGKILL, "it was still computing"
 
@@ -71,11 +88,12 @@ def test_reports_what_waiting_threads_cost(tmp_path, monkeypatch, capsys) -> Non
 @pytest.mark.slow
 def test_reports_what_huge_pages_save(tmp_path, monkeypatch, capsys) -> None:
     """Two steps of a tiny model with pages of either size."""
-    assert pages.main(f"--sizes 1:16:64 --pairs 1 --steps 2 --json {tmp_path}/pages.json".split()) == 0
+    assert pages.main(f"--sizes 1:16:64 --pairs 1 --steps 2 --csv {tmp_path}/pages.csv".split()) == 0
     ((seconds, ratio),) = re.findall(r"^1:16:64 +([\d.]+) ([\d.]+) \(", capsys.readouterr().out, re.M)
-    ((row,),) = ([row["pairs"] for row in json.loads((tmp_path / "pages.json").read_text())["rows"]],)
-    assert float(seconds) == pytest.approx(row[0][0], abs=6e-4)
-    assert float(ratio) == pytest.approx(row[0][1] / row[0][0], abs=6e-4)
+    (row,) = kept(tmp_path / "pages.csv")
+    assert float(seconds) == pytest.approx(float(row["seconds"]), abs=6e-4)
+    assert float(ratio) == pytest.approx(float(row["ratio"]), abs=6e-4)
+    assert row["low"] == row["ratio"] == row["high"]
 
 
 def test_huge_pages_come_second(monkeypatch) -> None:
@@ -116,8 +134,10 @@ def test_a_setting_is_all_that_a_process_is_told_of_threads_and_memory(monkeypat
 @pytest.mark.slow
 def test_reports_what_an_average_costs(tmp_path) -> None:
     """Does a tiny run print finite ratios of memory, time and size, and leave nothing behind?"""
-    sizes = f"--arch transformer_admin_tiny --words 50 --number 2 --optimizer-state --folder {tmp_path}".split()
-    command = [sys.executable, str(ROOT / "recipes/bench/average.py"), *sizes]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    sizes = f"--arch transformer_admin_tiny --words 50 --number 2 --optimizer-state --folder {folder}".split()
+    command = [sys.executable, str(ROOT / "recipes/bench/average.py"), *sizes, "--csv", str(tmp_path / "average.csv")]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
     rows = re.findall(r"^(\S.*?), average / (.*?)  .*?([\d.]+) +([\d.]+) (?:MiB|s) +([\d.]+)", done.stdout, re.M)
     assert [(what, beside) for what, beside, *_ in rows] == [
@@ -128,13 +148,16 @@ def test_reports_what_an_average_costs(tmp_path) -> None:
     ], done.stdout
     assert all(float(number) > 0 for row in rows for number in row[2:]), done.stdout
     assert float(rows[0][2]) > 50, "less than a process with torch needs"
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
+    told = [(row["what"].split(", ")[0], f"{float(row['ratio']):.3f}") for row in kept(tmp_path / "average.csv")]
+    assert told == [(row[0], row[4]) for row in rows]
 
 
 @pytest.mark.slow
-def test_reports_the_text_steps_beside_other_programs() -> None:
+def test_reports_the_text_steps_beside_other_programs(tmp_path) -> None:
     """Does a tiny run print lines per second and a ratio of times for each step, and learn subword-nmt's merges?"""
-    command = [sys.executable, str(ROOT / "recipes/bench/text_steps.py"), *"--lines 200 --merges 50 --rounds 1".split()]
+    small = f"--lines 200 --merges 50 --rounds 1 --csv {tmp_path}/text.csv".split()
+    command = [sys.executable, str(ROOT / "recipes/bench/text_steps.py"), *small]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
     rows = re.findall(
         r"^(tokenise|tokenise .*?|clean .*?|learn|apply) +(\d+) .*?([\d.]+|nan)(?:  |$)", done.stdout, re.M
@@ -144,6 +167,8 @@ def test_reports_the_text_steps_beside_other_programs() -> None:
     # With so few lines, many pairs are equally frequent, and are merged in any order.
     assert int(re.search(r"(\d+) of 50 merges the same", done.stdout)[1]) >= 35
     assert "200 of 200 lines the same" in done.stdout
+    told = [(row["step"].split()[0], f"{float(row['lines_per_s']):.0f}") for row in kept(tmp_path / "text.csv")]
+    assert told == [(name.split()[0], lines) for name, lines, _ in rows]
 
 
 @pytest.mark.slow
@@ -162,9 +187,8 @@ def test_reports_what_fast_layers_save(tmp_path) -> None:
     for name in ("operations", "waits", "kept_mib"):
         assert 0 < rows["admin"][name] < rows["admin-plain"][name], name
     assert all(row[name] > 0 for row in rows.values() for name in ("step_ms", "optimizer_ms", "loss_ms", "model_mib"))
-    args = speed.parser().parse_args(["--csv", str(tmp_path / "speed.csv")])
-    speed.write(args, found["conditions"], found["rows"], [])
-    assert len((tmp_path / "speed.csv").read_text().splitlines()) == 5
+    keep(tmp_path / "speed.csv", found["conditions"], found["rows"])
+    assert [row["method"] for row in kept(tmp_path / "speed.csv")] == list(rows)
 
 
 @pytest.mark.parametrize("size", ["6:512", "0:16:64", "6-:16:64", "6:100:64:", "2:250:64"])

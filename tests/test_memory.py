@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import csv
 import logging
 import os
-import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_admin  # noqa: F401  (registers transformer_admin)
 from fairseq_admin.fast import again, linear, products
-from recipes.bench.pages import HUGE
-from recipes.preflight.batches import batches
-from recipes.preflight.sample import write_sample
+from recipes.bench import process
 from recipes.steps.activations import LAYERS, Batch, Sizes, activation_bytes, layer_bytes
-from recipes.steps.memory import GB, ONEDNN, SMALLEST, most, need
+from recipes.steps.memory import GB, SMALLEST, need
 from recipes.steps.plugin import SCHEMES
 
 LENGTH = 24
@@ -182,44 +177,35 @@ def test_precisions_hold_what_fairseqs_optimizers_hold():
         assert whole - need(sizes, Batch.full(1, 1)).static / sizes.parameters == pytest.approx(gradients)
 
 
-# layers, width, feed-forward width, heads, words, tokens of a batch, code, updates; first `make iwslt14 PRESET=small`.
+# layers, width, words, tokens of a batch, code, updates; first `make iwslt14 PRESET=small`.
 # Its peak differs by a tenth from run to run and rises with their number of updates, as malloc's holes come by chance:
 # 203 to 220 MB in 20 updates, 196 to 226 in 150, 213 in 300, 229 in 600. What has to fit is the largest
 # of RUNS, whatever the others were.
 RUNS = 3
-PROCESSES = [
-    (3, 32, 64, 2, 10000, 2048, "fast", 150),
-    (3, 32, 64, 2, 10000, 2048, "plain", 10),
-    (6, 128, 256, 4, 2000, 1024, "fast", 10),
-]
+PROCESSES = ["3:32:10000:2048:fast:150", "3:32:10000:2048:plain:10", "6:128:2000:1024:fast:10"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
-@pytest.mark.parametrize("process", PROCESSES, ids=lambda row: "-".join(map(str, row)))
-def test_the_peak_is_a_training_process(process, tmp_path):
+@pytest.mark.parametrize("given", PROCESSES)
+def test_the_peak_is_a_training_process(given, tmp_path):
     """Through fairseq-train as a recipe starts it, malloc's settings included."""
-    layers, width, ffn, heads, words, tokens, code, updates = process
-    sizes = Sizes(layers, layers, width, ffn, heads, words, 0.3, 0.1, 0.1, "fp32", layers=code, loss=code, gpu=False)
-    fast, suffix = ("on", "_fast") if code == "fast" else ("off", "")
-    write_sample(tmp_path, ("a", "b"), (25, 25), 100, words, tokens * updates)
-    options = "--user-dir fairseq_admin --arch transformer_admin --share-all-embeddings --optimizer radam --lr 1e-4"
-    options += f" --criterion label_smoothed_cross_entropy{suffix} --label-smoothing 0.1 --max-tokens {tokens} --cpu"
-    options += f" --max-update {updates} --num-workers 0 --admin-fast {fast} --no-save --disable-validation"
-    options += f" --save-dir {tmp_path} --required-batch-size-multiple 1"
-    options += " --dropout 0.3 --attention-dropout 0.1 --activation-dropout 0.1"
-    for side in ("encoder", "decoder"):
-        options += f" --{side}-layers {layers} --{side}-embed-dim {width} --{side}-ffn-embed-dim {ffn}"
-        options += f" --{side}-attention-heads {heads}"
-    command = [sys.executable, "-m", "recipes.preflight.weigh", tmp_path / "weight.json", tmp_path, *options.split()]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **HUGE}
-    predicted = most(sizes, batches(tmp_path, ("a", "b"), tokens, 100)).peak
-    if code == "fast" and width * ffn >= SMALLEST and linear.ahead() < linear.FASTER:
-        predicted -= ONEDNN  # which the formula counts on every CPU, and this one does not use
-    measured = []
-    for _ in range(RUNS):
-        done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        measured.append(json.loads((tmp_path / "weight.json").read_text())["growth"])
-    assert predicted == pytest.approx(max(measured), rel=0.1), measured
+    found = process.row(process.size(given), RUNS)
+    assert found["predicted_mb"] == pytest.approx(found["largest_mb"], rel=0.1), found
+
+
+def test_a_process_is_one_line_of_bench(tmp_path, monkeypatch, capsys):
+    grown = iter([300e6, 200e6])
+    monkeypatch.setattr(process, "growth", lambda folder, size: next(grown))
+    assert process.main(["--sizes", "1:16:100:64:fast:2", "--runs", "2", "--csv", str(tmp_path / "process.csv")]) == 0
+    (row,) = csv.DictReader((tmp_path / "process.csv").open(encoding="utf-8"))
+    assert (row["smallest_mb"], row["largest_mb"], row["runs"], row["layers"]) == ("200.0", "300.0", "2", "1")
+    assert f"200 to 300, predicted {float(row['predicted_mb']):.0f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", ["3:32", "3:32:10000:2048:slow:10", "0:32:10000:2048:fast:1", "3:33:10:64:fast:1"])
+def test_refuses_what_is_no_process(given, capsys):
+    with pytest.raises(SystemExit) as end:
+        process.main(["--sizes", given])
+    assert end.value.code == 2
+    assert f"argument --sizes: '{given}'" in capsys.readouterr().err

@@ -374,6 +374,8 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
     # Translations equal to the references, character by character.
     assert {row[name] for row in rows for name in ("score", "tokenised", "compound")} == {"100.00"}
     assert all(row["signature"].startswith("nrefs:1|case:mixed") and row["updates"] == "30" for row in rows)
+    curve = logs.read_log(folder / "train.log").valid
+    assert curve and all(logs.from_cell(row["valid"]) == pytest.approx(curve, rel=1e-3) for row in rows)
     assert read_lines(folder / "translations.txt") == REFERENCES
 
 

@@ -220,12 +220,24 @@ def test_the_papers_numbers_are_of_recipes_that_there_are(tmp_path):
     assert (tmp_path / "table.csv").read_text(encoding="utf-8").startswith("recipe,method,preset,seeds,tokenised BLEU")
 
 
+def test_a_table_without_curves_gets_them(tmp_path):
+    """Of before tables had them: its rows stay, and a new one has its curve."""
+    path = tmp_path / "results.csv"
+    old = row("demo", "admin", 1, "99.75")
+    del old["valid"]
+    path.write_text(f"{','.join(old)}\n{','.join(map(str, old.values()))}\n")
+    assert [it["valid"] for it in results.read(path)] == [""]
+    results.keep(path, row("demo", "pre-ln", 1, "99.64", valid="100:5.751 250:1.941"))
+    assert [it["tokenised"] for it in results.read(path)] == ["99.75", "99.64"]
+    assert [it["valid"] for it in results.read(path)] == ["", "100:5.751 250:1.941"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "expected the columns recipe,method,"),
-        ("{header}\ndemo,admin\n", "row 1 has 2 cells, expected 22. Mend it, or move the file away"),
-        ("{header}\n{row},more\n", "row 1 has 23 cells, expected 22"),
+        ("{header}\ndemo,admin\n", "row 1 has 2 cells, expected 23. Mend it, or move the file away"),
+        ("{header}\n{row},more\n", "row 1 has 24 cells, expected 23"),
         ("{header}\n{row}\n", "row 1 has 'score' as score, expected a number."),
     ],
 )

@@ -16,7 +16,7 @@ import re
 import statistics
 import sys
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -26,7 +26,8 @@ import torch  # noqa: E402
 import fairseq_admin  # noqa: E402, F401
 from fairseq_admin.fast import attention, products  # noqa: E402
 from recipes.bench.arguments import number  # noqa: E402
-from recipes.bench.turns import paired  # noqa: E402
+from recipes.bench.conditions import conditions, keep  # noqa: E402
+from recipes.bench.turns import paired, summary  # noqa: E402
 
 NEVER, ALWAYS = 0, sys.maxsize
 HEADS = [(4, 16), (4, 64), (8, 64)]
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--pairs", type=number, default=15, help="(default: 15)")
     top.add_argument("--threads", type=number, default=1, help="(default: 1)")
     top.add_argument("--clock", choices=["cpu", "wall"], default="cpu", help="which time (default: cpu)")
+    top.add_argument("--csv", type=Path, help="file to write the rows to")
     top.set_defaults(device="cpu")
     return top
 
@@ -82,11 +84,13 @@ def softmax(rows: int, columns: int, filled: bool) -> Callable[[], None]:
     return action
 
 
-def report(name: str, pairs: list[tuple[float, float]]) -> None:
-    ratios = sorted(ours / other for ours, other in pairs)
+def report(name: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:
+    """Print a row, and return it."""
+    found = summary([ours / other for ours, other in pairs], "ratio")
     ours, other = (1000 * statistics.median(side) for side in zip(*pairs))
-    spread = f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    print(f"{name:44} {ours:8.3f} {other:8.3f} ms {statistics.median(ratios):6.2f} {spread}", flush=True)
+    spread = f"({found['low']:.2f} to {found['high']:.2f})"
+    print(f"{name:44} {ours:8.3f} {other:8.3f} ms {found['ratio']:6.2f} {spread}", flush=True)
+    return {"what": name, "ours_ms": ours, "other_ms": other, **found, "pairs": len(pairs)}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,6 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     capability = torch.backends.cpu.get_cpu_capability()
+    where = {"tokens": args.tokens, "capability": capability, **conditions(args)}
+    rows = []
     print(
         f"{capability}, {args.threads} thread(s), {args.tokens} tokens; products are used up to {products.SHORT} keys"
     )
@@ -103,12 +109,13 @@ def main(arguments: list[str] | None = None) -> int:
             for causal in (False, True):
                 ours, other = (attending(heads, channels, keys, args.tokens, causal, it) for it in (ALWAYS, NEVER))
                 name = f"{heads} heads of {channels}, {keys} keys{', causal' if causal else ''}"
-                report(name, paired(ours, other, args, name))
+                rows.append(report(name, paired(ours, other, args, name)))
     print(f"{'softmax, rows filled up / as they are':44} {'filled':>8} {'as is':>8}     ratio")
     for keys in args.keys:
-        rows = max(1, args.tokens // keys) * 4 * keys
-        ours, other = (softmax(rows, keys, filled) for filled in (True, False))
-        report(f"{rows} rows of {keys}", paired(ours, other, args, f"softmax of {keys}"))
+        lines = max(1, args.tokens // keys) * 4 * keys
+        ours, other = (softmax(lines, keys, filled) for filled in (True, False))
+        rows.append(report(f"{lines} rows of {keys}", paired(ours, other, args, f"softmax of {keys}")))
+    keep(args.csv, where, rows)
     return 0
 
 

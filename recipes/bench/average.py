@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 TARGETS = {"memory": 2.5, "time": 1.0}
 
 
@@ -31,18 +32,19 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--number", type=int, default=10, help="checkpoints to average (default: 10)")
     top.add_argument("--optimizer-state", action="store_true", help="two more tensors per parameter in each file")
     top.add_argument("--folder", type=Path, help="where to put the temporary folder (default: the system's)")
+    top.add_argument("--csv", type=Path, help="file to write the rows to")
     top.add_argument("--as-child", choices=["make", "plain"], help=argparse.SUPPRESS)
     return top
 
 
 def make(args: argparse.Namespace, folder: Path) -> None:
     """Write the checkpoints; print how large one model is."""
-    sys.path.insert(0, str(ROOT))
     import torch
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
     import fairseq_admin  # noqa: F401  (registers transformer_admin)
+    from recipes.bench.conditions import conditions
 
     options = argparse.Namespace(share_all_embeddings=True, update_freq=[1])
     options.admin_init, options.admin_profile_tokens, options.admin_max_skipped_updates = "log", 8192, 100
@@ -66,7 +68,8 @@ def make(args: argparse.Namespace, folder: Path) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     storages = {tensor.untyped_storage() for tensor in model.state_dict().values()}
     sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    print(json.dumps({"bytes": sum(sizes.values()), "parameters": parameters}))
+    where = conditions(argparse.Namespace(device="cpu", clock="wall"))
+    print(json.dumps({"bytes": sum(sizes.values()), "parameters": parameters, "where": where}))
 
 
 def plain(folder: Path, output: Path) -> None:
@@ -126,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\raveraging                  ", end="", file=sys.stderr, flush=True)
         ours = measured("-m", "fairseq_admin.cli", "average", folder, "--last", args.number, "-o", folder / "ours.pt")
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
-        sizes = [(folder / f"{side}.pt").stat().st_size / 2**20 for side in ("ours", "plain")]
+        files = [(folder / f"{side}.pt").stat().st_size / 2**20 for side in ("ours", "plain")]
 
     one = model["bytes"] / 2**20
     state = "with" if args.optimizer_state else "without"
@@ -136,11 +139,17 @@ def main(arguments: list[str] | None = None) -> int:
         ("peak memory, average / one model", ours[0], one, "MiB", TARGETS["memory"]),
         ("peak memory, average / plain average", ours[0], other[0], "MiB", None),
         ("wall time, average / plain average", ours[1], other[1], "s", TARGETS["time"]),
-        ("size of the file, average / plain", sizes[0], sizes[1], "MiB", None),
+        ("size of the file, average / plain", files[0], files[1], "MiB", None),
     ]
     for name, first, second, unit, target in rows:
         verdict = "" if target is None else f"{target:.2f} {'met' if first / second <= target else 'missed'}"
         print(f"{name:38} {first:9.1f} {second:9.1f} {unit:4} {first / second:6.3f}  {verdict}".rstrip())
+    if args.csv:
+        from recipes.bench.conditions import keep
+
+        sizes = {"arch": args.arch, "parameters": model["parameters"], "number": args.number, "optimizer_state": state}
+        told = [dict(zip(("what", "first", "second", "unit"), row), ratio=row[1] / row[2]) for row in rows]
+        keep(args.csv, {**sizes, **model["where"]}, told)
     return 0
 
 

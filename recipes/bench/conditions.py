@@ -1,8 +1,9 @@
-"""Where and with what something was measured, kept with it; and how long the package takes to start."""
+"""Where and with what something was measured, kept with it (--csv); and how long the package takes to start."""
 
 from __future__ import annotations
 
-import json
+import csv
+import os
 import platform
 import statistics
 import subprocess
@@ -17,7 +18,7 @@ from recipes.steps.common import replacing
 
 
 def conditions(args: Namespace) -> dict[str, Any]:
-    """Where and with what: hardware, versions, commit."""
+    """Where and with what: hardware, what else it does (processes that run, over the last minute), versions, commit."""
     root = Path(__file__).resolve().parents[2]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, stdout=subprocess.PIPE, text=True).stdout.strip()
     info = Path("/proc/cpuinfo")
@@ -26,6 +27,7 @@ def conditions(args: Namespace) -> dict[str, Any]:
     return {
         "commit": commit,
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else (cpu or [platform.machine()])[0],
+        "load": round(os.getloadavg()[0], 1),
         "threads": torch.get_num_threads(),
         "clock": args.clock,
         "torch": torch.__version__,
@@ -33,10 +35,14 @@ def conditions(args: Namespace) -> dict[str, Any]:
     }
 
 
-def keep(file: Path, where: dict[str, Any], **found: Any) -> None:
-    """Write what was found to a file, as JSON, with its conditions."""
-    with replacing(file) as part:
-        part.write_text(json.dumps({"conditions": where, **found}, indent=1))
+def keep(file: Path | None, where: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Write what was found as CSV, every row with its conditions, if there is a file to write to (--csv)."""
+    if not file:
+        return
+    with replacing(file) as part, part.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, [*rows[0], *where], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**row, **where} for row in rows)
 
 
 def start_up(rounds: int) -> dict[str, float]:

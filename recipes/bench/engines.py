@@ -38,7 +38,8 @@ from fairseq_admin.export.folder import export  # noqa: E402
 from fairseq_admin.method.norms import shortcut_norms  # noqa: E402
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.translation.engines import padded  # noqa: E402
-from recipes.bench.turns import paired  # noqa: E402
+from recipes.bench.conditions import conditions, keep  # noqa: E402
+from recipes.bench.turns import paired, summary  # noqa: E402
 
 BEAM = 5
 TARGET = 1.02
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--threads", type=int, default=1)
     top.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: processor time, for a busy machine")
     top.add_argument("--pairs", type=int, default=7)
+    top.add_argument("--csv", type=Path, help="file to write the rows to")
     return top
 
 
@@ -143,13 +145,17 @@ def stock_twin(options: Namespace, source: Dictionary, target: Dictionary) -> An
     return ARCH_MODEL_REGISTRY[ARCH].build_model(copy.deepcopy(options), task).eval()
 
 
-def row(name: str, times: list, count: int, target: float | None = None) -> str:
-    """A line of the report: the median ratio of times, and sentences a second of both."""
-    ratios = sorted(first / second for first, second in times)
+def row(name: str, times: list, count: int) -> dict[str, Any]:
+    """The median ratio of times, and sentences a second of both."""
     first, second = (count / statistics.median(side) for side in zip(*times))
-    ratio = statistics.median(ratios)
-    verdict = "" if target is None else f"  target {target:.2f} {'met' if ratio <= target else 'missed'}"
-    return f"{name:38} {first:9.2f} {second:9.2f}  {ratio:6.3f}  ({ratios[0]:.3f} - {ratios[-1]:.3f}){verdict}"
+    return {"what": name, "first": first, "second": second, **summary([a / b for a, b in times], "ratio")}
+
+
+def line(found: dict[str, Any], target: float | None) -> str:
+    """A row of the report."""
+    verdict = "" if target is None else f"  target {target:.2f} {'met' if found['ratio'] <= target else 'missed'}"
+    spread = f"{found['ratio']:6.3f}  ({found['low']:.3f} - {found['high']:.3f})"
+    return f"{found['what']:38} {found['first']:9.2f} {found['second']:9.2f}  {spread}{verdict}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -169,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
             it.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
         ours = in_fairseq(folded, model.source, model.target, batches, args.length)
         other = in_fairseq(twin, model.source, model.target, batches, args.length)
-        rows = [row("fairseq: folded / stock Post-LN", paired(ours, other, args, "folded"), count, TARGET)]
+        rows = [row("fairseq: folded / stock Post-LN", paired(ours, other, args, "folded"), count)]
         del twin, other
         length = 0 if args.free else args.length
         ours = in_fairseq(folded, model.source, model.target, batches, length)
@@ -189,7 +195,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"translations of {args.length} units{'; in the rows of CTranslate2, of any length' if args.free else ''}")
     print(f"parameters: folded {sizes[0]}, stock {sizes[1]} {'(equal)' if sizes[0] == sizes[1] else '(NOT EQUAL)'}")
     print(f"{'sentences a second, ratio of times':38} {'first':>9} {'second':>9}  {'ratio':>6}  (pairs from - to)")
-    print("\n".join(rows))
+    for found, target in zip(rows, (TARGET, None, None)):
+        print(line(found, target))
+    given = {"layers": f"{options.encoder_layers}-{options.decoder_layers}", "width": options.decoder_embed_dim}
+    given |= {"beam": BEAM, "sentences": count, "length": args.length, "weights": args.checkpoint or "random"}
+    keep(args.csv, {**given, "pairs": args.pairs, **conditions(args)}, rows)
     return 0
 
 

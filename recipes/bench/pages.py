@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from recipes.bench import started  # noqa: E402
 from recipes.bench.arguments import FORM, number  # noqa: E402
 from recipes.bench.conditions import conditions, keep  # noqa: E402
-from recipes.bench.turns import spread  # noqa: E402
+from recipes.bench.turns import spread, summary  # noqa: E402
 
 SIZES = ["18:64:1024", "18:256:1024", "18:512:1024"]
 THREAD = {"OMP_NUM_THREADS": "1"}
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sizes", nargs="+", type=started.form, default=SIZES, help=sizes)
     parser.add_argument("--pairs", type=number, default=5, help="processes of each kind (default: 5)")
     parser.add_argument("--steps", type=number, default=9, help="timed in a process (default: 9)")
-    parser.add_argument("--json", type=Path, help="file to write all pairs to")
+    parser.add_argument("--csv", type=Path, help="file to write the rows to")
     parser.set_defaults(device="cpu", clock="cpu")
     args = parser.parse_args(arguments)
     where = {**conditions(args), "threads": 1}
@@ -48,10 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
     for given in args.sizes:
         pairs = [pair(given, args.steps) for _ in range(args.pairs)]
         seconds = statistics.median(small for small, _ in pairs)
-        print(f"{given:<14} {seconds:.3f} {spread([huge / small for small, huge in pairs])}", flush=True)
-        rows.append({"size": given, "pairs": pairs})
-    if args.json:
-        keep(args.json, where, rows=rows)
+        ratios = [huge / small for small, huge in pairs]
+        print(f"{given:<14} {seconds:.3f} {spread(ratios)}", flush=True)
+        rows.append({"size": given, "seconds": seconds, **summary(ratios, "ratio"), "pairs": args.pairs})
+    keep(args.csv, where, rows)
     return 0
 
 

@@ -14,7 +14,6 @@ came after the libraries were loaded, and the profiling pass as a share of stock
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import statistics
@@ -133,17 +132,6 @@ def line(row: dict[str, Any]) -> str:
     return " ".join(f"{'-':>{size}}" if value is None else f"{value:>{size}{form}}" for value, size, form in cells)
 
 
-def write(args: Namespace, where: dict[str, Any], rows: list[dict[str, Any]], fits: list[dict[str, Any]]) -> None:
-    """--csv has the rows, --json the exponents of growth, too."""
-    if args.csv:
-        with replacing(args.csv) as part, part.open("w", newline="") as out:
-            writer = csv.DictWriter(out, [*rows[0], *where])
-            writer.writeheader()
-            writer.writerows({**row, **where} for row in rows)
-    if args.json:
-        keep(args.json, where, rows=rows, growth=fits)
-
-
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--sizes", nargs="+", type=size, help=f"{FORM} (default: {' '.join(SIZES)})")
@@ -187,7 +175,10 @@ def main(arguments: list[str] | None = None) -> int:
     for fit in fits:
         print(f"{fit['method']}: time grows with {fit['along']} to the power of {fit['exponent']:.2f}", end="")
         print(f" ({fit['from']} to {fit['to']}, width {fit['width']})")
-    write(args, where, rows, fits)
+    keep(args.csv, where, rows)
+    if args.json:
+        with replacing(args.json) as part:
+            part.write_text(json.dumps({"conditions": where, "rows": rows, "growth": fits}, indent=1))
     return 0
 
 

@@ -23,11 +23,12 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ["RAYON_NUM_THREADS"] = "1"
 
+from recipes.bench.conditions import conditions, keep  # noqa: E402
 from recipes.steps import bpe  # noqa: E402
 from recipes.steps.cleaning import Cleaner  # noqa: E402
 from recipes.steps.common import read_lines, run, write_lines  # noqa: E402
@@ -42,6 +43,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--merges", type=int, default=5000, help="to learn (default: 5000)")
     top.add_argument("--rounds", type=int, default=3, help="each program's turns (default: 3)")
     top.add_argument("--moses", type=Path, help="folder of mosesdecoder, to time its Perl")
+    top.add_argument("--csv", type=Path, help="file to write the rows to")
+    top.set_defaults(device="cpu", clock="wall")
     return top
 
 
@@ -91,11 +94,17 @@ def piped(lines: list[str], *commands: list[object]) -> Callable[[], object]:
     )
 
 
-def row(step: str, beside: str, lines: int, seconds: tuple[float, float, float], note: str = "") -> None:
-    first, second, ratio = seconds
-    print(
-        f"{step:34} {lines / first:10.0f} {beside:24} {lines / second:10.0f} {ratio:7.3f}  {note}".rstrip(), flush=True
-    )
+class Report:
+    """The rows of the table, each printed as it is found."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, step: str, beside: str, lines: int, seconds: tuple[float, float, float], note: str = "") -> None:
+        first, second, ratio = lines / seconds[0], lines / seconds[1], seconds[2]
+        print(f"{step:34} {first:10.0f} {beside:24} {second:10.0f} {ratio:7.3f}  {note}".rstrip(), flush=True)
+        found = {"step": step, "lines_per_s": first, "beside": beside, "lines_per_s_beside": second}
+        self.rows.append({**found, "ratio": ratio, "note": note})
 
 
 def given(args: argparse.Namespace) -> list[str]:
@@ -124,7 +133,7 @@ def moses_tokenizer(args: argparse.Namespace, settings: dict[str, bool]) -> list
     return [normalise, ["perl", folder / "remove-non-printing-char.perl"], [*command, "-a"]]
 
 
-def tokenising(args: argparse.Namespace, raw: list[str]) -> list[str]:
+def tokenising(report: Report, args: argparse.Namespace, raw: list[str]) -> list[str]:
     """Time it, with Moses' rules line for line and with sacremoses'. Returns the tokens of the first way."""
 
     def tokenised(text: Text) -> list[str]:
@@ -137,15 +146,15 @@ def tokenising(args: argparse.Namespace, raw: list[str]) -> list[str]:
         for each in (text, plain):
             each.tokenise("x", args.language)
         exact = partial(tokenised, text)
-        row(name, "sacremoses", len(raw), in_turns(args.rounds, exact, partial(tokenised, plain)))
+        report.add(name, "sacremoses", len(raw), in_turns(args.rounds, exact, partial(tokenised, plain)))
         if args.moses:
             perl = piped(raw, *moses_tokenizer(args, settings))
-            row(name, "Moses' Perl", len(raw), in_turns(args.rounds, exact, perl))
+            report.add(name, "Moses' Perl", len(raw), in_turns(args.rounds, exact, perl))
         tokens = tokens or exact()
     return tokens
 
 
-def cleaning(args: argparse.Namespace, tokens: list[str], folder: Path) -> None:
+def cleaning(report: Report, args: argparse.Namespace, tokens: list[str], folder: Path) -> None:
     cleaner = Cleaner(1, 175, 1.5)
     other_side = tokens[::-1]
 
@@ -153,16 +162,16 @@ def cleaning(args: argparse.Namespace, tokens: list[str], folder: Path) -> None:
         return sum(not isinstance(cleaner.cleaned(*pair), str) for pair in zip(tokens, other_side))
 
     if not args.moses:
-        row("clean (pairs)", "", len(tokens), (timed(clean), float("nan"), float("nan")))
+        report.add("clean (pairs)", "", len(tokens), (timed(clean), float("nan"), float("nan")))
         return
     for side, lines in (("a", tokens), ("b", other_side)):
         write_lines(folder / f"x.{side}", lines)
     script = args.moses / "scripts/training/clean-corpus-n.perl"
     perl = ["perl", script, "-ratio", 1.5, folder / "x", "a", "b", folder / "y", 1, 175]
-    row("clean (pairs)", "Moses' Perl", len(tokens), in_turns(args.rounds, clean, piped([], perl)))
+    report.add("clean (pairs)", "Moses' Perl", len(tokens), in_turns(args.rounds, clean, piped([], perl)))
 
 
-def learning(args: argparse.Namespace, tokens: list[str], learn_other: Callable) -> list[str]:
+def learning(report: Report, args: argparse.Namespace, tokens: list[str], learn_other: Callable) -> list[str]:
     """Time learning merges. Returns ours, as lines of a file of codes."""
     found: dict[str, list[str]] = {}
 
@@ -177,11 +186,13 @@ def learning(args: argparse.Namespace, tokens: list[str], learn_other: Callable)
 
     seconds = in_turns(args.rounds, ours, theirs)
     same = set.intersection(*({tuple(line.split()[:2]) for line in lines} for lines in found.values()))
-    row("learn", "subword-nmt", len(tokens), seconds, f"{len(same)} of {len(found['ours'])} merges the same")
+    report.add("learn", "subword-nmt", len(tokens), seconds, f"{len(same)} of {len(found['ours'])} merges the same")
     return found["ours"]
 
 
-def applying(args: argparse.Namespace, tokens: list[str], learnt: list[str], folder: Path, other: Callable) -> None:
+def applying(
+    report: Report, args: argparse.Namespace, tokens: list[str], learnt: list[str], folder: Path, other: Callable
+) -> None:
     write_lines(folder / "codes", learnt)
     codes = BPE(folder / "codes")
     merges = "".join(" ".join(line.split()[:2]) + "\n" for line in learnt)
@@ -197,16 +208,17 @@ def applying(args: argparse.Namespace, tokens: list[str], learnt: list[str], fol
 
     seconds = in_turns(args.rounds, apply, apply_other)
     equal = sum(map(str.__eq__, results["ours"], results["theirs"]))
-    row("apply", "subword-nmt", len(tokens), seconds, f"{equal} of {len(tokens)} lines the same")
+    report.add("apply", "subword-nmt", len(tokens), seconds, f"{equal} of {len(tokens)} lines the same")
 
 
 def bench(args: argparse.Namespace) -> None:
     raw = given(args)
     print(f"{args.text or 'generated text'}, {args.language}: {len(raw)} lines, one core, medians of {args.rounds}")
     print(f"{'':34} {'lines/s':>10} {'':24} {'lines/s':>10} {'ratio of times':>7}")
-    tokens = tokenising(args, raw)
+    report = Report()
+    tokens = tokenising(report, args, raw)
     with tempfile.TemporaryDirectory() as name:
-        cleaning(args, tokens, Path(name))
+        cleaning(report, args, tokens, Path(name))
         try:
             from subword_nmt.apply_bpe import BPE as Other
             from subword_nmt.learn_bpe import learn_bpe
@@ -214,7 +226,9 @@ def bench(args: argparse.Namespace) -> None:
             raise ValueError(
                 "subword-nmt is not installed; expected it to compare with. Run pip install subword-nmt."
             ) from None
-        applying(args, tokens, learning(args, tokens, learn_bpe), Path(name), Other)
+        applying(report, args, tokens, learning(report, args, tokens, learn_bpe), Path(name), Other)
+    text = {"text": args.text.name if args.text else "generated", "language": args.language, "lines": len(raw)}
+    keep(args.csv, {**text, "rounds": args.rounds, **conditions(args)}, report.rows)
 
 
 def main(arguments: list[str] | None = None) -> int:

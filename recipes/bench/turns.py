@@ -27,6 +27,11 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
+def summary(values: list[float], name: str = "seconds") -> dict[str, float]:
+    """The same, as the columns of a row."""
+    return {name: statistics.median(values), "low": min(values), "high": max(values)}
+
+
 def paired(ours: Callable, other: Callable, args: Namespace, tell: str) -> list[tuple[float, float]]:
     """Times of both actions in turns, the order swapped from pair to pair; the first two pairs are warm-up."""
     times = []

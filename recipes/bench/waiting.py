@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from recipes.bench import started  # noqa: E402
 from recipes.bench.arguments import FORM, number  # noqa: E402
 from recipes.bench.conditions import conditions, keep  # noqa: E402
-from recipes.bench.turns import spread  # noqa: E402
+from recipes.bench.turns import spread, summary  # noqa: E402
 
 SIZES = ["18:64:1024", "18:256:1024"]
 
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--threads", type=number, default=os.cpu_count(), help="(default: one a core)")
     top.add_argument("--rounds", type=number, default=1, help="processes of a setting (default: 1)")
     top.add_argument("--steps", type=number, default=3, help="timed in a process (default: 3)")
-    top.add_argument("--json", type=Path, help="file to write all steps to")
+    top.add_argument("--csv", type=Path, help="file to write the rows to")
     top.set_defaults(device="cpu", clock="wall")
     return top
 
@@ -93,9 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
             next_to = f"next to {processes} busy" if processes else "alone"
             for name, times in found.items():
                 print(f"{given:<14} {next_to:<14} {name:<13} {spread(times)}", flush=True)
-                rows.append({"size": given, "busy": processes, "setting": name, "seconds": times})
-    if args.json:
-        keep(args.json, where, rows=rows)
+                rows.append({"size": given, "busy": processes, "setting": name, **summary(times), "steps": len(times)})
+    keep(args.csv, where, rows)
     return 0
 
 

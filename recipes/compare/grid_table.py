@@ -18,6 +18,7 @@ from tabulate import tabulate
 
 from recipes.compare.verdict import EXPLODED, PLATEAU, VERDICTS
 from recipes.steps.common import Kinds, check_rate, read_lines, read_object, replacing, run, write_lines
+from recipes.steps.logs import as_cell, from_cell
 from recipes.steps.plugin import SCHEMES
 
 AXES = ("scheme", "layers", "lr", "seed")
@@ -84,8 +85,7 @@ def read_runs(path: Path) -> list[dict]:
             raise ValueError(f"{path}: row {number} has other columns than the first line names. Mend it.")
         try:
             row |= {name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}
-            points = (point.split(":") for point in row["valid"].split())
-            row["valid"] = {int(update): float(bits) for update, bits in points}
+            row["valid"] = from_cell(row["valid"])
         except ValueError as error:
             raise ValueError(f"{path}: row {number}: {error}; expected a number. Mend it.") from None
     return rows
@@ -140,11 +140,11 @@ def write_csv(path: Path, table: list[dict]) -> None:
 
 
 def write_runs(path: Path, results: list[dict]) -> None:
-    """The results as a runs.csv: validation's curve is one field, as in `100:5.752 250:2.003`, bits by update."""
+    """The results as a runs.csv: validation's curve is one cell."""
     rows = []
     for result in results:
-        valid = " ".join(f"{update}:{bits:.4g}" for update, bits in sorted(result["valid"].items()))
-        rows.append({**{name: value for name, value in result.items() if name != "train"}, "valid": valid})
+        kept = {name: value for name, value in result.items() if name != "train"}
+        rows.append({**kept, "valid": as_cell(result["valid"])})
     write_csv(path, rows)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
     from recipes.plugin.logs import Log, Record, parse, read, stats
 
-__all__ = ["Log", "Record", "parse", "read", "read_log", "stats"]
+__all__ = ["Log", "Record", "as_cell", "from_cell", "parse", "read", "read_log", "stats"]
 
 
 def read_log(path: str | Path, unfinished: bool = False) -> Log:
@@ -32,3 +32,18 @@ def read_log(path: str | Path, unfinished: bool = False) -> Log:
             "Is it the log of fairseq-train --log-format json? Remove the run's folder and train again."
         )
     return log
+
+
+def as_cell(losses: dict[int, float]) -> str:
+    """A curve as one cell of a table, as in `100:5.752 250:2.003`: bits by update."""
+    return " ".join(f"{update}:{bits:.4g}" for update, bits in sorted(losses.items()))
+
+
+def from_cell(text: str) -> dict[int, float]:
+    """The curve in such a cell.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    points = (point.split(":") for point in text.split())
+    return {int(update): float(bits) for update, bits in points}

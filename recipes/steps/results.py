@@ -14,10 +14,10 @@ from typing import Any
 from recipes.steps import settings
 from recipes.steps.common import read_lines, read_object, replacing, write_lines
 from recipes.steps.guard import alone
-from recipes.steps.logs import read_log
+from recipes.steps.logs import as_cell, read_log
 
-# One run is one row: the columns that tell runs apart, then what was measured. A score that a recipe does not have is
-# empty.
+# One run is one row: the columns that tell runs apart, then what was measured, and the curve of validation. A score
+# that a recipe does not have is empty, and so is the curve of a run before tables had one.
 KEY = ("recipe", "method", "preset", "seed")
 COLUMNS = (
     *KEY,
@@ -26,6 +26,7 @@ COLUMNS = (
     "perplexity",
     *("average", "beam", "lenpen", "generate_args"),
     *("hours", "hardware", "commit"),
+    "valid",
 )
 
 
@@ -42,15 +43,16 @@ def read(table: Path) -> list[dict[str, str]]:
     if not table.exists():
         return []
     lines = list(csv.reader(line.rstrip("\r") for line in read_lines(table)))
-    if not lines or tuple(lines[0]) != COLUMNS:
+    columns = tuple(lines[0]) if lines else ()
+    if columns not in (COLUMNS, COLUMNS[:-1]):
         raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
     for number, cells in enumerate(lines[1:], start=1):
-        if len(cells) != len(COLUMNS):
+        if len(cells) != len(columns):
             raise ValueError(
-                f"{table}: row {number} has {len(cells)} cells, expected {len(COLUMNS)}. Mend it, or move the "
+                f"{table}: row {number} has {len(cells)} cells, expected {len(columns)}. Mend it, or move the "
                 "file away and run again."
             )
-    rows = [dict(zip(COLUMNS, cells)) for cells in lines[1:]]
+    rows = [{"valid": "", **dict(zip(columns, cells))} for cells in lines[1:]]
     for number, row in enumerate(rows, start=1):
         for name in AVERAGED:
             try:
@@ -138,6 +140,7 @@ def record(args: argparse.Namespace, scores: dict[str, str]) -> None:
         "hours": f"{log.hours:.2f}",
         "hardware": hardware(),
         "commit": commit(),
+        "valid": as_cell(log.valid),
     }
     keep(args.results, row)
     write_lines(args.run / "score.json", [json.dumps(row, indent=2)])
