@@ -25,6 +25,9 @@ from fairseq_admin.schedule import DecayConfig
 from recipes.compare.grid_table import read_results, read_runs, spread
 from recipes.compare.standing import interval, loss, markdown, paired, score, table
 from recipes.steps import results
+from recipes.steps.logs import from_cell
+
+TRIO = ("admin", "post-ln", "pre-ln")
 
 
 def make(*arguments: str) -> str:
@@ -216,6 +219,28 @@ def test_tatoeba() -> None:
     assert f"\n| | {titles} |\n" in page
     for title, column in (("sacreBLEU, test", "score"), ("BLEU of tokens, test", "tokenised")):
         assert f"| {title} | {' | '.join(row[column] for row in runs.values())} |" in page
+    for update in (1000, 2000):
+        losses = " | ".join(f"{from_cell(row['valid'])[update]:.3f}" for row in runs.values())
+        assert f"| bits per token, valid, update {update} | {losses} |" in page
+
+
+def test_demo() -> None:
+    """Are the scores in the README and the losses those of the rows, and is Post-LN as bad as it says?"""
+    found = [row for row in results.read(ROOT / "docs/results.csv") if row["recipe"] == "demo"]
+    runs = [next(row for row in found if (row["method"], row["seed"]) == (name, "1")) for name in TRIO]
+    told = README.read_text(encoding="utf-8")
+    for title, name in (("sacreBLEU", "score"), ("parameters", "params"), ("updates", "updates"), ("hours", "hours")):
+        cells = "".join(f"{row[name]:>{width}}" for row, width in zip(runs, (9, 11, 10)))
+        assert f"    {title:10}{cells}\n" in told
+    curves = [from_cell(row["valid"]) for row in runs]
+    page = section(docs("results.md"), "Demo")
+    assert len(re.findall("^    update ", page, re.M)) == 7
+    for update in range(100, 1001, 150):
+        admin, post_ln, pre_ln = (curve[update] for curve in curves)
+        assert f"    update {update:<17}{admin:8.3f}{post_ln:11.3f}{pre_ln:10.3f}\n" in page
+    assert f"Post-LN ends at\n{curves[1][1000]:.2f} bits per token" in told
+    (second,) = (row["score"] for row in found if row["seed"] == "2")
+    assert f"A second seed of Admin has {second} sacreBLEU." in page.replace("\n", " ")
 
 
 def test_without_warmup() -> None:
@@ -257,13 +282,13 @@ def test_architecture() -> None:
 def test_language_models() -> None:
     """Are the perplexities those of the runs, three seeds a method?"""
     runs = [row for row in results.read(ROOT / "docs/results.csv") if row["recipe"] == "lm-demo"]
-    found = {
-        name: [float(row["perplexity"]) for row in runs if row["method"] == name]
-        for name in ("admin", "post-ln", "pre-ln")
-    }
+    found = {name: [float(row["perplexity"]) for row in runs if row["method"] == name] for name in TRIO}
     assert len(runs) == 9 and all(len(values) == 3 for values in found.values())
     cells = " | ".join(spread(list(values), 1) for values in found.values())
-    assert f"| perplexity per word, test | {cells} |" in section(docs("results.md"), "Language model")
+    page = section(docs("results.md"), "Language model")
+    assert f"| perplexity per word, test | {cells} |" in page
+    first, second, third = (f"{value:.1f}" for value in found["post-ln"])
+    assert f"Post-LN has {first}, {second} and {third} with the three seeds." in page
 
 
 @pytest.mark.parametrize(
