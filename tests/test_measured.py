@@ -99,6 +99,39 @@ def test_attention() -> None:
         assert f"{told} {', '.join(first)} and {last}" in page("The fast layers")
 
 
+def spread(row: Row) -> str:
+    return "{:.3f} ({:.3f} to {:.3f})".format(*(float(row[name]) for name in ("ratio", "low", "high")))
+
+
+def test_engines() -> None:
+    folded, whole, int8 = kept("engines")
+    text = page("After training")
+    assert f"takes {spread(folded)} of the time: the same" in text
+    assert f"CTranslate2 takes {spread(whole)} of fairseq's time in float32, {spread(int8)} in int8." in text
+    short = "{:.2f} of fairseq's time in float32, {:.2f} in int8".format(
+        *(float(row["ratio"]) for row in (whole, int8))
+    )
+    assert short in README.read_text(encoding="utf-8")
+
+
+def test_average() -> None:
+    model, plain, time, _ = (float(row["ratio"]) for row in kept("average"))
+    told = f"peaks at {model:.2f} of one model, imports included, and takes {time:.2f} of the time of a plain average"
+    assert f"{told} that loads each file whole, which peaks at {model / plain:.1f} models." in page("After training")
+
+
+def test_text_steps() -> None:
+    ratios = [float(row["ratio"]) for row in kept("text_steps") if row["beside"]]
+    told = "tokenising {:.2f} of sacremoses' (WMT's way {:.2f}), "
+    told += "learning BPE {:.2f} of subword-nmt's and applying it {:.2f}."
+    assert told.format(*ratios) in page("Text")
+
+
+def test_pages() -> None:
+    first, second = map(spread, kept("pages"))
+    assert f"{first} of the time with pages of 4 kB at width 64, and {second} at width 256" in page("The fast layers")
+
+
 @pytest.mark.parametrize("row", kept("process"), ids=lambda row: f"{row['layers']}-{row['width']}-{row['updates']}")
 def test_a_training_process(row: Row) -> None:
     layers, measured, formula = row["layers"], float(row["largest_mb"]), float(row["predicted_mb"])

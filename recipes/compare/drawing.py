@@ -57,5 +57,5 @@ def draw(args: argparse.Namespace, drawn: Callable[[], Figure]) -> None:
         raise ValueError(f"{args.figure}: expected the name of the figure, NAME.png, before the results. Give one.")
     figure = drawn()
     with replacing(args.figure) as part:
-        figure.savefig(part, format="png", dpi=150)
+        figure.savefig(part, format="png", dpi=130)
         few_colours(part)
