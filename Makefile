@@ -21,7 +21,7 @@ CALL = +@$(MAKE) --no-print-directory PYTHON=$(RUN)
 # The sizes that bench measures, each LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS; empty: three, the largest 18:512:1024.
 SIZES ?=
 # What it measures after a step's speed, each a file of recipes/bench, and where it puts the tables.
-BENCHES := attention waiting pages process text_steps engines average
+BENCHES := attention waiting pages text_steps engines average process
 MEASURED = $(or $(RUNS),runs)/bench
 # The papers' experiments, and their steps: make iwslt14, or make iwslt14-prepare.
 WMT14 := $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)

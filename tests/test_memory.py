@@ -7,6 +7,7 @@ import logging
 import os
 from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -201,6 +202,21 @@ def test_a_process_is_one_line_of_bench(tmp_path, monkeypatch, capsys):
     (row,) = csv.DictReader((tmp_path / "process.csv").open(encoding="utf-8"))
     assert (row["smallest_mb"], row["largest_mb"], row["runs"], row["layers"]) == ("200.0", "300.0", "2", "1")
     assert f"200 to 300, predicted {float(row['predicted_mb']):.0f}" in capsys.readouterr().out
+
+
+def test_without_proc_nothing_is_measured(tmp_path, monkeypatch, capsys):
+    """It would have said 0 MB."""
+
+    def weighed(command: list[str], **_: object) -> SimpleNamespace:
+        Path(command[3]).write_text('{"growth": 0}')
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(process, "subprocess", SimpleNamespace(run=weighed))
+    with pytest.raises(SystemExit) as end:
+        process.main(["--sizes", "1:16:100:64:fast:2", "--csv", str(tmp_path / "process.csv")])
+    assert end.value.code == 2
+    assert "/proc/self/status cannot be read; expected Linux" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("given", ["3:32", "3:32:10000:2048:slow:10", "0:32:10000:2048:fast:1", "3:33:10:64:fast:1"])

@@ -2,8 +2,8 @@
 
 `fairseq-train`, started as a recipe starts it, on made-up sentences of 25 units on average and at most 100, with three
 dropouts, in fp32, one thread. Measured is how far the process grows from its imports to its peak; predicted is
-`need` (recipes/steps/memory.py) with the batches of those updates. As malloc's holes come by chance, a peak differs
-from run to run.
+`most` (recipes/steps/memory.py) with the batches of those updates. As malloc's holes come by chance, a peak differs
+from run to run. It reads /proc, so it needs Linux.
 
     python recipes/bench/process.py                               # eleven sizes, twenty minutes
     python recipes/bench/process.py --sizes 6:128:2000:1024:fast:10 --runs 3
@@ -31,6 +31,7 @@ from recipes.bench.pages import HUGE  # noqa: E402
 from recipes.preflight.batches import batches  # noqa: E402
 from recipes.preflight.sample import write_sample  # noqa: E402
 from recipes.steps.activations import Sizes  # noqa: E402
+from recipes.steps.common import run  # noqa: E402
 from recipes.steps.memory import ONEDNN, SMALLEST, most  # noqa: E402
 
 FORM = "LAYERS:WIDTH:WORDS:TOKENS:CODE:UPDATES"
@@ -87,12 +88,10 @@ def size(given: str) -> Size:
 def options(folder: Path, asked: Size) -> list[str]:
     """Of fairseq-train."""
     fast, suffix = ("on", "_fast") if asked.code == "fast" else ("off", "")
-    told = (
-        f"{folder} --user-dir fairseq_admin --arch transformer_admin --share-all-embeddings --optimizer radam --lr 1e-4"
-    )
-    told += f" --criterion label_smoothed_cross_entropy{suffix} --label-smoothing 0.1 --max-tokens {asked.tokens} --cpu"
-    told += f" --max-update {asked.updates} --num-workers 0 --admin-fast {fast} --no-save --disable-validation"
-    told += f" --save-dir {folder} --required-batch-size-multiple 1"
+    told = f"{folder} --user-dir fairseq_admin --arch transformer_admin --share-all-embeddings"
+    told += f" --optimizer radam --lr 1e-4 --criterion label_smoothed_cross_entropy{suffix} --label-smoothing 0.1"
+    told += f" --max-tokens {asked.tokens} --cpu --max-update {asked.updates} --num-workers 0 --admin-fast {fast}"
+    told += f" --no-save --disable-validation --save-dir {folder} --required-batch-size-multiple 1"
     told += " --dropout {} --attention-dropout {} --activation-dropout {}".format(*DROPOUTS)
     for side in ("encoder", "decoder"):
         told += f" --{side}-layers {asked.layers} --{side}-embed-dim {asked.width}"
@@ -101,14 +100,21 @@ def options(folder: Path, asked: Size) -> list[str]:
 
 
 def growth(folder: Path, asked: Size) -> float:
-    """Bytes by which such a process grows, from its imports to its peak."""
+    """Bytes by which such a process grows, from its imports to its peak.
+
+    Raises:
+        ValueError: it ended early, or there is no /proc to read its memory from.
+    """
     command = [sys.executable, "-m", "recipes.preflight.weigh", str(folder / "weight.json"), *options(folder, asked)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **HUGE}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"fairseq-train ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
-    return json.loads((folder / "weight.json").read_text())["growth"]
+        raise ValueError(f"fairseq-train ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
+    found = json.loads((folder / "weight.json").read_text())["growth"]
+    if found <= 0:
+        raise ValueError("/proc/self/status cannot be read; expected Linux, which tells a process's memory there.")
+    return found
 
 
 def predicted(folder: Path, asked: Size) -> float:
@@ -154,13 +160,7 @@ def asked_for(given: str) -> str:
     return given
 
 
-def main(arguments: list[str] | None = None) -> int:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--sizes", nargs="+", type=asked_for, default=SIZES, metavar=FORM, help="(default: eleven)")
-    top.add_argument("--runs", type=number, default=1, help="processes of each size (default: 1)")
-    top.add_argument("--csv", type=Path, help="file to write the rows to")
-    top.set_defaults(device="cpu", clock="wall")
-    args = top.parse_args(arguments)
+def bench(args: argparse.Namespace) -> None:
     where = {**conditions(args), "threads": 1}
     print(", ".join(f"{name} {value}" for name, value in where.items()))
     print("MB: smallest to largest run")
@@ -170,6 +170,16 @@ def main(arguments: list[str] | None = None) -> int:
         smallest, largest, formula = (rows[-1][f"{name}_mb"] for name in ("smallest", "largest", "predicted"))
         print(f"{given:<28} {smallest:.0f} to {largest:.0f}, predicted {formula:.0f}", flush=True)
     keep(args.csv, where, rows)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--sizes", nargs="+", type=asked_for, default=SIZES, metavar=FORM, help="(default: eleven)")
+    top.add_argument("--runs", type=number, default=1, help="processes of each size (default: 1)")
+    top.add_argument("--csv", type=Path, help="file to write the rows to")
+    top.set_defaults(device="cpu", clock="wall")
+    args = top.parse_args(arguments)
+    run(lambda: bench(args))
     return 0
 
 
