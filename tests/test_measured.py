@@ -89,6 +89,8 @@ def test_readme() -> None:
     fast, plain = (f"{float(sizes[1][method]['ratio']):.2f}" for method in (FAST, PLAIN))
     lowest, highest = (f"{float(sizes[1][FAST][name]):.2f}" for name in ("ratio_low", "ratio_high"))
     assert f"{fast} of the time on an Intel CPU (seven pairs, {lowest} to {highest}; plain layers {plain})" in text
+    wide, deep = (f"{float(size[FAST]['ratio']):.2f}" for size in sizes[2:])
+    assert f"{wide} at width 512 and {deep} with 60L-12L, where pairs differ by more than is won." in text
     assert f"Peak memory {over_stock('peak_mib')[1]}" in text
 
 
@@ -97,6 +99,9 @@ def test_attention() -> None:
     for channels, told in ((16, "4 heads of 16 channels"), (64, "with 4 heads of 64 channels")):
         *first, last = (f"{found[f'4 heads of {channels}, {keys} keys']:.2f}" for keys in (13, 25, 32, 96, 512))
         assert f"{told} {', '.join(first)} and {last}" in page("The fast layers")
+    softmax = found["4056 rows of 13"]
+    told = f"of 4,056 rows of 13 numbers takes {softmax:.2f} of the time if they are padded to 16"
+    assert told in page("The fast layers")
 
 
 def spread(row: Row) -> str:
