@@ -39,8 +39,12 @@ def of_each_size() -> list[dict[str, Row]]:
     return list(sizes.values())
 
 
+def spread(row: Row, low: str = "low", high: str = "high") -> str:
+    return "{:.3f} ({:.3f} to {:.3f})".format(*(float(row[name]) for name in ("ratio", low, high)))
+
+
 def ratio(row: Row) -> str:
-    return "{:.3f} ({:.3f} to {:.3f})".format(*(float(row[name]) for name in ("ratio", "ratio_low", "ratio_high")))
+    return spread(row, "ratio_low", "ratio_high")
 
 
 def over_stock(name: str) -> list[str]:
@@ -102,10 +106,6 @@ def test_attention() -> None:
     softmax = found["4056 rows of 13"]
     told = f"of 4,056 rows of 13 numbers takes {softmax:.2f} of the time if they are padded to 16"
     assert told in page("The fast layers")
-
-
-def spread(row: Row) -> str:
-    return "{:.3f} ({:.3f} to {:.3f})".format(*(float(row[name]) for name in ("ratio", "low", "high")))
 
 
 def test_engines() -> None:

@@ -154,27 +154,23 @@ def row(asked: Size, runs: int) -> dict[str, Any]:
     }
 
 
-def asked_for(given: str) -> str:
-    """A size, as it was given."""
-    size(given)
-    return given
-
-
 def bench(args: argparse.Namespace) -> None:
     where = {**conditions(args), "threads": 1}
     print(", ".join(f"{name} {value}" for name, value in where.items()))
     print("MB: smallest to largest run")
     rows = []
-    for given in args.sizes:
-        rows.append(row(size(given), args.runs))
+    for asked in args.sizes:
+        rows.append(row(asked, args.runs))
         smallest, largest, formula = (rows[-1][f"{name}_mb"] for name in ("smallest", "largest", "predicted"))
-        print(f"{given:<28} {smallest:.0f} to {largest:.0f}, predicted {formula:.0f}", flush=True)
+        print(f"{':'.join(map(str, asked)):<28} {smallest:.0f} to {largest:.0f}, predicted {formula:.0f}", flush=True)
     keep(args.csv, where, rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--sizes", nargs="+", type=asked_for, default=SIZES, metavar=FORM, help="(default: eleven)")
+    top.add_argument(
+        "--sizes", nargs="+", type=size, default=list(map(size, SIZES)), metavar=FORM, help="(default: eleven)"
+    )
     top.add_argument("--runs", type=number, default=1, help="processes of each size (default: 1)")
     top.add_argument("--csv", type=Path, help="file to write the rows to")
     top.set_defaults(device="cpu", clock="wall")
