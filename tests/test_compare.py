@@ -28,7 +28,7 @@ from recipes.compare.curves import mean_curve
 from recipes.compare.entropy import unigram_entropy
 from recipes.compare.grid_table import outcome, read_results, read_runs, rows, spread, write_runs
 from recipes.compare.rates import draw as draw_rates
-from recipes.compare.result import bleu
+from recipes.compare.result import bleu, last_change
 from recipes.compare.reversed_corpus import pairs
 from recipes.compare.standing import difference, interval, judged, loss, standings, told
 from recipes.compare.standing import table as standing_table
@@ -120,6 +120,28 @@ def test_a_cell_is_judged_by_one_make_at_a_time(tmp_path):
 
 
 # -- tables and figures ----------------------------------------------------------------------------------------------
+
+
+def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
+    def git(*arguments):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(
+            ["git", "-C", tmp_path, *who, *arguments], check=True, capture_output=True, text=True
+        ).stdout
+
+    git("init", "-q")
+    page = tmp_path / "protocol.md"
+    page.write_text("first")
+    with pytest.raises(ValueError, match="not committed as it is"):
+        last_change(page)
+    git("add", ".")
+    git("commit", "-qm", "the page")
+    decided = git("rev-parse", "HEAD")[:12]
+    git("commit", "-qm", "something else", "--allow-empty")
+    assert last_change(page) == decided
+    page.write_text("changed afterwards")
+    with pytest.raises(ValueError, match="not committed as it is"):
+        last_change(page)
 
 
 def test_how_far_a_grid_is(tmp_path):

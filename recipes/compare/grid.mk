@@ -5,6 +5,8 @@
 # nothing), SUMMARY (the files at the end), CELLS, and for each cell AXES_<cell> (where it is in the grid, NAME=VALUE) and OPTIONS_<cell>
 # (fairseq-train's); it includes this file and says how SUMMARY is made of $(RESULTS).
 
+# A page that was written before the runs; each row then names the commit of it.
+PROTOCOL ?=
 # Runs side by side, one CPU thread each; on a machine with GPUs each on one of them, in turn.
 JOBS ?= 1
 
@@ -135,4 +137,4 @@ $(OUT)/%/result.json: $(OUT)/entropy.json | $(OUT)/settings.json
 	@$(PYTHON) -m recipes.compare.train_cell $(@D) --data $(BIN) --updates $(UPDATES) --leg $(LEG) --save-every $(SAVE_EVERY) \
 		--jobs $(JOBS) $(HOW_FAR) -- $(SETTINGS) $(OPTIONS_$*)
 	@$(PYTHON) -m recipes.compare.result $(@D) $(AXES_$*) --data $(BIN) --entropy $(OUT)/entropy.json \
-		$(SCORED) --jobs $(JOBS) $(HOW_FAR) -- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)
+		$(SCORED) $(if $(PROTOCOL),--protocol $(PROTOCOL)) --jobs $(JOBS) $(HOW_FAR) -- --beam $(BEAM) --max-len-a 1.2 --max-len-b 10 --max-tokens 2000 $(GENERATE_ARGS)

@@ -70,9 +70,24 @@ def main() -> None:
     parser.add_argument("--entropy", type=Path, required=True, help="recipes.compare.entropy's file")
     parser.add_argument("--text", type=Path, help="text.json of a text that was tokenised")
     parser.add_argument("--raw", help="prefix of that text's raw test set: RAW.de, RAW.en")
+    parser.add_argument("--protocol", type=Path, help="a page that says beforehand what the run is for")
     args, options = cells.parsed(parser)
     with alone(args.cell / ".guard"):  # another make of the same grid may be at it
         judge(args, options)
+
+
+def last_change(page: Path) -> str:
+    """The commit that last changed a page, for the row of a run made under it.
+
+    Raises:
+        ValueError: the page is not committed, or was changed since.
+    """
+    git = ["git", "-C", str(page.parent)]
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", page.name], capture_output=True).returncode
+    found = subprocess.run([*git, "log", "-1", "--format=%H", "--", page.name], capture_output=True, text=True)
+    if changed or not found.stdout.strip():
+        raise ValueError(f"{page}: not committed as it is; expected a page that was there before the run. Commit it.")
+    return found.stdout.strip()[:12]
 
 
 def judge(args: argparse.Namespace, options: list[str]) -> None:
@@ -104,6 +119,7 @@ def judge(args: argparse.Namespace, options: list[str]) -> None:
         "seconds": round(log.hours * 3600),
         "train": log.train,
         "valid": log.valid,
+        **({"protocol": last_change(args.protocol)} if args.protocol else {}),
     }
     where = "" if found.update is None else f" by update {found.update}"
     scored = "" if score is None else f", BLEU {score:.2f}"
