@@ -106,10 +106,15 @@ figures: $(VENV)/ready
 	@$(RUN) -m recipes.compare.curves docs/images/multi30k-curves.png docs/multi30k.csv
 	@$(RUN) -m recipes.deeper.figure docs/images/deeper.png docs/deeper.csv
 
-## make test: lint, types and all tests
+## make test: lint, types and all tests but the nightly ones
 .PHONY: test
 test: lint
-	$(RUN) -m pytest -n 2 --dist loadfile $(PYTEST)
+	$(RUN) -m pytest -n 2 --dist loadfile -m 'not nightly' $(PYTEST)
+
+## make test-nightly: the tests that take minutes, or that train until a model learns
+.PHONY: test-nightly
+test-nightly: $(VENV)/ready
+	$(RUN) -m pytest -n 2 --dist loadfile -m nightly $(PYTEST)
 
 ## make lint: ruff and mypy only
 .PHONY: lint

@@ -7,7 +7,6 @@ import dataclasses
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -256,27 +255,6 @@ def test_without_warmup() -> None:
     for scheme in ("admin", "post-ln", "pre-ln"):
         slow = {run["beta2"]: loss(run) for run in runs if (run["scheme"], run["lr"]) == (scheme, "1e-4")}
         assert slow["0.99"] < slow["0.995"] < slow["0.999"]
-
-
-def tree() -> Iterator[str]:
-    """The paths in the tree of docs/architecture.md."""
-    (block,) = blocks(docs("architecture.md"))
-    folders: list[str] = []
-    for line in block.splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        folders[depth:] = [line.split()[0]]
-        yield "".join(folders)
-
-
-def test_architecture() -> None:
-    """Is every module and makefile in the tree, and is everything there that the tree names?"""
-    listed = list(tree())
-    assert len(listed) == len(set(listed))
-    assert [path for path in listed if not (ROOT / path).exists()] == []
-    found = [path for folder in ("fairseq_admin", "recipes") for path in (ROOT / folder).rglob("*") if path.is_file()]
-    there = {str(path.relative_to(ROOT)) for path in found if "__pycache__" not in path.parts}
-    there -= {path for path in there if re.fullmatch(r"fairseq_admin/.+/__init__\.py", path)}  # the room's line says it
-    assert there == {path for path in listed if re.fullmatch(r"(fairseq_admin|recipes)/.*[^/]", path)}
 
 
 def test_language_models() -> None:

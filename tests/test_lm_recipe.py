@@ -108,7 +108,7 @@ def make(runs: Path, *arguments: str, **variables: object) -> subprocess.Complet
 SMALL = {"UPDATES": 12, "SAVE_EVERY": 3, "LAYERS": 2, "WIDTH": 16, "FFN": 16, "HEADS": 2, "MERGES": 20}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
     """Are both a folded and an unfolded method evaluated, set side by side, and nothing done twice?"""
     for number in range(80):

@@ -69,7 +69,7 @@ def rise(losses: list[float]) -> int | None:
     return next((20 + n for n, mean in enumerate(means) if mean > min(means[: n + 1]) + 0.2), None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_post_ln_is_warned_of_before_its_loss_rises(caplog: pytest.LogCaptureFixture) -> None:
     """On this machine: warned of at update 97, 73 updates before the rise at 170."""
     caplog.set_level(logging.WARNING)
@@ -79,7 +79,7 @@ def test_post_ln_is_warned_of_before_its_loss_rises(caplog: pytest.LogCaptureFix
     assert risen is not None and warned and 30 < warned[0] < risen - 20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_admin_learns_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """At the same rate, in as many updates as Post-LN had a warning in."""
     caplog.set_level(logging.WARNING)

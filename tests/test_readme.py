@@ -59,7 +59,7 @@ def shell(script: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_readme_runs(checkout: Path) -> None:
     """Do the README's commands train, average, fold and translate, on a small model, and print what it says they do?"""
     text = README.read_text(encoding="utf-8")

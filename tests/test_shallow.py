@@ -55,7 +55,7 @@ def trained_loss(scheme, encoder_layers, decoder_layers, seed):
     return sum(losses[-20:]) / 20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("encoder_layers", "decoder_layers"), [(18, 1), (18, 2), (12, 3)])
 def test_admin_trains_a_deep_encoder_under_a_shallow_decoder(encoder_layers, decoder_layers, record_property):
     """Two bits below the plateau, of 4.3. What Post-LN does from the same seed is recorded only: it may be luck."""
