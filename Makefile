@@ -7,11 +7,11 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-# A Python 3.9 or newer to make the virtual environment from; empty: the one that it was made from before, or python3.
+# A Python 3.11 or newer to make the virtual environment from; empty: the one that it was made from before, or python3.
 PYTHON ?=
 # Where the virtual environment is.
 VENV ?= .venv
-# The torch to install, as a pip requirement; empty: the one that was asked for before, or the newest tested with that Python.
+# The torch to install, as a pip requirement; empty: the one that was asked for before, or the newest tested.
 TORCH ?=
 # pytest's own options, e.g. PYTEST="-k radam".
 PYTEST ?=
@@ -139,8 +139,6 @@ setup: $(VENV)/ready
 PIP := env -u CUDA_HOME $(RUN) -m pip install $$(test -t 2 || echo -q) --disable-pip-version-check
 
 # torch first: fairseq-fixed builds against it, and in a build environment of its own pip would fetch a second one.
-# Python < 3.11 gets the official fairseq 0.12.2. Its dependencies' metadata needs an older pip and setuptools, and its
-# source archive lacks a file that is only compiled where torch is found, so that one is built in isolation.
 # An environment for another torch, or for another Python that is named, is made anew: fairseq is compiled for both. Only
 # one that was made here is: it has the file `torch`, which says what torch was asked for.
 HELD := $(file <$(VENV)/torch)
@@ -149,14 +147,14 @@ ANEW := $(if $(TORCH),$(filter-out $(HELD),$(TORCH)))
 VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
 ifneq ($(PYTHON),)
 NAMED := $(shell $(PYTHON) $(VERSION) 2>/dev/null)
-$(if $(NAMED),,$(error PYTHON=$(PYTHON) cannot be run; expected a Python of 3.9 or newer, as in PYTHON=python3.11))
+$(if $(NAMED),,$(error PYTHON=$(PYTHON) cannot be run; expected a Python of 3.11 or newer, as in PYTHON=python3.11))
 ANEW += $(filter-out $(shell $(RUN) $(VERSION) 2>/dev/null),$(NAMED))
 endif
 BASE = $(or $(PYTHON),$(shell $(RUN) -c 'import sys; print(sys._base_executable)' 2>/dev/null),python3)
 FORCE:
 $(VENV)/ready: setup.py $(if $(strip $(ANEW)),FORCE)
 ifndef TURN
-	@$(BASE) -c 'import sys; sys.version_info >= (3, 9) or sys.exit("$(BASE) is older than Python 3.9; give PYTHON=")'
+	@$(BASE) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(BASE) is older than Python 3.11; give PYTHON=")'
 	+@$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,$(BASE) recipes/steps/turn.py $(VENV)/lock) $(MAKE_COMMAND) --no-print-directory TURN=yes $@
 else
 	@echo "Setting up $(VENV): torch, fairseq and the tools, a few minutes."
@@ -170,12 +168,7 @@ else
 	  echo '$(or $(TORCH),$(HELD))' > $(VENV)/torch; \
 	  $(BASE) -m venv $(VENV); \
 	fi
-	@if $(RUN) -c 'import sys; sys.exit(sys.version_info >= (3, 11))'; then \
-	  $(PIP) 'pip<24.1' 'setuptools<81' wheel cython 'numpy<1.24' '$(or $(TORCH),$(HELD),torch==2.8.0)'; \
-	  $(PIP) fairseq==0.12.2; \
-	else \
-	  $(PIP) setuptools wheel cython numpy '$(or $(TORCH),$(HELD),torch==2.13.0)'; \
-	fi
+	@$(PIP) setuptools wheel cython numpy '$(or $(TORCH),$(HELD),torch==2.13.0)'
 	@$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@
 endif

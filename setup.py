@@ -10,8 +10,7 @@ HERE = Path(__file__).resolve().parent
 # them in another way, and would tokenise differently without an error. Before raising this, read its rules and run
 # tests/test_text.py.
 TEXT = ["sacremoses>=0.2,<0.3", "regex"]
-# Engines of today; their last versions for Python 3.9 tie FSMT's weights otherwise and load pickles by default.
-EXPORT = [f"{name}; python_version >= '3.10'" for name in ("ctranslate2>=4.8.1", "transformers>=5", "safetensors")]
+EXPORT = ["ctranslate2>=4.8.1", "transformers>=5", "safetensors"]
 # The page's template, and Vega-Lite with all that it needs, to be put into the page.
 REPORT = ["jinja2", "vl-convert-python>=1.7"]
 DEV = ["hypothesis", "mypy", "playwright", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "subword-nmt"]
@@ -29,7 +28,7 @@ RECIPES = [
     "scipy",
     "tabulate",
     "tensorboardX",
-    "tokenizers",
+    "tokenizers>=0.23",  # the first that says how far it is
 ]
 
 setup(
@@ -41,13 +40,11 @@ setup(
     license="MIT",
     packages=find_packages(include=["fairseq_admin", "fairseq_admin.*"]),
     package_data={"fairseq_admin.report": ["page.*"]},
-    python_requires=">=3.9",
+    python_requires=">=3.11",
     install_requires=[
-        # The same fairseq twice: the newest official release neither installs with pip >= 24.1 nor imports on
-        # Python >= 3.11; fairseq-fixed is its main branch with only that fixed.
-        "fairseq-fixed>=0.12.3.1; python_version >= '3.11'",
-        "fairseq==0.12.2; python_version < '3.11'",
-        "numpy<1.24; python_version < '3.11'",
+        # The newest official release neither installs with pip >= 24.1 nor imports on Python >= 3.11; this is its main
+        # branch with only that fixed.
+        "fairseq-fixed>=0.12.3.1",
         "torch>=2.6",
         "sacrebleu>=2.0",
         "fastBPE",

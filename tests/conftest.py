@@ -11,9 +11,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and all processes that they start.
 if threading.current_thread() is threading.main_thread():

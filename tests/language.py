@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from conftest import run_module

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -18,7 +18,7 @@ from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairseq_admin.method.state_dict import STRAY  # importing the package registers transformer_admin
+import fairseq_admin  # noqa: F401  (registers transformer_admin)
 
 PAD = 1
 """Index of padding in every fairseq dictionary."""
@@ -48,11 +48,6 @@ def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> Transfo
     torch.manual_seed(seed)
     task = SimpleNamespace(source_dictionary=words_of, target_dictionary=words_of)
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task).train()
-
-
-def kept(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict without what only fairseq 0.12.2 stores: uninitialised memory, and copies made again on loading."""
-    return {key: tensor for key, tensor in state.items() if not STRAY.search(key)}
 
 
 TINY = {

@@ -13,7 +13,7 @@ from test_checkpoint import Evil, admin, save
 
 from fairseq_admin.checkpoints import averaging, files
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method import provenance, state_dict
+from fairseq_admin.method import provenance
 
 TIED = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"]
 
@@ -33,11 +33,6 @@ def profiled(seed=1, rule="reference"):
 def vectors(**values):
     """A model of one-element entries."""
     return {f"encoder.{name}": torch.tensor([float(value)]) for name, value in values.items()}
-
-
-def trained(model):
-    """The entries without those that only fairseq 0.12.2 stores."""
-    return {key: tensor for key, tensor in model.items() if not state_dict.STRAY.search(key)}
 
 
 def refused(*paths):
@@ -150,7 +145,7 @@ def test_average_is_the_plain_mean(tmp_path):
     paths = [save(tmp_path / f"{n}.pt", admin(n).state_dict(), n) for n in range(5)]
     mean, expected = averaging.average(paths).weights, plain_mean(paths)
     assert list(mean) == list(expected)
-    for key in trained(mean):
+    for key in mean:
         torch.testing.assert_close(mean[key], expected[key], rtol=1e-6, atol=1e-6, msg=key)
 
 
@@ -163,7 +158,7 @@ def test_average_is_the_float64_mean(tmp_path, dtype):
     paths = [save(tmp_path / f"{n}.pt", model, updates=n) for n, model in enumerate(models)]
     mean = averaging.average(paths).weights
     assert mean.keys() == models[0].keys()
-    for key, tensor in trained(mean).items():
+    for key, tensor in mean.items():
         expected = sum(model[key].double() for model in models) / 5
         assert tensor.dtype == dtype and torch.equal(tensor, expected.to(dtype)), key
     assert provenance.decode(mean[provenance.KEY]) == record
@@ -180,7 +175,7 @@ def test_average_is_stored_in_the_newests_types(tmp_path):
 def test_average_of_one_is_itself(tmp_path):
     model = admin().state_dict()
     mean = averaging.average([save(tmp_path / "c.pt", model)]).weights
-    assert all(torch.equal(mean[key], model[key]) for key in trained(model))
+    assert all(torch.equal(mean[key], model[key]) for key in model)
 
 
 def test_average_takes_the_rest_from_the_one_with_most_updates(tmp_path):
@@ -244,7 +239,7 @@ def test_averaged_then_written_and_read_is_the_same(tmp_path):
     files.write(state, tmp_path / "out.pt")
     read = files.read(tmp_path / "out.pt")
     assert read.keys() == state.keys()
-    assert all(torch.equal(read["model"][key], tensor) for key, tensor in trained(state["model"]).items())
+    assert all(torch.equal(read["model"][key], tensor) for key, tensor in state["model"].items())
 
 
 # Tied tensors

@@ -11,8 +11,9 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import conftest
 import numpy
@@ -106,17 +107,8 @@ def resume(corpus: Path, saved: Path, folder: Path, *arguments: object, options:
     return train(corpus, folder, *arguments, options=options)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A checkpoint without what only fairseq 0.12.2 stores: a buffer it never fills, and copies of weights."""
-    state = files.read(path)
-    for entries in (state["model"], state["extra_state"].get("ema", {})):
-        for key in [key for key in entries if state_dict.STRAY.search(key)]:
-            del entries[key]
-    return state
-
-
 def last(folder: Path) -> dict[str, Any]:
-    return read(folder / "checkpoint_last.pt")
+    return files.read(folder / "checkpoint_last.pt")
 
 
 def same(a: Any, b: Any) -> bool:

@@ -7,8 +7,8 @@ import errno
 import io
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 import pytest
 from test_export import two_models, words

@@ -99,7 +99,7 @@ def test_half_an_environment_is_made_again(setup):
 def test_another_python_is_a_new_environment(setup, tmp_path):
     go, venv = setup
     go()
-    Path(f"{tmp_path}/python.version").write_text("3.9\n")
+    Path(f"{tmp_path}/python.version").write_text("3.12\n")
     assert made(go()[0]) == [f"-m venv {venv}"]
 
 
@@ -115,7 +115,7 @@ def test_a_python_that_cannot_be_run_is_told(setup):
     go()
     for given, variables in ((["PYTHON=/no/python"], {}), ([], {"PYTHON": "/no/python"})):
         done = make(f"VENV={venv}", *given, **variables)
-        assert "PYTHON=/no/python cannot be run; expected a Python of 3.9 or newer" in done.communicate()[1]
+        assert "PYTHON=/no/python cannot be run; expected a Python of 3.11 or newer" in done.communicate()[1]
         assert done.returncode == 2
 
 

@@ -20,7 +20,6 @@ from ..checkpoints.checkpoint import OURS, STACKS
 from ..checkpoints.equivalence import reading
 from ..errors import AdminError, line
 from ..method import state_dict
-from ..method.layers import avoid_fast_path
 from ..method.schemes import SCHEMES
 from .sentences import BATCH, Source
 from .subject import Subject
@@ -73,7 +72,6 @@ class Fresh(Subject):
             raise
         except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
             raise AdminError(f"--arch {self.arch}: no model can be built from these options ({line(error)}).") from None
-        avoid_fast_path(model)
         if not getattr(model, "profiled", True):
             with torch.no_grad():
                 model.train()(**self.samples[0]["net_input"])

@@ -8,7 +8,7 @@ the first gradient that is not finite.)
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 

@@ -11,7 +11,6 @@ from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from torch import Tensor
 
 from ..errors import AdminError, line
-from ..method.layers import avoid_fast_path
 from ..method.state_dict import STRAY
 from .checkpoint import STACKS, Checkpoint, wrong_shape
 
@@ -73,7 +72,6 @@ def build(
     """
     args = checkpoint.arguments
     model = _unloaded(checkpoint, source, target)
-    avoid_fast_path(model)
     try:
         model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=args)
     except RuntimeError as error:

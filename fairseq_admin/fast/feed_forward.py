@@ -8,9 +8,9 @@ dropped. gelu keeps its input and a byte an element for the mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from fairseq.modules import gelu, gelu_accurate

@@ -6,7 +6,8 @@ Each function takes an encoder and a decoder. For a model with one stack, the ot
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn

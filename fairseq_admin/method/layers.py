@@ -64,31 +64,13 @@ class _AdminLayer(_FeedForward):
         return x, residual
 
 
-def avoid_fast_path(model: nn.Module) -> None:
-    """Keep official fairseq 0.12.2 off its inference path for stock encoders, which today's torch refuses."""
-    for layer in model.modules():
-        if isinstance(layer, TransformerEncoderLayerBase):
-            layer.can_use_fastpath = False
-
-
-def _drop_second_weights(layer: TransformerEncoderLayerBase) -> None:
-    """fairseq 0.12.2 has a second copy of every weight, filled on loading, for its inference path. The stack avoids
-    that path, which adds the shortcut itself, unscaled. Later versions have neither."""
-    for name in ("in_proj", "out_proj", "fc1", "fc2"):
-        layer._parameters.pop(f"{name}_weight", None)
-        layer._parameters.pop(f"{name}_bias", None)
-
-
 class AdminEncoderLayer(_AdminLayer, TransformerEncoderLayerBase):
     """Stock encoder layer; its two norms scale their shortcuts."""
 
     def __init__(self, cfg, return_fc: bool = False) -> None:
         super().__init__(cfg, return_fc=return_fc)
-        _drop_second_weights(self)
         self.self_attn_layer_norm = ShortcutNorm(self.embed_dim)
         self.final_layer_norm = ShortcutNorm(self.embed_dim)
-
-    _load_from_state_dict = nn.Module._load_from_state_dict
 
 
 class AdminDecoderLayer(_AdminLayer, TransformerDecoderLayerBase):
@@ -168,10 +150,7 @@ class ScaledEncoderLayer(_ScaledLayer, TransformerEncoderLayerBase):
 
     def __init__(self, cfg, scheme: Scheme, return_fc: bool = False) -> None:
         super().__init__(cfg, return_fc=return_fc)
-        _drop_second_weights(self)
         self._set_up(scheme, 0, cfg)
-
-    _load_from_state_dict = nn.Module._load_from_state_dict
 
 
 class ScaledDecoderLayer(_ScaledLayer, TransformerDecoderLayerBase):

@@ -7,8 +7,9 @@ which takes other kernels, more time and more memory. So the forward hands on ho
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper

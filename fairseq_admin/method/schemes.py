@@ -19,7 +19,8 @@ unless the scheme's paper has a rule for it.
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 PerStack = tuple[float, float]
 """A number for the encoder and one for the decoder."""

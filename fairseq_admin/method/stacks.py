@@ -17,7 +17,6 @@ from .layers import (
     ShortcutNorm,
     StockDecoderLayer,
     StockEncoderLayer,
-    avoid_fast_path,
     ffn_law,
     wrap_layer,
 )
@@ -64,7 +63,6 @@ class AdminEncoder(TransformerEncoderBase):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         _set_end(self, self.cfg.encoder.embed_dim, multiplier=True)
-        avoid_fast_path(self)
 
     def build_encoder_layer(self, cfg):
         scheme = EVERY[cfg.admin_scheme]

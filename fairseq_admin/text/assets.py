@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Optional
 
 from fairseq.data import Dictionary
 
@@ -19,7 +18,7 @@ from .tokens import FILE, Text
 BINARISED = re.compile(r"[^.]+\.(.+)-(.+)\.(?:\1|\2)\.idx")
 """How fairseq-preprocess names its files, as train.de-en.de.idx."""
 
-Pair = tuple[Optional[str], Optional[str]]
+Pair = tuple[str | None, str | None]
 """Source and target, as far as they are known."""
 
 

@@ -7,9 +7,9 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Callable
+from typing import BinaryIO
 
 from tqdm import tqdm
 

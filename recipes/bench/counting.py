@@ -9,8 +9,8 @@ and the fast layers take torch's kernel, where on a CPU they may take a dozen op
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch

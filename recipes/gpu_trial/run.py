@@ -15,7 +15,6 @@ import json
 import logging
 import platform
 import subprocess
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -34,14 +33,13 @@ def machine() -> dict[str, str]:
     import torch
 
     there = gpus.visible()
-    fairseq = "fairseq-fixed" if sys.version_info >= (3, 11) else "fairseq"
     return {
         "hardware": hardware(),
         "driver": there[0].driver if there else "none",
         "memory GB": ", ".join(f"{gpu.memory / 1e9:.1f}" for gpu in there if gpu.memory) or "none",
         "torch": torch.__version__,
         "CUDA": torch.version.cuda or "none",
-        "fairseq": version(fairseq),
+        "fairseq": version("fairseq-fixed"),
         "Python": platform.python_version(),
         "commit": commit(),
     }

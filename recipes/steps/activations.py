@@ -11,8 +11,9 @@ For the heads' order in memory it may keep its result twice. Masks take a byte a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from recipes.steps.plugin import SCHEMES
 

@@ -61,7 +61,7 @@ def learn(lines: list[str] | Texts, merges: int) -> list[str]:
         # chooses between pairs that come equally often (issue 1794 of huggingface/tokenizers).
         special_tokens=[character + END for character in sorted(characters)],
         end_of_word_suffix=END,
-        **{"show_progress": False, **merging.options(trainers.BpeTrainer)},
+        **merging.OPTIONS,
     )
     with merging.shown(merges):
         learner.train_from_iterator(lines, trainer)

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Union
+from typing import Any, BinaryIO
 
-Kinds = Mapping[str, Union[type, tuple[type, ...]]]
+Kinds = Mapping[str, type | tuple[type, ...]]
 """What an object's entries are, by name; of several types, any."""
 
 

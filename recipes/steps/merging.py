@@ -16,9 +16,8 @@ MERGES = "Compute merges"
 """What tokenizers calls its last stage."""
 
 
-def options(trainer: type) -> dict[str, Any]:
-    """What has a trainer tell; nothing if this version of tokenizers cannot (before 0.23, as on Python 3.9)."""
-    return {"show_progress": True, "progress_format": "json"} if hasattr(trainer, "progress_format") else {}
+OPTIONS: dict[str, Any] = {"show_progress": True, "progress_format": "json"}
+"""What has a trainer tell."""
 
 
 @contextlib.contextmanager

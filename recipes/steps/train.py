@@ -17,8 +17,9 @@ from __future__ import annotations
 import functools
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 # At the top, also in a process that fairseq starts: it gives the log its form before anything is logged.
 from fairseq_cli.train import main as fairseq_train  # isort: skip

@@ -14,10 +14,11 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import torch

@@ -11,8 +11,9 @@ Names are today's fairseq's. Norms are left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy
 import torch

@@ -10,7 +10,6 @@ Pre-LN, over 100 seeds. What a scheme draws itself is worked out here from its p
 from __future__ import annotations
 
 import math
-import re
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -40,8 +39,6 @@ def stock(encoder_before, decoder_before):
         models.append(dict(ARCH_MODEL_REGISTRY["transformer"].build_model(args, task).named_parameters()))
     laws = {}
     for name, parameter in models[0].items():
-        if re.search(r"layers\.\d+\.(in_proj|out_proj|fc1|fc2)_", name):
-            continue  # fairseq 0.12.2's second copy of its weights
         values = torch.stack([model[name].detach().double() for model in models])
         mean, std = values.mean().item(), values.std(correction=0).item()
         law = "constant" if std == 0 else "normal" if "embed_tokens" in name else "uniform"
