@@ -102,9 +102,13 @@ figures: $(VENV)/ready
 	@$(RUN) -m recipes.figures.draw --runs $(or $(RUNS),runs) -o docs/images
 	@$(RUN) -m recipes.compare.rates docs/images/compare.png docs/compare.csv
 	@$(RUN) -m recipes.sensitivity.heatmap docs/images/sensitivity.png docs/sensitivity.csv
-	@$(RUN) -m recipes.compare.rates docs/images/multi30k-rates.png docs/multi30k-search.csv
 	@$(RUN) -m recipes.compare.curves docs/images/multi30k-curves.png docs/multi30k.csv
 	@$(RUN) -m recipes.deeper.figure docs/images/deeper.png docs/deeper.csv
+
+## make tables: the tables of results in README.md and docs/, from the rows that docs/ keeps
+.PHONY: tables
+tables: $(VENV)/ready
+	@$(RUN) -m recipes.figures.tables README.md docs/*.md
 
 ## make test: lint, types and all tests but the nightly ones
 .PHONY: test
