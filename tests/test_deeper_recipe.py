@@ -15,7 +15,6 @@ import pytest
 from conftest import ROOT
 
 from recipes.compare import grid_table
-from recipes.compare.standing import markdown
 from recipes.deeper import figure, pairs, result, standing, summary
 
 
@@ -171,20 +170,6 @@ def test_figure() -> None:
     assert bars == [pytest.approx([0.5752, 0.6248], abs=1e-4), pytest.approx([0.9602, 1.0], abs=1e-4)]
     ends = {marker: [tuple(it.get_xydata()[0]) for it in deep.lines if it.get_marker() == marker] for marker in "_^v"}
     assert len(ends["_"]) == 3 and ends["^"] == [(1, 1.0)] and ends["v"] == []
-
-
-@pytest.mark.parametrize("runs", ["deeper.csv", "deeper-frozen.csv", "deeper-dropout.csv"])
-def test_the_tables_of_the_docs_are_those_of_their_runs(runs: str) -> None:
-    """Also the first seed's rates with 24 layers, which is all that is shown of the grid with dropout."""
-    results = standing.read_runs(ROOT / "docs" / runs)
-    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    section = text.partition("## Deep layers on a pre-trained encoder\n")[2].partition("\n## ")[0]
-    assert runs == "deeper-dropout.csv" or "\n".join(markdown(summary.rows(results), summary.title)) in section
-    assert f"({runs})" in section and "images/deeper.png" in section
-    for scheme in {it["scheme"] for it in results if it["layers"] == "24"}:
-        them = [it for it in results if (it["scheme"], it["layers"], it["seed"]) == (scheme, "24", "1")]
-        found = [f"{it['test']:.2f}" for it in sorted(them, key=lambda it: float(it["lr"]))]
-        assert f"| {' | '.join([summary.title(scheme), *found])} |\n" in section
 
 
 def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:
