@@ -71,21 +71,14 @@ class RAdam(Optimizer):
     # torch wraps these so that its compiler leaves them alone, and the wrapper loads the compiler: 65 MB and a second.
     add_param_group = inspect.unwrap(Optimizer.add_param_group)
     zero_grad = inspect.unwrap(Optimizer.zero_grad)
-    _state_dict = inspect.unwrap(Optimizer.state_dict)
+    state_dict = inspect.unwrap(Optimizer.state_dict)
     _load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
     def __init__(self, params, lr: float, betas: Tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def state_dict(self) -> Dict[str, Any]:
-        """As torch's, with its entries copied: fully_sharded's fairscale turns the step counts into numbers."""
-        found = self._state_dict()
-        return {**found, "state": {i: dict(entries) for i, entries in found["state"].items()}}
-
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """As torch's, but the moments stay float32 instead of taking the parameters' type.
-
-        A step count may be a number.
 
         Raises:
             AdminError: the state belongs to other parameters.

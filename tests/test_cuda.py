@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import conftest
 import pytest
 import reference
 import torch
-from conftest import TRAIN, run_module
 from test_radam import assert_same_training, gradients, handled
 from torch import Tensor
 
@@ -108,21 +106,3 @@ def test_what_no_gpu_has_seen_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "autocast", lambda kind, **options: half(**options))
     test_amp_unscales_once_on_cuda(1.0)
     test_gradients_of_a_model_under_amp()
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("options", [[], ["--checkpoint-activations"], ["--fp16"]], ids=" ".join)
-def test_fully_sharded_on_cuda(options: list[str], corpus: Path, tmp_path: Path) -> None:
-    """Does one GPU train, save its shard and go on from it with the same ω? (One has nothing to gather: a shard.)"""
-    pytest.importorskip("fairscale", reason="fairscale is not installed")
-    given = [option for option in TRAIN if option != "--cpu"] + ["--disable-validation", "--save-dir", tmp_path]
-    given += "--ddp-backend fully_sharded --use-sharded-state --distributed-world-size 1 --distributed-rank 0".split()
-    for updates, count in ((10, 1), (12, 0)):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            method = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        more = ["--distributed-no-spawn", "--distributed-init-method", method, "--max-update", updates, *options]
-        done = run_module("fairseq_cli.train", corpus, *given, *more, log=tmp_path / f"log{updates}")
-        assert done.status == 0, done.output[-4000:]
-        assert done.output.count("profiled by rule") == count
-        assert f"num_updates: {updates} >= max_update" in done.output

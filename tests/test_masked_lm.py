@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from typing import Any
 
 import masked
 import pytest
@@ -15,7 +13,6 @@ import torch
 from fairseq.models.roberta import RobertaEncoder
 from language import STILL
 from masked import batch, build
-from torch import nn
 
 import fairseq_admin
 from fairseq_admin.errors import AdminError
@@ -165,40 +162,6 @@ def test_feed_forward_weights_by_option(scheme, law):
         expected = 0.02 if law == "stock" else math.sqrt(2 / sum(drawn.shape[1:]))
         expected *= 3**-0.5 if scheme == "b2t-code" else 1.0
         assert drawn.std(correction=0).item() == pytest.approx(expected, rel=5 / math.sqrt(2 * drawn.numel())), name
-
-
-class Sharded(nn.Module):
-    """A layer as --ddp-backend fully_sharded wraps it, whose weights are there within `apply` only."""
-
-    def __init__(self, layer: nn.Module, **_: Any) -> None:
-        super().__init__()
-        self.module = layer
-        self.held = [p.detach().clone() for p in layer.parameters()]
-
-    def __getattr__(self, name: str) -> Any:
-        return super().__getattr__(name) if name == "module" else getattr(self.module, name)
-
-    def put_back(self) -> None:
-        for p, values in zip(self.module.parameters(), self.held):
-            p.data.copy_(values)
-
-    def apply(self, fn: Callable[[nn.Module], None]) -> Sharded:
-        self.put_back()
-        super().apply(fn)
-        self.held = [p.detach().clone() for p in self.module.parameters()]
-        for p in self.module.parameters():
-            p.data.fill_(math.nan)
-        return self
-
-
-def test_weights_of_sharded_layers(monkeypatch):
-    """Are they what those of other layers are?"""
-    models = [build()]
-    monkeypatch.setattr("fairseq_admin.method.layers.fsdp_wrap", Sharded)
-    models.append(build())
-    for layer in models[1].encoder.sentence_encoder.layers:
-        layer.put_back()
-    assert all(torch.equal(*both) for both in zip(*(model.parameters() for model in models)))
 
 
 # Profiling -----------------------------------------------------------------------------------------------------------

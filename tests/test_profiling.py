@@ -14,9 +14,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.modules import LayerDropModuleList
 from torch import nn
 
-from fairseq_admin.architectures import scheme_model
-from fairseq_admin.errors import AdminError
-from fairseq_admin.method import profiling, provenance, stacks
+from fairseq_admin.method import profiling, provenance
 from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.monitor.monitor import first_rank
 
@@ -314,57 +312,6 @@ def test_deep_copies_profile_for_themselves_and_keep_what_they_have():
     for norm in shortcut_norms(late.encoder):
         norm.set_omega(9.0)
     assert max(omega_of(model)) < 9.0
-
-
-class Wrapper(nn.Module):
-    """As fully_sharded: a checkpoint is loaded into the modules inside, bypassing the model's own load_state_dict."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, *batch):
-        return self.model(*batch)
-
-
-def test_omega_loaded_through_a_wrapper_is_kept():
-    trained, fresh = tiny(), tiny(seed=2)
-    trained(*reference.batch())
-    with torch.no_grad():
-        shortcut_norms(trained.encoder)[1].omega_delta.fill_(0.25)
-    wrapper = Wrapper(fresh)
-    wrapper.load_state_dict(Wrapper(trained).state_dict())
-    wrapper(*reference.batch(seed=9))
-    assert omega_of(fresh) == omega_of(trained) and fresh.profiled
-    assert shortcut_norms(fresh.encoder)[1].omega_delta.eq(0.25).all()
-
-
-def test_profiling_writes_to_no_parameter():
-    """Not in place either, which only autograd's count of changes shows: fully_sharded's parameters are views."""
-    model = tiny()
-    before = {name: p._version for name, p in model.named_parameters()}
-    model(*reference.batch())
-    assert model.profiled and before == {name: p._version for name, p in model.named_parameters()}
-
-
-def test_the_first_omega_is_frozen_before_a_layer_is_wrapped(monkeypatch):
-    """fully_sharded keeps the parameters that a layer had when it was wrapped."""
-    learned = []
-
-    def wrap(layer, cfg):
-        learned.append(layer.self_attn_layer_norm.omega_delta is not None)
-        return layer
-
-    monkeypatch.setattr(stacks, "wrap_layer", wrap)
-    tiny()
-    assert learned == [False, True, True] * 2
-
-
-def test_weights_that_are_drawn_after_sharding_are_refused(monkeypatch):
-    monkeypatch.setattr(scheme_model, "FullyShardedDataParallel", nn.LayerNorm)  # any module of a layer
-    with pytest.raises(AdminError, match="--admin-scheme deepnorm draws the weights of layers that fully_sharded has"):
-        tiny(admin_scheme="deepnorm")
-    tiny(admin_scheme="admin")
 
 
 def test_an_observer_sees_shortcut_branch_and_output():

@@ -174,24 +174,6 @@ def test_state_dict_continues_bit_for_bit(split, dtype):
         assert torch.equal(p, q)
 
 
-def test_step_counts_that_fairscale_makes_numbers():
-    """Does training continue and resume bit for bit after the state dict changed them? (fully_sharded does that.)"""
-    params, others = parameters(torch.float32), parameters(torch.float32)
-    optimizer, other = RAdam(params, **SETTINGS), RAdam(others, **SETTINGS)
-    train(params, optimizer, range(10))
-    train(others, other, range(10))
-    state = optimizer.state_dict()
-    for entries in state["state"].values():
-        entries["step"] = entries["step"].item()
-    resumed = [p.detach().clone().requires_grad_() for p in params]
-    again = RAdam(resumed, **SETTINGS)
-    again.load_state_dict(copy.deepcopy(state))
-    for run in ((params, optimizer), (others, other), (resumed, again)):
-        train(*run, range(10, 20))
-    assert_same_training(params, optimizer, others, other)
-    assert_same_training(resumed, again, others, other)
-
-
 def memory_efficient(params):
     """fairseq's --memory-efficient-fp16 around our optimizer, its loss scale 1."""
     cfg = {

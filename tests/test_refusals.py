@@ -53,6 +53,20 @@ def test_options(given: str, corpus: Path, tmp_path: Path, run: Callable[..., Ru
     assert not list(tmp_path.glob("*.pt"))
 
 
+SHARDED = ["transformer_admin", "transformer_lm_admin", "masked_lm_admin", "deeper_admin"]
+
+
+@pytest.mark.parametrize("arch", [*SHARDED, *(f"{name}_tiny" for name in SHARDED)])
+def test_fully_sharded(arch: str) -> None:
+    """Refused with the command line, before any data is read."""
+    task = "translation" if arch.startswith("transformer_admin") else "language_modeling"
+    given = ["data", "--task", task, "--arch", arch, "--ddp-backend"]
+    parser = fairseq_options.get_training_parser()
+    with pytest.raises(AdminError, match="^--ddp-backend fully_sharded was given.* Leave it out"):
+        fairseq_options.parse_args_and_arch(parser, [*given, "fully_sharded"])
+    fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), [*given, "legacy_ddp"])
+
+
 def test_unknown_rule(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     """Does the command line list the rules there are? (argparse refuses it: usage, one line, status 2.)"""
     done = run("fairseq_cli.train", corpus, *TRAIN, "--admin-init", "fixup", "--save-dir", tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models import register_model
 from torch import Tensor
 
 from ..errors import AdminError
@@ -21,6 +21,7 @@ from ..method.schemes import EVERY
 from ..rates import Slower, slow_down
 from .config import DEPTH_RULES, fill_masked, flat_encoder, nested_encoder
 from .masked_language_model import AdminMaskedEncoder, MaskedLMAdminModel
+from .presets import register_presets
 from .refusals import refuse_new_layers
 
 MORE = "more."
@@ -150,8 +151,8 @@ class DeeperAdminModel(MaskedLMAdminModel):
     def _refuse_unready(self) -> None:
         if not self.pretrained:
             raise AdminError(
-                "--arch deeper_admin has no pre-trained encoder: no checkpoint was loaded, or not through the model "
-                "(--ddp-backend fully_sharded). Give --finetune-from-model CHECKPOINT."
+                "--arch deeper_admin has no pre-trained encoder: no checkpoint was loaded. Give --finetune-from-model "
+                "CHECKPOINT."
             )
         if self.slower and not self.slower.taken:
             raise AdminError(
@@ -244,12 +245,10 @@ class DeeperAdminModel(MaskedLMAdminModel):
         return found
 
 
-assert MODEL_REGISTRY["deeper_admin"] is DeeperAdminModel, "another plugin took the name deeper_admin"
-
-
-def _preset(arch: str, **sizes: int) -> None:
-    register_model_architecture("deeper_admin", arch)(lambda args: _fill(args, **sizes))
-
-
-_preset("deeper_admin")
-_preset("deeper_admin_tiny", layers=2, embed_dim=64, ffn_embed_dim=128, attention_heads=4)
+register_presets(
+    "deeper_admin",
+    DeeperAdminModel,
+    _fill,
+    deeper_admin={},
+    deeper_admin_tiny={"layers": 2, "embed_dim": 64, "ffn_embed_dim": 128, "attention_heads": 4},
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import FunctionType
 
-from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from ..errors import AdminError
@@ -12,6 +12,7 @@ from ..fast.model import decoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder
 from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder
+from .presets import register_presets
 from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
 
@@ -64,15 +65,13 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
         return super().forward(src_tokens, **kwargs)
 
 
-assert MODEL_REGISTRY["transformer_lm_admin"] is TransformerLMAdminModel, "another plugin took transformer_lm_admin"
-
-
-def _preset(arch: str, **sizes: int) -> None:
-    register_model_architecture("transformer_lm_admin", arch)(lambda args: fill_decoder(args, **sizes))
-
-
 # The sizes of fairseq's transformer_lm_gpt, _gpt2_small and _gpt2_big.
-_preset("transformer_lm_admin_12l", layers=12, embed_dim=768, ffn_embed_dim=3072, attention_heads=12)
-_preset("transformer_lm_admin_24l", layers=24, embed_dim=1024, ffn_embed_dim=4096, attention_heads=16)
-_preset("transformer_lm_admin_48l", layers=48, embed_dim=1600, ffn_embed_dim=6400, attention_heads=25)
-_preset("transformer_lm_admin_tiny", layers=2, embed_dim=64, ffn_embed_dim=128, attention_heads=4)
+register_presets(
+    "transformer_lm_admin",
+    TransformerLMAdminModel,
+    fill_decoder,
+    transformer_lm_admin_12l={"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12},
+    transformer_lm_admin_24l={"layers": 24, "embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16},
+    transformer_lm_admin_48l={"layers": 48, "embed_dim": 1600, "ffn_embed_dim": 6400, "attention_heads": 25},
+    transformer_lm_admin_tiny={"layers": 2, "embed_dim": 64, "ffn_embed_dim": 128, "attention_heads": 4},
+)

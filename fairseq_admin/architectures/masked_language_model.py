@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
@@ -16,6 +16,7 @@ from ..fast.model import encoder_class
 from ..method.layers import ffn_law, xavier
 from ..method.schemes import SCHEMES
 from .config import AdminOptions, fill_masked, flat_encoder, nested_encoder
+from .presets import register_presets
 from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
 
@@ -86,15 +87,13 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
 
-assert MODEL_REGISTRY["masked_lm_admin"] is MaskedLMAdminModel, "another plugin took the name masked_lm_admin"
-
-
-def _preset(arch: str, **sizes: int) -> None:
-    register_model_architecture("masked_lm_admin", arch)(lambda args: fill_masked(args, **sizes))
-
-
 # The sizes of fairseq's roberta_base and roberta_large, and a deeper one as wide as the former.
-_preset("masked_lm_admin")
-_preset("masked_lm_admin_24l", layers=24, embed_dim=1024, ffn_embed_dim=4096, attention_heads=16)
-_preset("masked_lm_admin_48l", layers=48)
-_preset("masked_lm_admin_tiny", layers=2, embed_dim=64, ffn_embed_dim=128, attention_heads=4)
+register_presets(
+    "masked_lm_admin",
+    MaskedLMAdminModel,
+    fill_masked,
+    masked_lm_admin={},
+    masked_lm_admin_24l={"layers": 24, "embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16},
+    masked_lm_admin_48l={"layers": 48},
+    masked_lm_admin_tiny={"layers": 2, "embed_dim": 64, "ffn_embed_dim": 128, "attention_heads": 4},
+)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fairseq.distributed import FullyShardedDataParallel
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
@@ -69,12 +68,6 @@ class SchemeModel(BaseFairseqModel):
         self.monitor = Monitor(every, thorough=cfg.admin_monitor > 0)
         stacks = stacks_of(self)
         if self.scheme.weights is not None:
-            if any(isinstance(module, FullyShardedDataParallel) for module in self.modules()):
-                raise AdminError(
-                    f"--admin-scheme {cfg.admin_scheme} draws the weights of layers that fully_sharded has already "
-                    "split among the GPUs. Give another --ddp-backend, or leave --checkpoint-activations and "
-                    "--min-params-to-wrap out."
-                )
             # To a row's function, a model of one stack has another with no layers and the same embedding.
             embedding = next(iter(stacks.values())).embed_tokens
             none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding, output_projection=None)
@@ -147,14 +140,10 @@ class SchemeModel(BaseFairseqModel):
         """Profile ω on this batch if it is the first in training mode. Arguments as for `profiling.measure`."""
         if not self.training or self.profiled:
             return
-        # A wrapper (fully_sharded) loads weights into the modules inside it without calling their load_state_dict.
-        if self._recorded():
-            self._set_profiled()
-        else:
-            cfg = self.cfg
-            with twins_of(self):
-                record = profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens)
-            self._record(record)
+        cfg = self.cfg
+        with twins_of(self):
+            record = profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens)
+        self._record(record)
 
     def _refuse_other_rule(self, state_dict: dict[str, Any]) -> None:
         """Refuse another --admin-init than the one that ω is by: it would do nothing, since ω is not set again."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
 from ..fast.model import decoder_class, encoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .config import TransformerAdminConfig, fill_sizes, nested
+from .presets import register_presets
 from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
 
@@ -65,18 +66,20 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
         return super().forward(src_tokens, src_lengths, prev_output_tokens, **kwargs)
 
 
-assert MODEL_REGISTRY["transformer_admin"] is TransformerAdminModel, "another plugin took the name transformer_admin"
-
-
-def _preset(arch: str, **sizes: int) -> None:
-    register_model_architecture("transformer_admin", arch)(lambda args: fill_sizes(args, **sizes))
-
-
-_preset("transformer_admin_6l")
-_preset("transformer_admin_12l", encoder_layers=12, decoder_layers=12)
-_preset("transformer_admin_18l", encoder_layers=18, decoder_layers=18)
-_preset("transformer_admin_60l_12l", encoder_layers=60, decoder_layers=12)
-_preset("transformer_admin_iwslt_de_en", ffn_embed_dim=1024, attention_heads=4)
-_preset(
-    "transformer_admin_tiny", encoder_layers=2, decoder_layers=2, embed_dim=64, ffn_embed_dim=128, attention_heads=4
+register_presets(
+    "transformer_admin",
+    TransformerAdminModel,
+    fill_sizes,
+    transformer_admin_6l={},
+    transformer_admin_12l={"encoder_layers": 12, "decoder_layers": 12},
+    transformer_admin_18l={"encoder_layers": 18, "decoder_layers": 18},
+    transformer_admin_60l_12l={"encoder_layers": 60, "decoder_layers": 12},
+    transformer_admin_iwslt_de_en={"ffn_embed_dim": 1024, "attention_heads": 4},
+    transformer_admin_tiny={
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "embed_dim": 64,
+        "ffn_embed_dim": 128,
+        "attention_heads": 4,
+    },
 )

@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import nn
 
-from ..method.schemes import attentions_of, layers_of, unwrapped
+from ..method.schemes import attentions_of, layers_of
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
 from .dropout import FastDropout
@@ -52,7 +52,7 @@ def decoder_class(cfg: Any) -> type[AdminDecoder]:
 def _speed_up_stack(stack: TransformerEncoderBase | TransformerDecoderBase) -> bool:
     """Returns whether the feed-forward layers are fast, too."""
     fused, shared = True, Shared()
-    for layer in map(unwrapped, layers_of(stack)):
+    for layer in layers_of(stack):
         layer.need_attn = False  # in validation: of all layers but the one whose weights the decoder returns
         for attention in attentions_of(layer):
             assert type(attention) is MultiheadAttention

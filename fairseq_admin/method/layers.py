@@ -9,7 +9,6 @@ branch, shortcut and output, and costs nothing where there is none.
 from __future__ import annotations
 
 import torch
-from fairseq.distributed import fsdp_wrap
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
@@ -163,6 +162,4 @@ class ScaledDecoderLayer(_ScaledLayer, TransformerDecoderLayerBase):
 
 def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
     """What fairseq's build_encoder_layer and build_decoder_layer do to a layer they have made."""
-    if cfg.checkpoint_activations:
-        layer = recomputed(layer, cfg.offload_activations)
-    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+    return recomputed(layer, cfg.offload_activations) if cfg.checkpoint_activations else layer

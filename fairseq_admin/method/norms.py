@@ -34,10 +34,7 @@ class ShortcutNorm(nn.LayerNorm):
         self.omega_delta = None
 
     def set_omega(self, omega: float | Tensor) -> None:
-        """Fill omega_init with one profiled scalar.
-
-        omega_delta, still 0, is left alone: --ddp-backend fully_sharded makes it a view that must not be written to.
-        """
+        """Fill omega_init with one profiled scalar."""
         with torch.no_grad():
             self.omega_init.copy_(torch.as_tensor(omega).expand_as(self.omega_init))
 

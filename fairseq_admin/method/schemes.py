@@ -107,13 +107,6 @@ def layers_of(stack: Any) -> tuple[Any, ...]:
     return tuple(stack.layers.children())
 
 
-def unwrapped(layer: Any) -> Any:
-    """The layer inside the wrappers of --ddp-backend fully_sharded, on which attributes must be set."""
-    while hasattr(layer, "module"):
-        layer = layer.module
-    return layer
-
-
 def attentions_of(layer: Any) -> tuple[Any, ...]:
     """A layer's self-attention and, where it has one, its encoder-attention."""
     return tuple(it for it in (layer.self_attn, getattr(layer, "encoder_attn", None)) if it is not None)

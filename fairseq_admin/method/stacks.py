@@ -6,7 +6,6 @@ from typing import Any
 
 from fairseq.models.transformer.transformer_decoder import TransformerDecoderBase
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
-from torch import nn
 
 from .fixup import Shift
 from .layers import (
@@ -14,32 +13,20 @@ from .layers import (
     AdminEncoderLayer,
     ScaledDecoderLayer,
     ScaledEncoderLayer,
-    ShortcutNorm,
     StockDecoderLayer,
     StockEncoderLayer,
     ffn_law,
     wrap_layer,
 )
-from .schemes import EVERY
+from .schemes import EVERY, layers_of
 from .second_stream import SecondNorm
 
 
-def _first_frozen(stack: AdminEncoder | AdminDecoder, layer: nn.Module) -> nn.Module:
-    """A new layer; if it is the stack's first, without a learned ω at its first sub-layer.
-
-    Before the layer is wrapped: --ddp-backend fully_sharded keeps every parameter that a layer had at that time.
-    """
-    if not stack.begun:
-        norm = layer.self_attn_layer_norm
-        assert isinstance(norm, ShortcutNorm)
-        norm.freeze_omega()
-        stack.begun = True
-    return layer
-
-
-def _set_end(stack: Any, channels: int, multiplier: bool) -> None:
-    """Put what a scheme's stack ends in, where that is not fairseq's, in the place of the norm there."""
+def _set_up(stack: Any, channels: int, multiplier: bool) -> None:
+    """Fix the first ω of a new stack, and put what its scheme ends in, if not fairseq's, in place of the norm there."""
     scheme = EVERY[stack.cfg.admin_scheme]
+    if scheme.omega:
+        layers_of(stack)[0].self_attn_layer_norm.freeze_omega()
     if scheme.fixup:
         stack.layer_norm = Shift(multiplier)
     elif scheme.second_stream:
@@ -58,11 +45,9 @@ def _keep_end(stack: Any, state: dict[str, Any], name: str) -> None:
 class AdminEncoder(TransformerEncoderBase):
     """fairseq's encoder over the layers of a scheme."""
 
-    begun = False
-
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        _set_end(self, self.cfg.encoder.embed_dim, multiplier=True)
+        _set_up(self, self.cfg.encoder.embed_dim, multiplier=True)
 
     def build_encoder_layer(self, cfg):
         scheme = EVERY[cfg.admin_scheme]
@@ -71,7 +56,7 @@ class AdminEncoder(TransformerEncoderBase):
         if scheme.stock_layers:
             return wrap_layer(StockEncoderLayer(cfg, return_fc=self.return_fc), cfg)
         if scheme.omega:
-            return wrap_layer(_first_frozen(self, AdminEncoderLayer(cfg, return_fc=self.return_fc)), cfg)
+            return wrap_layer(AdminEncoderLayer(cfg, return_fc=self.return_fc), cfg)
         return wrap_layer(ScaledEncoderLayer(cfg, scheme, return_fc=self.return_fc), cfg)
 
     def upgrade_state_dict_named(self, state_dict, name):
@@ -82,11 +67,9 @@ class AdminEncoder(TransformerEncoderBase):
 class AdminDecoder(TransformerDecoderBase):
     """fairseq's decoder over the layers of a scheme."""
 
-    begun = False
-
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        _set_end(self, self.cfg.decoder.embed_dim, multiplier=False)
+        _set_up(self, self.cfg.decoder.embed_dim, multiplier=False)
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         scheme = EVERY[cfg.admin_scheme]
@@ -95,7 +78,7 @@ class AdminDecoder(TransformerDecoderBase):
         if scheme.stock_layers:
             return wrap_layer(StockDecoderLayer(cfg, no_encoder_attn), cfg)
         if scheme.omega:
-            return wrap_layer(_first_frozen(self, AdminDecoderLayer(cfg, no_encoder_attn)), cfg)
+            return wrap_layer(AdminDecoderLayer(cfg, no_encoder_attn), cfg)
         return wrap_layer(ScaledDecoderLayer(cfg, scheme, no_encoder_attn), cfg)
 
     def upgrade_state_dict_named(self, state_dict, name):

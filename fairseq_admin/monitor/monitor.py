@@ -34,13 +34,13 @@ def gradient_norms(model: Any) -> dict[str, Tensor]:
     """The norm of the gradients of all weights ("model"), and of the layers of each stack, in float32.
 
     They are in fairseq's units of the moment: summed over tokens, and times the loss scale. An empty dict where there
-    are none, or only parts: --ddp-backend fully_sharded.
+    are none.
     """
     parts: dict[str, nn.Module] = {side: nn.ModuleList(layers_of(stack)) for side, stack in stacks_of(model).items()}
     norms = {}
     for name, module in {"model": model, **parts}.items():
         weights = [weight for weight in module.parameters() if weight.grad is not None]
-        if not weights or any(hasattr(weight, "_is_sharded") for weight in weights):
+        if not weights:
             return {}
         each = [torch.linalg.vector_norm(weight.grad, dtype=torch.float32) for weight in weights]
         norms[name] = torch.linalg.vector_norm(torch.stack(each))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..method.norms import BottomNorm, ShortcutNorm
 from ..method.omega import variance
-from ..method.schemes import SUBLAYER_NORMS, layers_of, unwrapped
+from ..method.schemes import SUBLAYER_NORMS, layers_of
 
 
 class StackProbe:
@@ -42,7 +42,7 @@ class StackProbe:
         self.waiting: list[Any] = []
         self.whole = False
         self._end = stack.register_forward_hook(self._ended)
-        for layer in map(unwrapped, layers_of(stack)):
+        for layer in layers_of(stack):
             self._stand_before(layer)
 
     def _stand_before(self, layer: Any) -> None:

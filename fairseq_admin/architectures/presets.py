@@ -1,0 +1,41 @@
+"""The `--arch` presets of our models."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY, register_model_architecture
+
+from ..errors import AdminError
+
+
+def refuse_fully_sharded(args: Namespace) -> None:
+    """Refuse fairscale's sharding, under which a model has its weights only while it runs.
+
+    Raises:
+        AdminError: it was asked for.
+    """
+    if getattr(args, "ddp_backend", None) == "fully_sharded":
+        raise AdminError(
+            "--ddp-backend fully_sharded was given; our models have no shards. Leave it out. To save memory give "
+            "--checkpoint-activations, --memory-efficient-fp16, or a smaller --max-tokens with a larger --update-freq."
+        )
+
+
+def register_presets(name: str, model: type, fill: Callable[..., Any], **presets: dict[str, int]) -> None:
+    """Register a model's presets: what `fill` sets, with the sizes of each.
+
+    fairseq calls a preset with all options of the command line, before it reads any data.
+    """
+    assert MODEL_REGISTRY[name] is model, f"another plugin took the name {name}"
+    for arch, sizes in presets.items():
+
+        def preset(args: Namespace, sizes: dict[str, int] = sizes) -> None:
+            refuse_fully_sharded(args)
+            fill(args, **sizes)
+
+        register_model_architecture(name, arch)(preset)
+    if name not in presets:  # fairseq has registered a preset of the model's name, which does nothing
+        ARCH_CONFIG_REGISTRY[name] = refuse_fully_sharded
