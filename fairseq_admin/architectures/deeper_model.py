@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import AdminError
 from ..fast.model import speed_up, wanted
 from ..fast.stacks import FastEncoder
-from ..fast.twin import twins_of
+from ..fast.plain import plain_layers
 from ..method import provenance
 from ..method.on_top import MoreLayers, batched, set_up
 from ..method.schemes import EVERY
@@ -215,7 +215,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
         training = self.training
         self.eval()
         try:
-            with twins_of(self):
+            with plain_layers(self):
                 set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(sentences))
         finally:
             self.train(training)

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import fingerprint
 from ..errors import AdminError
 from ..fast.model import speed_up
-from ..fast.twin import twins_of
+from ..fast.plain import plain_layers
 from ..method import initial_weights, provenance
 from ..method.norms import shortcut_norms
 from ..method.omega import omega_from_depth
@@ -141,7 +141,7 @@ class SchemeModel(BaseFairseqModel):
         if not self.training or self.profiled:
             return
         cfg = self.cfg
-        with twins_of(self):
+        with plain_layers(self):
             record = profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens)
         self._record(record)
 

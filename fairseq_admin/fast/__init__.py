@@ -1,1 +1,1 @@
-"""The same layers, faster: each computes what fairseq's does (its twin), and gives way to it where it must."""
+"""What trains faster and computes the same: layers, loss and optimizer, each next to the plain one that it stands for."""

@@ -1,10 +1,12 @@
-"""Attention with one packed projection and torch's scaled_dot_product_attention; twin: fairseq's MultiheadAttention.
+"""Attention with packed projections; the plain one is fairseq's MultiheadAttention.
 
-    T target time   S source time   B batch   H heads   D channels a head   C = H · D channels
+    y = (D(S) v) W_oᵀ + b_o,   S = softmax(q kᵀ / sqrt(D) + bias),   q = x W_qᵀ + b_q,   k and v likewise
+
+    T target time   S source time   B batch   H heads   D channels a head   C = H · D channels   D( ) dropout
 
 fairseq's encoder-attention leaves torch's kernels in training, every layer makes its masks again, and time comes first
-in its tensors, which the kernels then copy. Here masks are objects that a stack makes once a batch, and next to one
-tensors are batch-first. A mask of any other kind is the twin's, and so are incremental decoding and a wish for weights.
+in its tensors, which the kernels then copy. Here a stack makes a mask once a batch, as a bias of four dimensions, and
+next to one tensors are batch-first.
 """
 
 from __future__ import annotations
@@ -17,158 +19,119 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .linear import packed_linear, put_together
-from .pieces import Ends, able
-from .products import SHORT, by_products
-from .twin import Fast
+from .dropout import dropout
+from .plain import Fast
+
+ALIGNED = 8
+"""CUDA's kernels copy a bias whose rows are not a multiple of so many numbers apart."""
+ROW = 16
+"""Numbers of a vector of AVX-512. On CPUs torch's softmax takes seven times as long for a shorter row."""
 
 
-class Mask:
-    """What no position sees; of this class itself, nothing is hidden."""
-
-    def bias(self, heads: int, like: Tensor) -> Tensor | None:
-        """0 or -inf, to add to the scores. Shape (B · H or 1, T or 1, S)."""
-        return None
-
-    def kernel_options(self) -> dict[str, Any]:
-        """As scaled_dot_product_attention takes it."""
-        return {}
-
-    def for_twin(self, like: Tensor) -> dict[str, Tensor]:
-        """As the twin takes it."""
-        return {}
+def _without_columns(hidden: Tensor, like: Tensor) -> Tensor:
+    """0, or -inf where something is hidden. Shapes (..., S) and, on CPUs, (..., S or more): what is added is hidden."""
+    if torch.is_autocast_enabled(like.device.type):
+        dtype = torch.get_autocast_dtype(like.device.type)
+    else:
+        dtype = like.dtype
+    length = hidden.size(-1)
+    width = max(length, ROW) if like.is_cpu else -(-length // ALIGNED) * ALIGNED
+    bias = like.new_full((*hidden.shape[:-1], width), -math.inf, dtype=dtype)
+    bias[..., :length].masked_fill_(~hidden, 0)
+    return bias if like.is_cpu else bias[..., :length]
 
 
-class Causal(Mask):
-    """Position t sees positions up to t.
-
-    Padding, if it follows the words, is hidden from them by that alone.
-
-    Args:
-        length: T.
-    """
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self._bias: Tensor | None = None
-
-    def bias(self, heads: int, like: Tensor) -> Tensor:
-        """Shape (1, T, T)."""
-        if self._bias is None or self._bias.dtype != like.dtype:
-            self._bias = like.new_full((1, self.length, self.length), -math.inf).triu(1)
-        return self._bias
-
-    def kernel_options(self) -> dict[str, Any]:
-        return {"is_causal": True}
-
-    def for_twin(self, like: Tensor) -> dict[str, Tensor]:
-        return {"attn_mask": self.bias(1, like)[0]}
-
-
-class Padding(Mask):
+def padding_bias(hidden: Tensor, like: Tensor) -> Tensor:
     """No position sees padding.
 
     Args:
         hidden: where padding is. Shape (B, S), bool.
-    """
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.hidden = hidden
-        self._bias: Tensor | None = None
-        self._seen: Tensor | None = None
-
-    def bias(self, heads: int, like: Tensor) -> Tensor:
-        """Shape (B · H, 1, S)."""
-        if self._bias is None or self._bias.dtype != like.dtype or len(self._bias) != heads * len(self.hidden):
-            bias = torch.zeros_like(self.hidden, dtype=like.dtype).masked_fill_(self.hidden, -math.inf)
-            self._bias = bias.repeat_interleave(heads, 0).unsqueeze(1)
-        return self._bias
-
-    def kernel_options(self) -> dict[str, Any]:
-        if self._seen is None:
-            self._seen = ~self.hidden[:, None, None]
-        return {"attn_mask": self._seen}
-
-    def for_twin(self, like: Tensor) -> dict[str, Tensor]:
-        return {"key_padding_mask": self.hidden}
-
-
-def by_kernel(mask: Mask, p: float, *packed: Tensor) -> Tensor:
-    """softmax(q kᵀ / sqrt(D)) v, with dropout behind the softmax.
-
-    Args:
-        mask: what is not seen.
-        p: the chance to drop.
-        packed: queries, keys and values, several to a tensor. Shape (B, T or S, number in this tensor, H, D).
+        like: what attends, for type and device.
 
     Returns:
-        Shape (B, T, C).
+        Shape (B, 1, 1, S or more).
     """
-    parts = (several.unbind(2) if several.size(2) > 1 else [several.squeeze(2)] for several in packed)
-    q, k, v = (each.transpose(1, 2) for several in parts for each in several)
-    mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=p, **mask.kernel_options())
-    return mixed.transpose(1, 2).flatten(2)
+    return _without_columns(hidden[:, None, None], like)
 
 
-class FastAttention(Ends, Fast, MultiheadAttention):
-    """fairseq's attention, its parameters and their names unchanged; those that are packed share a storage."""
+def causal_bias(length: int, like: Tensor) -> Tensor:
+    """Position t sees positions up to t; padding behind the words is hidden by that alone. Shape (1, 1, T, T or more).
 
-    onednn: bool = False
-    """Whether projections go through oneDNN."""
+    CUDA's kernels know this mask, and only its four dimensions count there.
+    """
+    if not like.is_cpu:
+        return like.new_empty(1, 1, 1, 1)
+    return _without_columns(torch.ones(length, length, dtype=torch.bool).triu(1)[None, None], like)
 
-    def put_together(self) -> None:
-        """Store the projections of one input so that packing them copies nothing."""
-        packed = [*([self.q_proj] if self.self_attention else []), self.k_proj, self.v_proj]
-        for name in ("weight", "bias"):
-            parts = [it._parameters.get(name) for it in packed]  # nothing there: --ddp-backend fully_sharded has them
-            if all(isinstance(part, nn.Parameter) for part in parts):
-                put_together(parts)
 
-    def _apply(self, *args: Any, **kwargs: Any) -> FastAttention:
-        """As every module's, which moves and casts parameters one by one."""
-        super()._apply(*args, **kwargs)
-        self.put_together()
-        return self
+def by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, p: float) -> Tensor:
+    """Attention for CPUs, where torch's kernel has no dropout and does far more instead. Shapes (B, H, T or S, D)."""
+    batch, heads, length, width = q.shape
+    missing = bias.size(-1) - k.size(2)
+    if missing:
+        k, v = (functional.pad(each, (0, 0, 0, missing)) for each in (k, v))
+    q, k, v = (each.reshape(batch * heads, -1, width) for each in (q, k, v))
+    bias = bias.expand(-1, heads, -1, -1).flatten(0, 1) if len(bias) > 1 else bias[0]
+    shares = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=width**-0.5).softmax(-1)
+    return torch.bmm(dropout(shares, p), v).view(batch, heads, length, width)
+
+
+def heads_of(x: Tensor, linears: list[nn.Linear], heads: int) -> tuple[Tensor, ...]:
+    """Heads of several linear layers of one input. Shapes (B, T, C) and, for each layer, (B, H, T, D).
+
+    One product of all, but on CPUs, where it saves less than the copy of the weights costs.
+    """
+    if x.is_cpu or len(linears) == 1:
+        return tuple(linear(x).view(*x.shape[:2], heads, -1).transpose(1, 2) for linear in linears)
+    weight, bias = torch.cat([it.weight for it in linears]), torch.cat([it.bias for it in linears])
+    rows = functional.linear(x, weight, bias).view(*x.shape[:2], len(linears), heads, -1)
+    return rows.permute(2, 0, 3, 1, 4).unbind(0)
+
+
+class FastAttention(Fast, MultiheadAttention):
+    """fairseq's attention, its parameters and their names unchanged."""
 
     def forward(
         self,
         query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_padding_mask: Any = None,
+        key: Any,
+        value: Any,
+        key_padding_mask: Tensor | None = None,
         incremental_state: Any = None,
         need_weights: bool = True,
         static_kv: bool = False,
-        attn_mask: Any = None,
+        attn_mask: Tensor | None = None,
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's; or one of the masks is an object of this module and tensors are batch-first."""
-        mask = key_padding_mask if attn_mask is None else attn_mask
-        asked = {"before_softmax": before_softmax, "need_head_weights": need_head_weights}
-        if not isinstance(mask, Mask):
-            return super().forward(
-                query, key, value, key_padding_mask, incremental_state, need_weights, static_kv, attn_mask, **asked
-            )
-        if self.plain or need_weights or any(asked.values()):
-            given = [None if it is None else it.transpose(0, 1) for it in (query, key, value)]
-            out, weights = super().forward(
-                *given, need_weights=need_weights, static_kv=static_kv, **asked, **mask.for_twin(query)
-            )
-            return out.transpose(0, 1), weights
-        dropping = self.training or self.dropout_module.apply_during_inference
-        p = self.dropout_module.p if dropping else 0.0
-        if self.self_attention:
-            sides: list[Any] = [(query, (self.q_proj, self.k_proj, self.v_proj))]
-        else:
-            assert key is not None
-            sides = [(query, (self.q_proj,)), (key, (self.k_proj, self.v_proj))]
-        if able(query) and p < 1 and (p > 0 or sides[-1][0].size(1) <= SHORT):
-            branch = by_products(mask, p, self.onednn, self.num_heads, sides, self.out_proj)
-            return self.given_on(branch), None
-        return self.out_proj(by_kernel(mask, p, *(self._packed(x, *of) for x, of in sides))), None
+        """As fairseq's; or, where the mask has four dimensions, batch-first and without weights.
 
-    def _packed(self, x: Tensor, *projections: Any) -> Tensor:
-        """Several linear layers of one input as one. Shapes (B, T, C) and (B, T, number of layers, H, D)."""
-        packed = packed_linear(self.onednn, x, *(it.weight for it in projections), *(it.bias for it in projections))
-        return packed.view(*x.shape[:2], len(projections), self.num_heads, self.head_dim)
+        Then `key` may be a pair, the encoder's keys and values, each of shape (B, H, S, D).
+        """
+        bias = key_padding_mask if attn_mask is None else attn_mask
+        if bias is None or bias.dim() < 4:
+            return super().forward(
+                query,
+                key,
+                value,
+                key_padding_mask,
+                incremental_state,
+                need_weights,
+                static_kv,
+                attn_mask,
+                before_softmax,
+                need_head_weights,
+            )
+        if self.self_attention:
+            q, k, v = heads_of(query, [self.q_proj, self.k_proj, self.v_proj], self.num_heads)
+        else:
+            (q,) = heads_of(query, [self.q_proj], self.num_heads)
+            k, v = key if isinstance(key, tuple) else heads_of(key, [self.k_proj, self.v_proj], self.num_heads)
+        p = self.dropout_module.p
+        if query.is_cpu:
+            mixed = by_products(q, k, v, bias, p)
+        elif attn_mask is None:
+            mixed = functional.scaled_dot_product_attention(q, k, v, bias, p)
+        else:
+            mixed = functional.scaled_dot_product_attention(q, k, v, None, p, is_causal=True)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2)), None

@@ -1,8 +1,8 @@
-"""Dropout that draws less; twin: fairseq's, which is torch's.
+"""Dropout that draws less on CPUs; the plain one is fairseq's, which is torch's.
 
-On CPUs torch draws a 32-bit number for every element, and keeps the mask in the elements' own type. Here sixteen bits
+There torch draws a 32-bit number for every element, and keeps the mask in the elements' own type. Here sixteen bits
 decide, and the mask is kept as one byte. The chance to drop is therefore the multiple of 2⁻¹⁶ next to p, and what is
-kept is scaled by that chance, so the mean is unchanged.
+kept is scaled by that chance, so the mean is unchanged. Elsewhere torch's one operation computes.
 """
 
 from __future__ import annotations
@@ -15,21 +15,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .twin import Fast
+from .plain import Fast
 
 LEVELS = 2**16
 ZERO = torch.zeros(())
 
 
-def scaled(x: Tensor, mask: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-    """x ⊙ mask · scale as one operation. The mask is `keep`'s on CPUs, elsewhere native_dropout's."""
-    if not x.is_cpu:
-        return torch.ops.aten.native_dropout_backward(x, mask, scale)
-    return torch.addcmul(ZERO, x, mask, value=scale, out=out)
-
-
 def keep(x: Tensor, p: float) -> tuple[Tensor, float]:
-    """Which elements of a tensor on the CPU stay, 1 or 0 in int8, and what scales them. 0 < p < 1."""
+    """Which elements stay, 1 or 0 in int8, and what scales them. 0 < p < 1."""
     dropped = min(max(round(p * LEVELS), 1), LEVELS - 1)
     # Four numbers in each 64 bits drawn.
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
@@ -43,12 +36,12 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         mask, ctx.scale = keep(x, p)
         ctx.save_for_backward(mask)
-        return scaled(x, mask, ctx.scale)
+        return torch.addcmul(ZERO, x, mask, value=ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return scaled(gradient, ctx.saved_tensors[0], ctx.scale), None
+        return torch.addcmul(ZERO, gradient, ctx.saved_tensors[0], value=ctx.scale), None
 
 
 def dropout(x: Tensor, p: float) -> Tensor:

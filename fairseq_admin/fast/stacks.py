@@ -1,21 +1,30 @@
-"""An encoder and a decoder that know of padding once a batch, and are batch-first; twins: those of method/stacks.py.
+"""An encoder and a decoder that make their masks once a batch, and are batch-first; the plain ones: method/stacks.py.
 
-fairseq asks the device in every encoder layer whether there is padding, and each question makes the host wait.
+fairseq asks the device in every encoder layer whether there is padding, and each question makes the host wait. These
+are for training: in evaluation, and for whoever wants a layer's output or attention weights, the plain ones compute.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..method.schemes import layers_of
 from ..method.stacks import AdminDecoder, AdminEncoder
-from .attention import Causal, Mask, Padding
-from .shortcut import Shared
-from .twin import Fast
+from .attention import FastAttention, causal_bias, heads_of, padding_bias
+from .norms import FastShortcutNorm, omega_together
+from .plain import Fast
 
-MASK = "mask"
-"""The entry of the encoder's output that holds the batch's `Mask`: `Padding`, if it has any."""
+BIAS = "bias"
+"""The entry of the encoder's output that holds its mask for the decoder: `padding_bias`."""
+
+
+def _norms_together(stack: FastEncoder | FastDecoder) -> list[FastShortcutNorm]:
+    """Those whose ω one operation may make: of a layer that does not run (--encoder-layerdrop) none would be used."""
+    if type(stack.layers) is not nn.ModuleList:
+        return []
+    return [it for it in stack.modules() if isinstance(it, FastShortcutNorm) and it.omega_delta is not None]
 
 
 class FastEncoder(Fast, AdminEncoder):
@@ -23,11 +32,9 @@ class FastEncoder(Fast, AdminEncoder):
 
     Attributes:
         batch_first: whether the layers' tensors are (B, T, C) in the forward that runs, or ran last.
-        shared: what its norms share.
     """
 
     batch_first = False
-    shared: Shared
 
     def forward_scriptable(
         self,
@@ -36,55 +43,42 @@ class FastEncoder(Fast, AdminEncoder):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list]:
-        """As fairseq's, and what `FastDecoder` reads of it: the mask.
+        """As fairseq's, and the mask for `FastDecoder`.
 
         Shapes: tokens (B, T), embeddings (B, T, C), `encoder_out` (T, B, C).
         """
-        self.batch_first = not self.plain
-        if self.plain:
+        self.batch_first = self.training and not (self.plain or return_all_hiddens)
+        if not self.batch_first:
             return super().forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         hidden = src_tokens.eq(self.padding_idx)
-        padded = bool(hidden.any())
-        mask = Padding(hidden) if padded else Mask()
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
-        if padded:
-            x = x.masked_fill(hidden.unsqueeze(-1), 0)
-        states, branches = [x], [None]
-        with self.shared.together():
+        x, bias = x.masked_fill(hidden.unsqueeze(-1), 0), padding_bias(hidden, x)
+        with omega_together(_norms_together(self)):
             for layer in self.layers:
-                out = layer(x, encoder_padding_mask=mask)
-                x, branch = out if isinstance(out, tuple) else (out, None)
-                if return_all_hiddens:
-                    states.append(x)
-                    branches.append(branch)
+                out = layer(x, encoder_padding_mask=bias)
+                x = out[0] if isinstance(out, tuple) else out
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return {
             "encoder_out": [x.transpose(0, 1)],
             "encoder_padding_mask": [hidden],
-            MASK: [mask],
+            BIAS: [bias],
             "encoder_embedding": [embedding],
-            "encoder_states": [it.transpose(0, 1) for it in states] if return_all_hiddens else [],
-            "fc_results": [it if it is None else it.transpose(0, 1) for it in branches[1:]]
-            if return_all_hiddens
-            else [],
+            "encoder_states": [],
+            "fc_results": [],
             "src_tokens": [],
             "src_lengths": [hidden.logical_not().sum(1, keepdim=True).int()],
         }
 
 
 class FastDecoder(Fast, AdminDecoder):
-    """fairseq's decoder over the layers of a scheme.
-
-    In training it returns no attention weights, unless a layer is named, and no layer's output, which would hold memory
-    that the backward has no use for. fairseq's always returns its last layer's weights, and all outputs.
+    """fairseq's decoder over the layers of a scheme; it returns no attention weights and no layer's output.
 
     Attributes:
-        batch_first, shared: as `FastEncoder`'s.
+        batch_first: as `FastEncoder`'s.
     """
 
     batch_first = False
-    shared: Shared
 
     def extract_features_scriptable(
         self,
@@ -96,11 +90,12 @@ class FastDecoder(Fast, AdminDecoder):
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, list]]:
         """As fairseq's. Shapes: tokens (B, T), features (B, T, C)."""
-        self.batch_first = not (
+        self.batch_first = self.training and not (
             self.plain
             or incremental_state is not None
             or full_context_alignment
-            or not (encoder_out is None or MASK in encoder_out)
+            or alignment_layer is not None
+            or not (encoder_out is None or BIAS in encoder_out)
             # Where padding comes first, a position before the words would see nothing but padding.
             or bool(prev_output_tokens[:, 0].eq(self.padding_idx).any())
         )
@@ -113,27 +108,34 @@ class FastDecoder(Fast, AdminDecoder):
                 alignment_layer,
                 alignment_heads,
             )
-        if alignment_layer is None and not self.training:
-            alignment_layer = self.num_layers - 1
-        source = source_mask = None
-        if encoder_out is not None:
-            source, (source_mask,) = encoder_out["encoder_out"][0].transpose(0, 1), encoder_out[MASK]
-        x, future, weights = self._embedded(prev_output_tokens), Causal(prev_output_tokens.size(1)), None
-        states = [] if self.training else [x]
-        with self.shared.together():
-            for number, layer in enumerate(self.layers):
-                asked = number == alignment_layer
-                x, found, _ = layer(
-                    x, source, source_mask, self_attn_mask=future, need_attn=asked, need_head_weights=asked
-                )
-                if not self.training:
-                    states.append(x)
-                weights = found.float().to(x)[:alignment_heads].mean(0) if asked and found is not None else weights
+        x = self._embedded(prev_output_tokens)
+        future = causal_bias(x.size(1), x)
+        bias = None if encoder_out is None else encoder_out[BIAS][0]
+        with omega_together(_norms_together(self)):
+            for layer, source in zip(self.layers, self._sources(encoder_out)):
+                x, _, _ = layer(x, source, bias, self_attn_mask=future)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        return x, {"attn": [weights], "inner_states": [it.transpose(0, 1) for it in states]}
+        return x, {"attn": [None], "inner_states": []}
+
+    def _sources(self, encoder_out: Any) -> list[Any]:
+        """What each layer's encoder-attention reads: keys and values, of all layers by one product, or the encoder's output.
+
+        The latter where a layer is computed again in the backward, which would keep its keys and values until then, or
+        may not run, and on CPUs, where the former saves less than the copy of the weights costs.
+        """
+        number = len(self.layers)
+        if encoder_out is None:
+            return [None] * number
+        source = encoder_out["encoder_out"][0].transpose(0, 1)
+        if type(self.layers) is not nn.ModuleList or source.is_cpu or self.cfg.checkpoint_activations:
+            return [source] * number
+        attentions: list[FastAttention] = [layer.encoder_attn for layer in layers_of(self)]
+        linears = [linear for it in attentions for linear in (it.k_proj, it.v_proj)]
+        heads = heads_of(source, linears, attentions[0].num_heads)
+        return list(zip(heads[::2], heads[1::2]))
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Words and their positions. Shapes (B, T) and (B, T, C)."""

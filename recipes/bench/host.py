@@ -1,0 +1,125 @@
+"""Host time: what a training step costs the CPU that starts a GPU's kernels, next to stock Post-LN.
+
+Measured without a GPU, on one CPU thread: tensors say that they are not on a CPU, so the branches that a GPU takes
+compute; dropout is the one operation that it is there (native_dropout), and attention drops nothing, since torch's kernel
+for CPUs has no dropout and a GPU's does it itself. At width 16 the arithmetic hardly counts. Process CPU time, the methods
+in turns; each turn gives one ratio to stock Post-LN, and the median counts.
+
+    python recipes/bench/host.py                       # 18L-18L and 60L-12L, some minutes
+    python recipes/bench/host.py --layers 6 --pairs 3 --csv host.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch  # noqa: E402
+from fairseq.modules import MultiheadAttention  # noqa: E402
+from fairseq.utils import clip_grad_norm_  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from fairseq_admin.radam import FairseqRAdam, RAdamConfig  # noqa: E402
+from recipes.bench.arguments import number, size  # noqa: E402
+from recipes.bench.conditions import conditions, keep  # noqa: E402
+from recipes.bench.step import METHODS, PADDING, Run  # noqa: E402
+from recipes.bench.turns import interleaved  # noqa: E402
+
+LAYERS = ["18", "60-12"]
+COMPARED = ["post-ln", "admin-plain", "admin"]
+assert set(COMPARED) <= set(METHODS)
+
+
+def _native_dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+@contextlib.contextmanager
+def faked_device() -> Iterator[None]:
+    """Within this context the CPU passes for a GPU, as said above."""
+    faked = property(lambda tensor: False)
+    with mock.patch.object(Tensor, "is_cpu", faked), mock.patch("torch.nn.functional.dropout", _native_dropout):
+        yield
+
+
+class HostRun(Run):
+    """A method's step, with the clipping of gradients that is its own."""
+
+    def __init__(self, method: str, args: Namespace) -> None:
+        super().__init__(method, args)
+        self.src[0, :2] = self.prev[0, -2:] = PADDING
+        self.lengths[0] -= 2
+        for module in self.model.modules():
+            if isinstance(module, MultiheadAttention):
+                module.dropout_module.p = 0.0
+        self.params = list(self.model.parameters())
+        self.handle = FairseqRAdam(RAdamConfig(lr=[1e-5]), self.params) if self.fast else None
+
+    def whole_step(self) -> None:
+        """Forward, backward, clipping, optimizer."""
+        self.forward_backward()
+        if self.handle is None:
+            clip_grad_norm_(self.params, 1.0)
+            self.rule.step()
+        else:
+            self.handle.clip_grad_norm(1.0)
+            self.handle.step()
+        self.model.zero_grad(set_to_none=True)
+
+
+def rows_of(args: Namespace) -> list[dict[str, Any]]:
+    """A row for each method at one size."""
+    with faked_device():
+        runs = [HostRun(method, args) for method in COMPARED]
+        device = torch.device("cpu")
+        passes = interleaved([run.forward_backward for run in runs], args.pairs, time.process_time, device)
+        steps = interleaved([run.whole_step for run in runs], args.pairs, time.process_time, device)
+        rows = []
+        for method, run, *times in zip(COMPARED, runs, passes, steps):
+            row = {"method": method, "layers": args.layers, "decoder_layers": args.decoder_layers, **run.counts()}
+            for name, own, stock in zip(("forward_backward", "step"), times, (passes[0], steps[0])):
+                row[f"{name}_ms"] = 1000 * statistics.median(own)
+                ratios = sorted(a / b for a, b in zip(own, stock))
+                row[name], row[f"{name}_low"], row[f"{name}_high"] = statistics.median(ratios), ratios[0], ratios[-1]
+            rows.append(row)
+    return rows
+
+
+COLUMNS = ("forward_backward", "forward_backward_low", "forward_backward_high", "step", "step_low", "step_high")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--layers", nargs="+", default=LAYERS, help="as 18 or 60-12 (default: %(default)s)")
+    top.add_argument("--pairs", type=number, default=15, help="turns (default: 15)")
+    top.add_argument("--csv", type=Path, help="file to write the rows to")
+    args = top.parse_args(arguments)
+    torch.set_num_threads(1)
+    common = {**vars(args), "words": 100, "length": 8, "device": "cpu", "dtype": "float32", "clock": "cpu"}
+    rows = []
+    print(f"{'method':12} {'layers':>7} {'ms':>7} {'forward + backward':>26} {'ms':>7} {'whole step':>26} operations waits")
+    for layers in args.layers:
+        for row in rows_of(Namespace(**{**common, **size(f"{layers}:16:64")})):
+            cells = [f"{row[a]:7.3f} ({row[a + '_low']:.3f} to {row[a + '_high']:.3f})" for a in ("forward_backward", "step")]
+            print(
+                f"{row['method']:12} {layers:>7} {row['forward_backward_ms']:7.1f} {cells[0]:>26} {row['step_ms']:7.1f} "
+                f"{cells[1]:>26} {row['operations']:10} {row['waits']:5}",
+                flush=True,
+            )
+            rows.append(row)
+    keep(args.csv, conditions(Namespace(**common)), rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
