@@ -16,11 +16,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT
-from fairseq.modules import MultiheadAttention
 
-from fairseq_admin.fast import attention
-from recipes.bench import pages, started, waiting
-from recipes.bench.attention import ALWAYS, NEVER, attending
+from recipes.bench import host, pages, started, waiting
 from recipes.bench.conditions import keep
 from recipes.bench.counting import counts
 from recipes.bench.growth import exponents
@@ -35,31 +32,16 @@ def kept(file: Path) -> list[dict[str, str]]:
     return found
 
 
-@pytest.mark.slow
-def test_reports_attention_by_products_and_by_the_kernel(tmp_path) -> None:
-    """Is there a row a size and mask, with times that are positive?"""
-    command = [sys.executable, str(ROOT / "recipes/bench/attention.py"), "--heads", "2:8", "--keys", "5", "40"]
-    command += ["--pairs", "1", "--csv", str(tmp_path / "attention.csv")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
-    rows = re.findall(r"^(\d.*?) +([\d.]+) +([\d.]+) ms +([\d.]+) \(", done.stdout, re.M)
-    asked = [f"2 heads of 8, {keys} keys{mask}" for keys in (5, 40) for mask in ("", ", causal")]
-    assert [name for name, *_ in rows] == [*asked, "4080 rows of 5", "4000 rows of 40"], done.stdout
-    assert all(float(number) > 0 for row in rows for number in row[1:]), done.stdout
-    told = [
-        (row["what"], f"{float(row['ours_ms']):.3f}", f"{float(row['other_ms']):.3f}")
-        for row in kept(tmp_path / "attention.csv")
-    ]
-    assert told == [row[:3] for row in rows]
-
-
-@pytest.mark.parametrize(("short", "way"), [(ALWAYS, "by_products"), (NEVER, "by_kernel")])
-def test_either_side_of_the_attention_bench_is_what_it_says(short, way, monkeypatch) -> None:
-    calls = []
-    for name in ("by_products", "by_kernel"):
-        own = getattr(attention, name)
-        monkeypatch.setattr(attention, name, lambda *given, own=own, name=name: calls.append(name) or own(*given))
-    attending(2, 8, 5, 64, True, short)()
-    assert calls == [way]
+def test_reports_host_time(tmp_path, capsys) -> None:
+    """Is there a row a method, with fewer operations and waits of the fast layers, and is the device real again?"""
+    assert host.main(f"--layers 2-1 --pairs 1 --csv {tmp_path}/host.csv".split()) == 0
+    rows = {row["method"]: row for row in kept(tmp_path / "host.csv")}
+    assert (
+        list(rows) == ["post-ln", "admin-plain", "admin"] == re.findall(r"^(\S+) +2-1 ", capsys.readouterr().out, re.M)
+    )
+    assert rows["post-ln"]["step"] == "1.0" and all(float(row["step_ms"]) > 0 for row in rows.values())
+    assert all(int(rows["admin"][name]) < int(rows["admin-plain"][name]) for name in ("operations", "waits"))
+    assert torch.ones(1).is_cpu
 
 
 @pytest.mark.slow
@@ -212,19 +194,6 @@ def test_counting_leaves_nothing_behind() -> None:
     found = counts(model, lambda: model(torch.ones(3, 4)).sum())
     assert found["kept_mib"] * 2**20 == 4 * (3 * 4 + 3 * 8)  # the input, and tanh's output
     assert tensors() == before
-
-
-def test_counts_the_kernel_that_a_gpu_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is a CPU's: with dropout, and batched products for short sentences."""
-    calls: list[str] = []
-    for name in ("by_products", "by_kernel"):
-        of = getattr(attention, name)
-        monkeypatch.setattr(attention, name, lambda *args, of=of, name=name: calls.append(name) or of(*args))
-    module = MultiheadAttention(8, 2, dropout=0.1, self_attention=True)
-    module.__class__ = attention.FastAttention
-    x = torch.randn(2, 3, 8)
-    counts(module, lambda: module(x, x, x, key_padding_mask=attention.Mask(), need_weights=False)[0].sum())
-    assert calls == ["by_kernel", "by_products"]
 
 
 def test_growth_is_the_slope_of_the_logarithms() -> None:

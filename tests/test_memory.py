@@ -16,7 +16,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_admin  # noqa: F401  (registers transformer_admin)
-from fairseq_admin.fast import again, linear, products
+from fairseq_admin.fast import attention, linear
 from recipes.bench import process
 from recipes.steps.activations import LAYERS, Batch, Sizes, activation_bytes, layer_bytes
 from recipes.steps.memory import GB, SMALLEST, need
@@ -107,26 +107,12 @@ def test_every_schemes_activations(scheme, layers):
         assert saved_bytes(build(sizes, tied), sizes.words) == pytest.approx(expected, rel=WITHIN)
 
 
-@pytest.mark.parametrize("dropouts", list(DROPOUTS))
-@pytest.mark.parametrize("scheme", ["admin", "pre-ln"])
-def test_outputs_of_norms_that_are_made_again_are_not_kept(scheme, dropouts):
-    """Only norms with ω make them again, and only large ones; elsewhere the batch is too small for it."""
-    sizes = Sizes(3, 3, 256, 512, 4, 300, *DROPOUTS[dropouts], "fp32", scheme=scheme, gpu=False)
-    shape = Batch(32, 20, 24)
-    assert LAYERS["fast"].again == again.WORTH <= 32 * 20 * 256
-    assert saved_bytes(build(sizes), sizes.words, shape=shape) == pytest.approx(
-        activation_bytes(sizes, shape), rel=WITHIN
-    )
-
-
 @pytest.mark.parametrize("layers", list(LAYERS))
 @pytest.mark.parametrize("dropped", [0.1, 0.0])
 @pytest.mark.parametrize("shape", [Batch(12, 10, 40), Batch(12, 40, 10)])
-def test_either_side_counts_as_long_as_it_is(shape, dropped, layers, monkeypatch):
-    """Without dropout, scores of up to so many keys are kept; rows of ten are filled up to AVX-512's vectors."""
-    assert 10 < LAYERS["fast"].short == products.SHORT < 40
-    assert 10 * 4 < LAYERS["fast"].row == products.VECTORS["AVX512"] < 40 * 4
-    monkeypatch.setitem(products.VECTORS, torch.backends.cpu.get_cpu_capability(), products.VECTORS["AVX512"])
+def test_either_side_counts_as_long_as_it_is(shape, dropped, layers):
+    """Ten keys are filled up to a vector's."""
+    assert 10 < LAYERS["fast"].row == attention.ROW < 40
     sizes = Sizes(6, 3, 32, 64, 4, 300, 0.3, dropped, 0.1, "fp32", layers=layers, gpu=False)
     assert saved_bytes(build(sizes), sizes.words, shape=shape) == pytest.approx(
         activation_bytes(sizes, shape), rel=WITHIN
@@ -160,7 +146,7 @@ def test_a_layers_bytes_a_token_in_half_precision():
     assert layer_bytes(sizes, Batch.full(1, 36), decoder=True) / 1024 - 1 - 36 * 8 * 2 / 1024 == pytest.approx(
         27.5, abs=0.1
     )
-    twice = Sizes(1000, 0, checkpoint=True)
+    twice = Sizes(1000, 0, checkpoint=True, layers="plain")
     assert activation_bytes(twice, Batch.full(1, 36)) / 1000 / 1024 == pytest.approx(1, abs=0.05)
 
 

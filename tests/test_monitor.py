@@ -276,7 +276,7 @@ def test_command_line(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> 
 
 @pytest.mark.parametrize("source", [20, 40], ids=["oblong", "square"])
 def test_fast_layers_show_what_plain_ones_do(source: int) -> None:
-    """Without dropout the same; with it, where fast layers leave it to the norm, its share is in the variances."""
+    """Without dropout the same; with it, other masks are drawn."""
     src, lengths, prev = reference.batch(sentences=40, source=source, target=30, seed=3)
 
     def shown(fast: str, dropout: float) -> dict[str, float]:

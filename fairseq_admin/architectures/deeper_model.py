@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..errors import AdminError
 from ..fast.model import speed_up, wanted
-from ..fast.stacks import FastEncoder
 from ..fast.plain import plain_layers
+from ..fast.stacks import FastEncoder
 from ..method import provenance
 from ..method.on_top import MoreLayers, batched, set_up
 from ..method.schemes import EVERY

@@ -1,1 +1,1 @@
-"""What trains faster and computes the same: layers, loss and optimizer, each next to the plain one that it stands for."""
+"""What trains faster and computes the same: layers, loss and optimizer, each with the plain one that it stands for."""

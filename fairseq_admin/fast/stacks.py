@@ -121,18 +121,17 @@ class FastDecoder(Fast, AdminDecoder):
         return x, {"attn": [None], "inner_states": []}
 
     def _sources(self, encoder_out: Any) -> list[Any]:
-        """What each layer's encoder-attention reads: keys and values, of all layers by one product, or the encoder's output.
+        """What each layer's encoder-attention reads: keys and values, of all layers by one product, or its input.
 
-        The latter where a layer is computed again in the backward, which would keep its keys and values until then, or
-        may not run, and on CPUs, where the former saves less than the copy of the weights costs.
+        Its input where a layer is computed again in the backward, which would keep its keys and values until then, or
+        may not run, and on CPUs, where one product saves less than the copy of the weights costs.
         """
         number = len(self.layers)
-        if encoder_out is None:
-            return [None] * number
-        source = encoder_out["encoder_out"][0].transpose(0, 1)
-        if type(self.layers) is not nn.ModuleList or source.is_cpu or self.cfg.checkpoint_activations:
+        source = None if encoder_out is None else encoder_out["encoder_out"][0].transpose(0, 1)
+        attentions: list[FastAttention] = [it.encoder_attn for it in layers_of(self) if it.encoder_attn is not None]
+        one_by_one = self.cfg.checkpoint_activations or type(self.layers) is not nn.ModuleList
+        if source is None or not attentions or one_by_one or source.is_cpu:
             return [source] * number
-        attentions: list[FastAttention] = [layer.encoder_attn for layer in layers_of(self)]
         linears = [linear for it in attentions for linear in (it.k_proj, it.v_proj)]
         heads = heads_of(source, linears, attentions[0].num_heads)
         return list(zip(heads[::2], heads[1::2]))

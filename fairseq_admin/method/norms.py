@@ -38,10 +38,6 @@ class ShortcutNorm(nn.LayerNorm):
         with torch.no_grad():
             self.omega_init.copy_(torch.as_tensor(omega).expand_as(self.omega_init))
 
-    def left_dropout(self) -> float:
-        """The rate of the dropout of the branch that the layer has left to this norm: none, the layer's is done."""
-        return 0.0
-
     @property
     def omega(self) -> Tensor:
         """ω as the forward uses it. Shape (C,)."""

@@ -87,9 +87,8 @@ class StackProbe:
             summed = summed.float() + norm.bottom
         if getattr(layer, "branch_scale", None) is not None:
             branch = branch * layer.branch_scale
-        added = self._dropped(norm, branch)
-        self.branches.append(variance(branch, self.real) + added)
-        self.sums.append(variance(summed, self.real) + added)
+        self.branches.append(variance(branch, self.real))
+        self.sums.append(variance(summed, self.real))
 
     @cached_property
     def real(self) -> Tensor:
@@ -97,13 +96,6 @@ class StackProbe:
         real = self.tokens.ne(self.stack.padding_idx)
         batch_first = getattr(self.stack, "batch_first", False)  # of fast stacks, which know it once they run
         return (real if batch_first else real.t()).flatten().nonzero().squeeze(1)
-
-    def _dropped(self, norm: Any, branch: Tensor) -> Tensor | float:
-        """What dropout of rate p adds to a variance, where it is left to the norm: p/(1-p) E[f²], over all masks."""
-        p = norm.left_dropout() if isinstance(norm, ShortcutNorm) else 0.0
-        if not 0 < p < 1:
-            return 0.0
-        return p / (1 - p) * branch.flatten(0, 1).index_select(0, self.real).square().mean()
 
     def values(self) -> dict[str, Tensor]:
         """What was seen over the stack's sub-layers, each a scalar on the model's device."""

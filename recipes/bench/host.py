@@ -1,9 +1,9 @@
 """Host time: what a training step costs the CPU that starts a GPU's kernels, next to stock Post-LN.
 
 Measured without a GPU, on one CPU thread: tensors say that they are not on a CPU, so the branches that a GPU takes
-compute; dropout is the one operation that it is there (native_dropout), and attention drops nothing, since torch's kernel
-for CPUs has no dropout and a GPU's does it itself. At width 16 the arithmetic hardly counts. Process CPU time, the methods
-in turns; each turn gives one ratio to stock Post-LN, and the median counts.
+compute; dropout is the one operation that it is there (native_dropout), and attention drops nothing, since torch's
+kernel for CPUs has no dropout and a GPU's does it itself. At width 16 the arithmetic hardly counts. Process CPU time,
+the methods in turns; each turn gives one ratio to stock Post-LN, and the median counts.
 
     python recipes/bench/host.py                       # 18L-18L and 60L-12L, some minutes
     python recipes/bench/host.py --layers 6 --pairs 3 --csv host.csv
@@ -95,7 +95,10 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-COLUMNS = ("forward_backward", "forward_backward_low", "forward_backward_high", "step", "step_low", "step_high")
+def cell(row: dict[str, Any], name: str) -> str:
+    """Milliseconds, and the ratio's median, lowest and highest."""
+    ratios = " to ".join(f"{row[f'{name}_{end}']:.3f}" for end in ("low", "high"))
+    return f"{row[f'{name}_ms']:8.1f} {row[name]:7.3f} ({ratios})"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -107,15 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     common = {**vars(args), "words": 100, "length": 8, "device": "cpu", "dtype": "float32", "clock": "cpu"}
     rows = []
-    print(f"{'method':12} {'layers':>7} {'ms':>7} {'forward + backward':>26} {'ms':>7} {'whole step':>26} operations waits")
+    print(f"{'method':12} {'layers':>7} {'forward + backward, ms and ratio':>33} {'whole step':>33} operations waits")
     for layers in args.layers:
         for row in rows_of(Namespace(**{**common, **size(f"{layers}:16:64")})):
-            cells = [f"{row[a]:7.3f} ({row[a + '_low']:.3f} to {row[a + '_high']:.3f})" for a in ("forward_backward", "step")]
-            print(
-                f"{row['method']:12} {layers:>7} {row['forward_backward_ms']:7.1f} {cells[0]:>26} {row['step_ms']:7.1f} "
-                f"{cells[1]:>26} {row['operations']:10} {row['waits']:5}",
-                flush=True,
-            )
+            times = " ".join(cell(row, name) for name in ("forward_backward", "step"))
+            print(f"{row['method']:12} {layers:>7} {times} {row['operations']:10} {row['waits']:5}", flush=True)
             rows.append(row)
     keep(args.csv, conditions(Namespace(**common)), rows)
     return 0

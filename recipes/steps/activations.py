@@ -118,12 +118,10 @@ class Scores(NamedTuple):
     Attributes:
         bytes: for each head and pair of positions.
         kernel: whether torch's kernel computes it, which keeps their sum instead.
-        again: whether what the output projection takes is made again where it is large.
     """
 
     bytes: float
     kernel: bool
-    again: bool = False
 
 
 def plain_scores(sizes: Sizes, keys: int, decoder: bool, cross: bool) -> Scores:
@@ -138,11 +136,10 @@ def plain_scores(sizes: Sizes, keys: int, decoder: bool, cross: bool) -> Scores:
 
 
 def fast_scores(sizes: Sizes, keys: int, decoder: bool, cross: bool) -> Scores:
-    dropped = bool(sizes.attention_dropout)
-    if sizes.gpu or not (dropped or (keys <= LAYERS["fast"].short and sizes.precision == "fp32")):
+    a = sizes.type.activation
+    if sizes.gpu:
         return Scores(0.0, kernel=True)
-    score = max(sizes.type.activation, LAYERS["fast"].row / keys)
-    return Scores(score + (sizes.mask if dropped else 0), kernel=False, again=True)
+    return Scores(2.0 * a + sizes.mask if sizes.attention_dropout else float(a), kernel=False)
 
 
 @dataclass(frozen=True)
@@ -156,10 +153,9 @@ class Layers:
         casts: half copies of d values under autocast: of self-attention, encoder-attention and feed-forward layer.
         unordered: copies of d values, in the sentences' order, at the bottom of each stack; in each sub-layer that has
             no norm to bring them in the layers' order, one.
-        again: from so many numbers on, the output of a norm with ω is made again in the backward, and what the output
-            projection of an attention takes; 0: never.
-        short: up to so many keys, an attention keeps its scores on a CPU though nothing is dropped.
-        row: bytes of a vector of a CPU with AVX-512, to which shorter rows of scores are filled up; with AVX2 half.
+        packed: whether a GPU keeps copies of the weights of self-attention's three projections, and of the two of the
+            encoder's output, next to each other.
+        row: to how many keys a CPU fills up fewer.
     """
 
     scores: Callable[[Sizes, int, bool, bool], Scores]
@@ -167,49 +163,36 @@ class Layers:
     activations: tuple[int, int]
     casts: tuple[int, int, int]
     unordered: int
-    again: int = 0
-    short: int = 0
+    packed: bool = False
     row: int = 0
 
 
 LAYERS = {
     # Each product that takes a norm's output casts it for itself. relu keeps its result, dropout its own and a mask.
     "plain": Layers(plain_scores, mask=4, activations=(2, 1), casts=(3, 3, 1), unordered=2),
-    # Packed products cast once. relu and dropout are one node, which keeps its result.
-    "fast": Layers(
-        fast_scores, mask=1, activations=(1, 0), casts=(1, 2, 1), unordered=0, again=2**17, short=32, row=64
-    ),
+    "fast": Layers(fast_scores, mask=1, activations=(2, 1), casts=(3, 3, 1), unordered=0, packed=True, row=16),
 }
 
 
-def attention_bytes(sizes: Sizes, queries: int, keys: int, *, decoder: bool, cross: bool, again: bool = False) -> float:
-    """What one attention keeps of a sentence of so many queries and keys.
-
-    Args:
-        again: whether what the output projection takes is large.
-    """
+def attention_bytes(sizes: Sizes, queries: int, keys: int, *, decoder: bool, cross: bool) -> float:
+    """What one attention keeps of a sentence of so many queries and keys."""
     d, h, a = sizes.width, sizes.heads, sizes.type.activation
     scores = LAYERS[sizes.layers].scores(sizes, keys, decoder, cross)
+    filled = keys if sizes.gpu else max(keys, LAYERS[sizes.layers].row)
     # q, k, v, and what the output projection takes.
-    vectors = queries + 2 * keys + (0 if scores.again and again else queries)
-    kept = vectors * d * a + scores.bytes * h * queries * keys
+    kept = 2 * (queries + filled) * d * a + scores.bytes * h * queries * filled
     # A sum a head, and on a GPU a copy of the result in another order.
     return kept + queries * (4 * h + (d * a if sizes.gpu else 0) if scores.kernel else 0)
 
 
-def large(sizes: Sizes, tokens: float) -> bool:
-    """Whether d values of each of so many tokens are made again, where they can be."""
-    return 0 < LAYERS[sizes.layers].again <= tokens * sizes.width
-
-
-def token_bytes(sizes: Sizes, *, decoder: bool, again: bool = False) -> float:
-    """What one layer keeps of a token besides attention, the layer's input among it unless it is made again."""
+def token_bytes(sizes: Sizes, *, decoder: bool) -> float:
+    """What one layer keeps of a token besides attention, the layer's input among it."""
     d, kind, row, scheme = sizes.width, sizes.type, LAYERS[sizes.layers], SCHEMES[sizes.scheme]
     a, n = kind.activation, kind.norm
     cross = decoder and bool(sizes.encoder_layers)
     sublayers = 3 if cross else 2
     # Of each sub-layer the input, which its shortcut and its first product take.
-    kept: float = 0.0 if again else sublayers * d * n
+    kept: float = sublayers * d * n
     # The sum that its norm takes, mean and deviation in fp32.
     normed = scheme.norm[decoder] != "none"
     kept += sublayers * (d * n + 8 if normed else d * n if row.unordered else 0)
@@ -229,13 +212,14 @@ def token_bytes(sizes: Sizes, *, decoder: bool, again: bool = False) -> float:
 
 def layer_bytes(sizes: Sizes, batch: Batch, *, decoder: bool) -> float:
     """What one layer keeps for backward of a batch."""
-    own = batch.target if decoder else batch.source
-    again = large(sizes, batch.sentences * own)
-    kept = own * token_bytes(sizes, decoder=decoder, again=again and SCHEMES[sizes.scheme].omega)
-    kept += attention_bytes(sizes, own, own, decoder=decoder, cross=False, again=again)
-    if decoder and sizes.encoder_layers:
-        kept += attention_bytes(sizes, own, batch.source, decoder=True, cross=True, again=again)
-    return batch.sentences * kept
+    own, cross = batch.target if decoder else batch.source, decoder and bool(sizes.encoder_layers)
+    kept = own * token_bytes(sizes, decoder=decoder)
+    kept += attention_bytes(sizes, own, own, decoder=decoder, cross=False)
+    if cross:
+        kept += attention_bytes(sizes, own, batch.source, decoder=True, cross=True)
+    packed = LAYERS[sizes.layers].packed and sizes.gpu
+    weights = (5 if cross else 3) * sizes.width**2 * sizes.type.activation if packed else 0
+    return batch.sentences * kept + weights
 
 
 def activation_bytes(sizes: Sizes, batch: Batch) -> float:
@@ -248,8 +232,7 @@ def activation_bytes(sizes: Sizes, batch: Batch) -> float:
         if not count:
             continue
         tokens, layer = batch.sentences * own, layer_bytes(sizes, batch, decoder=decoder)
-        # The embedding's dropout; and the last layer's output, which the decoder or the logits are made from, or, where
-        # that is made again, the first one's input.
+        # The embedding's dropout; and the last layer's output, which the decoder or the logits are made from.
         kept += tokens * sizes.width * ((sizes.mask if sizes.dropout else 0) + sizes.type.activation)
         if sizes.checkpoint:
             # Of each layer its input, and one layer at a time again.
