@@ -131,6 +131,24 @@ def test_same_weights_and_batch_give_their_logits(scheme):
     torch.testing.assert_close(rivals.logits(model), expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("scheme", ["admin", *laws.FUNCTIONS, "residual", "t-fixup-code", "b2t-code"])
+@pytest.mark.parametrize("fast", ["off", "on"])
+def test_same_weights_and_batch_give_their_gradients(scheme: str, fast: str) -> None:
+    """Layer by layer, norm and projection; ω's too."""
+    off = {"dropout": 0.0, "attention_dropout": 0.0, "admin_fast": fast}
+    model = reference.build("transformer_admin", words=clinic.WORDS, admin_scheme=scheme, **off, **rivals.SIZES)
+    rivals.logits(model)  # which gives every parameter its value, and profiles
+    for norm in shortcut_norms(model.encoder) + shortcut_norms(model.decoder) if scheme == "admin" else ():
+        norm.set_omega(1.0)
+    by_clinic = json.loads(laws.GRADIENTS.read_text())
+    expected = by_clinic[scheme] if scheme in by_clinic else theirs(scheme, "gradients")
+    ours = rivals.gradients(model)
+    assert ours.keys() == expected.keys()
+    for layer, (norm, projection) in expected.items():
+        # Double precision, but for softmax, which is single in both.
+        assert ours[layer] == pytest.approx([norm, projection], rel=0, abs=1e-5 * norm), layer
+
+
 @pytest.mark.parametrize("scheme", ["ds-init-code", "t-fixup-code", "b2t-code", "fixup", "dt-fixup", "residual"])
 def test_every_weight_of_every_layer_has_their_law(scheme):
     models = [fresh(scheme, seed) for seed in range(10)]

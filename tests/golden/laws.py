@@ -18,9 +18,11 @@ from pathlib import Path
 
 import torch
 from golden import clinic, omega, rivals
+from torch import nn
 
 TABLE = Path(__file__).with_name("laws.tsv")
 LOGITS = Path(__file__).with_name("logits.json")
+GRADIENTS = Path(__file__).with_name("gradients.json")
 FUNCTIONS = ("post-ln", "pre-ln", "rezero", "rezero-post-ln", "deepnorm")
 METHODS = {
     "admin": ["--init-type=adaptive-profiling"],
@@ -54,13 +56,44 @@ def options_of(sizes: dict[str, int]) -> list[str]:
     return [f"--{option.replace('_', '-')}={size}" for option, size in sizes.items()]
 
 
-def logits(method: str) -> list[list[list[float]]]:
-    """As rivals.logits, of one of their models, whose parameters have other names."""
-    model = clinic.build("--arch=transformer", "--dropout=0", *METHODS[method], *options_of(rivals.SIZES))
+def with_values(method: str) -> nn.Module:
+    """One of their models with every parameter by the formula, ω too but that of a stack's first sub-layer."""
+    model = clinic.build("--arch=transformer", "--dropout=0", *METHODS[method], *options_of(rivals.SIZES)).eval()
     with torch.no_grad():
         for name, parameter in clinic.parameters(model).items():
-            parameter.copy_(omega.value(name.replace("rezero_weight", "branch_scale"), tuple(parameter.shape)))
-        return rivals.rounded(model(*rivals.batch())[0][..., : rivals.SHOWN])
+            parameter.copy_(omega.value(todays(name), tuple(parameter.shape)))
+        for name, parameter in model.named_parameters():
+            if name.endswith("_ratio_change") and "layers.0.attention" not in name and "layers.0.self" not in name:
+                parameter.copy_(omega.value(todays(name), tuple(parameter.shape)) + 1)
+    return model
+
+
+def todays(name: str) -> str:
+    """A parameter's name today."""
+    norm = re.search(r"(attention|self|encoder|fc)_ratio_change$", name)
+    if norm:
+        kind = {"attention": "self_attn", "self": "self_attn", "encoder": "encoder_attn", "fc": "final"}[norm[1]]
+        return f"{name[: norm.start()]}{kind}_layer_norm.omega_delta"
+    return name.replace("rezero_weight", "branch_scale").replace("_proj_weight", "_proj.weight")
+
+
+def gradients(method: str) -> dict[str, list[float]]:
+    """As rivals.gradients, of one of their models."""
+    model = with_values(method)
+    for stack in (model.encoder, model.decoder):  # ours has no parameter there
+        layer = stack.layers[0]
+        for name in ("attention_ratio_change", "self_ratio_change"):
+            if isinstance(getattr(layer, name, None), nn.Parameter):
+                value = getattr(layer, name).detach()
+                delattr(layer, name)
+                setattr(layer, name, value.double())
+    return rivals.gradients(model, todays)
+
+
+def logits(method: str) -> list[list[list[float]]]:
+    """As rivals.logits, of one of their models, whose parameters have other names."""
+    with torch.no_grad():
+        return rivals.rounded(with_values(method)(*rivals.batch())[0][..., : rivals.SHOWN])
 
 
 def main(checkout: Path) -> None:
@@ -69,6 +102,8 @@ def main(checkout: Path) -> None:
     clinic.enter(checkout)
     lines = [f' "{method}": {json.dumps(logits(method))}' for method in FUNCTIONS]
     LOGITS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    lines = [f' "{method}": {json.dumps(gradients(method))}' for method in ("admin", *FUNCTIONS)]
+    GRADIENTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     options = options_of(SIZES)
     rows = ["method\tkind\tshape\tmean\tstd\tlaw"]
     for method, own in METHODS.items():

@@ -23,11 +23,16 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from golden import clinic
-from golden.rivals import LARGEST_NORM, QKV, SIDES, SIZES, Drawn, laws, logits, named, rounded, table
+from golden.rivals import LARGEST_NORM, QKV, SIDES, SIZES, Drawn, gradients, laws, logits, named, rounded, table
 
 
 def of_models(build: Callable[[], Any]) -> dict[str, Any]:
-    return {"laws": laws(lambda seed: named(build())), "logits": rounded(logits(build()))}
+    model = build()
+    return {
+        "laws": laws(lambda seed: named(build())),
+        "logits": rounded(logits(model)),
+        "gradients": gradients(model.eval()),
+    }
 
 
 def languages() -> Any:

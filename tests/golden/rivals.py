@@ -4,6 +4,8 @@
              SIZES: depths that no formula can mix up unnoticed
     logits   the first ones of every position of two sentences, one of them padded; a formula gives every parameter and
              the batch, as in omega.py
+    gradients   of a loss of those sentences, in float64, layer by layer: their norm, and a projection on directions that
+             a formula gives
     scales   DeepNorm's constant on the shortcut and its gain
 
 Names are today's fairseq's. Norms are left out.
@@ -52,6 +54,27 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         return model(*batch())[0][..., :SHOWN]
 
 
+def gradients(model: torch.nn.Module, name_of: Callable[[str], str] = str) -> dict[str, list[float]]:
+    """[norm, projection] of a layer's gradients, and of the embeddings', of a model whose parameters are set.
+
+    Args:
+        model: without dropout; it is made float64.
+        name_of: today's name of a parameter.
+    """
+    src, lengths, prev = batch()
+    logits = model.double()(src, lengths, prev)[0]
+    target = prev.roll(-1, 1).where(prev.ne(omega.PAD), omega.PAD)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=omega.PAD).backward()
+    layers: dict[str, list[float]] = {}
+    for name, gradient in named(model, of=lambda parameter: parameter.grad).items():
+        name = name_of(name)
+        layer = layers.setdefault(".".join(name.split(".")[:3]) if ".layers." in name else name, [0.0, 0.0])
+        direction = omega.value(f"direction of {name}", gradient.shape).double().numpy()
+        layer[0] += (gradient**2).sum()
+        layer[1] += (gradient * direction).sum()
+    return {layer: [float(f"{square**0.5:.9g}"), float(f"{along:.9g}")] for layer, (square, along) in layers.items()}
+
+
 def rounded(found: torch.Tensor) -> list[list[list[float]]]:
     """Of shape (sentences, positions, SHOWN), to seven digits."""
     return [[[float(f"{x:.7g}") for x in row] for row in rows] for rows in found.tolist()]
@@ -75,14 +98,17 @@ def laws(draw: Callable[[int], Drawn]) -> dict[str, list[Any]]:
     return found
 
 
-def named(module: torch.nn.Module, prefix: str = "") -> Drawn:
-    """A module's parameters; stacked q, k and v apart."""
+def named(
+    module: torch.nn.Module, prefix: str = "", of: Callable[[torch.Tensor], Any] = torch.Tensor.detach
+) -> Drawn:
+    """A module's parameters, or something of each; stacked q, k and v apart."""
     found = {}
     for name, parameter in module.named_parameters(prefix):
+        value = of(parameter)
         attention, _, kind = name.rpartition(".in_proj_")
         if attention:
-            for projection, part in zip(QKV, parameter.detach().chunk(3)):
+            for projection, part in zip(QKV, value.chunk(3)):
                 found[f"{attention}.{projection}.{kind}"] = part.numpy()
-        else:
-            found[name] = parameter.detach().numpy()
+        elif value is not None:  # T-Fixup's authors keep norms that they do not use
+            found[name] = value.numpy()
     return found
