@@ -4,8 +4,9 @@
              SIZES: depths that no formula can mix up unnoticed
     logits   the first ones of every position of two sentences, one of them padded; a formula gives every parameter and
              the batch, as in omega.py
-    gradients   of a loss of those sentences, in float64, layer by layer: their norm, and a projection on directions that
-             a formula gives
+    gradients
+             of a loss of those sentences, in float64, layer by layer: their norm, and a projection on directions that a
+             formula gives
     scales   DeepNorm's constant on the shortcut and its gain
 
 Names are today's fairseq's. Norms are left out.
@@ -98,9 +99,7 @@ def laws(draw: Callable[[int], Drawn]) -> dict[str, list[Any]]:
     return found
 
 
-def named(
-    module: torch.nn.Module, prefix: str = "", of: Callable[[torch.Tensor], Any] = torch.Tensor.detach
-) -> Drawn:
+def named(module: torch.nn.Module, prefix: str = "", of: Callable[[torch.Tensor], Any] = torch.Tensor.detach) -> Drawn:
     """A module's parameters, or something of each; stacked q, k and v apart."""
     found = {}
     for name, parameter in module.named_parameters(prefix):
