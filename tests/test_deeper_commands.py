@@ -14,9 +14,10 @@ import deeper
 import pytest
 import torch
 from conftest import Run, run_module
-from test_modes import read, same, two_processes
+from test_modes import same, two_processes
 
 from fairseq_admin import cli
+from fairseq_admin.checkpoints.files import read
 from fairseq_admin.method import provenance
 from recipes.compare import train_cell
 

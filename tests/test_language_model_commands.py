@@ -23,7 +23,7 @@ from fairseq import options as fairseq_options
 from fairseq import tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from language import profile_by_hand
-from test_modes import assert_same_state, read, same
+from test_modes import assert_same_state, same
 
 import fairseq_admin  # noqa: F401  (registers the model)
 from fairseq_admin import cli
@@ -63,7 +63,7 @@ def train(data: Path, folder: Path, *arguments: object, options: list[str] = TRA
 
 
 def last(folder: Path) -> dict[str, Any]:
-    return read(folder / "checkpoint_last.pt")
+    return files.read(folder / "checkpoint_last.pt")
 
 
 MODES = {

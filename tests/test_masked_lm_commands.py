@@ -11,10 +11,11 @@ from typing import Any
 import language
 import pytest
 from conftest import Run, run_module
-from test_modes import read, same
+from test_modes import same
 
 from fairseq_admin import cli
 from fairseq_admin.architectures.masked_language_model import MaskedLMAdminModel
+from fairseq_admin.checkpoints.files import read
 from fairseq_admin.method import provenance, state_dict
 
 TRAIN = (
