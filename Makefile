@@ -20,8 +20,7 @@ RUN := $(VENV)/bin/python
 CALL = +@$(MAKE) --no-print-directory PYTHON=$(RUN)
 # The sizes that bench measures, each LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS; empty: three, the largest 18:512:1024.
 SIZES ?=
-# What it measures after a step's speed, each a file of recipes/bench, and where it puts the tables.
-BENCHES := host waiting pages text_steps engines average process
+# Where it puts the tables.
 MEASURED = $(or $(RUNS),runs)/bench
 # The papers' experiments, and their steps: make iwslt14, or make iwslt14-prepare.
 WMT14 := $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)
@@ -127,11 +126,11 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), host time of a GPU's step, threads that wait, huge pages, a training process's memory next to the formula, the text steps' speed, CTranslate2's, an average's memory
+## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), and the host time of a GPU's step
 .PHONY: bench
 bench: $(VENV)/ready
 	$(RUN) recipes/bench/speed.py $(if $(SIZES),--sizes $(SIZES)) --csv $(MEASURED)/speed.csv --json $(MEASURED)/speed.json
-	$(if $(QUICK),,for it in $(BENCHES); do $(RUN) recipes/bench/$$it.py --csv $(MEASURED)/$$it.csv; done)
+	$(if $(QUICK),,$(RUN) recipes/bench/host.py --csv $(MEASURED)/host.csv)
 
 ## make setup: only the virtual environment
 .PHONY: setup

@@ -24,13 +24,13 @@ export PYTHONUNBUFFERED := 1
 # Text is UTF-8, whatever the locale says.
 export PYTHONUTF8 := 1
 # Threads that wait for one another spin for a moment, as long as most waits are, and then sleep: those that only spin are
-# many times slower on a machine that is busy, and those that only sleep slower on one that is not (recipes/bench/waiting.py).
+# many times slower on a machine that is busy, and those that only sleep slower on one that is not (docs/results.md).
 ifeq ($(origin OMP_WAIT_POLICY),undefined)
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT ?= 3000
 endif
 # Memory comes in pages of 2 MB, where Linux and glibc (2.35 or newer) have them: on a CPU a small model's update takes less
-# time, and a large one's no more (recipes/bench/pages.py).
+# time, and a large one's no more (docs/bench/pages.csv).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 # Warnings of fairseq and its libraries about one another: nothing the user can fix.
 export PYTHONWARNINGS ?= ignore

@@ -307,7 +307,7 @@ def test_memory_is_the_result_and_little_more(tmp_path):
     before = _status("VmRSS")
     averaging.average(paths)
     # The result is 1. In the heap of a long test process the 2 MiB storages leave holes, up to 2.4 in all were seen; a
-    # file loaded whole makes it more than 4. (recipes/bench/average.py measures processes of their own.)
+    # file loaded whole makes it more than 4.
     assert _status("VmHWM") - before < 3 * size
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import resource
@@ -633,26 +632,3 @@ def test_config_names_what_readers_need(given, tmp_path):
     # 47 units, the one that starts and the one that ends: the decoder has 48 positions.
     assert (generation["max_length"], generation["num_beams"], generation["early_stopping"]) == (49, 5, True)
     assert (generation["length_penalty"], generation["suppress_tokens"], generation["min_new_tokens"]) == (1.0, [1], 1)
-
-
-# -- the bench -------------------------------------------------------------------------------------------------------
-
-
-def test_bench_reports_three_ratios(capsys, tmp_path):
-    """Does recipes/bench/engines.py measure and report on a tiny model? (Not how fast: the machine may be busy.)"""
-    needs("ctranslate2")
-    from recipes.bench import engines
-
-    sizes = "--layers 1 --width 16 --ffn 16 --heads 2 --words 50 --sentences 3 --batch 2 --length 6 --pairs 1".split()
-    assert engines.main([*sizes, "--csv", str(tmp_path / "engines.csv")]) == 0
-    told = capsys.readouterr().out
-    assert "(equal)" in told
-    rows = [line.split() for line in told.splitlines() if " / " in line]
-    assert [row[0] for row in rows] == ["fairseq:", "CTranslate2", "CTranslate2"]
-    assert rows[0][-1] in ("met", "missed") and "1.02" in rows[0]
-    assert all(float(number) > 0 for number in rows[0][5:8])
-    with (tmp_path / "engines.csv").open(encoding="utf-8") as file:
-        kept = list(csv.DictReader(file))
-    assert [row["what"].split()[0] for row in kept] == ["fairseq:", "CTranslate2", "CTranslate2"]
-    assert [f"{float(kept[0][name]):.2f}" for name in ("first", "second")] == rows[0][5:7]
-    assert kept[0]["layers"] == "1-1" and kept[0]["weights"] == "random" and kept[0]["commit"]

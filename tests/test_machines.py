@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.bench.pages import HUGE
-from recipes.bench.waiting import FIRST_SPINNING
 from recipes.compare.one_gpu import one_gpu
 
 ROOT = Path(__file__).parents[1]
+FIRST_SPINNING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
+HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 ON_GPUS = {
     "iwslt14": ["recipes/iwslt14/Makefile"],
     "wmt14": ["recipes/wmt14/Makefile", "PAIR=en-de", "SIZE=18l"],

@@ -31,7 +31,6 @@ import torch  # noqa: E402
 from recipes.bench import memory  # noqa: E402
 from recipes.bench.arguments import FORM, size  # noqa: E402
 from recipes.bench.conditions import conditions, keep, start_up  # noqa: E402
-from recipes.bench.growth import exponents  # noqa: E402
 from recipes.bench.step import METHODS, Run  # noqa: E402
 from recipes.bench.turns import interleaved  # noqa: E402
 from recipes.steps.common import replacing  # noqa: E402
@@ -171,14 +170,10 @@ def main(arguments: list[str] | None = None) -> int:
         for row in found:
             print(line(row), flush=True)
         rows += found
-    fits = exponents(rows)
-    for fit in fits:
-        print(f"{fit['method']}: time grows with {fit['along']} to the power of {fit['exponent']:.2f}", end="")
-        print(f" ({fit['from']} to {fit['to']}, width {fit['width']})")
     keep(args.csv, where, rows)
     if args.json:
         with replacing(args.json) as part:
-            part.write_text(json.dumps({"conditions": where, "rows": rows, "growth": fits}, indent=1))
+            part.write_text(json.dumps({"conditions": where, "rows": rows}, indent=1))
     return 0
 
 

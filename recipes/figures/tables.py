@@ -28,11 +28,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 Rows = list[dict[str, str]]
 
 
-def read_bench(name: str) -> Rows:
-    with (DOCS / "bench" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def compared(name: str, *without: str) -> Rows:
     """Each scheme at its best rate, less some columns."""
     rows = standing.table(read_runs(DOCS / name))
@@ -86,31 +81,27 @@ def depth() -> Rows:
     return table
 
 
-def median(row: dict[str, str], before: str = "") -> str:
-    """A ratio, and its range where there is one."""
-    ratio, low, high = row["ratio"], row.get(f"{before}low"), row.get(f"{before}high")
-    return f"{float(ratio):.2f}" + (f" ({float(low):.2f} to {float(high):.2f})" if low and high else "")
+def median(row: dict[str, str]) -> str:
+    """A ratio and its range."""
+    return f"{float(row['ratio']):.2f} ({float(row['ratio_low']):.2f} to {float(row['ratio_high']):.2f})"
 
 
 def speed() -> Rows:
     """A column a size; of memory and bytes the share of stock's."""
     sizes: dict[str, dict[str, dict[str, str]]] = {}
-    for row in read_bench("speed"):
+    with (DOCS / "bench/speed.csv").open(encoding="utf-8", newline="") as file:
+        measured = list(csv.DictReader(file))
+    for row in measured:
         size = f"{row['layers']}L-{row['decoder_layers']}L, width {row['width']}"
         sizes.setdefault(size, {})[row["method"]] = row
     table: Rows = [
-        {"": f"a step, {title}"} | {size: median(rows[method], "ratio_") for size, rows in sizes.items()}
+        {"": f"a step, {title}"} | {size: median(rows[method]) for size, rows in sizes.items()}
         for title, method in {"Admin, fast": "admin", "Admin, plain": "admin-plain", "Pre-LN": "pre-ln"}.items()
     ]
     for title, column in SHARES.items():
         shares = {size: float(rows["admin"][column]) / float(rows["post-ln"][column]) for size, rows in sizes.items()}
         table.append({"": title} | {size: f"{share:.2f}" for size, share in shares.items()})
     return table
-
-
-def ratios(name: str, label: str) -> Rows:
-    """A row a ratio that was measured."""
-    return [{"": label.format(**row), "ratio": median(row)} for row in read_bench(name) if row["ratio"] != "nan"]
 
 
 LAWS = {"N": "linear", "log N": "logarithmic"}
@@ -125,8 +116,6 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "deeper": lambda: on_top("deeper.csv"),
     "depth": depth,
     "speed": speed,
-    "after-training": lambda: ratios("engines", "{what}") + ratios("average", "{what}"),
-    "text": lambda: ratios("text_steps", "{step}, over {beside}"),
 }
 
 
