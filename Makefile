@@ -173,6 +173,9 @@ else
 	fi
 	@$(PIP) setuptools wheel cython numpy '$(or $(TORCH),$(HELD),torch==2.13.0)'
 	@$(PIP) --no-build-isolation -e '.[dev]'
+	@# fairseq-fixed asks for it, nothing here uses it, and its newest does not load next to torch 2.13: transformers,
+	@# which imports it where it is, could then not import BERT.
+	@$(RUN) -m pip uninstall -q -y torchaudio
 	@touch $@
 endif
 

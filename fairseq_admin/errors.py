@@ -101,6 +101,8 @@ def install_excepthook() -> None:
     exception goes to the previous hook. Ctrl-C while fairseq-admin is still importing torch ends that command alone.
     """
     previous = sys.excepthook
+    if previous.__module__ == __name__:
+        return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # CPython ends the process with the status of a SystemExit that a hook raises.

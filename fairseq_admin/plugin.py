@@ -1,0 +1,30 @@
+"""What fairseq has to know: importing this module registers it.
+
+It registers the models, their architectures, optimizers, a learning-rate schedule and a criterion (`--criterion
+label_smoothed_cross_entropy_fast`), lets torch's safe loader read fairseq's checkpoints, and ends fairseq's threads
+before Python ends. `lazy` says when it is imported.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy
+
+# Importing a model, an optimizer, a schedule or a criterion registers it.
+from . import loading, radam, schedule  # noqa: F401
+from .architectures.deeper_model import DeeperAdminModel
+from .architectures.language_model import TransformerLMAdminModel
+from .architectures.masked_language_model import MaskedLMAdminModel
+from .architectures.translation_model import TransformerAdminModel
+from .checkpoints.files import allow_fairseq_globals
+from .fast import loss  # noqa: F401
+
+__all__ = ["DeeperAdminModel", "MaskedLMAdminModel", "TransformerAdminModel", "TransformerLMAdminModel"]
+
+# fairseq reads numpy.compat when it generates with a language model or buckets lengths; numpy 2 no longer has it.
+if not hasattr(numpy, "compat"):
+    numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
+
+allow_fairseq_globals()
+loading.end_before_python()

@@ -1,0 +1,1 @@
+"""Admin in any Post-LN model of PyTorch."""
