@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import advice, ending, verbs
-from .analysis import command as analysis
-from .checkpoints import averaging, fold
+from . import advice, ending
+from .analysis import options as analysis
 from .errors import AdminError, interrupted
 from .method.schemes import SCHEMES
 from .text.folders import binarised
@@ -57,13 +56,11 @@ def _omega(parser: argparse.ArgumentParser) -> None:
 def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    parser.add_argument(
-        "--last", type=_positive, help=f"number of checkpoints to average (run folder; default: {averaging.LAST})"
-    )
+    parser.add_argument("--last", type=_positive, help="number of checkpoints to average (run folder; default: 10)")
     parser.add_argument("--upto", type=_positive, help="no checkpoint after this epoch or update (run folder)")
     parser.add_argument(
         "--by",
-        choices=list(averaging.NUMBERED),
+        choices=("epochs", "updates"),
         help="kind of checkpoints to average (run folder; default: epochs if there are any)",
     )
     parser.add_argument("--data", type=Path, help="folder of the training text, whose codes and text.json to note")
@@ -75,11 +72,11 @@ def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=binarised, help="binarised data: compare on its validation set, in addition to random sentences"
     )
-    parser.add_argument("--dtype", choices=list(verbs.DTYPES), default="fp32", help="of the weights (default: fp32)")
+    parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")
     parser.add_argument(
         "--min-omega",
         type=_above_zero,
-        help=f"clamp entries nearer to 0 than this (default: refuse below {fold.SMALLEST:g})",
+        help="clamp entries nearer to 0 than this (default: refuse those that are too near to divide by)",
     )
     parser.add_argument(
         "--tolerance", type=_above_zero, help="largest difference of log-probabilities (default: 1e-4; fp16: 0.1)"
@@ -151,25 +148,29 @@ def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="file to write (.html)")
 
 
+VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
+    "omega": (_omega, "print omega of every sub-layer, and where it came from"),
+    "average": (_average, "average checkpoints into one"),
+    "fold": (_fold, "fold omega into the weights, giving an equivalent stock Transformer"),
+    "translate": (_translate, "translate raw text, a line a sentence"),
+    "export": (_export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
+    "analyze": (_analyze, "measure what the papers measure: numbers and a figure"),
+    "advise": (_advise, "suggest training settings for a given depth, with sources"),
+    "report": (_report, "write a page on one or several runs: losses, omega, scores, translations"),
+}
+"""What adds a verb's options, and what the verb does. It is the function of that name in verbs.py."""
+
+
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command line, and that of each verb."""
     top = Parser(prog="fairseq-admin", description=__doc__)
     top.add_argument("--version", action="version", version=__version__)
-    made = top.add_subparsers(dest="verb", required=True)
-    for add, run, text in (
-        (_omega, verbs.omega, "print omega of every sub-layer, and where it came from"),
-        (_average, verbs.average, "average checkpoints into one"),
-        (_fold, verbs.fold, "fold omega into the weights, giving an equivalent stock Transformer"),
-        (_translate, verbs.translate, "translate raw text, a line a sentence"),
-        (_export, verbs.export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
-        (_analyze, verbs.analyze, "measure what the papers measure: numbers and a figure"),
-        (_advise, verbs.advise, "suggest training settings for a given depth, with sources"),
-        (_report, verbs.report, "write a page on one or several runs: losses, omega, scores, translations"),
-    ):
-        parser = made.add_parser(run.__name__, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        parser.set_defaults(run=run)
-        add(parser)
-    return top, made.choices
+    parsers = top.add_subparsers(dest="verb", required=True)
+    for verb, (add_options, text) in VERBS.items():
+        parser = parsers.add_parser(verb, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        parser.set_defaults(verb=verb)
+        add_options(parser)
+    return top, parsers.choices
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -213,7 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
         with ending.stoppable():
             args = parse(sys.argv[1:] if arguments is None else arguments)
             with _quiet():
-                answer = args.run(args)
+                from . import verbs  # with torch and fairseq, which take seconds
+
+                answer = getattr(verbs, args.verb)(args)
             with contextlib.suppress(ending.Closed), ending.standard_output(sys.stdout):
                 print(ending.printable(answer, sys.stdout), end="")
     except AdminError as error:

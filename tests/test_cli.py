@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -269,3 +270,12 @@ def test_packages_are_named_as_setup_has_them():
     said = re.findall(r"'((?:ctranslate2|transformers|sacremoses)>=[^']+)'", sources)
     assert len(said) == 5 and all(f'"{requirement}"' in wanted for requirement in said), said
     assert "fairseq-admin[" not in sources
+
+
+def test_help_answers_at_once():
+    """Without what takes seconds to import; and the default of --last is the one that it states."""
+    code = "import sys; from fairseq_admin import cli; cli.parsers(); print({'torch', 'fairseq'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+    help_text = " ".join(cli.parsers()[1]["average"].format_help().split())
+    assert f"default: {averaging.LAST})" in help_text

@@ -1,86 +1,21 @@
-"""fairseq-admin analyze: its options, and the three files that it writes, whole or not at all."""
+"""fairseq-admin analyze: what it measures on, and the three files that it writes, whole or not at all."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from fairseq.models import ARCH_MODEL_REGISTRY
 
 from .. import outputs
 from ..errors import AdminError
-from ..text.folders import binarised, files_in, folders
+from ..text.folders import files_in, folders
 from . import figure
 from .curves import Runs
 from .fresh import Fresh
-from .registry import MEASURES
+from .registry import MEASURES, module_of
 from .sentences import Source
 from .settings import Settings
 from .subject import Subject, Trained
-
-MODEL = "options of the model of --arch, as for fairseq-train"
-
-
-def add_options(parser: argparse.ArgumentParser, positive: Callable[[str], Any], rate: Callable[[str], Any]) -> None:
-    """The verb's own options; those of a model are added by `add_model`.
-
-    Args:
-        positive, rate: read a whole number of at least 1, and a number above 0.
-    """
-    parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
-    parser.add_argument(
-        "checkpoints", type=Path, nargs="*", metavar="CHECKPOINT", help="a trained model; of curves, a run's folder"
-    )
-    parser.add_argument(
-        "--arch", help="instead of a checkpoint, a fresh model; with the options that it would train with"
-    )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="name of the files to write, without .json")
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--data", type=binarised, help="binarised data to measure on")
-    source.add_argument("--random-tokens", action="store_true", help="measure on random words instead")
-    parser.add_argument("--split", default="valid", help="of the data (default: valid)")
-    parser.add_argument("--tokens", type=positive, default=1024, help="how many, at least (default: 1024)")
-    parser.add_argument("--seed", type=_seed, default=1, help="of sentences and of fresh weights (default: 1)")
-    parser.add_argument("--json", action="store_true", help="write the numbers alone, without a figure")
-    own = Settings()
-    parser.add_argument("--depths", type=_depths, help="of a fresh model, as 6,8,12 (default: the measure's own)")
-    parser.add_argument(
-        "--repeats", type=positive, default=own.repeats, help="random draws to average over (default: 3)"
-    )
-    parser.add_argument("--lr", type=rate, default=own.lr, help="of an optimizer's update (default: 1e-4)")
-    parser.add_argument("--updates", type=positive, default=own.updates, help="of a fresh model (default: 10)")
-    parser.set_defaults(model_options=())
-
-
-def _seed(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if 0 <= int(text) <= LARGEST_SEED:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text} was found and a whole number from 0 to {LARGEST_SEED} was expected")
-
-
-def _depths(text: str) -> tuple[int, ...]:
-    with contextlib.suppress(ValueError):
-        depths = tuple(sorted({int(part) for part in text.split(",")}))
-        if depths[0] >= 1:
-            return depths
-    raise argparse.ArgumentTypeError(f"{text} was found and whole numbers of at least 1, as 6,8,12, were expected")
-
-
-def add_model(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """The options of the model that --arch among the arguments names; none if it names none that is known."""
-    finder = argparse.ArgumentParser(add_help=False)
-    finder.add_argument("--arch")
-    arch = finder.parse_known_args(arguments)[0].arch
-    if arch in ARCH_MODEL_REGISTRY:
-        # As fairseq does: an option that is not given is not there, so that the preset decides.
-        group = parser.add_argument_group(MODEL, argument_default=argparse.SUPPRESS)
-        ARCH_MODEL_REGISTRY[arch].add_args(group)
-        parser.set_defaults(model_options=tuple(action.dest for action in group._group_actions))
 
 
 def _subject(args: argparse.Namespace) -> Subject | None:
@@ -121,7 +56,7 @@ def run(args: argparse.Namespace) -> str:
         parts = [taking.enter_context(outputs.unfinished(path)) for path in paths]  # before the work, not after it
         if not args.json:
             figure.require()
-        measure, subject = MEASURES[args.what].module, _subject(args)
+        measure, subject = module_of(args.what), _subject(args)
         settings = Settings(args.depths, args.repeats, args.lr, args.updates)
         found = measure.measure(subject, settings)
         result = {"what": args.what, **(subject.facts() if subject else {}), **found}
@@ -135,6 +70,4 @@ def run(args: argparse.Namespace) -> str:
     return "".join(f"{path}\n" for path in paths)
 
 
-LARGEST_SEED = 2**31 - 1
-"""numpy takes up to 2**32 - 1, and an epoch, or a draw, is added."""
 SUFFIXES = (".json", ".png", ".svg")

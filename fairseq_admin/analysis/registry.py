@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 from typing import NamedTuple
-
-from . import curves, dependency, gradients, omega, output_change, updates, variance
 
 
 class Measure(NamedTuple):
     """A row of the table."""
 
-    module: ModuleType
-    """It has `measure(subject, settings) -> dict` and `draw(dict) -> Figure`."""
     text: str
     """What it measures, for --help."""
     several: bool = False
@@ -26,11 +23,16 @@ class Measure(NamedTuple):
 
 
 MEASURES: dict[str, Measure] = {
-    "dependency": Measure(dependency, "on which branches each sub-layer's output depends"),
-    "output-change": Measure(output_change, "how far a small change of the weights moves the output, against depth"),
-    "gradients": Measure(gradients, "gradient norms of sub-layers' outputs and of feed-forward weights"),
-    "updates": Measure(updates, "gradients and changes of the weights from checkpoint to checkpoint", several=True),
-    "variance": Measure(variance, "how Adam's and RAdam's step varies in the first updates; no model", modelless=True),
-    "omega": Measure(omega, "omega by sub-layer: profiled, trained, and by the depth rules", wordless=True),
-    "curves": Measure(curves, "training and validation perplexity, of runs' folders", several=True, runs=True),
+    "dependency": Measure("on which branches each sub-layer's output depends"),
+    "output-change": Measure("how far a small change of the weights moves the output, against depth"),
+    "gradients": Measure("gradient norms of sub-layers' outputs and of feed-forward weights"),
+    "updates": Measure("gradients and changes of the weights from checkpoint to checkpoint", several=True),
+    "variance": Measure("how Adam's and RAdam's step varies in the first updates; no model", modelless=True),
+    "omega": Measure("omega by sub-layer: profiled, trained, and by the depth rules", wordless=True),
+    "curves": Measure("training and validation perplexity, of runs' folders", several=True, runs=True),
 }
+
+
+def module_of(what: str) -> ModuleType:
+    """A measure's file, imported when it is asked for; `measure(subject, settings) -> dict`, `draw(dict) -> Figure`."""
+    return importlib.import_module(f".{what.replace('-', '_')}", __package__)
