@@ -8,7 +8,6 @@ T time   B batch   V vocabulary
 from __future__ import annotations
 
 import contextlib
-import math
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 from .. import fingerprint
 from ..bar import each
 from ..errors import AdminError, line
+from ..pytorch.folding import largest_difference
 from .building import build
 from .checkpoint import Checkpoint
 
@@ -161,6 +161,5 @@ def difference(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> 
     expected = list(log_probabilities(build(one), batches))
     largest = 0.0
     for after, before in zip(log_probabilities(build(other), batches), expected):
-        apart = (before - after).abs().max().item()
-        largest = max(largest, math.inf if math.isnan(apart) else apart)
+        largest = max(largest, largest_difference(before, after))
     return Difference(largest, sum(len(scores) for scores in expected))

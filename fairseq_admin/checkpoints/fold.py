@@ -27,6 +27,8 @@ from .. import fingerprint
 from ..errors import AdminError
 from ..method import provenance
 from ..method.state_dict import OMEGA_DELTA, OMEGA_INIT, STRAY
+from ..pytorch import folding
+from ..pytorch.folding import SMALLEST
 from ..version import __version__
 from .building import check
 from .checkpoint import FOLD, Checkpoint
@@ -47,22 +49,6 @@ FOLDABLE = ("transformer_admin", "transformer_lm_admin")
 
 SHORTCUT_SCALE = ".shortcut_scale"
 BRANCH_SCALE = ".branch_scale"
-
-SMALLEST = 1e-6
-"""Folding divides by ω; entries nearer to 0 than this are refused, unless the user names another bound."""
-
-
-def _clamped(omega: Tensor, where: str, smallest: float, clamp: bool) -> Tensor:
-    """ω with no entry nearer to 0 than `smallest`, each keeping its sign. Shape (C,)."""
-    channel = int(omega.abs().argmin())
-    if abs(omega[channel].item()) >= smallest:
-        return omega
-    if not clamp:
-        raise AdminError(
-            f"{where} is {omega[channel].item():.3g} at channel {channel}; folding divides by it. Fold with "
-            f"--min-omega {smallest:g} to clamp it, or keep the model unfolded, with --user-dir."
-        )
-    return omega.abs().clamp(min=smallest).copysign(omega)
 
 
 def _shortcut_scales(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
@@ -108,40 +94,31 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = SMALLEST, clamp: bool
         and not STRAY.search(key)
     }
 
-    def scale(key: str, factor: Tensor) -> None:
-        folded[key] = folded[key].double() * factor
+    def scale_output(module: str, factor: Tensor) -> None:
+        for key in (f"{module}.weight", f"{module}.bias"):
+            folded[key] = folding.scale_output(folded[key], factor)
 
     for key, factor in weights.items():
         if key.endswith(BRANCH_SCALE):
             layer = key[: -len(BRANCH_SCALE)]
-            for name in WRITERS:
-                if f"{layer}.{name}.weight" in weights:
-                    scale(f"{layer}.{name}.weight", factor.double())
-                    scale(f"{layer}.{name}.bias", factor.double())
+            for writer in WRITERS:
+                if f"{layer}.{writer}.weight" in weights:
+                    scale_output(f"{layer}.{writer}", factor)
     for stack, sublayers in _shortcut_scales(checkpoint).items():
-        norm_before = f"{stack}.layernorm_embedding"
-        if f"{norm_before}.weight" not in weights:
-            norm_before = ""
+        norm_before = f"{stack}.layernorm_embedding" if f"{stack}.layernorm_embedding.weight" in weights else None
         for name, omega in sublayers.items():
             _, number, kind = name.split(".")
             layer = f"{stack}.layers.{number}"
             norm = f"{layer}.{_norm(kind)}"
-            if not norm_before:
-                if not omega.eq(omega[0]).all() or not omega[0] > 0:
-                    raise AdminError(
-                        f"{checkpoint.name}: omega of {norm}, the first of its stack, runs from "
-                        f"{omega.min().item():.3g} to {omega.max().item():.3g}; one positive number was expected (a "
-                        "model pruned of its layer 0 has a vector). It cannot be folded: keep the model unfolded, with "
-                        "--user-dir."
-                    )
-                scale(f"{layer}.self_attn.out_proj.weight", 1 / omega[0])
-                scale(f"{layer}.self_attn.out_proj.bias", 1 / omega[0])
+            where = f"{checkpoint.name}: omega of {norm}"
+            if norm_before is None:
+                scale_output(f"{layer}.self_attn.out_proj", 1 / folding.first_constant(omega, where))
             else:
-                omega = _clamped(omega, f"{checkpoint.name}: omega of {norm}", smallest, clamp)
-                scale(f"{norm_before}.weight", omega)
-                scale(f"{norm_before}.bias", omega)
+                omega = folding.divisible(omega, where, smallest, clamp)
+                scale_output(norm_before, omega)
                 for reader in READERS[kind]:
-                    scale(f"{layer}.{reader}.weight", 1 / omega)
+                    key = f"{layer}.{reader}.weight"
+                    folded[key] = folding.divide_input(folded[key], omega)
             norm_before = norm
     return folded
 

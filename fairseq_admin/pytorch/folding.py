@@ -1,0 +1,96 @@
+"""The fold's algebra on tensors: omega leaves the shortcut and enters the weights around it (Liu et al. 2020,
+appendix C).
+
+A sub-layer computes LN(ω ⊙ x + f(x)). Let whatever writes x write ω ⊙ x, and let whatever in f reads x divide its input
+by ω: the sum is the same, and the shortcut needs no ω.
+
+    the norm that wrote x       scale_output(weight, ω), scale_output(bias, ω)
+    every module that reads x   divide_input(weight, ω): its input columns; the bias stays
+
+Where nothing with weights wrote x (a stack's first sub-layer) and ω is one constant c > 0, LN(c x + f) = LN(x + f / c)
+but for the norm's eps: the weight and bias of the branch's last module get scale_output(..., 1 / c).
+
+Everything is computed and returned in float64. C channels
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ..errors import AdminError
+
+SMALLEST = 1e-6
+"""Folding divides by ω; entries nearer to 0 than this are refused, unless another bound is given."""
+
+
+def scale_output(tensor: Tensor, factor: Tensor) -> Tensor:
+    """The weight or the bias of a norm or a projection whose output is to be `factor` times as large.
+
+    Args:
+        tensor: a bias or a norm's weight, shape (C,), or a projection's weight, shape (C, ...).
+        factor: shape (C,), or (1,) for all channels.
+    """
+    return tensor.double() * factor.double().reshape(-1, *[1] * (tensor.dim() - 1))
+
+
+def divide_input(weight: Tensor, omega: Tensor, dim: int = 1) -> Tensor:
+    """The weight of a projection that computes the same from an input `omega` times as large.
+
+    Args:
+        weight: an nn.Linear's or a packed projection's, shape (outputs, C); any with C entries along `dim`.
+        omega: shape (C,), or (1,) for all channels.
+        dim: where the input channels are.
+    """
+    return weight.double() * (1 / omega.double()).reshape(-1, *[1] * (weight.dim() - 1 - dim))
+
+
+def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool = False) -> Tensor:
+    """ω, float64, without an entry nearer to 0 than `smallest`. Shape (C,).
+
+    Args:
+        omega: shape (C,).
+        name: what errors call it.
+        smallest: the smallest |ω| to divide by.
+        clamp: take `smallest` for entries nearer to 0, each with its sign, rather than refuse them.
+
+    Raises:
+        AdminError: there is such an entry, and it is not to be clamped.
+    """
+    omega = omega.double()
+    channel = int(omega.abs().argmin())
+    if abs(omega[channel].item()) >= smallest:
+        return omega
+    if not clamp:
+        raise AdminError(
+            f"{name} is {omega[channel].item():.3g} at channel {channel}; folding divides by it. Fold with "
+            f"--min-omega {smallest:g} (in Python clamp=True) to clamp it, or keep the model unfolded."
+        )
+    return omega.abs().clamp(min=smallest).copysign(omega)
+
+
+def first_constant(omega: Tensor, name: str) -> Tensor:
+    """The one positive number that a stack's first ω is, float64. Shape (1,).
+
+    Args:
+        omega: shape (C,).
+        name: what errors call it.
+
+    Raises:
+        AdminError: it is a vector, or not positive.
+    """
+    omega = omega.double()
+    if not omega.eq(omega[0]).all() or not omega[0] > 0:
+        raise AdminError(
+            f"{name}, the first of its stack, runs from {omega.min().item():.3g} to {omega.max().item():.3g}; one "
+            "positive number was expected (a model pruned of its layer 0 has a vector). It cannot be folded: keep the "
+            "model unfolded."
+        )
+    return omega[:1]
+
+
+def largest_difference(before: Tensor, after: Tensor) -> float:
+    """The largest absolute difference of two outputs of one shape; infinity if either is not a number somewhere."""
+    apart = (before - after).abs().max().item() if before.numel() else 0.0
+    return math.inf if math.isnan(apart) else apart
