@@ -7,7 +7,7 @@ use this file too, by itself.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -61,13 +61,9 @@ def bar(
     )  # fmt: skip
 
 
-def each(title: str, items: Sequence[T], unit: str) -> Iterable[T]:
+def each(title: str, items: Sequence[T], unit: str) -> Iterator[T]:
     """The items one after the other, with a bar."""
-
-    def counted() -> Iterator[T]:
-        with bar(title, len(items), unit) as shown:
-            for item in items:
-                yield item
-                shown.update()
-
-    return counted()
+    with bar(title, len(items), unit) as shown:
+        for item in items:
+            yield item
+            shown.update()

@@ -6,15 +6,16 @@ import argparse
 import contextlib
 import logging
 import math
+import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import advice, ending
+from . import advice, outputs
 from .analysis import options as analysis
-from .errors import AdminError, interrupted
+from .errors import INTERRUPTED, MISTAKE, AdminError, end
 from .method.schemes import SCHEMES
 from .text.folders import binarised
 from .version import __version__
@@ -187,52 +188,34 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return top.parse_args(arguments)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Libraries tell nothing that the user cannot fix; a caller's own log is as it was afterwards."""
-    levels = {
-        log: log.level for log in map(logging.getLogger, ("fairseq", "fairseq_admin", "hydra", "matplotlib", "PIL"))
-    }
-    try:
-        for log in levels:
-            log.setLevel(logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for log, level in levels.items():
-            log.setLevel(level)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on standard error and status 2, Ctrl-C one line and 130.
 
     The answer is printed when the work is done and its file has its name: whoever does not read it loses nothing.
     """
-    ending.open_closed_streams()
+    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the command as Ctrl-C does
+    logging.disable(logging.INFO)  # libraries tell nothing that the user cannot fix
     try:
-        with ending.stoppable():
-            args = parse(sys.argv[1:] if arguments is None else arguments)
-            with _quiet():
-                from . import verbs  # with torch and fairseq, which take seconds
+        args = parse(sys.argv[1:] if arguments is None else arguments)
+        with warnings.catch_warnings(action="ignore"):
+            from . import verbs  # with torch and fairseq, which take seconds
 
-                answer = getattr(verbs, args.verb)(args)
-            with contextlib.suppress(ending.Closed), ending.standard_output(sys.stdout):
-                print(ending.printable(answer, sys.stdout), end="")
+            answer = getattr(verbs, args.verb)(args)
+        with outputs.standard_output(sys.stdout):
+            print(answer, end="")
     except AdminError as error:
-        print(f"fairseq-admin: {error}", file=sys.stderr)
-        return 2
+        return end(str(error), MISTAKE)
+    except BrokenPipeError:  # of standard output: whoever reads it has read enough
+        return 0
     except OSError as error:  # in reading: what is written is looked at where it is written
         if error.filename is None:
             raise
-        said = f"{error.filename}: cannot be read ({error.strerror}). Check the path and its rights."
-        print(f"fairseq-admin: {said}", file=sys.stderr)
-        return 2
+        return end(f"{error.filename}: cannot be read ({error.strerror}). Check the path and its rights.", MISTAKE)
     except KeyboardInterrupt:
-        return interrupted()
-    except ending.Stopped as stopped:
-        print(f"fairseq-admin: stopped by {stopped}.", file=sys.stderr)
-        return stopped.status
+        return end("interrupted.", INTERRUPTED)
+    finally:
+        logging.disable(logging.NOTSET)
+        signal.signal(signal.SIGTERM, terminate)
     return 0
 
 

@@ -1,11 +1,10 @@
-"""What a user did that cannot work, said in one line."""
+"""What a user did that cannot work, in one line; and the one place that ends a process with it."""
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Iterator
+import traceback
 from types import TracebackType
 
 
@@ -24,97 +23,57 @@ def line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+MISTAKE = 2
+"""Exit status of a user's mistake; a crash gives 1."""
 DIVERGED = 3
-"""Exit status of a training run that diverged; a user's mistake gives 2, a crash 1."""
-
+"""Exit status of a training run that diverged."""
 INTERRUPTED = 130
-"""The exit status of a command that Ctrl-C ended: 128 and the number of the signal, as shells have it."""
+"""Exit status after Ctrl-C: 128 and the number of the signal, as shells have it."""
 
 DIVERGED_ADVICE = (
     "Resume from an earlier checkpoint (--restore-file) with a lower --lr, a longer --warmup-updates or "
     "--clip-norm 1.0. crash.pt holds the diverged model: do not resume from it."
 )
 
-# Where fairseq starts the processes itself (one per GPU), an error in one comes back as the text of its traceback.
-_OURS = re.compile(r"^fairseq_admin\.errors\.(AdminError|DivergedError): (.+)$", re.MULTILINE)
-_NOT_FINITE = re.compile(r"^FloatingPointError\b(.*)$", re.MULTILINE)
-APART = "inconsistent between workers"
+_OURS = re.compile(r"^(?:\S+\.)?(Admin|Diverged)Error: (.+)$", re.MULTILINE)
+_NOT_FINITE = re.compile(r"^FloatingPointError\b(?!.*inconsistent between workers)", re.MULTILINE)
+"""fairseq's error of a loss or gradient that is not finite; it raises the same when workers get out of sync."""
 
 
-def interrupted() -> int:
-    """Say that Ctrl-C ended a command of ours; its exit status."""
-    print("fairseq-admin: interrupted.", file=sys.stderr)
-    return INTERRUPTED
+def end(message: str, status: int) -> int:
+    """Say in one line why the process ends; its exit status."""
+    print(f"fairseq-admin: {message}", file=sys.stderr)
+    return status
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def outcome(error: BaseException) -> tuple[str, int] | None:
+    """What to say of an error, and the exit status; None: it is neither a user's mistake nor divergence.
 
-
-def _text(error: BaseException) -> str:
-    """The traceback of another process that an error reports; empty if it reports none."""
-    return str(error) if type(error).__name__ == "ProcessRaisedException" else ""
-
-
-ONE_OF_EACH = (
-    "the task is for fairseq's models with several encoders and decoders, and this one has one of each. For several "
-    "languages give --task translation_multi_simple_epoch."
-)
-
-
-def _wants_several(error: BaseException) -> bool:
-    """Whether multilingual_translation or semisupervised_translation has met a model with one encoder and one decoder.
-
-    The former first reads an option of its own, which only a MultiModel has, from the model's options.
+    An error is read as its traceback: as such it comes back from the processes that fairseq starts, one per GPU, and it
+    has whatever is beneath what fairseq raised on top. (Its search for the culprit, NanDetector, fails with today's
+    torch.)
     """
-    return "requires a FairseqMultiModel" in str(error) or getattr(error, "full_key", None) == "model.left_pad_source"
-
-
-def _stop(error: BaseException) -> AdminError | None:
-    """The AdminError behind an error, here or in a process that torch.multiprocessing.spawn started."""
-    for cause in _chain(error):
-        if isinstance(cause, AdminError):
-            return cause
-        if _wants_several(cause):
-            return AdminError(ONE_OF_EACH)
-        for name, message in _OURS.findall(_text(cause)):
-            return DivergedError(message) if name == "DivergedError" else AdminError(message)
+    text = "".join(traceback.format_exception(error))
+    if ours := _OURS.findall(text):
+        kind, message = ours[-1]
+        return message, DIVERGED if kind == "Diverged" else MISTAKE
+    if _NOT_FINITE.search(text):
+        return f"training diverged. {DIVERGED_ADVICE}", DIVERGED
     return None
 
 
-def _not_finite(error: BaseException) -> bool:
-    """Whether fairseq has found a loss or gradient that is not finite, here or in a process that it started.
-
-    fairseq raises the same error when the workers of a run get out of sync; that is not divergence.
-    """
-    found = [str(error)] if isinstance(error, FloatingPointError) else _NOT_FINITE.findall(_text(error))
-    return any(APART not in message for message in found)
-
-
 def install_excepthook() -> None:
-    """Let an uncaught AdminError end the process with its one line and exit status 2, and divergence with DIVERGED.
+    """End a process with `outcome` where an error is not caught; every other error goes to the previous hook.
 
-    fairseq's command lines catch nothing and print tracebacks, so this is the only place where the plugin can act. The
-    error is found beneath whatever fairseq raised on top of it, even in a process that fairseq started; every other
-    exception goes to the previous hook. Ctrl-C while fairseq-admin is still importing torch ends that command alone.
+    fairseq's command lines catch nothing and print tracebacks, so this is the only place where the plugin can act.
     """
     previous = sys.excepthook
     if previous.__module__ == __name__:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # CPython ends the process with the status of a SystemExit that a hook raises.
-        if stop := _stop(error):
-            print(f"fairseq-admin: {stop}", file=sys.stderr)
-            raise SystemExit(DIVERGED if isinstance(stop, DivergedError) else 2)
-        if issubclass(kind, KeyboardInterrupt) and os.path.basename(sys.argv[0]) == "fairseq-admin":
-            raise SystemExit(interrupted())
-        previous(kind, error, trace)
-        # fairseq's search for the culprit may itself fail on top of it (NanDetector does, with today's torch).
-        if any(map(_not_finite, _chain(error))):
-            print(f"fairseq-admin: training diverged. {DIVERGED_ADVICE}", file=sys.stderr)
-            raise SystemExit(DIVERGED)
+        if (ended := outcome(error)) is None:
+            return previous(kind, error, trace)
+        raise SystemExit(end(*ended))  # CPython ends the process with the status of a SystemExit that a hook raises
 
     sys.excepthook = hook

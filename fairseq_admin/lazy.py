@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import logging
-import os
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -58,13 +57,11 @@ def before_fairseq() -> None:
     """What has to be in place while fairseq's import, and the plugin's, take their seconds."""
     # On import, fairseq logs that tensorboardX is missing, which only speech needs.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
-    install_excepthook()  # in which a user may press Ctrl-C
+    install_excepthook()
 
 
 def register() -> None:
     """Register the plugin: now, if fairseq is loaded, or else when it first is."""
-    if os.path.basename(sys.argv[0]) == "fairseq-admin":
-        install_excepthook()  # the command's own imports take seconds too
     if sys.modules.get("fairseq"):
         before_fairseq()
         importlib.import_module(f"{PACKAGE}.plugin")

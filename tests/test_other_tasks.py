@@ -185,12 +185,6 @@ def test_online_backtranslation(corpus: Path, tmp_path: Path) -> None:
     check_trained(train(data, folder, *given), folder)
 
 
-@pytest.mark.parametrize("name", ["multilingual_translation", "semisupervised_translation"])
-def test_several_encoders_are_refused(name: str, corpus: Path, tmp_path: Path) -> None:
-    done = train(corpus, tmp_path / "run", "--task", name, "--lang-pairs", "a-b,b-a")
-    check_refusal(done, "several encoders and decoders", "--task translation_multi_simple_epoch")
-
-
 MOE = "--task translation_moe --method hMoElp --mean-pool-gating-network --num-experts 3 --share-all-embeddings"
 
 

@@ -1,237 +1,282 @@
-"""What commands write: never over what they read, through a link to its file, and refused before the work."""
+"""How commands end: whole files, never over inputs; a full disk, Ctrl-C and a closed pipe are one line at most."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
-import json
 import os
-from collections.abc import Callable
+import pty
+import re
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import ROOT
 from test_export import two_models, words
 
-from fairseq_admin import cli, outputs
+from fairseq_admin import bar, cli, outputs
 from fairseq_admin.analysis import command
 from fairseq_admin.checkpoints import averaging, equivalence
 from fairseq_admin.errors import AdminError
+from fairseq_admin.export import ctranslate2, folder
+from fairseq_admin.report import page
 from fairseq_admin.text.tokens import Text
-from fairseq_admin.translation import pipeline, streams
+from fairseq_admin.translation import in_fairseq, pipeline, streams
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two models of words, of one run."""
-    folder = tmp_path_factory.mktemp("models")
-    two_models(folder)
-    return folder
+    path = tmp_path_factory.mktemp("models")
+    two_models(path)
+    return path
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The models, and in `data` what translates with them; the working directory."""
-    for name in ("model.pt", "other.pt"):
-        os.link(made / name, tmp_path / name)
-    (tmp_path / "data" / "bin").mkdir(parents=True)
+def work(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The models, also as those of a run, and in `data` what translates with them; the working directory."""
+    for name in ("data/bin", "run/checkpoints", "engine", "out"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("model.pt", "other.pt", "run/average.pt", "run/checkpoints/checkpoint_last.pt"):
+        os.link(models / ("other.pt" if name == "other.pt" else "model.pt"), tmp_path / name)
     for language in ("de", "en"):
-        words(60).save(str(tmp_path / f"data/bin/dict.{language}.txt"))
+        for place in (".", "data/bin"):
+            words(60).save(str(tmp_path / place / f"dict.{language}.txt"))
     Text("de", "en").write(tmp_path / "data/text.json")
-    (tmp_path / "data/codes").write_text("a b 1\n")
-    (tmp_path / "data/bin/valid.de-en.de.idx").write_text("of fairseq's")
-    (tmp_path / "merges").write_text("a b 1\n")
-    (tmp_path / "text").write_text("w1 w2\n")
-    (tmp_path / "engine").mkdir()
-    (tmp_path / "engine/model.bin").write_text("of CTranslate2's")
+    for name, text in {
+        "data/codes": "a b 1\n", "merges": "a b 1\n", "text": "w1 w2\nw3\n", "engine/model.bin": "of CTranslate2's",
+        "data/bin/valid.de-en.de.idx": "of fairseq's", "run/fold.txt": "equal\n",
+        "run/train.log": 'num. shared model params: 7\n{"epoch": 1, "update": 1, "nll_loss": "5", "num_updates": "9"}',
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link").symlink_to("model.pt")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def held(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def contents(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def refused(capsys: pytest.CaptureFixture, folder: Path, command_line: str) -> str:
-    """The one line of a command that must fail with status 2, and leave every file as it is."""
-    before = held(folder)
-    assert cli.main(command_line.split(" ")) == 2
+def refused(capsys: pytest.CaptureFixture, work: Path, command_line: str, status: int = 2) -> str:
+    """The one line of a command that must fail, leaving every file as it is and no other."""
+    before = contents(work)
+    assert cli.main(command_line.split(" ")) == status
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1, err
-    assert held(folder) == before
+    assert contents(work) == before and not list(work.rglob("*.part"))
     return err
 
 
-TRANSLATE = "translate model.pt text --tokenised --device cpu --data data -o"
+TRANSLATE = "translate model.pt text --tokenised --device cpu"
+VERBS = {
+    "average": "average model.pt other.pt -o out/new",
+    "fold": "fold model.pt -o out/new",
+    "export": "export model.pt --to ctranslate2 -o out/new",
+    "translate": f"{TRANSLATE} -o out/new",
+    "analyze": "analyze variance --json --repeats 1 -o out/new",
+    "report": "report run -o out/new",
+}
+INPUT = "would overwrite its input"
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "message"),
     [
-        f"{TRANSLATE} model.pt",
-        f"{TRANSLATE} text",
-        f"{TRANSLATE} data/codes",
-        f"{TRANSLATE} data/text.json",
-        f"{TRANSLATE} data/bin/dict.en.txt",
-        f"{TRANSLATE} link",
-        f"--codes merges {TRANSLATE} merges",
-        "translate engine text --data data -o engine/model.bin",
-        "average model.pt other.pt --data data -o data/codes",
-        "fold model.pt --data data/bin -o data/text.json",
-        "fold model.pt --data data/bin -o data/bin/valid.de-en.de.idx",
-        "analyze omega model.pt --data data -o data/text",
+        (f"{TRANSLATE} -o model.pt", INPUT),
+        (f"{TRANSLATE} -o text", INPUT),
+        (f"{TRANSLATE} -o link", INPUT),
+        (f"{TRANSLATE} --data data -o data/bin/dict.en.txt", INPUT),
+        (f"{TRANSLATE} --codes merges -o merges", INPUT),
+        ("translate engine text --data data -o engine/model.bin", INPUT),
+        ("average model.pt other.pt --data data -o data/codes", INPUT),
+        ("fold model.pt --data data/bin -o data/bin/valid.de-en.de.idx", INPUT),
+        ("analyze omega model.pt --data data -o data/text", INPUT),
+        *((f"report run -o run/{name}", INPUT) for name in ("train.log", "average.pt", "fold.txt")),
+        ("analyze variance -o ..", "the name of the files to write was expected"),
+        ("fold model.pt -o data", "is a folder or a device; a file to write was expected"),
+        ("fold model.pt -o none/new", "could not be written (no folder "),
     ],
 )
-def test_what_is_read_is_not_written_over(line: str, folder: Path, capsys: pytest.CaptureFixture) -> None:
-    (folder / "link").symlink_to("model.pt")
-    if line.startswith("--codes"):  # after the verb
-        option, value, verb, *rest = line.split(" ")
-        line = " ".join([verb, *rest, option, value])
-    assert "would overwrite its input" in refused(capsys, folder, line)
+def test_what_is_refused_before_the_work(line: str, message: str, work: Path, capsys: pytest.CaptureFixture) -> None:
+    assert message in refused(capsys, work, line)
 
 
-def test_the_text_on_standard_input_is_not_written_over(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_text_on_standard_input_is_not_written_over(work: Path, capsys: pytest.CaptureFixture) -> None:
     kept = os.dup(0)
     try:
         with open("text") as text:
             os.dup2(text.fileno(), 0)
-        line = TRANSLATE.replace(" text ", " ")
-        assert "text would overwrite its input /dev/stdin" in refused(capsys, folder, f"{line} text")
+        line = f"{TRANSLATE.replace(' text ', ' ')} -o text"
+        assert f"text {INPUT} /dev/stdin" in refused(capsys, work, line)
     finally:
         os.dup2(kept, 0)
         os.close(kept)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["train.log", "average.pt", "checkpoints/checkpoint_last.pt", "run.json", "generate-test.txt", "fold.txt",
-     "analysis/dependency.json"],
-)  # fmt: skip
-def test_a_report_is_not_written_over_what_it_reads(name: str, folder: Path, capsys: pytest.CaptureFixture) -> None:
-    run = folder / "run"
-    (run / "checkpoints").mkdir(parents=True)
-    (run / "analysis").mkdir()
-    loss = json.dumps({"epoch": 1, "update": 0.5, "nll_loss": "5", "num_updates": "10"})
-    (run / "train.log").write_text(f"num. shared model params: 7\n{loss}\n")
-    for path in ("average.pt", "checkpoints/checkpoint_last.pt"):
-        os.link(folder / "model.pt", run / path)
-    for path, text in (("run.json", "{}"), ("generate-test.txt", "H-0\t-1\tw1\n"), ("fold.txt", "equal\n")):
-        (run / path).write_text(text)
-    (run / "analysis/dependency.json").write_text(json.dumps({"what": "dependency", "stacks": {}}))
-    assert "would overwrite its input" in refused(capsys, folder, f"report run -o run/{name}")
+def needs(verb: str) -> None:
+    if verb == "export":
+        pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
 
 
-@pytest.mark.parametrize("verb", ["average model.pt other.pt", "analyze variance", TRANSLATE.removesuffix(" -o")])
-def test_a_link_stays_one(verb: str, folder: Path, capsys: pytest.CaptureFixture) -> None:
-    """What it leads to is written, there or not there before, and nothing else is left in either folder."""
-    suffix = ".json" if verb.startswith("analyze") else ""
-    (folder / "elsewhere").mkdir()
-    (folder / "elsewhere/old").write_text("old")
-    for target in ("old", "new"):
-        link = folder / f"{target}{suffix}"
-        link.symlink_to(f"elsewhere/{target}")
-        more = " --json" if suffix else ""
-        assert cli.main(f"{verb}{more} -o {link}".split(" ")) == 0, capsys.readouterr().err
-        assert link.is_symlink() and link.read_bytes() != b"old"
-    assert sorted(path.name for path in (folder / "elsewhere").iterdir()) == ["new", "old"]
-    assert not list(folder.glob("*.part"))
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_full_disk(verb: str, work: Path, capsys: pytest.CaptureFixture) -> None:
+    """Here no file may have more than eight bytes."""
+    needs(verb)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        message = refused(capsys, work, VERBS[verb])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "out/new" in message and "could not be written" in message
 
 
-def test_a_stream_of_the_systems_is_no_output(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    """As /dev/stdout is a link there; as root it would be replaced by a file."""
-    with open("f", "w") as file:
-        (folder / "stdout").symlink_to(f"/proc/self/fd/{file.fileno()}")
-        message = refused(capsys, folder, "average model.pt other.pt -o stdout")
-    assert "stdout is one of the system's own (/proc/" in message and "a file to write was expected" in message
-    assert (folder / "stdout").is_symlink()
-    with pytest.raises(AdminError, match=r"/dev/stdout is one of the system's own \(/dev/stdout\); a file"):
-        outputs.check(Path("/dev/stdout"))
-    if os.path.isdir("/dev/shm"):
-        outputs.check(Path("/dev/shm/out"))
-
-
-@pytest.mark.parametrize("output", [".", "/", "", "..", "data/.."])
-def test_analyze_needs_a_name(output: str, folder: Path, capsys: pytest.CaptureFixture) -> None:
-    assert "the name of the files to write was expected" in refused(capsys, folder, f"analyze variance -o {output}")
-
-
-VERBS = [
-    "average model.pt other.pt -o out",
-    "fold model.pt -o out",
-    "analyze variance --json -o out",
-    f"{TRANSLATE} out",
-]
-
-
-@pytest.mark.parametrize("line", VERBS)
-def test_a_name_that_cannot_be_given_is_one_line(
-    line: str, folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal(
+    number: int, verb: str, work: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the file of that name is another user's, in a folder where all may write."""
+    needs(verb)
+
+    def stop(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), number)
+        pytest.fail("nothing has stopped it")
+
+    place, name = {
+        "average": (averaging, "_means"),
+        "fold": (equivalence, "log_probabilities"),
+        "export": (ctranslate2, "build"),
+        "translate": (in_fairseq, "build"),
+        "analyze": (command, "_subject"),
+        "report": (page, "render"),
+    }[verb]
+    monkeypatch.setattr(place, name, stop)
+    before = signal.getsignal(signal.SIGTERM)
+    assert refused(capsys, work, VERBS[verb], 130) == "fairseq-admin: interrupted.\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_during_the_imports(tmp_path: Path) -> None:
+    """torch takes seconds to import."""
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    code = "import sys; from fairseq_admin.cli import main; sys.exit(main(['omega', 'x']))"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "fairseq-admin: interrupted.\n")
+
+
+def test_standard_output_closed_or_full(work: Path) -> None:
+    """A reader that reads nothing, one that reads a line, and a full disk: no work is lost, and no traceback shown."""
+    script = f"""run() {{ {sys.executable} -m fairseq_admin.cli "$@"; }}
+run fold model.pt -o out/new | true; echo ${{PIPESTATUS[0]}}
+yes w1 | run {TRANSLATE.replace(" text ", " ")} | head -1 > /dev/null; echo ${{PIPESTATUS[1]}}
+run omega model.pt > /dev/full; echo $?
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["0", "0", "2"], done.stderr
+    assert torch.load("out/new", weights_only=True)["model"]
+    message = "standard output: could not be written (No space left on device). Is the disk full?"
+    assert [line for line in done.stderr.splitlines() if "translate: " not in line] == [f"fairseq-admin: {message}"]
+
+
+@pytest.mark.parametrize("verb", ["average", "translate", "analyze"])
+def test_a_link_stays_one(verb: str, work: Path, capsys: pytest.CaptureFixture) -> None:
+    """What it leads to is written, there or not there before, and nothing else is left in either folder."""
+    suffix = ".json" if verb == "analyze" else ""
+    (work / "out/old").write_text("old")
+    for target in ("old", "new"):
+        link = work / f"{target}{suffix}"
+        link.symlink_to(f"out/{target}")
+        assert cli.main(VERBS[verb].replace("out/new", str(link)).split(" ")) == 0, capsys.readouterr().err
+        assert link.is_symlink() and link.read_bytes() != b"old"
+    assert sorted(path.name for path in (work / "out").iterdir()) == ["new", "old"]
+    assert not list(work.glob("*.part"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_folder_of_someone_elses(
+    verb: str, work: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before the work. (Root may write anywhere, so the refusal is made here.)"""
+    needs(verb)
+    for place, name in ((averaging, "average"), (equivalence, "build"), (command, "_subject"), (page, "render")):
+        monkeypatch.setattr(place, name, lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(folder, "prepare", lambda *_: pytest.fail("work was begun"))
 
     def refuse(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
+        raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(os, "replace", refuse)
-    assert "could not be written (Operation not permitted)" in refused(capsys, folder, line)
-
-
-@pytest.mark.parametrize("line", VERBS)
-def test_a_folder_without_rights_is_refused_before_the_work(
-    line: str, folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """(Root may write anywhere, so the refusal is made here.)"""
-    work: Callable = lambda *_: pytest.fail("work was begun")  # noqa: E731
-    monkeypatch.setattr(averaging, "average", work)
-    monkeypatch.setattr(equivalence, "build", work)
-    monkeypatch.setattr(command, "_subject", work)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK | os.X_OK)
-    assert "out.json: " in (message := refused(capsys, folder, line)) or "out: " in message
-    assert "could not be written (Permission denied)" in message
+    monkeypatch.setattr(outputs.tempfile, "mkdtemp", refuse)
+    assert "could not be written (" in refused(capsys, work, VERBS[verb])
 
 
-def test_what_else_fails_is_not_blamed_on_the_output(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine, say; and what was there before stays."""
+def test_what_else_fails_is_not_blamed_on_the_output(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine, say, or a figure that cannot be drawn; and what was there before stays."""
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    (folder / "out").write_text("old")
+    (work / "out/new").write_text("old")
     monkeypatch.setattr(pipeline.Pipeline, "translate", fail)
-    for output in ("", " -o out"):
+    for line in (TRANSLATE, VERBS["translate"]):
         with pytest.raises(OSError, match="Input/output error"):
-            cli.main(f"{TRANSLATE.removesuffix(' -o')}{output}".split(" "))
-    assert (folder / "out").read_text() == "old"
+            cli.main(line.split(" "))
+    assert (work / "out/new").read_text() == "old"
+    with pytest.raises(RuntimeError, match="no such colour"), outputs.writing(work):
+        raise RuntimeError("no such colour")
+    with pytest.raises(AdminError, match="file write failed"), outputs.writing(work, RuntimeError):  # torch's full disk
+        raise RuntimeError("file write failed")
 
 
 def test_a_text_that_cannot_be_read_is_named(
-    folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    work: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing(io.BytesIO):
         def readline(self, size: int | None = -1) -> bytes:
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(streams, "opened", lambda path: contextlib.nullcontext((Failing(), str(path))))
-    message = refused(capsys, folder, f"{TRANSLATE} out")
+    monkeypatch.setattr(streams, "opened", lambda path: nullcontext((Failing(), str(path))))
+    message = refused(capsys, work, VERBS["translate"])
     assert message.startswith("fairseq-admin: text: cannot be read (Input/output error).")
 
 
 @pytest.mark.parametrize("data", [".", "../bin", "bin"])
-def test_the_folder_bin_by_any_name(
-    data: str, folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_bin_by_any_name(data: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The merges and the settings are above it."""
-    monkeypatch.chdir(folder / "data" if data == "bin" else folder / "data/bin")
-    out = folder / "out.pt"
-    assert (
-        cli.main(["average", str(folder / "model.pt"), str(folder / "other.pt"), "--data", data, "-o", str(out)]) == 0
-    )
-    assert {"codes", "text.json"} <= averaging.Checkpoint.read(out).text.keys()
+    monkeypatch.chdir(work / "data" if data == "bin" else work / "data/bin")
+    paths = [str(work / name) for name in ("model.pt", "other.pt", "out/new")]
+    assert cli.main(["average", *paths[:2], "--data", data, "-o", paths[2]]) == 0
+    assert {"codes", "text.json"} <= averaging.Checkpoint.read(Path(paths[2])).text.keys()
 
 
-def test_a_fault_of_ours_is_not_called_a_full_disk(tmp_path: Path) -> None:
-    """A figure that cannot be drawn, say; torch alone refuses a full disk by such an error."""
-    with pytest.raises(RuntimeError, match="no such colour"), outputs.writing(tmp_path):
-        raise RuntimeError("no such colour")
-    with pytest.raises(AdminError, match="file write failed"), outputs.writing(tmp_path, RuntimeError):
-        raise RuntimeError("file write failed")
+@pytest.mark.parametrize("verb", ["average", "fold", "export", "translate"])
+def test_what_takes_long_counts_to_its_end(
+    verb: str, work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    needs(verb)
+    monkeypatch.setattr(bar, "SECONDS", 1e-9)
+    assert cli.main(VERBS[verb].split(" ")) == 0
+    counted = {"average": "average", "translate": "translate"}.get(verb, "compare")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"fairseq-admin: {counted}: ")]
+    assert re.search(r"\(100 %\), \S+( \S+/s)?, 00:00 left$", lines[-1]), lines
+
+
+def test_translating_by_hand(work: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+    """Is each line asked for on standard error, and are translations alone on standard output?"""
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, b"w1 w2\n\x04")
+    with os.fdopen(terminal, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert cli.main(TRANSLATE.replace(" text ", " ").split(" ")) == 0
+    os.close(keyboard)
+    out, err = capfd.readouterr()
+    assert err == "fairseq-admin: type a sentence a line; Ctrl-D ends.\n> > \n"
+    assert out.count("\n") == 1 and out.startswith("w")

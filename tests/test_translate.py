@@ -24,7 +24,6 @@ from conftest import ROOT, TRAIN, Run, run_module
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files, fold
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
-from fairseq_admin.ending import Closed
 from fairseq_admin.errors import AdminError
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.text.bpe import BPE, remove_bpe
@@ -569,13 +568,13 @@ class Closing(io.BytesIO):
 
     def write(self, text: bytes) -> int:  # type: ignore[override]
         super().write(text)
-        raise Closed
+        raise BrokenPipeError
 
 
 @pytest.mark.parametrize(("terminal", "read"), [(True, 1), (False, streams.CHUNK)])
 def test_an_endless_stream_is_read_as_far_as_needed(shouter: Pipeline, terminal: bool, read: int) -> None:
     source, sink = Endless(terminal), Closing()
-    with pytest.raises(Closed):
+    with pytest.raises(BrokenPipeError):
         streams.flow(shouter, source, "endless", sink.write, Search(), 4096)  # type: ignore[arg-type]
     assert source.read_lines == read and sink.getvalue() == b"X\n" * read
 

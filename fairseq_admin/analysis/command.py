@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> str:
     for path in paths:
         outputs.check(path, inputs)
     with contextlib.ExitStack() as taking:
-        parts = [taking.enter_context(outputs.unfinished(path)) for path in paths]  # before the work, not after it
+        parts = [taking.enter_context(outputs.replacing(path)) for path in paths]  # before the work, not after it
         if not args.json:
             figure.require()
         measure, subject = module_of(args.what), _subject(args)
@@ -65,8 +65,6 @@ def run(args: argparse.Namespace) -> str:
             parts[0].write_text(text, encoding="utf-8", errors="backslashreplace")  # as JSON escapes letters too
             if not args.json:
                 figure.save(measure.draw, result, *parts[1:])
-        for part, path in zip(parts, paths):
-            outputs.take_place(part, path)
     return "".join(f"{path}\n" for path in paths)
 
 

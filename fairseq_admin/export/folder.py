@@ -128,8 +128,7 @@ def _new(output: Path) -> Iterator[tuple[Path, Path]]:
     """
     if os.path.lexists(output) and not (output.is_dir() and not output.is_symlink() and not any(output.iterdir())):
         raise AdminError(f"{output} exists; a new or empty folder was expected. Remove it, or give another --output.")
-    target = output.absolute()
-    with outputs.unfinished(target) as folder:
+    with outputs.replacing(output) as folder:
         work = folder.with_name(f"{folder.name}.work")
         with outputs.writing(output):
             work.mkdir()
@@ -139,4 +138,3 @@ def _new(output: Path) -> Iterator[tuple[Path, Path]]:
         with outputs.writing(output):
             for file in folder.iterdir():  # safetensors writes for the owner alone
                 file.chmod(0o666 & ~mask)
-            os.replace(folder, target)

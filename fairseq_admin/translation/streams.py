@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from .. import outputs
 from ..bar import bar
-from ..ending import Closed, standard_output
 from ..errors import AdminError, line
 from .engines import Search
 from .pipeline import Pipeline, Translation
@@ -63,8 +62,6 @@ def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
         AdminError: the file cannot be read.
     """
     if path is None or str(path) == "-":
-        if sys.stdin is None:
-            raise AdminError("standard input is closed; a text was expected there. Give a file.")
         yield sys.stdin.buffer, "standard input"
         return
     try:
@@ -79,22 +76,18 @@ def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
 def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
     """What writes to a file, which is there when all is written, or to standard output.
 
-    The block ends when somebody closes standard output: they have read enough.
-
     Raises:
         AdminError: the path is no place for a file, or the disk is full.
+        BrokenPipeError: whoever reads standard output has read enough.
     """
     if path is None:
         stdout = sys.stdout  # which may be redirected while the block runs
-        if stdout is None:
-            raise AdminError("standard output is closed, where the translation goes. Give --output.")
 
         def show(text: bytes) -> None:
-            with standard_output(stdout):
+            with outputs.standard_output(stdout):
                 stdout.buffer.write(text)
 
-        with contextlib.suppress(Closed):
-            yield show
+        yield show
         return
     with outputs.replacing(path) as part:
         with outputs.writing(path):
