@@ -9,17 +9,15 @@ import torch
 from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import nn
 
-from ..method.norms import ShortcutNorm
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
 from .dropout import FastDropout
 from .linear import FASTER, FastLinear, ahead
-from .norms import FastShortcutNorm
 from .stacks import FastDecoder, FastEncoder
 
 logger = logging.getLogger(__name__)
 
-FAST = {MultiheadAttention: FastAttention, FairseqDropout: FastDropout, ShortcutNorm: FastShortcutNorm}
+FAST = {MultiheadAttention: FastAttention, FairseqDropout: FastDropout}
 """What replaces modules of just these types."""
 
 

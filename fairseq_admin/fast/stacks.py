@@ -13,18 +13,10 @@ from torch import Tensor, nn
 from ..method.schemes import layers_of
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention, causal_bias, heads_of, padding_bias
-from .norms import FastShortcutNorm, omega_together
 from .plain import Fast
 
 BIAS = "bias"
 """The entry of the encoder's output that holds its mask for the decoder: `padding_bias`."""
-
-
-def _norms_together(stack: FastEncoder | FastDecoder) -> list[FastShortcutNorm]:
-    """Those whose ω one operation may make: of a layer that does not run (--encoder-layerdrop) none would be used."""
-    if type(stack.layers) is not nn.ModuleList:
-        return []
-    return [it for it in stack.modules() if isinstance(it, FastShortcutNorm) and it.omega_delta is not None]
 
 
 class FastEncoder(Fast, AdminEncoder):
@@ -53,10 +45,9 @@ class FastEncoder(Fast, AdminEncoder):
         hidden = src_tokens.eq(self.padding_idx)
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
         x, bias = x.masked_fill(hidden.unsqueeze(-1), 0), padding_bias(hidden, x)
-        with omega_together(_norms_together(self)):
-            for layer in self.layers:
-                out = layer(x, encoder_padding_mask=bias)
-                x = out[0] if isinstance(out, tuple) else out
+        for layer in self.layers:
+            out = layer(x, encoder_padding_mask=bias)
+            x = out[0] if isinstance(out, tuple) else out
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return {
@@ -111,9 +102,8 @@ class FastDecoder(Fast, AdminDecoder):
         x = self._embedded(prev_output_tokens)
         future = causal_bias(x.size(1), x)
         bias = None if encoder_out is None else encoder_out[BIAS][0]
-        with omega_together(_norms_together(self)):
-            for layer, source in zip(self.layers, self._sources(encoder_out)):
-                x, _, _ = layer(x, source, bias, self_attn_mask=future)
+        for layer, source in zip(self.layers, self._sources(encoder_out)):
+            x, _, _ = layer(x, source, bias, self_attn_mask=future)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         if self.project_out_dim is not None:
