@@ -11,17 +11,15 @@ HERE = Path(__file__).resolve().parent
 # tests/test_text.py.
 TEXT = ["sacremoses>=0.2,<0.3", "regex"]
 EXPORT = ["ctranslate2>=4.8.1", "transformers>=5", "safetensors"]
-# The page's template, and Vega-Lite with all that it needs, to be put into the page.
-REPORT = ["jinja2", "vl-convert-python>=1.7"]
 DEV = ["hypothesis", "mypy", "playwright", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "subword-nmt"]
 DEV += ["types-requests", "types-tqdm"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
 DOWNLOAD = ["filelock", "requests", "urllib3>=2.2"]
 ANALYSIS = ["matplotlib"]
+REPORT = [*ANALYSIS, "jinja2"]
 RECIPES = [
     *TEXT,
     *DOWNLOAD,
-    *ANALYSIS,
     *REPORT,
     "Babel",
     "num2words",

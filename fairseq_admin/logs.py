@@ -8,6 +8,7 @@ needs the standard library only, so that recipes can read it without waiting for
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ class Log:
     epochs: float
     hours: float
     gpus: tuple[str, ...] = ()
+
+
+def perplexity(bits: float) -> float:
+    """Of a loss in bits per token."""
+    return 2.0**bits if bits < 1000 else math.inf
 
 
 def stats(line: str) -> tuple[str, dict[str, Any]] | None:

@@ -148,14 +148,14 @@ def advise(args: argparse.Namespace) -> str:
 def report(args: argparse.Namespace) -> str:
     from .report import page, runs  # with a plotting library, which no other verb needs
 
-    outputs.check(args.output, runs.files(args.runs))
-    found = runs.read_all(args.runs)
-    for run in found:
-        if runs.CURVES in run.lacking:
-            print(f"fairseq-admin: {run.lacking[runs.CURVES]}", file=sys.stderr)
-    html = page.render(found).encode(errors="backslashreplace")  # a folder's name may not be UTF-8
+    outputs.check(args.output, [path for run in args.runs for path in run.rglob("*") if path.suffix != ".html"])
+    read = runs.read_all(args.runs)
+    for run in read:
+        if run.log is None:
+            print(f"fairseq-admin: {run.missing['curves']}", file=sys.stderr)
+    html = page.render(read).encode(errors="backslashreplace")  # a folder's name may not be UTF-8
     outputs.write_bytes(html, args.output)
-    said = "1 run" if len(found) == 1 else f"{len(found)} runs"
+    said = "1 run" if len(read) == 1 else f"{len(read)} runs"
     return f"{args.output}: {said}, {len(html) / 1e6:.1f} MB\n"
 
 

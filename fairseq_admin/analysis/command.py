@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> str:
     with contextlib.ExitStack() as taking:
         parts = [taking.enter_context(outputs.replacing(path)) for path in paths]  # before the work, not after it
         if not args.json:
-            figure.require()
+            figure.require("matplotlib.figure")
         measure, subject = module_of(args.what), _subject(args)
         settings = Settings(args.depths, args.repeats, args.lr, args.updates)
         found = measure.measure(subject, settings)

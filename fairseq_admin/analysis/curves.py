@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TAGS = {"train": "training", "valid": "validation"}
-
-
-def perplexity(bits: float) -> float:
-    """Of a loss in bits per token."""
-    return 2.0**bits if bits < 1000 else math.inf
 
 
 def names(folders: Sequence[Path]) -> list[str]:
@@ -101,37 +96,49 @@ class Runs(Subject):
         return {"versions": versions()}
 
 
+def of_logs(runs: Mapping[str, logs.Log]) -> dict[str, dict[str, Any]]:
+    """Of every run {updates, perplexity} of training and of validation; a perplexity that is not finite is None."""
+    curves: dict[str, dict[str, Any]] = {}
+    for name, log in runs.items():
+        for tag, losses in (("train", log.train), ("valid", log.valid)):
+            values = [logs.perplexity(bits) for bits in losses.values()]
+            finite = [value if math.isfinite(value) else None for value in values]
+            curves.setdefault(name, {})[tag] = {"updates": list(losses), "perplexity": finite}
+    return curves
+
+
 def measure(subject: Runs, settings: Settings) -> dict[str, Any]:
-    """The curves of every run, {updates, perplexity} each; a perplexity that is not finite is None.
+    """The curves of every run.
 
     Raises:
         AdminError: a run has no log.
     """
-    runs = {}
+    read: dict[str, logs.Log] = {}
     for name, folder in zip(names(subject.folders), subject.folders):
         log = read_log(folder)
         if log is None:
             raise AdminError(no_log(folder))
-        curves = {}
-        for tag in TAGS:
-            values = [perplexity(bits) for bits in getattr(log, tag).values()]
-            finite = [value if math.isfinite(value) else None for value in values]
-            curves[tag] = {"updates": list(getattr(log, tag)), "perplexity": finite}
-        runs[name] = {"folder": str(folder), **curves}
-    return {"runs": runs}
+        read[name] = log
+    folders = dict(zip(read, subject.folders))
+    return {"runs": {name: {"folder": str(folders[name]), **curve} for name, curve in of_logs(read).items()}}
 
 
-def draw(result: dict[str, Any]) -> Figure:
-    """A panel for training, one for validation; a run's colour and marker are the same in both."""
+def draw(result: dict[str, Any], looks: Mapping[str, dict[str, Any]] | None = None) -> Figure:
+    """A panel for training, one for validation; a run's colour and marker are the same in both.
+
+    Args:
+        looks: of every run, how matplotlib draws its lines; None: in the order of the colours.
+    """
+    looks = looks or {name: figure.style(number) for number, name in enumerate(result["runs"])}
     drawn, panels = figure.panels(len(TAGS), sharey=True)
     for axes, (tag, title) in zip(panels, TAGS.items()):
-        for number, (name, run) in enumerate(result["runs"].items()):
-            curve = run[tag]
-            values = [math.nan if value is None else value for value in curve["perplexity"]]
+        for name, run in result["runs"].items():
+            values = [math.nan if value is None else value for value in run[tag]["perplexity"]]
             every = max(1, len(values) // 12)
             label = figure.name_as_it_is(name)
-            axes.plot(curve["updates"], values, label=label, markevery=every, **figure.style(number))
-        axes.set(title=title, xlabel="updates", yscale="log")
+            axes.plot(run[tag]["updates"], values, label=label, markevery=every, **looks[name])
+        axes.set(title=title, xlabel="updates")
+        figure.plain_logarithmic(axes)
     panels[0].set_ylabel("perplexity")
     panels[1].legend()
     return drawn

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,12 @@ ALWAYS = {"admin": "#0072B2", "post-ln": "#D55E00", "pre-ln": "#009E73"}
 """The colours of schemes, in every figure: blue, vermilion and bluish green. Nothing else has them."""
 COLOURS = ("#000000", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vPX"
+VARIABLES = {
+    "#000000": "var(--ink)", "#ffffff": "var(--paper)", "#808080": "var(--muted)", "#0072B2": "var(--blue)",
+    "#D55E00": "var(--vermilion)", "#009E73": "var(--green)", "#CC79A7": "var(--pink)", "#E69F00": "var(--orange)",
+    "#56B4E9": "var(--sky)",
+}  # fmt: skip
+"""What the colours of a figure are called in the style of a page, which has others in the dark."""
 STACKS = {"encoder": {"linestyle": "-", "marker": "o"}, "decoder": {"linestyle": "--", "marker": "s"}}
 """How the lines of a stack are drawn, in the colour of its scheme."""
 SHADES = "cividis"
@@ -42,19 +50,20 @@ LOOK: Any = {
 }
 
 
-def require() -> None:
-    """Refuse, before the work, to draw without matplotlib.
+def require(*packages: str) -> None:
+    """Refuse, before the work, to draw without what draws.
 
     Raises:
-        AdminError: it is not installed.
+        AdminError: a package is not installed.
     """
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise AdminError(
-            "the figure needs matplotlib, which is not installed. Install it (pip install matplotlib), or give --json "
-            "for the numbers alone."
-        ) from None
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise AdminError(
+                f"{package}, which draws this, is not installed. Install it (pip install {package}), or give analyze "
+                "--json for the numbers alone."
+            ) from None
 
 
 def panels(count: int, height: float = 3.2, **options: Any) -> tuple[Figure, list[Axes]]:
@@ -131,6 +140,19 @@ def save(draw: Callable[[Any], Figure], result: Any, png: Path, svg: Path) -> No
         drawn.savefig(png, format="png", dpi=DPI)
         drawn.savefig(svg, format="svg", metadata={"Date": None})
     few_colours(png)
+
+
+def svg(draw: Callable[[Any], Figure], result: Any) -> str:
+    """The drawing for a page, in the colours of the page's style, whose variables VARIABLES names."""
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({**LOOK, "svg.hashsalt": None}):  # other names in every drawing of a page
+        draw(result).savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+    drawing = text.getvalue()
+    for colour, variable in VARIABLES.items():
+        drawing = drawing.replace(colour.lower(), variable)
+    return drawing[drawing.index("<svg") :]
 
 
 def few_colours(png: Path) -> None:

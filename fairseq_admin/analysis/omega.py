@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from ..errors import AdminError
 from ..method import state_dict
@@ -18,30 +21,41 @@ RULES = {"log": "--", "constant": ":"}
 """The rules that know the depth alone, and how their lines are drawn."""
 
 
+def by_stack(weights: Mapping[str, Tensor], omegas: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Any]]:
+    """ω of every stack: profiled, trained, and by the depth rules.
+
+    Args:
+        weights: a state dict.
+        omegas: its ω, as `state_dict.omegas` gives them.
+    """
+    # Without what training has added, the same function gives what was profiled.
+    profiled = state_dict.omegas({key: it for key, it in weights.items() if not key.endswith(state_dict.OMEGA_DELTA)})
+    return {
+        side: {
+            "sublayers": list(sublayers),
+            "profiled": [omega_summary(omega)["mean"] for omega in profiled[side].values()],
+            "trained": [omega_summary(omega) for omega in sublayers.values()],
+            "closed form": {rule: omega_from_depth(rule, len(sublayers)) for rule in RULES},
+        }
+        for side, sublayers in omegas.items()
+    }
+
+
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """ω of every stack.
+    """ω of every stack; of a fresh model none is trained.
 
     Raises:
         AdminError: the model has none.
     """
-    weights = subject.checkpoints[0].weights if subject.checkpoints else subject.model.state_dict()
-    trained = subject.checkpoints[0].omegas if subject.checkpoints else state_dict.omegas(weights)
-    if not trained:
+    trained = bool(subject.checkpoints)
+    weights = subject.checkpoints[0].weights if trained else subject.model.state_dict()
+    stacks = by_stack(weights, subject.checkpoints[0].omegas if trained else state_dict.omegas(weights))
+    if not stacks:
         raise AdminError(
             f"{subject.model_facts()['name']} has no omega: it is not (or no longer) an Admin model. Give a "
             "checkpoint of the scheme admin, before it was folded."
         )
-    # Without what training has added, the same function gives what was profiled.
-    profiled = state_dict.omegas({key: it for key, it in weights.items() if not key.endswith(state_dict.OMEGA_DELTA)})
-    stacks = {}
-    for side, sublayers in trained.items():
-        stacks[side] = {
-            "sublayers": list(sublayers),
-            "profiled": [omega_summary(it)["mean"] for it in profiled[side].values()],
-            "trained": [omega_summary(it) for it in sublayers.values()] if subject.checkpoints else None,
-            "closed form": {rule: omega_from_depth(rule, len(sublayers)) for rule in RULES},
-        }
-    return {"stacks": stacks}
+    return {"stacks": stacks if trained else {side: {**it, "trained": None} for side, it in stacks.items()}}
 
 
 def draw(result: dict[str, Any]) -> Figure:

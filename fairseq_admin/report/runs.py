@@ -1,37 +1,25 @@
 """A run's folder, a recipe's or fairseq-train's --save-dir, as a report shows it.
 
-Parts that are not there stay empty; `Run.lacking` says of each, in one line, how to make it.
+Parts that are not there stay empty; `Run.missing` says of each, in one line, how to make it.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import logs
-from ..analysis import curves
+from ..analysis import curves, omega
 from ..checkpoints import averaging
 from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
 from ..errors import AdminError, line
 from ..method import state_dict
-from ..method.omega import omega_summary
 from ..method.schemes import EVERY, SCHEMES
-from . import samples
 from .options import options_of
-
-CURVES, OMEGA, SCORES, SAMPLES, FOLD = "curves", "omega", "scores", "samples", "fold"
-DEPENDENCY, CHANGE = "dependency", "output-change"
-"""The parts of a report that a run may lack."""
-
-FILES = (
-    *("*.log", "*log.txt", "*.pt", "checkpoints/*.pt", "score.json", "run.json", "settings.json"),
-    *("generate*.txt", "fold.txt", "analysis/*.json"),
-)
-"""Every file of a run's folder that a report may read, as patterns."""
+from .samples import Sample, read_samples
 
 
 @dataclass(eq=False)
@@ -41,35 +29,53 @@ class Run:
     folder: Path
     name: str
     """What the report calls it, unlike any other run's."""
-    log: logs.Log | None = None
-    checkpoint: Path | None = None
-    scheme: str = ""
-    layers: dict[str, int] = field(default_factory=dict)
-    updates: int = 0
+    log: logs.Log | None
+    checkpoint: Path | None
+    score: dict[str, Any]
+    """A recipe's score.json."""
+    about: dict[str, Any]
+    """A recipe's run.json: {command, versions, paper, samples}."""
+    samples: list[Sample]
+    fold: str
+    """What `fairseq-admin fold` said of its check."""
+    analyses: dict[str, list[dict[str, Any]]]
+    """What `fairseq-admin analyze` wrote, by what it is of."""
     options: dict[str, str] = field(default_factory=dict)
     """What it was trained with: fairseq's options that matter, and a recipe's settings of the text."""
-    omega: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By stack, of every sub-layer {layer, kind, min, mean, max, profiled}: ω, and its mean before training."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Of its checkpoint: {scheme, title, encoder_layers, decoder_layers, width, updates}."""
+    layers: str = ""
+    omega: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By stack, as `analysis.omega` measures it."""
     version: str = ""
     """The version of fairseq_admin that profiled it."""
-    score: dict[str, Any] = field(default_factory=dict)
-    """A recipe's score.json."""
-    about: dict[str, Any] = field(default_factory=dict)
-    """A recipe's run.json: {command, versions, paper, samples}."""
-    samples: list[samples.Sample] = field(default_factory=list)
-    unfolded: str = ""
+    unfoldable: str = ""
     """Why `fairseq-admin fold` does not take its checkpoint, if so."""
-    fold: str = ""
-    """What `fairseq-admin fold` said of its check."""
-    analyses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """What `fairseq-admin analyze` wrote, by what it is of."""
-    lacking: dict[str, str] = field(default_factory=dict)
-    """Of every part that is not there, how to make it."""
 
+    @property
+    def updates(self) -> int:
+        return max(self.model.get("updates", 0), self.log.updates if self.log else 0)
 
-def files(folders: list[Path]) -> list[Path]:
-    """Every file that may be read of the runs in these folders."""
-    return [path for folder in folders for pattern in FILES for path in folder.glob(pattern)]
+    @property
+    def missing(self) -> dict[str, str]:
+        """Of every part that is not there, how to make it."""
+        checkpoint = self.checkpoint or "CHECKPOINT"
+        no_omega = f"{self.model['title']} has no ω." if self.model else f"{self.folder} has no checkpoint."
+        analyze = (
+            f"mkdir -p {self.folder}/analysis; fairseq-admin analyze {{0}} {checkpoint} --data DATA -o {{1}}/{{0}}"
+        )
+        fold = f"fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {self.folder}/fold.txt"
+        parts: dict[str, tuple[Any, str]] = {
+            "curves": (self.log, curves.no_log(self.folder)),
+            "scores": (self.score, f"{self.folder} has no score.json, which a recipe writes."),
+            "translations": (self.samples, f"No translations: fairseq-generate … | tee {self.folder}/generate.txt"),
+            "omega": (self.omega, no_omega),
+            "fold": (self.fold, self.unfoldable or f"Not checked: {fold}"),
+        }
+        for what in ("dependency", "output-change"):
+            analyze = f"fairseq-admin analyze {what} {checkpoint} --data DATA -o {self.folder}/analysis/{what}"
+            parts[what] = (self.analyses.get(what), f"Not measured: mkdir -p {self.folder}/analysis; {analyze}")
+        return {part: text for part, (there, text) in parts.items() if not there}
 
 
 def read_all(folders: list[Path]) -> list[Run]:
@@ -87,38 +93,40 @@ def read(folder: Path, name: str) -> Run:
     Raises:
         AdminError: it is not a folder, has neither log nor checkpoint, or holds what cannot be read.
     """
-    run = Run(folder, name, curves.read_log(folder))
-    run.checkpoint = _newest(folder)
-    if run.checkpoint:
-        _read_checkpoint(run, Checkpoint.read(run.checkpoint))
-    if run.log:
-        run.updates = max(run.updates, run.log.updates)
-    if run.checkpoint is None and run.log is None:
+    log, checkpoint = curves.read_log(folder), _newest(folder)
+    if log is None and checkpoint is None:
         raise AdminError(
             f"{folder} has neither a checkpoint (.pt) nor a log of fairseq-train (train.log); a run's folder was "
             "expected: a recipe's, or fairseq-train's --save-dir."
         )
-    run.score = _flat(_json(folder / "score.json", params=int, tokens=int), folder / "score.json")
-    run.about = _json(folder / "run.json", versions=dict, paper=dict, samples=list)
-    _flat(run.about.get("paper") or {}, folder / "run.json")
-    settings = _json(folder / "settings.json")
-    run.options |= {key: str(value) for key, value in settings.items() if key[:2] != "--" and isinstance(value, str)}
-    run.samples = samples.read(folder, run.about.get("samples", []))
-    fold = folder / "fold.txt"
-    run.fold = fold.read_text(encoding="utf-8", errors="replace").strip() if fold.exists() else ""
+    about, fold = _json(folder / "run.json"), folder / "fold.txt"
+    analyses: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((folder / "analysis").glob("*.json")):
-        found = _json(path)
-        run.analyses.setdefault(str(found.get("what")), []).append(found)
-    _say_what_is_lacking(run)
+        result = _json(path)
+        analyses.setdefault(str(result.get("what")), []).append(result)
+    run = Run(
+        folder=folder,
+        name=name,
+        log=log,
+        checkpoint=checkpoint,
+        score=_json(folder / "score.json"),
+        about=about,
+        samples=read_samples(folder, about.get("samples", [])),
+        fold=fold.read_text(encoding="utf-8", errors="replace").strip() if fold.exists() else "",
+        analyses=analyses,
+    )
+    if checkpoint:
+        _describe(run, Checkpoint.read(checkpoint))
+    settings = _json(folder / "settings.json")
+    run.options |= {key: value for key, value in settings.items() if key[:2] != "--" and isinstance(value, str)}
     return run
 
 
 def _newest(folder: Path) -> Path | None:
     """The checkpoint to read ω and options from: a recipe's average, or the last one."""
-    for place in (folder, folder / "checkpoints"):
-        for name in ("average.pt", "checkpoint_last.pt"):
-            if (place / name).exists():
-                return place / name
+    for name in ("average.pt", "checkpoint_last.pt", "checkpoints/checkpoint_last.pt"):
+        if (folder / name).exists():
+            return folder / name
     try:
         return averaging.choose([folder], 1)[0]
     except AdminError:
@@ -126,36 +134,34 @@ def _newest(folder: Path) -> Path | None:
         return best if best.exists() else None
 
 
-def _read_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
+def _describe(run: Run, checkpoint: Checkpoint) -> None:
+    """Note what a checkpoint says of its model."""
     scheme = checkpoint.scheme_name
-    run.scheme = SCHEMES[scheme].title if scheme in SCHEMES else scheme
-    run.layers = {stack: layers for stack, layers in checkpoint.layers.items() if layers}
-    run.updates = checkpoint.updates
+    title = SCHEMES[scheme].title if scheme in SCHEMES else scheme
+    layers = checkpoint.layers
     if checkpoint.more:
-        new = EVERY.get(checkpoint.more["scheme"])
-        run.scheme += f", new layers {new.title if new else checkpoint.more['scheme']}"
-        run.layers = {side: state_dict.layers(checkpoint.weights, side) for side in ("encoder", "more")}
-    if checkpoint.kind in STACKS and checkpoint.kind not in OURS:
-        run.unfolded = "a model of fairseq's own, which needs no folding."
-    elif checkpoint.kind not in FOLDABLE or scheme not in SCHEMES or not checkpoint.scheme.folds:
-        run.unfolded = f"{run.scheme} cannot be folded."
+        new = checkpoint.more["scheme"]
+        title += f", new layers {EVERY[new].title if new in EVERY else new}"
+        layers = {side: state_dict.layers(checkpoint.weights, side) for side in ("encoder", "more")}
     run.options = options_of(checkpoint)
+    run.model = {
+        "scheme": scheme,
+        "title": title,
+        **{f"{side}_layers": layers.get(side, 0) for side in ("encoder", "decoder")},
+        "width": run.options.get("--encoder-embed-dim", run.options.get("--decoder-embed-dim", "?")),
+        "updates": checkpoint.updates,
+    }
+    run.layers = "-".join(str(count) for count in layers.values() if count)
+    run.omega = omega.by_stack(checkpoint.weights, checkpoint.omegas)
     run.version = str((checkpoint.record or {}).get("version", ""))
-    weights = {key: it for key, it in checkpoint.weights.items() if not key.endswith(state_dict.OMEGA_DELTA)}
-    profiled = state_dict.omegas(weights)
-    for stack, sublayers in checkpoint.omegas.items():
-        run.omega[stack] = [
-            {"layer": int(key.split(".")[1]) + 1, "kind": key.split(".")[2]}
-            | {**omega_summary(omega), "profiled": omega_summary(profiled[stack][key])["mean"]}
-            for key, omega in sublayers.items()
-        ]
+    if checkpoint.kind in STACKS and checkpoint.kind not in OURS:
+        run.unfoldable = "a model of fairseq's own, which needs no folding."
+    elif checkpoint.kind not in FOLDABLE or scheme not in SCHEMES or not checkpoint.scheme.folds:
+        run.unfoldable = f"{title} cannot be folded."
 
 
-def _json(path: Path, **kinds: type) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, Any]:
     """The object in a file; empty if there is no such file.
-
-    Args:
-        kinds: of what it may hold, by name.
 
     Raises:
         AdminError: it holds something else.
@@ -163,59 +169,12 @@ def _json(path: Path, **kinds: type) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        said = line(error)
-        raise AdminError(f"{path}: cannot be read ({said}); expected JSON. Make it again, or move it away.") from None
-    if not isinstance(found, dict):
-        raise AdminError(f"{path}: found a {type(found).__name__}, expected a JSON object. Make it again.")
-    for name, kind in kinds.items():
-        value = found.get(name) or kind()
-        if not isinstance(value, kind):
-            raise AdminError(
-                f"{path}: found a {type(value).__name__} as {name!r}, expected a {kind.__name__}. Make it again."
-            )
-    return found
-
-
-def _flat(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A file's object, which a table shows an entry a cell.
-
-    Raises:
-        AdminError: it has objects or lists in it.
-    """
-    for name, value in found.items():
-        if isinstance(value, (dict, list)):
-            raise AdminError(
-                f"{path}: found a {type(value).__name__} as {name!r}, expected a text or a number. Make it again."
-            )
-    return found
-
-
-def _say_what_is_lacking(run: Run) -> None:
-    folder, checkpoint = run.folder, run.checkpoint or "CHECKPOINT"
-    if run.log is None:
-        run.lacking[CURVES] = curves.no_log(folder)
-    if run.checkpoint is None:
-        run.lacking[OMEGA] = f"{folder} has no checkpoint; expected average.pt or checkpoint_last.pt."
-    elif not run.omega:
-        run.lacking[OMEGA] = f"{run.scheme} has no ω."
-    for part in (DEPENDENCY, CHANGE):
-        if part not in run.analyses:
-            analyze = f"fairseq-admin analyze {part} {checkpoint} --data DATA -o {folder}/analysis/{part}"
-            run.lacking[part] = f"Not measured: mkdir -p {folder}/analysis; {analyze}"
-    if not run.score:
-        run.lacking[SCORES] = f"{folder} has no score.json, which a recipe writes."
-    if not run.samples:
-        run.lacking[SAMPLES] = f"No translations: fairseq-generate … | tee {folder}/generate.txt"
-    if not run.fold:
-        run.lacking[FOLD] = (
-            run.unfolded
-            or f"Not checked: fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {folder}/fold.txt"
-        )
-
-
-def best(curve: dict[int, float]) -> tuple[int, float] | None:
-    """The update at which a curve is lowest, and its value there; None without a finite one."""
-    finite = [(bits, updates) for updates, bits in curve.items() if re.fullmatch(r"-?\d.*", str(bits))]
-    return (min(finite)[1], min(finite)[0]) if finite else None
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = line(error)
+        raise AdminError(
+            f"{path}: cannot be read ({message}); expected JSON. Make it again, or move it away."
+        ) from None
+    if not isinstance(content, dict):
+        raise AdminError(f"{path}: found a {type(content).__name__}, expected a JSON object. Make it again.")
+    return content

@@ -1,133 +1,135 @@
-"""The report's tables: a row a fact, a column a run."""
+"""A report's tables, and those of a recipe's summary in the terminal: a row a fact, a column a run.
+
+This file needs the standard library only, so that recipes can read it without waiting for torch. A run is anything that
+has a `log`, as `logs.read` gives it, and a `score`, a recipe's score.json; what else it needs, `runs.Run` has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..analysis.curves import perplexity
-from .runs import Run, best
+from ..logs import perplexity
 
-MEASURES = {
-    "score": ("sacreBLEU", "signature"),
-    "tokenised": ("BLEU of tokens", "tokenised_signature"),
-    "compound": ("BLEU, compounds split", "compound_signature"),
-    "perplexity": ("perplexity of the test set", ""),
+ROWS = 8
+"""So many losses of a run are shown, at most."""
+SCORES = {
+    "sacreBLEU": ("score", "signature"),
+    "BLEU of tokens": ("tokenised", "tokenised_signature"),
+    "BLEU, compounds split": ("compound", "compound_signature"),
 }
-"""What a score.json may hold: its title, and where its signature is."""
+"""Where a score.json has a score, and how it was computed."""
 
 
 class Row(NamedTuple):
-    """One fact of every run; None where it is not known."""
+    """One fact of every run; an empty text where it is not known."""
 
     title: str
-    cells: list[str | None]
+    cells: list[str]
 
     @property
     def differs(self) -> bool:
         return len(set(self.cells)) > 1
 
 
-def _rows(runs: list[Run], facts: dict[str, Callable[[Run], Any]]) -> list[Row]:
+def _rows(runs: Sequence[Any], facts: dict[str, Callable[[Any], Any]]) -> list[Row]:
     """The facts that some run has."""
-    rows = [Row(title, [str(fact(run) or "") or None for run in runs]) for title, fact in facts.items()]
+    rows = [Row(title, [str(fact(run) or "") for run in runs]) for title, fact in facts.items()]
     return [row for row in rows if any(row.cells)]
 
 
-def glance(runs: list[Run]) -> list[Row]:
+def _of_score(key: str) -> Callable[[Any], Any]:
+    return lambda run: run.score.get(key)
+
+
+RESULTS: dict[str, Callable[[Any], Any]] = {
+    "sacreBLEU": _of_score("score"),
+    "perplexity": _of_score("perplexity"),
+    "parameters": lambda run: run.log and run.log.params,
+    "updates": lambda run: run.log and run.log.updates,
+    "hours": lambda run: run.log and f"{run.log.hours:.2f}",
+}
+
+
+def results(runs: Sequence[Any]) -> list[Row]:
+    """How the runs did on the test set, and what they took."""
+    return _rows(runs, RESULTS)
+
+
+def losses(runs: Sequence[Any]) -> list[Row]:
+    """Validation losses in bits per token, at up to ROWS updates after which some run was validated."""
+    curves = [run.log.valid if run.log else {} for run in runs]
+    updates = sorted(set().union(*curves))
+    step = -(-len(updates) // ROWS) or 1
+    return [
+        Row(f"update {update}", [f"{curve[update]:.3f}" if update in curve else "" for curve in curves])
+        for update in updates[::-step][::-1]
+    ]
+
+
+def glance(runs: Sequence[Any]) -> list[Row]:
     """What each run is, and how far it came."""
 
-    def count(run: Run, key: str) -> str:
-        value = run.score.get(key) or (getattr(run.log, key, 0) if run.log else 0)
-        return f"{int(value):,}" if value else ""
+    def lowest(run: Any, place: int) -> Any:
+        finite = [(bits, update) for update, bits in (run.log.valid if run.log else {}).items() if math.isfinite(bits)]
+        return (f"{perplexity(min(finite)[0]):.2f}", min(finite)[1])[place] if finite else None
 
-    def lowest(run: Run, place: int) -> str:
-        found = best(run.log.valid) if run.log else None
-        return (f"{found[0]:,}", f"{perplexity(found[1]):.2f}")[place] if found else ""
-
-    def time(run: Run, key: str) -> str:
-        return f"{getattr(run.log, key):.2f}" if run.log and getattr(run.log, key) else ""
-
-    return _rows(
-        runs,
-        {
-            "scheme": lambda run: run.scheme,
-            "layers": lambda run: "-".join(map(str, run.layers.values())),
-            "width": lambda run: run.options.get("--encoder-embed-dim", run.options.get("--decoder-embed-dim")),
-            "parameters": lambda run: count(run, "params"),
-            "tokens an update, at most": lambda run: count(run, "tokens"),
-            "updates": lambda run: f"{run.updates:,}" if run.updates else "",
-            "epochs": lambda run: time(run, "epochs"),
-            "hours of updates": lambda run: time(run, "hours"),
-            "lowest validation perplexity": lambda run: lowest(run, 1),
-            "at update": lambda run: lowest(run, 0),
-            "sacreBLEU": lambda run: run.score.get("score"),
-            "test perplexity": lambda run: run.score.get("perplexity"),
-        },
-    )
+    facts: dict[str, Callable[[Any], Any]] = {
+        "scheme": lambda run: run.model.get("title"),
+        "layers": lambda run: run.layers,
+        "width": lambda run: run.model.get("width"),
+        "tokens an update, at most": _of_score("tokens"),
+        **RESULTS,
+        "updates": lambda run: run.updates,
+        "epochs": lambda run: run.log and f"{run.log.epochs:.2f}",
+        "lowest validation perplexity": lambda run: lowest(run, 0),
+        "at update": lambda run: lowest(run, 1),
+    }
+    return _rows(runs, facts)
 
 
-def origin(runs: list[Run]) -> list[Row]:
+def scores(runs: Sequence[Any]) -> list[Row]:
+    """The test set's scores, and the papers' number of the same experiment."""
+    facts = {title: _of_score(key) for title, (key, _) in SCORES.items()}
+    rows = _rows(runs, {**facts, "perplexity": _of_score("perplexity")})
+    paper = {"the paper's BLEU of tokens": lambda run: (run.about.get("paper") or {}).get("bleu")}
+    return [*rows, *_rows(runs, paper)] if rows else []
+
+
+def notes(runs: Sequence[Any]) -> list[str]:
+    """How every score was computed, and the papers that numbers are from."""
+    computed = [f"{title}: {run.score[key]}" for run in runs for title, (_, key) in SCORES.items() if key in run.score]
+    papers = [(run.about.get("paper") or {}).get("source") for run in runs]
+    return list(dict.fromkeys([*computed, *(f"Paper: {source}." for source in papers if source)]))
+
+
+def origin(runs: Sequence[Any]) -> list[Row]:
     """By what, from what, on what and with what a run was made."""
 
-    def hardware(run: Run) -> str:
+    def hardware(run: Any) -> str:
         gpus = run.log.gpus if run.log else ()
-        return run.score.get("hardware", "") or ", ".join(
-            f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)
-        )
+        return run.score.get("hardware") or ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
 
-    def versions(run: Run) -> str:
+    def versions(run: Any) -> str:
         found = run.about.get("versions") or ({"fairseq-admin": run.version} if run.version else {})
         return ", ".join(f"{name} {version}" for name, version in found.items())
 
-    return _rows(
-        runs,
-        {
-            "folder": lambda run: run.folder,
-            "command": lambda run: run.about.get("command"),
-            "commit": lambda run: run.score.get("commit"),
-            "versions": versions,
-            "hardware": hardware,
-        },
-    )
+    command = {"folder": lambda run: run.folder, "command": lambda run: run.about.get("command")}
+    return _rows(runs, {**command, "commit": _of_score("commit"), "versions": versions, "hardware": hardware})
 
 
-def options(runs: list[Run]) -> list[Row]:
+def options(runs: Sequence[Any]) -> list[Row]:
     """Every option of some run; those that differ come first."""
     names = dict.fromkeys(name for run in runs for name in run.options)
-    rows = [Row(name, [run.options.get(name) for run in runs]) for name in names]
+    rows = [Row(name, [run.options.get(name, "") for run in runs]) for name in names]
     return sorted(rows, key=lambda row: not row.differs)
 
 
-def _score(key: str, run: Run) -> Any:
-    return run.score.get(key)
-
-
-def scores(runs: list[Run]) -> list[Row]:
-    """The test set's scores, and the papers' number of the same experiment."""
-    rows = _rows(runs, {title: partial(_score, key) for key, (title, _) in MEASURES.items()})
-    papers = _rows(runs, {"the paper's BLEU of tokens": lambda run: (run.about.get("paper") or {}).get("bleu")})
-    return [*rows, *papers] if rows else []
-
-
-def signatures(runs: list[Run]) -> list[tuple[str, str]]:
-    """Of every score: what it is called, and the signature that says how it was computed."""
-    found = [(title, run.score[key]) for run in runs for title, key in MEASURES.values() if run.score.get(key)]
-    return list(dict.fromkeys(found))
-
-
-def sources(runs: list[Run]) -> list[str]:
-    """The papers that the numbers are from."""
-    found = [(run.about.get("paper") or {}).get("source") for run in runs]
-    return list(dict.fromkeys(filter(None, found)))
-
-
-def translations(runs: list[Run]) -> list[dict[str, Any]]:
-    """Sentences of the test set: {source, reference, hypotheses: one a run, or None}."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+def translations(runs: Sequence[Any]) -> list[tuple[str, list[str], str]]:
+    """Sentences of the test set: source, a translation a run, reference."""
+    sentences: dict[tuple[str, str], list[str]] = {}
     for number, run in enumerate(runs):
         for source, hypothesis, reference in run.samples:
-            empty = {"source": source, "reference": reference, "hypotheses": [None] * len(runs)}
-            found.setdefault((source, reference), empty)["hypotheses"][number] = hypothesis
-    return list(found.values())
+            sentences.setdefault((source, reference), [""] * len(runs))[number] = hypothesis
+    return [(source, hypotheses, reference) for (source, reference), hypotheses in sentences.items()]

@@ -15,6 +15,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib
 
@@ -28,10 +29,14 @@ from recipes.steps.logs import Log, read_log
 from recipes.steps.plugin import SCHEMES
 from recipes.steps.results import KEY, read_score
 
+if TYPE_CHECKING:
+    from fairseq_admin.report import tables
+else:
+    from recipes.plugin.report import tables
+
 BASELINES = ("admin", "post-ln", "pre-ln")
 MEASURES = {"score": "sacreBLEU", "perplexity": "perplexity"}
 """What a score.json may hold as the result, and what to call it."""
-ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -99,21 +104,14 @@ def table(rows: list[list[str]]) -> list[str]:
 
 
 def scores(runs: list[Run]) -> list[str]:
-    rows = [["", *(run.name for run in runs)], [measured(runs[0])[0], *(measured(run)[1] for run in runs)]]
-    for label, key in (("parameters", "params"), ("updates", "updates"), ("hours", "hours")):
-        rows.append([label, *(str(run.score[key]) for run in runs)])
-    return [*table(rows), *sorted({f"signature: {run.score['signature']}" for run in runs})]
+    rows = tables.results(runs)
+    signatures = sorted({f"signature: {run.score['signature']}" for run in runs})
+    return [*table([["", *(run.name for run in runs)], *([row.title, *row.cells] for row in rows)]), *signatures]
 
 
 def losses(runs: list[Run]) -> list[str]:
-    """Validation losses, at up to ROWS updates that some run was validated at."""
-    updates = sorted(set().union(*(run.log.valid for run in runs)))
-    step = -(-len(updates) // ROWS)
     rows = [["bits per token, valid", *(run.name for run in runs)]]
-    for update in updates[::-step][::-1]:
-        cells = (run.log.valid.get(update) for run in runs)
-        rows.append([f"update {update}", *("-" if bits is None else f"{bits:.3f}" for bits in cells)])
-    return table(rows)
+    return table([*rows, *([row.title, *(cell or "-" for cell in row.cells)] for row in tables.losses(runs))])
 
 
 def samples(runs: list[Run], raw: str, pair: str) -> list[str]:
