@@ -6,11 +6,13 @@ not tractable (ρ_t ≤ 5: the first five steps at β2 = 0.98), and decoupled we
 too.
 """
 
+from __future__ import annotations
+
 import ast
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -24,19 +26,18 @@ from .errors import AdminError
 from .fast.radam import fused_step, has_kernel, rho
 from .rates import ByGroup, refuse_other_groups
 
+CHUNK = 2**24
+"""Elements of half precision updated at once. While it runs, that takes 8 bytes an element: 134 MB in all."""
+
 
 def tractable(step: int, beta2: float) -> bool:
     """Whether the adaptive learning rate has a variance at this step (counted from 1): ρ_t > 5, algorithm 2."""
     return rho(step, beta2)[0] > 5
 
 
-CHUNK = 2**24
-"""Elements updated at once. While it runs, an update needs up to 16 bytes per element: 270 MB in all."""
-
-
-def chunks(params: List[Tensor]) -> Iterator[List[Tensor]]:
+def chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
     """The parameters in their order, in lists of at most CHUNK elements; a larger parameter is a list of its own."""
-    chunk: List[Tensor] = []
+    chunk: list[Tensor] = []
     elements = 0
     for p in params:
         if chunk and elements + p.numel() > CHUNK:
@@ -46,6 +47,32 @@ def chunks(params: List[Tensor]) -> Iterator[List[Tensor]]:
         elements += p.numel()
     if chunk:
         yield chunk
+
+
+def in_float32(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors themselves where they are float32, else copies, in one block and made by one operation."""
+    if tensors[0].dtype == torch.float32:
+        return tensors
+    block = tensors[0].new_empty(sum(it.numel() for it in tensors), dtype=torch.float32)
+    copies = list(torch._utils._unflatten_dense_tensors(block, tensors))
+    torch._foreach_copy_(copies, tensors)
+    return copies
+
+
+def plain_step(
+    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], squares: list[Tensor], steps: list[int],
+    grad_scale: float | Tensor, **options: float,
+) -> None:  # fmt: skip
+    """As `fast.radam.fused_step`, by torch's RAdam."""
+    if torch.is_tensor(grad_scale) or grad_scale != 1:  # to look at a tensor would be to wait for the device
+        torch._foreach_div_(grads, grad_scale)
+    decay = 1 - options["lr"] * options["weight_decay"]
+    # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
+    held = {i: params[i] * decay for i, step in enumerate(steps) if not tractable(step, options["beta2"])}
+    before = [torch.tensor(step - 1.0) for step in steps]  # torch counts by itself
+    radam(params, grads, moments, squares, before, decoupled_weight_decay=True, **options)  # type: ignore[arg-type]
+    for i, value in held.items():
+        params[i].copy_(value)
 
 
 class RAdam(Optimizer):
@@ -60,7 +87,7 @@ class RAdam(Optimizer):
     """
 
     fused = True
-    """Whether torch's fused kernel computes where there is one; else its plain RAdam does, the twin."""
+    """Whether torch's fused kernel computes where there is one; else its RAdam does, its reference."""
 
     supports_flat_params = True
     supports_memory_efficient_fp16 = True
@@ -74,10 +101,10 @@ class RAdam(Optimizer):
     state_dict = inspect.unwrap(Optimizer.state_dict)
     _load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
-    def __init__(self, params, lr: float, betas: Tuple[float, float], eps: float, weight_decay: float) -> None:
+    def __init__(self, params, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but the moments stay float32 instead of taking the parameters' type.
 
         Raises:
@@ -100,7 +127,7 @@ class RAdam(Optimizer):
                 self.state[p]["step"] = torch.tensor(float(state_dict["state"][i]["step"]))
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], float]] = None, scale: Union[float, Tensor] = 1.0):
+    def step(self, closure: Callable[[], float] | None = None, scale: float | Tensor = 1.0):
         """A step with gradients that are `scale` times too large: by the loss scale, and what else fairseq divides by.
 
         Half gradients are divided in float32, where the quotient is not too small.
@@ -110,61 +137,45 @@ class RAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for chunk in chunks([p for p in group["params"] if p.grad is not None]):
-                self._step_chunk(group, chunk, scale)
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                for chunk in [params] if params[0].dtype == torch.float32 else chunks(params):
+                    self._step_chunk(group, chunk, scale)
         return loss
 
-    def _step_chunk(self, group: Dict[str, Any], params: List[Tensor], scale: Union[float, Tensor]) -> None:
-        beta1, beta2 = group["betas"]
-        for p in params:
-            state = self.state[p]
+    def _step_chunk(self, group: dict[str, Any], params: list[Tensor], scale: float | Tensor) -> None:
+        """One step of parameters of one type."""
+        states, no_step = [self.state[p] for p in params], torch.zeros(())
+        for p, state in zip(params, states):
             if not state:
-                state["step"] = torch.zeros(())
+                state["step"] = no_step
                 state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
                 state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
-        states = [self.state[p] for p in params]
-        # The tensor itself in float32, and a working copy under --memory-efficient-fp16.
-        masters = [p if p.dtype == torch.float32 else p.float() for p in params]
-        grads = [g if g.dtype == torch.float32 else g.float() for g in (p.grad for p in params) if g is not None]
-        if torch.is_tensor(scale) or scale != 1:  # to look at a tensor would be to wait for the device
-            torch._foreach_div_(grads, scale)
-        options = {name: group[name] for name in ("lr", "eps", "weight_decay")}
-        tensors = (
+        # Parameters that have taken as many steps share one tensor for them: a thousand cost more than the kernel.
+        counts = {id(count): count for count in [state["step"] for state in states]}
+        following = {key: int(count) + 1 for key, count in counts.items()}
+        steps = [following[id(state["step"])] for state in states]
+        shared = {step: torch.tensor(float(step)) for step in following.values()}
+        masters = in_float32(params)
+        update = fused_step if self.fused and has_kernel(masters[0].device) else plain_step
+        beta1, beta2 = group["betas"]
+        update(
             masters,
-            grads,
-            [s["exp_avg"] for s in states],
-            [s["exp_avg_sq"] for s in states],
+            in_float32([p.grad for p in params if p.grad is not None]),
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            steps,
+            grad_scale=scale,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
         )
-        if self.fused and has_kernel(masters[0].device):
-            # Parameters that have taken as many steps share one tensor for them: a thousand cost more than the kernel.
-            numbers = {id(count): int(count) + 1 for count in {id(s["step"]): s["step"] for s in states}.values()}
-            taken = [numbers[id(s["step"])] for s in states]
-            fused_step(*tensors, taken, beta1=beta1, beta2=beta2, **options)
-            counts = {number: torch.tensor(float(number)) for number in numbers.values()}
-            for s, number in zip(states, taken):
-                s["step"] = counts[number]
-        else:
-            if len({id(s["step"]) for s in states}) < len(states):  # shared since a fused step
-                for s in states:
-                    s["step"] = s["step"].clone()
-            self._plain_step(*tensors, [s["step"] for s in states], beta1=beta1, beta2=beta2, **options)
-        for p, master in zip(params, masters):
-            if master is not p:
-                p.copy_(master)
-
-    @staticmethod
-    def _plain_step(masters: List[Tensor], grads, moments, squares, steps: List[Tensor], **options: float) -> None:
-        """Arguments as for `fused_step`, but counts of steps as tensors, which are changed, too."""
-        decay = 1 - options["lr"] * options["weight_decay"]
-        # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
-        held = {
-            i: masters[i] * decay
-            for i, step in enumerate(steps)
-            if not tractable(int(step.item()) + 1, options["beta2"])
-        }
-        radam(masters, grads, moments, squares, steps, decoupled_weight_decay=True, **options)  # type: ignore[arg-type]
-        for i, value in held.items():
-            masters[i].copy_(value)
+        for state, step in zip(states, steps):
+            state["step"] = shared[step]
+        if masters is not params:
+            torch._foreach_copy_(params, masters)
 
 
 @dataclass
@@ -174,10 +185,10 @@ class RAdamConfig(FairseqDataclass):
     adam_betas: Any = field(default=(0.9, 0.98), metadata={"help": "beta1 and beta2, e.g. '(0.9, 0.98)'"})
     adam_eps: float = field(default=1e-8, metadata={"help": "added to the root of the second moment"})
     weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay, multiplied by the lr"})
-    lr: List[float] = II("optimization.lr")
+    lr: list[float] = II("optimization.lr")
 
 
-def _betas(given: Any) -> Tuple[float, float]:
+def _betas(given: Any) -> tuple[float, float]:
     try:
         beta1, beta2 = (float(b) for b in (ast.literal_eval(given) if isinstance(given, str) else given))
     except (ValueError, SyntaxError, TypeError):
@@ -202,17 +213,19 @@ class FairseqRAdam(ByGroup):
         self._optimizer = RAdam(self.divided(params), **self.optimizer_config)
 
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None) -> Tensor:
-        """As fairseq's, with one operation for all norms instead of one each, where gradients are float32."""
+        """As fairseq's, with one operation for all norms instead of one each."""
         grads = [p.grad for p in self.params if p.grad is not None]
-        if len(grads) < 2 or aggregate_norm_fn is not None or any(it.dtype != torch.float32 for it in grads):
+        if not grads or any(hasattr(p, "expert") for p in self.params):
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, dtype=torch.float32)))
+        if aggregate_norm_fn is not None:
+            norm = aggregate_norm_fn(norm)
         if max_norm > 0:
             torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp_(max=1))
         return norm
 
     @property
-    def optimizer_config(self) -> Dict[str, Any]:
+    def optimizer_config(self) -> dict[str, Any]:
         """The options as `RAdam` takes them. A resumed run has the checkpoint's, except for the rate, as in fairseq."""
         return {
             "lr": next(iter(self.cfg.lr)) if isinstance(self.cfg.lr, Iterable) else self.cfg.lr,

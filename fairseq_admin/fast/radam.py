@@ -1,4 +1,4 @@
-"""A step of rectified Adam through torch's fused kernel of AdamW; twin: torch.optim.radam, as ../radam.py calls it.
+"""Rectified Adam through torch's fused kernel of AdamW; the plain one is `plain_step` of ../radam.py, torch's RAdam.
 
 The two differ in the step size and in where ε is (Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and
 Beyond", algorithm 2; t counts from 1):
@@ -43,23 +43,28 @@ def fused_step(
     squares: list[Tensor],
     steps: list[int],
     *,
+    grad_scale: float | Tensor,
     lr: float,
     beta1: float,
     beta2: float,
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Change parameters and both moments in place; all of one type and device.
+    """Change parameters, gradients and both moments in place; all of float32 and one device.
 
     Parameters move only once their variance is tractable; weight decay, which is decoupled, applies before, too.
 
     Args:
         steps: each parameter's, this one among them.
+        grad_scale: what the gradients are divided by.
     """
-    together: dict[int, list[int]] = {}
-    for i, step in enumerate(steps):
-        together.setdefault(step, []).append(i)
-    for t, members in together.items():
+    device = params[0].device
+    if torch.is_tensor(grad_scale):
+        divisor: Tensor | None = grad_scale.to(device, torch.float32)
+    else:
+        divisor = None if grad_scale == 1 else torch.full((), grad_scale, device=device)
+    for t in set(steps):
+        members = [i for i, step in enumerate(steps) if step == t]
         p, g, m, v = ([tensors[i] for i in members] for tensors in (params, grads, moments, squares))
         r = rectification(t, beta2)
         if not r:
@@ -70,7 +75,7 @@ def fused_step(
             m,
             v,
             [],
-            [torch.full((), float(t), device=p[0].device)] * len(members),
+            [torch.full((), float(t), device=device)] * len(members),
             lr=lr * r,
             beta1=beta1,
             beta2=beta2,
@@ -79,4 +84,5 @@ def fused_step(
             eps=eps / math.sqrt(1 - beta2**t) if r else 1.0,
             amsgrad=False,
             maximize=False,
+            grad_scale=divisor,
         )
