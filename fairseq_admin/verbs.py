@@ -18,7 +18,7 @@ from .checkpoints import averaging, equivalence
 from .checkpoints import fold as folding
 from .checkpoints.checkpoint import Checkpoint
 from .errors import AdminError
-from .method.omega import omega_summary
+from .pytorch.omega import omega_summary
 from .text.assets import Assets
 from .text.folders import files_in, folders
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 from fairseq_admin import advice, cli
-from fairseq_admin.method.omega import omega_from_variances
+from fairseq_admin.pytorch.omega import omega_from_variances
 
 
 def said(capsys: pytest.CaptureFixture, *arguments: str) -> str:

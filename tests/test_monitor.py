@@ -17,9 +17,9 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairseq_admin.method.omega import variance
 from fairseq_admin.method.schemes import attentions_of, stacks_of
 from fairseq_admin.monitor.probe import StackProbe
+from fairseq_admin.pytorch.omega import variance
 
 SIZES = {**reference.TINY, "encoder_layers": 3, "decoder_layers": 2}
 

@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 
-from fairseq_admin.method.omega import next_omega, omega_from_depth, omega_from_variances, omega_summary, variance
+from fairseq_admin.pytorch.omega import next_omega, omega_from_depth, omega_from_variances, omega_summary, variance
 
 
 def test_log_rule_at_36_sublayers():

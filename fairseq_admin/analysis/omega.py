@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import AdminError
 from ..method import state_dict
-from ..method.omega import omega_from_depth, omega_summary
+from ..pytorch.omega import omega_from_depth, omega_summary
 from . import figure
 from .settings import Settings
 from .subject import Subject

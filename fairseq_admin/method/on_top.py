@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import AdminError
+from ..pytorch.omega import omega_from_depth
 from ..version import __version__
 from . import initial_weights, provenance
 from .norms import shortcut_norms
-from .omega import omega_from_depth
 from .profiling import StackProbe, from_first_rank
 from .schemes import EVERY
 from .stacks import AdminEncoder

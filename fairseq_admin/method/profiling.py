@@ -20,9 +20,10 @@ from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
 from ..errors import AdminError
+from ..pytorch.omega import StackMeasure, omega_range, within_memory
+from ..pytorch.trace import undisturbed
 from ..version import __version__
 from .norms import ShortcutNorm, shortcut_norms
-from .omega import next_omega, omega_from_variances, variance
 from .schemes import stacks_of
 
 logger = logging.getLogger(__name__)
@@ -39,11 +40,7 @@ class StackProbe:
 
     def __init__(self, norms: list[ShortcutNorm], rule: str, real: Tensor) -> None:
         self.norms = norms
-        self.rule = rule
-        self.real = real.flatten().nonzero().squeeze(1)
-        self.omegas = [torch.ones((), device=real.device)]
-        self.shortcut_variances: list[Tensor] = []
-        self.branch_variances: list[Tensor] = []
+        self.measured = StackMeasure(rule, real.flatten().nonzero().squeeze(1))
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -58,36 +55,24 @@ class StackProbe:
 
     def _observe(self, norm: nn.Module, inputs: tuple[tuple[Tensor, Tensor]]) -> None:
         branch, shortcut = inputs[0]
-        self.shortcut_variances.append(variance(shortcut, self.real))
-        self.branch_variances.append(variance(branch, self.real))
-        if self.rule == "reference":
-            assert isinstance(norm, ShortcutNorm)
-            norm.set_omega(self.omegas[-1])
-            self.omegas.append(next_omega(self.omegas[-1], self.shortcut_variances[-1], self.branch_variances[-1]))
+        assert isinstance(norm, ShortcutNorm)
+        norm.set_omega(self.measured.add(shortcut, branch))
 
     def omega(self) -> Tensor:
         """ω of every sub-layer after the pass. Shape (S,), float32."""
-        assert len(self.branch_variances) == len(self.norms), "a sub-layer did not run exactly once"
-        if self.rule == "paper":
-            return omega_from_variances(torch.stack(self.branch_variances), self.shortcut_variances[0])
-        return torch.stack(self.omegas[:-1])
+        assert len(self.measured.omegas) == len(self.norms), "a sub-layer did not run exactly once"
+        return self.measured.omega()
 
 
 @contextlib.contextmanager
-def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Dropout stays as in training; layerdrop and weight noise are off; everything is put back afterwards."""
-    # Quantisation noise overwrites the weights of linear and embedding layers, but only of those in training mode.
-    quiet = [m for m in model.modules() if m.training and isinstance(m, (LayerDropModuleList, nn.Linear, nn.Embedding))]
-    for module in quiet:
-        module.training = False
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
-            yield
-    finally:
-        for module in quiet:
-            module.training = True
-        # The real forward must not find weights in autocast's cache that were cast without gradients.
-        torch.clear_autocast_cache()
+    with undisturbed(model):
+        for module in model.modules():
+            # Quantisation noise overwrites the weights of linear and embedding layers, but only in training mode.
+            if isinstance(module, (LayerDropModuleList, nn.Linear, nn.Embedding)):
+                module.training = False
+        yield
 
 
 def inputs(src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> dict[str, Tensor]:
@@ -113,7 +98,7 @@ def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_toke
         StackProbe(shortcut_norms(stacks[side]), rule, tokens.ne(stacks[side].padding_idx).t())
         for side, tokens in given.items()
     ]
-    with _undisturbed(model, next(iter(given.values())).device), contextlib.ExitStack() as attached:
+    with _undisturbed(model), contextlib.ExitStack() as attached:
         for probe in probes:
             attached.enter_context(probe.attached())
         encoder_out = stacks["encoder"](src_tokens) if "encoder" in stacks else None
@@ -122,16 +107,10 @@ def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_toke
         return torch.cat([probe.omega() for probe in probes])
 
 
-def _within_budget(
-    src_tokens: Tensor | None, prev_output_tokens: Tensor | None, tokens: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """The first sentences of a batch whose padded longer side holds at most that many tokens; at least one sentence."""
-    longest = max(side.size(1) for side in inputs(src_tokens, prev_output_tokens).values())
-    sentences = max(1, tokens // longest)
-    return (
-        None if src_tokens is None else src_tokens[:sentences],
-        None if prev_output_tokens is None else prev_output_tokens[:sentences],
-    )
+def _first_sentences(src_tokens: Tensor | None, prev_output_tokens: Tensor | None, tokens: int) -> int:
+    """How many sentences to use: their padded longer side holds at most that many tokens, but at least one of them."""
+    sides = list(inputs(src_tokens, prev_output_tokens).values())
+    return min(len(sides[0]), max(1, tokens // max(side.size(1) for side in sides)))
 
 
 def _measure_in_memory(
@@ -141,20 +120,13 @@ def _measure_in_memory(
     rule: str,
     tokens: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`measure`, with half the tokens each time the device runs out of memory. Returns ω and the batch used."""
-    while True:
-        src, prev = _within_budget(src_tokens, prev_output_tokens, tokens)
-        given = inputs(src, prev)
-        sentences = len(next(iter(given.values())))
-        try:
-            return measure(model, src, prev, rule), given
-        except RuntimeError as error:
-            if "out of memory" not in str(error) or sentences == 1:
-                raise
-        tokens = sentences // 2 * max(side.size(1) for side in given.values())
-        logger.warning("Admin: out of memory while profiling; trying again with %d tokens", tokens)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    """`measure`, with half the sentences each time the device runs out of memory. Returns ω and the batch used."""
+
+    def attempt(sentences: int) -> tuple[Tensor, dict[str, Tensor]]:
+        src, prev = (None if side is None else side[:sentences] for side in (src_tokens, prev_output_tokens))
+        return measure(model, src, prev, rule), inputs(src, prev)
+
+    return within_memory(attempt, _first_sentences(src_tokens, prev_output_tokens, tokens))
 
 
 def from_first_rank(omega: Tensor) -> Tensor:
@@ -162,22 +134,6 @@ def from_first_rank(omega: Tensor) -> Tensor:
     if distributed_utils.get_data_parallel_world_size() > 1:  # on TPUs too, where torch.distributed is not used
         distributed_utils.broadcast(omega, src=0, group=distributed_utils.get_data_parallel_group())
     return omega
-
-
-def _range(stack: str, omega: Tensor) -> str:
-    """What to say of a stack's ω. Shape (S,).
-
-    Raises:
-        AdminError: one is not a finite number.
-    """
-    bad = (~torch.isfinite(omega)).nonzero()
-    if len(bad):
-        raise AdminError(
-            f"profiling measured {omega[bad[0]].item()} for omega at sub-layer {bad[0].item() + 1} of the {stack}; a "
-            "finite number was expected. The model overflows on its first batch (or rank 0 failed: see its log); "
-            "check the embeddings given, or train in fp32."
-        )
-    return f"{stack} {len(omega)} sub-layers, omega {omega.min():.3f} to {omega.max():.3f}"
 
 
 def profile(
@@ -222,7 +178,9 @@ def profile(
         raise failure
     for norm, value in zip(every, omega):
         norm.set_omega(value)
-    ranges = [_range(*named_part) for named_part in zip(norms, omega.split([len(part) for part in norms.values()]))]
+    ranges = [
+        omega_range(*named_part) for named_part in zip(norms, omega.split([len(part) for part in norms.values()]))
+    ]
     counts = real(used)
     logger.info(
         "Admin: profiled by rule %s on %s tokens in %.2f s: %s",

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..method.norms import BottomNorm, ShortcutNorm
-from ..method.omega import variance
 from ..method.schemes import SUBLAYER_NORMS, layers_of
+from ..pytorch.omega import variance
 
 
 class StackProbe:

@@ -12,24 +12,32 @@ scalar per sub-layer; training turns it into a vector of C channels.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from ..errors import AdminError
 
-def variance(x: Tensor, real: Tensor) -> Tensor:
+logger = logging.getLogger(__name__)
+Measured = TypeVar("Measured")
+
+
+def variance(x: Tensor, real: Tensor | None) -> Tensor:
     """One variance over all channels of all real positions, in float32.
 
     Args:
         x: activations. Shape (T, B, C), any floating type.
         real: indices, in T·B, of the positions that are not padding. Shape (R,), int64. (A mask would be turned into
-            them, and the device waited for, at every call.)
+            them, and the device waited for, at every call.) None: all are real.
 
     Returns:
         Var[x], a scalar on x's device; NaN if no position is real.
     """
-    values = x.flatten(0, 1).index_select(0, real).float()
+    values = x.float() if real is None else x.flatten(0, 1).index_select(0, real).float()
     # Two passes are as accurate as torch.var and, on a CPU, twice as fast.
     return (values - values.mean()).square_().mean()
 
@@ -91,6 +99,73 @@ def omega_from_depth(rule: str, sublayers: int) -> float:
         return math.sqrt((sublayers + 1) / math.log(sublayers + 1) - 1)
     assert rule == "constant", rule
     return math.sqrt(sublayers)
+
+
+class StackMeasure:
+    """What one stack's sub-layers add up, as they run in forward order, and their ω by a rule.
+
+    Args:
+        rule: "reference" or "paper".
+        real: as for `variance`.
+    """
+
+    def __init__(self, rule: str, real: Tensor | None) -> None:
+        self.rule = rule
+        self.real = real
+        self.omegas: list[Tensor] = []
+        self.shortcut_variances: list[Tensor] = []
+        self.branch_variances: list[Tensor] = []
+
+    def add(self, shortcut: Tensor, branch: Tensor) -> Tensor:
+        """Measure the next sub-layer. Returns the ω with which it is to go on, a scalar.
+
+        Args:
+            shortcut: x_{i-1}, before scaling. Shape (T, B, C).
+            branch: f_i. Likewise.
+        """
+        omega = torch.ones((), device=branch.device)
+        if self.omegas and self.rule == "reference":
+            omega = next_omega(self.omegas[-1], self.shortcut_variances[-1], self.branch_variances[-1])
+        self.shortcut_variances.append(variance(shortcut, self.real))
+        self.branch_variances.append(variance(branch, self.real))
+        self.omegas.append(omega)
+        return omega
+
+    def omega(self) -> Tensor:
+        """ω of every sub-layer after the pass. Shape (S,), float32."""
+        if self.rule == "paper":
+            return omega_from_variances(torch.stack(self.branch_variances), self.shortcut_variances[0])
+        return torch.stack(self.omegas)
+
+
+def omega_range(stack: str, omega: Tensor) -> str:
+    """What to say of a stack's ω. Shape (S,).
+
+    Raises:
+        AdminError: one is not a finite number.
+    """
+    bad = (~torch.isfinite(omega)).nonzero()
+    if len(bad):
+        raise AdminError(
+            f"profiling measured {omega[bad[0]].item()} for omega at sub-layer {bad[0].item() + 1} of the {stack}; a "
+            "finite number was expected. The model overflows on its first batch (or rank 0 failed: see its log); "
+            "check the embeddings given, or train in fp32."
+        )
+    return f"{stack} {len(omega)} sub-layers, omega {omega.min():.3f} to {omega.max():.3f}"
+
+
+def within_memory(measure: Callable[[int], Measured], sentences: int) -> Measured:
+    """What `measure` gives for so many sentences, or for half of them, each time that memory runs out."""
+    while True:
+        try:
+            return measure(sentences)
+        except RuntimeError as error:
+            if "out of memory" not in str(error) or sentences == 1:
+                raise
+        sentences //= 2
+        logger.warning("Admin: out of memory while profiling; trying again with %d sentences", sentences)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def omega_summary(omega: Tensor) -> dict[str, float]:

@@ -1,0 +1,158 @@
+"""Which models of the installed transformers Admin can be attached to, from attach to fold.
+
+Every model class is built small with random weights, in float64 where it allows that, and given a random batch. Those
+in which a norm alone reads a sum x + f(x) are Post-LN; of each it says how many sites it has, whether it is the same
+bit for bit at ω = 1 and the same to rounding once folded, or why it is refused.
+
+    python recipes/bench/families.py --csv docs/families.csv     # all, about half an hour
+    python recipes/bench/families.py bert bart xlnet
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import inspect
+import re
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES  # noqa: E402
+
+import fairseq_admin.pytorch as admin  # noqa: E402
+from fairseq_admin.errors import AdminError  # noqa: E402
+from fairseq_admin.pytorch.folded import INSIDE  # noqa: E402
+from fairseq_admin.pytorch.trace import tensors  # noqa: E402
+
+SECONDS = 40
+LENGTH = 12
+EXACT = {torch.float64: 1e-11, torch.float32: 1e-4}
+
+
+WIDTHS = re.compile("(encoder_|decoder_)?(hidden_size|d_model|dim|emb_dim|n_embd|embedding_size|embed_dim)")
+INNER = re.compile("(encoder_|decoder_)?(intermediate_size|ffn_dim|d_inner|hidden_dim|d_ff)")
+HEADS = re.compile(".*(_heads|n_head)|num_heads")
+LAYERS = re.compile(".*layers|n_layer|depth")
+
+
+def small(config: Any, narrow: bool) -> Any:
+    """A configuration with two layers everywhere and a small vocabulary, and narrow, if that is wanted."""
+    for key, value in list(vars(config).items()):
+        if isinstance(value, transformers.PretrainedConfig):
+            small(value, narrow)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            sizes = {LAYERS: 2, **({WIDTHS: 64, INNER: 96, HEADS: 4} if narrow else {})}
+            setattr(config, key, next((min(value, size) for law, size in sizes.items() if law.fullmatch(key)), value))
+    config.vocab_size = 99
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        if getattr(config, key, None) is None or getattr(config, key) >= 99:
+            setattr(config, key, 1)
+    return config
+
+
+def batch_for(model: Any) -> dict[str, Any]:
+    """A random batch of two with what the model's forward asks for, by name."""
+    config, names = model.config, inspect.signature(model.forward).parameters
+    ids = torch.randint(5, 90, (2, LENGTH))
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", 224) or 224
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    known: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "decoder_input_ids": ids.clone(),
+        "bbox": torch.zeros(2, LENGTH, 4, dtype=torch.long),
+        "pixel_values": torch.randn(2, getattr(vision, "num_channels", 3), height, width),
+        "input_values": torch.randn(2, 8000),
+        "input_features": torch.randn(2, 64, getattr(config, "num_mel_bins", 80)),
+        "visual_feats": torch.randn(2, 5, getattr(config, "visual_feat_dim", 2048)),
+        "visual_pos": torch.randn(2, 5, 4),
+    }
+    text = "input_ids" in names
+    return {name: value for name, value in known.items() if name in names and (text or name != "attention_mask")}
+
+
+def result_of(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
+    """What the model gives, of one random state, without hidden states."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        result = model(**batch)
+    items = [value for key, value in result.items() if not key.endswith(INSIDE)]
+    return [tensor for tensor in tensors(items) if tensor.is_floating_point()]
+
+
+def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
+    """One family's row."""
+    torch.manual_seed(1)
+    classes = MODEL_MAPPING_NAMES[name]
+    model_class = getattr(transformers, classes if isinstance(classes, str) else classes[0])
+    row: dict[str, Any] = {"model": name, "class": model_class.__name__, "sites": 0, "verdict": "", "reason": ""}
+    model = model_class(small(CONFIG_MAPPING[name](), narrow)).to(dtype).eval()
+    batch = {key: v.to(dtype) if v.is_floating_point() else v for key, v in batch_for(model).items()}
+    before = result_of(model, batch)
+    try:
+        admin.attach(model, **batch)
+    except AdminError as error:
+        kind = "not Post-LN" if "no site" in str(error) else "refused"
+        return {**row, "verdict": kind, "reason": str(error).partition(": ")[2]}
+    row["sites"] = len(admin.omegas(model))
+    same = all(map(torch.equal, before, result_of(model, batch)))
+    admin.profile(model, **batch)
+    for key, parameter in model.named_parameters():
+        if key.endswith("omega_delta"):
+            parameter.data.uniform_(-0.3, 0.5)
+    attached = result_of(model, batch)
+    moved = max((a - b).abs().max().item() for a, b in zip(before, attached))
+    admin.fold(model)
+    pairs = zip(attached, result_of(model, batch))
+    apart = [(a - b).abs().max().item() / max(1.0, a.abs().max().item()) for a, b in pairs]
+    right = same and moved > 1e-3 and max(apart) <= EXACT[dtype]
+    reason = f"{max(apart):.1e}" if same else "not the same at omega = 1"
+    return {**row, "verdict": "exact" if right else "WRONG", "reason": reason}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", help="names of transformers' model types (default: all)")
+    parser.add_argument("--csv", type=Path, help="file to write")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"more than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, late)
+    rows = []
+    for name in args.models or sorted(MODEL_MAPPING_NAMES):
+        row: dict[str, Any] = {}
+        for narrow, dtype in ((True, torch.float64), (False, torch.float64), (False, torch.float32)):
+            signal.alarm(SECONDS)
+            try:
+                row = tried(name, narrow, dtype)
+            except Exception as error:
+                text = (str(error) or type(error).__name__).splitlines()[0]
+                row = {"model": name, "class": "", "sites": 0, "verdict": "not run", "reason": text[:150]}
+            signal.alarm(0)
+            if row["verdict"] not in ("not run", "WRONG"):
+                break
+        rows.append(row)
+        print(*row.values(), sep="\t", flush=True)
+    if args.csv:
+        with open(args.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(row for row in rows if row["verdict"] not in ("not Post-LN", "not run"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Small Post-LN models of torch and transformers, fresh, with a batch each; and some written out with their ω."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+WORDS = 60
+PADDED = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 6 + [0]])
+"""Three sentences of up to seven words. Shape (B, T)."""
+
+ENCODER = {
+    **{"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24},
+    "initializer_range": 0.3,  # for branches of some size in so narrow a model
+}
+BOTH = {
+    **{"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
+    **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "bos_token_id": 0, "decoder_start_token_id": 2},
+    **{"pad_token_id": 1, "eos_token_id": 2, "init_std": 0.3},
+}
+
+
+def ids(seed: int = 1) -> Tensor:
+    """Random words, with 1 for padding. Shape (B, T)."""
+    words = torch.randint(5, WORDS, PADDED.shape, generator=torch.Generator().manual_seed(seed))
+    return words.masked_fill(PADDED == 0, 1)
+
+
+def build(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A fresh model in training mode and its batch."""
+    torch.manual_seed(1)
+    model: Any
+    batch: dict[str, Any] = {"input_ids": ids(), "attention_mask": PADDED}
+    if name == "encoder":
+        layer = nn.TransformerEncoderLayer(16, 2, 24, options.get("dropout", 0.1), batch_first=True)
+        model = nn.TransformerEncoder(layer, 3)
+        for copied in model.layers:  # which all start with the same weights
+            for parameter in copied.parameters():
+                if parameter.dim() > 1:
+                    nn.init.xavier_uniform_(parameter)
+        batch = {"src": torch.randn(3, 7, 16), "src_key_padding_mask": PADDED == 0}
+    elif name == "transformer":
+        model = nn.Transformer(16, 2, 2, 2, 24, options.get("dropout", 0.1))
+        batch = {"src": torch.randn(7, 3, 16), "tgt": torch.randn(7, 3, 16), "src_key_padding_mask": PADDED == 0}
+        batch |= {"tgt_key_padding_mask": PADDED == 0, "tgt_mask": torch.ones(7, 7).triu(1).bool()}
+    elif name in ("bert", "roberta", "electra"):
+        classes = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM", "electra": "ElectraForMaskedLM"}
+        config = getattr(transformers, name.capitalize() + "Config")
+        more = {"embedding_size": 8} if name == "electra" else {}
+        model = getattr(transformers, classes[name])(config(vocab_size=WORDS, **ENCODER, **more, **options))
+        batch["labels"] = ids()
+    elif name in ("bart", "marian"):
+        config, model_class = {
+            "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration),
+            "marian": (transformers.MarianConfig, transformers.MarianMTModel),
+        }[name]
+        model = model_class(config(vocab_size=WORDS, **BOTH, **options))
+        batch["labels"] = ids(2).masked_fill(PADDED == 0, -100)
+    else:
+        config = transformers.FSMTConfig(
+            langs=["a", "b"], src_vocab_size=WORDS, tgt_vocab_size=WORDS, **BOTH, **options
+        )
+        model = transformers.FSMTForConditionalGeneration(config)
+        batch["decoder_input_ids"] = ids(2)
+    floats = {key: value.to(dtype) for key, value in batch.items() if value.is_floating_point()}
+    return model.to(dtype).train(), {**batch, **floats}
+
+
+NAMES = ["encoder", "transformer", "bert", "roberta", "electra", "bart", "marian", "fsmt"]
+
+
+def output(model: Any, batch: dict[str, Any]) -> Tensor:
+    """What a model computes, of one random state."""
+    torch.manual_seed(2)
+    result = model(**batch)
+    return result if isinstance(result, Tensor) else result["logits"]
+
+
+class WrittenOut(nn.Module):
+    """LN(x ⊙ ω + f(x)) for every sub-layer of a BERT, its output modules' forward written again.
+
+    ω are parameters of its own, in the order of the sub-layers.
+    """
+
+    def __init__(self, model: Any, omegas: list[Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.omegas = nn.ParameterList([nn.Parameter(omega.clone()) for omega in omegas])
+        modules = [module for layer in model.bert.encoder.layer for module in (layer.attention.output, layer.output)]
+        for module, omega in zip(modules, self.omegas):
+            module.forward = lambda f, x, m=module, w=omega: m.LayerNorm(m.dropout(m.dense(f)) + x * w)
+
+    def forward(self, **batch: Any) -> Any:
+        return self.model(**batch)

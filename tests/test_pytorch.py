@@ -1,0 +1,293 @@
+"""Admin in models of torch and transformers: attached, profiled, trained and folded, next to plain references."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+
+import pytest
+import torch
+from post_ln import NAMES, PADDED, WrittenOut, build, output
+from torch import nn
+from torch.nn import functional
+
+import fairseq_admin.pytorch as admin
+
+
+def perturbed(model, seed=3):
+    """With another ω at every channel, as after a training."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("omega_delta"):
+            parameter.data = torch.empty_like(parameter).uniform_(-0.4, 0.6, generator=generator)
+    return model
+
+
+def hooks(model):
+    return sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attached_is_stock_and_folded_is_stock(name):
+    model, batch = build(name, torch.float32)
+    stock, gradients = output(model, batch), []
+    keys, hung, modes = list(model.state_dict()), hooks(model), [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    assert admin.attach(model, **batch) is model
+    assert torch.equal(torch.get_rng_state(), state) and [m.training for m in model.modules()] == modes
+    assert torch.equal(output(model, batch), stock)
+    for again in (model, build(name, torch.float32)[0]):
+        output(again, batch).square().mean().backward()
+        gradients.append({name: p.grad for name, p in again.named_parameters() if p.grad is not None})
+    attached, expected = gradients
+    for key, gradient in expected.items():
+        # Gradients of a shortcut are added in another order; a float32 has 24 bits.
+        assert torch.allclose(attached[key], gradient, rtol=1e-4, atol=1e-6), key
+    assert {key for key in attached if key not in expected} == {k for k in model.state_dict() if "omega_delta" in k}
+    admin.fold(model, **batch)
+    assert list(model.state_dict()) == keys and hooks(model) == hung
+    assert torch.equal(output(model, batch), stock)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fold_in_float64(name):
+    model, batch = build(name)
+    admin.attach(model, **batch)
+    admin.profile(model, **batch)
+    perturbed(model).eval()
+    before, weights = output(model, batch), copy.deepcopy(model.state_dict())
+    folded = admin.folded_state_dict(model)
+    assert torch.equal(output(model, batch), before)
+    assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in weights.items())
+    stock = build(name)[0].eval()
+    stock.load_state_dict(folded)
+    for encoder in [module for module in stock.modules() if isinstance(module, nn.TransformerEncoder)]:
+        encoder.use_nested_tensor = False  # with which torch's encoder gives 0 at padding
+    # A handful of sub-layers, each a few roundings of 1e-16.
+    assert (output(stock, batch) - before).abs().max() < 1e-12
+    assert (before - output(build(name)[0].eval(), batch)).abs().max() > 1e-3
+    admin.fold(model, **batch)
+    assert torch.equal(output(model.eval(), batch), output(stock, batch)) or name == "encoder"
+
+
+def plain_omega(layers, x, real, memory=None, **masks):
+    """ω of a stack of torch's Post-LN layers, written out, and what the stack gives. Shapes (B, T, C), real (B, T)."""
+    omegas, omega = [], 1.0
+
+    def variance(y):
+        return y[real].var(unbiased=False).item()
+
+    for layer in layers:
+        norms = [getattr(layer, f"norm{n}") for n in (1, 2, 3) if hasattr(layer, f"norm{n}")]
+        for number, norm in enumerate(norms):
+            if number == len(norms) - 1:
+                f = layer.linear2(functional.relu(layer.linear1(x)))
+            elif number == 0:
+                f = layer.self_attn(x, x, x, need_weights=False, **masks)[0]
+            else:
+                f = layer.multihead_attn(x, memory, memory, need_weights=False)[0]
+            omegas.append(omega)
+            scaled = omega * x
+            omega = math.sqrt(omega**2 * variance(x) + variance(f))
+            x = norm(scaled + f)
+    return omegas, x
+
+
+def test_omega_of_nn_transformer_against_layers_written_out():
+    """In float64, without dropout, padding left out of each side."""
+    torch.manual_seed(1)
+    model = nn.Transformer(16, 2, 3, 2, 24, dropout=0.0, batch_first=True).double()
+    real = PADDED == 1
+    src, tgt = torch.randn(3, 7, 16).double(), torch.randn(3, 7, 16).double()
+    masks = {"src_key_padding_mask": ~real, "tgt_key_padding_mask": ~real}
+    attached = admin.attach(copy.deepcopy(model), src, tgt, **masks)
+    found = admin.profile(attached, src, tgt, **masks)
+    encoder, memory = plain_omega(model.encoder.layers, src, real, key_padding_mask=~real)
+    decoder, _ = plain_omega(model.decoder.layers, tgt, real, model.encoder.norm(memory), key_padding_mask=~real)
+    assert list(found) == [f"encoder.layers.{i}.norm{n}" for i in range(3) for n in (1, 2)] + [
+        f"decoder.layers.{i}.norm{n}" for i in range(2) for n in (1, 2, 3)
+    ]
+    # Variances are float32.
+    assert [omega.item() for omega in found.values()] == pytest.approx(encoder + decoder, rel=1e-6)
+    assert max(decoder) > 1.3
+    assert [omega[5].item() for omega in admin.omegas(attached).values()] == pytest.approx(encoder + decoder, rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["reference", "paper"])
+def test_omega_of_bert_against_modules_written_out(rule):
+    """From the variances that its own output modules see."""
+    model, batch = build("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    expected, shortcuts, branches = [1.0], [], []
+    real = PADDED == 1
+    written = WrittenOut(copy.deepcopy(model), [torch.ones(16).double()] * 6)
+    modules = [m for layer in written.model.bert.encoder.layer for m in (layer.attention.output, layer.output)]
+    with torch.no_grad():
+        for module in modules:
+            module.register_forward_pre_hook(lambda module, args: shortcuts.append(args[1][real].var(unbiased=False)))
+            module.dense.register_forward_hook(lambda m, a, out: branches.append(out[real].var(unbiased=False)))
+        for number in range(6):
+            shortcuts.clear(), branches.clear()
+            written(**batch)
+            if rule == "reference":
+                last = expected[-1]
+                expected.append((last**2 * shortcuts[number] + branches[number]).sqrt().item())
+                if number < 5:
+                    written.omegas[number + 1].data.fill_(expected[-1])
+        if rule == "paper":
+            expected = [1.0] + [math.sqrt(shortcuts[0] + sum(branches[:i])) for i in range(1, 7)]
+    admin.attach(model, **batch)
+    found = [omega.item() for omega in admin.profile(model, rule=rule, **batch).values()]
+    assert found == pytest.approx(expected[:6], rel=1e-6) and max(found) > 1.01
+
+
+def test_fifty_steps_of_adam_against_a_model_written_out():
+    model, batch = build("bert")
+    admin.attach(model, **batch)
+    admin.profile(model, **batch)
+    written = WrittenOut(build("bert")[0], list(admin.omegas(model).values()))
+    losses = {model: [], written: []}
+    for trained, noted in losses.items():
+        optimizer = torch.optim.Adam(trained.parameters(), lr=3e-3)
+        torch.manual_seed(4)
+        for _ in range(50):
+            optimizer.zero_grad()
+            loss = trained(**batch).loss
+            loss.backward()
+            optimizer.step()
+            noted.append(loss.item())
+    for omega, expected in zip(admin.omegas(model).values(), written.omegas):
+        assert (omega - expected).abs().max() < 1e-10 and omega.std() > 1e-3
+    assert losses[model] == pytest.approx(losses[written], abs=1e-10)
+    assert losses[model][-1] < losses[model][0] - 1
+    expected = dict(written.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert "omega" in name or (parameter - expected[name]).abs().max() < 1e-10, name
+
+
+def test_omega_is_set_after_the_optimizer_made_copies_of_the_parameters():
+    """As an optimizer of fp32 copies does: what it writes back does not undo profiling."""
+    model, batch = build("encoder", torch.float32)
+    admin.attach(model, **batch)
+    masters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    admin.profile(model, **batch)
+    before = admin.omegas(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(masters[name])
+    assert all(torch.equal(omega, before[name]) for name, omega in admin.omegas(model).items())
+    assert max(omega.max() for omega in before.values()) > 1.2
+
+
+@pytest.mark.parametrize("rule, value", [("log", 1.6116105), ("constant", math.sqrt(6))])
+def test_rules_by_depth(rule, value):
+    """Six sub-layers (test_omega.py has the formulas); the first one's shortcut is a norm's output in BERT only."""
+    model, batch = build("bert")
+    admin.attach(model, omega=rule, **batch)
+    assert [omega.unique().tolist() for omega in admin.omegas(model).values()] == 6 * [[pytest.approx(value)]]
+    model, batch = build("encoder")
+    admin.attach(model, omega=rule, **batch)
+    assert [omega[0].item() for omega in admin.omegas(model).values()] == [1.0, *5 * [pytest.approx(value)]]
+
+
+def test_profiling_leaves_all_else_as_it_was():
+    model, batch = build("bart", encoder_layerdrop=0.9, decoder_layerdrop=0.9)
+    admin.attach(model, **batch)
+    model.model.encoder.layers[1].eval()
+    weights, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    state, hung = torch.get_rng_state(), hooks(model)
+    found = admin.profile(model, **batch)
+    assert torch.equal(torch.get_rng_state(), state) and hooks(model) == hung
+    assert [module.training for module in model.modules()] == modes
+    assert model.model.encoder.layerdrop == model.model.decoder.layerdrop == 0.9
+    for key, tensor in model.state_dict().items():
+        assert "omega_init" in key or torch.equal(tensor, weights[key]), key
+    assert len(found) == 10 and all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_dropout_as_in_training_and_padding_left_out():
+    found = {}
+    for case, dropout, padding in (("plain", 0.0, 1), ("dropout", 0.3, 1), ("counted", 0.0, 0)):
+        model, batch = build("bert", hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0)
+        model.eval()
+        admin.attach(model, **batch)
+        if not padding:
+            del batch["attention_mask"]
+        found[case] = torch.stack(list(admin.profile(model, **batch).values()))
+    assert (found["dropout"] / found["plain"] - 1).max() > 0.003
+    assert (found["counted"] / found["plain"] - 1).abs().max() > 1e-4
+
+
+def test_labels_say_where_a_decoder_is_padded():
+    model, batch = build("bart", dropout=0.0)
+    admin.attach(model, **batch)
+    by_labels = admin.profile(model, **batch)
+    by_mask = admin.profile(model, decoder_attention_mask=PADDED, **batch)
+    # The mask also hides padding from attention, of positions that do not count.
+    assert torch.equal(torch.stack(list(by_labels.values())), torch.stack(list(by_mask.values())))
+    counted = admin.profile(model, **{**batch, "labels": batch["labels"].clamp(min=1)})
+    assert not torch.equal(torch.stack(list(by_labels.values())), torch.stack(list(counted.values())))
+
+
+@pytest.mark.parametrize("name", ["bert", "transformer"])
+def test_a_budget_of_tokens_takes_the_first_sentences(name):
+    """Two sentences of seven words; the same as if the batch had no more. Out of memory: one."""
+    options = {"dropout": 0.0} if name == "transformer" else {"hidden_dropout_prob": 0.0}
+    model, batch = build(name, **options)
+    model.eval()
+    admin.attach(model, **batch)
+    sizes = []
+    axis = 0 if name == "bert" else 1
+    model.register_forward_pre_hook(lambda model, args: sizes.append(args[0].size(axis)))
+    found = admin.profile(model, tokens=20, **batch)
+    whole = admin.profile(model, **batch)
+    assert sizes == [2, 3] and [float(v) for v in found.values()] != [float(v) for v in whole.values()]
+    assert len(found) == (6 if name == "bert" else 10)
+    real = model.forward
+
+    def scarce(*args, **kwargs):
+        if sizes[-1] > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return real(*args, **kwargs)
+
+    scarce.__signature__ = inspect.signature(real)
+    model.forward = scarce
+    admin.profile(model, **batch)
+    assert sizes[2:] == [3, 1]
+
+
+def test_deep_copies_are_apart_and_nothing_of_a_forward_is_kept():
+    model, batch = build("bart")
+    admin.attach(model, **batch)
+    output(model, batch)
+    copied = copy.deepcopy(model)
+    admin.profile(copied, **batch)
+    assert all((omega == 1).all() for omega in admin.omegas(model).values())
+    assert not torch.equal(output(copied, batch), output(model, batch))
+    admin.fold(copied, **batch)
+    assert len(admin.omegas(model)) == 10 and hooks(model) > hooks(copied)
+    takes = [hook for m in model.modules() for hook in m._forward_pre_hooks.values() if hasattr(hook, "shortcut")]
+    assert len(takes) == 20 and all(hook.shortcut.tensor is None for hook in takes)
+
+
+def test_state_dict_restores_omega():
+    model, batch = build("bert")
+    admin.attach(model, **batch)
+    admin.profile(model, **batch)
+    perturbed(model)
+    again, _ = build("bert")
+    admin.attach(again, **batch)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(output(again, batch), output(model, batch))
+
+
+def test_beam_search_is_the_same_after_the_fold():
+    model, batch = build("bart")
+    admin.attach(model, **batch)
+    admin.profile(model, **batch)
+    perturbed(model).eval()
+    options = {"num_beams": 3, "max_new_tokens": 12, "min_new_tokens": 8}
+    source = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    before = model.generate(**source, **options)
+    admin.fold(model)
+    assert torch.equal(model.generate(**source, **options), before)
