@@ -22,15 +22,8 @@ from typing import Any, NamedTuple
 from .errors import AdminError
 from .method.schemes import SCHEMES
 
-
-class Kinds(NamedTuple):
-    """Var[f] of the sub-layers of a layer, in forward order."""
-
-    encoder: tuple[float, ...] = (0.376, 0.395)
-    decoder: tuple[float, ...] = (0.446, 0.413, 0.397)
-
-
-MEASURED = Kinds()
+ENCODER, DECODER = (0.376, 0.395), (0.446, 0.413, 0.397)
+"""Var[f] of the sub-layers of a layer, in forward order."""
 PROFILE = (
     "branch variances of the authors' published profile of Admin: 100L-100L, WMT'14 En-De, width 512, feed-forward "
     "2048, dropout 0.1"
@@ -79,9 +72,9 @@ class Line(NamedTuple):
 
 def variances(encoder_layers: int, decoder_layers: int) -> dict[str, list[float]]:
     """Var[f_i] of every sub-layer of each stack that there is."""
-    decoder = MEASURED.decoder if encoder_layers else (MEASURED.decoder[0], MEASURED.decoder[2])
-    found = {"encoder": list(MEASURED.encoder) * encoder_layers, "decoder": list(decoder) * decoder_layers}
-    return {side: values for side, values in found.items() if values}
+    decoder = DECODER if encoder_layers else DECODER[::2]  # a language model has no encoder-attention
+    stacks = {"encoder": list(ENCODER) * encoder_layers, "decoder": list(decoder) * decoder_layers}
+    return {side: branches for side, branches in stacks.items() if branches}
 
 
 def output_change(scheme: str, side: str, branches: list[float]) -> float | None:
@@ -96,41 +89,38 @@ def output_change(scheme: str, side: str, branches: list[float]) -> float | None
 
 def nearest(encoder_layers: int, decoder_layers: int) -> Experiment | None:
     """The papers' experiment whose depths are nearest, as ratios; none for a model of one stack."""
-    if not (encoder_layers and decoder_layers):
-        return None
 
-    def distance(it: Experiment) -> float:
-        pairs = ((it.encoder_layers, encoder_layers), (it.decoder_layers, decoder_layers))
-        return sum(abs(math.log(theirs / ours)) for theirs, ours in pairs)
+    def distance(paper: Experiment) -> float:
+        ratios = (paper.encoder_layers / encoder_layers, paper.decoder_layers / decoder_layers)
+        return sum(abs(math.log(ratio)) for ratio in ratios)
 
-    return min(EXPERIMENTS, key=distance)
+    return min(EXPERIMENTS, key=distance) if encoder_layers and decoder_layers else None
 
 
 def _stability(scheme: str, encoder_layers: int, decoder_layers: int) -> Iterator[Line]:
-    shallow = variances(*((6 if layers else 0) for layers in (encoder_layers, decoder_layers)))
+    shallow = variances(6 if encoder_layers else 0, 6 if decoder_layers else 0)
     for side, branches in variances(encoder_layers, decoder_layers).items():
-        own, post = output_change(scheme, side, branches), output_change("post-ln", side, branches)
-        base = output_change("post-ln", side, shallow[side])
-        if own is None or post is None or base is None:
-            yield Line(f"output change, {side}", "not measured", f"no profile of {SCHEMES[scheme].title} at hand")
+        what = f"output change, {side}"
+        change = output_change(scheme, side, branches)
+        if change is None:
+            yield Line(what, "not measured", f"no profile of {SCHEMES[scheme].title} at hand")
             continue
-        said = f"{own:.2f} C" + ("" if scheme == "post-ln" else f"; with Post-LN {post:.2f} C")
+        post_ln, six_layers = (output_change("post-ln", side, them) for them in (branches, shallow[side]))
+        text = f"{change:.2f} C" + ("" if scheme == "post-ln" else f"; with Post-LN {post_ln:.2f} C")
         basis = f"theorem 2 of Liu et al. 2020, at initialisation; {PROFILE}"
-        yield Line(f"output change, {side}", f"{said}; of a Post-LN of 6 layers, which trains, {base:.2f} C", basis)
+        yield Line(what, f"{text}; of a Post-LN of 6 layers, which trains, {six_layers:.2f} C", basis)
 
 
-def _scheme(given: str | None, encoder_layers: int, decoder_layers: int) -> Line:
-    scheme = given or COMPARED[0]
+def _scheme(scheme: str, encoder_layers: int, decoder_layers: int) -> Line:
     if scheme not in COMPARED:
         basis = "not in the papers' tables of WMT'14; on one small task, 18L-18L: docs/results.md (make compare)"
         return Line("scheme", f"--admin-scheme {scheme}", basis)
-    failed = [f"{n}L-{m}L" for n, m in FAILED.get(scheme, ())]
-    if failed and max(encoder_layers, decoder_layers) > 6:
-        basis = f"{TABLES}: failed at {', '.join(failed)}"
-        return Line("scheme", f"not {scheme}: give --admin-scheme {COMPARED[0]}", basis)
+    if scheme in FAILED and max(encoder_layers, decoder_layers) > 6:
+        failed = ", ".join(f"{n}L-{m}L" for n, m in FAILED[scheme])
+        return Line("scheme", f"not {scheme}: give --admin-scheme {COMPARED[0]}", f"{TABLES}: failed at {failed}")
     best = scheme == COMPARED[0]
-    found = "the best score at every depth, 6L-6L to 60L-12L" if best else "trained, with a lower score than Admin"
-    return Line("scheme", f"--admin-scheme {scheme}", f"{TABLES}: {found}")
+    score = "the best score at every depth, 6L-6L to 60L-12L" if best else "trained, with a lower score than Admin"
+    return Line("scheme", f"--admin-scheme {scheme}", f"{TABLES}: {score}")
 
 
 def _optimisation(experiment: Experiment | None, width: int) -> Iterator[Line]:
@@ -158,12 +148,12 @@ def advise(encoder_layers: int, decoder_layers: int, width: int = WIDTH, scheme:
     """
     if not (encoder_layers or decoder_layers):
         raise AdminError("--encoder-layers 0 and --decoder-layers 0 were given; at least 1 layer is needed.")
-    taken = scheme or COMPARED[0]
+    scheme = scheme or COMPARED[0]
     lines = [_scheme(scheme, encoder_layers, decoder_layers)]
-    if SCHEMES[taken].omega:
+    if SCHEMES[scheme].omega:
         basis = "the authors' code, which made the published numbers; log needs no profiling, and was not compared here"
         lines.append(Line("rule", "--admin-init reference", basis))
-    lines += _stability(taken, encoder_layers, decoder_layers)
+    lines += _stability(scheme, encoder_layers, decoder_layers)
     lines += _optimisation(nearest(encoder_layers, decoder_layers), width)
     basis = "the authors' runs; profiling computes in float32 in any. bf16, on cards that have it: not compared here"
     lines.append(Line("precision", "--fp16 --threshold-loss-scale 0.03125", basis))
@@ -174,11 +164,12 @@ def advise(encoder_layers: int, decoder_layers: int, width: int = WIDTH, scheme:
 def table(lines: list[Line]) -> str:
     """For people: what, advice, and below it the basis."""
     left = max(len(line.what) for line in lines) + 2
+    wrapped = textwrap.TextWrapper(100, subsequent_indent=" " * left, break_long_words=False, break_on_hyphens=False)
     text = ""
     for what, advice, basis in lines:
-        own = textwrap.wrap(advice, 100 - left, break_long_words=False, break_on_hyphens=False)
-        own += textwrap.wrap(f"({basis})", 100 - left, break_long_words=False, break_on_hyphens=False)
-        text += "".join(f"{what if number == 0 else '':{left}}{line}\n" for number, line in enumerate(own))
+        for start, content in ((what, advice), ("", f"({basis})")):
+            wrapped.initial_indent = start.ljust(left)
+            text += f"{wrapped.fill(content)}\n"
     return text
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
-import math
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from . import advice, outputs
 from .analysis import options as analysis
+from .arguments import above_zero, count, positive
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
 from .method.schemes import SCHEMES
 from .text.folders import binarised
@@ -25,28 +24,7 @@ class Parser(argparse.ArgumentParser):
     """One whose refusals are one line."""
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: -"):
-            message += " (of a file of that name, write ./ before it)"
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
-
-
-def _number(kind: type, wanted: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """What reads an option's number, and refuses others than are wanted."""
-
-    def read(text: str) -> Any:
-        with contextlib.suppress(ValueError):
-            value = kind(text)
-            if holds(value):
-                return value
-        raise argparse.ArgumentTypeError(f"{text} was found and {wanted} was expected")
-
-    return read
-
-
-_count = _number(int, "a whole number of at least 0", lambda value: value >= 0)
-_positive = _number(int, "a whole number of at least 1", lambda value: value >= 1)
-_above_zero = _number(float, "a number above 0", lambda value: 0 < value < math.inf)
-_power = _number(float, "a number from -10 to 10", lambda value: abs(value) <= 10)
 
 
 def _omega(parser: argparse.ArgumentParser) -> None:
@@ -57,31 +35,19 @@ def _omega(parser: argparse.ArgumentParser) -> None:
 def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    parser.add_argument("--last", type=_positive, help="number of checkpoints to average (run folder; default: 10)")
-    parser.add_argument("--upto", type=_positive, help="no checkpoint after this epoch or update (run folder)")
-    parser.add_argument(
-        "--by",
-        choices=("epochs", "updates"),
-        help="kind of checkpoints to average (run folder; default: epochs if there are any)",
-    )
+    parser.add_argument("--last", type=positive, help="number of checkpoints to average (run folder; default: 10)")
+    parser.add_argument("--upto", type=positive, help="no checkpoint after this epoch or update (run folder)")
+    parser.add_argument("--by", choices=("epochs", "updates"), help="which (run folder; default: epochs if it has any)")
     parser.add_argument("--data", type=Path, help="folder of the training text, whose codes and text.json to note")
 
 
 def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    parser.add_argument(
-        "--data", type=binarised, help="binarised data: compare on its validation set, in addition to random sentences"
-    )
+    parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
     parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")
-    parser.add_argument(
-        "--min-omega",
-        type=_above_zero,
-        help="clamp entries nearer to 0 than this (default: refuse those that are too near to divide by)",
-    )
-    parser.add_argument(
-        "--tolerance", type=_above_zero, help="largest difference of log-probabilities (default: 1e-4; fp16: 0.1)"
-    )
+    parser.add_argument("--min-omega", type=above_zero, help="clamp entries nearer to 0 (default: refuse them)")
+    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities (default: 1e-4; fp16: 0.1)")
 
 
 def _text(parser: argparse.ArgumentParser) -> None:
@@ -100,21 +66,14 @@ def _translate(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--tokenised", action="store_true", help="the text is tokens, the translation too")
     kind.add_argument("--units", action="store_true", help="the text is units of the dictionary, the translation too")
-    parser.add_argument("--beam", type=_positive, default=5, help="width of the beam (default: 5)")
+    parser.add_argument("--beam", type=positive, default=5, help="width of the beam (default: 5)")
     parser.add_argument(
-        "--lenpen", type=_power, default=1.0, help="power of the length that divides scores (default: 1)"
+        "--lenpen", type=float, default=1.0, help="power of the length that divides scores (default: 1)"
     )
-    parser.add_argument(
-        "--nbest",
-        type=_positive,
-        default=1,
-        help="above 1, that many hypotheses a line, as NUMBER<tab>SCORE<tab>TEXT: the line's number from 1, the "
-        "hypothesis' log-probability (natural) over its length to the power --lenpen, and its text",
-    )
+    hypotheses = "above 1, that many hypotheses a line, each as the line's NUMBER<tab>SCORE<tab>TEXT (default: 1)"
+    parser.add_argument("--nbest", type=positive, default=1, help=hypotheses)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if it is there")
-    parser.add_argument(
-        "--batch-tokens", type=_positive, default=4096, help="source units a batch, padding included (default: 4096)"
-    )
+    parser.add_argument("--batch-tokens", type=positive, default=4096, help="source units a batch (default: 4096)")
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
@@ -123,29 +82,19 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
     _text(parser)
     parser.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
-    parser.add_argument(
-        "--tolerance", type=_above_zero, help="largest difference of log-probabilities, in float32 (default: 1e-4)"
-    )
-
-
-def _analyze(parser: argparse.ArgumentParser) -> None:
-    analysis.add_options(parser, _positive, _above_zero)
+    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities, in float32 (default: 1e-4)")
 
 
 def _advise(parser: argparse.ArgumentParser) -> None:
     for side in ("encoder", "decoder"):
-        parser.add_argument(
-            f"--{side}-layers", type=_count, required=True, metavar="N", help=f"layers of the {side}; 0: it has none"
-        )
-    parser.add_argument("--width", type=_positive, default=advice.WIDTH, help=f"channels (default: {advice.WIDTH})")
+        parser.add_argument(f"--{side}-layers", type=count, required=True, metavar="N", help=f"0: there is no {side}")
+    parser.add_argument("--width", type=positive, default=advice.WIDTH, help=f"channels (default: {advice.WIDTH})")
     parser.add_argument("--scheme", choices=list(SCHEMES), help="the residual scheme you have in mind")
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="run", help="a run's folder: a recipe's, or fairseq-train's --save-dir"
-    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="run", help="a recipe's folder, or a --save-dir")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file to write (.html)")
 
 
@@ -155,7 +104,7 @@ VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     "fold": (_fold, "fold omega into the weights, giving an equivalent stock Transformer"),
     "translate": (_translate, "translate raw text, a line a sentence"),
     "export": (_export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
-    "analyze": (_analyze, "measure what the papers measure: numbers and a figure"),
+    "analyze": (analysis.add_options, "measure what the papers measure: numbers and a figure"),
     "advise": (_advise, "suggest training settings for a given depth, with sources"),
     "report": (_report, "write a page on one or several runs: losses, omega, scores, translations"),
 }

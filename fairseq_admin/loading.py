@@ -18,13 +18,9 @@ PATIENCE = 5.0
 """Seconds to wait for the batch that a thread is at."""
 
 
-def end_before_python() -> None:
-    """Have every such thread end, with the batch that it is at, when the process does."""
-    atexit.register(end)
-
-
+@atexit.register
 def end() -> None:
-    """End all that are at work; one whose batch takes longer than PATIENCE stays."""
+    """End all that are at work, with the batch that they are at; one that takes longer than PATIENCE stays."""
     until = time.monotonic() + PATIENCE
     for thread in threading.enumerate():
         if isinstance(thread, BackgroundConsumer):

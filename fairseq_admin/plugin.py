@@ -27,4 +27,3 @@ if not hasattr(numpy, "compat"):
     numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
 allow_fairseq_globals()
-loading.end_before_python()

@@ -21,31 +21,17 @@ class Slower(str):
     """The `param_group` of some parameters: a name, and what their rate is multiplied by."""
 
     factor: float
-    taken: bool
+    taken = False
     """Whether an optimizer has read it."""
 
 
 def slow_down(parameters: Iterable[Tensor], name: str, factor: float) -> Slower:
     """Mark parameters; returns the mark."""
     mark = Slower(name)
-    mark.factor, mark.taken = factor, False
+    mark.factor = factor
     for p in parameters:
         p.param_group = mark  # type: ignore[attr-defined]
     return mark
-
-
-def grouped(params: Iterable[Tensor]) -> dict[Slower | None, list[Tensor]]:
-    """The parameters by their mark: first those that have none, if there are any."""
-    groups: dict[Slower | None, list[Tensor]] = {None: []}
-    for p in params:
-        mark = getattr(p, "param_group", None)
-        groups.setdefault(mark if isinstance(mark, Slower) else None, []).append(p)
-    return {mark: them for mark, them in groups.items() if them}
-
-
-def tensors(groups: list[dict[str, Any]]) -> str:
-    """How many each group has."""
-    return " + ".join(str(len(group["params"])) for group in groups)
 
 
 def refuse_other_groups(optimizer: Any, state_dict: dict[str, Any]) -> None:
@@ -54,7 +40,8 @@ def refuse_other_groups(optimizer: Any, state_dict: dict[str, Any]) -> None:
     Raises:
         AdminError: they are not of as many tensors as these.
     """
-    saved, here = tensors(state_dict["param_groups"]), tensors(optimizer.param_groups)
+    both = (state_dict["param_groups"], optimizer.param_groups)
+    saved, here = (" + ".join(str(len(group["params"])) for group in groups) for groups in both)
     if saved != here:
         raise AdminError(
             f"the checkpoint's optimizer state is of {saved} tensors, and this run's of {here} (is it another "
@@ -79,12 +66,17 @@ class ByGroup(FairseqOptimizer):
     shares: list[float]
 
     def divided(self, params: Iterable[Tensor]) -> list[dict[str, Any]]:
-        """The groups as torch's optimizers take them; their shares are kept, and the marks taken."""
-        groups = grouped(params)
+        """Groups as torch's optimizers take them, first the parameters without a mark; shares are kept, marks taken."""
+        groups: dict[Slower | None, list[Tensor]] = {None: []}
+        for p in params:
+            mark = getattr(p, "param_group", None)
+            groups.setdefault(mark if isinstance(mark, Slower) else None, []).append(p)
+        if not groups[None]:
+            del groups[None]
         self.shares = [mark.factor if mark else 1.0 for mark in groups]
         for mark in filter(None, groups):
             mark.taken = True
-        return [{"params": them} for them in groups.values()]
+        return [{"params": tensors} for tensors in groups.values()]
 
     def get_lr(self) -> float:
         """The rate of which the groups have their shares."""

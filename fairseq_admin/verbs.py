@@ -136,8 +136,7 @@ def export(args: argparse.Namespace) -> str:
     return f"{args.output}: {exported.summary}\n"
 
 
-def analyze(args: argparse.Namespace) -> str:
-    return command.run(args)
+analyze = command.run
 
 
 def advise(args: argparse.Namespace) -> str:
@@ -155,8 +154,7 @@ def report(args: argparse.Namespace) -> str:
             print(f"fairseq-admin: {run.missing['curves']}", file=sys.stderr)
     html = page.render(read).encode(errors="backslashreplace")  # a folder's name may not be UTF-8
     outputs.write_bytes(html, args.output)
-    said = "1 run" if len(read) == 1 else f"{len(read)} runs"
-    return f"{args.output}: {said}, {len(html) / 1e6:.1f} MB\n"
+    return f"{args.output}: {len(read)} run{'' if len(read) == 1 else 's'}, {len(html) / 1e6:.1f} MB\n"
 
 
 def _assets(args: argparse.Namespace, model: Path) -> Assets:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -11,7 +10,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -21,7 +19,6 @@ from fairseq import checkpoint_utils, utils
 
 from fairseq_admin.architectures.translation_model import TransformerAdminModel
 from fairseq_admin.checkpoints import files
-from fairseq_admin.method import provenance
 
 SENTENCE = "w1 w2 w3 w4"
 USER_DIR = ["--user-dir", "fairseq_admin"]
@@ -47,19 +44,8 @@ def generate(corpus: Path, run: Callable[..., Run]) -> Callable[..., list[str]]:
     """generate(path, *arguments) -> "score<tab>hypothesis" of the test set's sentences, in the order of the file."""
 
     def go(path: object, *arguments: object) -> list[str]:
-        given = [
-            "--gen-subset",
-            "test",
-            "--path",
-            path,
-            "--cpu",
-            "--beam",
-            2,
-            "--max-len-b",
-            20,
-            *ALL_SENTENCES,
-            *NO_WORKERS,
-        ]
+        given = ["--gen-subset", "test", "--path", path, "--cpu", "--beam", 2, "--max-len-b", 20]
+        given += [*ALL_SENTENCES, *NO_WORKERS]
         done = run("fairseq_cli.generate", corpus, *USER_DIR, *given, *arguments)
         assert done.status == 0, done.output[-4000:]
         found = {}
@@ -73,9 +59,15 @@ def generate(corpus: Path, run: Callable[..., Run]) -> Callable[..., list[str]]:
     return go
 
 
-def test_generate(trained: Path, generate: Callable) -> None:
-    """Does fairseq-generate read the checkpoint and translate every sentence?"""
-    assert len(set(generate(trained / "checkpoint_last.pt"))) == 20
+def test_generate(trained: Path, tmp_path: Path, generate: Callable) -> None:
+    """Does fairseq-generate read checkpoints, an ensemble, our average, and a decoder of which one layer is kept?"""
+    one, two, average = trained / "checkpoint1.pt", trained / "checkpoint2.pt", tmp_path / "average.pt"
+    command = [sys.executable, "-m", "fairseq_admin.cli", "average", trained, "--last", "2", "-o", average]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.endswith("checkpoint1.pt, checkpoint2.pt\n"), done.stderr
+    outputs = [generate(path) for path in (one, two, f"{one}{os.pathsep}{two}", average)]
+    outputs.append(generate(two, "--model-overrides", "{'decoder_layers_to_keep': '1'}"))
+    assert len({tuple(output) for output in outputs}) == 5 and len(set(outputs[1])) == 20
 
 
 @pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
@@ -97,23 +89,10 @@ def test_another_dictionary_of_the_same_size(
     assert last.startswith("fairseq-admin: the checkpoint's encoder was trained with another dictionary than"), last
 
 
-def test_generate_an_ensemble(trained: Path, generate: Callable) -> None:
-    """Does an ensemble of two checkpoints load, and score differently from either?"""
-    one, two = trained / "checkpoint1.pt", trained / "checkpoint2.pt"
-    assert generate(f"{one}{os.pathsep}{two}") not in (generate(one), generate(two))
-
-
-def test_generate_with_layers_dropped(trained: Path, generate: Callable) -> None:
-    """Does fairseq-generate translate with only the decoder's second layer, and the whole encoder?"""
-    last = trained / "checkpoint_last.pt"
-    assert generate(last, "--model-overrides", "{'decoder_layers_to_keep': '1'}") != generate(last)
-
-
-@pytest.mark.parametrize("extra", [{}, {"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")}])
-def test_validate(extra: dict[str, Any], corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     """Does fairseq-validate give the loss that training printed, whatever else fairseq has put in the file?"""
     state = files.read(trained / "checkpoint2.pt")
-    state["extra_state"].update(extra)
+    state["extra_state"].update({"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")})
     files.write(state, tmp_path / "given.pt")
     given = ["--valid-subset", "valid", "--path", tmp_path / "given.pt", "--max-tokens", 300, "--cpu"]
     given += ["--task", "translation", *NO_WORKERS]
@@ -184,49 +163,3 @@ def test_generation_is_the_training_forward(model: TransformerAdminModel) -> Non
         fast = model.encoder(source, lengths)["encoder_out"][0]
     slow = model.encoder(source, lengths)["encoder_out"][0]  # with gradients, fairseq's fast path is not taken
     assert slow.requires_grad and torch.equal(fast, slow)
-
-
-def admin(*arguments: object) -> subprocess.CompletedProcess:
-    """The command fairseq-admin."""
-    command = [sys.executable, "-m", "fairseq_admin.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-
-
-def test_omega(trained: Path) -> None:
-    """Are the numbers that `fairseq-admin omega` prints, for people and for machines, those of the checkpoint?"""
-    last = trained / "checkpoint_last.pt"
-    state = files.read(last)["model"]
-    table, found = admin("omega", last), admin("omega", last, "--json")
-    assert (table.returncode, found.returncode) == (0, 0)
-    numbers = json.loads(found.stdout)
-    assert numbers["provenance"] == provenance.decode(state[provenance.KEY])
-    kinds = {"encoder": ["self_attn", "ffn"], "decoder": ["self_attn", "encoder_attn", "ffn"]}
-    rows = iter(table.stdout.splitlines()[2:])
-    for stack in ("encoder", "decoder"):
-        assert [(row["layer"], row["sublayer"]) for row in numbers[stack]] == [
-            (layer, kind) for layer in range(2) for kind in kinds[stack]
-        ]
-        for number, row in enumerate(numbers[stack], 1):
-            norm = f"{stack}.layers.{row['layer']}.{row['sublayer']}_layer_norm.".replace("ffn", "final")
-            omega = state[norm + "omega_init"].double() + state.get(norm + "omega_delta", torch.zeros(1)).double()
-            expected = {"min": omega.min().item(), "mean": omega.mean().item(), "max": omega.max().item()}
-            assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-12)
-            cells = [stack, str(number), str(row["layer"]), row["sublayer"]]
-            assert next(rows).split() == cells + [f"{value:.4f}" for value in expected.values()]
-    assert next(rows, None) is None
-    assert table.stdout.startswith("profiled: rule reference, source_tokens ")
-
-
-def test_average(trained: Path, tmp_path: Path, generate: Callable) -> None:
-    """Is `fairseq-admin average` the mean, with its provenance kept, and does it translate?"""
-    output = tmp_path / "average.pt"
-    done = admin("average", trained, "--last", 2, "-o", output)
-    assert done.returncode == 0 and done.stdout.strip().endswith("checkpoint1.pt, checkpoint2.pt")
-    inputs = [trained / "checkpoint1.pt", trained / "checkpoint2.pt"]
-    one, two, mean = (files.read(path)["model"] for path in (*inputs, output))
-    assert mean.keys() == one.keys()
-    for key in mean:
-        expected = (one[key].double() + two[key].double()) / 2
-        assert torch.equal(mean[key], expected.to(mean[key].dtype)), key
-    assert provenance.decode(mean[provenance.KEY]) == provenance.decode(one[provenance.KEY]) is not None
-    assert len(generate(output)) == 20

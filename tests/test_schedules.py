@@ -109,9 +109,10 @@ def test_decay_in_a_run_over_several_epochs(
 # Optimizers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_optimizer_trains_every_scheme(scheme: str, name: str):
+@pytest.mark.parametrize(
+    ("scheme", "name"), [*((scheme, "radam") for scheme in SCHEMES), ("admin", "adam"), ("admin", "sgd")]
+)
+def test_every_scheme_and_every_optimizer_trains(scheme: str, name: str):
     """Three updates on one batch without dropout: all that has a gradient moves, and the loss falls."""
     options = {**SIZES, "dropout": 0.0, "attention_dropout": 0.0}
     model = reference.build("transformer_admin", admin_scheme=scheme, **options)

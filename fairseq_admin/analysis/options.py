@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from ..arguments import above_zero, number, positive
 from ..text.folders import binarised
 from .registry import MEASURES
 from .settings import Settings
 
 LARGEST_SEED = 2**31 - 1
 """numpy takes up to 2**32 - 1, and an epoch, or a draw, is added."""
+seed = number(int, f"a whole number from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
 MODEL = "options of the model of --arch, as for fairseq-train"
 
 
-def add_options(parser: argparse.ArgumentParser, positive: Callable[[str], Any], rate: Callable[[str], Any]) -> None:
-    """The verb's own options; those of a model are added by `add_model`.
-
-    Args:
-        positive, rate: read a whole number of at least 1, and a number above 0.
-    """
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The verb's own options; those of a model are added by `add_model`."""
     parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
     parser.add_argument(
         "checkpoints", type=Path, nargs="*", metavar="CHECKPOINT", help="a trained model; of curves, a run's folder"
@@ -36,23 +32,16 @@ def add_options(parser: argparse.ArgumentParser, positive: Callable[[str], Any],
     source.add_argument("--random-tokens", action="store_true", help="measure on random words instead")
     parser.add_argument("--split", default="valid", help="of the data (default: valid)")
     parser.add_argument("--tokens", type=positive, default=1024, help="how many, at least (default: 1024)")
-    parser.add_argument("--seed", type=_seed, default=1, help="of sentences and of fresh weights (default: 1)")
+    parser.add_argument("--seed", type=seed, default=1, help="of sentences and of fresh weights (default: 1)")
     parser.add_argument("--json", action="store_true", help="write the numbers alone, without a figure")
     own = Settings()
     parser.add_argument("--depths", type=_depths, help="of a fresh model, as 6,8,12 (default: the measure's own)")
     parser.add_argument(
         "--repeats", type=positive, default=own.repeats, help="random draws to average over (default: 3)"
     )
-    parser.add_argument("--lr", type=rate, default=own.lr, help="of an optimizer's update (default: 1e-4)")
+    parser.add_argument("--lr", type=above_zero, default=own.lr, help="of an optimizer's update (default: 1e-4)")
     parser.add_argument("--updates", type=positive, default=own.updates, help="of a fresh model (default: 10)")
     parser.set_defaults(model_options=())
-
-
-def _seed(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if 0 <= int(text) <= LARGEST_SEED:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text} was found and a whole number from 0 to {LARGEST_SEED} was expected")
 
 
 def _depths(text: str) -> tuple[int, ...]:

@@ -1,0 +1,27 @@
+"""What reads a number on the command line, and refuses others than are wanted."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+def number(kind: type, wanted: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """The `type` of an option: a number of this kind for which something holds, as `wanted` says."""
+
+    def read(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+            if holds(value):
+                return value
+        raise argparse.ArgumentTypeError(f"{text} was found and {wanted} was expected")
+
+    return read
+
+
+count = number(int, "a whole number of at least 0", lambda value: value >= 0)
+positive = number(int, "a whole number of at least 1", lambda value: value >= 1)
+above_zero = number(float, "a number above 0", lambda value: 0 < value < math.inf)
