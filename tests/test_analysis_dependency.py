@@ -11,8 +11,8 @@ from analysed import fresh
 from torch import Tensor, nn
 
 from fairseq_admin.analysis import dependency
-from fairseq_admin.analysis.observing import observed, real_positions
-from fairseq_admin.analysis.settings import Settings
+from fairseq_admin.analysis.registry import Settings
+from fairseq_admin.analysis.sublayers import observed, real_positions
 
 
 def part_by_hand(x: Tensor, j: int, branches: list[Tensor], norms: list[nn.Module], scheme: str) -> list[Tensor]:
@@ -55,12 +55,12 @@ def test_dependency_is_the_plain_one(scheme: str) -> None:
     if scheme == "admin":
         for norm in (layer.final_layer_norm for layer in model.encoder.layers):
             norm.set_omega(1.7)
-    with observed(model.encoder) as seen, torch.no_grad():
+    with observed({"encoder": model.encoder}) as seen, torch.no_grad():
         model.encoder(src, lengths)
-    squared = dependency.squared_dependencies(seen, real) / len(real)
-    rows = [it.branch.flatten(0, 1)[real] for it in seen]
+    squared = dependency.squared_dependencies(seen["encoder"], real) / len(real)
+    rows = [it.branch.flatten(0, 1)[real] for it in seen["encoder"]]
     norms = [norm for layer in model.encoder.layers for norm in (layer.self_attn_layer_norm, layer.final_layer_norm)]
-    first = seen[0].shortcut.flatten(0, 1)[real]
+    first = seen["encoder"][0].shortcut.flatten(0, 1)[real]
     for j in range(5):
         with torch.no_grad():
             parts = part_by_hand(first, j, rows, norms, scheme)

@@ -12,7 +12,7 @@ from analysed import fresh
 from torch import Tensor
 
 from fairseq_admin.analysis import gradients, updates
-from fairseq_admin.analysis.settings import Settings
+from fairseq_admin.analysis.registry import Settings
 from fairseq_admin.method.schemes import SUBLAYER_NORMS
 
 

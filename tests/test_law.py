@@ -14,9 +14,9 @@ import reference
 import torch
 from torch import Tensor, nn
 
-from fairseq_admin.analysis.observing import real_positions
 from fairseq_admin.analysis.output_change import changes as output_changes
 from fairseq_admin.analysis.output_change import first_update, fit, fits, perturb, predicted, sublayers_of
+from fairseq_admin.analysis.sublayers import real_positions
 from fairseq_admin.method.profiling import measure
 
 DEPTHS = (6, 9, 12, 18, 24, 36, 48)

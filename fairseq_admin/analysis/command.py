@@ -12,9 +12,8 @@ from ..text.folders import files_in, folders
 from . import figure
 from .curves import Runs
 from .fresh import Fresh
-from .registry import MEASURES, module_of
+from .registry import MEASURES, Settings, module_of
 from .sentences import Source
-from .settings import Settings
 from .subject import Subject, Trained
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import logs
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from . import figure
+from .registry import Settings
 from .sentences import Source
-from .settings import Settings
 from .subject import Subject, versions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TAGS = {"train": "training", "valid": "validation"}
 
@@ -123,7 +120,7 @@ def measure(subject: Runs, settings: Settings) -> dict[str, Any]:
     return {"runs": {name: {"folder": str(folders[name]), **curve} for name, curve in of_logs(read).items()}}
 
 
-def draw(result: dict[str, Any], looks: Mapping[str, dict[str, Any]] | None = None) -> Figure:
+def draw(result: dict[str, Any], looks: Mapping[str, dict[str, Any]] | None = None) -> figure.Figure:
     """A panel for training, one for validation; a run's colour and marker are the same in both.
 
     Args:

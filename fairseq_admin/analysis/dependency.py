@@ -15,9 +15,8 @@ row's sum is from 1 is reported as `error`. The norms' biases are no branch's pa
 
 from __future__ import annotations
 
-import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +24,9 @@ from torch import Tensor
 from ..bar import each
 from ..method.schemes import stacks_of
 from . import figure
-from .observing import Sublayer, centred, observed, real_positions, real_rows
 from .sentences import PADDING
 from .subject import Subject
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .sublayers import Sublayer, centred, observed, real_positions, real_rows
 
 
 @torch.no_grad()
@@ -80,14 +76,12 @@ def own_share(it: Sublayer, real: Tensor) -> float:
 
 def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
     """β of every stack: rows i = 0 … S of columns j = 0 … i; row 0 is the input's own."""
-    model, stacks = subject.model, stacks_of(subject.model)
     sums: dict[str, Tensor] = {}
     positions = dict.fromkeys(subject.stacks, 0)
     names: dict[str, list[str]] = {}
     for sample in each("dependency", subject.samples, " batches"):
-        with contextlib.ExitStack() as attached, torch.no_grad():
-            seen = {side: attached.enter_context(observed(stacks[side])) for side in subject.stacks}
-            model(**sample["net_input"])
+        with observed(stacks_of(subject.model)) as seen, torch.no_grad():
+            subject.model(**sample["net_input"])
             for side, words in subject.words(sample).items():
                 real = real_positions(words, PADDING)
                 sums[side] = sums.get(side, 0) + squared_dependencies(seen[side], real)
@@ -105,7 +99,7 @@ def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
     return {"stacks": found}
 
 
-def draw(result: dict[str, Any]) -> Figure:
+def draw(result: dict[str, Any]) -> figure.Figure:
     """A heat map of β² a stack: the shares of a row add up to about 1."""
     stacks = result["stacks"]
     drawn, panels = figure.panels(len(stacks), height=3.7)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import AdminError
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, FigureBase
+if TYPE_CHECKING:  # also what the measures call them
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
+    from matplotlib.figure import FigureBase
 
 # Okabe and Ito's, which the colour-blind can tell apart; each line has a marker of its own too, for print.
 ALWAYS = {"admin": "#0072B2", "post-ln": "#D55E00", "pre-ln": "#009E73"}

@@ -12,36 +12,30 @@ Gradients are of the mean cross-entropy in nats a predicted token, without label
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bar import bar
 from ..method.schemes import layers_of, stacks_of
 from . import figure
 from .fresh import Fresh
-from .observing import Sublayer, observed, real_positions, real_rows
 from .output_change import fit
+from .registry import Settings
 from .sentences import PADDING
-from .settings import Settings
 from .subject import Subject
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from .sublayers import Sublayer, observed, real_positions, real_rows
 
 DEPTHS = (6, 8, 10, 12, 14)
 
 
 def output_gradients(subject: Subject, model: Any, sample: Any) -> dict[str, list[Sublayer]]:
     """The sub-layers of every stack on one batch, with gradients at their outputs; those of weights are added up."""
-    stacks = stacks_of(model)
-    with contextlib.ExitStack() as attached:
-        seen = {side: attached.enter_context(observed(stacks[side])) for side in subject.stacks}
+    with observed(stacks_of(model)) as seen:
         loss = subject.loss(model, sample)
-        for it in (one for sublayers in seen.values() for one in sublayers):
-            it.output.retain_grad()
+        for sublayer in itertools.chain(*seen.values()):
+            sublayer.output.retain_grad()
         loss.backward()
     return seen
 
@@ -102,8 +96,7 @@ def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> d
         for place, depth in enumerate(depths):
             for repeat in range(repeats):
                 model = subject.make(repeat, **{f"{side}_layers": depth for side in subject.stacks})
-                for sample in subject.samples:
-                    (subject.loss(model, sample) / len(subject.samples)).backward()
+                subject.backward(model)
                 for side, stack in stacks_of(model).items():
                     found[side][place] += layers_of(stack)[-1].fc2.weight.grad.norm().item() / repeats
                 shown.update()
@@ -123,7 +116,7 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     return result
 
 
-def draw(result: dict[str, Any]) -> Figure:
+def draw(result: dict[str, Any]) -> figure.Figure:
     """Outputs by sub-layer, feed-forward weights by layer and, of a fresh model, the last of them against depth."""
     drawn, panels = figure.panels(3 if "last feed-forward" in result else 2, height=3.4)
     fill(panels, result)
@@ -131,7 +124,7 @@ def draw(result: dict[str, Any]) -> Figure:
     return drawn
 
 
-def fill(panels: Sequence[Axes], result: dict[str, Any]) -> None:
+def fill(panels: Sequence[figure.Axes], result: dict[str, Any]) -> None:
     """Draw one model's gradients into its panels: three with the last weights against depth, else two.
 
     All are in the colour of the model's scheme; a stack has its own dashes and markers, which are hollow for W2.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -11,11 +11,8 @@ from ..errors import AdminError
 from ..method import state_dict
 from ..pytorch.omega import omega_from_depth, omega_summary
 from . import figure
-from .settings import Settings
+from .registry import Settings
 from .subject import Subject
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RULES = {"log": "--", "constant": ":"}
 """The rules that know the depth alone, and how their lines are drawn."""
@@ -58,7 +55,7 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     return {"stacks": stacks if trained else {side: {**it, "trained": None} for side, it in stacks.items()}}
 
 
-def draw(result: dict[str, Any]) -> Figure:
+def draw(result: dict[str, Any]) -> figure.Figure:
     """A panel a stack: ω in its scheme's colour, hollow as profiled; trained, its mean and range over the channels."""
     colour = figure.colour(result["model"]["scheme"])
     drawn, panels = figure.panels(len(result["stacks"]), sharey=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ..arguments import above_zero, number, positive
 from ..text.folders import binarised
-from .registry import MEASURES
-from .settings import Settings
+from .registry import MEASURES, Settings
 
 LARGEST_SEED = 2**31 - 1
 """numpy takes up to 2**32 - 1, and an epoch, or a draw, is added."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,10 @@ from ..method.schemes import layers_of, stacks_of
 from . import figure
 from .dependency import own_share
 from .fresh import Fresh
-from .observing import Sublayer, normalised, observed, real_positions, real_rows
+from .registry import Settings
 from .sentences import PADDING
-from .settings import Settings
 from .subject import Subject
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .sublayers import Sublayer, normalised, observed, real_positions, real_rows
 
 DEPTHS = (1, 2, 4, 6, 9, 12, 18, 24, 36, 48, 72, 100)
 NOISE = 0.01
@@ -63,11 +60,11 @@ def first_update(stack: Any, lr: float) -> None:
 
 
 @torch.no_grad()
-def sublayers_of(stack: Any, words: Tensor, given: Sequence[Tensor] | None = None) -> list[Sublayer]:
-    """The sub-layers of an encoder, or of a decoder alone, on these words. Shape (B, T). `given` as for `observed`."""
-    with observed(stack, given) as seen:
+def sublayers_of(stack: Any, words: Tensor, branches: Sequence[Tensor] | None = None) -> list[Sublayer]:
+    """The sub-layers of one stack alone on these words. Shape (B, T). `branches` as for `observed`."""
+    with observed({"stack": stack}, branches) as seen:
         stack(words)
-    return seen
+    return seen["stack"]
 
 
 def states(sublayers: Sequence[Sublayer], real: Tensor) -> list[Tensor]:
@@ -164,8 +161,7 @@ def _by_update(subject: Subject, model: Any, lr: float) -> Tensor:
     stack = stacks_of(model)[side]
     sides = [subject.words(sample)[side] for sample in subject.samples]
     before = [sublayers_of(stack, words) for words in sides]
-    for sample in subject.samples:
-        (subject.loss(model, sample) / len(sides)).backward()
+    subject.backward(model)
     first_update(stack, lr)
     found = [
         changes(earlier, sublayers_of(stack, words), real_positions(words, PADDING))
@@ -214,7 +210,7 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     }
 
 
-def draw(result: dict[str, Any]) -> Figure:
+def draw(result: dict[str, Any]) -> figure.Figure:
     """A panel a series: the measured points, both fits, and theorem 2's estimate."""
     drawn, panels = figure.panels(len(result["series"]))
     for axes, (name, found) in zip(panels, result["series"].items()):

@@ -1,4 +1,4 @@
-"""One table: what can be measured. A new measure is a new file and a new row."""
+"""One table: what can be measured, and what a measure may be told. A new measure is a new file and a new row."""
 
 from __future__ import annotations
 
@@ -20,6 +20,19 @@ class Measure(NamedTuple):
     """Whether a checkpoint alone is enough, without sentences."""
     runs: bool = False
     """Whether it is of the folders of runs, instead of a model."""
+
+
+class Settings(NamedTuple):
+    """What a measure may be told besides its model and sentences. It reads what it has a use for."""
+
+    depths: tuple[int, ...] | None = None
+    """How many layers to measure at; None: the measure's own."""
+    repeats: int = 3
+    """Over how many random draws a mean is taken."""
+    lr: float = 1e-4
+    """The learning rate of an optimizer's update."""
+    updates: int = 10
+    """How many updates a fresh model makes."""
 
 
 MEASURES: dict[str, Measure] = {

@@ -68,6 +68,11 @@ class Subject:
         scores = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
         return nll_loss(scores.flatten(0, 1), sample["target"].flatten(), ignore_index=PADDING)
 
+    def backward(self, model: Any) -> None:
+        """Add the gradient of the mean loss over the batches to the model's."""
+        for sample in self.samples:
+            (self.loss(model, sample) / len(self.samples)).backward()
+
     def facts(self) -> dict[str, Any]:
         """What a result says of the model and of the sentences."""
         found: dict[str, Any] = {"model": self.model_facts()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +22,8 @@ from ..errors import AdminError
 from ..method.state_dict import of_stacks
 from . import figure
 from .fresh import Fresh
-from .settings import Settings
+from .registry import Settings
 from .subject import Subject, Trained
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NAME = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(self_attn|encoder_attn)?\.?(\w+)\.weight")
 KINDS = {
@@ -56,8 +53,7 @@ def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
 def _gradients(subject: Subject, model: Any) -> Norms:
     """Of the mean loss over the batches."""
     model.zero_grad()
-    for sample in subject.samples:
-        (subject.loss(model, sample) / len(subject.samples)).backward()
+    subject.backward(model)
     return norms({name: parameter.grad for name, parameter in model.named_parameters()})
 
 
@@ -129,7 +125,7 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     return {"intervals": _of_checkpoints(subject)}
 
 
-def draw(result: dict[str, Any]) -> Figure:
+def draw(result: dict[str, Any]) -> figure.Figure:
     """A row of panels a stack, gradients and updates of the last interval: kinds against layers."""
     from matplotlib.figure import Figure
 

@@ -15,15 +15,12 @@ gradients are without the approximation. No model is needed.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..fast.radam import rectification, rho
 from . import figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BETAS = (0.98, 0.999)
 """β2 of the papers' translation runs, and the default of torch's Adam."""
@@ -86,7 +83,7 @@ def measure(
     return {"updates": updates, "draws": draws, "seed": seed, "beta2": found}
 
 
-def draw(result: dict[str, Any]) -> Figure:
+def draw(result: dict[str, Any]) -> figure.Figure:
     """A panel a β2: lines are closed forms, dots are drawn."""
     made, panels = figure.panels(len(result["beta2"]), sharey=True)
     for axes, (beta2, found) in zip(panels, result["beta2"].items()):

@@ -16,8 +16,8 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from ..method.schemes import layers_of, stacks_of
+from .divergence_rule import DivergenceRule
 from .probe import StackProbe
-from .signs import Signs
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Monitor:
         self.probes: dict[str, StackProbe] = {}
         self.norms: dict[str, Tensor] = {}
         self.shown: dict[str, float] = {}
-        self.signs = Signs()
+        self.rule = DivergenceRule()
         self.restart()
 
     def restart(self) -> None:
@@ -130,5 +130,5 @@ class Monitor:
         self.shown = {name: float(f"{value:.4g}") for name, value in values.items()}
         betas = {side: values[name] for side, name in shares.items()}
         if betas and of_fairseq.get("loss") is not None:
-            for warning in self.signs.warnings(self.num_updates + 1, betas, float(of_fairseq["loss"])):
+            for warning in self.rule.warnings(self.num_updates + 1, betas, float(of_fairseq["loss"])):
                 logger.warning("Admin: %s", warning)

@@ -33,8 +33,8 @@ class Level:
         self.fast += max(FAST, 1 / self.count) * (value - self.fast)
 
 
-class Signs:
-    """Takes the measurements of one run in their order."""
+class DivergenceRule:
+    """Takes the measurements of one run in their order, and says when they show the sign."""
 
     def __init__(self) -> None:
         self.loss = Level()
@@ -54,7 +54,7 @@ class Signs:
         if not all(map(math.isfinite, (loss, *shares.values()))):
             return []
         self.loss.take(loss)
-        said = []
+        lines = []
         for side, share in shares.items():
             level = self.shares.setdefault(side, Level())
             level.take(share)
@@ -63,11 +63,11 @@ class Signs:
                 self.calm[side] = self.calm.get(side, ENOUGH) + 1
                 continue
             if self.calm.get(side, ENOUGH) >= ENOUGH:
-                said.append(
+                lines.append(
                     f"update {update}: a sign of divergence. The branches' share of the {side}'s outputs rises (mean "
                     f"beta {level.fast:.3f}, before {level.slow:.3f}) and the loss does not fall "
                     f"({self.loss.fast:.3f}, before {self.loss.slow:.3f}). If it goes on, resume from an earlier "
                     "checkpoint with a lower --lr or a longer --warmup-updates."
                 )
             self.calm[side] = 0
-        return said
+        return lines

@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from fairseq_admin.monitor.signs import ENOUGH, Signs
+from fairseq_admin.monitor.divergence_rule import ENOUGH, DivergenceRule
 
 
 def said(shares: list[float], losses: list[float]) -> list[int]:
     """The updates at which there is a warning of the decoder, one measurement an update."""
-    signs, found = Signs(), []
+    rule, found = DivergenceRule(), []
     for update, (share, loss) in enumerate(zip(shares, losses), 1):
-        lines = signs.warnings(update, {"encoder": 0.3, "decoder": share}, loss)
+        lines = rule.warnings(update, {"encoder": 0.3, "decoder": share}, loss)
         assert all(f"update {update}: " in line and "the decoder's outputs" in line for line in lines)
         found += [update] * len(lines)
     return found

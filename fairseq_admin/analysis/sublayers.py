@@ -1,8 +1,8 @@
 """The sub-layers of an encoder or a decoder as they run: branch, shortcut and output of each, in forward order.
 
-Every layer of ours and of fairseq's adds its branch to its shortcut in `residual_connection`. While a stack is
-observed, each of its layers has a method of that name of its own, which notes what it is given and calls the layer's.
-So every scheme can be observed, and the model itself stays as it is.
+Every layer of ours and of fairseq's adds its branch to its shortcut in `residual_connection`. For one forward each
+layer has a method of that name of its own, which shows what it is given and calls the layer's. So every scheme can be
+observed, in analysis and while it trains, and the model itself stays as it is.
 
     T time   B batch   C channels   S sub-layers   R real positions
 """
@@ -10,7 +10,7 @@ So every scheme can be observed, and the model itself stays as it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,53 +66,72 @@ def _scales(layer: Any, norm: nn.Module) -> tuple[Tensor | float, Tensor | float
     return 1.0 if shortcut is None else shortcut, 1.0 if branch is None else branch.detach()
 
 
-@contextlib.contextmanager
-def observed(stack: Any, given: Sequence[Tensor] | None = None) -> Iterator[list[Sublayer]]:
-    """In this block, every forward of the stack appends its sub-layers to the list that it is entered with.
+def watch(
+    stack: Any, see: Callable[[Sublayer], Any], undo: contextlib.ExitStack, branches: Iterable[Tensor] | None = None
+) -> None:
+    """Show every sub-layer of a stack's next forward as it adds up, before its norm.
+
+    A layer is watched once: activation checkpointing computes it again. One that layerdrop skips is watched until
+    `undo` is closed.
 
     Args:
-        stack: an encoder or a decoder of plain layers (--admin-fast off).
-        given: branches that take the place of the sub-layers' own, which are noted all the same; S of them. Then every
+        stack: an encoder or a decoder; its outputs are shown of plain layers only (--admin-fast off).
+        see: takes a sub-layer whose `output` is not there yet where a norm follows.
+        undo: closed when the forward has ended.
+        branches: what takes the place of the sub-layers' own, which are shown all the same; S of them. Then every
             sub-layer has the input that it has in the model which these branches are from.
     """
-    seen: list[Sublayer] = []
-    with contextlib.ExitStack() as undo:
-        for number, layer in enumerate(layers_of(stack)):
-            _observe(layer, number, seen, given, undo)
-        yield seen
+    given = None if branches is None else iter(branches)
+    for number, layer in enumerate(layers_of(stack)):
+        _watch_layer(layer, number, see, given)
+        undo.callback(vars(layer).pop, "residual_connection", None)
 
 
-def _observe(
-    layer: Any, number: int, seen: list[Sublayer], given: Sequence[Tensor] | None, undo: contextlib.ExitStack
-) -> None:
-    names = [name for name in SUBLAYER_NORMS if getattr(layer, name, None) is not None]
+def _watch_layer(layer: Any, number: int, see: Callable[[Sublayer], Any], given: Iterator[Tensor] | None) -> None:
+    names = norms_of(layer)
+    coming = iter(names)
     add = layer.residual_connection
-    first = layer.register_forward_pre_hook(lambda *_: turn.append(len(seen)))
-    undo.callback(first.remove)
-    turn: list[int] = []
 
     def residual_connection(branch: Tensor, shortcut: Tensor) -> Any:
-        name = names[len(seen) - turn[-1]]
+        name = next(coming)
         norm = getattr(layer, name)
         after = not layer.normalize_before and isinstance(norm, nn.LayerNorm)
         a, b = _scales(layer, norm)
         kind = name.replace("_layer_norm", "").replace("final", "ffn")
-        total = add(branch if given is None else given[len(seen)], shortcut)
-        # Where a norm follows, the hook below puts its output here.
-        output = shortcut if after else total
+        total = add(branch if given is None else next(given), shortcut)
+        if name == names[-1]:
+            del layer.residual_connection
         bottom = norm.bottom if isinstance(norm, BottomNorm) else None
-        seen.append(Sublayer(number, kind, branch, shortcut, a, b, norm if after else None, bottom, output))
+        output = shortcut if after else total
+        see(Sublayer(number, kind, branch, shortcut, a, b, norm if after else None, bottom, output))
         return total
 
-    def note_output(norm: nn.Module, inputs: Any, output: Tensor) -> None:
-        seen[-1].output = output
-
     layer.residual_connection = residual_connection
-    undo.callback(delattr, layer, "residual_connection")
-    if not layer.normalize_before:
-        for name in names:
-            hook = getattr(layer, name).register_forward_hook(note_output)
-            undo.callback(hook.remove)
+
+
+@contextlib.contextmanager
+def observed(
+    stacks: Mapping[str, Any], branches: Iterable[Tensor] | None = None
+) -> Iterator[dict[str, list[Sublayer]]]:
+    """In this block, the next forward of each of these stacks fills the list of its sub-layers. `branches` as above."""
+    seen: dict[str, list[Sublayer]] = {side: [] for side in stacks}
+    with contextlib.ExitStack() as undo:
+        for side, stack in stacks.items():
+            watch(stack, seen[side].append, undo, branches)
+
+            def note_output(norm: nn.Module, inputs: Any, output: Tensor, sublayers: list = seen[side]) -> None:
+                sublayers[-1].output = output
+
+            for layer in layers_of(stack):
+                if not layer.normalize_before:
+                    for name in norms_of(layer):
+                        undo.callback(getattr(layer, name).register_forward_hook(note_output).remove)
+        yield seen
+
+
+def norms_of(layer: Any) -> list[str]:
+    """The names of a layer's norms, one a sub-layer, in forward order."""
+    return [name for name in SUBLAYER_NORMS if getattr(layer, name, None) is not None]
 
 
 def real_rows(x: Tensor, real: Tensor) -> Tensor:
@@ -120,9 +139,10 @@ def real_rows(x: Tensor, real: Tensor) -> Tensor:
     return x.flatten(0, 1).index_select(0, real)
 
 
-def real_positions(words: Tensor, padding: int) -> Tensor:
-    """Where in T·B a batch's real positions are. Shape (B, T) to (R,), int64."""
-    return words.ne(padding).t().flatten().nonzero().squeeze(1)
+def real_positions(words: Tensor, padding: int, batch_first: bool = False) -> Tensor:
+    """Where in T·B, or in B·T, a batch's real positions are. Shape (B, T) to (R,), int64."""
+    real = words.ne(padding)
+    return (real if batch_first else real.t()).flatten().nonzero().squeeze(1)
 
 
 def centred(x: Tensor) -> Tensor:
