@@ -6,11 +6,13 @@ package nor a path may get in the other's way.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import fairseq
@@ -22,38 +24,8 @@ from fairseq_admin.checkpoints import files
 from fairseq_admin.method import provenance
 from fairseq_admin.version import __version__
 
-pytestmark = pytest.mark.slow
 INSTALLED = __version__ + ".dev1"
 """Version of the installed copy, to tell it from the repository."""
-
-
-def train(python: Path, user_dir: str, cwd: Path, corpus: Path, folder: Path) -> str:
-    """One update in a process of its own. Returns the version of the plugin that profiled ω."""
-    options = [
-        *TRAIN[2:],
-        "--user-dir",
-        user_dir,
-        "--disable-validation",
-        "--max-update",
-        "1",
-        "--save-dir",
-        str(folder),
-    ]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(python), "-m", "fairseq_cli.train", str(corpus), *options],
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert done.stdout.count("Admin: profiled by rule") == 1
-    record = provenance.decode(files.read(folder / "checkpoint_last.pt")["model"][provenance.KEY])
-    assert record is not None
-    return record["version"]
 
 
 def environment(folder: Path, *install: str) -> Path:
@@ -86,53 +58,55 @@ def environment(folder: Path, *install: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The python of an environment in which the package is installed as from PyPI."""
-    return environment(tmp_path_factory.mktemp("installed"))
+def pythons(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Of a name the python: of these tests, or of an environment with a copy installed as from PyPI, or editable."""
+    install = {"installed": (), "editable": ("-e",)}
+
+    @functools.cache
+    def python(name: str) -> Path:
+        return environment(tmp_path_factory.mktemp(name), *install[name]) if name in install else Path(sys.executable)
+
+    return python
 
 
-@pytest.fixture(scope="module")
-def editable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The python of an environment in which the package is installed in editable mode."""
-    return environment(tmp_path_factory.mktemp("editable"), "-e")
+installed = pytest.mark.nightly
 
 
-def test_bare_name_at_the_root(corpus: Path, tmp_path: Path) -> None:
-    """Does the README's command work in the repository's root?"""
-    assert train(Path(sys.executable), "fairseq_admin", ROOT, corpus, tmp_path) == __version__
-
-
-@pytest.mark.parametrize("slash", ["", "/"])
-def test_absolute_path(slash: str, corpus: Path, tmp_path: Path) -> None:
-    """Does a path work from any folder?"""
-    assert train(Path(sys.executable), f"{ROOT / 'fairseq_admin'}{slash}", tmp_path, corpus, tmp_path) == __version__
-
-
-def test_bare_name_when_installed(corpus: Path, installed: Path, tmp_path: Path) -> None:
-    """Does the name work in any folder once the package is installed, and mean the installed one?"""
-    assert train(installed, "fairseq_admin", tmp_path, corpus, tmp_path) == INSTALLED
-
-
-@pytest.mark.parametrize("kind", ["installed", "editable"])
-@pytest.mark.parametrize("slash", ["", "/"])
-def test_path_when_installed(
-    slash: str, kind: str, corpus: Path, tmp_path: Path, request: pytest.FixtureRequest
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "user_dir", "cwd", "version"),
+    [
+        ("ours", "fairseq_admin", ROOT, __version__),  # as in the README
+        ("ours", f"{ROOT}/fairseq_admin/", ".", __version__),
+        pytest.param("installed", "fairseq_admin", ".", INSTALLED, marks=installed),
+        pytest.param("installed", f"{ROOT}/fairseq_admin", ".", __version__, marks=installed),  # another copy
+        pytest.param("editable", f"{ROOT}/fairseq_admin/", ".", __version__, marks=installed),
+        pytest.param("editable", "COPY/fairseq_admin", ".", INSTALLED, marks=installed),  # the very copy
+        pytest.param("editable", "fairseq_admin", "COPY", INSTALLED, marks=installed),
+    ],
+)
+def test_user_dir(
+    name: str, user_dir: str, cwd: str | Path, version: str, corpus: Path, tmp_path: Path, pythons: Callable
 ) -> None:
-    """Does a path to another copy mean that copy, whatever is installed?"""
-    python = request.getfixturevalue(kind)
-    assert train(python, f"{ROOT / 'fairseq_admin'}{slash}", tmp_path, corpus, tmp_path) == __version__
+    """One update: does ω come from the plugin that is meant?"""
+    python = pythons(name)
+    copy = str(python.parents[2] / "copy")
+    options = [*TRAIN[2:], "--user-dir", user_dir.replace("COPY", copy), "--disable-validation", "--max-update", "1"]
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(python), "-m", "fairseq_cli.train", str(corpus), *options, "--save-dir", str(tmp_path)],
+        cwd=tmp_path / str(cwd).replace("COPY", copy), env=inherited, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert done.stdout.count("Admin: profiled by rule") == 1
+    record = provenance.decode(files.read(tmp_path / "checkpoint_last.pt")["model"][provenance.KEY])
+    assert record is not None and record["version"] == version
 
 
-def test_path_to_the_editable_copy(corpus: Path, editable: Path, tmp_path: Path) -> None:
-    """Does a path to the very copy that is installed work?"""
-    copy = editable.parent.parent.parent / "copy"
-    assert train(editable, str(copy / "fairseq_admin"), tmp_path, corpus, tmp_path) == INSTALLED
-    assert train(editable, "fairseq_admin", copy, corpus, tmp_path / "root") == INSTALLED
-
-
-@pytest.mark.parametrize("kind", ["installed", "editable"])
-def test_console_script(kind: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["installed", "editable"])
+def test_console_script(name: str, pythons: Callable) -> None:
     """Is the command fairseq-admin installed, and is it ours?"""
-    script = request.getfixturevalue(kind).with_name("fairseq-admin")
-    done = subprocess.run([script, "--version"], capture_output=True, text=True)
+    done = subprocess.run([pythons(name).with_name("fairseq-admin"), "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, INSTALLED), done.stderr
