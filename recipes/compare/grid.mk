@@ -35,7 +35,7 @@ LOG_EVERY ?= 20
 OUT := $(RUNS)/$(NAME)-gpu
 PAIR := de-en
 BIN := $(RUNS)/demo/data/bin
-DEVICE_ARGS := --num-workers 2
+DEVICE_ARGS := --num-workers 2 --required-seq-len-multiple 8
 PRECISION ?= fp16
 GENERATE_ARGS := --remove-bpe
 else ifeq ($(PRESET),multi30k)
