@@ -6,13 +6,11 @@ not tractable (ρ_t ≤ 5: the first five steps at β2 = 0.98), and decoupled we
 too.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, List
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -25,6 +23,8 @@ from torch.optim.radam import radam
 from .errors import AdminError
 from .fast.radam import fused_step, has_kernel, rho
 from .rates import ByGroup, refuse_other_groups
+
+# No annotations from the future: fairseq reads the types of RAdamConfig.
 
 CHUNK = 2**24
 """Elements of half precision updated at once. While it runs, that takes 8 bytes an element: 134 MB in all."""
@@ -185,7 +185,7 @@ class RAdamConfig(FairseqDataclass):
     adam_betas: Any = field(default=(0.9, 0.98), metadata={"help": "beta1 and beta2, e.g. '(0.9, 0.98)'"})
     adam_eps: float = field(default=1e-8, metadata={"help": "added to the root of the second moment"})
     weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay, multiplied by the lr"})
-    lr: list[float] = II("optimization.lr")
+    lr: List[float] = II("optimization.lr")
 
 
 def _betas(given: Any) -> tuple[float, float]:
