@@ -73,9 +73,9 @@ def writer_of(x: Value) -> str | None:
     return maker.module if maker is not None and maker.name == "norm" else None
 
 
-def layer_of(name: str) -> str:
-    """The layer of a module: its name up to the last number."""
-    return "".join(re.findall(r"^.*\.\d+(?=\.)|^\d+(?=\.)", name))
+def places(name: str) -> set[str]:
+    """Where a norm is: its layer, which is its name up to the last number, and its place in any layer."""
+    return {"".join(re.findall(r"^(?:.*\.)?\d+(?=\.)", name)), re.sub(r"\d+", "*", name)}
 
 
 class Finder:
@@ -100,9 +100,9 @@ class Finder:
             chosen: the norms that are to be sites, and the module that takes the shortcut of each. None: all that are.
         """
         if chosen is None:
-            # A sum whose shortcut no norm wrote is the first of a stack, in a layer with others, or none (embeddings).
-            layers = {layer_of(name) for name, (x, _) in self.sums.items() if writer_of(x)}
-            names = [name for name, (x, _) in self.sums.items() if writer_of(x) or layer_of(name) in layers]
+            # A sum whose shortcut no norm wrote is the first of a stack, where others are, or no site (embeddings).
+            written = {place for name, (x, _) in self.sums.items() if writer_of(x) for place in places(name)}
+            names = [name for name, (x, _) in self.sums.items() if writer_of(x) or places(name) & written]
         else:
             names = [name for name in self.sums if name in chosen]
             self.refused += [f"{name} reads no sum x + f(x) alone" for name in chosen if name not in self.sums]
@@ -130,7 +130,8 @@ class Finder:
                 raise AdminError(f"{norm} is called {calls[norm]} times")
         takings = [t for t in x.takers if t.time <= add.time and calls[t.module] == 1 and module in (None, t.module)]
         if not takings:
-            raise AdminError(f"{module or 'no module that is called once'} takes the shortcut of {name}")
+            given = f"{module} is not" if module else "no module that is called once is"
+            raise AdminError(f"{given} given the shortcut of {name}")
         readers = () if writer is None else tuple(self.readers(name, x, add))
         stream = () if writer in self.sums else ancestors(x, -1)
         inputs = frozenset(value.name for value in stream if value.name and not value.is_parameter)

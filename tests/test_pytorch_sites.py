@@ -1,0 +1,229 @@
+"""What is a site and what is not, by small layers written for one rule each; refusals in words."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from post_ln import build
+from torch import nn
+from torch.nn import functional
+
+import fairseq_admin.pytorch as admin
+
+
+class Layer(nn.Module):
+    """One Post-LN sub-layer of each of a kind of readers, for the tests to override."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc1, self.fc2 = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.more()
+
+    def more(self):
+        """Other modules."""
+
+    def read(self, x):
+        return self.fc1(x)
+
+    def forward(self, x):
+        return self.norm(x + self.fc2(self.read(x).tanh()))
+
+
+class Stack(nn.Module):
+    """A norm, three such layers, and a projection."""
+
+    def __init__(self, layer):
+        super().__init__()
+        torch.manual_seed(1)
+        self.before, self.layers, self.out = (
+            nn.LayerNorm(8),
+            nn.ModuleList([layer() for _ in range(3)]),
+            nn.Linear(8, 8),
+        )
+
+    def forward(self, x):
+        x = self.before(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def kind(read, **modules):
+    """A layer class that reads its input by a function, with other modules."""
+
+    def more(self):
+        for name, make in modules.items():
+            setattr(self, name, make())
+
+    return type("Read", (Layer,), {"read": read, "more": more})
+
+
+def parameter(*shape):
+    return lambda: nn.Parameter(torch.randn(*shape) / 3)
+
+
+FOLDED = {
+    "linear": kind(lambda self, x: self.fc1(x)),
+    "twice": kind(lambda self, x: self.fc1(x) * self.fc1(x)),
+    "dropout, cast": kind(lambda self, x: self.fc1(functional.dropout(x.type_as(self.fc1.bias), 0.1, False))),
+    "transposed": kind(lambda self, x: self.fc1(x.transpose(0, 1)).transpose(0, 1)),
+    "flattened": kind(lambda self, x: self.fc1(x.view(-1, 8)).view(x.shape)),
+    "a part": kind(lambda self, x: self.fc1(x[:, :1]).expand_as(x)),
+    "mask": kind(lambda self, x: self.fc1(x * torch.ones(2, 5, 1).double()).masked_fill(x.new_zeros(2, 5, 1) > 1, 0)),
+    "filled": kind(lambda self, x: self.fc1(x.masked_fill(torch.arange(5).view(5, 1) > 3, 0.0))),
+    "matmul": kind(lambda self, x: x @ self.w, w=parameter(8, 8)),
+    "addmm": kind(lambda self, x: self.b.addmm(x.view(-1, 8), self.w).view(x.shape), b=parameter(8), w=parameter(8, 8)),
+    "einsum": kind(lambda self, x: torch.einsum("btc,cd->btd", x, self.w), w=parameter(8, 8)),
+    "convolution": kind(
+        lambda self, x: self.conv(x.transpose(1, 2)).transpose(1, 2), conv=lambda: nn.Conv1d(8, 8, 3, padding=1)
+    ),
+    "attention": kind(lambda self, x: self.attention(x, x, x)[0], attention=lambda: nn.MultiheadAttention(8, 2)),
+    "shapes": kind(lambda self, x: self.fc1(x) + torch.zeros_like(x) + x.new_ones(x.shape)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOLDED)
+def test_what_reads_a_shortcut_is_folded(case):
+    model = Stack(FOLDED[case]).double()
+    stock = model(X)
+    admin.attach(model, X)
+    assert list(admin.omegas(model)) == [f"layers.{i}.norm" for i in range(3)]
+    assert torch.equal(model(X), stock)
+    for name, delta in model.named_parameters():
+        if name.endswith("omega_delta"):
+            delta.data.uniform_(-0.5, 1)
+    before = model(X)
+    admin.fold(model, X)
+    assert (model(X) - before).abs().max() < 1e-12 < 1e-3 < (before - stock).abs().max()
+
+
+REFUSED = {
+    "positions": (kind(lambda self, x: self.fc1(x + self.p), p=parameter(8)), r"also read by add in layers\.\d"),
+    "itself": (kind(lambda self, x: self.fc1(x) * x), "also read by mul"),
+    "fft": (kind(lambda self, x: self.fc1(x) + torch.fft.fft(x).real), "also read by fft_fft"),
+    "groups": (
+        kind(lambda self, x: self.conv(x.transpose(1, 2)).transpose(1, 2), conv=lambda: nn.Conv1d(8, 8, 1, groups=2)),
+        r"layers\.0\.norm is also read by conv1d in layers\.0\.conv",
+    ),
+    "heads": (kind(lambda self, x: self.w(x.view(2, 5, 2, 4)).view(x.shape), w=lambda: nn.Linear(4, 4)), "by linear"),
+    "filled": (kind(lambda self, x: self.fc1(x.masked_fill(x.new_ones(5, 1) > 0, 2.0))), "also read by masked_fill"),
+    "softmax": (kind(lambda self, x: self.fc1(x.softmax(-1))), "also read by softmax"),
+    "shared": (
+        kind(lambda self, x: self.fc1(x) + self.fc1(torch.ones_like(x))),
+        r"layers\.0\.fc1\.weight reads the shortcut of layers\.0\.norm, and something else in layers\.0\.fc1",
+    ),
+    "norm": (kind(lambda self, x: self.fc1(self.norm(x))), r"layers\.0\.norm is called 2 times"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_folded_is_refused_and_leaves_the_model_as_it_was(case):
+    layer, message = REFUSED[case]
+    model = Stack(layer).double()
+    keys, stock = list(model.state_dict()), model(X)
+    with pytest.raises(ValueError, match=message):
+        admin.attach(model, X)
+    assert list(model.state_dict()) == keys and torch.equal(model(X), stock)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert model.training
+
+
+class PreLN(Layer):
+    def forward(self, x):
+        return x + self.fc2(self.fc1(self.norm(x)).relu())
+
+
+def test_pre_ln_has_no_site():
+    with pytest.raises(ValueError, match="no site. None of its 4 norms .* Admin is for Post-LN"):
+        admin.attach(Stack(PreLN).double(), X)
+
+
+class Positions(Stack):
+    """Sums that feed a norm and are no sites: of embeddings, and of a positional convolution."""
+
+    def __init__(self):
+        super().__init__(Layer)
+        self.positions, self.conv, self.after = nn.Embedding(5, 8), nn.Conv1d(8, 8, 3, padding=1), nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = self.before(x + self.positions(torch.arange(5)).expand_as(x))
+        x = self.out(x)
+        x = self.after(x + self.conv(x.transpose(1, 2)).transpose(1, 2))
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_sums_before_the_layers_are_no_sites():
+    model = Positions().double()
+    admin.attach(model, X)
+    assert list(admin.omegas(model)) == [f"layers.{i}.norm" for i in range(3)]
+
+
+def test_a_first_shortcut_that_no_norm_wrote_keeps_omega_1():
+    model = Stack(Layer).double()
+    model.before = nn.Identity()
+    admin.attach(model, 3 * X)
+    assert [key for key in model.state_dict() if "delta" in key] == [f"layers.{i}.norm.omega_delta" for i in (1, 2)]
+    found = list(admin.profile(model, 3 * X).values())
+    # But what it adds up counts for the next: Var[3 x] is about 9.
+    assert found[0] == 1 and found[1] > 2.5
+
+
+def test_sites_of_the_users_own():
+    """Where one cannot be folded the others can be named; both names are checked."""
+    mixed = Stack(Layer).double()
+    mixed.layers[1] = REFUSED["positions"][0]().double()
+    with pytest.raises(ValueError, match=r"the shortcut of layers\.1\.norm .* \(2 other sites\).*sites="):
+        admin.attach(mixed, X)
+    with pytest.raises(ValueError, match=r"layers\.0 reads no sum x \+ f\(x\) alone"):
+        admin.attach(mixed, X, sites={"layers.0": "layers.0.fc1"})
+    with pytest.raises(ValueError, match=r"layers\.0\.fc2 is not given the shortcut of layers\.0\.norm"):
+        admin.attach(mixed, X, sites={"layers.0.norm": "layers.0.fc2"})
+    admin.attach(mixed, X, sites={"layers.0.norm": "layers.0.fc1", "layers.2.norm": "layers.2"})
+    assert list(admin.omegas(mixed)) == ["layers.0.norm", "layers.2.norm"]
+
+
+def test_what_cannot_be_attached_profiled_or_folded():
+    model, batch = build("bert")
+    for call in (admin.profile, admin.fold, admin.omegas, admin.folded_state_dict):
+        with pytest.raises(ValueError, match="BertForMaskedLM is not attached"):
+            call(model)
+    with pytest.raises(ValueError, match="omega='logn'"):
+        admin.attach(model, omega="logn", **batch)
+    admin.attach(model, **batch)
+    with pytest.raises(ValueError, match="attached already"):
+        admin.attach(model, **batch)
+    with pytest.raises(ValueError, match="expected 'reference' or 'paper'"):
+        admin.profile(model, rule="log", **batch)
+    trained = copy.deepcopy(model)
+    trained.bert.embeddings.LayerNorm.weight.data[3] = 1.5
+    with pytest.raises(ValueError, match="has been trained"):
+        admin.profile(trained, **batch)
+    broken = copy.deepcopy(model)
+    broken.bert.embeddings.word_embeddings.weight.data[9:].fill_(float("inf"))
+    with pytest.raises(ValueError, match="a finite number was expected"):
+        admin.profile(broken, **batch)
+    assert all(omega.eq(1).all() for omega in admin.omegas(broken).values())
+    zero = model.bert.encoder.layer[1].output.LayerNorm
+    zero.omega_delta.data[7] = -1
+    with pytest.raises(ValueError, match=r"omega of bert\.encoder\.layer\.1\.output\.LayerNorm is 0 at channel 7"):
+        admin.fold(model, **batch)
+    assert len(admin.omegas(model)) == 6
+
+
+def test_a_fold_that_is_not_the_same_is_refused(monkeypatch):
+    """As where something read a shortcut that no trace can see."""
+    model = Stack(Layer).double()
+    admin.attach(model, X)
+    model.layers[1].norm.omega_delta.data.fill_(0.5)
+    model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + 0.1,))
+    before = model(X)
+    with pytest.raises(ValueError, match="the folded model is off by"):
+        admin.fold(model, X)
+    assert torch.equal(model(X), before)
