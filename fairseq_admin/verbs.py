@@ -115,7 +115,7 @@ def translate(args: argparse.Namespace) -> str:
         raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
     assets = _assets(args, args.model)
     if args.output:
-        outputs.check(args.output, [*assets.files(), streams.file_of(args.text)])
+        outputs.check(args.output, [*assets.files(), *([args.text] if args.text else [])])
     search = engines.Search(args.beam, args.lenpen, args.nbest)
     given = "units" if args.units else "tokens" if args.tokenised else "raw"
     with streams.opened(args.text) as (source, name), streams.written(args.output) as write:

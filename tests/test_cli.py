@@ -131,6 +131,7 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
         ("average . --last=x -o a.pt", "--last: x was found and a whole number of at least 1 was expected"),
         ("fold m -o x --tolerance nan", "--tolerance: nan was found and a number above 0 was expected"),
         ("translate m --beam 1.5", "--beam: 1.5 was found and a whole number of at least 1 was expected"),
+        ("advise --encoder-layers=-1", "--encoder-layers: -1 was found and a whole number of at least 0 was expected"),
         ("translate m --unknown", "unrecognized arguments: --unknown"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import pty
 import re
@@ -11,7 +10,6 @@ import resource
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,7 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.export import ctranslate2, folder
 from fairseq_admin.report import page
 from fairseq_admin.text.tokens import Text
-from fairseq_admin.translation import in_fairseq, pipeline, streams
+from fairseq_admin.translation import in_fairseq, pipeline
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +103,6 @@ INPUT = "would overwrite its input"
 )
 def test_what_is_refused_before_the_work(line: str, message: str, work: Path, capsys: pytest.CaptureFixture) -> None:
     assert message in refused(capsys, work, line)
-
-
-def test_the_text_on_standard_input_is_not_written_over(work: Path, capsys: pytest.CaptureFixture) -> None:
-    kept = os.dup(0)
-    try:
-        with open("text") as text:
-            os.dup2(text.fileno(), 0)
-        line = f"{TRANSLATE.replace(' text ', ' ')} -o text"
-        assert f"text {INPUT} /dev/stdin" in refused(capsys, work, line)
-    finally:
-        os.dup2(kept, 0)
-        os.close(kept)
 
 
 def needs(verb: str) -> None:
@@ -234,27 +220,6 @@ def test_what_else_fails_is_not_blamed_on_the_output(work: Path, monkeypatch: py
         raise RuntimeError("no such colour")
     with pytest.raises(AdminError, match="file write failed"), outputs.writing(work, RuntimeError):  # torch's full disk
         raise RuntimeError("file write failed")
-
-
-def test_a_text_that_cannot_be_read_is_named(
-    work: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Failing(io.BytesIO):
-        def readline(self, size: int | None = -1) -> bytes:
-            raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(streams, "opened", lambda path: nullcontext((Failing(), str(path))))
-    message = refused(capsys, work, VERBS["translate"])
-    assert message.startswith("fairseq-admin: text: cannot be read (Input/output error).")
-
-
-@pytest.mark.parametrize("data", [".", "../bin", "bin"])
-def test_the_folder_bin_by_any_name(data: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The merges and the settings are above it."""
-    monkeypatch.chdir(work / "data" if data == "bin" else work / "data/bin")
-    paths = [str(work / name) for name in ("model.pt", "other.pt", "out/new")]
-    assert cli.main(["average", *paths[:2], "--data", data, "-o", paths[2]]) == 0
-    assert {"codes", "text.json"} <= averaging.Checkpoint.read(Path(paths[2])).text.keys()
 
 
 @pytest.mark.parametrize("verb", ["average", "fold", "export", "translate"])

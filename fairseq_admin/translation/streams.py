@@ -49,11 +49,6 @@ def read(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
         yield lines
 
 
-def file_of(path: Path | None) -> Path:
-    """The file that `opened` reads."""
-    return Path("/dev/stdin") if path is None or str(path) == "-" else path
-
-
 @contextlib.contextmanager
 def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
     """A file to read, or standard input, and what to call it.
