@@ -1,4 +1,4 @@
-"""Plain twins of the plugin's arithmetic, slow and obvious, and the small models the tests compare.
+"""Plain versions of the plugin's arithmetic, slow and obvious, and the small models the tests compare.
 
 T time   B batch   C channels   S sub-layers
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.data import Dictionary
@@ -102,107 +102,70 @@ def omega_paper(input_variance: float, branches: list[float]) -> list[float]:
     return [1.0] + [math.sqrt(input_variance + math.fsum(branches[:i])) for i in range(1, len(branches))]
 
 
-def profile_by_hand(model: TransformerModelBase, src: Tensor, prev: Tensor, rule: str, padding_counted: bool = False):
-    """ω of both stacks, the layers written out: no hooks, no use of the norms' forward or of ω in the model.
-
-    Draws dropout masks in the order in which the model does; works in the model's precision, variances in float64.
-
-    Args:
-        padding_counted: take the variances over padding too, as the authors' code does.
-
-    Returns:
-        ω of the encoder's and of the decoder's sub-layers, one list each.
-    """
-    src_pad, prev_pad = src.eq(PAD), prev.eq(PAD)
-    omegas: list[list[float]] = []
-
-    def run(layers: Iterable[nn.Module], x: Tensor, real: Tensor, encoder_out: Tensor | None) -> Tensor:
-        if padding_counted:
-            real = torch.ones_like(real)
-        omega, omega_next = [], 1.0
-        branches: list[float] = []
-        input_variance = variance(x, real)
-
-        def add(branch: Tensor, shortcut: Tensor, norm: nn.LayerNorm) -> Tensor:
-            nonlocal omega_next
-            branches.append(variance(branch, real))
-            used = omega_next if rule == "reference" else 1.0
-            if rule == "reference":
-                omega.append(used)
-                omega_next = math.sqrt(used * used * variance(shortcut, real) + branches[-1])
-            return functional.layer_norm(shortcut * used + branch, (x.size(2),), norm.weight, norm.bias, norm.eps)
-
-        for layer in layers:
-            if encoder_out is None:
-                f, _ = layer.self_attn(x, x, x, key_padding_mask=src_pad if src_pad.any() else None, need_weights=False)
-            else:
-                future = torch.full((x.size(0), x.size(0)), -math.inf, dtype=x.dtype).triu(1)
-                mask = prev_pad if prev_pad.any() else None
-                f, _ = layer.self_attn(x, x, x, key_padding_mask=mask, need_weights=False, attn_mask=future)
-            x = add(layer.dropout_module(f), x, layer.self_attn_layer_norm)
-            if encoder_out is not None:
-                mask = src_pad if src_pad.any() else None
-                f, _ = layer.encoder_attn(x, encoder_out, encoder_out, key_padding_mask=mask, need_weights=False)
-                x = add(layer.dropout_module(f), x, layer.encoder_attn_layer_norm)
-            f = layer.fc2(layer.activation_dropout_module(layer.activation_fn(layer.fc1(x))))
-            x = add(layer.dropout_module(f), x, layer.final_layer_norm)
-        omegas.append(omega if rule == "reference" else omega_paper(input_variance, branches))
-        return x
-
-    with torch.no_grad():
-        x, _ = model.encoder.forward_embedding(src)
-        x = x.masked_fill(src_pad.unsqueeze(-1), 0).transpose(0, 1)
-        encoder_out = run(model.encoder.layers, x, ~src_pad.t(), None)
-        decoder = model.decoder
-        x = decoder.embed_scale * decoder.embed_tokens(prev) + decoder.embed_positions(prev)
-        run(decoder.layers, decoder.dropout_module(x).transpose(0, 1), ~prev_pad.t(), encoder_out)
-    return omegas
-
-
 def normalised(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     """LayerNorm written out. Shape (T, B, C)."""
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
 
 
-def post_ln(a: float = 1.0) -> Callable[..., Tensor]:
-    """A sub-layer with its norm after the sum: LN(a x + b f(x))."""
-    return lambda x, f, norm, b: normalised(a * x + b * f(x), norm)
+class Branch(NamedTuple):
+    """What a sub-layer adds, and what a scheme may need of its layer."""
 
-
-def pre_ln(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.LayerNorm, b: float) -> Tensor:
-    """A sub-layer with its norm before the branch: x + f(LN(x))."""
-    return x + f(normalised(x, norm))
-
-
-def no_ln(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, b: float) -> Tensor:
-    """A sub-layer without a norm: x + b f(x)."""
-    return x + b * f(x)
-
-
-def b2t(x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.LayerNorm, b: float, bottom: Tensor | None) -> Tensor:
-    """A sub-layer with its norm after the sum, to which the last of a layer adds the layer's input."""
-    return normalised(x + f(x) + (0 if bottom is None else bottom), norm)
-
-
-class Branch:
-    """f, and the modules that it begins and ends with, which hold a branch's own norms."""
-
-    def __init__(self, f: Callable[[Tensor], Tensor], first: nn.Module, last: nn.Module) -> None:
-        self.f, self.first, self.last = f, first, last
+    f: Callable[[Tensor], Tensor]
+    first: nn.Module
+    last: nn.Module
+    """The modules that f begins and ends with, which hold a branch's own norms."""
+    b: Tensor | float
+    bottom: Tensor | None
+    """The layer's input, in the layer's last sub-layer."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.f(x)
 
 
-def keel(a: float) -> Callable[..., Tensor]:
+Sublayer = Callable[[Tensor, Branch, Any], Tensor]
+"""From the shortcut (T, B, C), the branch and the sub-layer's norm to the sub-layer's output (T, B, C)."""
+
+
+def post_ln(a: float = 1.0) -> Sublayer:
+    """A sub-layer with its norm after the sum: LN(a x + b f(x))."""
+    return lambda x, f, norm: normalised(a * x + f.b * f(x), norm)
+
+
+def pre_ln(x: Tensor, f: Branch, norm: nn.LayerNorm) -> Tensor:
+    """A sub-layer with its norm before the branch: x + f(LN(x))."""
+    return x + f(normalised(x, norm))
+
+
+def no_ln(x: Tensor, f: Branch, norm: nn.Module) -> Tensor:
+    """A sub-layer without a norm: x + b f(x)."""
+    return x + f.b * f(x)
+
+
+def admin(x: Tensor, f: Branch, norm: Any) -> Tensor:
+    """LN(ω x + f(x))"""
+    omega = norm.omega_init if norm.omega_delta is None else norm.omega_init + norm.omega_delta
+    return normalised(omega * x + f(x), norm)
+
+
+def b2t(x: Tensor, f: Branch, norm: nn.LayerNorm) -> Tensor:
+    """A sub-layer with its norm after the sum, to which the last of a layer adds the layer's input."""
+    return normalised(x + f(x) + (0 if f.bottom is None else f.bottom), norm)
+
+
+def keel(a: float) -> Sublayer:
     """A sub-layer with norms of the branch's input and of the sum: LN(a x + f(LN(x)))."""
-    return lambda x, f, norm, b: normalised(a * x + f(normalised(x, f.first.input_norm)), norm)
+    return lambda x, f, norm: normalised(a * x + f(normalised(x, f.first.input_norm)), norm)
 
 
-def peri_ln(x: Tensor, f: Branch, norm: nn.LayerNorm, b: float) -> Tensor:
+def peri_ln(x: Tensor, f: Branch, norm: nn.LayerNorm) -> Tensor:
     """A sub-layer with norms of the branch's input and output: x + LN(f(LN(x)))."""
     return x + normalised(f(normalised(x, norm)), f.last.output_norm)
+
+
+def fixup(x: Tensor, f: Branch, norm: Any) -> Tensor:
+    """x + s f(b + x)"""
+    return x + f.last.branch_multiplier * f(x + norm.bias)
 
 
 class ResiDual:
@@ -210,66 +173,168 @@ class ResiDual:
 
     d: Tensor | None = None
 
-    def __call__(self, x: Tensor, f: Branch, norm: nn.LayerNorm, b: float) -> Tensor:
-        self.d = (x if self.d is None else self.d) + f(x)
-        return normalised(x + f(x), norm)
+    def __call__(self, x: Tensor, f: Branch, norm: nn.LayerNorm) -> Tensor:
+        branch = f(x)
+        self.d = (x if self.d is None else self.d) + branch
+        return normalised(x + branch, norm)
 
 
-def ended(x: Tensor, stack: nn.Module, sublayer: Callable[..., Tensor]) -> Tensor:
+class Profile:
+    """Admin's sub-layer with ω as its rule measures it on the way; what is in the norm is not used.
+
+    Args:
+        rule: "reference" or "paper".
+        real: which positions count. Shape (T, B).
+    """
+
+    def __init__(self, rule: str, real: Tensor) -> None:
+        self.rule, self.real = rule, real
+        self.shortcuts: list[float] = []
+        self.branches: list[float] = []
+
+    def __call__(self, x: Tensor, f: Branch, norm: nn.LayerNorm) -> Tensor:
+        branch = f(x)
+        self.shortcuts.append(variance(x, self.real))
+        self.branches.append(variance(branch, self.real))
+        used = omega_reference(self.shortcuts, self.branches)[-1] if self.rule == "reference" else 1.0
+        return functional.layer_norm(x * used + branch, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+    @property
+    def omega(self) -> list[float]:
+        if self.rule == "reference":
+            return omega_reference(self.shortcuts, self.branches)
+        return omega_paper(self.shortcuts[0], self.branches)
+
+
+def ended(x: Tensor, stack: Any, sublayer: Any) -> Tensor:
     """What a stack gives for its last layer's x. Shape (T, B, C)."""
     if isinstance(sublayer, ResiDual):
-        d, sublayer.d = sublayer.d, None
-        return x + normalised(d, stack.layer_norm)
+        return x + normalised(sublayer.d, stack.layer_norm)
+    if sublayer is fixup:
+        x = x + stack.layer_norm.bias
+        return x if stack.layer_norm.multiplier is None else x * stack.layer_norm.multiplier
     return normalised(x, stack.layer_norm) if sublayer in (pre_ln, peri_ln) else x
 
 
-def scheme_by_hand(
-    model: TransformerModelBase,
-    src: Tensor,
-    prev: Tensor,
-    sublayers: tuple[Callable[..., Tensor], Callable[..., Tensor]],
-    b: dict[str, list[float]] | None = None,
+def fixup_attention(attention: Any, query: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+    """Multi-head attention from its four matrices alone, with Fixup's bias before the last. Shapes (T, B, C).
+
+    fairseq takes encoder-attention's softmax in single precision; without norms, that rounding grows through the
+    layers.
+    """
+
+    def heads(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight.t()).view(x.size(0), x.size(1), attention.num_heads, -1).permute(1, 2, 0, 3)
+
+    q, k, v = (
+        heads(x, projection.weight)
+        for x, projection in ((query, attention.q_proj), (memory, attention.k_proj), (memory, attention.v_proj))
+    )
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1)) + mask
+    mixed = torch.softmax(scores if query is memory else scores.float(), -1).to(v.dtype) @ v
+    return (mixed.permute(2, 0, 1, 3).flatten(2) + attention.input_bias) @ attention.out_proj.weight.t()
+
+
+def attend(attention: Any, query: Tensor, memory: Tensor, padding: Tensor, future: bool) -> Tensor:
+    """fairseq's attention, without what a scheme hooks to it. Shapes (T, B, C), (S, B, C), (B, S)."""
+    mask = torch.full((len(query), len(memory)), -math.inf, dtype=query.dtype).triu(1) if future else None
+    if hasattr(attention, "input_bias"):
+        hidden = torch.zeros(padding.shape, dtype=query.dtype).masked_fill(padding, -math.inf)[:, None, None]
+        return fixup_attention(attention, query, memory, hidden if mask is None else hidden + mask)
+    options = {"key_padding_mask": padding if padding.any() else None, "attn_mask": mask, "need_weights": False}
+    # static_kv, as the decoder has it: fairseq then takes the softmax in single precision.
+    return attention.forward(query, memory, memory, static_kv=memory is not query, **options)[0]
+
+
+def feed_forward(layer: Any, x: Tensor) -> Tensor:
+    """Its two products, without what a scheme hooks to them; Fixup's biases. Shape (T, B, C)."""
+    hidden = layer.fc1.forward(x)
+    if hasattr(layer.fc1, "output_bias"):
+        hidden = hidden + layer.fc1.output_bias
+    hidden = layer.activation_dropout_module(layer.activation_fn(hidden))
+    return layer.fc2.forward(hidden + layer.fc2.input_bias if hasattr(layer.fc2, "input_bias") else hidden)
+
+
+def stack_by_hand(
+    stack: Any, words: Tensor, sublayer: Sublayer, memory: Tensor | None, memory_padding: Tensor | None
 ) -> Tensor:
-    """Logits of a model of any scheme, its layers written out; for batches without padding, without dropout.
+    """A stack's output, its layers written out; dropout is drawn in the order in which the model draws it.
 
     Args:
-        sublayers: the encoder's sub-layer and the decoder's: `post_ln(a)`, `pre_ln` or `no_ln`.
-        b: the scale of every layer's branches, {"encoder": [...], "decoder": [...]}; 1 by default.
+        words: shape (T, B).
+        memory: the encoder's output (S, B, C), and where it is padding (B, S); None: there is no encoder.
 
     Returns:
-        Shape (B, T, V).
+        Shape (T, B, C).
     """
-    stacks = {"encoder": model.encoder, "decoder": model.decoder}
-    outputs: dict[str, Tensor] = {}
-    for (side, stack), words, sublayer in zip(stacks.items(), (src, prev), sublayers):
-        x = (stack.embed_scale * stack.embed_tokens(words) + stack.embed_positions(words)).transpose(0, 1)
-        future = torch.full((x.size(0), x.size(0)), -math.inf, dtype=x.dtype).triu(1) if side == "decoder" else None
-        for number, layer in enumerate(stack.layers):
+    is_decoder, padding = hasattr(stack, "build_decoder_layer"), words.eq(PAD)
+    x = stack.embed_scale * stack.embed_tokens(words)
+    x = x + stack.embed_positions(words)
+    x = x if stack.layernorm_embedding is None else normalised(x, stack.layernorm_embedding)
+    x = stack.dropout_module(x)
+    x = (x if is_decoder else x.masked_fill(padding.unsqueeze(2), 0)).transpose(0, 1)
+    for layer in stack.layers.children():  # all of them, layerdrop or not
+        start, b = x, 1.0 if getattr(layer, "branch_scale", None) is None else layer.branch_scale
 
-            def self_attention(y: Tensor, layer=layer, mask=future) -> Tensor:
-                return layer.self_attn.forward(y, y, y, need_weights=False, attn_mask=mask)[0]
+        def self_attention(y: Tensor, layer: Any = layer) -> Tensor:
+            return layer.dropout_module(attend(layer.self_attn, y, y, padding, is_decoder))
 
-            def encoder_attention(y: Tensor, layer=layer) -> Tensor:
-                # static_kv, as the decoder has it: fairseq then takes the softmax in single precision.
-                memory = outputs["encoder"]
-                return layer.encoder_attn.forward(y, memory, memory, need_weights=False, static_kv=True)[0]
+        def encoder_attention(y: Tensor, layer: Any = layer) -> Tensor:
+            return layer.dropout_module(attend(layer.encoder_attn, y, memory, memory_padding, False))
 
-            def feed_forward(y: Tensor, layer=layer) -> Tensor:
-                hidden = (y @ layer.fc1.weight.t() + layer.fc1.bias).clamp(min=0)
-                return hidden @ layer.fc2.weight.t() + layer.fc2.bias
+        def last(y: Tensor, layer: Any = layer) -> Tensor:
+            return layer.dropout_module(feed_forward(layer, y))
 
-            scale = b[side][number] if b else 1.0
-            if sublayer is b2t:
-                first, last = (lambda *a: b2t(*a, None)), (lambda *a, bottom=x: b2t(*a, bottom))
-            else:
-                first = last = sublayer
-            x = first(x, Branch(self_attention, *[layer.self_attn] * 2), layer.self_attn_layer_norm, scale)
-            if side == "decoder":
-                branch = Branch(encoder_attention, *[layer.encoder_attn] * 2)
-                x = first(x, branch, layer.encoder_attn_layer_norm, scale)
-            x = last(x, Branch(feed_forward, layer.fc1, layer.fc2), layer.final_layer_norm, scale)
-        outputs[side] = ended(x, stack, sublayer)
-    return outputs["decoder"].transpose(0, 1) @ model.decoder.embed_tokens.weight.t()
+        x = sublayer(x, Branch(self_attention, *[layer.self_attn] * 2, b, None), layer.self_attn_layer_norm)
+        if memory is not None:
+            branch = Branch(encoder_attention, *[layer.encoder_attn] * 2, b, None)
+            x = sublayer(x, branch, layer.encoder_attn_layer_norm)
+        x = sublayer(x, Branch(last, layer.fc1, layer.fc2, b, start), layer.final_layer_norm)
+    return ended(x, stack, sublayer)
+
+
+def by_hand(model: Any, words: dict[str, Tensor], sublayers: dict[str, Sublayer]) -> Tensor:
+    """Logits of a model of any kind and scheme, its layers written out.
+
+    Args:
+        words: what each stack that the model has reads. Shape (B, T).
+        sublayers: that of each stack.
+
+    Returns:
+        Shape (B, T, V), of the last stack.
+    """
+    memory, padding = None, None
+    for side, tokens in words.items():
+        stack = getattr(model, side)
+        stack = getattr(stack, "sentence_encoder", stack)
+        memory, padding = stack_by_hand(stack, tokens, sublayers[side], memory, padding), tokens.eq(PAD)
+    x = memory.transpose(0, 1)
+    head = getattr(getattr(model, "encoder", None), "lm_head", None)
+    if head is None:
+        return x @ model.decoder.output_projection.weight.t()
+    x = normalised(head.activation_fn(head.dense(x)), head.layer_norm)
+    return x @ stack.embed_tokens.weight.t() + head.bias
+
+
+def profile_by_hand(
+    model: Any, src: Tensor | None, prev: Tensor | None, rule: str, padding_counted: bool = False
+) -> list[list[float]]:
+    """ω of the stacks, the layers written out: no hooks, no use of the norms' forward or of ω in the model.
+
+    Works in the model's precision, variances in float64.
+
+    Args:
+        src, prev: what the encoder and the decoder read, of those that the model has. Shape (B, T).
+        padding_counted: take the variances over padding too, as the authors' code does.
+
+    Returns:
+        ω of each stack's sub-layers, one list a stack.
+    """
+    words = {side: tokens for side, tokens in (("encoder", src), ("decoder", prev)) if tokens is not None}
+    profiles = {side: Profile(rule, tokens.t().ne(PAD) | padding_counted) for side, tokens in words.items()}
+    with torch.no_grad():
+        by_hand(model, words, profiles)
+    return [profile.omega for profile in profiles.values()]
 
 
 def scattered(model: nn.Module) -> nn.Module:
@@ -281,28 +346,6 @@ def scattered(model: nn.Module) -> nn.Module:
         for p in model.parameters():
             p.add_((0.2 if p.numel() == 1 else 0.03) * torch.randn(p.shape, generator=generator, dtype=p.dtype))
     return model
-
-
-def fixup_attention(attention: nn.Module, query: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
-    """Multi-head attention from its four matrices alone, with Fixup's bias before the last. Shapes (T, B, C).
-
-    fairseq takes encoder-attention's softmax in single precision; without norms, that rounding grows through the
-    layers.
-    """
-    single = query is not memory
-
-    def heads(x: Tensor, weight: Tensor) -> Tensor:
-        return (x @ weight.t()).view(x.size(0), x.size(1), attention.num_heads, -1).permute(1, 2, 0, 3)
-
-    q, k, v = (
-        heads(x, projection.weight)
-        for x, projection in ((query, attention.q_proj), (memory, attention.k_proj), (memory, attention.v_proj))
-    )
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
-    scores = scores if mask is None else scores + mask
-    mixed = torch.softmax(scores.float() if single else scores, -1).to(v.dtype) @ v
-    mixed = mixed.permute(2, 0, 1, 3).flatten(2) + attention.input_bias
-    return attention.branch_multiplier * (mixed @ attention.out_proj.weight.t())
 
 
 class PlainRAdam:

@@ -15,8 +15,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from pages import PAGES, commands_of
 
 from fairseq_admin import cli
-from fairseq_admin.architectures.config import RULES, AdminOptions
-from fairseq_admin.architectures.deeper_model import DEFAULTS
+from fairseq_admin.architectures.config import RULES, AdminOptions, DeeperOptions
 from fairseq_admin.method.schemes import EVERY
 from fairseq_admin.radam import RAdamConfig
 from fairseq_admin.schedule import DecayConfig
@@ -102,7 +101,7 @@ def targets() -> set[str]:
     "page, names",
     [
         ("options.md", options(AdminOptions) | options(RAdamConfig) | options(DecayConfig) | set(RULES)),
-        ("options.md", architectures() | {f"--{name.replace('_', '-')}" for name in DEFAULTS}),
+        ("options.md", architectures() | options(DeeperOptions)),
         ("commands.md", verbs()),
         ("recipes.md", targets()),
         ("schemes.md", set(EVERY)),

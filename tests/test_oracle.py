@@ -7,7 +7,6 @@ import csv
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import reference
@@ -116,7 +115,7 @@ def fresh(scheme: str, seed: int) -> dict[str, torch.Tensor]:
     method = "post-ln" if scheme == "dt-fixup" else scheme
     model = reference.build("transformer_admin", words=clinic.WORDS, seed=seed, admin_scheme=method, **rivals.SIZES)
     if scheme == "dt-fixup":
-        initial_weights.dt_fixup_weights(model.encoder, SimpleNamespace(layers=torch.nn.ModuleList()))
+        initial_weights.dt_fixup_weights({"encoder": model.encoder})
         initial_weights.dt_fixup_scale(model.encoder, rivals.LARGEST_NORM)
     return {name: parameter.detach().double() for name, parameter in model.named_parameters()}
 

@@ -1,6 +1,7 @@
 """The options of our models: fairseq's own and Admin's, with sizes filled in."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from typing import Any, List, Optional, Type
 
@@ -10,7 +11,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
-from ..method.schemes import EVERY, FFN_LAWS
+from ..method.schemes import EVERY, FFN_LAWS, SIDES
 
 DEPTH_RULES = ("log", "constant")
 RULES = ("reference", "paper") + DEPTH_RULES
@@ -27,7 +28,7 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
     """
     flat = []
     for outer in fields(config):
-        inner = outer.default if outer.name in ("encoder", "decoder", "quant_noise") else None
+        inner = outer.default if outer.name in (*SIDES, "quant_noise") else None
         for item in fields(inner) if inner is not None else [outer]:  # type: ignore[arg-type]
             name = f"{outer.name}_{item.name}" if inner is not None else item.name
             metadata, kind, default = dict(item.metadata), item.type, item.default
@@ -115,15 +116,39 @@ class TransformerLMAdminConfig(AdminOptions, _DecoderSizes):  # type: ignore[mis
     """Every option of fairseq's `transformer_lm`, and Admin's own."""
 
 
-def _default(args: Any, name: str, value: Any) -> None:
-    if getattr(args, name, None) is None:
-        setattr(args, name, value)
+@dataclass
+class DeeperOptions(FairseqDataclass):
+    """What `deeper_admin` adds. The encoder's rate, and no dropout in the new layers: as in DT-Fixup."""
+
+    more_layers: int = field(default=0, metadata={"help": "new layers on top of the encoder"})
+    more_scheme: Optional[ChoiceEnum(tuple(EVERY))] = field(  # type: ignore[valid-type]
+        default=None, metadata={"help": "the new layers' residual scheme"}
+    )
+    more_dropout: float = field(default=0.0, metadata={"help": "dropout of every kind in the new layers"})
+    pretrained_lr_factor: float = field(
+        default=0.008,
+        metadata={
+            "help": "what the encoder's learning rate is multiplied by; 0: it is frozen, 1: any optimizer will do"
+        },
+    )
+    profile_sentences: int = field(
+        default=0,
+        metadata={
+            "help": "look at so many sentences of the training set for DT-Fixup's largest norm (0: at all of them)"
+        },
+    )
 
 
-def _fill_admin(args: Any) -> None:
-    """Defaults for Admin's own options, which an older checkpoint, or a Namespace made by hand, lacks."""
-    for option in fields(AdminOptions):
-        _default(args, option.name, OUTSIDE.get(option.name, option.default))
+def fill(args: Any, **defaults: Any) -> None:
+    """Set every option that was not given."""
+    for name, value in defaults.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+
+
+def _fill_stack(args: Any, side: str, layers: int, embed_dim: int, ffn_embed_dim: int, attention_heads: int) -> None:
+    sizes = {"layers": layers, "embed_dim": embed_dim, "ffn_embed_dim": ffn_embed_dim}
+    fill(args, **{f"{side}_{name}": size for name, size in {**sizes, "attention_heads": attention_heads}.items()})
 
 
 def fill_sizes(
@@ -135,31 +160,35 @@ def fill_sizes(
     attention_heads: int = 8,
 ) -> None:
     """Set every size not given to the preset's value; a decoder width not given follows the encoder's."""
-    _default(args, "encoder_embed_dim", embed_dim)
-    _default(args, "encoder_ffn_embed_dim", ffn_embed_dim)
-    _default(args, "encoder_attention_heads", attention_heads)
-    _default(args, "encoder_layers", encoder_layers)
-    _default(args, "decoder_embed_dim", args.encoder_embed_dim)
-    _default(args, "decoder_ffn_embed_dim", args.encoder_ffn_embed_dim)
-    _default(args, "decoder_attention_heads", attention_heads)
-    _default(args, "decoder_layers", decoder_layers)
-    _default(args, "decoder_input_dim", args.decoder_embed_dim)
-    _default(args, "decoder_output_dim", args.decoder_embed_dim)
+    _fill_stack(args, "encoder", encoder_layers, embed_dim, ffn_embed_dim, attention_heads)
+    fill_decoder(args, decoder_layers, args.encoder_embed_dim, args.encoder_ffn_embed_dim, attention_heads)
 
 
 def fill_decoder(
     args: Any, layers: int = 6, embed_dim: int = 512, ffn_embed_dim: int = 2048, attention_heads: int = 8
 ) -> None:
-    """Set every size of a language model not given to the preset's value; widths not given follow the embedding's."""
-    _default(args, "decoder_layers", layers)
-    _default(args, "decoder_embed_dim", embed_dim)
-    _default(args, "decoder_ffn_embed_dim", ffn_embed_dim)
-    _default(args, "decoder_attention_heads", attention_heads)
-    _default(args, "decoder_input_dim", args.decoder_embed_dim)
-    _default(args, "decoder_output_dim", args.decoder_embed_dim)
+    """Set every size of a decoder not given to the preset's value; widths not given follow the embedding's."""
+    _fill_stack(args, "decoder", layers, embed_dim, ffn_embed_dim, attention_heads)
+    fill(args, decoder_input_dim=args.decoder_embed_dim, decoder_output_dim=args.decoder_embed_dim)
 
 
-def _plain(cfg: Any) -> Namespace:
+def fill_masked(
+    args: Any, layers: int = 12, embed_dim: int = 768, ffn_embed_dim: int = 3072, attention_heads: int = 12
+) -> None:
+    """Set every option of a masked language model not given to the preset's value, or else RoBERTa's."""
+    _fill_stack(args, "encoder", layers, embed_dim, ffn_embed_dim, attention_heads)
+    _fill_admin(args)
+    if args.admin_scheme == "pre-ln":
+        fill(args, layernorm_embedding=False)  # as fairseq's roberta_prenorm
+    base_architecture(args)
+
+
+def _fill_admin(args: Any) -> None:
+    """Defaults for Admin's own options, which an older checkpoint, or a Namespace made by hand, lacks."""
+    fill(args, **{option.name: OUTSIDE.get(option.name, option.default) for option in fields(AdminOptions)})
+
+
+def _copied(cfg: Any) -> Namespace:
     """A copy of the options, whatever holds them."""
     flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
     args = Namespace(**flat)
@@ -169,56 +198,36 @@ def _plain(cfg: Any) -> Namespace:
     return args
 
 
-def nested(cfg: Any) -> TransformerConfig:
-    """The options of a translation model as fairseq's own layers read them, with Admin's next to them."""
-    args = _plain(cfg)
+def flat_translation(cfg: Any) -> Namespace:
+    """The options of a translation model, complete, with Admin's next to them."""
+    args = _copied(cfg)
     fill_sizes(args)
-    return TransformerConfig.from_namespace(args)
+    return args
 
 
 def flat_decoder(cfg: Any) -> Namespace:
     """The options of a language model as fairseq's `transformer_lm` reads them, complete, with Admin's next to them."""
-    args = _plain(cfg)
+    args = _copied(cfg)
     fill_decoder(args)
     for option in fields(TransformerLMAdminConfig):
         # Leave out those that come from the task and the trainer (add_bos_token, update_freq, ...).
         if option.default is not MISSING and not str(option.default).startswith("${"):
-            _default(args, option.name, option.default)
+            fill(args, **{option.name: option.default})
     return args
-
-
-def nested_decoder(args: Namespace) -> TransformerConfig:
-    """The same as fairseq's own layers read them; there is no encoder."""
-    cfg = TransformerConfig.from_namespace(args)
-    cfg.encoder.layers = 0
-    return cfg
-
-
-def fill_masked(
-    args: Any, layers: int = 12, embed_dim: int = 768, ffn_embed_dim: int = 3072, attention_heads: int = 12
-) -> None:
-    """Set every option of a masked language model not given to the preset's value, or else RoBERTa's."""
-    _default(args, "encoder_layers", layers)
-    _default(args, "encoder_embed_dim", embed_dim)
-    _default(args, "encoder_ffn_embed_dim", ffn_embed_dim)
-    _default(args, "encoder_attention_heads", attention_heads)
-    _fill_admin(args)
-    if args.admin_scheme == "pre-ln":
-        _default(args, "layernorm_embedding", False)  # as fairseq's roberta_prenorm
-    base_architecture(args)
 
 
 def flat_encoder(cfg: Any, task: Any) -> Namespace:
     """The options of a masked language model as fairseq's RoBERTa reads them, complete, with Admin's next to them."""
-    args = _plain(cfg)
+    args = _copied(cfg)
     fill_masked(args)
-    _default(args, "tokens_per_sample", task.max_positions())
-    _default(args, "max_positions", args.tokens_per_sample)
+    fill(args, tokens_per_sample=task.max_positions())
+    fill(args, max_positions=args.tokens_per_sample)
     return args
 
 
-def nested_encoder(args: Namespace) -> TransformerConfig:
-    """The same as fairseq's own layers read them; there is no decoder."""
+def nested(args: Namespace, sides: Sequence[str] = SIDES) -> TransformerConfig:
+    """Complete options as fairseq's own layers read them, of a model with these stacks."""
     cfg = TransformerConfig.from_namespace(args)
-    cfg.decoder.layers = 0
+    for side in set(SIDES) - set(sides):
+        getattr(cfg, side).layers = 0
     return cfg

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import weakref
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import torch
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from torch import Tensor
 
@@ -16,29 +17,20 @@ from ..fast.model import speed_up, wanted
 from ..fast.plain import plain_layers
 from ..fast.stacks import FastEncoder
 from ..method import provenance
-from ..method.on_top import MoreLayers, batched, set_up
+from ..method.extra_layers import MoreLayers, batched, set_up
 from ..method.schemes import EVERY
 from ..rates import Slower, slow_down
-from .config import DEPTH_RULES, fill_masked, flat_encoder, nested_encoder
+from .config import DEPTH_RULES, DeeperOptions, fill, fill_masked, flat_encoder, nested
 from .masked_language_model import AdminMaskedEncoder, MaskedLMAdminModel
 from .presets import register_presets
 from .refusals import refuse_new_layers
 
 MORE = "more."
 
-DEFAULTS = {
-    "more_layers": 0,
-    "more_scheme": None,
-    "more_dropout": 0.0,
-    "pretrained_lr_factor": 0.008,
-    "profile_sentences": 0,
-}
-"""The options that the model adds. The encoder's rate, and no dropout in the new layers: as in DT-Fixup."""
-
 
 def _more_options(args: Any) -> Any:
     """The options of the new layers as fairseq's layers read them."""
-    cfg = copy.deepcopy(nested_encoder(args))
+    cfg = nested(copy.deepcopy(args), ["encoder"])
     cfg.admin_scheme = args.more_scheme
     cfg.encoder.layers = args.more_layers
     cfg.encoder.layerdrop = 0.0
@@ -52,14 +44,12 @@ def _more_options(args: Any) -> Any:
 
 
 def _fill(args: Any, **sizes: int) -> None:
-    for name, value in DEFAULTS.items():
-        if getattr(args, name, None) is None:
-            setattr(args, name, value)
+    fill(args, **{option.name: option.default for option in fields(DeeperOptions) if not option.name.startswith("_")})
     fill_masked(args, **sizes)
 
 
 class FastMoreLayers(MoreLayers, FastEncoder):
-    """The same layers, batch-first; twin: `MoreLayers`."""
+    """`MoreLayers`, batch-first."""
 
 
 @register_model("deeper_admin")
@@ -96,21 +86,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
     @staticmethod
     def add_args(parser) -> None:
         MaskedLMAdminModel.add_args(parser)
-        parser.add_argument("--more-layers", type=int, metavar="N", help="new layers on top of the encoder")
-        parser.add_argument("--more-scheme", choices=tuple(EVERY), help="the new layers' residual scheme")
-        parser.add_argument("--more-dropout", type=float, metavar="D", help="dropout of every kind in the new layers")
-        parser.add_argument(
-            "--pretrained-lr-factor",
-            type=float,
-            metavar="F",
-            help="what the encoder's learning rate is multiplied by; 0: it is frozen, 1: any optimizer will do",
-        )
-        parser.add_argument(
-            "--profile-sentences",
-            type=int,
-            metavar="N",
-            help="look at so many sentences of the training set for DT-Fixup's largest norm (0: at all of them)",
-        )
+        gen_parser_from_dataclass(parser, DeeperOptions())
 
     @classmethod
     def build_model(cls, args, task):
@@ -139,10 +115,9 @@ class DeeperAdminModel(MaskedLMAdminModel):
         """As fairseq's RoBERTa, the new layers between its encoder and a head; there are no words to predict."""
         if self.training:
             self._refuse_unready()
-        x, extra = super().forward(src_tokens, features_only=True, return_all_hiddens=return_all_hiddens, **kwargs)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            x, extra = super().forward(src_tokens, features_only=True, return_all_hiddens=return_all_hiddens, **kwargs)
         if self.more is not None:
-            if self.frozen and self.cfg.checkpoint_activations:
-                x.requires_grad_(torch.is_grad_enabled())  # fairseq's checkpoints pass no gradient on without
             x = self.more.extend(src_tokens, x)
         if classification_head_name is not None:
             x = self.classification_heads[classification_head_name](x)
@@ -160,17 +135,20 @@ class DeeperAdminModel(MaskedLMAdminModel):
                 "--optimizer radam or adam_by_group (with --fp16 also --fp16-no-flatten-grads), or a factor of 0 or 1."
             )
 
-    def _refuse_other(self, state: dict[str, Any]) -> None:
-        """Refuse another encoder's weights: width, vocabulary, positions."""
-        own = self.state_dict()
-        named = {"embed_tokens": "vocabulary and width", "embed_positions": "positions and width"}
-        for key, tensor in state.items():
-            if key in own and key.startswith("encoder.") and own[key].shape != tensor.shape:
-                what = next((said for part, said in named.items() if f".{part}." in key), key)
+    def _refuse_other_sizes(self, state: dict[str, Any]) -> None:
+        """Refuse another encoder's weights: width, vocabulary, positions.
+
+        Raises:
+            AdminError: the weights are such.
+        """
+        names = {"embed_tokens": "vocabulary and width", "embed_positions": "positions and width"}
+        for key, tensor in self.state_dict().items():
+            if key.startswith("encoder.") and key in state and state[key].shape != tensor.shape:
+                what = next((name for module, name in names.items() if f".{module}." in key), key)
                 raise AdminError(
-                    f"the checkpoint's {what} are {' x '.join(map(str, tensor.shape))} and the model's "
-                    f"{' x '.join(map(str, own[key].shape))}. Give the sizes (--encoder-embed-dim, --max-positions) "
-                    "and the dictionary that the encoder was pre-trained with."
+                    f"the checkpoint's {what} are {' x '.join(map(str, state[key].shape))} and the model's "
+                    f"{' x '.join(map(str, tensor.shape))}. Give the sizes (--encoder-embed-dim, --max-positions) and "
+                    "the dictionary that the encoder was pre-trained with."
                 )
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
@@ -179,29 +157,29 @@ class DeeperAdminModel(MaskedLMAdminModel):
         Raises:
             AdminError: also if the encoder or the new layers are of another kind, or there is nothing to measure on.
         """
-        more = {key[len(MORE) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(MORE)}
+        state = {key[len(MORE) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(MORE)}
         self.upgrade_state_dict(state_dict)
-        self._refuse_other(state_dict)
-        own, self.more = self.more, None
+        self._refuse_other_sizes(state_dict)
+        more, self.more = self.more, None
         try:
             result = super().load_state_dict(state_dict, strict, model_cfg, args)
         finally:
-            self.more = own
+            self.more = more
         self.pretrained = True
-        if more or own is None:
-            self._load_more(more, strict)
-        elif own.measured:
-            self._set_up(own)
+        if state or more is None:
+            self._load_more(state, strict)
+        elif more.measured:
+            self._set_up(more)
         return result
 
     def _load_more(self, state: dict[str, Tensor], strict: bool) -> None:
-        found = {key.split(".")[1] for key in state if key.startswith("layers.")}
+        layers = {key.split(".")[1] for key in state if key.startswith("layers.")}
         record = (provenance.decode(state[provenance.KEY]) or {}) if provenance.KEY in state else {}
-        here = (len(self.more.layers), self.more.cfg.admin_scheme) if self.more is not None else (0, None)
-        if (len(found), record.get("scheme")) != here:
+        expected = (len(self.more.layers), self.more.cfg.admin_scheme) if self.more is not None else (0, None)
+        if (len(layers), record.get("scheme")) != expected:
             raise AdminError(
-                f"the checkpoint has {len(found)} new layers of --more-scheme {record.get('scheme')} and the model "
-                f"{here[0]} of {here[1]}. Give the checkpoint's, or another --save-dir to start again."
+                f"the checkpoint has {len(layers)} new layers of --more-scheme {record.get('scheme')} and the model "
+                f"{expected[0]} of {expected[1]}. Give the checkpoint's, or another --save-dir to start again."
             )
         if self.more is not None:
             self.more.load_state_dict(state, strict)
@@ -214,35 +192,27 @@ class DeeperAdminModel(MaskedLMAdminModel):
         batches = batched(sentences, self.cfg.admin_profile_tokens, more.padding_idx, next(self.parameters()).device)
         training = self.training
         self.eval()
-        try:
-            with plain_layers(self):
-                set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(sentences))
-        finally:
-            self.train(training)
+        with plain_layers(self):
+            set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(sentences))
+        self.train(training)
 
     def _training_set(self, task: Any) -> list[Tensor]:
         """The tokens of the training set's sentences, or of --profile-sentences of them, in the task's random order."""
-        for path in sorted(Path(task.cfg.data).glob("*/train.bin")):
-            if not path.stat().st_size:  # fairseq fails on it
-                more = f"--more-scheme {self.args.more_scheme} is set up on the training set"
-                raise AdminError(f"{path} is empty, and {more}. Make the data again, of a text that has lines.")
+        needs = f"--more-scheme {self.args.more_scheme} is set up on the training set"
         try:
             task.load_dataset("train")
-            data = task.dataset("train")
-            order, _ = data.filter_indices_by_size(data.ordered_indices(), task.max_positions())
-            order = order[: self.args.profile_sentences or None]
-            found = [data[i]["net_input.src_tokens"] for i in order]
-        except (AssertionError, FileNotFoundError, KeyError) as error:
+        except (AssertionError, FileNotFoundError) as error:
             raise AdminError(
-                f"--more-scheme {self.args.more_scheme} is set up on the training set, and there is none: {error}. "
-                "Give the folder of data with the split train."
+                f"{needs}, and there is none: {error}. Give the folder of data with the split train."
             ) from error
-        if not found:
+        data = task.dataset("train")
+        order, _ = data.filter_indices_by_size(data.ordered_indices(), task.max_positions())
+        sentences = [data[i]["net_input.src_tokens"] for i in order[: self.args.profile_sentences or None]]
+        if not sentences:
             raise AdminError(
-                f"--more-scheme {self.args.more_scheme} is set up on the training set, whose sentences are all longer "
-                "than --max-positions, or there are none. Give others."
+                f"{needs}, whose sentences are all longer than --max-positions, or there are none. Give others."
             )
-        return found
+        return sentences
 
 
 register_presets(

@@ -11,7 +11,7 @@ from ..errors import AdminError
 from ..fast.model import decoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder
-from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested_decoder
+from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested
 from .presets import register_presets
 from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
@@ -19,7 +19,7 @@ from .scheme_model import SchemeModel
 
 def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecoder:
     """Our decoder, called as fairseq's TransformerDecoder is, with flat options."""
-    cfg = nested_decoder(args)
+    cfg = nested(args, ["decoder"])
     decoder = decoder_class(cfg)(cfg, dictionary, embed_tokens, no_encoder_attn)
     decoder.args = args
     return decoder
@@ -50,7 +50,7 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
     @classmethod
     def build_model(cls, cfg, task):
         args = flat_decoder(cfg)
-        refuse_unsuitable(nested_decoder(args), sides=("decoder",))
+        refuse_unsuitable(nested(args, ["decoder"]), ["decoder"])
         if args.admin_scheme.startswith("t-fixup") and (args.adaptive_input or args.character_embeddings):
             raise AdminError(
                 f"--admin-scheme {args.admin_scheme} scales one embedding matrix, and --adaptive-input and "

@@ -7,31 +7,23 @@ from typing import Any
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
-from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
-from torch import nn
 
 from ..errors import AdminError
 from ..fast.model import encoder_class
 from ..method.layers import ffn_law, xavier
-from ..method.schemes import SCHEMES
-from .config import AdminOptions, fill_masked, flat_encoder, nested_encoder
+from ..method.schemes import SCHEMES, layers_of
+from .config import AdminOptions, fill_masked, flat_encoder, nested
 from .presets import register_presets
 from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
-
-
-def _draw_feed_forward(module: nn.Module) -> None:
-    if isinstance(module, TransformerEncoderLayerBase):
-        xavier(module.fc1)
-        xavier(module.fc2)
 
 
 class AdminMaskedEncoder(RobertaEncoder):
     """RoBERTa's encoder and head, over the layers of a scheme."""
 
     def build_encoder(self, args, dictionary, embed_tokens):
-        cfg = nested_encoder(args)
+        cfg = nested(args, ["encoder"])
         encoder = encoder_class(cfg)(cfg, dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
@@ -48,10 +40,10 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
 
     def __init__(self, args: Any, encoder: AdminMaskedEncoder) -> None:
         super().__init__(args, encoder)
-        self.cfg = nested_encoder(args)
+        self.cfg = nested(args, ["encoder"])
         if ffn_law(self.cfg) == "xavier":
-            # RoBERTa has just redrawn what the layers began with. Sharded layers have weights within `apply` only.
-            self.encoder.apply(_draw_feed_forward)
+            for layer in layers_of(self.encoder.sentence_encoder):  # RoBERTa has just redrawn what they began with
+                xavier(layer.fc1), xavier(layer.fc2)
         self.set_up_scheme(self.cfg)
 
     @staticmethod
@@ -62,7 +54,7 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
     @classmethod
     def build_model(cls, args, task):
         args = flat_encoder(args, task)
-        refuse_unsuitable(nested_encoder(args), sides=("encoder",))
+        refuse_unsuitable(nested(args, ["encoder"]), ["encoder"])
         if args.admin_scheme.startswith("t-fixup"):
             raise AdminError(
                 f"--admin-scheme {args.admin_scheme} was given; its paper has no gain for an encoder alone, and "

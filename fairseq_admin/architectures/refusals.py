@@ -1,16 +1,20 @@
-"""Model options that a scheme cannot work with."""
+"""Options that a scheme, or new layers on an encoder, cannot work with: each is refused with one line."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from fairseq.models.transformer import TransformerConfig
 
 from ..errors import AdminError
-from ..method.schemes import EVERY, FFN_LAWS, ON_TOP, SCHEMES
+from ..method.schemes import EVERY, FFN_LAWS, FOR_EXTRA_LAYERS, SCHEMES, SIDES
 from .config import RULES
+
+CHOICES = {"admin_scheme": tuple(SCHEMES), "admin_init": RULES, "admin_ffn_init": (None, *FFN_LAWS)}
+"""What fairseq-train checks itself, and neither fairseq-hydra-train nor a Namespace made by hand."""
+
+LEAST = {"admin_profile_tokens": 1, "admin_max_skipped_updates": 0, "admin_monitor": 0}
 
 
 def layers_to_keep(stack: Any) -> list[int]:
@@ -19,11 +23,11 @@ def layers_to_keep(stack: Any) -> list[int]:
     Args:
         stack: the options of an encoder or a decoder.
     """
-    given = stack.layers_to_keep.split(",") if stack.layers_to_keep else []
-    return [int(number) if number.strip().isdecimal() else -1 for number in given]
+    numbers = stack.layers_to_keep.split(",") if stack.layers_to_keep else []
+    return [int(number) if number.strip().isdecimal() else -1 for number in numbers]
 
 
-def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder", "decoder")) -> None:
+def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> None:
     """Refuse options under which a scheme is not what its source says.
 
     Args:
@@ -33,57 +37,29 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder",
     Raises:
         AdminError: such an option was given.
     """
-    if cfg.admin_scheme in ON_TOP:
+    name = cfg.admin_scheme
+    if name in FOR_EXTRA_LAYERS:
         raise AdminError(
-            f"--admin-scheme {cfg.admin_scheme} was given, which is for new layers on a pre-trained encoder alone. "
-            f"Give --arch deeper_admin --more-layers 24 --more-scheme {cfg.admin_scheme}, or another --admin-scheme."
+            f"--admin-scheme {name} was given, which is for new layers on a pre-trained encoder alone. Give --arch "
+            f"deeper_admin --more-layers 24 --more-scheme {name}, or another --admin-scheme."
         )
-    if cfg.admin_scheme not in SCHEMES:
-        raise AdminError(f"--admin-scheme is {cfg.admin_scheme}; expected one of {', '.join(SCHEMES)}.")
-    scheme = SCHEMES[cfg.admin_scheme]
-    if not scheme.omega and cfg.admin_init != "reference":
-        raise AdminError(
-            f"--admin-init {cfg.admin_init} was given with --admin-scheme {cfg.admin_scheme}, which has no omega "
-            "to set. Leave one of the two out."
-        )
-    if cfg.admin_ffn_init not in (None, *FFN_LAWS):
-        raise AdminError(f"--admin-ffn-init is {cfg.admin_ffn_init}; expected one of {', '.join(FFN_LAWS)}.")
-    if scheme.ffn is None and cfg.admin_ffn_init == "stock":
-        raise AdminError(
-            f"--admin-ffn-init stock was given with --admin-scheme {cfg.admin_scheme}, which draws its feed-forward "
-            "weights itself, from Xavier's law. Leave one of the two out."
-        )
-    stacks = {side: getattr(cfg, side) for side in sides}
-    if any(stack.normalize_before for stack in stacks.values()):
-        flags = " or ".join(f"--{side}-normalize-before" for side in sides)
-        raise AdminError(
-            f"{flags} was given, and Admin is for Post-LN. Leave the flag out; for Pre-LN give --admin-scheme pre-ln."
-        )
-    if getattr(cfg, "scale_resids", False):
-        raise AdminError(
-            "scale_resids was given: a second learned scale on the shortcut that Admin scales already. Leave it out."
-        )
-    if scheme.branch_norm == "input" and cfg.cross_self_attention:
-        raise AdminError(
-            f"--cross-self-attention was given with --admin-scheme {cfg.admin_scheme}, which norms a self-attention's "
-            "input and not the encoder's output in it. Leave one of the two out."
-        )
-    if scheme.second_stream and cfg.no_decoder_final_norm:
-        raise AdminError(
-            f"--no-decoder-final-norm was given with --admin-scheme {cfg.admin_scheme}, whose second stream ends in "
-            "that norm. Leave one of the two out."
-        )
-    if cfg.base_layers:
-        raise AdminError(
-            f"--base-layers {cfg.base_layers} was given; BASE layers add their own shortcut. Leave it out."
-        )
-    for side, stack in stacks.items():
-        if stack.layers < 1:
-            raise AdminError(f"--{side}-layers is {stack.layers}; at least 1 layer is needed.")
-        if stack.attention_heads < 1 or stack.embed_dim % stack.attention_heads:
+    for option, choices in CHOICES.items():
+        if getattr(cfg, option) not in choices:
+            expected = ", ".join(filter(None, choices))
+            raise AdminError(f"{_flag(option)} is {getattr(cfg, option)}; expected one of {expected}.")
+    for option, least in LEAST.items():
+        if getattr(cfg, option) < least:
+            raise AdminError(f"{_flag(option)} is {getattr(cfg, option)}; expected at least {least}.")
+    _refuse_clashes(cfg)
+    if getattr(cfg, "scale_resids", False) or cfg.base_layers:
+        option = "scale_resids" if cfg.base_layers == 0 else f"--base-layers {cfg.base_layers}"
+        raise AdminError(f"{option} was given, with which shortcuts are not the scheme's alone. Leave it out.")
+    for side in sides:
+        stack = getattr(cfg, side)
+        if stack.normalize_before:
             raise AdminError(
-                f"--{side}-attention-heads is {stack.attention_heads}; expected a divisor of --{side}-embed-dim, "
-                f"{stack.embed_dim}."
+                f"--{side}-normalize-before was given, and Admin is for Post-LN. Leave the flag out; for Pre-LN give "
+                "--admin-scheme pre-ln."
             )
         kept = layers_to_keep(stack)
         if len(set(kept)) < len(kept) or not set(range(stack.layers)).issuperset(kept):
@@ -91,17 +67,29 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = ("encoder",
                 f"--{side}-layers-to-keep is {stack.layers_to_keep}; expected different numbers from 0 to "
                 f"{stack.layers - 1}, with commas between them."
             )
-    if cfg.admin_init not in RULES:
-        raise AdminError(f"--admin-init is {cfg.admin_init}; expected one of {', '.join(RULES)}.")
-    if cfg.admin_profile_tokens < 1:
-        raise AdminError(f"--admin-profile-tokens is {cfg.admin_profile_tokens}; at least 1 token is needed (8192).")
-    if cfg.admin_max_skipped_updates < 0:
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def _refuse_clashes(cfg: TransformerConfig) -> None:
+    """Refuse an option that does nothing with the scheme, or something else than its source says.
+
+    Raises:
+        AdminError: such an option was given.
+    """
+    scheme, clash = SCHEMES[cfg.admin_scheme], None
+    if not scheme.omega and cfg.admin_init != "reference":
+        clash = f"--admin-init {cfg.admin_init}", "has no omega to set"
+    elif scheme.ffn is None and cfg.admin_ffn_init == "stock":
+        clash = "--admin-ffn-init stock", "draws its feed-forward weights itself, from Xavier's law"
+    elif scheme.branch_norm == "input" and cfg.cross_self_attention:
+        clash = "--cross-self-attention", "norms a self-attention's input and not the encoder's output in it"
+    if clash:
+        option, reason = clash
         raise AdminError(
-            f"--admin-max-skipped-updates is {cfg.admin_max_skipped_updates}; expected 0 (never stop) or more (100)."
-        )
-    if cfg.admin_monitor < 0:
-        raise AdminError(
-            f"--admin-monitor is {cfg.admin_monitor}; expected 0 (omega alone) or a number of updates (100)."
+            f"{option} was given with --admin-scheme {cfg.admin_scheme}, which {reason}. Leave one of the two out."
         )
 
 
@@ -119,9 +107,7 @@ def refuse_new_layers(args: Any, task: Any) -> None:
             f"--arch deeper_admin was given with {type(task).__name__}, which has no classification head. Give --task "
             "sentence_prediction, or --arch masked_lm_admin."
         )
-    if args.more_layers < 0:
-        raise AdminError(f"--more-layers is {args.more_layers}; expected 0 or more.")
-    if not args.more_layers and args.more_scheme:
+    if args.more_scheme and not args.more_layers:
         raise AdminError(
             f"--more-scheme {args.more_scheme} was given with --more-layers 0, which adds no layer to have it. Give "
             "--more-layers 24, or leave --more-scheme out."
@@ -135,9 +121,3 @@ def refuse_new_layers(args: Any, task: Any) -> None:
             f"--more-scheme {args.more_scheme} was given; its paper scales the embeddings too, which are pre-trained "
             "here. Give dt-fixup, which is made for this."
         )
-    if not 0 <= args.pretrained_lr_factor < math.inf:
-        raise AdminError(f"--pretrained-lr-factor is {args.pretrained_lr_factor}; expected 0 (frozen) or more.")
-    if not 0 <= args.more_dropout < 1:
-        raise AdminError(f"--more-dropout is {args.more_dropout}; expected 0 or more, and less than 1.")
-    if args.profile_sentences < 0:
-        raise AdminError(f"--profile-sentences is {args.profile_sentences}; expected 0 (all) or more.")

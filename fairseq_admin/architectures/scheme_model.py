@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -68,10 +67,7 @@ class SchemeModel(BaseFairseqModel):
         self.monitor = Monitor(every, thorough=cfg.admin_monitor > 0)
         stacks = stacks_of(self)
         if self.scheme.weights is not None:
-            # To a row's function, a model of one stack has another with no layers and the same embedding.
-            embedding = next(iter(stacks.values())).embed_tokens
-            none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=embedding, output_projection=None)
-            getattr(initial_weights, self.scheme.weights)(*(stacks.get(side, none) for side in ("encoder", "decoder")))
+            getattr(initial_weights, self.scheme.weights)(stacks)
         speed_up(self, cfg, stacks)
         if self.scheme.stock_layers:
             return
@@ -111,13 +107,6 @@ class SchemeModel(BaseFairseqModel):
             "(fairseq-admin fold) and script the stock model that it gives."
         )
 
-    def _recorded(self) -> bool:
-        return provenance.decode(getattr(self, provenance.KEY)) is not None
-
-    def train(self, mode: bool = True) -> SchemeModel:
-        """As torch's, which sets an attribute of every module, a slow thing; fairseq calls this twice an update."""
-        return self if all(module.training is mode for module in self.modules()) else super().train(mode)
-
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)
         if self.training:
@@ -145,14 +134,26 @@ class SchemeModel(BaseFairseqModel):
             record = profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens)
         self._record(record)
 
-    def _refuse_other_rule(self, state_dict: dict[str, Any]) -> None:
-        """Refuse another --admin-init than the one that ω is by: it would do nothing, since ω is not set again."""
-        if not self.scheme.omega or provenance.KEY not in state_dict:
+    def _refuse_other(self, state_dict: dict[str, Any]) -> None:
+        """Refuse another scheme's weights, but for a stock Transformer's with Admin, and ω by another rule.
+
+        Raises:
+            AdminError: the weights are such.
+        """
+        cfg, scheme = self.cfg, scheme_of(state_dict)
+        if self.scheme.omega and provenance.KEY not in state_dict:
+            return
+        if scheme != scheme_of(self.state_dict()):
+            raise AdminError(
+                f"the checkpoint is of --admin-scheme {scheme} and the model of --admin-scheme {cfg.admin_scheme}. "
+                "Give the checkpoint's, or another --save-dir to start again."
+            )
+        if not self.scheme.omega:
             return
         rule = (provenance.decode(state_dict[provenance.KEY]) or {}).get("rule")
-        if rule in RULES and rule != self.cfg.admin_init:  # a stock model's weights were taken over with ω = 1
+        if rule in RULES and rule != cfg.admin_init:  # a stock model's weights were taken over with ω = 1
             raise AdminError(
-                f"the checkpoint's omega is by --admin-init {rule}; --admin-init {self.cfg.admin_init} would change "
+                f"the checkpoint's omega is by --admin-init {rule}; --admin-init {cfg.admin_init} would change "
                 f"nothing. Give --admin-init {rule}, or another --save-dir to start again."
             )
 
@@ -164,14 +165,7 @@ class SchemeModel(BaseFairseqModel):
         Raises:
             AdminError: the weights have another depth, another scheme, another dictionary, or ω by another rule.
         """
-        own = self.state_dict()
-        found = scheme_of(state_dict)
-        if found != scheme_of(own) and not (self.scheme.omega and provenance.KEY not in state_dict):
-            raise AdminError(
-                f"the checkpoint is of --admin-scheme {found} and the model of --admin-scheme {self.cfg.admin_scheme}. "
-                "Give the checkpoint's, or another --save-dir to start again."
-            )
-        self._refuse_other_rule(state_dict)
+        self._refuse_other(state_dict)
         stacks = stacks_of(self)
         for side in stacks:
             kept = layers_to_keep(getattr(self.cfg, side))
@@ -180,10 +174,10 @@ class SchemeModel(BaseFairseqModel):
                 if model_cfg is not None:  # the run's own options, which are saved with the next checkpoint
                     setattr(model_cfg, f"{side}_layers", len(kept))
                     setattr(model_cfg, f"{side}_layers_to_keep", None)
-        adopt(state_dict, own, {side: len(layers_of(stack)) for side, stack in stacks.items()})
+        adopt(state_dict, self.state_dict(), {side: len(layers_of(stack)) for side, stack in stacks.items()})
         for counter in (self.skipped_updates, self.monitor):
             counter.restart()  # fairseq has just set the number of updates, without a batch
         result = super().load_state_dict(state_dict, strict)  # without the options, which would prune it again
-        if self.scheme.omega and self._recorded():
+        if self.scheme.omega and provenance.decode(getattr(self, provenance.KEY)) is not None:
             self._set_profiled()
         return result

@@ -8,7 +8,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from ..fast.model import decoder_class, encoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder, AdminEncoder
-from .config import TransformerAdminConfig, fill_sizes, nested
+from .config import TransformerAdminConfig, fill_sizes, flat_translation, nested
 from .presets import register_presets
 from .refusals import refuse_unsuitable
 from .scheme_model import SchemeModel
@@ -39,7 +39,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg, task):
-        transformer_cfg = nested(cfg)
+        transformer_cfg = nested(flat_translation(cfg))
         refuse_unsuitable(transformer_cfg)
         norm = SCHEMES[transformer_cfg.admin_scheme].norm
         for stack, place in zip((transformer_cfg.encoder, transformer_cfg.decoder), norm):

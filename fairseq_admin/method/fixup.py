@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .schemes import SUBLAYER_NORMS, attentions_of
+from .schemes import attentions_of, linears_of
 
 
 class Shift(nn.Module):
@@ -59,20 +59,13 @@ def _drop_bias(linear: nn.Linear) -> None:
 
 
 def set_up_layer(layer: Any) -> None:
-    """Turn one of fairseq's layers, just made, into Fixup's."""
+    """Turn one of fairseq's layers, just made, with `Shift`s for its norms, into Fixup's."""
     layer.normalize_before = True
-    for name in SUBLAYER_NORMS:
-        if getattr(layer, name, None) is not None:
-            setattr(layer, name, Shift())
-    attentions = attentions_of(layer)
-    for attention in attentions:
-        for linear in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj):
-            _drop_bias(linear)
-    for linear in (layer.fc1, layer.fc2):
+    for linear in linears_of(layer):
         _drop_bias(linear)
     layer.fc1.output_bias = nn.Parameter(torch.zeros(1))
     layer.fc1.register_forward_hook(_shift_output)
-    for last in (*attentions, layer.fc2):
+    for last in (*attentions_of(layer), layer.fc2):
         last.input_bias = nn.Parameter(torch.zeros(1))
         last.branch_multiplier = nn.Parameter(torch.ones(1))
         last.register_forward_hook(_end_branch)

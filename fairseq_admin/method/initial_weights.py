@@ -1,19 +1,36 @@
 """How the schemes draw their initial weights, where these are not fairseq's own.
 
-Each function takes an encoder and a decoder. For a model with one stack, the other one has no layers.
+Each function that a row of the table names takes a model's stacks, {"encoder": ..., "decoder": ...}, or the one that it
+has.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from .schemes import PerStack, attentions_of, layers_of
+from .schemes import SIDES, PerStack, attentions_of, layers_of, linears_of
+
+Stacks = Mapping[str, Any]
+
+
+def _depths(stacks: Stacks) -> tuple[int, int]:
+    """Layers of the encoder and of the decoder."""
+    encoder, decoder = (len(layers_of(stacks[side])) if side in stacks else 0 for side in SIDES)
+    return encoder, decoder
+
+
+def _layers(stacks: Stacks, per_stack: PerStack = (1.0, 1.0)) -> Iterator[tuple[Any, int, float]]:
+    """Every layer in forward order, with its number in its stack, from 1, and its stack's entry of `per_stack`."""
+    for side, value in zip(SIDES, per_stack):
+        if side in stacks:
+            for number, layer in enumerate(layers_of(stacks[side]), 1):
+                yield layer, number, value
 
 
 def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
@@ -55,77 +72,61 @@ def _draw(layer: Any, draw: Callable[..., Tensor], gain: float, query_gain: floa
         nn.init.zeros_(linear.bias)
 
 
-def _linears(layer: Any) -> list[Any]:
-    """Everything in a layer that has a weight matrix."""
-    names = [f"{name}_proj" for name in ("q", "k", "v", "out")]
-    return [*(getattr(it, name) for it in attentions_of(layer) for name in names), layer.fc1, layer.fc2]
-
-
-def deepnorm_weights(encoder: Any, decoder: Any) -> None:
+def deepnorm_weights(stacks: Stacks) -> None:
     """Xavier-normal; gain `deepnorm_gains`, except for queries and keys, whose gain is 1.
 
     Wang et al. 2022, section 2, figure 2a
     """
-    stacks = (encoder, decoder)
-    for stack, gain in zip(stacks, deepnorm_gains(*(len(layers_of(stack)) for stack in stacks))):
-        for layer in layers_of(stack):
-            _draw(layer, nn.init.xavier_normal_, gain)
+    for layer, _, gain in _layers(stacks, deepnorm_gains(*_depths(stacks))):
+        _draw(layer, nn.init.xavier_normal_, gain)
 
 
-def t_fixup_weights(encoder: Any, decoder: Any) -> None:
+def t_fixup_weights(stacks: Stacks) -> None:
     """Xavier-uniform; values, attention outputs and feed-forward times `t_fixup_gains`; embeddings times the decoder's.
 
     Huang et al. 2020, the steps of T-Fixup. The embeddings start as N(0, 1/C), as fairseq's do; vectors from a file are
     scaled as they are. A matrix tied to several places is scaled once.
     """
-    gains = _draw_t_fixup(encoder, decoder, query_gain=1.0)
-    _scale_embeddings((decoder, gains[1]), (encoder, gains[1]))
+    gains = t_fixup_gains(*_depths(stacks))
+    for layer, _, gain in _layers(stacks, gains):
+        _draw(layer, nn.init.xavier_uniform_, gain)
+    _scale_embeddings(stacks, (gains[1], gains[1]))
 
 
-def t_fixup_code_weights(encoder: Any, decoder: Any) -> None:
+def t_fixup_code_weights(stacks: Stacks) -> None:
     """As `t_fixup_weights`, but queries and keys keep fairseq's gain of 1/sqrt(2), and the encoder's embeddings, also
     where the decoder has the same, are multiplied by (9N)^(-1/4).
 
     The authors' code: layer6ai-labs/T-Fixup
     """
-    gains = _draw_t_fixup(encoder, decoder, query_gain=2**-0.5)
-    depth = len(layers_of(encoder))
-    _scale_embeddings((encoder, (9 * depth) ** (-1 / 4) if depth else gains[1]), (decoder, gains[1]))
+    encoder_layers, decoder_layers = _depths(stacks)
+    gains = t_fixup_gains(encoder_layers, decoder_layers)
+    for layer, _, gain in _layers(stacks, gains):
+        _draw(layer, nn.init.xavier_uniform_, gain, query_gain=2**-0.5)
+    _scale_embeddings(stacks, ((9 * encoder_layers) ** (-1 / 4) if encoder_layers else gains[1], gains[1]))
 
 
-def _draw_t_fixup(encoder: Any, decoder: Any, query_gain: float) -> PerStack:
-    """Returns the gains."""
-    stacks = (encoder, decoder)
-    gains = t_fixup_gains(*(len(layers_of(stack)) for stack in stacks))
-    for stack, gain in zip(stacks, gains):
-        for layer in layers_of(stack):
-            _draw(layer, nn.init.xavier_uniform_, gain, query_gain)
-    return gains
+@torch.no_grad()
+def _scale_embeddings(stacks: Stacks, factors: PerStack) -> None:
+    """Multiply the embeddings of each stack by its factor; where both have the same, by the encoder's."""
+    weights = {side: stack.embed_tokens.weight for side, stack in stacks.items()}
+    for side, factor in zip(SIDES, factors):
+        if side in weights and (side == "encoder" or weights[side] is not weights.get("encoder")):
+            weights[side].mul_(factor)
 
 
-def _scale_embeddings(*stacks_and_factors: tuple[Any, float]) -> None:
-    """Multiply every stack's embeddings by its factor; those of two stacks by the first's alone."""
-    scaled: list[Tensor] = []
-    with torch.no_grad():
-        for stack, factor in stacks_and_factors:
-            weight = stack.embed_tokens.weight
-            if all(weight is not it for it in scaled):
-                weight.mul_(factor)
-                scaled.append(weight)
-
-
-def dt_fixup_weights(encoder: Any, decoder: Any) -> None:
+def dt_fixup_weights(stacks: Stacks) -> None:
     """Xavier-uniform, every weight matrix; biases keep fairseq's law. `dt_fixup_scale` follows when μ is known.
 
     Xu et al. 2021, section 3. Every tensor of two dimensions, as in the authors' code (BorealisAI/DT-Fixup), which
     draws from Xavier's normal law.
     """
-    for stack in (encoder, decoder):
-        for layer in layers_of(stack):
-            for linear in _linears(layer):
-                nn.init.xavier_uniform_(linear.weight)
+    for layer, *_ in _layers(stacks):
+        for linear in linears_of(layer):
+            nn.init.xavier_uniform_(linear.weight)
 
 
+@torch.no_grad()
 def dt_fixup_scale(encoder: Any, largest_norm: float) -> None:
     """Divide values, attention outputs and feed-forward weights of N layers by sqrt(N (4μ² + 2μ + 2)).
 
@@ -137,13 +138,12 @@ def dt_fixup_scale(encoder: Any, largest_norm: float) -> None:
     """
     layers = layers_of(encoder)
     divisor = math.sqrt(len(layers) * (4 * largest_norm**2 + 2 * largest_norm + 2))
-    with torch.no_grad():
-        for layer in layers:
-            for linear in (layer.self_attn.v_proj, layer.self_attn.out_proj, layer.fc1, layer.fc2):
-                linear.weight.div_(divisor)
+    for layer in layers:
+        for linear in (layer.self_attn.v_proj, layer.self_attn.out_proj, layer.fc1, layer.fc2):
+            linear.weight.div_(divisor)
 
 
-def fixup_weights(encoder: Any, decoder: Any) -> None:
+def fixup_weights(stacks: Stacks) -> None:
     """Standard weights times L^(-1/(2m-2)) in each of L branches of m linear layers; a branch's last weights are 0.
 
     Zhang, Dauphin and Ma 2019, rules 1 and 2 (by a summary of the paper). As in the authors' code, m is 4 in an
@@ -152,7 +152,7 @@ def fixup_weights(encoder: Any, decoder: Any) -> None:
     unless it is tied to an embedding. Where that code differs from the paper, in taking L = 12 for every
     encoder-attention, the paper is followed.
     """
-    layers = [layer for stack in (encoder, decoder) for layer in layers_of(stack)]
+    layers = [layer for layer, *_ in _layers(stacks)]
     branches = sum(len(attentions_of(layer)) + 1 for layer in layers)
     for layer in layers:
         for attention in attentions_of(layer):
@@ -161,12 +161,12 @@ def fixup_weights(encoder: Any, decoder: Any) -> None:
             nn.init.zeros_(attention.out_proj.weight)
         nn.init.xavier_uniform_(layer.fc1.weight, gain=branches ** (-1 / 2))
         nn.init.zeros_(layer.fc2.weight)
-    projection = decoder.output_projection
-    if projection is not None and all(projection.weight is not it.embed_tokens.weight for it in (encoder, decoder)):
-        nn.init.zeros_(projection.weight)
+    output = getattr(stacks.get("decoder"), "output_projection", None)
+    if output is not None and all(output.weight is not stack.embed_tokens.weight for stack in stacks.values()):
+        nn.init.zeros_(output.weight)
 
 
-def looklinear_weights(encoder: Any, decoder: Any) -> None:
+def looklinear_weights(stacks: Stacks) -> None:
     """Feed-forward layers that are linear at first: their second half of units is the negative of the first.
 
         [V, -V] relu([W, -W] x) = V (relu(Wx) - relu(-Wx)) = V W x
@@ -177,56 +177,51 @@ def looklinear_weights(encoder: Any, decoder: Any) -> None:
     Raises:
         AdminError: a feed-forward layer's width is odd.
     """
-    for stack, side in ((encoder, "encoder"), (decoder, "decoder")):
-        for layer in layers_of(stack):
-            width = layer.fc1.out_features
-            if width % 2:
-                raise AdminError(
-                    f"--{side}-ffn-embed-dim is {width}; --admin-scheme looklinear mirrors one half in the other and "
-                    "needs an even width."
-                )
-            for linear in (layer.fc1, layer.fc2):
-                nn.init.xavier_uniform_(linear.weight)
-                nn.init.zeros_(linear.bias)
-            with torch.no_grad():
-                layer.fc1.weight[width // 2 :] = -layer.fc1.weight[: width // 2]
-                layer.fc2.weight[:, width // 2 :] = -layer.fc2.weight[:, : width // 2]
+    for layer, *_ in _layers(stacks):
+        width = layer.fc1.out_features
+        if width % 2:
+            raise AdminError(
+                f"a feed-forward layer is {width} wide; looklinear mirrors one half in the other and needs an even "
+                "--encoder-ffn-embed-dim and --decoder-ffn-embed-dim."
+            )
+        for linear in (layer.fc1, layer.fc2):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        with torch.no_grad():
+            layer.fc1.weight[width // 2 :] = -layer.fc1.weight[: width // 2]
+            layer.fc2.weight[:, width // 2 :] = -layer.fc2.weight[:, : width // 2]
 
 
-def ds_init_weights(encoder: Any, decoder: Any) -> None:
+def ds_init_weights(stacks: Stacks) -> None:
     """Xavier-uniform with gain 1/sqrt(l), every weight matrix of layer l.
 
     Zhang, Titov and Sennrich 2019, depth-scaled initialisation with alpha = 1
     """
-    for stack in (encoder, decoder):
-        for number, layer in enumerate(layers_of(stack), 1):
-            _draw(layer, nn.init.xavier_uniform_, number**-0.5, number**-0.5)
+    for layer, number, _ in _layers(stacks):
+        _draw(layer, nn.init.xavier_uniform_, number**-0.5, number**-0.5)
 
 
-def ds_init_code_weights(encoder: Any, decoder: Any) -> None:
+def ds_init_code_weights(stacks: Stacks) -> None:
     """Xavier-uniform with its variance times 1/sqrt(l), hence gain l^(-1/4); biases are 0.
 
     Queries, keys and values of self-attention are drawn as one matrix, of C to 3C channels: 1/sqrt(2) of that gain.
     The authors' code: bzhangGo/zero, variance_scaling_initializer(1/sqrt(l), "fan_avg", "uniform")
     """
-    for stack in (encoder, decoder):
-        for number, layer in enumerate(layers_of(stack), 1):
-            _draw(layer, nn.init.xavier_uniform_, number**-0.25, number**-0.25)
-            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-                nn.init.xavier_uniform_(projection.weight, gain=2**-0.5 * number**-0.25)
-            for attention in attentions_of(layer):
-                for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-                    nn.init.zeros_(projection.bias)
+    for layer, number, _ in _layers(stacks):
+        _draw(layer, nn.init.xavier_uniform_, number**-0.25, number**-0.25)
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+            nn.init.xavier_uniform_(projection.weight, gain=2**-0.5 * number**-0.25)
+        for attention in attentions_of(layer):
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+                nn.init.zeros_(projection.bias)
 
 
-def b2t_code_weights(encoder: Any, decoder: Any) -> None:
+@torch.no_grad()
+def b2t_code_weights(stacks: Stacks) -> None:
     """Every weight matrix of a layer, as it was drawn, times N^(-1/2) in the encoder and M^(-1/2) in the decoder.
 
     The authors' code: takase/b2t_connection, rescaling_init
     """
-    with torch.no_grad():
-        for stack in (encoder, decoder):
-            layers = layers_of(stack)
-            for layer in layers:
-                for linear in _linears(layer):
-                    linear.weight.mul_(len(layers) ** -0.5)
+    for layer, _, depth in _layers(stacks, _depths(stacks)):
+        for linear in linears_of(layer):
+            linear.weight.mul_(depth**-0.5)

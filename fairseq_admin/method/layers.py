@@ -1,22 +1,28 @@
-"""fairseq's layers with shortcut or branch scaled, nothing else changed.
+"""fairseq's layers with the sub-layers of a scheme; nothing else changed.
 
-fairseq's layers compute `norm(residual_connection(branch, shortcut))` and do not say which sub-layer is at it. A scale
-that is a whole layer's is applied right there. ω is a sub-layer's: `residual_connection` returns the pair, and each
+fairseq's layers compute `norm(residual_connection(branch, shortcut))` and do not say which sub-layer it is. A scale of
+a whole layer is applied right there. ω belongs to a sub-layer: `residual_connection` returns the pair, and each
 sub-layer's own norm, which knows its ω, adds it up. A forward hook on such a norm therefore sees the sub-layer's
-branch, shortcut and output, and costs nothing where there is none.
+branch, shortcut and output.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
 
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
 from .norms import BottomNorm, ShortcutNorm
-from .recomputed import recomputed
-from .schemes import EVERY, SUBLAYER_NORMS, Scheme
+from .schemes import EVERY, SUBLAYER_NORMS
 from .second_stream import pack, unpack
 
 
@@ -32,12 +38,49 @@ def ffn_law(cfg) -> str | None:
     return EVERY[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
 
 
-class _FeedForward:
-    """What every layer changes in fairseq's: the law of its feed-forward weights."""
+class _SchemeLayer:
+    """What an encoder's layer and a decoder's change in fairseq's, as a row of the table of schemes says.
+
+    The state dict holds a as `shortcut_scale`, a buffer, and b as `branch_scale`, a parameter, both of shape (1,) and
+    only where the scheme has them.
+    """
+
+    side: int
+    """Which entry of a `PerStack` is this layer's."""
+    embed_dim: int
+    self_attn_layer_norm: nn.Module
+    final_layer_norm: nn.Module
+    register_buffer: Callable[..., None]
+    shortcut_scale: Tensor | None
+    branch_scale: nn.Parameter | None
+    d: Tensor | None = None
+    """The second stream, within a forward."""
 
     def __init__(self, cfg, *args, **kwargs) -> None:
-        self._xavier = ffn_law(cfg) == "xavier"  # before fairseq's, which builds fc1 and fc2
+        self.scheme = EVERY[cfg.admin_scheme]
+        self._xavier = ffn_law(cfg) == "xavier"
         super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]
+        scheme = self.scheme
+        depths = cfg.encoder.layers, cfg.decoder.layers
+        scale = torch.tensor([scheme.shortcut(*depths)[self.side]]) if scheme.shortcut else None
+        self.register_buffer("shortcut_scale", scale)
+        self.branch_scale = nn.Parameter(torch.zeros(1)) if scheme.branch else None
+        if scheme.branch_norm:
+            (norm_inputs if scheme.branch_norm == "input" else norm_outputs)(self)
+        if scheme.bottom:
+            self.final_layer_norm = BottomNorm(self.embed_dim)
+        if scheme.fixup:
+            self._replace_norms(fixup.Shift)
+            fixup.set_up_layer(self)
+        elif scheme.omega:
+            self._replace_norms(lambda: ShortcutNorm(self.embed_dim))
+        elif scheme.norm[self.side] == "none":
+            self._replace_norms(nn.Identity)
+
+    def _replace_norms(self, make: Callable[[], nn.Module]) -> None:
+        for name in SUBLAYER_NORMS:
+            if getattr(self, name, None) is not None:
+                setattr(self, name, make())
 
     def build_fc1(self, *args):
         linear = super().build_fc1(*args)  # type: ignore[misc]
@@ -47,94 +90,24 @@ class _FeedForward:
         linear = super().build_fc2(*args)  # type: ignore[misc]
         return xavier(linear) if self._xavier else linear
 
-
-class StockEncoderLayer(_FeedForward, TransformerEncoderLayerBase):
-    """Stock encoder layer."""
-
-
-class StockDecoderLayer(_FeedForward, TransformerDecoderLayerBase):
-    """Stock decoder layer."""
-
-
-class _AdminLayer(_FeedForward):
-    """What both of Admin's layers change in fairseq's."""
-
-    def residual_connection(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        return x, residual
-
-
-class AdminEncoderLayer(_AdminLayer, TransformerEncoderLayerBase):
-    """Stock encoder layer; its two norms scale their shortcuts."""
-
-    def __init__(self, cfg, return_fc: bool = False) -> None:
-        super().__init__(cfg, return_fc=return_fc)
-        self.self_attn_layer_norm = ShortcutNorm(self.embed_dim)
-        self.final_layer_norm = ShortcutNorm(self.embed_dim)
-
-
-class AdminDecoderLayer(_AdminLayer, TransformerDecoderLayerBase):
-    """Stock decoder layer; its three norms (two without encoder-attention) scale their shortcuts."""
-
-    def __init__(self, cfg, no_encoder_attn: bool = False) -> None:
-        super().__init__(cfg, no_encoder_attn)
-        self.self_attn_layer_norm = ShortcutNorm(self.embed_dim)
-        if not no_encoder_attn:
-            self.encoder_attn_layer_norm = ShortcutNorm(self.embed_dim)
-        self.final_layer_norm = ShortcutNorm(self.embed_dim)
-
-
-class _ScaledLayer(_FeedForward):
-    """What both layers of the schemes without ω change in fairseq's.
-
-    The state dict holds a as `shortcut_scale`, a buffer, and b as `branch_scale`, a parameter, both of shape (1,) and
-    only where the scheme has them.
-    """
-
-    final_layer_norm: nn.Module
-
-    shortcut_scale: Tensor | None
-    branch_scale: nn.Parameter | None
-    second_stream: bool
-    d: Tensor | None = None
-    """The second stream, within a forward."""
-
-    def _set_up(self, scheme: Scheme, stack: int, cfg) -> None:
-        """Take over what a row of the table says of the encoder (stack 0) or the decoder (stack 1)."""
-        shortcut = (
-            torch.tensor([scheme.shortcut(cfg.encoder.layers, cfg.decoder.layers)[stack]]) if scheme.shortcut else None
-        )
-        self.register_buffer("shortcut_scale", shortcut)  # type: ignore[attr-defined]
-        self.branch_scale = nn.Parameter(torch.zeros(1)) if scheme.branch else None
-        self.second_stream = scheme.second_stream
-        if scheme.branch_norm:
-            (norm_inputs if scheme.branch_norm == "input" else norm_outputs)(self)
-        if scheme.bottom:
-            self.final_layer_norm = BottomNorm(self.embed_dim)  # type: ignore[attr-defined]
-        if scheme.fixup:
-            fixup.set_up_layer(self)
-        elif scheme.norm[stack] == "none":
-            for name in SUBLAYER_NORMS:
-                if getattr(self, name, None) is not None:
-                    setattr(self, name, nn.Identity())
-
     def forward(self, x: Tensor, *args, **kwargs):
         """As fairseq's; with a second stream, x holds both."""
-        if self.second_stream:
-            x, self.d = unpack(x, self.embed_dim)  # type: ignore[attr-defined]
-            try:
-                return pack(super().forward(x, *args, **kwargs), self.d)  # type: ignore[misc]
-            finally:
-                self.d = None
-        if not isinstance(self.final_layer_norm, BottomNorm):
-            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
-        self.final_layer_norm.bottom = x
-        try:
-            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
-        finally:
+        if self.scheme.second_stream:
+            x, self.d = unpack(x, self.embed_dim)
+            output = pack(super().forward(x, *args, **kwargs), self.d)  # type: ignore[misc]
+            self.d = None
+            return output
+        if isinstance(self.final_layer_norm, BottomNorm):
+            self.final_layer_norm.bottom = x
+            output = super().forward(x, *args, **kwargs)  # type: ignore[misc]
             self.final_layer_norm.bottom = None
+            return output
+        return super().forward(x, *args, **kwargs)  # type: ignore[misc]
 
-    def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
-        """a · shortcut + b · branch. Shapes (T, B, C)."""
+    def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """a · shortcut + b · branch, or both for a norm that adds them up. Shapes (T, B, C)."""
+        if self.scheme.omega:
+            return x, residual
         if self.branch_scale is not None:
             x = x * self.branch_scale
         if self.d is not None:
@@ -144,22 +117,30 @@ class _ScaledLayer(_FeedForward):
         return residual + x
 
 
-class ScaledEncoderLayer(_ScaledLayer, TransformerEncoderLayerBase):
-    """Stock encoder layer, shortcut and branch scaled, or without norms."""
+class SchemeEncoderLayer(_SchemeLayer, TransformerEncoderLayerBase):
+    """fairseq's encoder layer with the sub-layers of a scheme."""
 
-    def __init__(self, cfg, scheme: Scheme, return_fc: bool = False) -> None:
-        super().__init__(cfg, return_fc=return_fc)
-        self._set_up(scheme, 0, cfg)
+    side = 0
 
 
-class ScaledDecoderLayer(_ScaledLayer, TransformerDecoderLayerBase):
-    """Stock decoder layer, shortcut and branch scaled, or without norms."""
+class SchemeDecoderLayer(_SchemeLayer, TransformerDecoderLayerBase):
+    """fairseq's decoder layer with the sub-layers of a scheme."""
 
-    def __init__(self, cfg, scheme: Scheme, no_encoder_attn: bool = False) -> None:
-        super().__init__(cfg, no_encoder_attn)
-        self._set_up(scheme, 1, cfg)
+    side = 1
 
 
-def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
-    """What fairseq's build_encoder_layer and build_decoder_layer do to a layer they have made."""
-    return recomputed(layer, cfg.offload_activations) if cfg.checkpoint_activations else layer
+def recomputed(layer: nn.Module, cfg: Any) -> nn.Module:
+    """With `--checkpoint-activations`, a layer whose backward computes it again; else the layer itself.
+
+    torch computes it as in the forward. fairseq's own wrapper forgets autocast: under --amp it would compute in
+    float32, which takes other kernels, more time and more memory.
+    """
+    if cfg.checkpoint_activations:
+        layer.forward = partial(_computed_twice, layer.forward, cfg.offload_activations)
+    return layer
+
+
+def _computed_twice(forward: Callable[..., Any], offload: bool, *args: Any, **kwargs: Any) -> Any:
+    """`offload` keeps the layer's input on the CPU."""
+    with save_on_cpu() if offload else contextlib.nullcontext():
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+SIDES = ("encoder", "decoder")
 PerStack = tuple[float, float]
 """A number for the encoder and one for the decoder."""
 
@@ -98,7 +99,7 @@ def keel_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
 
 def stacks_of(model: Any) -> dict[str, Any]:
     """The encoder and the decoder of a model, where it has them. RoBERTa's encoder holds its stack next to a head."""
-    sides = {side: getattr(model, side) for side in ("encoder", "decoder") if hasattr(model, side)}
+    sides = {side: getattr(model, side) for side in SIDES if hasattr(model, side)}
     return {side: getattr(stack, "sentence_encoder", stack) for side, stack in sides.items()}
 
 
@@ -110,6 +111,12 @@ def layers_of(stack: Any) -> tuple[Any, ...]:
 def attentions_of(layer: Any) -> tuple[Any, ...]:
     """A layer's self-attention and, where it has one, its encoder-attention."""
     return tuple(it for it in (layer.self_attn, getattr(layer, "encoder_attn", None)) if it is not None)
+
+
+def linears_of(layer: Any) -> tuple[Any, ...]:
+    """Every linear layer of a layer, those of its attentions first."""
+    attentions = [(it.q_proj, it.k_proj, it.v_proj, it.out_proj) for it in attentions_of(layer)]
+    return (*(linear for linears in attentions for linear in linears), layer.fc1, layer.fc2)
 
 
 SCHEMES: dict[str, Scheme] = {
@@ -169,8 +176,8 @@ SCHEMES: dict[str, Scheme] = {
     "keel": Scheme("Keel", "Chen and Wei 2026", shortcut=keel_scales, branch_norm="input"),
 }
 
-ON_TOP: dict[str, Scheme] = {
-    # μ, which its weights are divided by, is measured on the pre-trained encoder: on_top.py.
+FOR_EXTRA_LAYERS: dict[str, Scheme] = {
+    # μ, which its weights are divided by, is measured on the pre-trained encoder: extra_layers.py.
     "dt-fixup": Scheme(
         "DT-Fixup",
         "Xu et al. 2021, section 3; BorealisAI/DT-Fixup, spider/semparser",
@@ -181,5 +188,5 @@ ON_TOP: dict[str, Scheme] = {
 }
 """Rows for new layers on top of a pre-trained encoder alone (deeper_model.py)."""
 
-EVERY: dict[str, Scheme] = {**SCHEMES, **ON_TOP}
+EVERY: dict[str, Scheme] = {**SCHEMES, **FOR_EXTRA_LAYERS}
 """What new layers can have."""

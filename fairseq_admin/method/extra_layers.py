@@ -14,8 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -51,8 +49,7 @@ class MoreLayers(AdminEncoder):
         del self.embed_tokens
         self.scheme = EVERY[cfg.admin_scheme]
         if self.scheme.weights is not None:
-            none = SimpleNamespace(layers=nn.ModuleList(), embed_tokens=None, output_projection=None)
-            getattr(initial_weights, self.scheme.weights)(self, none)
+            getattr(initial_weights, self.scheme.weights)({"encoder": self})
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
         self.by_norm = cfg.admin_scheme == "dt-fixup"
         self.measured = self.by_norm or (self.scheme.omega and not rule_by_depth)
@@ -62,8 +59,8 @@ class MoreLayers(AdminEncoder):
                 norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
             self.record({"rule": cfg.admin_init} if norms else {})
 
-    def record(self, found: dict[str, Any]) -> None:
-        record = {"scheme": self.cfg.admin_scheme, **found, "version": __version__}
+    def record(self, measured: dict[str, Any]) -> None:
+        record = {"scheme": self.cfg.admin_scheme, **measured, "version": __version__}
         getattr(self, provenance.KEY).copy_(provenance.encode(record))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
@@ -96,9 +93,13 @@ def batched(sentences: Iterable[Tensor], budget: int, padding: int, device: torc
     yield pad_sequence(batch, batch_first=True, padding_value=padding).to(device)
 
 
-def largest_norm(features: Tensor, real: Tensor) -> Tensor:
-    """The largest L2 norm over the channels of the positions that are not padding. Shapes (B, T, C) and (B, T)."""
-    return torch.linalg.vector_norm(features[real].double(), dim=-1).max()
+def largest_norm(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], padding: int) -> Tensor:
+    """μ: the largest L2 norm over the channels of any position, but padding, of any batch. Shape (1,).
+
+    Args: as for `set_up`.
+    """
+    norms = [torch.linalg.vector_norm(encode(it)[it.ne(padding)].double(), dim=-1).max() for it in batches]
+    return torch.stack(norms).max()[None]
 
 
 def measured_omega(more: MoreLayers, tokens: Tensor, features: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ def measured_omega(more: MoreLayers, tokens: Tensor, features: Tensor) -> Tensor
 
 
 def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], sentences: int) -> None:
-    """Measure, and set ω or scale the weights, the same on all data-parallel ranks; write down what was found.
+    """Measure, and set ω or scale the weights, the same on all data-parallel ranks; write down what was measured.
 
     Args:
         more: the new layers, in evaluation mode.
@@ -122,34 +123,32 @@ def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterab
         AdminError: a measurement is not a finite number.
     """
     start = time.perf_counter()
+    what = "the largest norm of the encoder's output (mu)" if more.by_norm else "omega of the new layers"
     with torch.no_grad():
         if more.by_norm:
-            found = torch.stack([largest_norm(encode(it), it.ne(more.padding_idx)) for it in batches]).max()[None]
-            what = "the largest norm of the encoder's output (mu)"
+            measured = largest_norm(encode, batches, more.padding_idx)
         else:
-            (tokens,) = islice(batches, 1)
-            found, sentences = measured_omega(more, tokens, encode(tokens)), len(tokens)
-            what = "omega of the new layers"
-    found = from_first_rank(found)
-    if not torch.isfinite(found).all():
+            tokens = next(iter(batches))
+            sentences, measured = len(tokens), measured_omega(more, tokens, encode(tokens))
+    measured = from_first_rank(measured)
+    if not torch.isfinite(measured).all():
         raise AdminError(
-            f"the pass over the training set measured {found[~torch.isfinite(found)][0].item()} for {what}; a finite "
-            "number was expected. The pre-trained encoder's output overflows, or its weights are damaged: check it "
-            "with fairseq-validate, or train in fp32."
+            f"the pass over the training set measured {measured[~torch.isfinite(measured)][0].item()} for {what}; a "
+            "finite number was expected. The pre-trained encoder's output overflows, or its weights are damaged: check "
+            "it with fairseq-validate, or train in fp32."
         )
     if more.by_norm:
-        initial_weights.dt_fixup_scale(more, found.item())
-        result: dict[str, Any] = {"mu": found.item()}
+        initial_weights.dt_fixup_scale(more, measured.item())
+        more.record({"mu": measured.item(), "sentences": sentences})
     else:
-        for norm, omega in zip(shortcut_norms(more), found):
+        for norm, omega in zip(shortcut_norms(more), measured):
             norm.set_omega(omega)
-        result = {"rule": more.cfg.admin_init}
-    more.record({**result, "sentences": sentences})
+        more.record({"rule": more.cfg.admin_init, "sentences": sentences})
     logger.info(
         "Admin: %s on %d sentences in evaluation mode in %.2f s: %.4g%s",
         what,
         sentences,
         time.perf_counter() - start,
-        found.min(),
-        "" if more.by_norm else f" to {found.max():.4g}",
+        measured.min(),
+        "" if more.by_norm else f" to {measured.max():.4g}",
     )

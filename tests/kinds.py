@@ -1,0 +1,108 @@
+"""The three kinds of model that the tests hold against the same promises: translation, language, masked language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import language
+import masked
+import reference
+import torch
+from reference import PAD
+from torch import Tensor, nn
+
+from fairseq_admin.method.norms import shortcut_norms
+from fairseq_admin.method.schemes import stacks_of
+
+SIZES = {
+    **{f"{side}_embed_dim": 32 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_embed_dim": 64 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+}
+"""The translation models': depths that no formula can mix up unnoticed."""
+STILL = {"dropout": 0.0, "attention_dropout": 0.0}
+
+
+class Kind(NamedTuple):
+    name: str
+    build: Callable[..., nn.Module]
+    """Ours, from options; 3 layers, or 3 and 2."""
+    stock: Callable[..., nn.Module]
+    """fairseq's own of the same sizes."""
+    batch: Callable[..., dict[str, Tensor]]
+    """What each stack reads. Shape (B, T)."""
+    parts: dict[str, tuple[str, ...]]
+    """fairseq's options for each scheme that is its own: the flags that are on."""
+
+
+def _translation(arch: str, **options: Any) -> nn.Module:
+    return reference.build(arch, **{**SIZES, "dropout": 0.1, **options})
+
+
+def _pair(**options: Any) -> dict[str, Tensor]:
+    src, _, prev = reference.batch(**options)
+    return {"encoder": src, "decoder": prev}
+
+
+ENCODER, DECODER = ("encoder_normalize_before",), ("decoder_normalize_before",)
+KINDS = {
+    "translation": Kind(
+        "translation",
+        partial(_translation, "transformer_admin"),
+        partial(_translation, "transformer"),
+        _pair,
+        {"post-ln": (), "pre-ln": ENCODER + DECODER, "post-ln-pre-ln": DECODER},
+    ),
+    "language": Kind(
+        "language",
+        language.build,
+        partial(language.build, "transformer_lm"),
+        lambda **options: {"decoder": language.batch(**options)},
+        {"post-ln": (), "pre-ln": DECODER, "post-ln-pre-ln": DECODER},
+    ),
+    "masked": Kind(
+        "masked",
+        masked.build,
+        partial(masked.build, "roberta"),
+        lambda **options: {"encoder": masked.batch(**options)},
+        {"post-ln": (), "pre-ln": ENCODER, "post-ln-pre-ln": ()},
+    ),
+}
+
+
+def logits(model: nn.Module, words: dict[str, Tensor], seed: int = 5) -> Tensor:
+    """What a model makes of a batch, with dropout drawn from a seed. Shape (B, T, V)."""
+    torch.manual_seed(seed)
+    if len(words) == 1:
+        return model(*words.values())[0]
+    return model(words["encoder"], words["encoder"].ne(PAD).sum(1), words["decoder"])[0]
+
+
+def trained(model: nn.Module, words: dict[str, Tensor], steps: int = 2) -> dict[str, Tensor]:
+    """Logits and gradients of training steps with dropout, and the weights after them."""
+    optimizer, model = torch.optim.Adam(model.parameters(), lr=1e-3), model.train()
+    tensors: dict[str, Tensor] = {}
+    for step in range(steps):
+        optimizer.zero_grad()
+        tensors[f"logits {step}"] = logits(model, words, seed=step)
+        torch.log_softmax(tensors[f"logits {step}"].float(), -1)[..., 3].sum().neg().backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        tensors.update({f"gradient {step} {name}": gradient for name, gradient in gradients.items()})
+        optimizer.step()
+    return {**tensors, **model.state_dict()}
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    """The same tensors, bit for bit."""
+    assert one.keys() == other.keys()
+    differing = [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
+    assert [name for name in differing if "_float_tensor" not in name] == []  # fairseq leaves that one as memory was
+
+
+def omegas(model: nn.Module) -> list[float]:
+    """ω of every sub-layer in forward order, the first channel's."""
+    return [norm.omega[0].item() for stack in stacks_of(model).values() for norm in shortcut_norms(stack)]
