@@ -58,7 +58,7 @@ $(foreach name,$(COUNTS),$(if $(strip $($(name))),$(if $(call counts,$($(name)))
 # Other numbers, in lists too: whole ones of 0 or more; and others, of which SHARES are below 1.
 WHOLE := SEED WARMUP SEEDS WARMUPS
 SHARES := DROPOUT ATTENTION_DROPOUT ACTIVATION_DROPOUT LABEL_SMOOTHING BETA2S
-NUMBERS := $(SHARES) LR CLIP_NORM WEIGHT_DECAY LENPEN PRICE RATES LRS ADAM_LRS SGD_LRS
+NUMBERS := $(SHARES) LR CLIP_NORM WEIGHT_DECAY LENPEN PRICE MEMORY RATES LRS ADAM_LRS SGD_LRS
 is-number = $(and $(filter-out .,$(1)),$(filter 0% 1% 2% 3% 4% 5% 6% 7% 8% 9% .%,$(1)),$(filter x x. xe x.e xe- x.e-,x$(call without-digits,$(1))))
 is-share = $(and $(filter 0 0.% .% %e-%,$(1)),$(is-number))
 # $(call each,function,names,what is expected): of the variables that are there, every word; those not in AXES have one.

@@ -1,29 +1,16 @@
 # What a run trains on: the GPUs and machines there are, and how an update's tokens are split over them.
 #
-# Reads the model's sizes, and the variables below. Gives MAX_TOKENS, UPDATE_FREQ, HELD, NEED (a line on memory), MACHINES,
-# and what precision.mk gives.
+# Gives MAX_TOKENS, UPDATE_FREQ, HELD, LESS, MACHINES, and what precision.mk gives.
 
 include recipes/precision.mk
 
-# Which code computes the layers and the loss: fairseq's own where TRAIN_ARGS wants it, or has an option that the fast code
-# gives way to.
-PLAIN_LAYERS := $(filter off --admin-fast=off --quant-noise-% --cross-self-attention %-xformers-att-config,$(TRAIN_ARGS))
-PLAIN_LOSS := $(and $(filter --criterion --criterion=%,$(TRAIN_ARGS)),$(if $(filter %_fast,$(TRAIN_ARGS)),,yes))
-# Units of the longest sentences, which a batch of them must fit with.
-LONGEST ?= 256
-MODEL_SIZES := --encoder-layers $(or $(ENCODER_LAYERS),0) --decoder-layers $(or $(DECODER_LAYERS),$(LAYERS)) --width $(WIDTH) \
-	--ffn $(FFN) --heads $(HEADS) --words $(MERGES) --dropout $(DROPOUT) $(ATTENTION_DROPOUT:%=--attention-dropout %) \
-	$(ACTIVATION_DROPOUT:%=--activation-dropout %) --precision $(or $(PRECISION),fp32) --length $(LONGEST) \
-	--scheme $(METHOD) $(if $(PLAIN_LAYERS),--layers plain) $(if $(PLAIN_LOSS),--loss plain) \
-	$(if $(filter --checkpoint-activations,$(TRAIN_ARGS)),--checkpoint) $(ON_CPU)
-
-# Either a recipe says MAX_TOKENS and UPDATE_FREQ; or it says TOKENS an update and the paper's batch A_DEVICE, and the
-# rest follows from the model's sizes, GPUS, NODES, the GPUs' MEMORY in GB, or MAX_TOKENS if the user gives one.
+# Either a recipe says MAX_TOKENS and UPDATE_FREQ; or it says TOKENS an update, the paper's batch A_DEVICE, and BY_MEMORY, the
+# largest batch by GB of a GPU. The rest follows from GPUS, NODES, the GPUs' MEMORY in GB, or MAX_TOKENS if the user gives one.
 UPDATE_FREQ ?= 1
 NODES ?= 1
 ifdef TOKENS
-BATCHES := $(ASK).batch $(TOKENS) --a-device $(A_DEVICE) --nodes $(NODES) $(GPUS:%=--devices %) \
-	$(MAX_TOKENS:%=--max-tokens %) $(MEMORY:%=--memory %) $(MODEL_SIZES)
+BATCHES := $(ASK).batch $(TOKENS) --a-device $(A_DEVICE) $(if $(BY_MEMORY),--by $(BY_MEMORY)) --nodes $(NODES) $(GPUS:%=--devices %) \
+	$(MAX_TOKENS:%=--max-tokens %) $(MEMORY:%=--memory %) --precision $(or $(PRECISION),fp32) $(ON_CPU)
 PLAN := $(shell $(BATCHES) 2>&1)
 ifneq ($(.SHELLSTATUS),0)
 $(error $(PLAN))
@@ -31,13 +18,11 @@ endif
 override GPUS := $(call field,GPUS,$(PLAN))
 override MAX_TOKENS := $(call field,MAX_TOKENS,$(PLAN))
 override UPDATE_FREQ := $(call field,UPDATE_FREQ,$(PLAN))
-CHECKPOINT := $(filter yes,$(call field,CHECKPOINT,$(PLAN)))
-NEED := $(wordlist 5,99,$(PLAN))
+# The batch to give where this one runs out of memory.
+LESS := $(call field,LESS,$(PLAN))
 HELD := --tokens-per-update $(TOKENS)
 else
 GPUS ?= 1
-NEED := $(wordlist 5,99,$(shell $(ASK).batch $$(( $(MAX_TOKENS) * $(UPDATE_FREQ) )) --a-device $(MAX_TOKENS) --devices 1 \
-	--max-tokens $(MAX_TOKENS) $(MODEL_SIZES)))
 endif
 
 # Every node runs the same command, with its number NODE (SLURM tells it) and the first one's address, MASTER.
@@ -63,5 +48,4 @@ RENDEZVOUS := $(if $(GPUS:1=),--distributed-init-method "tcp://localhost:$$($(PY
 endif
 WORLD := $(if $(ON_CPU),$(NODES),$(shell echo $$(( $(NODES) * $(GPUS) ))))
 ON_CPUS := --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp
-MACHINES := --distributed-world-size $(WORLD) $(RENDEZVOUS) $(if $(and $(RENDEZVOUS),$(ON_CPU)),$(ON_CPUS)) \
-	$(if $(CHECKPOINT),--checkpoint-activations)
+MACHINES := --distributed-world-size $(WORLD) $(RENDEZVOUS) $(if $(and $(RENDEZVOUS),$(ON_CPU)),$(ON_CPUS))

@@ -70,9 +70,7 @@ KIND := $(if $(EPOCHS),epochs,updates)
 
 $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 	# train: $(or $(EPOCHS:%=% epochs),$(UPDATES) updates), each of $(NODES) x $(GPUS) x $(UPDATE_FREQ) batches of up to $(MAX_TOKENS) tokens
-	$(if $(NEED),# memory: at most $(NEED))
 	$(if $(CHECK_GPUS),@$(BATCHES) --check > /dev/null)
-	@$(SHORT_PREFLIGHT)
 	mkdir -p $(RUN)/checkpoints
 	$(STEP).train $(BINARY) --user-dir fairseq_admin $(TASK) --arch $(ARCH) --admin-scheme $(METHOD) \
 		$(WEIGHTS) $(MODEL) $(OPTIMISATION) $(BATCH_SIZE) $(PRECISE) $(MACHINES) \
@@ -80,7 +78,7 @@ $(TRAINED): $(BINARISED) | $(RUN)/settings.json
 		--tensorboard-logdir $(RUN)/tensorboard $(if $(WANDB),--wandb-project $(call quoted,$(WANDB))) \
 		--log-format json --log-interval $(LOG_EVERY) $(TRAIN_ARGS) 2>&1 \
 		| tee -a $(RUN)/train$(patsubst %,-node%,$(filter-out 0,$(NODE))).log \
-		| $(STEP).progress $(if $(EPOCHS),--epochs $(EPOCHS),--updates $(UPDATES))
+		| $(STEP).progress $(if $(EPOCHS),--epochs $(EPOCHS),--updates $(UPDATES)) $(LESS:%=--less %)
 	touch $@
 
 include recipes/preflight/preflight.mk

@@ -7,15 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
-from recipes.preflight import trial
-from recipes.steps.activations import Sizes
-from recipes.steps.memory import most
+from recipes.gpu_trial.sample import write_sample
+from recipes.preflight.updates import intervals, run_updates, seconds
 
 LIMIT = 480.0
 """Seconds that a step may take."""
@@ -32,6 +32,22 @@ PRECISIONS = {
     "fp32": "",
 }
 """fairseq's options, as in recipes/precision.mk."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model's, and how it trains."""
+
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    width: int = 512
+    ffn: int = 2048
+    heads: int = 8
+    words: int = 32768
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    precision: str = "fp16"
 
 
 @dataclass(frozen=True)
@@ -55,12 +71,12 @@ class Scale:
 
 ON_GPU = Scale(
     "cuda", ((6, 6), (18, 18), (60, 12)), (4096, 8192, 16384), tuple(PRECISIONS),
-    Sizes(attention_dropout=0.1, activation_dropout=0.1, loss="plain"), 12, ("-m", "cuda", "tests"),
+    Sizes(attention_dropout=0.1, activation_dropout=0.1), 12, ("-m", "cuda", "tests"),
     ("float16", "bfloat16"),
 )  # fmt: skip
 ON_CPU = Scale(
     "cpu", ((1, 1), (2, 1)), (256, 512), ("fp32", "bf16"),
-    Sizes(width=16, ffn=32, heads=2, words=100, loss="plain", gpu=False), 3, ("tests/test_omega.py",),
+    Sizes(width=16, ffn=32, heads=2, words=100), 6, ("tests/test_omega.py",),
     ("float32",),
 )  # fmt: skip
 
@@ -123,22 +139,24 @@ def run_tests(scale: Scale, folder: Path) -> Rows:
 
 
 def measure_sizes(scale: Scale, layers: tuple[int, int], precision: str, folder: Path) -> Rows:
-    """Step time and peak memory of the plugin's and of fairseq's own Post-LN, and the formula's memory."""
+    """Step time of the plugin's and of fairseq's own Post-LN, and on a GPU its peak memory."""
     rows, length = [], 64
     for tokens in scale.tokens:
         sizes = replace(scale.base, encoder_layers=layers[0], decoder_layers=layers[1], precision=precision)
         row = {"layers": f"{layers[0]}L-{layers[1]}L", "precision": precision, "tokens": tokens}
         for name, method in (("plugin", "admin"), ("stock", STOCK)):
             options = [*model_options(scale, method, sizes), "--max-tokens", str(tokens)]
-            corpus = trial.Corpus(("a", "b"), 0, (30, 30), length, sizes.words)
-            found = trial.measure(
-                options, corpus, None, folder, updates=scale.updates, seconds=LIMIT / 8, total=scale.memory
-            )
-            if isinstance(found, str):
-                row |= {f"{name} ms": found}
-                continue
-            row |= {f"{name} ms": round(1000 * found.seconds, 1), f"{name} GB": round(found.memory / 1e9, 3)}
-            row["formula GB"] = round(most(sizes, found.batches).peak / 1e9, 3)
+            with tempfile.TemporaryDirectory(dir=folder) as work:
+                write_sample(Path(work), ("a", "b"), (30, 30), length, sizes.words, tokens * (scale.updates + 2))
+                try:
+                    found = run_updates(options, Path(work), Path(work), scale.updates, LIMIT / 8)
+                except ValueError as error:
+                    row |= {f"{name} ms": str(error)}
+                    continue
+            row[f"{name} ms"] = round(1000 * seconds(found), 1)
+            if scale.memory:
+                free = min(float(it["gb_free"]) for it in found)
+                row[f"{name} GB"] = round((scale.memory - free * 2**30) / 1e9, 3)
         rows.append(row)
     return rows
 
@@ -167,7 +185,7 @@ def resume(scale: Scale, folder: Path) -> Rows:
     work = folder / "resume"
     shutil.rmtree(work, ignore_errors=True)  # of a trial that was killed here
     work.mkdir(parents=True)
-    trial.write_sample(work, ("a", "b"), (12, 12), 24, sizes.words, scale.tokens[0] * 16)
+    write_sample(work, ("a", "b"), (12, 12), 24, sizes.words, scale.tokens[0] * 16)
     losses = {}
     for name in ("whole", "killed"):
         options = [*model_options(scale, "admin", sizes), "--max-tokens", str(scale.tokens[0]), "--max-update", "12"]
@@ -183,11 +201,11 @@ def resume(scale: Scale, folder: Path) -> Rows:
         done = subprocess.run([*ENDING_WITH_IT, *command], capture_output=True, text=True, timeout=LIMIT)
         if done.returncode:
             raise ValueError(f"training ended with status {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
-        intervals = trial.read([(0.0, line) for line in (done.stdout + done.stderr).splitlines()])
-        if not intervals:
+        updates = intervals([(0.0, line) for line in (done.stdout + done.stderr).splitlines()])
+        if not updates:
             raise ValueError("the kill came after the last update, so nothing was left to train. Run the trial again.")
-        losses[name] = float(intervals[-1]["loss"])
-        first = int(intervals[0]["num_updates"])
+        losses[name] = float(updates[-1]["loss"])
+        first = int(updates[0]["num_updates"])
     return [{"loss, whole": losses["whole"], "loss, killed": losses["killed"], "went on at update": first}]
 
 

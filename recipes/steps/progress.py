@@ -23,6 +23,8 @@ CONTINUED = re.compile(r"\s|\)")
 HYPOTHESIS = re.compile(r"H-\d+\t")
 DETAIL = re.compile(r"[STDPAEI]-\d+(_\d+)?\t")
 SENTENCES = 100
+OUT_OF_MEMORY = "OOM: Ran out of memory"
+"""What fairseq says where a GPU has run out of memory. It skips the batch, and goes on."""
 
 
 def duration(seconds: float) -> str:
@@ -37,16 +39,22 @@ def position(record: Record, updates: int, epochs: int) -> str:
     return f"update {record.updates:>6}/{updates}"
 
 
-def progress(lines: Iterable[str], updates: int = 0, epochs: int = 0, clock=time.monotonic) -> Iterator[str]:
+def progress(
+    lines: Iterable[str], updates: int = 0, epochs: int = 0, less: int = 0, clock=time.monotonic
+) -> Iterator[str]:
     """What to show for each line of fairseq's output, if anything.
 
     A run lasts `updates` updates, or `epochs` epochs. The time left counts from the first interval seen, so it is right
-    for a resumed run too.
+    for a resumed run too. `less` is the batch, in tokens, to give where this one runs out of memory.
     """
     first: tuple[float, float] | None = None
     hypotheses = 0
-    hidden = False
+    hidden = warned = False
     for line in lines:
+        if OUT_OF_MEMORY in line and not warned:
+            warned = True
+            said = f"stop this, and give MAX_TOKENS={less or 'less'}; an update holds as many tokens as before."
+            yield f"Out of memory: {said}"
         record = parse(line)
         if record and record.tag == "train_inner":
             now = clock()
@@ -77,9 +85,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--updates", type=int, default=0, help="updates the run will make")
     parser.add_argument("--epochs", type=int, default=0, help="or epochs")
+    parser.add_argument("--less", type=int, default=0, help="the batch to give where a GPU runs out of memory")
     args = parser.parse_args()
     try:
-        for text in progress(sys.stdin, args.updates, args.epochs):
+        for text in progress(sys.stdin, args.updates, args.epochs, args.less):
             print(text, flush=True)
     except KeyboardInterrupt:
         pass

@@ -1,0 +1,63 @@
+"""A few real updates of a training, and when each was told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from recipes.steps.logs import stats
+
+# The first updates profile, allocate and compile, and are not timed.
+WARM_UP = 3
+
+
+def intervals(lines: Iterable[tuple[float, str]]) -> list[dict]:
+    """fairseq's intervals of one update each, with the time `at` which each was told. (Its own are whole seconds.)"""
+    found = [(when, stats(line)) for when, line in lines]
+    return [{**values[1], "at": when} for when, values in found if values and values[0] == "train_inner"]
+
+
+def run_updates(options: list[str], data: Path, folder: Path, updates: int, limit: float) -> list[dict]:
+    """Train so many updates; the intervals of those that were made within `limit` seconds.
+
+    Args:
+        options: fairseq-train's, but for the data and how long to train.
+        folder: where its checkpoints would be.
+
+    Raises:
+        ValueError: too few were made to time them.
+    """
+    command = [sys.executable, "-m", "recipes.steps.train", str(data), *options, "--max-update", str(updates)]
+    command += ["--no-save", "--disable-validation", "--save-dir", str(folder), "--log-format", "json"]
+    process = subprocess.Popen(
+        [*command, "--log-interval", "1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", start_new_session=True,
+    )  # fmt: skip
+    clock = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
+    clock.start()
+    try:
+        assert process.stdout is not None
+        lines = [(time.monotonic(), line.rstrip("\n")) for line in process.stdout]
+        status = process.wait()
+    finally:
+        clock.cancel()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    found = intervals(lines)
+    if len(found) < WARM_UP + 2:
+        said = next((line for _, line in reversed(lines) if line.strip()), "nothing said")
+        raise ValueError(f"{len(found)} updates in {limit:.0f} s at most, status {status}: {said}")
+    return found
+
+
+def seconds(found: list[dict]) -> float:
+    """Of an update, after the first ones."""
+    timed = found[WARM_UP:]
+    return (timed[-1]["at"] - timed[0]["at"]) / (len(timed) - 1)
