@@ -49,4 +49,4 @@ TABLE ?=
 # What to do with bytes that are not UTF-8: refuse, or replace.
 INVALID ?= refuse
 # An archive in DATA is held to the table as a download is.
-EXTRACT_ARGS = --invalid $(INVALID) $(if $(DATA),--check $(or $(TABLE),recipes/archives.tsv),--lock $(ARCHIVES)/archives.lock.json)
+EXTRACT_ARGS = --invalid $(INVALID) $(if $(DATA),--check $(or $(TABLE),recipes/archives.tsv))

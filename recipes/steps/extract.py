@@ -16,22 +16,21 @@ Those scripts make U+2019 an apostrophe in segments. Here that takes --straight-
 from __future__ import annotations
 
 import argparse
+import gzip
 import logging
 import re
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from recipes.steps import inputs, lock
+from recipes.steps import bar, inputs
 from recipes.steps.common import read_lines, replacing, run
-from recipes.steps.disk import full, room
-from recipes.steps.download import check
-from recipes.steps.members import DAMAGE, Member, damaged, members, unpacked
-from recipes.steps.table import digest, read_table
+from recipes.steps.table import DAMAGE, check, digest, read_table
 
 log = logging.getLogger(__name__)
-
+BLOCK = 1 << 20
 DROPPED = ("<url>", "<talkid>", "<keywords>")
 TAGS = re.compile("</?(?:title|description)>")
 # White space is what sed takes for it in these files; no-break spaces belong to the text.
@@ -49,100 +48,112 @@ def tags(line: str) -> str | None:
 
 
 def segments(line: str) -> str | None:
-    """The segment's text, or None if the line has none."""
-    return CLOSING.sub("", OPENING.sub("", line)) if "<seg id" in line else None
+    """The segment's text, or None if the line has none.
+
+    Raises:
+        ValueError: it ends on another line.
+    """
+    if "<seg id" not in line:
+        return None
+    if "</seg>" not in line:
+        raise ValueError(f"{line[:60]!r} has no </seg>, expected one per line. Check the archive.")
+    return CLOSING.sub("", OPENING.sub("", line))
 
 
 KINDS: dict[str, Callable[[str], str | None]] = {"plain": plain, "tags": tags, "segments": segments}
 
 
-def decoded(where: str, lines: IO[bytes], replace: bool) -> Iterator[str]:
-    """Lines without their ends, which are LF or CRLF.
+def members(archive: Path, names: Sequence[str]) -> Iterator[tuple[str, IO[bytes]]]:
+    """The named members, each to be read before the next, in the order of the archive.
+
+    No path from an archive is written to, and no link in it is followed. A member that is itself compressed (NAME.gz)
+    is found as NAME. An archive is read to its end, as the checksum of a gzip file is in its last eight bytes.
 
     Raises:
-        ValueError: a line is not UTF-8, and `replace` is not set.
+        DAMAGE: it is truncated or corrupt.
     """
-    returns = invalid = 0
-    for number, line in enumerate(lines, start=1):
-        if line.endswith(b"\n"):
-            line = line[:-1]
-        if line.endswith(b"\r"):
-            line = line[:-1]
-            returns += 1
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            if not replace:
-                byte = f"0x{line[error.start]:02x}"
-                raise ValueError(
-                    f"{where}: line {number} is not UTF-8 (byte {byte} at column {error.start + 1}). Convert it, for "
-                    "instance with iconv -f latin1 -t utf-8, or give this step --invalid replace to put U+FFFD there."
-                ) from None
-            invalid += 1
-            yield line.decode("utf-8", errors="replace")
-    if returns:
-        log.info("%s: read CRLF as LF at the end of %d lines", where, returns)
-    if invalid:
-        log.info("%s: put U+FFFD into %d lines that are not UTF-8", where, invalid)
+    if archive.is_dir():
+        for name in names:
+            if path := inputs.unpacked(archive, name):
+                with bar.reading(f"read {path}", path) as raw:
+                    yield name, unzipped(path.name, raw)
+        return
+    with bar.reading(f"read {archive}", archive) as raw:
+        if archive.suffix == ".gz" and not archive.name.endswith(".tar.gz"):
+            yield archive.stem, unzipped(archive.name, raw)
+            return
+        whole = raw if archive.suffix == ".tar" else unzipped(".gz", raw)
+        with tarfile.open(fileobj=whole, mode="r|") as tar:
+            for entry in tar:
+                name = entry.name.removeprefix("./")
+                name = name if name in names else name.removesuffix(".gz")
+                if name in names and entry.isreg():
+                    yield name, unzipped(entry.name, tar.extractfile(entry))  # type: ignore[arg-type]
+        while whole.read(BLOCK):
+            pass
 
 
-def write(archive: Path, member: Member, out: IO[bytes], args: argparse.Namespace) -> int:
-    """Append the member's text; returns the number of lines.
+def unzipped(name: str, file: IO[bytes]) -> IO[bytes]:
+    """The text of a file that is compressed if its name says so."""
+    return gzip.GzipFile(fileobj=file, mode="rb") if name.endswith(".gz") else file  # type: ignore[return-value]
+
+
+def write(where: str, text: IO[bytes], out: IO[bytes], args: argparse.Namespace) -> None:
+    """Write a member's text; lines end with LF or CRLF, which is read as LF.
 
     Raises:
         ValueError: it is not UTF-8, or nothing is left of it.
     """
-    where = f"{archive}: {member.name}"
-    count, take = 0, KINDS[args.kind]
-    for text in decoded(where, member.text, args.invalid == "replace"):
-        kept = take(text)
-        if kept is None:
-            continue
-        if args.kind == "segments" and "</seg>" not in text:
-            raise ValueError(f"{where}: {text[:60]!r} has no </seg>, expected one per line. Check the archive.")
-        if args.straight_apostrophe:
-            kept = kept.replace("\u2019", "'")
-        out.write(kept.encode("utf-8") + b"\n")
-        count += 1
+    count = returns = invalid = 0
+    for number, raw in enumerate(text, start=1):
+        raw = raw.removesuffix(b"\n")
+        returns += raw.endswith(b"\r")
+        raw = raw.removesuffix(b"\r")
+        try:
+            line = raw.decode("utf-8", "replace" if args.invalid == "replace" else "strict")
+            kept = KINDS[args.kind](line)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{where}: line {number} is not UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}). "
+                "Convert it, for instance with iconv -f latin1 -t utf-8, or give INVALID=replace to put U+FFFD there."
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        invalid += "\ufffd" in line
+        if kept is not None:
+            out.write((kept.replace("\u2019", "'") if args.straight_apostrophe else kept).encode("utf-8") + b"\n")
+            count += 1
     if not count:
         raise ValueError(f"{where}: no line is left of it as {args.kind}. Check the name, --as, and the archive.")
-    return count
+    log.info("%s: %d lines, %d that ended with CRLF, %d with U+FFFD", where, count, returns, invalid)
 
 
-def extract(archive: Path, names: Sequence[str], part: Path, args: argparse.Namespace) -> dict[str, int]:
-    """Write the members to the part in the order of `names`; returns the lines of each.
-
-    One that comes too early in the archive waits in its own file.
+def extract(archive: Path, names: Sequence[str], part: Path, args: argparse.Namespace) -> None:
+    """Write the members to the part in the order of `names`; each waits in a file of its own for those before.
 
     Raises:
-        ValueError: the archive or a text is faulty, or the disk is full.
+        ValueError: the archive or a text is faulty.
     """
-    counts: dict[str, int] = {}
-    waiting: dict[str, Path] = {}
-    todo = list(names)
+    waiting = {name: part.with_name(f"{part.name}.{number}") for number, name in enumerate(names)}
     try:
-        with part.open("wb") as out:
-            for member in members(archive, names):
-                room(part.parent, member.size, member.name)
-                if member.name == todo[0]:
-                    counts[member.name] = write(archive, member, out, args)
-                    todo.pop(0)
-                else:
-                    waiting[member.name] = part.with_name(f"{part.name}.{names.index(member.name)}")
-                    with waiting[member.name].open("wb") as side:
-                        counts[member.name] = write(archive, member, side, args)
-                while todo and todo[0] in waiting:
-                    with waiting[todo[0]].open("rb") as side:
-                        shutil.copyfileobj(side, out)
-                    waiting.pop(todo.pop(0)).unlink()
+        for name, text in members(archive, names):
+            if name in names:
+                with waiting[name].open("wb") as out:
+                    write(f"{archive}: {name}", text, out, args)
+        missing = [name for name, path in waiting.items() if not path.exists()]
+        if missing:
+            raise ValueError(f"{archive}: holds no {missing[0]}, expected a plain file of that name. Check the names.")
+        first, *others = waiting.values()
+        with first.open("ab") as out:
+            for path in others:
+                with path.open("rb") as side:
+                    shutil.copyfileobj(side, out)
+        first.replace(part)
     except DAMAGE as error:
-        raise damaged(unpacked(archive, member.name) or archive if archive.is_dir() else archive, error) from None
-    except OSError as error:
-        raise full(part.parent, error) from None
+        raise ValueError(f"{archive}: found a truncated or corrupt archive ({error}). Fetch that file again.") from None
     finally:
         for path in waiting.values():
             path.unlink(missing_ok=True)
-    return counts
 
 
 def check_sum(part: Path, name: str, sums: Path) -> None:
@@ -175,7 +186,7 @@ def sources(archive: Path, names: Sequence[str], record: Path, table: Path | Non
     if archive.is_file():
         paths = {archive.name: archive}
     else:
-        paths = {name: path for name in names if (path := unpacked(archive, name))}
+        paths = {name: path for name in names if (path := inputs.unpacked(archive, name))}
     known = inputs.read(record)
     now = {name: inputs.describe(path, known.get(name)) for name, path in paths.items()}
     row = read_table(table).get(archive.name) if table and archive.is_file() else None
@@ -196,24 +207,15 @@ def main() -> None:
     parser.add_argument("--straight-apostrophe", action="store_true", help="turn U+2019 into an apostrophe")
     parser.add_argument("--invalid", choices=("refuse", "replace"), default="refuse", help="bytes that are not UTF-8")
     parser.add_argument("--sums", type=Path, help="SHA-256 of the text, by the member's name, as sha256sum writes it")
-    parser.add_argument("--lock", type=Path, help="record each member's number of lines there, and check it later")
     parser.add_argument("--record", type=Path, help="record there which files were read")
     parser.add_argument("--check", type=Path, metavar="TABLE", help="check an archive against its row of this table")
     args = parser.parse_args()
-    if len(set(args.members)) < len(args.members):
-        raise ValueError(f"{' '.join(args.members)}: a member comes twice, expected each once.")
-    if args.sums and len(args.members) > 1:
-        raise ValueError(f"--sums: found {len(args.members)} members, expected one. Extract one at a time.")
 
     read = sources(args.archive, args.members, args.record, args.check) if args.record else {}
     with replacing(args.out) as part:
-        counts = extract(args.archive, args.members, part, args)
+        extract(args.archive, args.members, part, args)
         if args.sums:
             check_sum(part, Path(args.members[0]).name, args.sums)
-        for name in args.members:
-            log.info("%s: %d lines of %s", args.out, counts[name], name)
-            if args.lock:
-                lock.hold(args.lock, "lines", f"{args.archive.name}: {name}, {args.kind}", counts[name])
     if read:
         inputs.write(args.record, read)
 

@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from recipes.steps import lock
-from recipes.steps.members import unpacked
 from recipes.steps.table import digest
 
 Input = dict[str, Any]
 """`path`, `bytes`, `changed` (nanoseconds) and `sha256` of a file."""
+
+
+def unpacked(folder: Path, name: str) -> Path | None:
+    """The file of that name in a folder, compressed or not.
+
+    Raises:
+        ValueError: both are there.
+    """
+    there = [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
+    if len(there) > 1:
+        raise ValueError(f"{folder}: holds {name} and {name}.gz, expected one of them. Move the other away.")
+    return next(iter(there), None)
 
 
 def describe(path: Path, known: Input | None = None) -> Input:
