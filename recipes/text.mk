@@ -18,6 +18,8 @@ TOO_LONG ?= refuse
 $(call one-of,TOO_LONG,refuse skip)
 # The numbers of pairs that train, valid and test must have, where they are known.
 EXPECT ?=
+# The git blob ids of published files of the text, as split/train.de=ID, which it is compared with.
+BLOBS ?=
 # What else tokenising does: lowercase, normalise, aggressive_dashes, escape, perl (fairseq_admin/text/tokens.py says what
 # each is).
 TOKENISER ?=
@@ -102,6 +104,6 @@ $(TEXT)/bpe/%.$(SOURCE) $(TEXT)/bpe/%.$(TARGET): $(WORDS)/%.$(SOURCE) $(WORDS)/%
 
 $(BINARISED): $(call both,$(TEXT)/bpe,$(SPLITS))
 	# fairseq's binary data
-	$(if $(EXPECT),$(STEP).counts $(WORDS) $(SOURCE) $(TARGET) $(join $(SPLITS:%=%=),$(EXPECT)))
+	$(if $(EXPECT)$(BLOBS),$(STEP).counts $(TEXT) $(SOURCE) $(TARGET) $(if $(EXPECT),$(join $(SPLITS:%=$(notdir $(WORDS))/%=),$(EXPECT))) $(BLOBS))
 	$(call binarise,--source-lang $(SOURCE) --target-lang $(TARGET) --joined-dictionary --trainpref $(TEXT)/bpe/train \
 		--validpref $(TEXT)/bpe/valid --testpref $(TEXT)/bpe/test --workers $$(getconf _NPROCESSORS_ONLN))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import http.server
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import archives
 import pytest
+from server import Server
 
-from recipes.steps import results
+from recipes.steps import counts, results
 from recipes.steps.common import read_lines
 
 ROOT = Path(__file__).parents[1]
@@ -30,22 +29,14 @@ PAPERS = {
 }
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
+def source(tmp_path_factory) -> Iterator[list[str]]:
     """The archives on our own server, as variables of a recipe; the table has no size or checksum of them."""
     folder = archives.make(tmp_path_factory.mktemp("archives"), pairs=900)
     table = tmp_path_factory.mktemp("table") / "archives.tsv"
     table.write_text("".join(f"{path.name}\t-\t-\thttp://127.0.0.1:9/x\n" for path in folder.iterdir()))
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield [f"URL=http://127.0.0.1:{server.server_address[1]}", f"TABLE={table}"]
-        server.shutdown()
+    with Server(folder) as server:
+        yield [f"URL={server.url}", f"TABLE={table}"]
 
 
 def command(recipe: str, *variables: str) -> list[str]:
@@ -67,30 +58,51 @@ def make(recipe: str, *variables: str, timeout: float = 600) -> subprocess.Compl
 def digests(folder: Path) -> dict[str, str]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     # fairseq's log of its own run holds the time and the path, as does the record of what was read.
-    files = [path for path in files if path.name not in ("preprocess.log", "inputs.json")]
+    files = [path for path in files if path.name not in ("preprocess.log", "inputs.json", ".guard")]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.fixture(scope="module")
-def iwslt14(source, tmp_path_factory):
-    """make iwslt14, uninterrupted: its RUNS and what it printed."""
-    runs = tmp_path_factory.mktemp("whole")
-    done = make("iwslt14", f"RUNS={runs}", *source)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return runs, done.stdout
+def kill_at(stage: str, runs: Path, *given: str) -> None:
+    """Start the recipe, and kill it and all its processes once a file of that pattern is there."""
+    making = subprocess.Popen(
+        command("iwslt14", *given), cwd=ROOT, env=environment(), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 300
+    while not list(runs.glob(stage)):
+        assert making.poll() is None and time.monotonic() < deadline, f"{stage} never came"
+        time.sleep(0.01)
+    os.killpg(making.pid, signal.SIGKILL)
+    making.wait()
 
 
 @pytest.mark.slow
-def test_iwslt14_from_download_to_a_score(iwslt14):
-    runs, printed = iwslt14
-    data = runs / "iwslt14/data"
+def test_iwslt14_from_download_to_a_score_killed_three_times(source, tmp_path):
+    """In its text, in its training and while it translates: the same text as without a kill, and one row."""
+    whole, runs = tmp_path / "whole", tmp_path / "runs"
+    given = [f"RUNS={runs}", "ANALYSES=", *source]
+    assert make("iwslt14", f"RUNS={whole}", *source, "prepare").returncode == 0
+    run = "iwslt14/admin-small-s1"
+    for stage in ("iwslt14/data/tok/*.part", f"{run}/checkpoints/checkpoint*.pt", f"{run}/generate.txt.part"):
+        kill_at(stage, runs, *given)
+    done = make("iwslt14", *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert digests(runs / "iwslt14/data") == digests(whole / "iwslt14/data")
+    assert digests(runs / "archives") == digests(whole / "archives")
     (row,) = results.read(runs / "results.csv")
     assert (row["recipe"], row["method"], row["preset"], row["epochs"]) == ("iwslt14", "admin", "small", "2.00")
     assert "case:lc" in row["signature"] and "tok:none" in row["tokenised_signature"] and row["compound"] == ""
+    again = make("iwslt14", *given)
+    assert again.returncode == 0 and "recipes.steps" not in again.stdout
+    checkpoints = {path.name for path in (runs / run / "checkpoints").iterdir()}
+    assert {"checkpoint1.pt", "checkpoint2.pt", "checkpoint_best.pt"} <= checkpoints and len(checkpoints) <= 4
+    assert list((runs / run / "tensorboard").rglob("events.*"))
+
     # Every 23rd pair of the cleaned training text validates; the five test sets are one, in the script's order.
+    data = runs / "iwslt14/data"
     train, valid, test = (read_lines(data / f"split/{split}.de") for split in ("train", "valid", "test"))
-    whole = read_lines(data / "tok/talks.de")
-    assert valid == whole[22::23] and len(train) == len(whole) - len(valid)
+    talks = read_lines(data / "tok/talks.de")
+    assert valid == talks[22::23] and len(train) == len(talks) - len(valid)
     members = archives.contents(pairs=900)["de-en.tgz"]
     raw = []
     for name in archives.IWSLT_SETS:
@@ -101,82 +113,90 @@ def test_iwslt14_from_download_to_a_score(iwslt14):
     assert "Anna\u2019s" in " ".join(raw) and "anna &apos; s" in " ".join(test)
     assert all(line == line.lower() for line in [*train, *valid, *test])
     assert not any("talkid" in line or "<" in line for line in train) and any("&lt;" in line for line in train)
-    checkpoints = {path.name for path in (runs / "iwslt14/admin-small-s1/checkpoints").iterdir()}
-    assert {"checkpoint1.pt", "checkpoint2.pt", "checkpoint_best.pt"} <= checkpoints and len(checkpoints) <= 4
-    assert list((runs / "iwslt14/admin-small-s1/tensorboard").rglob("events.*"))
-    assert "fp32; log-probabilities of" in printed and "make iwslt14 PRESET=small METHOD=post-ln" in printed
 
 
-@pytest.mark.slow
-def test_the_steps_are_targets_of_their_own(iwslt14, source):
-    runs, _ = iwslt14
-    for step in ("prepare", "train", "average", "generate", "score", "all"):
-        done = make("iwslt14", f"RUNS={runs}", *source, step)
-        assert done.returncode == 0 and "recipes.steps" not in done.stdout, done.stdout
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("recipe", "target"), [("wmt14-ende-6l", "de"), ("wmt14-enfr-6l", "fr")])
 def test_wmt14_from_download_to_a_score(recipe, target, source, tmp_path):
     done = make(recipe, f"RUNS={tmp_path}", "VALID_EVERY=50", "ANALYSES=", *source)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = results.read(tmp_path / "results.csv")
-    assert row["recipe"] == recipe and "case:mixed" in row["signature"]
     # Compounds are split for German only.
-    assert bool(row["compound"]) == (target == "de")
-    folder = tmp_path / f"wmt14/en-{target}"
-    assert (folder / "6l/admin-small-s1/model/model.pt").exists()
-    train, valid, test = (read_lines(folder / f"data/split/{split}.en") for split in ("train", "valid", "test"))
+    assert row["recipe"] == recipe and "case:mixed" in row["signature"] and bool(row["compound"]) == (target == "de")
+    data = tmp_path / f"wmt14/en-{target}/data"
+    train, valid, test = (read_lines(data / f"split/{split}.en") for split in ("train", "valid", "test"))
     held = len(archives.contents(pairs=900)["dev.tgz"]["dev/newstest2013.en"].splitlines())
-    units = [read_lines(folder / f"data/bpe/train.{language}") for language in ("en", target)]
-    lengths = [[len(line.split()) for line in side] for side in units]
+    units = [[len(line.split()) for line in read_lines(data / f"bpe/train.{name}")] for name in ("en", target)]
     if target == "de":
         # Three corpora, cleaned before BPE by length alone; newstest2013 validates.
-        assert len(valid) == held and max(len(line.split()) for line in train) <= 80
-        assert len(units[0]) == len(train)
+        assert len(valid) == held and max(len(line.split()) for line in train) <= 80 and len(units[0]) == len(train)
     else:
         # Five corpora, nothing dropped before BPE; after BPE, by length and ratio.
         parts = re.search(r"split (.*?) --languages en fr -o \S+train", done.stdout)[1].split()
-        assert [Path(part).name for part in parts] == [
-            "europarl-v7", "commoncrawl", "undoc", "news-commentary-v9", "giga-fren",
-        ]  # fmt: skip
         whole = [line for part in parts for line in read_lines(f"{part}.en")]
-        assert valid == whole[49::50] and len(train) == len(whole) - len(valid)
-        assert 0 < len(units[0]) < len(train)
-        assert all(max(pair) <= 250 and max(pair) <= 1.5 * min(pair) for pair in zip(*lengths))
+        assert valid == whole[49::50] and len(train) == len(whole) - len(valid) and 0 < len(units[0]) < len(train)
+        assert all(max(pair) <= 250 and max(pair) <= 1.5 * min(pair) for pair in zip(*units))
     # Dashes are split; the training text's quotes are normalised, and the test set's left, as the papers' scripts do.
     assert any("&quot;" in line for line in train) and not any("\u201c" in line for line in train)
     assert len(test) == held
 
 
-@pytest.mark.slow
-def test_killed_twenty_times_it_ends_with_the_same_data_and_one_row(iwslt14, source, tmp_path):
-    whole, _ = iwslt14
-    given = [f"RUNS={tmp_path}", "ANALYSES=", *source]
-    moments = random.Random(1)
-    kills = 0
-    for _ in range(20):
-        making = subprocess.Popen(
-            command("iwslt14", *given), cwd=ROOT, env=environment(), start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            making.wait(moments.uniform(0.2, 8))
-        except subprocess.TimeoutExpired:
-            os.killpg(making.pid, signal.SIGKILL)
-            making.wait()
-            kills += 1
-    assert kills >= 10, "most runs were meant to be killed"
-    done = make("iwslt14", *given)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert digests(tmp_path / "iwslt14/data") == digests(whole / "iwslt14/data")
-    assert digests(tmp_path / "archives") == digests(whole / "archives")
-    assert len(results.read(tmp_path / "results.csv")) == 1
-    again = make("iwslt14", *given)
-    assert again.returncode == 0 and len(results.read(tmp_path / "results.csv")) == 1
+def test_a_wrong_archive_leaves_no_trace(tmp_path):
+    """In DATA, then the right one there: its text, and nothing to be removed first."""
+    members = archives.contents(pairs=50)["de-en.tgz"]
+    name = "de-en/IWSLT14.TED.dev2010.de-en.de.xml"
+    wrong = {**members, name: members[name].replace(b"<seg id", b"<dropped id", 1)}
+    raw = tmp_path / "runs/iwslt14/data/raw/test.de"
+    found = []
+    for folder, held in (("wrong", wrong), ("right", members), ("right", members)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        archives.write_tar(tmp_path / folder / "de-en.tgz", held)
+        given = [f"DATA={tmp_path / folder}", f"RUNS={tmp_path}/runs", str(raw)]
+        done = make("iwslt14", *given, timeout=60)
+        assert done.returncode == 0, done.stderr
+        found.append((len(read_lines(raw)), "steps.extract" in done.stdout))
+    assert found[:2] == [(59, True), (60, True)] and found[2][0] == 60
+    right = tmp_path / "right/de-en.tgz"
+    right.write_bytes(right.read_bytes()[: right.stat().st_size // 2])
+    done = make("iwslt14", *given, timeout=60)
+    assert done.returncode == 2 and f"{right}: found a truncated or corrupt archive" in done.stderr
+    assert "(recipes/archives.tsv). Fetch it again, or leave DATA out." in done.stderr
 
 
-@pytest.mark.parametrize("recipe", ["iwslt14", "wmt14-ende-6l", "wmt14-enfr-6l"])
+def test_a_text_is_compared_with_what_is_published(tmp_path, monkeypatch, caplog):
+    """Another number of pairs is refused; whether the files are fairseq's, by git's blob ids, is said."""
+    planned = plan("iwslt14").stdout
+    assert "data de en split/train=160239 split/valid=7283 split/test=6750 split/train.de=30660ed508af1be8" in planned
+    assert (
+        "steps.counts" in plan("iwslt14", "EXPECT=").stdout and "steps.counts" not in plan("PAIR=en-de SIZE=6l").stdout
+    )
+    for language in ("de", "en"):
+        (tmp_path / f"test.{language}").write_text("a line\n" * 3)
+    git = subprocess.run(["git", "hash-object", tmp_path / "test.de"], capture_output=True, text=True).stdout.strip()
+
+    def compare(*expected: str) -> str:
+        caplog.clear()
+        monkeypatch.setattr(sys, "argv", ["counts", str(tmp_path), "de", "en", *expected])
+        counts.main()
+        return caplog.text
+
+    caplog.set_level("INFO")
+    assert "the published text, byte for byte: test.de" in compare("test=3", f"test.de={git}")
+    assert "not the published text, by git's blob ids: test.en." in compare(f"test.de={git}", f"test.en={'0' * 40}")
+    with pytest.raises(ValueError, match=r"test.de has 3 lines, expected 4, as in the published text"):
+        compare("test=4")
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+def plan(recipe: str, *variables: str) -> subprocess.CompletedProcess:
+    name, *given = PAPERS.get(recipe, ["wmt14", *recipe.split()])
+    call = ["make", "-n", "-f", f"recipes/{name}/Makefile", f"PYTHON={sys.executable}", "RUNS=nowhere", *given]
+    return subprocess.run([*call, *variables], cwd=ROOT, env=environment(), capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("recipe", list(PAPERS))
 def test_archives_that_are_counted_are_those_that_are_read(recipe):
     counted = re.findall(r"--archives (.*?) --", plan(recipe, "preflight").stdout)[0].split()
     assert sorted(counted) == sorted(set(re.findall(r"steps.download (\S+)", plan(recipe, "prepare").stdout)))
@@ -191,50 +211,6 @@ def test_archives_at_hand_are_read_where_they_are(tmp_path):
     (tmp_path / "de-en.tgz").unlink()
     unpacked = plan("iwslt14", f"DATA={tmp_path}", "prepare").stdout
     assert f" {tmp_path} de-en/train.tags.de-en.de --as tags" in unpacked and "steps.download" not in unpacked
-
-
-def test_a_wrong_archive_leaves_no_trace(tmp_path):
-    """In DATA, then the right one there: its text, and nothing to be removed first."""
-    members = archives.contents(pairs=50)["de-en.tgz"]
-    name = "de-en/IWSLT14.TED.dev2010.de-en.de.xml"
-    wrong = {**members, name: members[name].replace(b"<seg id", b"<dropped id", 1)}
-    for folder, held in (("wrong", wrong), ("right", members)):
-        (tmp_path / folder).mkdir()
-        archives.write_tar(tmp_path / folder / "de-en.tgz", held)
-    raw = tmp_path / "runs/iwslt14/data/raw/test.de"
-    counts = []
-    for folder in ("wrong", "right", "right"):
-        given = [f"DATA={tmp_path / folder}", f"RUNS={tmp_path}/runs", str(raw)]
-        done = make("iwslt14", *given, timeout=60)
-        assert done.returncode == 0, done.stderr
-        counts.append((len(read_lines(raw)), "steps.extract" in done.stdout))
-    assert counts == [(59, True), (60, True), (60, False)]
-    assert not list((tmp_path / "runs").rglob("archives*"))
-    right = tmp_path / "right/de-en.tgz"
-    right.write_bytes(right.read_bytes()[:-20])
-    done = make("iwslt14", *given, timeout=60)
-    assert done.returncode == 2 and f"{right}: found a truncated or corrupt archive" in done.stderr
-    assert "(recipes/archives.tsv). Fetch it again, or leave DATA out." in done.stderr
-
-
-def test_other_numbers_of_pairs_than_the_published_are_refused(tmp_path):
-    assert "data/split de en train=160239 valid=7283 test=6750\n" in plan("iwslt14").stdout
-    for language in ("de", "en"):
-        (tmp_path / f"test.{language}").write_text("a line\n" * 3)
-    command = [sys.executable, "-m", "recipes.steps.counts", str(tmp_path), "de", "en"]
-    assert subprocess.run([*command, "test=3"], cwd=ROOT).returncode == 0
-    found = subprocess.run([*command, "test=4"], cwd=ROOT, capture_output=True, text=True)
-    assert found.returncode == 2 and "test.de has 3 lines, expected 4, as in the published text" in found.stderr
-    assert len(found.stderr.splitlines()) == 1
-
-
-# -- plans -----------------------------------------------------------------------------------------------------------
-
-
-def plan(recipe: str, *variables: str) -> subprocess.CompletedProcess:
-    name, *given = PAPERS.get(recipe, ["wmt14", *recipe.split()])
-    call = ["make", "-n", "-f", f"recipes/{name}/Makefile", f"PYTHON={sys.executable}", "RUNS=nowhere", *given]
-    return subprocess.run([*call, *variables], cwd=ROOT, env=environment(), capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
