@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import hashlib
 import json
@@ -13,18 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import pytest
 from conftest import run_module
 from matplotlib import pyplot
 
-from fairseq_admin.analysis.figure import COLOURS
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.compare import cells
 from recipes.compare.curves import draw as draw_curves
-from recipes.compare.curves import mean_curve
 from recipes.compare.entropy import unigram_entropy
 from recipes.compare.grid_table import outcome, read_results, read_runs, rows, spread, write_runs
 from recipes.compare.rates import draw as draw_rates
@@ -184,11 +180,6 @@ def test_table_keeps_what_went_wrong():
     assert spread([None], 2) == "-" and spread([1.0, 1.0], 1) == "1.0 (1.0 to 1.0)"
 
 
-def test_mean_curve_ends_where_one_run_does():
-    assert mean_curve([{10: 4.0, 20: 2.0}, {10: 6.0}]) == {10: 5.0}
-    assert mean_curve([{10: 4.0, 20: NAN}]) == {10: 4.0} and mean_curve([]) == {}
-
-
 @pytest.mark.parametrize(
     ("results", "expected"),
     [
@@ -248,60 +239,6 @@ def test_curves_are_the_runs(closed):
     assert [text.get_text() for text in axes.figure.legends[0].get_texts()].count("Admin, 1e-4") == 1
 
 
-def test_curves_fill_the_axis(closed):
-    """Does the axis begin and end a little beyond the losses that are shown, and name a cross only if there is one?"""
-    runs = [result(valid={10: 6.2, 20: 2.0}), result(scheme="pre-ln", valid={10: 5.0, 20: 2.06})]
-    (axes,) = draw_curves(runs).axes
-    assert axes.get_ylim() == pytest.approx((1.9, 6.51)) and axes.get_ylabel() == "bits per token, validation"
-    ends = [axes.transData.transform((20, loss))[1] for loss in (2.0, 2.06)]
-    assert ends[1] - ends[0] > 0.02 * axes.bbox.height  # on an axis from 0 to 7.5 it was 0.008
-    # A loss that has exploded is off the axis, and does not hide how far apart the others are.
-    (axes,) = draw_curves([*runs, result(scheme="post-ln", valid={10: 7.0, 20: 90.0})]).axes
-    assert axes.get_ylim() == pytest.approx((1.9, 1.05 * 1.25 * 6.0))
-    # One that stays on the plateau is on it, and so is the bound, where all are far below.
-    (axes,) = draw_curves([result(valid={10: 1.0, 20: 0.5})]).axes
-    assert axes.get_ylim() == pytest.approx((0.475, 1.05 * 4.8))
-
-
-def test_seeds_of_a_scheme_are_one_in_the_legend(closed):
-    """Are all seeds in their scheme's colour, and crosses at one update below each other?"""
-    runs = [result(seed=seed, scheme=name, valid={10: 6.0, 20: 2.0}) for name in ("admin", "pre-ln") for seed in "123"]
-    figure = draw_curves(runs)
-    thin = [line.get_color() for line in figure.axes[0].lines if line.get_linewidth() == 0.6]
-    assert thin == ["#0072B2"] * 3 + ["#009E73"] * 3
-    said = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert said == ["Admin, 1e-4", "Pre-LN, 1e-4", "entropy of a token", "plateau (0.8 of the entropy)"]
-    bad = [result(scheme=name, verdict="diverged", update=15) for name in ("admin", "pre-ln")]
-    crosses = [line.get_xydata().tolist() for line in draw_curves(bad).axes[0].lines if line.get_marker() == "x"]
-    assert crosses == [[[15, 0.98]], [[15, 0.94]]]
-
-
-def test_a_curve_says_its_rate_and_one_that_is_as_good_is_drawn(closed):
-    """Is every rate that has a say in a verdict drawn, apart from the best; and each depth's told, if they differ?"""
-    runs = [result(scheme="pre-ln", layers="18", lr=lr, seed=str(seed), bits=bits + lower, valid={10: 6.0, 20: bits})
-            for lr, lower in (("3e-3", 0.0), ("1e-3", 0.01)) for seed, bits in enumerate((2.0, 2.1, 2.3))]  # fmt: skip
-    runs[3]["bits"] -= 0.02  # so that neither is shown to be lower
-    runs += [result(scheme="post-ln", layers=layers, lr=lr) for layers, lr in (("18", "3e-4"), ("6", "1e-3"))]
-    six, eighteen = draw_curves(runs).axes
-    drawn = [line for line in eighteen.lines if line.get_linewidth() == 1.6]
-    assert [line.get_label() for line in drawn] == [
-        "Post-LN, 6L 1e-3 (one seed), 18L 3e-4 (one seed)", "Pre-LN, 3e-3", "Pre-LN, 1e-3",
-    ]  # fmt: skip
-    assert [line.get_linestyle() for line in drawn] == ["-", "-", "--"] and drawn[1].get_color() == drawn[2].get_color()
-    assert len([line for line in eighteen.lines if line.get_linewidth() == 0.6]) == 7
-    assert len([line for line in six.lines if line.get_linewidth() == 0.6]) == 1
-
-
-def test_no_other_scheme_has_the_colours_of_the_three(closed):
-    """Of every scheme at once, has each its own colour and dashes, and none but the three one like theirs?"""
-    lines = [line for line in draw_curves([result(scheme=name) for name in SCHEMES]).axes[0].lines
-             if line.get_linewidth() == 1.6]  # fmt: skip
-    looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in lines}
-    three = {"Admin, 1e-4": "#0072B2", "Post-LN, 1e-4": "#D55E00", "Pre-LN, 1e-4": "#009E73"}
-    assert {name: look[0] for name, look in looks.items() if look[0] not in COLOURS} == three
-    assert len(looks) == len(SCHEMES) == len(set(looks.values()))
-
-
 def test_rates_are_the_runs(closed):
     """Has every line its mean loss at every rate, the seeds' range as a bar, and a cross where a run diverged?"""
     runs = [result(seed=seed, lr=lr, bits=bits) for seed, lr, bits in
@@ -335,58 +272,27 @@ def test_rates_are_the_runs(closed):
     ]  # fmt: skip
 
 
-def test_crosses_in_one_place_are_both_seen(closed):
-    """Where several diverge, are their crosses next to each other, and one alone in its place; is one seed's range left
-    unsaid?"""
-    runs = [result(scheme=name, lr="1e-3", verdict="diverged", bits=None) for name in ("admin", "post-ln")]
-    runs += [result(scheme="admin", lr="1e-4"), result(scheme="post-ln", lr="1e-4", verdict="diverged", bits=None)]
-    figure = draw_rates(runs, "6")
-    figure.canvas.draw()
-    (panel,) = figure.axes
-    crosses = [line for line in panel.lines if line.get_marker() == "x"]
-    assert [tuple(line.get_xydata()[0]) for line in crosses] == [(1e-3, 9.0), (1e-4, 9.0), (1e-3, 9.0)]
-    points = 72 / figure.dpi
-    aside = [
-        (line.get_transform().transform(line.get_xydata()) - panel.transData.transform(line.get_xydata()))[0] * points
-        for line in crosses
-    ]
-    (size,) = {line.get_markersize() for line in crosses}
-    assert aside == [pytest.approx(them, abs=1e-6) for them in ([-5, 0], [0, 0], [5, 0])] and size < 10
-    assert panel.get_xlim()[1] < 2e-3 and panel.get_xlim()[0] > 5e-5  # of the rates, not of the crosses
-    assert "several seeds: mean and range" not in {text.get_text() for text in figure.legends[0].get_texts()}
-
-
-def test_a_cross_is_within_its_panel(closed):
-    """Panels share their axes: when the first settled them, a loss in a later one lay outside, among the titles."""
-    runs = [result(scheme=name, lr="1e-3", bits=1.0) for name in ("admin", "deepnorm")]
-    figure = draw_rates([*runs, result(scheme="keel", lr="1e-3", verdict="diverged", bits=None)], "6")
-    tops = {axes.get_ylim() for axes in figure.axes}
-    assert len(tops) == 1 and tops.pop() == pytest.approx((0.95 * 1.0, 1.05 * 9.0))
+def table(tmp_path: Path, change: tuple[str, str]) -> Path:
+    """docs/compare.csv with a change."""
+    path = tmp_path / "runs.csv"
+    path.write_text((ROOT / "docs/compare.csv").read_text(encoding="utf-8").replace(*change, 1), encoding="utf-8")
+    return path
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (("scheme,", "name,"), "has no scheme; expected results of a grid of scheme, layers"),
-        (("layers", "depth"), "has no layers; expected results"),
         (("\nadmin,", "\nsandwich,"), "its scheme is sandwich; expected one of admin"),
-        (("\nadmin,18,", "\nadmin,"), "row 1 has other columns than the first line names. Mend it."),
+        (("\nadmin,18,", "\nadmin,"), "row 1 has other columns than the first line names. Fix it."),
+        (("entropy", "enthalpy"), "has no column entropy; expected the runs.csv of a grid"),
         ((",6.4", ",six"), "row 1: could not convert string to float: .*; expected a number"),
     ],
 )
 def test_a_damaged_table_of_runs_is_one_line(tmp_path, change, said):
     """Whatever is wrong with it, the file is named, and the row."""
-    table = tmp_path / "runs.csv"
-    table.write_text((ROOT / "docs/compare.csv").read_text(encoding="utf-8").replace(*change, 1), encoding="utf-8")
-    with pytest.raises(ValueError, match=f"^{table}: {said}"):
-        read_results([table])
-
-
-@pytest.mark.parametrize("text", ["", "[1]", '{"train": 3}', '{"train": {}, "valid": {}}', '{"train": {"x": 1}}'])
-def test_a_damaged_result_is_one_line(tmp_path, text):
-    path = tmp_path / "result.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"^{path}: cannot be read .*; expected the result.json of a grid's cell"):
+    path = table(tmp_path, change)
+    with pytest.raises(ValueError, match=f"^{path}: {said}"):
         read_results([path])
 
 
@@ -395,49 +301,26 @@ WHOLE = {
     **{"left": 9.0, "entropy": 6.4, "bleu": 3.0, "signature": "s", "params": 1, "seconds": 2, "train": {"1": 2.0}},
     **{"valid": {"1": 2.0}, "hardware": "h", "commit": "c"},
 }
-EDITED = [
-    *(("bits", "x"), ("entropy", None), ("seconds", None), ("hardware", None), ("signature", 5), ("verdict", "fine")),
-    *(("verdict", 5), ("valid", {"1": None}), ("train", {"x": 1.0}), ("commit", ...)),
-]
-
-
-@pytest.mark.parametrize(("name", "value"), EDITED, ids=str)
-def test_a_result_of_other_kinds_is_one_line(tmp_path, name, value):
-    """Where somebody has edited it; the file is named."""
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps(WHOLE))
-    assert read_results([path])[0]["valid"] == {1: 2.0}
-    path.write_text(json.dumps({key: it for key, it in {**WHOLE, name: value}.items() if it is not ...}))
-    with pytest.raises(ValueError, match=f"^{path}: cannot be read .*; expected the result.json of a grid's cell"):
-        read_results([path])
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("text", "said"),
     [
-        *((value, "has no lr; expected results of a grid of") for value in (5, ["1e-4"], None)),
-        ("x", "its lr is x; expected a number, as 1e-3."),
+        ("", "cannot be read .*; expected the result.json of a grid's cell"),
+        ("[1]", "cannot be read .found a list.; expected the result.json of a grid's cell"),
+        (json.dumps({**WHOLE, "bits": "x"}), "cannot be read .its bits is 'x'."),
+        (json.dumps({**WHOLE, "verdict": "fine"}), "its verdict is fine; expected one of"),
+        (json.dumps({**WHOLE, "valid": {"x": 1.0}}), "cannot be read .invalid literal for int"),
+        (json.dumps({**WHOLE, "lr": "x"}), "its lr is x; expected a number, as 1e-3."),
     ],
 )
-def test_a_place_in_a_grid_is_a_word(tmp_path, value, said):
+def test_a_damaged_result_is_one_line(tmp_path, text, said):
     path = tmp_path / "result.json"
-    path.write_text(json.dumps({**WHOLE, "lr": value}))
+    path.write_text(json.dumps(WHOLE))
+    assert read_results([path])[0]["valid"] == {1: 2.0}
+    path.write_text(text)
     with pytest.raises(ValueError, match=f"^{path}: {said}"):
         read_results([path])
-
-
-@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"stopped": 1}'])
-def test_what_a_training_left_is_read_or_named(tmp_path, text):
-    (tmp_path / "trained.json").write_text(text)
-    with pytest.raises(
-        ValueError, match=f"^{tmp_path}/trained.json: cannot be read .*; expected what its training left"
-    ):
-        cells.stopped(argparse.Namespace(cell=tmp_path))
-
-
-def test_results_of_another_grid_are_refused():
-    with pytest.raises(ValueError, match="has no beta2; expected results of a grid of scheme, lr, beta2. Give those."):
-        read_results([ROOT / "docs/compare.csv"], ["scheme", "lr", "beta2"])
 
 
 def test_no_results_are_overwritten_with_a_figure(tmp_path):
@@ -449,19 +332,6 @@ def test_no_results_are_overwritten_with_a_figure(tmp_path):
         assert done.status == 2
         assert f"{results}: expected the name of the figure, NAME.png, before the results." in done.output
     assert results.read_bytes() == (ROOT / "docs/compare.csv").read_bytes()
-
-
-def test_panels_fill_the_figure(closed, tmp_path):
-    """None is squeezed (an empty line once took all the room), and the last in every column has its axis."""
-    names = ["admin", "deepnorm", "residual", "peri-ln", "keel", "b2t"]
-    figure = draw_rates([result(scheme=name, lr=lr, bits=1.0) for name in names for lr in ("1e-4", "1e-3")], "6")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure.savefig(tmp_path / "rates.png")
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert len(shown) == 5 and all(axes.get_position().width > 0.15 for axes in shown)
-    assert [axes.get_xlabel() for axes in shown] == ["", *["learning rate"] * 4]
-    assert [any(it.get_text() for it in axes.get_xticklabels()) for axes in shown] == [False, *[True] * 4]
 
 
 # -- how schemes stand -----------------------------------------------------------------------------------------------
@@ -522,14 +392,6 @@ def test_a_rate_is_no_better_for_seeds_that_another_was_not_tried_with():
     assert judged(difference(lower, admin, loss), True) == "fewer than 3 seeds"
 
 
-def test_a_best_rate_at_the_edge_is_marked():
-    """Beyond it nothing was tried, in these runs or in those that chose it; two rates have no middle."""
-    tried = [run for rate, bits in (("1e-4", 1.0), ("3e-4", 2.0), ("1e-3", 3.0)) for run in grid("admin", rate, [bits])]
-    assert standing_table(tried)[0]["best rate"] == standing_table(tried[:1], tried)[0]["best rate"] == "1e-4 (edge)"
-    tried[1]["bits"] = 0.5
-    assert standing_table(tried)[0]["best rate"] == "3e-4" and standing_table(tried[:2])[0]["best rate"] == "3e-4"
-
-
 def test_differences_are_between_the_same_seeds():
     """Between the schemes' means are 0.5 bits, the seeds 2 bits apart: only seed by seed does the difference show."""
     admin, other = standings(grid("admin", "1e-3", [1.0, 2.0, 3.0]) + grid("pre-ln", "1e-4", [1.49, 2.5, 3.51]))
@@ -575,7 +437,15 @@ def test_standing_from_the_file_that_is_kept(tmp_path):
         result(scheme="post-ln", bits=None, bleu=None, left=None, verdict="diverged", update=7, seed=s) for s in "123"
     ]
     for run in runs:
-        run.update(params=1, seconds=2, train={10: 9.0}, valid={100: 5.75, 200: NAN if run["bits"] is None else 2.5})
+        run.update(
+            params=1,
+            seconds=2,
+            signature="s",
+            hardware="h",
+            commit="c",
+            train={10: 9.0},
+            valid={100: 5.75, 200: NAN if run["bits"] is None else 2.5},
+        )
     write_runs(tmp_path / "runs.csv", runs)
     table, kept = standing_table(runs), read_runs(tmp_path / "runs.csv")
     assert standing_table(kept) == table
@@ -591,7 +461,7 @@ def test_standing_from_the_file_that_is_kept(tmp_path):
     tried = grid("admin", "1e-4", [1.0]) + grid("admin", "1e-3", [1.0]) + grid("pre-ln", "1e-4", [8.9])
     assert [row["window"] for row in standing_table(runs[:6], tried)] == ["1e-4 1e-3", "-"]
     (tmp_path / "runs.csv").write_text("scheme\nadmin\n")
-    with pytest.raises(ValueError, match="has no column update; expected the runs.csv of a grid"):
+    with pytest.raises(ValueError, match="has no column verdict; expected the runs.csv of a grid"):
         read_runs(tmp_path / "runs.csv")
 
 
@@ -627,25 +497,6 @@ def test_heat_map_has_its_numbers(closed):
     assert post_ln.images[0].get_array().filled(-1).tolist() == [[4.0, -1], [-1, -1]]
 
 
-def test_heat_map_of_two_optimizers(closed):
-    """Has each optimizer its row of panels, with its own learning rates, and every panel the other axis?"""
-    runs = [
-        result(optimizer=optimizer, lr=lr, warmup=warmup, bits=bits)
-        for optimizer, lr, warmup, bits in (
-            ("adam", "1e-3", "0", 2.0),
-            ("adam", "1e-3", "100", 1.0),
-            ("sgd", "1", "100", 5.0),
-        )
-    ]
-    adam, sgd = (axes for axes in draw_heatmap(runs, "warmup").axes if axes.get_title())
-    assert (adam.get_title(), sgd.get_title()) == ("Admin, Adam", "Admin, SGD")
-    assert adam.images[0].get_array().tolist() == [[2.0], [1.0]]
-    assert sgd.images[0].get_array().filled(-1).tolist() == [[-1], [5.0]]
-    ticks = [[text.get_text() for text in axes.get_xticklabels()] for axes in (adam, sgd)]
-    assert ticks == [["1e-3"], ["1"]] and adam.get_ylabel() == "updates of warm-up"
-    assert [text.get_text() for text in adam.get_yticklabels()] == ["0", "100"]
-
-
 # -- make ------------------------------------------------------------------------------------------------------------
 
 TINY = "PAIRS=300 VALID_PAIRS=50 TEST_PAIRS=20 WORDS=20 WIDTH=16 FFN=16 UPDATES=20 SAVE_EVERY=10 LOG_EVERY=5".split()
@@ -664,20 +515,6 @@ def environment():
 def make(recipe, runs, *variables):
     done = command(recipe, runs, *variables)
     return subprocess.run(done, cwd=ROOT, capture_output=True, text=True, env=environment(), timeout=600)
-
-
-@pytest.mark.parametrize("recipe", ["compare", "sensitivity", "warmup"])
-@pytest.mark.parametrize(
-    ("variable", "message"),
-    [
-        ("SCHEMES=admin sandwich", f"SCHEMES=admin sandwich is unknown; expected some of {' '.join(SCHEMES)}."),
-        ("SCHEMES=", "SCHEMES= is empty; expected one or more"),
-        ("PRESET=tpu", "PRESET=tpu is unknown; expected cpu, gpu or multi30k"),
-    ],
-)
-def test_unknown_choices_are_refused(recipe, variable, message, tmp_path):
-    done = make(recipe, tmp_path, "-n", variable)
-    assert done.returncode == 2 and message in done.stderr
 
 
 def test_the_text_has_variables_of_its_own(tmp_path, monkeypatch):
@@ -711,18 +548,19 @@ def test_rates_are_tried_on_the_first_seed(tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_small(tmp_path):
-    """Killed in the middle, it continues; what is done stays; another setting is refused; a diverged run is a row."""
-    grid = ["SCHEMES=admin pre-ln", "DEPTHS=1", "RATES=1e-3", "SEEDS=1"]
+def test_a_grid_of_two_runs(tmp_path):
+    """Killed in the middle, it goes on; what is done stays; another setting is refused; a diverged run is a row."""
+    grid = ["SCHEMES=admin", "DEPTHS=1", "RATES=1e-3 1e38", "SEEDS=1"]
     out = tmp_path / "compare"
     log = (tmp_path / "log").open("wb")
     running = subprocess.Popen(
         command("compare", tmp_path, *grid, "UPDATES=100000"), cwd=ROOT, env=environment(),
         stdout=log, stderr=log, start_new_session=True,
     )  # fmt: skip
+    checkpoints = out / "admin-1l-lr1e-3-s1/checkpoints"
     try:
         until = time.monotonic() + 240
-        while not list(out.glob("admin-1l-lr1e-3-s1/checkpoints/checkpoint_*_*0.pt")):
+        while not list(checkpoints.glob("checkpoint_*_*0.pt")):
             assert running.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
             time.sleep(0.2)
     finally:
@@ -732,25 +570,29 @@ def test_compare_small(tmp_path):
     done = make("compare", tmp_path, *grid)
     assert done.returncode != 0 and "was made with other settings (updates 100000 -> 20" in done.stderr
     (out / "settings.json").unlink()
-    kept = max(int(p.stem.rpartition("_")[2]) for p in out.glob("admin-1l-lr1e-3-s1/checkpoints/checkpoint_*_*0.pt"))
+    kept = max(int(path.stem.rpartition("_")[2]) for path in checkpoints.glob("checkpoint_*_*0.pt"))
     done = make("compare", tmp_path, *grid, f"UPDATES={kept + 20}")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    log = (out / "admin-1l-lr1e-3-s1/train.log").read_text()
-    assert f"Loaded checkpoint {out}/admin-1l-lr1e-3-s1/checkpoints/" in log
-    runs = list(csv.DictReader((out / "runs.csv").open()))
-    assert [(row["scheme"], row["layers"], row["seed"]) for row in runs] == [("admin", "1", "1"), ("pre-ln", "1", "1")]
-    assert all(0 < float(row["bits"]) < 20 and row["bleu"] and row["signature"] for row in runs)
+    assert f"Loaded checkpoint {checkpoints}/" in (out / "admin-1l-lr1e-3-s1/train.log").read_text()
+    whole, diverged = csv.DictReader((out / "runs.csv").open())
+    assert whole["verdict"] in ("learned", "plateau") and 0 < float(whole["bits"]) < 20 and whole["signature"]
+    assert diverged["verdict"] == "diverged" and not diverged["bleu"]
     assert re.search(r"\| Admin +\| 1 +\| 1e-3 ", done.stdout) and (out / "curves.png").exists()
+    assert "admin-1l-lr1e-3-s1: training; 0 of 2 cells done\n" in done.stdout and "; 2 of 2 cells done\n" in done.stdout
     assert not list(out.rglob("*.part")) and not list(out.rglob("*.pt"))
-    # More cells are added, and one of them diverges.
     stamp = (out / "admin-1l-lr1e-3-s1/result.json").stat().st_mtime_ns
-    again = [f"UPDATES={kept + 20}", "DEPTHS=1", "RATES=1e-3", "SEEDS=1"]
-    done = make("compare", tmp_path, *again, "SCHEMES=admin pre-ln")
+    done = make("compare", tmp_path, *grid, f"UPDATES={kept + 20}")
     assert done.returncode == 0 and "trained" not in done.stdout
     assert (out / "admin-1l-lr1e-3-s1/result.json").stat().st_mtime_ns == stamp
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+def test_sensitivity_small(tmp_path):
+    done = make("sensitivity", tmp_path, "SCHEMES=post-ln", "LRS=1e-3", "BETA2S=0.99", "LAYERS=1")
+    assert done.returncode == 0 and (tmp_path / "sensitivity/heatmap.png").exists(), done.stdout[-3000:] + done.stderr
+
+
+@pytest.mark.nightly
 def test_compare_on_real_text_small(tmp_path):
     """The rates are tried in short runs, all seeds run at the best; the score is of the published text."""
     served = tmp_path / "served"
@@ -773,26 +615,6 @@ def test_compare_on_real_text_small(tmp_path):
     assert "were tried in runs of 20 updates on seed 1)" in (out / "standing.md").read_text()
 
 
-@pytest.mark.slow
-def test_sensitivity_small_and_a_diverged_run(tmp_path):
-    grid = ["SCHEMES=post-ln", "LRS=1e-3 1e38", "BETA2S=0.99", "LAYERS=1"]
-    done = make("sensitivity", tmp_path, *grid)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    runs = list(csv.DictReader((tmp_path / "sensitivity/runs.csv").open()))
-    assert [row["lr"] for row in runs] == ["1e-3", "1e38"]
-    assert runs[0]["verdict"] in ("learned", "plateau") and runs[1]["verdict"] == "diverged"
-    assert (tmp_path / "sensitivity/heatmap.png").exists()
-    assert "post-ln-lr1e-3-b0.99-s1: training; 0 of 2 cells done\n" in done.stdout
-    assert re.search(r"; 1 of 2 cells done, [1-9].* s left\n", done.stdout) and "; 2 of 2 cells done\n" in done.stdout
-
-
-def test_a_cell_that_another_make_has_trained_meanwhile_is_left_alone(tmp_path):
-    (tmp_path / "trained.json").write_text('{"stopped": false}\n')
-    given = ["--data", tmp_path / "nowhere", "--updates", 10, "--save-every", 10]
-    done = run_module("recipes.compare.train_cell", tmp_path, *given, log=tmp_path / "log")
-    assert done.status == 0 and not (tmp_path / "train.log").exists(), done.output
-
-
 MODEL = "--arch transformer_admin_tiny --optimizer adam --cpu --num-workers 0 --max-tokens 300".split()
 
 
@@ -808,11 +630,3 @@ def test_a_crash_is_an_error_and_leaves_no_result(options, message, corpus, tmp_
     assert done.status == 2 and re.search(message, done.output.splitlines()[-1]), done.output
     assert len(done.output.splitlines()) == 1 + ("--" in options)  # the cell says that it begins
     assert not (tmp_path / "cell/trained.json").exists()
-
-
-def test_stopped_by_fairseq_is_a_result(corpus, tmp_path):
-    """A real NaN: the learning rate throws every weight out of range."""
-    given = [tmp_path / "cell", "--data", corpus, "--updates", 10, "--save-every", 10, "--", *MODEL, "--lr", 1e38]
-    done = run_module("recipes.compare.train_cell", *given, log=tmp_path / "log")
-    assert done.status == 0, done.output
-    assert json.loads((tmp_path / "cell/trained.json").read_text()) == {"stopped": True}

@@ -95,27 +95,11 @@ def test_the_first_seed_chooses_the_rate_on_validation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("", "cannot be read (Expecting value"),
-        ("[1]", "cannot be read (found a list); expected the result.json of a cell of make deeper. Give that."),
-        (json.dumps(run("admin", "1e-3", 1, 0.5, 0.5) | {"valid": "x"}), "cannot be read (its valid is 'x')"),
-        (json.dumps(run("foo", "1e-3", 1, 0.5, 0.5)), "its scheme is foo; expected one of none, admin"),
-        (json.dumps(run("admin", "x", 1, 0.5, 0.5)), "its lr is x; expected a number, as 1e-3."),
-    ],
-)
-def test_a_damaged_result_is_one_line(content: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=f"^{re.escape(f'{path}: {said}')}"):
-        standing.read_results([path])
-
-
-@pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("scheme,", "name,"), "has no column scheme; expected the runs.csv of make deeper. Give that."),
-        ((",24,", ","), "row 1 has other columns than the first line names. Mend it."),
+        (("scheme,", "name,"), "has no scheme; expected results of a grid of scheme, layers, lr, seed. Give those."),
+        (("diverged,", "d,"), "has no column diverged; expected the runs.csv of a grid. Give that."),
+        ((",24,", ","), "row 1 has other columns than the first line names. Fix it."),
         ((",0.", ",zero"), "row 1: could not convert string to float: 'zero"),
     ],
 )
@@ -148,7 +132,7 @@ def test_differences_are_at_the_same_depth_and_seed(tmp_path: Path) -> None:
     assert post["vs. Admin"] == "behind: -0.100 (-0.125 to -0.075)" and admin["vs. DT-Fixup"] == ""
     assert pre["vs. Admin"].startswith("no difference shown: +0.000") and deep["vs. Admin"] == ""
     grid_table.write_csv(tmp_path / "runs.csv", results)
-    assert standing.read_runs(tmp_path / "runs.csv") == results
+    assert standing.read_results([tmp_path / "runs.csv"]) == results
 
 
 def test_figure() -> None:

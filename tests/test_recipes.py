@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 from conftest import run_module
-from matplotlib import pyplot
 
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.demo.generate_corpus import corpus
-from recipes.steps import about, length, logs, score, settings, summary
+from recipes.steps import about, logs, score, settings, summary
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
 from recipes.steps.text import Text
@@ -50,7 +49,6 @@ def names(folder: Path) -> set[str]:
 
 
 PLAIN = Text("de", "en")
-RECIPES = ["demo", "multi30k", "own", "iwslt14", "wmt14", "lm", "compare", "sensitivity", "warmup"]
 
 
 def test_text_settings_are_written_from_the_recipe(tmp_path):
@@ -64,7 +62,8 @@ def test_text_settings_are_written_from_the_recipe(tmp_path):
 
 def test_the_demo_survives_its_tokenising():
     """Detokenising restores every line of the corpus, German ones too; a score of nearly 100 needs that."""
-    made = make("demo", "-n", "RUNS=nowhere")
+    made = make("demo", "-n", "RUNS=nowhere", "LR=1e-3", "DROPOUT=.1", "SEED=0", "WARMUP=0", "LENPEN=0.6")
+    assert made.returncode == 0, made.stderr
     assert "steps.text de en normalise aggressive_dashes escape -o nowhere/demo/data/text.json" in made.stdout
     text = Text("de", "en", normalise=True, aggressive_dashes=True, escape=True)
     reverse = Text("en", "de", normalise=True, aggressive_dashes=True, escape=True)
@@ -144,38 +143,6 @@ def test_a_training_is_not_taken_back(tmp_path, unit, left, reached):
         settings.check_length(tmp_path, unit, reached - 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            "UPDATES=1e3",
-            "UPDATES=1e3 is not a number that a run can have; expected a whole one above 0, as in 1000.  Stop",
-        ),
-        ("UPDATES=", "UPDATES= is not a number"),
-        ("SAVE_EVERY=0", "SAVE_EVERY=0 is not a number"),
-        ("AVERAGE=0", "AVERAGE=0 is not a number"),
-        ("UPDATES=1010", "SAVE_EVERY=50, so the last updates would be in no checkpoint. Give UPDATES=1000, or another"),
-        ("UPDATES=20", "UPDATES=20 is not a multiple of SAVE_EVERY=50"),
-        ("AVERAGE=21", "AVERAGE=21 is more than the 20 checkpoints of UPDATES=1000 and SAVE_EVERY=50. Give AVERAGE=20"),
-        ("EPOCHS=2", "AVERAGE=3 is more than the 2 checkpoints of EPOCHS=2. Give AVERAGE=2, or train longer.  Stop"),
-    ],
-)
-def test_a_run_that_could_not_be_averaged_is_refused_before_its_text(given, said, tmp_path):
-    done = make("demo", given, f"RUNS={tmp_path}/runs", timeout=60)
-    assert done.returncode == 2 and said in done.stderr and not (tmp_path / "runs").exists()
-
-
-def test_numbers_that_a_run_can_have():
-    for given in "LR=1e-3 LR=.5 LR=0.0007 SEED=0 WARMUP=0 DROPOUT=0 DROPOUT=.1 LENPEN=0.6 LENPEN=2".split():
-        assert make("demo", "-n", given).returncode == 0, given
-    assert make("compare", "-n", "RATES=3e-5 1e-4 0.001", "SEEDS=1 2").returncode == 0
-
-
-def test_a_run_that_can_be_averaged_is_not():
-    for fits in (("updates", 150, 50, 3), ("updates", 50, 50, 1), ("epochs", 3, 50, 3)):
-        length.check(*fits)
-
-
 def test_a_text_is_read_again_where_its_files_changed(tmp_path):
     """By content, wherever the files are; what was hashed once is not again, unless a file was written to."""
     pairs = corpus(100)
@@ -245,23 +212,6 @@ LOG = [
     log_line("train_inner", 20, 7.5),
     log_line("valid", 20, 6.25),
 ]
-
-
-def test_a_resumed_run_counts_once(tmp_path):
-    write_lines(tmp_path / "train.log", LOG)
-    log = logs.read_log(tmp_path / "train.log")
-    assert log.train == {10: 8.0, 20: 7.5}
-    assert log.valid == {10: 8.0, 20: 6.25}
-    assert log.params == 1234
-    # Two intervals of 36 seconds; 16 updates an epoch.
-    assert log.hours == pytest.approx(0.02)
-    assert (log.updates, log.epochs) == (20, 20 / 16)
-
-
-def test_updates_after_the_last_interval_count(tmp_path):
-    write_lines(tmp_path / "train.log", [PARAMS, log_line("train_inner", 20, 7.5), log_line("valid", 24, 6.25)])
-    log = logs.read_log(tmp_path / "train.log")
-    assert (log.updates, log.epochs) == (24, 1.5)
 
 
 def test_what_a_killed_run_did_beyond_its_checkpoint_is_void(tmp_path):
@@ -431,57 +381,11 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     assert "omega.png" not in both
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The axes of every figure that a summary draws, in place of its file."""
-    found = []
-    monkeypatch.setattr(summary, "save", lambda figure, path: found.extend(figure.axes))
-    yield found
-    pyplot.close("all")
-
-
-def test_loss_of_a_summary(drawn, tmp_path):
-    """Does each method have a training line and, in its colour, a line with dots for validation?"""
-    curves = {"Admin": ({1: 9.0, 2: 4.0}, {2: 3.5}), "Post-LN": ({1: 8.0, 2: 7.0}, {2: 6.5})}
-    runs = [
-        summary.Run(name, tmp_path, {"score": "12.3"}, logs.Log(train, valid, 1, 2, 1.0, 1.0))
-        for name, (train, valid) in curves.items()
-    ]
-    summary.draw_loss(runs, tmp_path / "loss.png")
-    lines = drawn[0].get_lines()
-    assert [dict(zip(*line.get_data())) for line in lines] == [curve for pair in curves.values() for curve in pair]
-    assert [line.get_marker() for line in lines] == ["None", "o"] * 2
-    colours = [line.get_color() for line in lines]
-    assert colours[::2] == colours[1::2] and colours[0] != colours[2]
-    assert [text.get_text().partition(":")[0] for text in drawn[0].get_legend().get_texts()] == list(curves)
-
-
-def test_omega_of_a_summary(drawn, tmp_path):
-    """Is each stack's mean a line over its sub-layers, and its range over the channels an area?"""
-    stacks = {
-        "decoder": [{"min": 0.5, "mean": 1.5, "max": 2.0}, {"min": 2.5, "mean": 3.0, "max": 4.5}],
-        "encoder": [{"min": 1.0, "mean": 1.25, "max": 1.75}],
-        "provenance": [],
-    }
-    summary.draw_omega(stacks, tmp_path / "omega.png")
-    encoder, decoder = ((line.get_label(), dict(zip(*line.get_data()))) for line in drawn[0].get_lines())
-    assert encoder == ("encoder", {1: 1.25}) and decoder == ("decoder", {1: 1.5, 2: 3.0})
-    corners = [set(map(tuple, area.get_paths()[0].vertices.tolist())) for area in drawn[0].collections]
-    assert corners == [{(1, 1.0), (1, 1.75)}, {(1, 0.5), (1, 2.0), (2, 2.5), (2, 4.5)}]
-
-
 def test_as_many_checkpoints_are_kept_as_are_averaged():
     made = make("demo", "-n", "RUNS=nowhere", "AVERAGE=7").stdout
     assert re.findall(r"--keep-interval-updates (\d+)", made) == ["7"]
     made = make("iwslt14", "-n", "RUNS=nowhere", "AVERAGE=7", "EPOCHS=9").stdout
     assert re.findall(r"--keep-last-epochs (\d+)", made) == re.findall(r"--by epochs --last (\d+)", made) == ["7"]
-
-
-def test_long_runs_get_a_short_table(tmp_path):
-    log = logs.Log({}, {update: 1.0 for update in range(1, 1001)}, 1, 1000, 1.0, 1.0)
-    table = summary.losses([summary.Run("Admin", tmp_path, {}, log)])
-    assert len(table) <= summary.ROWS + 1
-    assert "update 1000" in table[-1]
 
 
 # -- make ------------------------------------------------------------------------------------------------------------
@@ -497,55 +401,33 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
 
 
-NO_NUMBERS = (
-    *("LR=abc", "LR=-1", "LR=", "LR=1 2", "SEED=", "SEED=../x", "SEED=1 2", "SEED=1.5", "WARMUP=1e3"),
-    *("CLIP_NORM=x", "WEIGHT_DECAY=.", "LENPEN=abc", "DROPOUT=2", "DROPOUT=1", "LABEL_SMOOTHING=7"),
-)
-
-
 @pytest.mark.parametrize(
     ("recipe", "variable", "message"),
     [
         ("demo", "METHOD=sandwich", f"METHOD=sandwich is unknown; expected one of {' '.join(SCHEMES)}."),
         ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is unknown"),
-        ("multi30k", "PAIR=en-cs", "PAIR=en-cs is unknown; expected one of de-en"),
-        ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown"),
+        ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown; expected one of de-en"),
         ("own", "PAIR=en-en", "PAIR=en-en names one language twice"),
         ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
         ("demo", "PRESET=gpu", "PRESET=gpu is unknown; the demo has cpu alone. For a GPU: make multi30k PRESET=gpu"),
-        ("lm", "PRESET=gpu", "PRESET=gpu is unknown; lm-demo has cpu alone"),
-        ("iwslt14", "PAIR=en-de", "PAIR=en-de is unknown; expected one of de-en"),
-        ("demo", "MAX_TOKENS=1k", "MAX_TOKENS=1k is not a number that a run can have; expected a whole one above 0"),
-        ("iwslt14", "GPUS=x", "GPUS=x is not a number"),
         ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains; give another"),
+        ("demo", "UPDATES=1e3", "UPDATES=1e3 is not a number that a run can have; expected a whole one above 0"),
         ("demo", "MAX_TOKENS=0900", "MAX_TOKENS=0900 is not a number that a run can have"),
+        ("demo", "UPDATES=1010", "so the last updates would be in no checkpoint. Give UPDATES=1000, or another"),
+        ("demo", "AVERAGE=21", "AVERAGE=21 is more than the 20 checkpoints of UPDATES=1000 and SAVE_EVERY=50."),
+        ("demo", "EPOCHS=2", "AVERAGE=3 is more than the 2 checkpoints of EPOCHS=2. Give AVERAGE=2, or train longer."),
         ("compare", "SEEDS=", "SEEDS= is empty; expected one or more"),
-        ("compare", "JOBS=0", "JOBS=0 is not a number"),
-        ("compare", "UPDATES=1e3", "UPDATES=1e3 is not a number"),
         ("compare", "SEEDS=1 2 1", "SEEDS=1 2 1 names one twice; expected each once"),
-        ("compare", "SEEDS=1 x", "SEEDS=1 x is not a number that a run can have; expected a whole one of 0 or more"),
         ("compare", "RATES=1e-3 1e-x", "RATES=1e-3 1e-x is not a number"),
-        ("lm", "CONTEXT=0", "CONTEXT=0 is not a number that a run can have; expected a whole one above 0"),
-        ("deeper", "PRETRAIN=x", "PRETRAIN=x is not a number"),
-        ("compare", "LOG_EVERY=0", "LOG_EVERY=0 is not a number"),
-        (
-            "sensitivity",
-            "BETA2S=0.9 1.5",
-            "BETA2S=0.9 1.5 is not a number that a run can have; expected one of 0",
-        ),
-        ("compare", "DEPTHS=6 0", "DEPTHS=6 0 is not a number that a run can have; expected a whole one above 0"),
-        *(("demo", given, f"{given} is not a number that a run can have; expected") for given in NO_NUMBERS),
+        ("compare", "SCHEMES=admin sandwich", "SCHEMES=admin sandwich is unknown; expected some of admin"),
+        ("warmup", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu, gpu or multi30k"),
+        ("sensitivity", "BETA2S=0.9 1.5", "BETA2S=0.9 1.5 is not a number that a run can have; expected one of 0"),
+        ("deeper", "HEADS=3", "=3; expected one. Give another WIDTH or HEADS"),
         *(
-            (recipe, "HEADS=3", "=3; expected one. Give another WIDTH or HEADS")
-            for recipe in ["demo", "iwslt14", "lm", "compare", "deeper"]
+            ("demo", given, f"{given} is not a number that a run can have; expected")
+            for given in ("LR=abc", "LR=1 2", "SEED=../x", "SEED=1.5", "DROPOUT=1", "LENPEN=abc")
         ),
-        ("sensitivity", "LRS=1e-3 1e-3", "LRS=1e-3 1e-3 names one twice"),
         ("preflight", "RECIPE=demo own", "RECIPE=demo own names more than one; expected one, as RECIPE=demo"),
-        (
-            "preflight",
-            "RECIPE=compare",
-            "RECIPE=compare is unknown; expected demo, lm-demo, multi30k, own, iwslt14, or",
-        ),
         ("gpu_trial", "DEVICE=tpu", "DEVICE=tpu is unknown; expected one of cuda cpu"),
     ],
 )
@@ -566,16 +448,6 @@ def test_all_of_a_text_is_there_before_the_first_long_step():
     plan = make("own", "-n", "RUNS=nowhere", "DATA=nowhere", "PAIR=de-en", "PRESET=cpu").stdout
     steps = re.findall(r"# (raw text|tokens of train)", plan)
     assert steps == ["raw text"] * 6 + ["tokens of train"]
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"recipe": 3}'])
-def test_another_runs_damaged_score_is_named(tmp_path, text):
-    """Next to a run whose own is whole."""
-    whole = {"recipe": "demo", "method": "admin", "preset": "cpu", "seed": "1"}
-    for name, content in (("one", json.dumps(whole)), ("other", text)):
-        write_lines(tmp_path / name / "score.json", [content])
-    with pytest.raises(ValueError, match=f"^{tmp_path}/other/score.json: cannot be read .*; expected the score.json"):
-        summary.finished_runs(tmp_path / "one")
 
 
 def test_a_summary_takes_the_runs_that_differ_in_method_only(tmp_path, monkeypatch):
@@ -642,8 +514,8 @@ def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     ("variable", "unfit"),
     [
-        *((f"RUNS=a{one}b", one) for one in (*":'(&%$#,=;*~", '"')),
-        ("RUNS=a b", "space"),
+        ("RUNS=a:b", ":"),
+        ("RUNS=a#b", "#"),
         ("DATA=a b", "space"),
         ("VENV=a$(shell touch here)", "( ) $ space"),
     ],
@@ -655,19 +527,6 @@ def test_paths_that_make_cannot_take_are_refused(variable, unfit):
         assert f" {variable} has {unfit} in it, which make cannot take in the name of a file; expected" in message
 
 
-@pytest.mark.parametrize(
-    ("variable", "message"),
-    [("RUNS=", "RUNS= is empty"), ("VENV=", "VENV= is empty"), ("DATA=-x", "DATA=-x begins with a -")],
-)
-def test_paths_that_are_none_are_refused(variable, message):
-    assert message in refused(plain_make("-n", "demo", variable))
-
-
-def test_any_letters_make_a_path():
-    path = "/tmp/a-b_c.d+\u00fc\u65e5@x"
-    assert f"-o {path}/demo/data/text.json" in make("demo", "-n", f"RUNS={path}").stdout
-
-
 def test_distclean_removes_virtual_environments_only(tmp_path):
     (tmp_path / "thesis").write_text("mine")
     assert str(tmp_path) not in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
@@ -675,16 +534,11 @@ def test_distclean_removes_virtual_environments_only(tmp_path):
     assert f"rm -rf {tmp_path}\n" in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
 
 
-@pytest.mark.parametrize("makefile", ["Makefile", *(f"recipes/{name}/Makefile" for name in RECIPES)])
+@pytest.mark.parametrize("makefile", ["Makefile", "recipes/demo/Makefile"])
 def test_an_old_make_is_refused_in_one_line(makefile):
     """Before any line that such a make could not read."""
     message = refused(plain_make("-f", makefile, ".FEATURES=target-specific order-only else-if", "MAKE_VERSION=3.81"))
     assert "GNU make 3.81 is here; 4.3 or newer is needed" in message
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_make_elsewhere_is_refused_in_one_line(recipe):
-    assert "run make from the repository's root" in refused(plain_make(cwd=ROOT / "recipes" / recipe))
 
 
 @pytest.mark.slow
@@ -748,11 +602,9 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     less = make("demo", *small, "UPDATES=140", timeout=60)
     assert less.returncode == 2 and "UPDATES=140 is less than" in less.stderr
     assert [row["beam"] for row in read_results(tmp_path)] == ["5"]
-    beam = make("demo", *small, "BEAM=1", timeout=300)
-    assert beam.returncode == 0 and "beam 5 -> 1" in beam.stderr and "cli average" not in beam.stdout
-    assert "steps.train" not in beam.stdout and "beam=1" in (run / "generate.txt").read_text(encoding="utf-8")
     mean = make("demo", *small, "BEAM=1", "AVERAGE=1", timeout=300)
-    assert mean.returncode == 0 and "average of checkpoint_" in mean.stdout and "steps.train" not in mean.stdout
+    assert mean.returncode == 0 and "beam 5 -> 1" in mean.stderr and "average of checkpoint_" in mean.stdout
+    assert "steps.train" not in mean.stdout
     assert [(row["average"], row["beam"]) for row in read_results(tmp_path)] == [("1", "1")]
     more = make("demo", *small, "AVERAGE=3", timeout=60)
     assert more.returncode == 2 and "AVERAGE 1 -> 3: " in more.stderr and "holds 2 to average" in more.stderr

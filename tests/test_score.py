@@ -236,7 +236,7 @@ def test_a_table_without_curves_gets_them(tmp_path):
     ("text", "said"),
     [
         ("", "expected the columns recipe,method,"),
-        ("{header}\ndemo,admin\n", "row 1 has 2 cells, expected 23. Mend it, or move the file away"),
+        ("{header}\ndemo,admin\n", "row 1 has 2 cells, expected 23. Fix it, or move the file away"),
         ("{header}\n{row},more\n", "row 1 has 24 cells, expected 23"),
         ("{header}\n{row}\n", "row 1 has 'score' as score, expected a number."),
     ],

@@ -84,9 +84,6 @@ def test_lines_end_at_newlines_only(tmp_path):
     lines = ["a\u2028b", "c\x85d", "", "e\rf", "g\x0bh"]
     write_lines(tmp_path / "text", lines)
     assert read_lines(tmp_path / "text") == lines
-
-
-def test_a_last_line_without_newline_counts(tmp_path):
     (tmp_path / "text").write_bytes(b"one\ntwo")
     assert read_lines(tmp_path / "text") == ["one", "two"]
 
@@ -122,7 +119,7 @@ def _slow_square(number: int) -> int:
     return number * number
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", [1, 5])
 def test_results_come_in_order_and_items_are_read_as_needed(count):
     read = []
 
@@ -171,7 +168,6 @@ def test_as_many_workers_as_one_likes_the_tokens_are_those_of_each_line(many, tm
     ("german", "english", "options", "message"),
     [
         (b"eins\nzwei\n", b"one\n", "", "x.de has 2 lines, .*x.en has 1 lines; expected the same"),
-        (b"eins\n", b"one\ntwo\nthree\n", "", "x.de has 1 lines, .*x.en has 3 lines"),
         (b"eins\nf\xfcnf\n", b"one\nfive\n", "", r"x.de: line 2 is not UTF-8 \(byte 0xfc at column 2\)"),
         (b"eins\n", None, "", "x.en: No such file"),
         (b"\n\n", b"\n\n", "--drop-empty", "no pair is left of 2: 2 with an empty side"),
@@ -179,7 +175,6 @@ def test_as_many_workers_as_one_likes_the_tokens_are_those_of_each_line(many, tm
         (b"a b c\n", b"a\n", "--lengths 1 2", "no pair is left of 1: 1 too long"),
         (b"a\n", b"a\n", "--ratio 2", "--ratio goes with --lengths"),
         (b"a\n", b"a\n", "--lengths 3 2", "--lengths 3 2; expected MIN and MAX"),
-        (b"a\n", b"a\n", "--lengths 1 2 --ratio 0.5", "--ratio 0.5; expected 1 or more"),
     ],
 )
 def test_bad_text_is_refused_and_nothing_written(tmp_path, step, german, english, options, message):
@@ -296,12 +291,6 @@ def test_a_split_that_makes_no_sense_is_refused(tmp_path, parts, main, options, 
     assert not names(tmp_path / "out")
 
 
-def test_parts_with_unequal_sides_are_refused(tmp_path, parts, step):
-    write_lines(tmp_path / "q.en", ["one"])
-    assert "q.de has 5 lines" in refused(step("split", *parts))
-    assert not names(tmp_path / "out")
-
-
 # -- BPE -------------------------------------------------------------------------------------------------------------
 
 WORDS = ["lower lowest newer newest wider", "", *ACCENTS, "low low low new new wide"] * 3
@@ -312,11 +301,6 @@ def codes(tmp_path_factory):
     path = tmp_path_factory.mktemp("bpe") / "codes"
     write_lines(path, bpe.learn(WORDS, 20))
     return path
-
-
-def test_codes_are_in_fastbpe_format(codes):
-    lines = read_lines(codes)
-    assert len(lines) == 20 and all(len(line.split(" ")) == 3 for line in lines)
 
 
 def test_bpe_can_be_undone_and_keeps_empty_lines(codes, tmp_path, step):
@@ -363,14 +347,12 @@ def test_merges_depend_neither_on_blocks_nor_on_threads(tmp_path, monkeypatch):
     lines = [" ".join(random_.choices(words, k=8)) for _ in range(2000)]
     write_lines(tmp_path / "text", lines)
     found = [bpe.learn(lines, 200)]
-    for size in (50, 1 << 20):
-        monkeypatch.setattr(streaming, "BYTES", size)
-        found.append(bpe.learn(bpe.Texts([tmp_path / "text"]), 200))
+    monkeypatch.setattr(streaming, "BYTES", 50)
+    found.append(bpe.learn(bpe.Texts([tmp_path / "text"]), 200))
     learn = f"from recipes.steps import bpe; print(*bpe.learn(bpe.Texts(['{tmp_path}/text']), 200), sep='\\n')"
-    for threads in ("1", "4"):
-        environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONPATH": str(Path(__file__).parents[1])}
-        done = subprocess.run([sys.executable, "-c", learn], env=environment, capture_output=True, encoding="utf-8")
-        found.append(done.stdout.splitlines())
+    environment = {**os.environ, "RAYON_NUM_THREADS": "4", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", learn], env=environment, capture_output=True, encoding="utf-8")
+    found.append(done.stdout.splitlines())
     assert len(found[0]) == 200 and all(merges == found[0] for merges in found)
 
 
@@ -408,7 +390,7 @@ def test_each_merge_is_of_the_most_frequent_pair():
             units[word] = found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_units_are_those_of_subword_nmt_on_real_text(tmp_path):
     """The two break ties differently: of the words in 29,000 real sentences, one in 200 may be split differently."""
     path = SHARED / "data/multi30k/train.de.gz"
@@ -424,6 +406,13 @@ def test_units_are_those_of_subword_nmt_on_real_text(tmp_path):
         sides.append(BPE(tmp_path / "codes").apply(list(words)))
     other = sum(count for count, ours, theirs in zip(words.values(), *sides) if ours != theirs)
     assert other / sum(words.values()) < 0.005
+
+
+def test_no_pair_that_comes_once_is_merged(caplog):
+    """However many merges are asked for: a unit that was seen once tells nothing."""
+    caplog.set_level("INFO")
+    assert bpe.learn(["ab ab", "cd", "ef"], 10) == ["a b</w> 1"]
+    assert "1 merges instead of 10: no other pair of units comes twice" in caplog.text
 
 
 def test_text_without_words_is_refused(tmp_path, step):
@@ -458,19 +447,6 @@ def test_a_file_over_the_limit_is_one_line_and_leaves_nothing(many, tmp_path, ma
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not names(tmp_path / "tok")
-
-
-def test_a_full_disk_in_earnest(many, tmp_path, step):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"mount is not permitted: {mounted.stderr.decode().strip()}")
-    try:
-        done = step("tokenise", tmp_path / "text.json", many, disk / "x")
-        assert "No space left on device" in refused(done) and not names(disk)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def _children(parent: int) -> list:
@@ -540,7 +516,7 @@ print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, re
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_text(tmp_path, codes):
     """60 times the text, 36 MB a side: less than 16 MB more, so it is never held whole, learning included."""
     peaks = []

@@ -13,19 +13,19 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
 from recipes.compare.verdict import EXPLODED, PLATEAU, VERDICTS
 from recipes.steps.common import Kinds, check_rate, read_lines, read_object, replacing, run, write_lines
 from recipes.steps.logs import as_cell, from_cell
-from recipes.steps.plugin import SCHEMES
+from recipes.steps.plugin import EVERY
 
 AXES = ("scheme", "layers", "lr", "seed")
 """Where a run of make compare is in its grid."""
-
-NUMBERS = {"update": int, "bits": float, "left": float, "entropy": float, "bleu": float, "params": int, "seconds": int}
-
+ALONE = "none"
+"""The scheme of a head without new layers, in make deeper."""
 
 PERHAPS = (int, float, type(None))
 KINDS: Kinds = {
@@ -33,62 +33,71 @@ KINDS: Kinds = {
     **{"bleu": PERHAPS, "signature": (str, type(None)), "params": int, "seconds": int, "train": dict, "valid": dict},
     **{"hardware": str, "commit": str},
 }
-"""What a result.json holds besides its axes."""
-
-EXPECTED = "the result.json of a grid's cell. Give that"
+"""What a result.json holds besides its axes; a runs.csv has no curves of training."""
 
 
-def read_results(paths: list[Path], axes: Sequence[str] = AXES) -> list[dict]:
-    """Results as recipes.compare.result wrote them, with curves by update; or those of a runs.csv.
+def read_results(paths: list[Path], axes: Sequence[str] = AXES, kinds: Kinds = KINDS) -> list[dict]:
+    """The results of a grid's cells, as they wrote them, with curves by update; or those of a runs.csv.
+
+    Args:
+        axes: where in the grid a result is, each a word.
+        kinds: what else it holds.
 
     Raises:
-        ValueError: a file is none of those, or of another grid.
+        ValueError: a file is none of those, of another grid, or damaged; the message names it, and a table's row.
     """
-    table = [path.suffix for path in paths] == [".csv"]
-    results = read_runs(paths[0]) if table else [read_result(path) for path in paths]
-    for path, result in zip(paths * len(results) if table else paths, results):
+    results = read_runs(paths[0], kinds) if [path.suffix for path in paths] == [".csv"] else []
+    for path in [] if results else paths:
+        result = read_object(path, kinds, "the result.json of a grid's cell. Give that")
+        try:
+            for name in [name for name, kind in kinds.items() if kind is dict]:
+                result[name] = {int(updates): float(bits) for updates, bits in result[name].items()}
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: cannot be read ({error}); expected the result.json of a grid's cell.") from None
+        results.append(result)
+    for path, result in zip(paths * len(results) if len(paths) == 1 else paths, results):
         if missing := [name for name in axes if not isinstance(result.get(name), str)]:
             raise ValueError(
                 f"{path}: has no {missing[0]}; expected results of a grid of {', '.join(axes)}. Give those."
             )
-        if result.get("scheme", "admin") not in SCHEMES:
-            raise ValueError(f"{path}: its scheme is {result['scheme']}; expected one of {', '.join(SCHEMES)}.")
+        for name, known in (("scheme", (*EVERY, ALONE)), ("verdict", VERDICTS)):
+            if name in result and result[name] not in known:
+                raise ValueError(f"{path}: its {name} is {result[name]}; expected one of {', '.join(known)}.")
         if "lr" in result:
             check_rate(path, result["lr"])
     return results
 
 
-def read_result(path: Path) -> dict:
-    """One of them, a result.json."""
-    result = read_object(path, KINDS, EXPECTED)
-    try:
-        if result["verdict"] not in VERDICTS:
-            raise ValueError(f"its verdict is {result['verdict']}")
-        for name in ("train", "valid"):
-            result[name] = {int(updates): float(bits) for updates, bits in result[name].items()}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}); expected {EXPECTED}.") from None
-    return result
-
-
-def read_runs(path: Path) -> list[dict]:
-    """The results in a runs.csv, which has no curves of training.
+def read_runs(path: Path, kinds: Kinds = KINDS) -> list[dict]:
+    """The results in a runs.csv.
 
     Raises:
         ValueError: a column is missing, or a row is cut short or has something else for a number.
     """
     rows: list[dict] = list(csv.DictReader(line.rstrip("\r") for line in read_lines(path)))
-    if missing := [name for name in (*NUMBERS, "valid") if not rows or name not in rows[0]]:
+    columns = {name: kind for name, kind in kinds.items() if name != "train"}
+    if missing := [name for name in columns if not rows or name not in rows[0]]:
         raise ValueError(f"{path}: has no column {missing[0]}; expected the runs.csv of a grid. Give that.")
     for number, row in enumerate(rows, start=1):
         if None in row or None in row.values():
-            raise ValueError(f"{path}: row {number} has other columns than the first line names. Mend it.")
+            raise ValueError(f"{path}: row {number} has other columns than the first line names. Fix it.")
         try:
-            row |= {name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}
-            row["valid"] = from_cell(row["valid"])
+            row |= {name: from_csv(row[name], kind) for name, kind in columns.items()}
         except ValueError as error:
-            raise ValueError(f"{path}: row {number}: {error}; expected a number. Mend it.") from None
+            raise ValueError(f"{path}: row {number}: {error}; expected a number. Fix it.") from None
     return rows
+
+
+def from_csv(text: str, kind: type | tuple[type, ...]) -> Any:
+    """What a cell of a table holds."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not text and type(None) in kinds:
+        return None
+    if dict in kinds:
+        return from_cell(text)
+    if bool in kinds:
+        return text == "True"
+    return float(text) if float in kinds else int(text) if int in kinds else text
 
 
 def places(results: list[dict], axes: list[str]) -> dict[tuple[str, ...], list[dict]]:

@@ -14,9 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recipes.compare import drawing
+from recipes.compare.grid_table import ALONE
 from recipes.compare.rates import ALWAYS
 from recipes.compare.standing import LEVEL, Interval, Standing, interval
-from recipes.deeper.standing import ALONE, accuracy, at_best_rates, read_results
+from recipes.deeper.standing import accuracy, at_best_rates, read_results
 from recipes.deeper.summary import title
 from recipes.steps.common import run
 

@@ -17,9 +17,9 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from recipes.compare.grid_table import made_by, write_csv
+from recipes.compare.grid_table import ALONE, made_by, write_csv
 from recipes.compare.standing import LEVEL, difference, markdown, rate, shown, told
-from recipes.deeper.standing import ALONE, accuracy, at_best_rates, read_results
+from recipes.deeper.standing import accuracy, at_best_rates, read_results
 from recipes.steps.common import run, write_lines
 from recipes.steps.logs import read_log
 from recipes.steps.plugin import EVERY

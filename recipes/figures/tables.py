@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recipes.compare import standing
-from recipes.compare.grid_table import read_runs, spread
+from recipes.compare.grid_table import read_results, spread
 from recipes.deeper import standing as deeper
 from recipes.deeper import summary
 from recipes.steps import results
@@ -30,7 +30,7 @@ Rows = list[dict[str, str]]
 
 def compared(name: str, *without: str) -> Rows:
     """Each scheme at its best rate, less some columns."""
-    rows = standing.table(read_runs(DOCS / name))
+    rows = standing.table(read_results([DOCS / name]))
     titled = [{**row, "scheme": SCHEMES[row["scheme"]].title} for row in rows]
     return [{column: text for column, text in row.items() if column not in without} for row in titled]
 
@@ -56,7 +56,7 @@ def valid(*updates: int) -> dict[str, Callable[[dict[str, str]], float]]:
 
 def on_top(name: str) -> Rows:
     """Accuracies with the most new layers, and of the head alone: seed 1 at each rate, every seed at the best."""
-    runs = deeper.read_runs(DOCS / name)
+    runs = deeper.read_results([DOCS / name])
     deepest = max((run["layers"] for run in runs), key=int)
     runs = [run for run in runs if run["layers"] in (deepest, "0")]
     rates = sorted({run["lr"] for run in runs}, key=float)

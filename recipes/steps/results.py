@@ -49,7 +49,7 @@ def read(table: Path) -> list[dict[str, str]]:
     for number, cells in enumerate(lines[1:], start=1):
         if len(cells) != len(columns):
             raise ValueError(
-                f"{table}: row {number} has {len(cells)} cells, expected {len(columns)}. Mend it, or move the "
+                f"{table}: row {number} has {len(cells)} cells, expected {len(columns)}. Fix it, or move the "
                 "file away and run again."
             )
     rows = [{"valid": "", **dict(zip(columns, cells))} for cells in lines[1:]]
