@@ -23,10 +23,12 @@ from recipes.compare import cells
 from recipes.compare.curves import draw as draw_curves
 from recipes.compare.entropy import unigram_entropy
 from recipes.compare.grid_table import outcome, read_results, read_runs, rows, spread, write_runs
+from recipes.compare.outcomes import interval, still_falling, told, welch
+from recipes.compare.outcomes import outcome as mean_of_last
 from recipes.compare.rates import draw as draw_rates
 from recipes.compare.result import bleu, last_change
 from recipes.compare.reversed_corpus import pairs
-from recipes.compare.standing import difference, interval, judged, loss, standings, told
+from recipes.compare.standing import difference, judged, loss, standings
 from recipes.compare.standing import table as standing_table
 from recipes.compare.train_cell import gained
 from recipes.compare.verdict import Verdict, left_plateau, verdict
@@ -156,8 +158,9 @@ def test_how_far_a_grid_is(tmp_path):
 
 def result(**values):
     row = {"scheme": "admin", "layers": "6", "lr": "1e-4", "beta2": "0.99", "seed": "1", "verdict": "learned"}
-    row.update(update=None, bits=2.0, entropy=6.0, bleu=50.0, left=15.0, train={10: 6.0, 20: 2.0}, valid={20: 2.0})
-    return {**row, **values}
+    row.update(update=None, bits=2.0, entropy=6.0, bleu=50.0, left=15.0, train={10: 6.0, 20: 2.0})
+    row |= values
+    return {"valid": {} if row["bits"] is None else {20: row["bits"]}, **row}
 
 
 def test_table_keeps_what_went_wrong():
@@ -347,6 +350,29 @@ def test_interval_is_students_t():
     assert told([1.0, 2.0], ".1f") == "1.0, 2.0" and told([2.0], ".1f") == "2.0", "an interval of two says nothing"
 
 
+def test_the_outcome_is_the_mean_of_the_last_validations():
+    """And a run whose outcome is 2 % below the mean of the four validations before is still falling."""
+    flat = dict(zip(range(100, 900, 100), [3.0] * 4 + [2.0, 1.0, 2.0, 3.0]))
+    assert mean_of_last(flat) == 2.0 and mean_of_last({5: 3.0, 9: 1.0}) == 2.0 and math.isnan(mean_of_last({}))
+    assert still_falling(flat) and not still_falling({update: 3.0 for update in range(7)})
+    for last, falls in ((2.93, True), (2.95, False), (3.5, False)):
+        assert still_falling(dict(enumerate([3.0] * 4 + [last] * 4))) == falls, last
+    assert loss(result(valid=flat)) == 2.0 and loss(result(valid=flat, verdict="diverged")) == 9.0
+
+
+def test_welch_compares_independent_seeds_on_the_logarithms():
+    """Losses e^0.1, e^0.2, e^0.3 against 1, e^0.1, e^0.2: means 0.1 apart, variances 0.01, so four degrees of freedom;
+    t(0.975, 4) = 2.776445, times 0.1 sqrt(2/3) = 0.226696; e^0.1 = 1.105171, e^-0.126696 = 0.881002, e^0.326696."""
+    ours, theirs = ([math.exp(it) for it in logs] for logs in ((0.1, 0.2, 0.3), (0.0, 0.1, 0.2)))
+    found = welch(ours, theirs)
+    expected = (0.105171, 0.881002 - 1, 1.386380 - 1)
+    assert (found.mean, found.low, found.high) == pytest.approx(expected, abs=1e-5) and found.count == 3
+    assert welch(ours[:2], theirs) is None
+    row = standing_table(grid("admin", "1e-3", theirs) + grid("pre-ln", "1e-3", ours))[1]
+    assert row["loss vs. Admin, Welch"] == "no difference shown: +10.5% (-11.9% to +38.6%)"
+    assert row["still falling"] == "0 of 3"
+
+
 @pytest.mark.parametrize(
     ("valid", "expected"),
     [
@@ -444,7 +470,7 @@ def test_standing_from_the_file_that_is_kept(tmp_path):
             hardware="h",
             commit="c",
             train={10: 9.0},
-            valid={100: 5.75, 200: NAN if run["bits"] is None else 2.5},
+            valid=dict.fromkeys((100, 200), NAN if run["bits"] is None else run["bits"]),
         )
     write_runs(tmp_path / "runs.csv", runs)
     table, kept = standing_table(runs), read_runs(tmp_path / "runs.csv")

@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 
 from recipes.compare import drawing
 from recipes.compare.grid_table import read_results
+from recipes.compare.outcomes import FEWEST
 from recipes.compare.rates import BOUND, ENTROPY
-from recipes.compare.standing import FEWEST, Standing, standings
+from recipes.compare.standing import Standing, standings
 from recipes.compare.verdict import PLATEAU
 from recipes.steps.common import run
 from recipes.steps.plugin import SCHEMES

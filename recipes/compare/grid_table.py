@@ -17,6 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from recipes.compare import outcomes
 from recipes.compare.verdict import EXPLODED, PLATEAU, VERDICTS
 from recipes.steps.common import Kinds, check_rate, read_lines, read_object, replacing, run, write_lines
 from recipes.steps.logs import as_cell, from_cell
@@ -134,7 +135,7 @@ def rows(results: list[dict], axes: list[str]) -> list[dict[str, str]]:
             **dict(zip(axes, place)),
             "runs": str(len(found)),
             "outcome": outcome(found),
-            "bits, valid": spread([result["bits"] for result in found], 3),
+            "bits, valid": spread([outcomes.outcome(result["valid"]) for result in found], 3),
             "BLEU": spread([result["bleu"] for result in found], 2),
         }
         for place, found in places(results, axes).items()
@@ -170,7 +171,8 @@ def notes(results: list[dict]) -> list[str]:
     signatures = sorted({result["signature"] for result in results if result["signature"]})
     return [
         "",
-        f"Mean over the seeds, and the range. One target token has an entropy of {entropy} bits: above {PLATEAU} of it "
+        f"Bits: of a run the mean of its last {outcomes.LAST} validations. Mean over the seeds, and the range. "
+        f"One target token has an entropy of {entropy} bits: above {PLATEAU} of it "
         f"a run is on the plateau, above {EXPLODED} of it, or no longer finite, diverged (recipes/compare/verdict.py).",
         *(f"BLEU: {signature}" for signature in signatures),
         made_by(results),

@@ -45,7 +45,9 @@ def interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return Interval(mean, math.nan, math.nan, len(values))
-    low, high = stats.t.interval(LEVEL, len(values) - 1, mean, stats.sem(values)) if len({*values}) > 1 else (mean, mean)
+    low, high = (
+        stats.t.interval(LEVEL, len(values) - 1, mean, stats.sem(values)) if len({*values}) > 1 else (mean, mean)
+    )
     return Interval(mean, float(low), float(high), len(values))
 
 
@@ -56,10 +58,10 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
     """
     if min(len(ours), len(theirs)) < FEWEST:
         return None
-    logs = [[math.log(loss) for loss in losses] for losses in (ours, theirs)]
-    low, high = stats.ttest_ind(*logs, equal_var=False).confidence_interval(LEVEL)
-    difference = sum(logs[0]) / len(ours) - sum(logs[1]) / len(theirs)
-    return Interval(*(math.expm1(value) for value in (difference, low, high)), min(len(ours), len(theirs)))
+    one, other = ([math.log(loss) for loss in losses] for losses in (ours, theirs))
+    low, high = stats.ttest_ind(one, other, equal_var=False).confidence_interval(LEVEL)
+    difference = sum(one) / len(one) - sum(other) / len(other)
+    return Interval(math.expm1(difference), math.expm1(low), math.expm1(high), min(len(one), len(other)))
 
 
 def outcome(valid: dict[int, float]) -> float:

@@ -20,7 +20,8 @@ from matplotlib.transforms import ScaledTranslation
 
 from recipes.compare import drawing
 from recipes.compare.grid_table import read_results
-from recipes.compare.standing import Standing, interval, loss, standings
+from recipes.compare.outcomes import interval
+from recipes.compare.standing import Standing, loss, standings
 from recipes.compare.verdict import EXPLODED, PLATEAU
 from recipes.steps.common import run
 from recipes.steps.plugin import SCHEMES

@@ -5,13 +5,16 @@
 writes RUN/standing.md and RUN/standing.csv, a row a scheme and depth:
 
     best rate   by the seeds that every rate was tried with: the one with most that learned; of those the one with the
-                lowest mean loss on validation; `edge`: no rate beyond it was tried; `as good`: rates at which as many
-                seeds learned, three or more, and whose loss is not shown to be higher
+                lowest mean of the last loss on validation; `edge`: no rate beyond it was tried; `as good`: rates at
+                which as many seeds learned, three or more, and whose loss is not shown to be higher
     window      the rates at which every seed learned
     left        the update at which validation fell below the plateau's bound
-    bits, BLEU  validation's loss, and the score of the test set, which chose nothing; of one seed or two, each value
+    bits, BLEU  the outcome, which is the mean of the last four validations, and the score of the test set, which chose
+                nothing; of one seed or two, each value
+    falling     the runs whose outcome is more than 2 % below the mean of the four validations before
     vs. Admin   the difference to Admin's row, seed by seed: the same batches in the same order. Its interval spans
                 those at all rates that are as good, so that no verdict hangs on which of them came out best
+    Welch       the ratio of the losses less one, by Welch's interval on their logarithms, which pairs no seeds
 
 Intervals are Student's t at 95 % over the seeds. A difference counts if its interval, from three seeds or more, is on
 one side of zero; else none was shown. Many rows are compared at once: one in twenty will count by chance. A run that
@@ -28,61 +31,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scipy import stats
 from tabulate import tabulate
 
 from recipes.compare.grid_table import notes, places, read_results, write_csv
+from recipes.compare.outcomes import FEWEST, LAST, LEVEL, Interval, interval, outcome, still_falling, told, welch
 from recipes.compare.verdict import EXPLODED
 from recipes.steps.common import run, write_lines
 from recipes.steps.plugin import SCHEMES
 
 BASE = "admin"
-LEVEL = 0.95
-FEWEST = 3
-"""Seeds that a difference needs."""
 NOT_SHOWN = "no difference shown"
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A mean over the seeds and its confidence interval; of fewer than two values there is none (nan)."""
-
-    mean: float
-    low: float
-    high: float
-    count: int
-
-    def __format__(self, digits: str) -> str:
-        return f"{self.mean:{digits}} ({self.low:{digits}} to {self.high:{digits}})"
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Student's t over independent values.
-
-    Raises:
-        ValueError: there is no value.
-    """
-    if not values:
-        raise ValueError("no value to average: expected one or more.")
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return Interval(mean, math.nan, math.nan, len(values))
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * deviation / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half, len(values))
-
-
-def told(values: Sequence[float], digits: str) -> str:
-    """The mean and its interval; of too few seeds for one that says something, the values themselves."""
-    if len(values) < FEWEST:
-        return ", ".join(f"{value:{digits}}" for value in values)
-    return f"{interval(values):{digits}}"
+def last(result: dict) -> float:
+    """A run's last loss on validation, as `loss` bounds it: by it the rate was chosen that further seeds run at."""
+    bound, bits = EXPLODED * result["entropy"], result["bits"]
+    return min(bits, bound) if bits is not None and math.isfinite(bits) else bound
 
 
 def loss(result: dict) -> float:
-    """A run's loss on validation, in bits per token; at most the bound beyond which a run has diverged."""
-    bound, bits = EXPLODED * result["entropy"], result["bits"]
-    return min(bits, bound) if bits is not None and math.isfinite(bits) else bound
+    """A run's outcome, in bits per token; of one that diverged the bound beyond which a run has, and no more of any."""
+    bound, bits = EXPLODED * result["entropy"], outcome(result["valid"])
+    return min(bits, bound) if result["verdict"] != "diverged" and math.isfinite(bits) else bound
 
 
 def score(result: dict) -> float:
@@ -126,8 +96,8 @@ def paired(ours: list[dict], theirs: list[dict], measure: Callable[[dict], float
 
 
 def by_loss(runs: list[dict]) -> tuple[float, ...]:
-    """By which the rates are ordered, the best one first: seeds that did not learn, then the mean loss."""
-    return -learned(runs), interval(list(map(loss, runs))).mean
+    """By which the rates are ordered, best first: seeds that did not learn, then the mean of the last losses."""
+    return -learned(runs), interval(list(map(last, runs))).mean
 
 
 def seeds_of_all(by_rate: dict[Any, list[dict]]) -> set[str]:
@@ -186,6 +156,12 @@ def difference(one: Standing, other: Standing, measure: Callable[[dict], float])
     return Interval(best.mean, min(it.low for it in found), max(it.high for it in found), best.count)
 
 
+def against(one: Standing, other: Standing) -> Interval | None:
+    """Welch's interval of one scheme's losses over the other's, less one, at their best rates."""
+    ours, theirs = (list(map(loss, it.at_best.values())) for it in (one, other))
+    return welch(ours, theirs)
+
+
 def judged(found: Interval | None, lower_is_better: bool) -> str:
     """What a difference shows: `ahead`, `behind`, or that it shows none."""
     if found is None or found.count < FEWEST:
@@ -219,8 +195,10 @@ def row(standing: Standing, tried: Standing, base: Standing | None) -> dict[str,
         "window": " ".join(tried.window) or "-",
         "left the plateau at": told(left, ".0f") if len(left) == len(at_best) else "-",
         "bits, valid": told(list(map(loss, at_best)), ".3f"),
+        "still falling": f"{sum(still_falling(result['valid']) for result in at_best)} of {len(at_best)}",
         "BLEU, test": told(list(map(score, at_best)), ".2f"),
         "bits vs. Admin": shown(difference(standing, base, loss), "+.3f", True) if base else "",
+        "loss vs. Admin, Welch": shown(against(standing, base), "+.1%", True) if base else "",
         "BLEU vs. Admin": shown(difference(standing, base, score), "+.2f", False) if base else "",
     }
 
@@ -270,6 +248,7 @@ def main() -> None:
         seeds = ", ".join(sorted({result["seed"] for result in tried}))
         on = f" (the rates, and so the window, were tried in runs of {args.updates} updates on seed {seeds})"
     rule = (
+        f"A loss is the mean of the last {LAST} validations. "
         f"Each scheme at its best of the rates {', '.join(rates)}{on}; brackets: Student's t over the "
         f"seeds, {LEVEL:.0%}. "
         f"{len(rows)} rows are compared at once. What the columns are: recipes/compare/standing.py."

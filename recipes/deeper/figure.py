@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from recipes.compare import drawing
 from recipes.compare.grid_table import ALONE
+from recipes.compare.outcomes import LEVEL, Interval, interval
 from recipes.compare.rates import ALWAYS
-from recipes.compare.standing import LEVEL, Interval, Standing, interval
+from recipes.compare.standing import Standing
 from recipes.deeper.standing import accuracy, at_best_rates, read_results
 from recipes.deeper.summary import title
 from recipes.steps.common import run

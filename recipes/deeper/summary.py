@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from recipes.compare.grid_table import ALONE, made_by, write_csv
-from recipes.compare.standing import LEVEL, difference, markdown, rate, shown, told
+from recipes.compare.outcomes import LEVEL, told
+from recipes.compare.standing import difference, markdown, rate, shown
 from recipes.deeper.standing import accuracy, at_best_rates, read_results
 from recipes.steps.common import run, write_lines
 from recipes.steps.logs import read_log
