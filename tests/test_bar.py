@@ -16,7 +16,7 @@ import pytest
 from archives import write_tar
 
 from fairseq_admin import bar as the_plugins
-from recipes.steps import bar, bpe, extract, merging, split, tokenise
+from recipes.steps import bar, bpe, extract, split, tokenise
 from recipes.steps.common import write_lines
 from recipes.steps.text import Text
 
@@ -100,14 +100,6 @@ with bar.bar("get x", 100) as shown:
     assert said.endswith("\r") and said.count("\n") == 4, "and at the end"
 
 
-def test_what_is_no_progress_goes_through(capfd):
-    with merging.shown(5):
-        os.write(2, b'a warning\n{"stage": 1}\nthe end')
-        sys.stderr.write("ours\n")
-    os.write(2, b"; after\n")
-    assert sorted(capfd.readouterr().err.splitlines()) == ["a warning", "ours", "the end; after", '{"stage": 1}']
-
-
 @pytest.fixture
 def steps(tmp_path, monkeypatch, capfd):
     """steps(module, *arguments) -> the bar's last line under each title."""
@@ -134,8 +126,6 @@ def test_every_long_step_reads_n_of_n(steps, tmp_path):
     assert done == {f"split {tmp_path}/half": whole[both]}
     done = steps(bpe, "learn", 5, *pair, "-o", tmp_path / "codes")
     learning = {f"learn, reading {number} of 2": whole[both] for number in (1, 2)}
-    words, merges = ("3.00 of 3.00 (100 %)", "5.00 of 5.00 (100 %)")
-    learning |= {"tokenize words": words, "count pairs": words, "compute merges": merges}
     assert done == learning
     done = steps(bpe, "apply", tmp_path / "codes", *pair, "-o", tmp_path / "bpe")
     assert done == {f"apply to {path}": whole[one] for path in pair}

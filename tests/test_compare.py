@@ -32,7 +32,6 @@ from recipes.compare.standing import difference, judged, loss, standings
 from recipes.compare.standing import table as standing_table
 from recipes.compare.train_cell import gained
 from recipes.compare.verdict import Verdict, left_plateau, verdict
-from recipes.sensitivity.heatmap import cell
 from recipes.sensitivity.heatmap import draw as draw_heatmap
 from recipes.steps.common import write_lines
 from recipes.steps.guard import alone
@@ -183,63 +182,36 @@ def test_table_keeps_what_went_wrong():
     assert spread([None], 2) == "-" and spread([1.0, 1.0], 1) == "1.0 (1.0 to 1.0)"
 
 
-@pytest.mark.parametrize(
-    ("results", "expected"),
-    [
-        ([result(bits=2.0), result(bits=4.0)], (3.0, "")),
-        ([result(verdict="plateau", bits=6.0)], (6.0, "-")),
-        # H is 6 bits, the bound 9.
-        ([result(bits=3.0), result(verdict="diverged", bits=None)], (6.0, "x")),
-        ([result(verdict="diverged", bits=NAN)], (9.0, "x")),
-        ([result(verdict="diverged", bits=40.0)], (9.0, "x")),
-    ],
-)
-def test_cell_of_the_heat_map(results, expected):
-    assert cell(results) == expected
-
-
 @pytest.fixture
 def closed():
     yield
     pyplot.close("all")
 
 
+def lines(axes, **look):
+    """The lines of a panel with that look, as {x: y}."""
+    drawn = [
+        line for line in axes.lines if all(getattr(line, f"get_{name}")() == value for name, value in look.items())
+    ]
+    return [dict(zip(*line.get_data())) for line in drawn]
+
+
 def test_curves_are_the_runs(closed):
-    """Does every run at the best rate have its thin line, every scheme its mean, and a diverged run its cross?"""
+    """Has every run at the best rate its thin line, every scheme its mean, and a diverged run its cross?"""
     losses = {"1": {10: 6.0, 20: 2.0}, "2": {10: 5.0, 20: 1.0}, "3": {10: 4.0, 20: 3.0}}
     three = [result(seed=seed, valid=valid) for seed, valid in losses.items()]
     worse = result(lr="1e-3", bits=5.0, verdict="plateau", valid={10: 6.0, 20: 5.0})
     bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, valid={10: 7.0})
-    last = result(layers="18", valid={}, verdict="diverged", update=0)
-    axes = draw_curves([*three, worse, bad, last]).axes
-    drawn = [
-        [(dict(zip(*line.get_data())), line.get_linewidth(), line.get_marker(), line.get_color()) for line in it.lines]
-        for it in axes
-    ]
-    assert [it.get_title() for it in axes] == ["6L-6L", "18L-18L"]
-    assert axes[0].get_ylabel() == "bits per token, validation (thin: seeds, thick: mean, cross: diverged)"
-    own = {"admin": "#0072B2", "post-ln": "#D55E00"}  # theirs in every figure
-    bounds = [({0: 6.0, 1: 6.0}, 0.8, "None", "grey"), ({0: 4.8, 1: 4.8}, 0.8, "None", "grey")]
-    rounded = [({x: round(y, 6) for x, y in points.items()}, *look) for points, *look in drawn[0]]
-    assert sorted(rounded, key=str) == sorted(
-        [
-            ({10: 6.0, 20: 2.0}, 0.6, "None", own["admin"]),
-            ({10: 5.0, 20: 1.0}, 0.6, "None", own["admin"]),
-            ({10: 4.0, 20: 3.0}, 0.6, "None", own["admin"]),
-            ({10: 5.0, 20: 2.0}, 1.6, "None", own["admin"]),
-            ({}, 1.6, "None", own["post-ln"]),
-            *bounds,
-        ],
-        key=str,
-    )
-    assert ({10: 7.0}, 0.6, "None", own["post-ln"]) in drawn[1] and ({10: 7.0}, 1.6, "None", own["post-ln"]) in drawn[1]
-    crosses = [(*points, colour) for points, _, marker, colour in drawn[1] if marker == "x"]
-    assert sorted(crosses) == [(0, own["admin"]), (15, own["post-ln"])]
+    six, eighteen = draw_curves([*three, worse, bad]).axes
+    admin, post_ln = "#0072B2", "#D55E00"  # theirs in every figure
+    assert lines(six, linewidth=0.6, color=admin) == [*losses.values()]
+    assert lines(six, linewidth=1.6, color=admin) == [{10: 5.0, 20: 2.0}]
+    assert lines(eighteen, linewidth=0.6, color=post_ln) == lines(eighteen, linewidth=1.6) == [{10: 7.0}]
+    assert list(lines(eighteen, marker="x")[0]) == [15]
     # A mean of two is a curve that no run followed.
     (axes,) = draw_curves(three[:2]).axes
-    thick = [line for line in axes.lines if line.get_linewidth() == 1.6]
-    assert [dict(zip(*line.get_data())) for line in thick] == [losses["1"], losses["2"]]
-    assert [text.get_text() for text in axes.figure.legends[0].get_texts()].count("Admin, 1e-4") == 1
+    assert lines(axes, linewidth=1.6) == [losses["1"], losses["2"]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()].count("Admin, 1e-4") == 1
 
 
 def test_rates_are_the_runs(closed):
@@ -250,29 +222,16 @@ def test_rates_are_the_runs(closed):
         result(scheme="deepnorm", lr="1e-4", bits=1.0),
         result(scheme="deepnorm", lr="1e-3", verdict="diverged", bits=None),
     ]
-    figure = draw_rates(runs, "6")
-    panel, *rest = figure.axes
-    assert not rest and panel.get_title() == SCHEMES["deepnorm"].title
-    lines = {
-        bar.get_label(): (dict(zip(*bar.lines[0].get_data())), bar.lines[2][0].get_segments())
-        for bar in panel.containers
-    }
-    points, bars = lines[SCHEMES["admin"].title]
-    assert points == {1e-4: 4.5, 1e-3: 2.5} and [bar[:, 1].tolist() for bar in bars] == [[4.0, 5.0], [2.0, 3.0]]
-    assert lines[SCHEMES["deepnorm"].title][0] == {1e-4: 1.0, 1e-3: 9.0}
-    crosses = [
-        tuple(map(float, line.get_xydata()[0]))
-        for line in panel.lines
-        if line.get_marker() == "x" and line.get_xydata().size
+    (panel,) = draw_rates(runs, "6").axes
+    assert panel.get_title() == SCHEMES["deepnorm"].title
+    drawn = {bar.get_label(): bar.lines for bar in panel.containers}
+    points, _, (bars,) = drawn[SCHEMES["admin"].title]
+    assert dict(zip(*points.get_data())) == {1e-4: 4.5, 1e-3: 2.5}
+    assert [bar[:, 1].tolist() for bar in bars.get_segments()] == [[4.0, 5.0], [2.0, 3.0]]
+    assert dict(zip(*drawn[SCHEMES["deepnorm"].title][0].get_data())) == {1e-4: 1.0, 1e-3: 9.0}
+    assert lines(panel, marker="x") == [{1e-3: 9.0}] and lines(panel, markerfacecolor="white") == [
+        {1e-4: 1.0, 1e-3: 9.0}
     ]
-    assert crosses == [(1e-3, 9.0)]
-    dots = [line for line in panel.lines if line.get_marker() == "o"]
-    hollow = [line.get_markerfacecolor() == "white" for line in dots]
-    assert hollow == [False, True]  # Admin has two seeds at every rate, DeepNorm one
-    said = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert said[-3:] == [
-        "several seeds: mean and range", "one seed", "a seed diverged (drawn at 1.5 of the entropy at most)",
-    ]  # fmt: skip
 
 
 def table(tmp_path: Path, change: tuple[str, str]) -> Path:
@@ -324,17 +283,6 @@ def test_a_damaged_result_is_one_line(tmp_path, text, said):
     path.write_text(text)
     with pytest.raises(ValueError, match=f"^{path}: {said}"):
         read_results([path])
-
-
-def test_no_results_are_overwritten_with_a_figure(tmp_path):
-    """The figure's name left out, the first of the results is in its place."""
-    results = tmp_path / "runs.csv"
-    results.write_bytes((ROOT / "docs/compare.csv").read_bytes())
-    for module in ("rates", "curves"):
-        done = run_module(f"recipes.compare.{module}", results, results, log=tmp_path / "log")
-        assert done.status == 2
-        assert f"{results}: expected the name of the figure, NAME.png, before the results." in done.output
-    assert results.read_bytes() == (ROOT / "docs/compare.csv").read_bytes()
 
 
 # -- how schemes stand -----------------------------------------------------------------------------------------------

@@ -48,17 +48,6 @@ def test_is_the_same_in_every_process(tmp_path):
     assert write_corpus(tmp_path / "once", 300) == write_corpus(tmp_path / "again", 300)
 
 
-def test_another_seed_draws_another_corpus():
-    assert generate_corpus.corpus(50) != generate_corpus.corpus(50, seed=1)
-
-
-@pytest.mark.parametrize("template", generate_corpus.TEMPLATES, ids=lambda template: template[1])
-def test_both_sides_of_a_template_name_the_same_phrases(template):
-    german, english = (sorted(generate_corpus.re.findall(r"{(\w+)}", side)) for side in template)
-    assert german == english
-    assert set(german) <= generate_corpus.SLOTS.keys()
-
-
 def test_sentences_are_whole(files):
     """Capital first, full stop or question mark last, no phrase left open, 3 to 25 words."""
     for lines in files.values():
@@ -90,11 +79,5 @@ def test_a_sentence_of_either_side_counts_once(monkeypatch):
     monkeypatch.setattr(
         generate_corpus, "TEMPLATES", [("{weekday}: ja.", "{weekday}."), ("{weekday}: nein.", "{weekday}.")]
     )
-    with pytest.raises(ValueError, match="gave 7 distinct pairs, expected 8"):
-        generate_corpus.corpus(8)
-
-
-def test_too_large_a_corpus_is_refused(monkeypatch):
-    monkeypatch.setattr(generate_corpus, "TEMPLATES", [("Am {weekday}.", "On {weekday}.")])
     with pytest.raises(ValueError, match="gave 7 distinct pairs, expected 8"):
         generate_corpus.corpus(8)

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 
 from recipes.compare import grid_table
-from recipes.deeper import figure, pairs, result, standing, summary
+from recipes.deeper import pairs, result, standing, summary
 
 
 def test_near_misses_differ_in_two_places() -> None:
@@ -135,27 +135,6 @@ def test_differences_are_at_the_same_depth_and_seed(tmp_path: Path) -> None:
     assert standing.read_results([tmp_path / "runs.csv"]) == results
 
 
-def test_figure() -> None:
-    """Has each depth its panel, with every scheme's mean, seeds and interval, and an arrow where that is cut?"""
-    results = [run("none", "1e-3", seed, 0.5, test, "0") for seed, test in ((1, 0.50), (2, 0.52), (3, 0.54))]
-    for scheme, depth, middle in (("admin", "2", 0.7), ("admin", "24", 0.6), ("dt-fixup", "24", 0.985)):
-        results += [run(scheme, "1e-3", seed, 0.5, middle + (seed - 2) / 100, depth) for seed in (1, 2, 3)]
-    results += [run("post-ln", "1e-3", 1, 0.5, 0.9, "24")]  # one seed has no interval
-    alone, shallow, deep = figure.draw(results).axes
-    assert [axes.get_title() for axes in (alone, shallow, deep)] == ["", "2 new layers", "24 new layers"]
-    names = [[label.get_text() for label in axes.get_xticklabels()] for axes in (alone, shallow, deep)]
-    assert names == [["head alone"], ["Admin"], ["Admin", "DT-Fixup", "Post-LN"]]
-    means = {line.get_label(): tuple(line.get_xydata()[0]) for line in deep.lines if line.get_label()[0] != "_"}
-    assert means == {"Admin": pytest.approx((0, 0.6)), "DT-Fixup": pytest.approx((1, 0.985)), "Post-LN": (2, 0.9)}
-    seeds = [line.get_ydata() for line in deep.lines if line.get_marker() == "."]
-    assert seeds == [pytest.approx([0.59, 0.6, 0.61]), pytest.approx([0.975, 0.985, 0.995]), [0.9]]
-    # Student's t for three values 0.01 apart: 4.303 * 0.01 / sqrt(3) = 0.0248.
-    bars = [it.get_segments()[0][:, 1] for it in deep.collections]
-    assert bars == [pytest.approx([0.5752, 0.6248], abs=1e-4), pytest.approx([0.9602, 1.0], abs=1e-4)]
-    ends = {marker: [tuple(it.get_xydata()[0]) for it in deep.lines if it.get_marker() == marker] for marker in "_^v"}
-    assert len(ends["_"]) == 3 and ends["^"] == [(1, 1.0)] and ends["v"] == []
-
-
 def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(
@@ -164,14 +143,6 @@ def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:
     assert (result.accuracy(log, "valid"), result.accuracy(log, "test")) == (0.875, 0.6)
     with pytest.raises(ValueError, match="log: has no accuracy on train"):
         result.accuracy(log, "train")
-
-
-def test_no_pair_of_a_kind_is_refused(tmp_path: Path) -> None:
-    """fairseq cannot read an empty training set."""
-    given = [sys.executable, "-m", "recipes.deeper.pairs", tmp_path, "--pretrain", "9", "--examples", "0"]
-    done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "Traceback" not in done.stderr and not any(tmp_path.iterdir())
-    assert "9 pairs to pre-train on, 0 examples and 1000 held out; expected 1 or more of each" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from archives import write_tar
 from conftest import Run, run_module
 
-from recipes.steps import extract, inputs
+from recipes.steps import inputs
 from recipes.steps.common import read_lines
 
 NOISE = bytes(range(32, 127)) * 2000 + b"\n"
@@ -73,12 +73,6 @@ def test_texts_are_read_as_fairseqs_scripts_read_them(papers, out, step, archive
     assert step(papers / archive, member, options).status == 0
     expected = bash(f"tar xzOf $tgz $member | {script}", tgz=papers / archive, member=member)
     assert out.read_bytes().decode() == expected and names(out.parent) == {"text"}
-
-
-def test_other_metadata_stays_as_it_does_there():
-    assert extract.tags("<reviewer>Anna</reviewer>") == "<reviewer>Anna</reviewer>"
-    assert extract.tags("  <title>A < B</title> ") == "  A < B "
-    assert extract.tags("see <url> here") is None
 
 
 def test_a_reference_is_what_sacrebleu_reads(papers, out, step, tmp_path):
@@ -171,11 +165,6 @@ def test_a_damaged_archive_is_refused(tmp_path, out, step, kind, shape):
 def test_a_faulty_text_is_refused(tmp_path, out, step, data, members, options, message):
     done = step(one(tmp_path, data), members, options)
     assert done.status == 2 and message in done.output.splitlines()[-1] and not names(out.parent)
-
-
-def test_a_missing_archive_is_named(tmp_path, step):
-    done = step(tmp_path / "none.tgz", "text")
-    assert done.status == 2 and f"{tmp_path}/none.tgz: No such file or directory" in done.output
 
 
 def test_of_two_texts_of_one_name_none_is_taken(tmp_path, step):

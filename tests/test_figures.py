@@ -46,17 +46,3 @@ def test_loss(drawn: list[Axes]) -> None:
     assert next(lines, None) is None
     # The lowest at its value, the next one moved up, the third clear of both.
     assert places == pytest.approx([0.17, 6.3, 0.17 + 1.4])
-
-
-def test_missing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are the runs that a figure lacks reported with the commands that make them?"""
-    monkeypatch.setattr(draw, "finished_runs", lambda folder: [Run("Admin", folder, {}, Log({}, {}, 1, 1, 1.0, 0.1))])
-    with pytest.raises(ValueError, match="Post-LN and Pre-LN; run make demo METHOD=post-ln; make demo METHOD=pre-ln"):
-        draw.demo_runs(tmp_path)
-
-
-def test_file(tmp_path: Path) -> None:
-    """Is a figure a PNG of twice a page's width?"""
-    runs = [Run(name, Path(name), {"score": "1"}, Log(valid, valid, 1, 20, 1.0, 0.1)) for name, valid in LOSSES.items()]
-    draw.draw_loss(runs, tmp_path / "loss.png")
-    assert pyplot.imread(tmp_path / "loss.png").shape[1] == 1440

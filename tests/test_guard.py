@@ -43,16 +43,6 @@ def test_a_killed_holder_leaves_the_turn_and_a_new_one_is_named(tmp_path, caplog
     slow.wait()
 
 
-def test_a_place_where_nothing_can_be_made_is_named(tmp_path):
-    (tmp_path / "cell/.guard").mkdir(parents=True)
-    (tmp_path / "text").touch()
-    for path in (tmp_path / "cell/.guard", tmp_path / "text/.guard"):
-        with pytest.raises(ValueError, match=rf"^{path}: cannot be made \(.+\). Write elsewhere with RUNS="):
-            with guard.alone(path):
-                pass
-
-
-# What a make starts: a pipe, with a child that no signal but SIGKILL ends.
 BUSY = "touch omega.json.part; mkdir bin.part; (trap '' INT TERM; echo $BASHPID; exec sleep 600) | cat"
 
 

@@ -163,8 +163,3 @@ def test_library_with_something_else(tmp_path: Path, library: Path) -> None:
     done = run_module("recipes.lm.python_docs", tmp_path / "tok", "--library", library, log=tmp_path / "log")
     assert done.status == 2 and done.output.startswith(f"{library}/m7.py is not Python in UTF-8 (")
     assert done.output.count("\n") == 1, done.output
-
-
-def test_unknown_method(tmp_path: Path) -> None:
-    done = make(tmp_path, METHOD="mixup")
-    assert done.returncode == 2 and "METHOD=mixup is unknown; expected one of admin post-ln" in done.stderr

@@ -266,15 +266,6 @@ def test_the_plan_is_the_papers(recipe, gpus, options, tmp_path):
     assert "--compounds" not in done.stdout or "en-de" in recipe
 
 
-def test_a_plan_names_each_step_in_words():
-    lines = plan("iwslt14").stdout.splitlines()
-    titles = [line.lstrip("# ") for line in lines if line.startswith("# ")]
-    wanted = ["download de-en.tgz", "tokens of talks", "the split train", "learn 10000 joint merges"]
-    wanted += ["fairseq's binary data", "train: 90 epochs, each of 1 x 1 x 1 batches of up to 4096 tokens"]
-    wanted += ["average the last 10 checkpoints", "translate the test set", "score"]
-    assert [title for title in titles if title in wanted] == wanted
-
-
 @pytest.mark.parametrize(
     ("recipe", "variables", "message"),
     [

@@ -19,7 +19,7 @@ from conftest import run_module
 
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.demo.generate_corpus import corpus
-from recipes.steps import about, logs, score, settings, summary
+from recipes.steps import logs, score, settings
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
 from recipes.steps.text import Text
@@ -329,12 +329,6 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
     assert read_lines(folder / "translations.txt") == REFERENCES
 
 
-def test_score_refuses_a_missing_hypothesis_and_leaves_no_result(tmp_path):
-    folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
-    assert "1 of 3 hypotheses are missing" in refused(run_score(folder))
-    assert "score.json" not in names(folder) and not (tmp_path / "results.csv").exists()
-
-
 def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path):
     """A translation less, and the score with it; but no other may be missing."""
     folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
@@ -448,33 +442,6 @@ def test_all_of_a_text_is_there_before_the_first_long_step():
     plan = make("own", "-n", "RUNS=nowhere", "DATA=nowhere", "PAIR=de-en", "PRESET=cpu").stdout
     steps = re.findall(r"# (raw text|tokens of train)", plan)
     assert steps == ["raw text"] * 6 + ["tokens of train"]
-
-
-def test_a_summary_takes_the_runs_that_differ_in_method_only(tmp_path, monkeypatch):
-    """By what their score.json says, whatever their folders are called; in the order of the table."""
-    monkeypatch.setattr(summary, "read_log", lambda path: None)
-    own = {"recipe": "demo", "method": "rezero-post-ln", "preset": "cpu", "seed": "1"}
-    others = [{"method": "rezero"}, {"method": "post-ln"}, {"method": "admin", "seed": "2"}]
-    others += [{"method": "pre-ln", "preset": "gpu"}, {"method": "b2t", "recipe": "own"}, {"method": "of-old"}]
-    for number, values in enumerate([{}, *others]):
-        write_lines(tmp_path / f"{number}/score.json", [json.dumps(own | values)])
-    found = summary.finished_runs(tmp_path / "0")
-    names = [(run.name, run.folder.name) for run in found]
-    assert names == [("Post-LN", "2"), ("ReZero", "1"), ("ReZero-Post-LN", "0")]
-
-
-def test_the_report_is_told_of_the_run(tmp_path):
-    """The command that made it, its samples, and a paper's number where the run is an attempt at it."""
-    folder = make_run(tmp_path / "admin-cpu-s1")
-    assert run_score(folder).returncode == 0
-    about.write(folder, "make demo", str(tmp_path / "raw/test"), "de-en")
-    told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    assert (
-        told["command"] == "make demo METHOD=admin SEED=1" and told["versions"]["Python"] == platform.python_version()
-    )
-    assert [tuple(it.values()) for it in told["samples"]] == list(zip(("eins", "zwei", "drei"), REFERENCES, REFERENCES))
-    assert about.paper("wmt14-ende-18l", "admin", "paper") == {"bleu": "29.03", "source": "Liu et al. 2020, EMNLP"}
-    assert about.paper("wmt14-ende-18l", "admin", "small") is None and about.paper("demo", "admin", "cpu") is None
 
 
 @pytest.mark.slow

@@ -52,18 +52,6 @@ def test_compounds_are_split_as_the_script_splits_them(tokens, split):
     assert score.split_compounds(tokens) == split
 
 
-def test_split_compounds_weigh_more():
-    text = Text("en", "de", escape=True)
-    raw = [text.detokenise(line) for line in REFERENCES]
-    whole = score.scores(text, HYPOTHESES, raw, REFERENCES, True)
-    # "so-called long-term" matches: split, six tokens match instead of two.
-    assert float(whole["compound"]) > float(whole["tokenised"])
-    hypotheses, references = ([line.replace("-", " @-@ ") for line in side] for side in (HYPOTHESES, REFERENCES))
-    split = score.scores(text, hypotheses, raw, references, True)
-    # And ten, where tokenising had made it six.
-    assert float(split["compound"]) > float(split["tokenised"]) == float(whole["compound"])
-
-
 def test_a_model_of_lower_case_text_is_scored_without_case():
     raw = ["The Cat sat on the Mat today."]
     tokens = ["the cat sat on the mat today ."]

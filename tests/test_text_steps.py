@@ -6,7 +6,6 @@ import os
 import platform
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -154,10 +153,9 @@ def test_empty_pairs_leave_the_training_text_only(tmp_path, step):
     assert read_lines(tmp_path / "test/x.de") == ["eins", "", "drei", ""]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_as_many_workers_as_one_likes_the_tokens_are_those_of_each_line(many, tmp_path, main, workers, monkeypatch):
+def test_with_several_workers_the_tokens_are_those_of_each_line(many, tmp_path, main, monkeypatch):
     monkeypatch.setattr(streaming, "BYTES", 1 << 14)
-    main(tokenise, tmp_path / "text.json", many, tmp_path / "tok/x", "--workers", workers)
+    main(tokenise, tmp_path / "text.json", many, tmp_path / "tok/x", "--workers", 3)
     for language in ("de", "en"):
         expected = [PERL.tokenise(line, language) for line in read_lines(f"{many}.{language}")]
         assert read_lines(tmp_path / f"tok/x.{language}") == expected
@@ -185,16 +183,6 @@ def test_bad_text_is_refused_and_nothing_written(tmp_path, step, german, english
     done = step("tokenise", tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", *options.split())
     assert re.search(message, refused(done)), done.output
     assert not names(tmp_path / "out")
-
-
-def test_windows_line_ends_are_read_and_said(tmp_path, step):
-    (tmp_path / "x.de").write_bytes(b"eins\r\nzwei\r\n")
-    (tmp_path / "x.en").write_bytes(b"one\ntwo\n")
-    PLAIN.write(tmp_path / "text.json")
-    done = step("tokenise", tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x")
-    assert f"{tmp_path}/x.de: 2 lines end with CRLF; read as if they ended with LF.\n" in done.output
-    assert done.output.count("CRLF") == 1
-    assert (tmp_path / "out/x.de").read_bytes() == b"eins\nzwei\n"
 
 
 # -- cleaning: the expected outcomes are those of clean-corpus-n.perl ------------------------------------------------
@@ -275,20 +263,6 @@ def test_every_nth_pair_of_all_parts_is_split_off(tmp_path, parts, main, monkeyp
     main(split, *parts, *options.split())
     assert read_lines(tmp_path / "out/x.de") == [f"d{n}" for n in kept]
     assert read_lines(tmp_path / "out/x.en") == [f"e{n}" for n in kept]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--every 5", "--every N goes with --keep"),
-        ("--every 1 --keep rest", "--every 1; expected 2 or more"),
-        ("--every 99 --keep nth", "none of 12 pairs is kept"),
-    ],
-)
-def test_a_split_that_makes_no_sense_is_refused(tmp_path, parts, main, options, message):
-    with pytest.raises(ValueError, match=message):
-        main(split, *parts, *options.split())
-    assert not names(tmp_path / "out")
 
 
 # -- BPE -------------------------------------------------------------------------------------------------------------
@@ -437,18 +411,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     assert names(tmp_path) == {"a"} and (tmp_path / "a").read_text() == "before"
 
 
-def test_a_file_over_the_limit_is_one_line_and_leaves_nothing(many, tmp_path, main):
-    """The step itself, under a limit on file size, which CPython sees as an error, not as a signal."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, limits[1]))
-    try:
-        with pytest.raises(ValueError, match=r"cannot be written \(File too large\)"):
-            main(tokenise, tmp_path / "text.json", many, tmp_path / "tok/x")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not names(tmp_path / "tok")
-
-
 def _children(parent: int) -> list:
     """Process ids of a process's children."""
     found = []
@@ -472,11 +434,11 @@ def _alive(process: int) -> bool:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see the workers")
 def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path, start, step, how):
-    """The killed run has a text of eighty blocks, and is at work for a minute after its first is written."""
+    """The killed run has a text of forty blocks, and is at work for half a minute after its first is written."""
     arguments = (tmp_path / "text.json", many, tmp_path / "tok/x", "--workers", 2)
     texts = {path: path.read_bytes() for path in tmp_path.glob("raw.*")}
     for path, text in texts.items():
-        path.write_bytes(text * 40)
+        path.write_bytes(text * 20)
     process = start("recipes.steps.tokenise", *arguments, log=tmp_path / "killed")
     deadline = time.monotonic() + 60
     while not (

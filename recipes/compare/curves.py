@@ -13,6 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recipes.compare import drawing
@@ -53,71 +54,43 @@ def looks(schemes: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def rates_of(standing: Standing) -> list[str]:
-    """The best one, and those that are as good."""
-    return [standing.best, *standing.as_good]
-
-
-def told(scheme: str, number: int, them: dict[str, Standing], several: bool) -> str:
-    """A line's name: the scheme and its best rate, or the next one that is as good, of each depth that has one.
-
-    Args:
-        them: the scheme's standings by depth.
-        several: whether there are several seeds anywhere, so that one is worth a word.
-    """
-    rates = {}
-    for depth, standing in them.items():
-        for rate in rates_of(standing)[number : number + 1]:
-            rates[depth] = rate + " (one seed)" * (several and len(standing.runs[rate]) == 1)
-    alike = len(set(rates.values())) == 1
-    each = [*rates.values()][:1] if alike else [f"{depth}L {rate}" for depth, rate in rates.items()]
-    return f"{SCHEMES[scheme].title}, {', '.join(each)}"
-
-
 def draw(results: list[dict]) -> Figure:
     schemes = [name for name in SCHEMES if name in {result["scheme"] for result in results}]
     look = looks(schemes)
-    found = sorted(standings(results), key=lambda it: int(it.layers))
-    them = {name: {it.layers: it for it in found if it.scheme == name} for name in schemes}
-    depths = list(dict.fromkeys(it.layers for it in found))
+    rows = sorted(standings(results), key=lambda row: (int(row.layers), schemes.index(row.scheme)))
+    depths = list(dict.fromkeys(row.layers for row in rows))
     figure, panels = pyplot.subplots(
         1, len(depths), figsize=(4.2 * len(depths) + 2.6, 4.6), sharey=True, squeeze=False, layout="constrained"
     )
     entropy = results[0]["entropy"]
-    shown = [result for it in found for rate in rates_of(it) for result in it.runs[rate]]
-    several = any(len(it.runs[rate]) > 1 for it in found for rate in rates_of(it))
-    losses = [bits for result in shown for bits in result["valid"].values() if 0 < bits < math.inf]
-    top = drawing.loss_axis(panels[0], losses, entropy, MOST)
-    lines = [(scheme, n) for scheme in schemes for n in range(max(len(rates_of(it)) for it in them[scheme].values()))]
+    drawn = [(row, rate) for row in rows for rate in (row.best, *row.as_good)]
+    losses = [bits for row, rate in drawn for run in row.runs[rate] for bits in run["valid"].values()]
+    top = drawing.loss_axis(panels[0], [bits for bits in losses if 0 < bits < math.inf], entropy, MOST)
     for axes, depth in zip(panels[0], depths):
-        crosses = 0
-        for scheme, number in lines:
-            style = {**look[scheme], **({"linestyle": AS_GOOD} if number else {})}
-            rates = rates_of(them[scheme][depth])[number : number + 1] if depth in them[scheme] else []
-            runs = [result for rate in rates for result in them[scheme][depth].runs[rate]]
-            for result in runs:
-                axes.plot(*zip(*result["valid"].items()), linewidth=0.6, alpha=0.5, **style)
-                if result["verdict"] == "diverged":  # one below the other, where several are at one update
-                    place = 0.98 - 0.04 * crosses
-                    axes.plot(result["update"], place, "x", color=style["color"], transform=axes.get_xaxis_transform())
-                    crosses += 1
-            curves = [result["valid"] for result in runs]
-            label = told(scheme, number, them[scheme], several)
-            for thick in curves if 0 < len(curves) < FEWEST else [mean_curve(curves)]:
-                axes.plot(list(thick), list(thick.values()), linewidth=1.6, label=label, **style)
-                label = ""
+        for row, rate in drawn:
+            if row.layers == depth:
+                curves_of(axes, row, rate, look[row.scheme])
         if entropy < top:
             axes.axhline(entropy, color="grey", linewidth=0.8, linestyle=":", label=ENTROPY)
         axes.axhline(PLATEAU * entropy, color="grey", linewidth=0.8, linestyle="--", label=BOUND)
-        axes.set(title=f"{depth}L-{depth}L", xlabel="updates")
-    notes = {
-        "thin: seeds, thick: mean": several,
-        "cross: diverged": any(result["verdict"] == "diverged" for result in shown),
-    }
-    said = ", ".join(note for note, there in notes.items() if there)
-    panels[0][0].set_ylabel(f"bits per token, validation{said and f' ({said})'}")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+        axes.set(title=f"{depth}L-{depth}L (thin: seeds, thick: mean of three or more)", xlabel="updates")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
+    panels[0][0].set_ylabel("bits per token, validation")
     return figure
+
+
+def curves_of(axes: Axes, row: Standing, rate: str, style: dict[str, Any]) -> None:
+    """The runs of a scheme at its best rate, or, dotted, at one that is as good."""
+    runs, style = row.runs[rate], {**style, **({} if rate == row.best else {"linestyle": AS_GOOD})}
+    for result in runs:
+        axes.plot(*zip(*result["valid"].items()), linewidth=0.6, alpha=0.5, **style)
+        if result["verdict"] == "diverged":
+            axes.plot(result["update"], 0.98, "x", color=style["color"], transform=axes.get_xaxis_transform())
+    curves = [result["valid"] for result in runs]
+    label = f"{SCHEMES[row.scheme].title}, {rate}{' (one seed)' if len(runs) == 1 else ''}"
+    for thick in curves if len(curves) < FEWEST else [mean_curve(curves)]:
+        axes.plot(list(thick), list(thick.values()), linewidth=1.6, label=label, **style)
+        label = ""
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from recipes.compare import drawing
 from recipes.compare.grid_table import ALONE
-from recipes.compare.outcomes import LEVEL, Interval, interval
+from recipes.compare.outcomes import LEVEL, interval
 from recipes.compare.rates import ALWAYS
 from recipes.compare.standing import Standing
 from recipes.deeper.standing import accuracy, at_best_rates, read_results
@@ -25,17 +25,8 @@ from recipes.steps.common import run
 # Of Okabe and Ito's colours, after those that a scheme always has.
 COLOURS = {**ALWAYS, ALONE: "grey", "dt-fixup": "black", "deepnorm": "#E69F00", "rezero": "#CC79A7"}
 LIMITS = 0.4, 1.0
-"""Of the accuracies that are shown; what is beyond is cut off, with an arrow."""
+"""Of the accuracies that are shown; what is beyond is cut off."""
 GUESS = 0.5
-
-
-def bar(axes: Axes, place: int, found: Interval, colour: str | None) -> None:
-    """An interval, as far as it is within the axes: a cap where it ends, an arrow where it is cut."""
-    (lowest, highest), ends = LIMITS, (found.low, found.high)
-    low, high = shown = [min(max(end, lowest), highest) for end in ends]
-    axes.vlines(place, low, high, color=colour, linewidth=1)
-    for end, at, arrow in zip(ends, shown, "v^"):
-        axes.plot([place], [at], "_" if end == at else arrow, color=colour, markersize=6, clip_on=False)
 
 
 def panel(axes: Axes, standings: list[Standing]) -> None:
@@ -44,7 +35,7 @@ def panel(axes: Axes, standings: list[Standing]) -> None:
         seeds, colour = list(map(accuracy, it.at_best.values())), COLOURS.get(it.scheme)
         found = interval(seeds)
         if found.count > 1:
-            bar(axes, place, found, colour)
+            axes.vlines(place, found.low, found.high, color=colour, linewidth=1)
         axes.plot([place], [found.mean], "o", color=colour, markersize=7, label=title(it.scheme))
         axes.plot([place + 0.25] * len(seeds), seeds, ".", color=colour, markersize=4, alpha=0.6, clip_on=False)
     axes.axhline(GUESS, color="grey", linewidth=0.8, linestyle=":")
@@ -68,7 +59,7 @@ def draw(results: list[dict]) -> Figure:
     last.text(1, GUESS, " chance", transform=last.get_yaxis_transform(), color="grey", va="center", fontsize="small")
     panels[0][0].set_ylabel("accuracy, test")
     figure.suptitle(
-        f"large: mean of the seeds (small) at the best rate; bars: {LEVEL:.0%} interval, cut at the axes (arrows)",
+        f"large: mean of the seeds (small) at the best rate; bars: {LEVEL:.0%} interval, cut at the axes",
         fontsize="medium", x=0.01, ha="left",
     )  # fmt: skip
     return figure

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from recipes.steps import bar, cleaning, lengths, merging, streaming
+from recipes.steps import bar, cleaning, lengths, streaming
 from recipes.steps.cleaning import Cleaner
 from recipes.steps.common import run, write_lines, writing
 from recipes.steps.lengths import Long
@@ -61,10 +62,9 @@ def learn(lines: list[str] | Texts, merges: int) -> list[str]:
         # chooses between pairs that come equally often (issue 1794 of huggingface/tokenizers).
         special_tokens=[character + END for character in sorted(characters)],
         end_of_word_suffix=END,
-        **merging.OPTIONS,
+        show_progress=sys.stderr.isatty(),
     )
-    with merging.shown(merges):
-        learner.train_from_iterator(lines, trainer)
+    learner.train_from_iterator(lines, trainer)
     learnt = json.loads(learner.to_str())["model"]["merges"][:merges]
     found = [merge.split(" ") if isinstance(merge, str) else merge for merge in learnt]
     if len(found) < merges:
