@@ -105,7 +105,7 @@ def _stability(scheme: str, encoder_layers: int, decoder_layers: int) -> Iterato
         if change is None:
             yield Line(what, "not measured", f"no profile of {SCHEMES[scheme].title} at hand")
             continue
-        post_ln, six_layers = (output_change("post-ln", side, them) for them in (branches, shallow[side]))
+        post_ln, six_layers = (output_change("post-ln", side, values) for values in (branches, shallow[side]))
         text = f"{change:.2f} C" + ("" if scheme == "post-ln" else f"; with Post-LN {post_ln:.2f} C")
         basis = f"theorem 2 of Liu et al. 2020, at initialisation; {PROFILE}"
         yield Line(what, f"{text}; of a Post-LN of 6 layers, which trains, {six_layers:.2f} C", basis)

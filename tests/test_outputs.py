@@ -158,10 +158,10 @@ def test_ctrl_c_during_the_imports(tmp_path: Path) -> None:
 
 
 def test_standard_output_closed_or_full(work: Path) -> None:
-    """A reader that reads nothing, one that reads a line, and a full disk: no work is lost, and no traceback shown."""
+    """A reader that is gone, and a full disk: no work is lost, and no traceback shown."""
     script = f"""run() {{ {sys.executable} -m fairseq_admin.cli "$@"; }}
 run fold model.pt -o out/new | true; echo ${{PIPESTATUS[0]}}
-yes w1 | run {TRANSLATE.replace(" text ", " ")} | head -1 > /dev/null; echo ${{PIPESTATUS[1]}}
+run {TRANSLATE} | true; echo ${{PIPESTATUS[0]}}
 run omega model.pt > /dev/full; echo $?
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
