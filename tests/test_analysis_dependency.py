@@ -70,6 +70,24 @@ def test_dependency_is_the_plain_one(scheme: str) -> None:
     assert "residual_connection" not in vars(model.encoder.layers[0]), "the model is not as it was"
 
 
+def test_padding_is_left_out() -> None:
+    """Reference: two sentences in one padded batch have the shares that they have each in a batch of its own."""
+    subject = fresh("post-ln", layers=1, width=16)
+    src, lengths, prev = reference.batch(sentences=2, source=6, target=5)
+    src[1, :2] = prev[1, 3:] = reference.PAD
+    lengths[1] = 4
+    shares = []
+    for rows in (((src, lengths, prev),), ((src[:1], lengths[:1], prev[:1]), (src[1:, 2:], lengths[1:], prev[1:, :3]))):
+        names = ("src_tokens", "src_lengths", "prev_output_tokens")
+        subject.samples = [{"net_input": dict(zip(names, row))} for row in rows]
+        shares.append(dependency.measure(subject)["stacks"])
+    for side, positions in (("encoder", 10), ("decoder", 8)):
+        padded, alone = (share[side] for share in shares)
+        assert padded["positions"] == alone["positions"] == positions
+        for one, other in zip(padded["beta"], alone["beta"]):
+            assert one == pytest.approx(other, rel=1e-5)
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict]:
     return {scheme: dependency.measure(fresh(scheme), Settings()) for scheme in ("post-ln", "pre-ln", "admin")}

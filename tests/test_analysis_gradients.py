@@ -100,6 +100,7 @@ def lemma(scheme: str) -> dict[str, list[float]]:
     return total
 
 
+@pytest.mark.nightly
 def test_squared_norms_of_lemma_2() -> None:
     """Law: 3d/2 in every layer of Post-LN; between (1 + l/2) d and (1 + 3l/2) d in Pre-LN (the decoder's layers have
     one sub-layer more than the lemma's, which adds at most d)."""
@@ -120,6 +121,7 @@ def by_depth() -> dict[str, dict]:
     }
 
 
+@pytest.mark.nightly
 def test_last_gradient_is_flat_in_post_ln_and_falls_in_pre_ln(by_depth) -> None:
     """Law (Xiong et al. 2020, theorem 1): flat for Post-LN, as L^(-1/2) for Pre-LN. The means of 16 models each gave
     L^-0.08 and L^-0.46; those of 4 scatter.
@@ -129,6 +131,7 @@ def test_last_gradient_is_flat_in_post_ln_and_falls_in_pre_ln(by_depth) -> None:
     assert by_depth["post-ln"]["stacks"]["decoder"][-1] > 2 * by_depth["pre-ln"]["stacks"]["decoder"][-1]
 
 
+@pytest.mark.nightly
 def test_only_the_decoder_of_post_ln_vanishes() -> None:
     """Law (Liu et al. 2020, section 3.1 and theorem 1): from its last sub-layer to its first, at 18 layers."""
     kept = {}
@@ -148,6 +151,7 @@ def intervals() -> dict[str, dict]:
     }
 
 
+@pytest.mark.nightly
 def test_adam_evens_out_what_gradients_do_not(intervals) -> None:
     """Law (section 3.2): in Post-LN's decoder the gradients of every kind of matrix differ 10-fold and more among the
     layers, and what Adam has moved them by less than twofold; Pre-LN's gradients differ less than tenfold."""

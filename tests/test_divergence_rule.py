@@ -42,8 +42,7 @@ def test_rule(shares: list[float], losses: list[float], expected: list[int]) -> 
     assert said(shares, losses) == expected
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-@pytest.mark.parametrize("place", [0, 30, 60])
+@pytest.mark.parametrize(("place", "number"), [(0, math.nan), (30, math.inf), (60, math.nan)])
 def test_what_is_not_finite_is_left_out(place: int, number: float) -> None:
     """Are warnings the same as without it, and as many measurements later as were put in?"""
     steady, rising = [0.4] * 100, [0.4 + 0.005 * max(0, step - 60) for step in range(100)]

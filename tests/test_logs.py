@@ -67,11 +67,16 @@ OTHER = {
 
 
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
-def test_of_several_subsets_the_first_is_shown(lines):
-    """--valid-subset valid,test: fairseq chooses its best checkpoint by the first."""
-    texts = [text for _, text in lines]
-    other = OTHER["json" if lines is JSON else "simple"]
-    assert logs.read([*texts[:2], other, *texts[2:]]).valid == {6: 10.028}
+def test_a_resumed_run_goes_on_from_its_checkpoint(lines):
+    """What came after the checkpoint that it went on from is lost: killed after update 24, it resumed from 12."""
+
+    def at(place, update, loss):
+        text = lines[place][1].replace(': "6', f': "{update}').replace("num_updates=6", f"num_updates={update}")
+        return text.replace("num_updates 6", f"num_updates {update}").replace("9.914", loss).replace("10.028", loss)
+
+    before = [at(0, 6, "9.0"), at(0, 12, "8.0"), at(1, 12, "8.5"), at(0, 18, "7.0"), at(0, 24, "6.0"), at(1, 24, "6.5")]
+    log = logs.read([*before, at(0, 15, "7.5")])
+    assert (log.train, log.valid, log.updates) == ({6: 9.0, 12: 8.0, 15: 7.5}, {12: 8.5}, 15)
 
 
 @pytest.mark.parametrize("start", ["epoch 001 ", "epoch 001:  6 / 9 ", "valid on 'valid' subset | "])

@@ -5,26 +5,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+from pathlib import Path
 
 from .. import outputs
 from ..errors import AdminError
 from ..text.folders import files_in, folders
 from . import figure
-from .curves import Runs
 from .fresh import Fresh
 from .registry import MEASURES, Settings, module_of
 from .sentences import Source
 from .subject import Subject, Trained
 
 
-def _subject(args: argparse.Namespace) -> Subject | None:
+def _subject(args: argparse.Namespace) -> Subject | list[Path] | None:
     measure = MEASURES[args.what]
     if measure.modelless:
         if args.checkpoints or args.arch or args.data:
             raise AdminError(f"{args.what} is of no model, and a CHECKPOINT, --arch or --data was found. Leave it out.")
         return None
     if measure.runs:
-        return Runs(args.checkpoints)
+        return args.checkpoints
     if bool(args.checkpoints) == bool(args.arch):
         found = "both were" if args.arch else "neither was"
         raise AdminError(f"a CHECKPOINT or --arch is expected, and {found} found. Give one of them.")
@@ -54,11 +54,11 @@ def run(args: argparse.Namespace) -> str:
     with contextlib.ExitStack() as taking:
         parts = [taking.enter_context(outputs.replacing(path)) for path in paths]  # before the work, not after it
         if not args.json:
-            figure.require("matplotlib.figure")
+            figure.require("matplotlib")
         measure, subject = module_of(args.what), _subject(args)
         settings = Settings(args.depths, args.repeats, args.lr, args.updates)
         found = measure.measure(subject, settings)
-        result = {"what": args.what, **(subject.facts() if subject else {}), **found}
+        result = {"what": args.what, **(subject.facts() if isinstance(subject, Subject) else {}), **found}
         with outputs.writing(stem):
             text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
             parts[0].write_text(text, encoding="utf-8", errors="backslashreplace")  # as JSON escapes letters too

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import logs
-from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from . import figure
 from .registry import Settings
-from .sentences import Source
-from .subject import Subject, versions
+from .subject import versions
 
 TAGS = {"train": "training", "valid": "validation"}
 
@@ -73,26 +71,6 @@ def no_log(folder: Path) -> str:
     )
 
 
-class Runs(Subject):
-    """Folders of runs, of which only the logs are read."""
-
-    checkpoints: list[Checkpoint] = []
-    stacks = ()
-
-    def __init__(self, folders: list[Path]) -> None:
-        """
-        Raises:
-            AdminError: there is none.
-        """
-        super().__init__(Source(None, "", 0, 0))
-        self.folders = folders
-        if not folders:
-            raise AdminError("a run's folder is expected, and none was found. Give one, or several.")
-
-    def facts(self) -> dict[str, Any]:
-        return {"versions": versions()}
-
-
 def of_logs(runs: Mapping[str, logs.Log]) -> dict[str, dict[str, Any]]:
     """Of every run {updates, perplexity} of training and of validation; a perplexity that is not finite is None."""
     curves: dict[str, dict[str, Any]] = {}
@@ -104,20 +82,22 @@ def of_logs(runs: Mapping[str, logs.Log]) -> dict[str, dict[str, Any]]:
     return curves
 
 
-def measure(subject: Runs, settings: Settings) -> dict[str, Any]:
-    """The curves of every run.
+def measure(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
+    """The curves of the runs in these folders.
 
     Raises:
-        AdminError: a run has no log.
+        AdminError: there is none, or one has no log.
     """
+    if not folders:
+        raise AdminError("a run's folder is expected, and none was found. Give one, or several.")
     read: dict[str, logs.Log] = {}
-    for name, folder in zip(names(subject.folders), subject.folders):
+    for name, folder in zip(names(folders), folders):
         log = read_log(folder)
         if log is None:
             raise AdminError(no_log(folder))
         read[name] = log
-    folders = dict(zip(read, subject.folders))
-    return {"runs": {name: {"folder": str(folders[name]), **curve} for name, curve in of_logs(read).items()}}
+    runs = zip(folders, of_logs(read).items())
+    return {"versions": versions(), "runs": {name: {"folder": str(folder), **curve} for folder, (name, curve) in runs}}
 
 
 def draw(result: dict[str, Any], looks: Mapping[str, dict[str, Any]] | None = None) -> figure.Figure:

@@ -106,13 +106,12 @@ def draw(result: dict[str, Any]) -> figure.Figure:
     for axes, (side, found) in zip(panels, stacks.items()):
         size = len(found["beta"])
         table = [[value**2 for value in row] + [math.nan] * (size - len(row)) for row in found["beta"]]
-        image = axes.imshow(table, cmap=figure.SHADES, norm=figure.logarithmic(1e-3, 1), interpolation="nearest")
+        image = figure.heat_map(axes, table, 1e-3, interpolation="nearest")
         axes.set(title=f"{side}", xlabel="branch j (0: the input)", ylabel="output of sub-layer i")
         axes.text(
             0.97, 0.95, f"largest |Σⱼ βᵢⱼ² − 1|: {found['error']:.2g}", transform=axes.transAxes, ha="right", va="top"
         )
-        axes.xaxis.set_major_locator(figure.whole_numbers())
-        axes.yaxis.set_major_locator(figure.whole_numbers())
+        figure.whole_numbers(axes.xaxis, axes.yaxis)
     drawn.colorbar(image, ax=panels, label="βᵢⱼ², share of branch j in output i", extend="min")
     figure.headline(drawn, "Dependency on each branch", result)
     return drawn

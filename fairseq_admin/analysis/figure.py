@@ -12,6 +12,7 @@ from ..errors import AdminError
 
 if TYPE_CHECKING:  # also what the measures call them
     from matplotlib.axes import Axes as Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure as Figure
     from matplotlib.figure import FigureBase
 
@@ -67,26 +68,27 @@ def require(*packages: str) -> None:
             ) from None
 
 
-def panels(count: int, height: float = 3.2, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of some panels next to each other. (Not pyplot's, which keeps every figure.)"""
+def panels(count: int, height: float = 3.2, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of some panels next to each other, in rows. (Not pyplot's, which keeps every figure.)"""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(WIDTH if count > 1 else WIDTH * 0.7, height), layout="constrained")
-    return drawn, list(drawn.subplots(1, count, squeeze=False, **options)[0])
+    return drawn, list(drawn.subplots(rows, count, squeeze=False, **options).flat)
 
 
-def logarithmic(low: float, high: float) -> Any:
-    """A logarithmic scale of colours; what is lower has the lowest one's."""
+def heat_map(axes: Axes, table: list[list[float]], low: float, **options: Any) -> Any:
+    """Shares from `low` to 1 as colours on a logarithmic scale; what is lower has the lowest one's."""
     from matplotlib.colors import LogNorm
 
-    return LogNorm(low, high, clip=True)
+    return axes.imshow(table, cmap=SHADES, norm=LogNorm(low, 1, clip=True), **options)
 
 
-def whole_numbers() -> Any:
+def whole_numbers(*axes: Axis) -> None:
     """Ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(integer=True)
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def colour(scheme: str) -> str:

@@ -34,6 +34,8 @@ OF_ANY_DEPTH = (None, "looklinear_weights", "ds_init_weights", "ds_init_code_wei
 class Fresh(Subject):
     """A model at its initialisation, of any depth."""
 
+    checkpoints = []
+
     def __init__(self, arch: str, options: dict[str, Any], source: Source) -> None:
         """
         Args:
@@ -45,9 +47,7 @@ class Fresh(Subject):
             AdminError: no such architecture can be analysed.
         """
         super().__init__(source)
-        self.arch = arch
-        self.options = options
-        self.checkpoints = []
+        self.arch, self.options = arch, options
         kind = ARCH_MODEL_NAME_REGISTRY.get(arch)
         if kind not in STACKS:
             raise AdminError(f"--arch {arch} was found; expected an architecture of {', '.join(STACKS)}.")
@@ -60,14 +60,13 @@ class Fresh(Subject):
             seed: added to the subject's.
             sizes: options other than the subject's, as encoder_layers.
         """
-        task = self._task_once
         args = Namespace(**copy.deepcopy({**self.options, **sizes}))
         args.arch = args._name = self.arch
         args.admin_fast = "off"
         torch.manual_seed(self.source.seed + seed)
         try:
             ARCH_CONFIG_REGISTRY[self.arch](args)
-            model = ARCH_MODEL_REGISTRY[self.arch].build_model(args, task)
+            model = ARCH_MODEL_REGISTRY[self.arch].build_model(args, self.task)
         except AdminError:
             raise
         except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
@@ -95,37 +94,32 @@ class Fresh(Subject):
         ours = hasattr(options, "admin_scheme")
         scheme = options.admin_scheme if ours else state_dict.scheme(self.model.state_dict())
         rule = options.admin_init if ours and SCHEMES[scheme].omega else None
-        return {**self._model_facts(self.arch, self.arch, scheme, rule), "updates": 0}
+        return {**self.describe(self.arch, self.arch, scheme, rule), "updates": 0}
 
     @cached_property
-    def _task_once(self) -> Any:
-        if self.source.data is None:
+    def task(self) -> Any:
+        data = self.source.data
+        if data is None:
             words = Dictionary()
             for number in range(WORDS):
                 words.add_symbol(f"w{number}")
-            return SimpleNamespace(
-                source_dictionary=words, target_dictionary=words, dictionary=words, max_positions=lambda: BATCH
-            )
-        data = self.source.data
+            dictionaries = dict.fromkeys(("source_dictionary", "target_dictionary", "dictionary"), words)
+            return SimpleNamespace(**dictionaries, max_positions=lambda: BATCH)
         name = TASKS[self.stacks]
         # Defaults that a training run would take from other parts of its options.
-        elsewhere = {
-            option.name: {"train_subset": "train", "required_seq_len_multiple": 1, "seed": self.source.seed}.get(
-                option.name
-            )
-            for option in fields(TASK_DATACLASS_REGISTRY[name])
-            if str(option.default).startswith("${")
+        known = {"train_subset": "train", "required_seq_len_multiple": 1, "seed": self.source.seed}
+        names = [it.name for it in fields(TASK_DATACLASS_REGISTRY[name]) if str(it.default).startswith("${")]
+        options = {
+            **{option: known.get(option) for option in names},
+            "data": str(data),
+            "tokens_per_sample": BATCH // 2,
         }
-        args = Namespace(task=name, **{**elsewhere, "data": str(data), "tokens_per_sample": BATCH // 2})
         with reading(data, f"no data for --arch {self.arch}"):
-            task = tasks.setup_task(args)
+            task = tasks.setup_task(Namespace(task=name, **options))
             task.load_dataset(self.source.split)
         return task
 
-    def _task(self) -> Any:
-        return self._task_once
-
-    def _vocabulary(self) -> dict[str, int]:
-        task = self._task_once
-        sides = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        sides = {"encoder": self.task.source_dictionary, "decoder": self.task.target_dictionary}
         return {stack: len(sides[stack]) for stack in self.stacks}

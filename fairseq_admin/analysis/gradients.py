@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..bar import bar
+from ..bar import bar, each
 from ..method.schemes import layers_of, stacks_of
 from . import figure
 from .fresh import Fresh
@@ -49,38 +49,35 @@ def _feed_forward(stack: Any) -> dict[str, list[float]]:
     }
 
 
+def _added(totals: list[float], values: list[float]) -> list[float]:
+    return [total + value for total, value in zip(totals, values)] if totals else values
+
+
 def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
     """What is measured at every sub-layer and every layer of the subject's model.
 
     Relative gradients are None where none arrives, as in a fresh Fixup, whose output matrix is 0.
     """
-    squares: dict[str, list[float]] = {}
-    norms: dict[str, list[float]] = {}
-    named: dict[str, list[str]] = {}
+    squares: dict[str, list[float]] = {side: [] for side in subject.stacks}
+    norms: dict[str, list[float]] = {side: [] for side in subject.stacks}
+    names: dict[str, list[str]] = {}
     model, batches = subject.model, len(subject.samples)
     model.zero_grad()
-    with bar("gradients", batches, " batches") as shown:
-        for sample in subject.samples:
-            seen = output_gradients(subject, model, sample)
-            for side, sublayers in seen.items():
-                real = real_positions(subject.words(sample)[side], PADDING)
-                found = [it.output.grad.square().sum().item() for it in sublayers]  # type: ignore[union-attr]
-                squares[side] = [a + b for a, b in zip(squares.get(side, [0.0] * len(found)), found)]
-                sums = [
-                    real_rows(it.total.detach(), real).square().sum(1).mean().item() / batches
-                    for it in sublayers
-                    if it.kind == "ffn"
-                ]
-                norms[side] = [a + b for a, b in zip(norms.get(side, [0.0] * len(sums)), sums)]
-                named[side] = [it.name for it in sublayers]
-            shown.update()
+    for sample in each("gradients", subject.samples, " batches"):
+        for side, sublayers in output_gradients(subject, model, sample).items():
+            real = real_positions(subject.words(sample)[side], PADDING)
+            gradients = [sublayer.output.grad.square().sum().item() for sublayer in sublayers]  # type: ignore[union-attr]
+            squares[side] = _added(squares[side], gradients)
+            totals = [real_rows(it.total.detach(), real) for it in sublayers if it.kind == "ffn"]
+            norms[side] = _added(norms[side], [it.square().sum(1).mean().item() / batches for it in totals])
+            names[side] = [sublayer.name for sublayer in sublayers]
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad /= batches
     largest = max(max(values) for values in squares.values())
     return {
         side: {
-            "sublayers": named[side],
+            "sublayers": names[side],
             "relative output gradient": [math.sqrt(value / largest) if largest else None for value in squares[side]],
             "feed-forward": _feed_forward(stacks_of(model)[side]),
             "squared norm": norms[side],
@@ -151,7 +148,7 @@ def fill(panels: Sequence[figure.Axes], result: dict[str, Any]) -> None:
     panels[1].set(title="feed-forward weights", xlabel="layer", ylabel="gradient norm")
     for axes in panels[:2]:
         figure.plain_logarithmic(axes)
-    panels[1].xaxis.set_major_locator(figure.whole_numbers())
+    figure.whole_numbers(panels[1].xaxis)
     if last:
         panels[2].set(title="W2 of the last layer", xlabel="depth L, layers", ylabel="gradient norm", ylim=(0, None))
         panels[2].set_xticks(last["depths"])

@@ -70,7 +70,7 @@ def draw(result: dict[str, Any]) -> figure.Figure:
         for rule, value in found["closed form"].items():
             axes.axhline(value, label=f"by depth, rule {rule}", color="grey", linestyle=RULES[rule])
         axes.set(title=side, xlabel="sub-layer")
-        axes.xaxis.set_major_locator(figure.whole_numbers())
+        figure.whole_numbers(axes.xaxis)
     panels[0].set_ylabel("ω")
     panels[0].set_ylim(0, None)
     figure.legend_below(drawn, panels[0])

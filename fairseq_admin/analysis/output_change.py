@@ -114,11 +114,6 @@ def fits(depths: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, 
     return {"linear": fit(depths, values), "logarithmic": fit([math.log(n) for n in depths], values)}
 
 
-def _side(subject: Subject) -> str:
-    """The stack that is measured: the encoder where there is one."""
-    return subject.stacks[0]
-
-
 def _models(
     subject: Subject, depths: Sequence[int], repeat: int, deep: bool
 ) -> Iterator[tuple[Sequence[int], nn.Module]]:
@@ -130,7 +125,7 @@ def _models(
     if not isinstance(subject, Fresh):
         yield depths, copy.deepcopy(subject.model)
         return
-    side = _side(subject)
+    side = subject.stacks[0]
     # A decoder above the encoder that is measured is needed for the loss alone.
     other = {"decoder_layers": 1} if deep and len(subject.stacks) > 1 else {}
     if deep and subject.cut_is_shallow:
@@ -140,71 +135,76 @@ def _models(
         yield (depth,), subject.make(repeat, **{**other, f"{side}_layers": depth})
 
 
-def _by_noise(subject: Subject, stack: Any, seed: int) -> tuple[Tensor, Tensor]:
-    """The changes by a random perturbation, and what theorem 2 says of them, over the batches. Shapes (N,)."""
-    side, moved = _side(subject), copy.deepcopy(stack)
+def _by_noise(subject: Subject, model: Any, seed: int) -> Tensor:
+    """The changes by a random perturbation, and what theorem 2 says of them, over the batches. Shape (2, N)."""
+    side = subject.stacks[0]
+    stack = stacks_of(model)[side]
+    moved = copy.deepcopy(stack)
     perturb(moved, NOISE, torch.Generator().manual_seed(seed))
-    found, expected = [], []
+    rows = []
     for sample in subject.samples:
         words = subject.words(sample)[side]
         real = real_positions(words, PADDING)
         before = sublayers_of(stack, words)
-        found.append(changes(before, sublayers_of(moved, words), real))
-        alone = sublayers_of(moved, words, [it.branch for it in before])
-        expected.append(predicted(before, alone, real))
-    return torch.stack(found).mean(0), torch.stack(expected).mean(0)
+        measured = changes(before, sublayers_of(moved, words), real)
+        alone = sublayers_of(moved, words, [sublayer.branch for sublayer in before])
+        rows.append(torch.stack([measured, predicted(before, alone, real)]))
+    return torch.stack(rows).mean(0)
 
 
 def _by_update(subject: Subject, model: Any, lr: float) -> Tensor:
-    """The changes by Adam's first update on all batches; the embedding stays. Shape (N,)."""
-    side = _side(subject)
+    """The changes by Adam's first update on all batches; the embedding stays. Shape (1, N)."""
+    side = subject.stacks[0]
     stack = stacks_of(model)[side]
-    sides = [subject.words(sample)[side] for sample in subject.samples]
-    before = [sublayers_of(stack, words) for words in sides]
+    batches = [subject.words(sample)[side] for sample in subject.samples]
+    before = [sublayers_of(stack, words) for words in batches]
     subject.backward(model)
     first_update(stack, lr)
-    found = [
+    rows = [
         changes(earlier, sublayers_of(stack, words), real_positions(words, PADDING))
-        for earlier, words in zip(before, sides)
+        for earlier, words in zip(before, batches)
     ]
-    return torch.stack(found).mean(0)
+    return torch.stack(rows).mean(0, keepdim=True)
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     """Both series, their fits, and theorem 2's, whose error is None where nothing moves, as in a fresh ReZero."""
-    if isinstance(subject, Fresh):
-        depths: Sequence[int] = settings.depths or DEPTHS
-        repeats = settings.repeats
-    else:
-        depths = range(1, len(layers_of(stacks_of(subject.model)[_side(subject)])) + 1)
-        repeats = 1
-    measured, expected, updated = ([0.0] * len(depths) for _ in range(3))
-    place = {depth: number for number, depth in enumerate(depths)}
+    side, seed = subject.stacks[0], subject.source.seed + 100
+    depths: Sequence[int] = settings.depths or DEPTHS
+    repeats = settings.repeats
+    if not isinstance(subject, Fresh):
+        depths, repeats = range(1, len(layers_of(stacks_of(subject.model)[side])) + 1), 1
+    noise, updated = torch.zeros(2, len(depths)).double(), torch.zeros(1, len(depths)).double()
     with bar("output change", 2 * repeats * len(depths), " depths") as shown:
         for repeat in range(repeats):
-            for served, model in _models(subject, depths, repeat, deep=True):
-                moved, said = _by_noise(subject, stacks_of(model)[_side(subject)], subject.source.seed + 100 + repeat)
-                for depth in served:
-                    measured[place[depth]] += moved[depth - 1].item() / repeats
-                    expected[place[depth]] += said[depth - 1].item() / repeats
-                shown.update(len(served))
-            for served, model in _models(subject, depths, repeat, deep=False):
-                moved = _by_update(subject, model, settings.lr)
-                for depth in served:
-                    updated[place[depth]] += moved[depth - 1].item() / repeats
-                shown.update(len(served))
+            for deep, totals in ((True, noise), (False, updated)):
+                for served, model in _models(subject, depths, repeat, deep):
+                    change = (
+                        _by_noise(subject, model, seed + repeat) if deep else _by_update(subject, model, settings.lr)
+                    )
+                    for depth in served:
+                        totals[:, depths.index(depth)] += change[:, depth - 1] / repeats
+                    shown.update(len(served))
+    measured, expected = noise.tolist()
     apart = [abs(one / other - 1) for one, other in zip(expected, measured) if other]
+    theorem = {"predicted": expected, "largest relative error": max(apart, default=None)}
+    by_update = updated[0].tolist()
     return {
-        "stack": _side(subject),
+        "stack": side,
         "series": {
             "random perturbation": {
                 "depths": list(depths),
                 "change": measured,
                 "fits": fits(depths, measured),
                 "relative noise": NOISE,
-                "theorem 2": {"predicted": expected, "largest relative error": max(apart, default=None)},
+                "theorem 2": theorem,
             },
-            "one update": {"depths": list(depths), "change": updated, "fits": fits(depths, updated), "lr": settings.lr},
+            "one update": {
+                "depths": list(depths),
+                "change": by_update,
+                "fits": fits(depths, by_update),
+                "lr": settings.lr,
+            },
         },
         "repeats": repeats,
     }

@@ -37,10 +37,9 @@ class Source(NamedTuple):
 
 def words_of(sample: Mapping[str, Any], stacks: Sequence[str]) -> dict[str, Tensor]:
     """What each stack is given of one of fairseq's samples. Shapes (B, T)."""
-    given = sample["net_input"]
-    if len(stacks) > 1:
-        return {"encoder": given["src_tokens"], "decoder": given["prev_output_tokens"]}
-    return {stacks[0]: given["src_tokens"]}
+    return dict(
+        zip(stacks, (sample["net_input"][name] for name in ("src_tokens", "prev_output_tokens")[: len(stacks)]))
+    )
 
 
 def tokens_in(sample: Mapping[str, Any], stacks: Sequence[str]) -> int:
@@ -54,28 +53,24 @@ def from_data(task: Any, source: Source, stacks: Sequence[str]) -> list[dict[str
     Raises:
         AdminError: there are fewer than were asked for, or they cannot be read.
     """
-    longest = max(BATCH, getattr(getattr(task, "args", None), "tokens_per_sample", 0) or 0)
     assert source.data is not None
-    found: list[dict[str, Any]] = []
-    held = 0
+    longest = max(BATCH, getattr(getattr(task, "args", None), "tokens_per_sample", 0) or 0)
+    limits = {"max_tokens": longest, "max_positions": longest, "ignore_invalid_inputs": True, "seed": source.seed}
+    samples: list[dict[str, Any]] = []
+    tokens = 0
     with reading(source.data):
-        batches = task.get_batch_iterator(
-            task.dataset(source.split), max_tokens=longest, max_positions=longest, ignore_invalid_inputs=True,
-            seed=source.seed,
-        ).next_epoch_itr(shuffle=True)  # fmt: skip
-        for sample in batches:
-            found.append(sample)
-            held += tokens_in(sample, stacks)
-            if held >= source.tokens:
-                return found
-    advice = f"Give --tokens {held}, or another --split." if held else "Give another --split."
+        for sample in task.get_batch_iterator(task.dataset(source.split), **limits).next_epoch_itr(shuffle=True):
+            samples.append(sample)
+            tokens += tokens_in(sample, stacks)
+            if tokens >= source.tokens:
+                return samples
     raise AdminError(
-        f"{source.data}: its {source.split} set has {held} tokens in sentences of up to {longest}, and {source.tokens} "
-        f"were asked for. {advice}"
+        f"{source.data}: its {source.split} set has {tokens} tokens in sentences of up to {longest}, and "
+        f"{source.tokens} were asked for. Give --tokens {tokens}, or another --split."
     )
 
 
-def from_chance(vocabulary: Mapping[str, int], source: Source) -> list[dict[str, Any]]:
+def random_samples(vocabulary: Mapping[str, int], source: Source) -> list[dict[str, Any]]:
     """Batches of random words, without padding; what they are to predict is random too.
 
     Args:
@@ -83,17 +78,12 @@ def from_chance(vocabulary: Mapping[str, int], source: Source) -> list[dict[str,
         source: how many tokens, and the seed.
     """
     generator = torch.Generator().manual_seed(source.seed)
-    sentences = max(1, min(source.tokens, BATCH) // LENGTH)
-    found = []
-    for _ in range(-(-source.tokens // (sentences * LENGTH))):
-        words = {
-            stack: torch.randint(FIRST_WORD, symbols, (sentences, LENGTH), generator=generator)
-            for stack, symbols in vocabulary.items()
-        }
-        last = list(vocabulary)[-1]
-        target = torch.randint(FIRST_WORD, vocabulary[last], (sentences, LENGTH), generator=generator)
-        given = {"src_tokens": next(iter(words.values())), "src_lengths": torch.full((sentences,), LENGTH)}
-        if len(words) > 1:
-            given["prev_output_tokens"] = words["decoder"]
-        found.append({"net_input": given, "target": target})
-    return found
+    shape = (max(1, min(source.tokens, BATCH) // LENGTH), LENGTH)
+    *_, last = vocabulary.values()
+    samples = []
+    for _ in range(-(-source.tokens // (shape[0] * LENGTH))):
+        words = [torch.randint(FIRST_WORD, symbols, shape, generator=generator) for symbols in vocabulary.values()]
+        target = torch.randint(FIRST_WORD, last, shape, generator=generator)
+        inputs = dict(zip(("src_tokens", "prev_output_tokens"), words))
+        samples.append({"net_input": {**inputs, "src_lengths": torch.full(shape[:1], LENGTH)}, "target": target})
+    return samples

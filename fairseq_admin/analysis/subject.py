@@ -22,18 +22,22 @@ from ..checkpoints.equivalence import data_of
 from ..errors import AdminError
 from ..method.schemes import SCHEMES, layers_of, stacks_of
 from ..version import __version__
-from .sentences import PADDING, Source, from_chance, from_data, tokens_in, words_of
-
-STACK_NAMES = ("encoder", "decoder")
+from .sentences import PADDING, Source, from_data, random_samples, tokens_in, words_of
 
 
 class Subject:
-    """A model and its samples, each made when it is first asked for."""
+    """A model and its samples, each made when it is first asked for. Trained and Fresh say how."""
 
     checkpoints: list[Checkpoint]
     """Of a trained model, in the order given; none of a fresh one."""
     stacks: tuple[str, ...]
     """"encoder", "decoder" or both."""
+    model: Any
+    """In evaluation mode, ω profiled."""
+    task: Any
+    """fairseq's, with the split loaded."""
+    vocabulary: Any
+    """How many words each stack knows, by its name."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -46,18 +50,8 @@ class Subject:
             AdminError: there are not enough tokens.
         """
         if self.source.data is None:
-            return from_chance(self._vocabulary(), self.source)
-        return from_data(self._task(), self.source, self.stacks)
-
-    @cached_property
-    def model(self) -> Any:
-        """In evaluation mode, ω profiled."""
-        raise NotImplementedError
-
-    @cached_property
-    def tokens(self) -> int:
-        """How many real tokens the last stack is given."""
-        return sum(tokens_in(sample, self.stacks) for sample in self.samples)
+            return random_samples(self.vocabulary, self.source)
+        return from_data(self.task, self.source, self.stacks)
 
     def words(self, sample: dict[str, Any]) -> dict[str, Tensor]:
         """What each stack is given. Shapes (B, T)."""
@@ -75,22 +69,19 @@ class Subject:
 
     def facts(self) -> dict[str, Any]:
         """What a result says of the model and of the sentences."""
-        found: dict[str, Any] = {"model": self.model_facts()}
+        facts: dict[str, Any] = {"model": self.model_facts()}
         if "samples" in vars(self):  # there was a use for them
-            found["data"] = "random tokens" if self.source.data is None else str(self.source.data)
-            found["split"] = self.source.split if self.source.data else None
-            found["tokens"] = self.tokens
-        return {
-            **found,
-            "seed": self.source.seed,
-            "layers": "plain (--admin-fast off), float32, dropout off",
-            "versions": versions(),
-        }
+            facts["data"] = "random tokens" if self.source.data is None else str(self.source.data)
+            facts["split"] = self.source.split if self.source.data else None
+            facts["tokens"] = sum(tokens_in(sample, self.stacks) for sample in self.samples)
+        layers = "plain (--admin-fast off), float32, dropout off"
+        return {**facts, "seed": self.source.seed, "layers": layers, "versions": versions()}
 
     def model_facts(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _model_facts(self, name: str, arch: str, scheme: str, rule: str | None) -> dict[str, Any]:
+    def describe(self, name: str, arch: str, scheme: str, rule: str | None) -> dict[str, Any]:
+        """What `model_facts` says of any model."""
         stacks = stacks_of(self.model)
         return {
             "name": name,
@@ -98,17 +89,13 @@ class Subject:
             "scheme": scheme,
             "title": SCHEMES[scheme].title if scheme in SCHEMES else scheme,
             "rule": rule,
-            **{f"{side}_layers": len(layers_of(stacks[side])) if side in stacks else 0 for side in STACK_NAMES},
+            **{
+                f"{side}_layers": len(layers_of(stacks[side])) if side in stacks else 0
+                for side in ("encoder", "decoder")
+            },
             "width": next(iter(stacks.values())).embed_tokens.embedding_dim,
             "parameters": sum(p.numel() for p in self.model.parameters()),
         }
-
-    def _task(self) -> Any:
-        raise NotImplementedError
-
-    def _vocabulary(self) -> dict[str, int]:
-        """How many words each stack knows."""
-        raise NotImplementedError
 
 
 class Trained(Subject):
@@ -122,38 +109,37 @@ class Trained(Subject):
         super().__init__(source)
         self.checkpoints = [Checkpoint.read(path) for path in paths]
         first = self.checkpoints[0]
+        shapes = {key: tensor.shape for key, tensor in first.weights.items()}
         for checkpoint in self.checkpoints:
             if checkpoint.kind not in STACKS:
                 raise AdminError(
                     f"{checkpoint.name} is a {checkpoint.options.model.get('_name')}; a checkpoint of a model of "
                     f"{', '.join(STACKS)} was expected."
                 )
-            shapes = [{key: tensor.shape for key, tensor in it.weights.items()} for it in (first, checkpoint)]
-            if shapes[0] != shapes[1]:
+            if {key: tensor.shape for key, tensor in checkpoint.weights.items()} != shapes:
                 raise AdminError(
                     f"{checkpoint.name} and {first.name} are of different models. Give checkpoints of one run."
                 )
             if checkpoint.has_omega and checkpoint.record is None:
                 raise AdminError(f"{checkpoint.name}: its omega has not been profiled yet. Give a later checkpoint.")
             check(checkpoint)
-        self.stacks = first.stacks
+        self.stacks, self.vocabulary = first.stacks, first.vocabulary
 
     @cached_property
     def model(self) -> Any:
         return build(self.checkpoints[0])
 
-    def model_facts(self) -> dict[str, Any]:
-        first = self.checkpoints[0]
-        rule = (first.record or {}).get("rule")
-        found = self._model_facts(Path(first.name).name, str(first.options.model["_name"]), first.scheme_name, rule)
-        return {**found, "checkpoints": [it.name for it in self.checkpoints], "updates": self.checkpoints[-1].updates}
-
-    def _task(self) -> Any:
+    @cached_property
+    def task(self) -> Any:
         assert self.source.data is not None
         return data_of(self.checkpoints[0], self.source.data, self.source.split)
 
-    def _vocabulary(self) -> dict[str, int]:
-        return self.checkpoints[0].vocabulary
+    def model_facts(self) -> dict[str, Any]:
+        first = self.checkpoints[0]
+        rule = (first.record or {}).get("rule")
+        facts = self.describe(Path(first.name).name, str(first.options.model["_name"]), first.scheme_name, rule)
+        names = [checkpoint.name for checkpoint in self.checkpoints]
+        return {**facts, "checkpoints": names, "updates": self.checkpoints[-1].updates}
 
 
 def versions() -> dict[str, str]:

@@ -9,8 +9,9 @@ The spread of a kind is its largest norm over its smallest, among the layers of 
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from torch import Tensor
 
 from ..bar import bar
 from ..checkpoints.building import build
+from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..method.state_dict import of_stacks
 from . import figure
 from .fresh import Fresh
 from .registry import Settings
-from .subject import Subject, Trained
+from .subject import Subject
 
 NAME = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(self_attn|encoder_attn)?\.?(\w+)\.weight")
 KINDS = {
@@ -61,17 +63,10 @@ def _moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Norms:
     return norms({key: after[key].float() - tensor.float() for key, tensor in before.items() if NAME.search(key)})
 
 
-def _interval(names: tuple[str, str], gradient: Norms, update: Norms) -> dict[str, Any]:
-    return {
-        "from": names[0],
-        "to": names[1],
-        "gradient": gradient,
-        "update": update,
-        "spread": {
-            "gradient": {side: _spread(kinds) for side, kinds in gradient.items()},
-            "update": {side: _spread(kinds) for side, kinds in update.items()},
-        },
-    }
+def _interval(first: str, last: str, gradient: Norms, update: Norms) -> dict[str, Any]:
+    both = {"gradient": gradient, "update": update}
+    spread = {what: {side: _spread(kinds) for side, kinds in sides.items()} for what, sides in both.items()}
+    return {"from": first, "to": last, **both, "spread": spread}
 
 
 def _spread(kinds: Mapping[str, list[float]]) -> dict[str, float | None]:
@@ -79,18 +74,18 @@ def _spread(kinds: Mapping[str, list[float]]) -> dict[str, float | None]:
     return {kind: max(values) / min(values) if min(values) > 0 else None for kind, values in kinds.items()}
 
 
-def _of_checkpoints(subject: Trained) -> list[dict[str, Any]]:
-    pairs = list(zip(subject.checkpoints, subject.checkpoints[1:]))
+def _of_checkpoints(checkpoints: Sequence[Checkpoint], subject: Subject) -> list[dict[str, Any]]:
+    pairs = list(itertools.pairwise(checkpoints))
     changes = [_moved(one.weights, other.weights) for one, other in pairs]
     for (one, other), update in zip(pairs, changes):
         if not any(value for kinds in update.values() for values in kinds.values() for value in values):
             raise AdminError(f"{other.name} has the same weights as {one.name}. Give different checkpoints of a run.")
-    found = []
+    intervals = []
     with bar("updates", len(pairs), " checkpoints") as shown:
         for (one, other), update in zip(pairs, changes):
-            found.append(_interval((one.name, other.name), _gradients(subject, build(one)), update))
+            intervals.append(_interval(one.name, other.name, _gradients(subject, build(one)), update))
             shown.update()
-    return found
+    return intervals
 
 
 def _of_fresh(subject: Fresh, settings: Settings) -> dict[str, Any]:
@@ -104,8 +99,8 @@ def _of_fresh(subject: Fresh, settings: Settings) -> dict[str, Any]:
             subject.loss(model, subject.samples[number % len(subject.samples)]).backward()
             adam.step()
             shown.update()
-    names = ("initialisation", f"{settings.updates} updates by Adam, lr {settings.lr:g}")
-    return _interval(names, gradient, _moved(before, model.state_dict()))
+    last = f"{settings.updates} updates by Adam, lr {settings.lr:g}"
+    return _interval("initialisation", last, gradient, _moved(before, model.state_dict()))
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
@@ -116,37 +111,32 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     """
     if isinstance(subject, Fresh):
         return {"intervals": [_of_fresh(subject, settings)]}
-    assert isinstance(subject, Trained)
     if len(subject.checkpoints) < 2:
         raise AdminError(
             f"updates are what changes from one checkpoint to the next, and {subject.checkpoints[0].name} is one. Give "
             "two or more of a run, in their order."
         )
-    return {"intervals": _of_checkpoints(subject)}
+    return {"intervals": _of_checkpoints(subject.checkpoints, subject)}
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
     """A row of panels a stack, gradients and updates of the last interval: kinds against layers."""
-    from matplotlib.figure import Figure
-
     last = result["intervals"][-1]
     sides = list(last["update"])
     names = " to ".join(figure.name_as_it_is(last[name].rpartition("/")[2]) for name in ("from", "to"))
-    drawn = Figure(figsize=(figure.WIDTH, 0.9 + 2.1 * len(sides)), layout="constrained")
-    panels = drawn.subplots(len(sides), 2, squeeze=False)
-    for row, side in zip(panels, sides):
-        for axes, what in zip(row, ("gradient", "update")):
-            kinds = last[what][side]
-            largest = max(max(values) for values in kinds.values()) or 1.0
-            table = [[value / largest for value in values] for values in kinds.values()]
-            image = axes.imshow(table, cmap=figure.SHADES, norm=figure.logarithmic(1e-2, 1), aspect="auto")
-            axes.set_yticks(range(len(kinds)), [KINDS[kind] for kind in kinds] if what == "gradient" else [])
-            layers = len(table[0])
-            step = max(1, -(-layers // 9))
-            axes.set_xticks(range(0, layers, step), range(1, layers + 1, step))
-            axes.set_title(f"{side}, {'|∂L/∂W|' if what == 'gradient' else '|Wᵢ₊₁ − Wᵢ|'}")
-            if side == sides[-1]:
-                axes.set_xlabel("layer" if what == "gradient" else f"layer ({names})")
-    drawn.colorbar(image, ax=panels.ravel().tolist(), label="norm, of the stack's largest", extend="min")
+    drawn, panels = figure.panels(2, 0.9 + 2.1 * len(sides), rows=len(sides))
+    titles = {"gradient": ("|∂L/∂W|", "layer"), "update": ("|Wᵢ₊₁ − Wᵢ|", f"layer ({names})")}
+    for axes, (side, what) in zip(panels, itertools.product(sides, titles)):
+        kinds = last[what][side]
+        largest = max(max(values) for values in kinds.values()) or 1.0
+        table = [[value / largest for value in values] for values in kinds.values()]
+        image = figure.heat_map(axes, table, 1e-2, aspect="auto")
+        axes.set_yticks(range(len(kinds)), [KINDS[kind] for kind in kinds] if what == "gradient" else [])
+        layers = len(table[0])
+        step = max(1, -(-layers // 9))
+        axes.set_xticks(range(0, layers, step), map(str, range(1, layers + 1, step)))
+        title, label = titles[what]
+        axes.set(title=f"{side}, {title}", xlabel=label if side == sides[-1] else "")
+    drawn.colorbar(image, ax=panels, label="norm, of the stack's largest", extend="min")
     figure.headline(drawn, "Gradients and updates", result)
     return drawn
