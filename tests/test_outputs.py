@@ -164,7 +164,7 @@ run fold model.pt -o out/new | true; echo ${{PIPESTATUS[0]}}
 run {TRANSLATE} | true; echo ${{PIPESTATUS[0]}}
 run omega model.pt > /dev/full; echo $?
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["0", "0", "2"], done.stderr
     assert torch.load("out/new", weights_only=True)["model"]
