@@ -135,7 +135,7 @@ def test_a_signal(
         pytest.fail("nothing has stopped it")
 
     place, name = {
-        "average": (averaging, "_means"),
+        "average": (averaging, "bar"),
         "fold": (equivalence, "log_probabilities"),
         "export": (ctranslate2, "build"),
         "translate": (in_fairseq, "build"),
