@@ -68,7 +68,7 @@ def install_excepthook() -> None:
     fairseq's command lines catch nothing and print tracebacks, so this is the only place where the plugin can act.
     """
     previous = sys.excepthook
-    if previous.__module__ == __name__:
+    if getattr(previous, "__module__", None) == __name__:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
