@@ -11,7 +11,17 @@ HERE = Path(__file__).resolve().parent
 # tests/test_text.py.
 TEXT = ["sacremoses>=0.2,<0.3", "regex"]
 EXPORT = ["ctranslate2>=4.8.1", "transformers>=5", "safetensors"]
-DEV = ["hypothesis", "mypy", "playwright", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "subword-nmt"]
+DEV = [
+    "accelerate",
+    "hypothesis",
+    "mypy",
+    "playwright",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "ruff",
+    "subword-nmt",
+]
 DEV += ["types-requests", "types-tqdm"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
 DOWNLOAD = ["filelock", "requests", "urllib3>=2.2"]

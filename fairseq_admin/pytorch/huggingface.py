@@ -1,0 +1,65 @@
+"""Admin under Hugging Face's Trainer. The only file here that imports transformers.
+
+admin.attach(model, **batch)
+Trainer(model, args, train_dataset=data, callbacks=[AdminCallback()]).train()
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from .attaching import attached, omegas
+from .folded import folded_state_dict
+from .profiling import profile
+
+FOLDED = "folded"
+"""The folder in each checkpoint with the stock model."""
+
+
+class AdminCallback(TrainerCallback):
+    """Profiles an attached model on the first batch, logs ω, and saves a folded copy in each checkpoint.
+
+    A checkpoint of the Trainer has ω, and resuming takes it from there, exactly; but transformers' own from_pretrained
+    leaves ω out, so what is to be loaded later is the folder `folded` of a checkpoint: a stock model.
+
+    Args:
+        rule: for `profile`. None: ω stays as attach or a load_state_dict left it, as for a model that has been trained.
+    """
+
+    def __init__(self, rule: str | None = "reference") -> None:
+        self.rule = rule
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model = kwargs["model"]
+        _, found = attached(model)
+        if self.rule is None or found.rule != "profile" or state.global_step > 0:
+            return
+        with torch.random.fork_rng():  # training draws the same batch again
+            batch = next(iter(kwargs["train_dataloader"]))
+        device = next(model.parameters()).device
+        profile(model, rule=self.rule, **{key: value.to(device) for key, value in batch.items()})
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        values = torch.cat(list(omegas(kwargs["model"]).values())).float()
+        summary = {"omega_min": values.min(), "omega_mean": values.mean(), "omega_max": values.max()}
+        state.log_history[-1].update({key: value.item() for key, value in summary.items()})
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / FOLDED
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        kwargs["model"].save_pretrained(part, state_dict=folded_state_dict(kwargs["model"]))
+        if kwargs.get("processing_class") is not None:
+            kwargs["processing_class"].save_pretrained(part)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part, folder)

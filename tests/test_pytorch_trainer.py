@@ -1,0 +1,77 @@
+"""Admin under Hugging Face's Trainer: killed and resumed, the folded copies, what is logged."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from post_ln import PADDED, build, ids, output
+from transformers import AutoModelForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+
+import fairseq_admin.pytorch as admin
+
+pytest.importorskip("accelerate", reason="accelerate, which the Trainer needs, is not installed")
+from fairseq_admin.pytorch.huggingface import AdminCallback  # noqa: E402
+
+SENTENCES = [
+    {"input_ids": words, "attention_mask": mask, "labels": words}
+    for seed in range(8)
+    for words, mask in zip(ids(seed), PADDED)
+]
+
+
+class Killed(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 5:
+            raise KeyboardInterrupt
+
+
+def trainer(folder, *callbacks, **options):
+    model, batch = build("bert", torch.float32)
+    admin.attach(model, **batch)
+    settings = {"max_steps": 8, "save_steps": 3, "logging_steps": 1, "learning_rate": 3e-3, "report_to": []}
+    settings |= {"per_device_train_batch_size": 4, "use_cpu": True, "disable_tqdm": True, "weight_decay": 0.1}
+    arguments = TrainingArguments(folder, **{**settings, **options})
+    return Trainer(model, arguments, train_dataset=SENTENCES, callbacks=[AdminCallback(), *callbacks])
+
+
+def test_killed_and_resumed_is_uninterrupted(tmp_path):
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    killed = trainer(tmp_path / "killed", Killed())
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    resumed = trainer(tmp_path / "killed")
+    resumed.train(resume_from_checkpoint=True)
+    expected = whole.model.state_dict()
+    for key, tensor in resumed.model.state_dict().items():
+        assert torch.equal(tensor, expected[key]), key
+    deltas = [tensor for key, tensor in expected.items() if key.endswith("omega_delta")]
+    profiled = [tensor for key, tensor in expected.items() if key.endswith("omega_init")]
+    assert len(deltas) == 6 and all(delta.std() > 0 for delta in deltas)
+    assert profiled[-1][0] > 1.1 and all(tensor.eq(tensor[0]).all() for tensor in profiled)
+
+
+def test_folded_copies_logs_and_decay(tmp_path, caplog):
+    run = trainer(tmp_path)
+    with caplog.at_level(logging.INFO, "fairseq_admin"):
+        run.train()
+    # Of the batch of four that training then took.
+    assert caplog.text.count("Admin: profiled by rule reference on 4 sentences") == 1
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "checkpoint-8" / "folded").eval()
+    assert not caplog.records
+    batch = {"input_ids": ids(), "attention_mask": PADDED}
+    # float32, and weights that were rounded again.
+    assert torch.allclose(output(stock, batch), output(run.model.eval(), batch), atol=1e-4)
+    assert {path.name for path in (tmp_path / "checkpoint-3" / "folded").iterdir()} >= {
+        "model.safetensors",
+        "config.json",
+    }
+    rows = json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())["log_history"]
+    assert rows[0]["omega_max"] > 1.1 and rows[0]["omega_min"] < 1.05
+    decayed = run.get_decay_parameter_names(run.model)
+    assert decayed and not [name for name in decayed if "omega" in name]

@@ -1,0 +1,178 @@
+"""An attached model under what trainings use: half precision, checkpointing, compilation, several processes; and fairseq."""
+
+from __future__ import annotations
+
+import copy
+import socket
+
+import pytest
+import reference
+import torch
+from post_ln import build, output
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fairseq_admin.pytorch as admin
+from fairseq_admin.method import profiling
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def trained(name, dtype=torch.float64, **options):
+    """An attached model as in the middle of a training, and its batch."""
+    model, batch = build(name, dtype, **options)
+    admin.attach(model, **batch)
+    admin.profile(model, **batch)
+    generator = torch.Generator().manual_seed(5)
+    for key, parameter in model.named_parameters():
+        if key.endswith("omega_delta"):
+            parameter.data = torch.empty_like(parameter).uniform_(-0.4, 0.6, generator=generator)
+    return model, batch
+
+
+def gradients(model, batch):
+    model.zero_grad()
+    output(model, batch).float().square().mean().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("name", ["bert", "bart", "encoder"])
+def test_autocast(name, half):
+    """The same bits at ω = 1; elsewhere what the folded model computes, but for its rounding."""
+    model, batch = build(name, torch.float32)
+    with torch.autocast("cpu", dtype=half):
+        stock = output(model, batch)
+        admin.attach(model, **batch)
+        assert torch.equal(output(model, batch), stock) and output(model, batch).dtype == stock.dtype
+    model, batch = trained(name, torch.float32)
+    model.eval()
+    with torch.autocast("cpu", dtype=half):
+        grown = gradients(model, batch)
+        attached = output(model, batch).float()
+        admin.fold(model)
+        folded = output(model, batch).float()
+    assert all(torch.isfinite(gradient).all() for gradient in grown.values()) and "omega" in " ".join(grown)
+    # bfloat16 has 8 significant bits, and a handful of sub-layers.
+    assert (attached - folded).abs().max() < 0.05 * attached.abs().max()
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_model_all_in_half_stays_so(half):
+    model, batch = build("bert", half)
+    model.eval()
+    stock = output(model, batch)
+    admin.attach(model, **batch)
+    assert torch.equal(output(model, batch), stock) and stock.dtype == half
+    assert next(iter(admin.profile(model, **batch).values())).dtype == torch.float32
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["bert", "bart"])
+def test_gradient_checkpointing_has_the_same_gradients(name, reentrant):
+    model, batch = trained(name)
+    plain = gradients(model, batch)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if reentrant:
+        model.enable_input_require_grads()
+    saving = gradients(model, batch)
+    assert plain.keys() == saving.keys() and len([key for key in plain if "omega" in key]) > 5
+    for key, gradient in plain.items():
+        assert torch.allclose(saving[key], gradient, rtol=1e-9, atol=1e-14), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "encoder"])
+def test_compiled_in_one_graph(name):
+    options = {"dropout": 0.0} if name == "encoder" else {"hidden_dropout_prob": 0.0}
+    model, batch = trained(name, **options)
+    model.eval()
+    plain = gradients(model, batch)
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
+    saved = gradients(compiled, batch)
+    for key, gradient in plain.items():
+        assert torch.allclose(saved[f"_orig_mod.{key}"], gradient, rtol=1e-9, atol=1e-14), key
+    assert list(admin.omegas(compiled)) == list(admin.omegas(model))
+    admin.fold(compiled, **batch)
+    assert torch.allclose(output(compiled, batch), output(model, batch), atol=1e-12)
+
+
+def one_rank(rank, port, results):
+    """Attach, profile and make one step under DDP, each rank on its own batch."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    model, batch = build("bart", torch.float32)
+    batch["input_ids"] = batch["input_ids"].roll(rank * 3, 1)
+    admin.attach(model, **batch)
+    wrapped = DistributedDataParallel(model)
+    admin.profile(wrapped, **batch)
+    omega = {key: value.clone() for key, value in admin.omegas(wrapped).items()}
+    optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.01)
+    wrapped(**batch).loss.backward()
+    optimizer.step()
+    results[rank] = omega, admin.omegas(wrapped)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_first_ones_omega():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with torch.multiprocessing.Manager() as manager:
+        results = manager.dict()
+        torch.multiprocessing.spawn(one_rank, (port, results), nprocs=2)
+        (first, after_first), (second, after_second) = results[0], results[1]
+    model, batch = build("bart", torch.float32)
+    admin.attach(model, **batch)
+    admin.profile(model, **batch)
+    for key, omega in admin.omegas(model).items():
+        assert torch.equal(first[key], omega) and torch.equal(second[key], omega)
+        assert torch.equal(after_first[key], after_second[key]) and not torch.equal(after_first[key], omega)
+
+
+def of_fairseq(model):
+    """An nn.Transformer with the weights of a fairseq model, whose stacks end without a norm."""
+    layers = {
+        "encoder": nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0),
+        "decoder": nn.TransformerDecoderLayer(64, 4, 128, dropout=0.0),
+    }
+    encoder = nn.TransformerEncoder(layers["encoder"], 3, enable_nested_tensor=False)
+    stacks = nn.Transformer(custom_encoder=encoder, custom_decoder=nn.TransformerDecoder(layers["decoder"], 3))
+    for side in layers:
+        for ours, theirs in zip(getattr(stacks, side).layers, getattr(model, side).layers):
+            cross = side == "decoder"
+            attentions = [(ours.self_attn, theirs.self_attn)]
+            attentions += [(ours.multihead_attn, theirs.encoder_attn)] if cross else []
+            for attention, source in attentions:
+                projections = [source.q_proj, source.k_proj, source.v_proj]
+                attention.in_proj_weight.data = torch.cat([projection.weight for projection in projections]).detach()
+                attention.in_proj_bias.data = torch.cat([projection.bias for projection in projections]).detach()
+                attention.out_proj.load_state_dict(source.out_proj.state_dict())
+            ours.linear1.load_state_dict(theirs.fc1.state_dict())
+            ours.linear2.load_state_dict(theirs.fc2.state_dict())
+    return stacks
+
+
+@pytest.mark.parametrize("rule", ["reference", "paper"])
+def test_the_same_omega_as_fairseqs_layers(rule):
+    sizes = {**reference.TINY, "encoder_layers": 3, "decoder_layers": 3}
+    quiet = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    model = reference.build("transformer_admin", **sizes, **quiet)
+    src, _, prev = reference.batch()
+    stacks = of_fairseq(model)
+    padded = {"src_key_padding_mask": src == reference.PAD, "tgt_key_padding_mask": prev == reference.PAD}
+    batch = {
+        "src": model.encoder.forward_embedding(src)[0].transpose(0, 1).detach(),
+        "tgt": (model.decoder.embed_scale * model.decoder.embed_tokens(prev) + model.decoder.embed_positions(prev))
+        .transpose(0, 1)
+        .detach(),
+        "tgt_mask": torch.ones(9, 9).triu(1).bool(),
+        "memory_key_padding_mask": src == reference.PAD,
+        **padded,
+    }
+    admin.attach(stacks, **batch)
+    found = [omega.item() for omega in admin.profile(stacks, rule=rule, **batch).values()]
+    expected = profiling.measure(model, src, prev, rule).tolist()
+    # float32 activations of a dozen sub-layers, each off by a few roundings of 6e-8.
+    assert found == pytest.approx(expected, rel=2e-6) and max(found) > 1.2 and len(found) == 15
