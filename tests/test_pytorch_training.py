@@ -1,4 +1,4 @@
-"""An attached model under what trainings use: half precision, checkpointing, compilation, several processes; and fairseq."""
+"""An attached model under what trainings use: half precision, checkpointing, compiling, two processes; and fairseq."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def of_fairseq(model):
         "decoder": nn.TransformerDecoderLayer(64, 4, 128, dropout=0.0),
     }
     encoder = nn.TransformerEncoder(layers["encoder"], 3, enable_nested_tensor=False)
-    stacks = nn.Transformer(custom_encoder=encoder, custom_decoder=nn.TransformerDecoder(layers["decoder"], 3))
+    stacks = nn.Transformer(64, 4, custom_encoder=encoder, custom_decoder=nn.TransformerDecoder(layers["decoder"], 3))
     for side in layers:
         for ours, theirs in zip(getattr(stacks, side).layers, getattr(model, side).layers):
             cross = side == "decoder"

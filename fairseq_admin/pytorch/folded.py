@@ -105,5 +105,6 @@ def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
     with torch.no_grad():
         for name, tensor in weights.items():
             root.get_parameter(name).copy_(tensor)
+    torch.clear_autocast_cache()
     detach(root)
     return model

@@ -34,6 +34,7 @@ from fairseq_admin.pytorch.folded import INSIDE  # noqa: E402
 from fairseq_admin.pytorch.trace import tensors  # noqa: E402
 
 SECONDS = 40
+"""Of CPU time, that a family may take."""
 LENGTH = 12
 EXACT = {torch.float64: 1e-11, torch.float32: 1e-4}
 
@@ -76,6 +77,8 @@ def batch_for(model: Any) -> dict[str, Any]:
         "input_features": torch.randn(2, 64, getattr(config, "num_mel_bins", 80)),
         "visual_feats": torch.randn(2, 5, getattr(config, "visual_feat_dim", 2048)),
         "visual_pos": torch.randn(2, 5, 4),
+        "qformer_input_ids": ids.clone(),
+        "qformer_attention_mask": torch.ones_like(ids),
     }
     text = "input_ids" in names
     return {name: value for name, value in known.items() if name in names and (text or name != "attention_mask")}
@@ -131,18 +134,18 @@ def main() -> None:
     def late(*_: Any) -> None:
         raise TimeoutError(f"more than {SECONDS} s")
 
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGPROF, late)
     rows = []
     for name in args.models or sorted(MODEL_MAPPING_NAMES):
         row: dict[str, Any] = {}
         for narrow, dtype in ((True, torch.float64), (False, torch.float64), (False, torch.float32)):
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
                 row = tried(name, narrow, dtype)
             except Exception as error:
                 text = (str(error) or type(error).__name__).splitlines()[0]
                 row = {"model": name, "class": "", "sites": 0, "verdict": "not run", "reason": text[:150]}
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             if row["verdict"] not in ("not run", "WRONG") or "more than" in row["reason"]:
                 break
         rows.append(row)
