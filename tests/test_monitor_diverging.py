@@ -21,15 +21,14 @@ SIZES = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, va
          (("layers", 12), ("embed_dim", 64), ("ffn_embed_dim", 128), ("attention_heads", 4))}  # fmt: skip
 
 
-def batches() -> list[tuple[torch.Tensor, ...]]:
+def samples() -> list[tuple[torch.Tensor, ...]]:
     """Sources padded on the left, their lengths, decoder inputs and targets padded on the right."""
     numbers: dict[str, int] = {}
-
-    def units(line: str) -> list[int]:
-        return [*(numbers.setdefault(word, len(numbers) + 4) for word in line.split()), 2]
-
-    text = [(units(source), units(target)) for source, target in pairs("train", 20_000, WORDS)]
-    generator, found = random.Random(1), []
+    text = [
+        [[*(numbers.setdefault(word, len(numbers) + 4) for word in line.split()), 2] for line in pair]
+        for pair in pairs("train", 20_000, WORDS)
+    ]
+    generator, batches = random.Random(1), []
     for _ in range(190):
         drawn = [text[generator.randrange(len(text) - 100)] for _ in range(SENTENCES)]
         lengths = torch.tensor([len(source) for source, _ in drawn])
@@ -37,8 +36,8 @@ def batches() -> list[tuple[torch.Tensor, ...]]:
         for b, (source, words) in enumerate(drawn):
             src[b, -len(source) :] = torch.tensor(source)
             prev[b, : len(words)], target[b, : len(words)] = torch.tensor([2, *words[:-1]]), torch.tensor(words)
-        found.append((src, lengths, prev, target))
-    return found
+        batches.append((src, lengths, prev, target))
+    return batches
 
 
 def train(scheme: str, updates: int) -> list[float]:
@@ -49,7 +48,7 @@ def train(scheme: str, updates: int) -> list[float]:
     optimizer = RAdam(model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
     losses = []
     metrics.reset()
-    for update, (src, lengths, prev, target) in enumerate(batches()[:updates]):
+    for update, (src, lengths, prev, target) in enumerate(samples()[:updates]):
         optimizer.param_groups[0]["lr"] = LR * (update + 1) / WARMUP
         optimizer.zero_grad()
         model.set_num_updates(update)
@@ -75,7 +74,6 @@ def test_post_ln_is_warned_of_before_its_loss_rises(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.WARNING)
     risen = rise(train("post-ln", 190))
     warned = [int(number) for number in re.findall(r"Admin: update (\d+): a sign of divergence", caplog.text)]
-    print(warned, risen)
     assert risen is not None and warned and 30 < warned[0] < risen - 20
 
 
