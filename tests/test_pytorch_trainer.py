@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import pytest
 import torch
+from conftest import ROOT
 from post_ln import PADDED, build, ids, output
+from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, Trainer, TrainerCallback, TrainingArguments
 
 import fairseq_admin.pytorch as admin
@@ -75,3 +78,14 @@ def test_folded_copies_logs_and_decay(tmp_path, caplog):
     assert rows[0]["omega_max"] > 1.1 and rows[0]["omega_min"] < 1.05
     decayed = run.get_decay_parameter_names(run.model)
     assert decayed and not [name for name in decayed if "omega" in name]
+
+
+@pytest.mark.slow
+def test_the_pages_code_runs(tmp_path, monkeypatch):
+    """docs/pytorch.md's loops: plain, the Trainer's and accelerate's, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"^```python\n(.+?)^```", (ROOT / "docs" / "pytorch.md").read_text(), flags=re.M | re.S):
+        exec(block, names)
+    for folder in ("folded", "run/checkpoint-4/folded"):
+        assert not [key for key in load_file(tmp_path / folder / "model.safetensors") if "omega" in key]
