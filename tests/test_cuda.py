@@ -1,8 +1,10 @@
-"""What only a GPU can show, except the modes of training (test_modes.py) and the stop (test_divergence.py)."""
+"""What only a GPU can show, except the modes of training, on one and two (test_modes.py), and the stop
+(test_divergence.py)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +12,17 @@ import conftest
 import pytest
 import reference
 import torch
+from conftest import TRAIN
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from test_modes import QUICK, last, train, two_processes
 from test_radam import assert_same_training, gradients, handled
 from torch import Tensor
 
+from fairseq_admin.fast import loss
+from fairseq_admin.fast.attention import FastAttention
+from fairseq_admin.method import provenance
 from fairseq_admin.radam import FairseqRAdam
+from recipes.bench.host import faked_device
 
 
 def _sees(log: Path) -> None:
@@ -97,12 +106,130 @@ def test_gradients_of_a_model_under_amp() -> None:
     assert plain.norm() > 0 and (plain - cast).norm() < 100 * 2**-11 * plain.norm()
 
 
-def test_what_no_gpu_has_seen_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do the two above say what they should of a CPU that is taken for the GPU? (Else the first GPU would find out.)"""
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scheme", ["admin", "post-ln"])
+def test_fast_gradients_on_cuda(scheme: str, dtype: torch.dtype) -> None:
+    """Are loss and gradients the plain layers', but for roundings, at heads of 64 and 40 words?"""
+    sizes = {f"{side}_{name}": 256 for side in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")}
+    options = {"admin_scheme": scheme, "dropout": 0.0, "attention_dropout": 0.0, "activation_fn": "relu", **sizes}
+    if scheme == "admin":
+        options["admin_init"] = "log"
+    batch = [part.cuda() for part in reference.batch(source=43, target=40)]
+    found = []
+    for fast in ("on", "off"):
+        model = reference.build("transformer_admin_tiny", admin_fast=fast, **options).cuda().to(dtype)
+        assert any(isinstance(module, FastAttention) for module in model.modules()) == (fast == "on")
+        lprobs = model(*batch)[0].float().log_softmax(-1)
+        weights = torch.linspace(-1, 1, lprobs.size(-1), device=lprobs.device)
+        loss = (lprobs * weights).sum(-1)[batch[2].ne(reference.PAD)].mean()
+        loss.backward()
+        found.append(torch.cat([loss.view(1), *(p.grad.flatten().float() for p in model.parameters())]).detach())
+    # Some twenty roundings on the way, float32's products among them (TF32 is off in torch by itself).
+    assert found[1].norm() > 0
+    assert (found[0] - found[1]).norm() < 20 * torch.finfo(dtype).eps * found[1].norm()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_loss_on_cuda(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are values and gradients fairseq's, in several chunks, the last one not full?"""
+    monkeypatch.setattr(loss, "CHUNK", dict.fromkeys(loss.CHUNK, 1000 * 64))
+    torch.manual_seed(1)
+    logits, target = torch.randn(150, 1000).to(dtype).cuda(), torch.randint(4, 1000, (150,)).cuda()
+    target[::7] = reference.PAD
+    found = []
+    for fast in (True, False):
+        x = logits.clone().requires_grad_()
+        if fast:
+            values = loss.smoothed_loss(x * 1, target, 0.1, reference.PAD)
+        else:
+            lprobs = (x * 1).log_softmax(1, dtype=torch.float32)
+            values = label_smoothed_nll_loss(lprobs, target, 0.1, ignore_index=reference.PAD)
+        (values[0] * 128).backward()
+        found.append((*(value.detach() for value in values), x.grad))
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs, rtol=max(2 * torch.finfo(dtype).eps, 1e-5), atol=2**-20)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_fused_radam_on_cuda(dtype: torch.dtype) -> None:
+    """Does torch's kernel do what its RAdam does, under a loss scale, clipped, before the sixth step and after?"""
+    found = []
+    for fused in (True, False):
+        generator = torch.Generator().manual_seed(1)
+        sizes = (70000, 33, 4, 1)
+        params = [torch.randn(n, generator=generator).to(dtype).cuda().requires_grad_() for n in sizes]
+        handle = handled(FairseqRAdam, params)
+        handle.optimizer.fused = fused
+        for step in range(12):
+            for p, g in zip(params, gradients(params, step)):
+                p.grad = (g * 16).to(dtype).cuda()
+            norm = handle.clip_grad_norm(1e3)
+            handle.step(scale=torch.tensor(16.0).cuda() if step % 2 else 16.0)
+        state = handle.optimizer.state
+        assert all(int(state[p]["step"]) == 12 for p in params)
+        tensors = [norm, *params, *(state[p][name] for p in params for name in ("exp_avg", "exp_avg_sq"))]
+        found.append(torch.cat([it.detach().float().flatten() for it in tensors]))
+    torch.testing.assert_close(*found, rtol=1e-5 if dtype == torch.float32 else 2**-10, atol=1e-6)
+
+
+LEARNS = "--optimizer sgd --lr 0.05 --dropout 0 --attention-dropout 0 --max-tokens 150 --max-update 3".split()
+
+
+def assert_two_are_one(corpus: Path, folder: Path, two: Path, options: list[str]) -> None:
+    """Are the weights after three steps of two devices those of one that takes as many batches an update?"""
+    one = folder / "one"
+    train(corpus, one, *QUICK, *LEARNS, "--distributed-world-size", 1, "--update-freq", 2, options=options)
+    ours, theirs = (last(place)["model"] for place in (two, one))
+    for name, weight in theirs.items():
+        if not name.endswith(provenance.KEY):  # it counts the first device's own tokens
+            torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -> None:
+    options = [option for option in TRAIN if option != "--cpu"]
+    train(corpus, tmp_path / "two", *QUICK, *LEARNS, "--distributed-world-size", 2, options=options)
+    assert_two_are_one(corpus, tmp_path, tmp_path / "two", options)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -> None:
+    """The same over gloo."""
+    two_processes(corpus, [tmp_path / "two", tmp_path / "other"], *LEARNS)
+    assert_two_are_one(corpus, tmp_path, tmp_path / "two", TRAIN)
+
+
+TESTS_OF_KERNELS = [
+    partial(test_amp_unscales_once_on_cuda, 1.0),
+    test_gradients_of_a_model_under_amp,
+    *(partial(test_fast_gradients_on_cuda, "admin", dtype) for dtype in (torch.float32, torch.float16)),
+    partial(test_fast_gradients_on_cuda, "post-ln", torch.bfloat16),
+    partial(test_fused_radam_on_cuda, torch.float32),
+    partial(test_fused_radam_on_cuda, torch.float16),
+]
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The CPU is taken for a GPU, and the branches that a GPU takes compute."""
     for kind in (Tensor, torch.nn.Module):
         monkeypatch.setattr(kind, "cuda", lambda self: self)
     monkeypatch.setattr(torch.cuda.amp, "GradScaler", partial(torch.amp.GradScaler, "cpu"))
     half = partial(torch.autocast, "cpu", torch.float16)
     monkeypatch.setattr(torch, "autocast", lambda kind, **options: half(**options))
-    test_amp_unscales_once_on_cuda(1.0)
-    test_gradients_of_a_model_under_amp()
+    with faked_device():
+        yield
+
+
+@pytest.mark.parametrize("test", TESTS_OF_KERNELS)
+def test_what_no_gpu_has_seen_runs(test: Callable[[], None], faked: None) -> None:
+    """Do the tests above say what they should here? (Else the first GPU would find out.)"""
+    test()
+
+
+def test_loss_runs(faked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_loss_on_cuda(torch.float16, monkeypatch)

@@ -1,140 +1,150 @@
-"""`make gpu-trial`: everything that only a GPU can show, step by step, into one report.
+"""`make gpu-trial`: what only a GPU can show, as a list of commands and one report, OUT/report.md.
 
-    python -m recipes.gpu_trial.run runs/gpu-trial --device cuda --data TEXT --pair de-en --minutes 60
+    python -m recipes.gpu_trial.run runs/gpu-trial --device cuda --data TEXT --pair de-en --minutes 30
 
-A step takes eight minutes at most and leaves OUT/steps/NAME.json; killed anywhere and started again, the trial does
-those that have none, that failed, or that go on from a step done since. OUT/report.md, for people, and report.json are
-written again after each.
+The most informative command is first, and the report is written again after each, so the trial may be stopped anywhere.
+Started again, it runs the commands that have not ended well. All but the trainings on a text end within LIMIT.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import logging
-import platform
+import os
+import re
+import signal
 import subprocess
+import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from recipes.gpu_trial.comparison import corpus_steps
-from recipes.gpu_trial.steps import ON_CPU, ON_GPU, Step, all_steps
-from recipes.steps import batch, gpus
-from recipes.steps.common import run, write_lines
+import torch
+
 from recipes.steps.results import commit, hardware
 
-log = logging.getLogger(__name__)
+LIMIT = 480.0
+"""Seconds, for the commands without a text together."""
+RATES = {"admin": 3e-4, "pre-ln": 3e-4, "post-ln": 1e-4}
+"""Each method's own: the best of `make compare` with 18 layers on real text (docs/compare.csv)."""
+A_DAY = 86400.0
+TESTS = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:warnings"]
 
 
-def machine() -> dict[str, str]:
-    """What a report is of."""
-    import torch
-
-    there = gpus.visible()
-    return {
-        "hardware": hardware(),
-        "driver": there[0].driver if there else "none",
-        "memory GB": ", ".join(f"{gpu.memory / 1e9:.1f}" for gpu in there if gpu.memory) or "none",
-        "torch": torch.__version__,
-        "CUDA": torch.version.cuda or "none",
-        "fairseq": version("fairseq-fixed"),
-        "Python": platform.python_version(),
-        "commit": commit(),
+def commands(device: str) -> dict[str, list[str]]:
+    """The tests and the times, by name."""
+    times = {
+        "fp16": "--precision fp16 --tokens 16384 4096",
+        "bf16": "--precision bf16 --tokens 16384 4096",
+        "amp": "--precision amp --tokens 8192",
+        "fp16-8k": "--precision fp16 --tokens 8192",
+        "me-fp16": "--precision me-fp16 --tokens 8192",
+        "compiled": "--precision fp16 --tokens 4096 --compile",
     }
+    if device == "cpu":
+        times = {"fp32": "--precision fp32 --tokens 256", "compiled": "--precision fp32 --tokens 256 --compile"}
+    program = [sys.executable, "-m", "recipes.gpu_trial.times", "--device", device]
+    here = {"kernels": [*TESTS, "tests/test_cuda.py", *(["-m", "cuda"] if device == "cuda" else [])]}
+    here |= {name: [*program, *options.split()] for name, options in times.items()}
+    if device == "cuda":
+        here["trainings"] = [*TESTS, "-m", "cuda", "tests", "--ignore", "tests/test_cuda.py"]
+    return here
 
 
-def markdown(title: str, rows: list[dict]) -> list[str]:
-    """A table of the columns that any row has."""
-    heads = list(dict.fromkeys(name for row in rows for name in row))
-    body = [[str(row.get(name, "")).replace("|", "/").replace("\n", " ") for name in heads] for row in rows]
-    lines = [heads, ["---"] * len(heads), *body]
-    return ["", f"## {title}", "", *(f"| {' | '.join(line)} |" for line in lines)]
-
-
-def written(folder: Path, steps: list[Step]) -> dict[str, dict]:
-    """What is written down of the steps, by name; not of one that goes on from a step done again since."""
-    found: dict[str, dict] = {}
-    for step in steps:
-        path = folder / "steps" / f"{step.name}.json"
-        if path.exists():
-            said = json.loads(path.read_text(encoding="utf-8"))
-            if not step.before or (step.before in found and found[step.before]["ended"] <= said["ended"]):
-                found[step.name] = said
-    return found
-
-
-def report(folder: Path, steps: list[Step], about: dict[str, str]) -> None:
-    """Write the report of the steps that are done."""
-    done = written(folder, steps)
-    failed = [{"step": name, "what was said": found["failed"]} for name, found in done.items() if found["failed"]]
-    titles = list(dict.fromkeys(step.title for step in steps))
-    lines = ["# GPU trial", "", *(f"- {name}: {value}" for name, value in about.items())]
-    lines += [f"- steps: {len(done) - len(failed)} of {len(steps)} finished, {len(failed)} failed"]
-    for title in titles:
-        rows = [row for step in steps if step.title == title and step.name in done for row in done[step.name]["rows"]]
-        if rows:
-            lines += markdown(title, rows)
-    if failed:
-        lines += markdown("Steps that failed", failed)
-    write_lines(folder / "report.md", lines)
-    write_lines(folder / "report.json", [json.dumps({"machine": about, "steps": done}, indent=1)])
-
-
-def perform(step: Step, folder: Path, earlier: dict[str, dict]) -> None:
-    """Do a step and write down how it went. That it failed is written, too, and the trial goes on behind it.
-
-    One that goes on from a failed step has failed.
-    """
-    began = time.monotonic()
-    rows, failed = [], ""
-    try:
-        if earlier.get(step.before, {}).get("failed"):
-            raise ValueError(f"it goes on from {step.before}, which failed")
-        rows = step.do(folder)
-    except ValueError as error:
-        failed = str(error)
-    except subprocess.TimeoutExpired as error:
-        failed = f"took more than {error.timeout:.0f} s"
-    took = round(time.monotonic() - began, 1)
-    found = {"rows": rows, "failed": failed, "ended": time.time(), "seconds": took, "commit": commit()}
-    write_lines(folder / "steps" / f"{step.name}.json", [json.dumps(found, indent=1)])
-    log.info("%s: %s, %.0f s", step.name, failed or "done", took)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny sizes, to try the trial")
-    parser.add_argument("--data", type=Path, help="a folder with train, valid and test in both languages")
-    parser.add_argument("--pair", default="de-en")
-    parser.add_argument("--minutes", type=float, default=30, help="of training for each of the three methods")
-    args = parser.parse_args()
-    scale = ON_CPU
+def on_text(folder: Path, args: argparse.Namespace) -> dict[str, list[str]]:
+    """Admin, Pre-LN and Post-LN of 18 layers, as many updates each as fill the minutes by the times measured."""
+    made = ["make", "own", f"DATA={args.data.resolve()}", f"PAIR={args.pair}", f"RUNS={folder.resolve() / 'text'}"]
     if args.device == "cuda":
-        there = gpus.visible()
-        batch.check(1, "fp32", there)
-        scale = dataclasses.replace(ON_GPU, memory=there[0].memory)
-    steps = all_steps(scale)
-    if args.data:
-        steps += corpus_steps(scale, args.data.resolve(), args.pair, args.minutes)
+        measured = [row for row in rows(folder, "fp16-8k") if row["method"] == "fast"]
+        updates = max(30, round(60 * args.minutes / (measured[0]["ms"] / 1000 if measured else 0.2)))
+        made += f"PRESET=gpu TOKENS=8192 WARMUP={min(4000, updates // 4)} SAVE_EVERY={updates // 10}".split()
     else:
-        log.info(
-            "no DATA= (a folder with train.de, train.en, valid and test alike): nothing is trained on a real corpus"
-        )
-    (args.folder / "steps").mkdir(parents=True, exist_ok=True)
-    about = machine()
-    for number, step in enumerate(steps, 1):
-        earlier = written(args.folder, steps)
-        if step.name in earlier and not earlier[step.name]["failed"]:
-            continue
-        log.info("%d of %d: %s", number, len(steps), step.name)
-        perform(step, args.folder, earlier)
-        report(args.folder, steps, about)
-    report(args.folder, steps, about)
-    log.info("%s", args.folder / "report.md")
+        updates = 6
+        made += "PRESET=cpu LAYERS=1 WIDTH=16 FFN=32 HEADS=2 MAX_TOKENS=256 MERGES=200 SAVE_EVERY=2 AVERAGE=2".split()
+    made += [f"UPDATES={updates}"]
+    return {f"text-{method}": [*made, f"METHOD={method}", f"LR={rate}"] for method, rate in RATES.items()}
+
+
+def log_of(folder: Path, name: str) -> list[str]:
+    """The lines of a command's log, if it was run. The last says how it ended."""
+    path = folder / f"{name}.log"
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    """What a command measured: its rows of JSON, the counts of its tests, or the score of its training."""
+    lines = log_of(folder, name)
+    found = [json.loads(line) for line in lines if line.startswith("{") and '"method"' in line]
+    said = [line.strip("= ") for line in lines if re.search(r"\d+ (passed|failed|skipped|error)|BLEU.* = ", line)]
+    return found + [{"result": line} for line in (*said[-1:], *(it for it in lines if it.startswith("FAILED")))]
+
+
+def perform(words: list[str], path: Path, limit: float) -> None:
+    """Run a command into its log; when its time is up, or the trial is stopped, all that it started ends."""
+    began, ended = time.monotonic(), "stopped"
+    with path.open("w") as log:
+        environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True, env=environment)
+        try:
+            ended = f"status {process.wait(limit)}"
+        except subprocess.TimeoutExpired:
+            ended = "stopped, its time was up"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            log.seek(0, os.SEEK_END)
+            log.write(f"\n{ended}, {time.monotonic() - began:.0f} s\n")
+
+
+def report(folder: Path, todo: dict[str, list[str]]) -> None:
+    """Write what is known so far: the commands and how they ended, and one block with all that they measured."""
+    lines = ["# GPU trial", "", "Each command's whole output is next to this file.", ""]
+    block = [f"{hardware()}, torch {torch.__version__}, CUDA {torch.version.cuda}, commit {commit()}"]
+    for name, words in todo.items():
+        ended = (log_of(folder, name) or ["not run"])[-1]
+        lines.append(f"- {name}: {ended}: `{' '.join(words).replace(sys.executable, 'python')}`")
+        block += [f"{name}: {ended}"]
+        block += ["  " + ", ".join(f"{key} {value}" for key, value in row.items()) for row in rows(folder, name)]
+    lines += [
+        "",
+        "Ratios are to stock Post-LN's step, batch by batch: median, lowest and highest. Memory is a step's, above",
+    ]
+    lines += ["the weights and the optimizer's state. To paste into an issue:", "", "```", *block, "```", ""]
+    (folder / "report.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def run_missing(folder: Path, todo: dict[str, list[str]], known: dict[str, list[str]], limit: float) -> None:
+    """Run the commands that have not ended well, until the limit; report on these and those known."""
+    end = time.monotonic() + limit
+    for name, words in todo.items():
+        if not any("status 0," in line for line in log_of(folder, name)[-1:]) and time.monotonic() < end:
+            print(f"{name}: {' '.join(words)}", flush=True)
+            perform(words, folder / f"{name}.log", end - time.monotonic())
+        report(folder, known | todo)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--data", type=Path, help="folder with train, valid and test, as for `make own`")
+    parser.add_argument("--pair", default="de-en", help="its languages")
+    parser.add_argument("--minutes", type=float, default=30, help="to train each method on it")
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("this machine has no GPU that torch can use; DEVICE=cpu tries the trial itself")
+    if not 0 < args.minutes <= 10000:
+        parser.error(f"MINUTES={args.minutes:g} is not a time to train; expected more than 0, at most 10000")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    args.folder.mkdir(parents=True, exist_ok=True)
+    known = commands(args.device)
+    run_missing(args.folder, known, {}, LIMIT if args.device == "cuda" else A_DAY)
+    if args.data:
+        run_missing(args.folder, on_text(args.folder, args), known, A_DAY * args.minutes)
+    print(f"report: {args.folder / 'report.md'}")
+    return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(main())
