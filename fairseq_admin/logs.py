@@ -65,9 +65,9 @@ def stats(line: str) -> tuple[str, dict[str, Any]] | None:
     Of a validation the subset is among the values.
     """
     values: dict[str, Any]
-    if found := OBJECT.search(line):
+    if match := OBJECT.search(line):
         try:
-            values = json.loads(found[1])
+            values = json.loads(match[1])
         except ValueError:
             return None
         subset = next((match[1] for name in values if (match := UPDATES.fullmatch(name))), None)
@@ -75,14 +75,14 @@ def stats(line: str) -> tuple[str, dict[str, Any]] | None:
         values = {name[len(head) :] if name.startswith(head) else name: value for name, value in values.items()}
         tag = "train_inner" if subset is None else "train" if subset == "train" else "valid"
         values["subset"] = subset
-    elif found := INTERVAL.match(line):
-        values = {"update": int(found["epoch"]) - 1 + int(found["done"]) / int(found["all"])}
-        values.update(tuple(pair.split("=", 1)) for pair in found["pairs"].strip().split(", ") if "=" in pair)
+    elif match := INTERVAL.match(line):
+        values = {"update": int(match["epoch"]) - 1 + int(match["done"]) / int(match["all"])}
+        values.update(tuple(pair.split("=", 1)) for pair in match["pairs"].strip().split(", ") if "=" in pair)
         tag = "train_inner"
-    elif found := END.match(line):
-        values = {"epoch": int(found["epoch"]), "subset": found["subset"]}
-        values.update(tuple(pair.split(" ", 1)) for pair in found["pairs"].strip().split(" | ") if " " in pair)
-        tag = "valid" if found["subset"] else "train"
+    elif match := END.match(line):
+        values = {"epoch": int(match["epoch"]), "subset": match["subset"]}
+        values.update(tuple(pair.split(" ", 1)) for pair in match["pairs"].strip().split(" | ") if " " in pair)
+        tag = "valid" if match["subset"] else "train"
     else:
         return None
     return (tag, values) if "num_updates" in values else None
@@ -90,10 +90,10 @@ def stats(line: str) -> tuple[str, dict[str, Any]] | None:
 
 def parse(line: str) -> Record | None:
     """The record a log line holds, or None. A line cut short by a kill holds none."""
-    found = stats(line)
-    if found is None:
+    line_stats = stats(line)
+    if line_stats is None:
         return None
-    tag, values = found
+    tag, values = line_stats
     try:
         return Record(
             tag=tag,
@@ -119,10 +119,10 @@ def read(lines: Iterable[str]) -> Log:
     curves: dict[str, dict[int, Record]] = {"train_inner": {}, "train": {}, "valid": {}}
     params, gpus, subset, last_updates = 0, {}, "", 0
     for line in lines:
-        if found := PARAMS.search(line):
-            params = int(found[1].replace(",", ""))
-        elif found := GPU.search(line):
-            gpus[int(found[1])] = found[2]
+        if match := PARAMS.search(line):
+            params = int(match[1].replace(",", ""))
+        elif match := GPU.search(line):
+            gpus[int(match[1])] = match[2]
         elif record := parse(line):
             if record.tag != "valid" or record.updates != last_updates:
                 subset, last_updates = "", record.updates

@@ -26,8 +26,8 @@ def _subject(args: argparse.Namespace) -> Subject | list[Path] | None:
     if measure.runs:
         return args.checkpoints
     if bool(args.checkpoints) == bool(args.arch):
-        found = "both were" if args.arch else "neither was"
-        raise AdminError(f"a CHECKPOINT or --arch is expected, and {found} found. Give one of them.")
+        given = "both were" if args.arch else "neither was"
+        raise AdminError(f"a CHECKPOINT or --arch is expected, and {given} found. Give one of them.")
     if len(args.checkpoints) > 1 and not measure.several:
         raise AdminError(f"{args.what} is of one checkpoint, and {len(args.checkpoints)} were found. Give one.")
     if not (args.data or args.random_tokens or (measure.wordless and args.checkpoints)):
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> str:
             figure.require("matplotlib")
         measure, subject = module_of(args.what), _subject(args)
         settings = Settings(args.depths, args.repeats, args.lr, args.updates)
-        found = measure.measure(subject, settings)
-        result = {"what": args.what, **(subject.facts() if isinstance(subject, Subject) else {}), **found}
+        numbers = measure.measure(subject, settings)
+        result = {"what": args.what, **(subject.facts() if isinstance(subject, Subject) else {}), **numbers}
         with outputs.writing(stem):
             text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
             parts[0].write_text(text, encoding="utf-8", errors="backslashreplace")  # as JSON escapes letters too

@@ -43,21 +43,21 @@ def read_log(folder: Path) -> logs.Log | None:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
         raise AdminError(f"{folder}: {what}; a run's folder was expected: a recipe's, or fairseq-train's --save-dir.")
-    found = [folder / "train.log"]
-    if not found[0].exists():
-        found = sorted({*folder.glob("*.log"), *folder.glob("*log.txt")})
-    if len(found) > 1:
-        raise AdminError(f"{folder} has several logs ({', '.join(it.name for it in found)}); name one train.log.")
-    if not found:
+    paths = [folder / "train.log"]
+    if not paths[0].exists():
+        paths = sorted({*folder.glob("*.log"), *folder.glob("*log.txt")})
+    if len(paths) > 1:
+        raise AdminError(f"{folder} has several logs ({', '.join(it.name for it in paths)}); name one train.log.")
+    if not paths:
         return None
     try:
-        with found[0].open(encoding="utf-8", errors="replace") as lines:
+        with paths[0].open(encoding="utf-8", errors="replace") as lines:
             log = logs.read(lines)
     except OSError as error:
-        raise AdminError(f"{found[0]}: cannot be read ({error.strerror}). Check the path and its rights.") from None
+        raise AdminError(f"{paths[0]}: cannot be read ({error.strerror}). Check the path and its rights.") from None
     if not log.train and not log.valid:
         raise AdminError(
-            f"{found[0]} holds no losses; the log of fairseq-train was expected, with --log-format json or simple and "
+            f"{paths[0]} holds no losses; the log of fairseq-train was expected, with --log-format json or simple and "
             "a --log-interval that the run reaches. Move it away to do without."
         )
     return log

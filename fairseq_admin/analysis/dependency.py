@@ -87,29 +87,29 @@ def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
                 sums[side] = sums.get(side, 0) + squared_dependencies(seen[side], real)
                 positions[side] += len(real)
                 names[side] = ["input", *(it.name for it in seen[side])]
-    found = {}
+    shares = {}
     for side, squared in sums.items():
         squared = squared / positions[side]
-        found[side] = {
+        shares[side] = {
             "sublayers": names[side],
             "beta": [row[: i + 1].sqrt().tolist() for i, row in enumerate(squared)],
             "error": (squared.sum(1) - 1).abs().max().item(),
             "positions": positions[side],
         }
-    return {"stacks": found}
+    return {"stacks": shares}
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
     """A heat map of β² a stack: the shares of a row add up to about 1."""
     stacks = result["stacks"]
     drawn, panels = figure.panels(len(stacks), height=3.7)
-    for axes, (side, found) in zip(panels, stacks.items()):
-        size = len(found["beta"])
-        table = [[value**2 for value in row] + [math.nan] * (size - len(row)) for row in found["beta"]]
+    for axes, (side, stack) in zip(panels, stacks.items()):
+        size = len(stack["beta"])
+        table = [[value**2 for value in row] + [math.nan] * (size - len(row)) for row in stack["beta"]]
         image = figure.heat_map(axes, table, 1e-3, interpolation="nearest")
         axes.set(title=f"{side}", xlabel="branch j (0: the input)", ylabel="output of sub-layer i")
         axes.text(
-            0.97, 0.95, f"largest |Σⱼ βᵢⱼ² − 1|: {found['error']:.2g}", transform=axes.transAxes, ha="right", va="top"
+            0.97, 0.95, f"largest |Σⱼ βᵢⱼ² − 1|: {stack['error']:.2g}", transform=axes.transAxes, ha="right", va="top"
         )
         figure.whole_numbers(axes.xaxis, axes.yaxis)
     drawn.colorbar(image, ax=panels, label="βᵢⱼ², share of branch j in output i", extend="min")

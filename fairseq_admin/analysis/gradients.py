@@ -88,21 +88,21 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
 
 def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> dict[str, Any]:
     """The norm of the gradient of the last layer's W2 in every stack, and its power of the depth; None if it is 0."""
-    found: dict[str, list[float]] = {side: [0.0] * len(depths) for side in subject.stacks}
+    norms: dict[str, list[float]] = {side: [0.0] * len(depths) for side in subject.stacks}
     with bar("gradients by depth", len(depths) * repeats, " models") as shown:
         for place, depth in enumerate(depths):
             for repeat in range(repeats):
                 model = subject.make(repeat, **{f"{side}_layers": depth for side in subject.stacks})
                 subject.backward(model)
                 for side, stack in stacks_of(model).items():
-                    found[side][place] += layers_of(stack)[-1].fc2.weight.grad.norm().item() / repeats
+                    norms[side][place] += layers_of(stack)[-1].fc2.weight.grad.norm().item() / repeats
                 shown.update()
     logs = [math.log(depth) for depth in depths]
     powers = {
         side: fit(logs, [math.log(value) for value in values])["slope"] if all(values) else None
-        for side, values in found.items()
+        for side, values in norms.items()
     }
-    return {"depths": list(depths), "stacks": found, "power of the depth": powers, "repeats": repeats}
+    return {"depths": list(depths), "stacks": norms, "power of the depth": powers, "repeats": repeats}
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
@@ -128,12 +128,12 @@ def fill(panels: Sequence[figure.Axes], result: dict[str, Any]) -> None:
     """
     last = result.get("last feed-forward")
     colour = figure.colour(result["model"]["scheme"])
-    for side, found in result["stacks"].items():
+    for side, stack in result["stacks"].items():
         look: dict[str, Any] = {**figure.STACKS[side], "color": colour}
-        values = found["relative output gradient"]
+        values = stack["relative output gradient"]
         places = [step / max(1, len(values) - 1) for step in range(len(values))]
         panels[0].plot(places, values, label=side, markevery=max(1, len(values) // 12), **look)
-        for name, norms in found["feed-forward"].items():
+        for name, norms in stack["feed-forward"].items():
             face = "white" if name == "W2" else colour
             label = f"{side[:3]}. {name}"  # short, for the legend to hide no line
             panels[1].plot(range(1, len(norms) + 1), norms, label=label, markerfacecolor=face, **look)

@@ -59,15 +59,15 @@ def draw(result: dict[str, Any]) -> figure.Figure:
     """A panel a stack: ω in its scheme's colour, hollow as profiled; trained, its mean and range over the channels."""
     colour = figure.colour(result["model"]["scheme"])
     drawn, panels = figure.panels(len(result["stacks"]), sharey=True)
-    for axes, (side, found) in zip(panels, result["stacks"].items()):
-        numbers = range(1, len(found["sublayers"]) + 1)
-        if found["trained"]:
-            low, mean, high = ([it[name] for it in found["trained"]] for name in ("min", "mean", "max"))
+    for axes, (side, stack) in zip(panels, result["stacks"].items()):
+        numbers = range(1, len(stack["sublayers"]) + 1)
+        if stack["trained"]:
+            low, mean, high = ([it[name] for it in stack["trained"]] for name in ("min", "mean", "max"))
             axes.plot(numbers, mean, label="trained: mean", color=colour, linewidth=1)
             axes.fill_between(numbers, low, high, label="trained: range", color=colour, alpha=0.4, linewidth=0)
         hollow: Any = {"markerfacecolor": "none", "markersize": 6, "linewidth": 0.8, "markevery": 3}
-        axes.plot(numbers, found["profiled"], "o--", label="profiled", color=colour, **hollow)
-        for rule, value in found["closed form"].items():
+        axes.plot(numbers, stack["profiled"], "o--", label="profiled", color=colour, **hollow)
+        for rule, value in stack["closed form"].items():
             axes.axhline(value, label=f"by depth, rule {rule}", color="grey", linestyle=RULES[rule])
         axes.set(title=side, xlabel="sub-layer")
         figure.whole_numbers(axes.xaxis)

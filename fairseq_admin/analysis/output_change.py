@@ -86,15 +86,15 @@ def predicted(before: Sequence[Sublayer], alone: Sequence[Sublayer], real: Tenso
         before: the sub-layers under W.
         alone: those under W*, each given what it is given under W.
     """
-    total, found = 0.0, {}
+    total, sums = 0.0, {}
     for it, moved in zip(before, alone):
         branch, change = real_rows(it.branch, real), real_rows(moved.branch - it.branch, real)
         deviation = (branch - branch.mean(-1, keepdim=True)).square().mean()
         if deviation > 0:  # a branch that is 0 has no share
             c = (change - change.mean(-1, keepdim=True)).square().mean() / deviation
             total += own_share(it, real) * c.item()
-        found[it.layer] = total
-    return torch.tensor(list(found.values()), dtype=torch.float64)
+        sums[it.layer] = total
+    return torch.tensor(list(sums.values()), dtype=torch.float64)
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
@@ -213,20 +213,20 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 def draw(result: dict[str, Any]) -> figure.Figure:
     """A panel a series: the measured points, both fits, and theorem 2's estimate."""
     drawn, panels = figure.panels(len(result["series"]))
-    for axes, (name, found) in zip(panels, result["series"].items()):
-        depths = found["depths"]
-        axes.plot(depths, found["change"], linestyle="none", label="measured", **figure.style(0))
+    for axes, (name, series) in zip(panels, result["series"].items()):
+        depths = series["depths"]
+        axes.plot(depths, series["change"], linestyle="none", label="measured", **figure.style(0))
         fine = [depths[0] + (depths[-1] - depths[0]) * step / 200 for step in range(201)]
-        for number, (kind, line) in enumerate(found["fits"].items()):
+        for number, (kind, line) in enumerate(series["fits"].items()):
             x = fine if kind == "linear" else [math.log(n) for n in fine]
             y = [line["intercept"] + line["slope"] * value for value in x]
             formula = ("a + b N", "a + b ln N")[number]
             axes.plot(
                 fine, y, ("-", "--")[number], color=figure.COLOURS[1 + number], label=f"{formula}, R² {line['r2']:.3f}"
             )
-        if "theorem 2" in found:
+        if "theorem 2" in series:
             axes.plot(
-                depths, found["theorem 2"]["predicted"], linestyle="none", label="theorem 2", markerfacecolor="none",
+                depths, series["theorem 2"]["predicted"], linestyle="none", label="theorem 2", markerfacecolor="none",
                 **figure.style(3),
             )  # fmt: skip
         axes.set(title=name, xlabel=f"layers N of the {result['stack']}", ylim=(0, None))

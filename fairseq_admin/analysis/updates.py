@@ -40,15 +40,15 @@ Norms = dict[str, dict[str, list[float]]]
 
 def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
     """The norms of the weight matrices of the layers in a state dict, or of what goes with them."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    layers: dict[str, dict[str, dict[int, float]]] = {}
     for key, tensor in of_stacks(tensors).items():  # type: ignore[arg-type]
         if (match := NAME.fullmatch(key)) and tensor is not None and tensor.dim() > 1:
             side, layer, attention, linear = match.groups()
             kind = f"{attention} {linear}" if attention else linear
-            found.setdefault(side, {}).setdefault(kind, {})[int(layer)] = tensor.double().norm().item()
+            layers.setdefault(side, {}).setdefault(kind, {})[int(layer)] = tensor.double().norm().item()
     return {
         side: {kind: [of[kind][layer] for layer in sorted(of[kind])] for kind in KINDS if kind in of}
-        for side, of in found.items()
+        for side, of in layers.items()
     }
 
 

@@ -63,14 +63,14 @@ def measure(
     seed: int = 1,
 ) -> dict[str, Any]:
     """Variances by update, the first is update 1; None where they are infinite, or where RAdam makes no step."""
-    found = {}
+    tables = {}
     for beta2 in betas:
         adam = [variance_of_rate(rho(update, beta2)[0]) for update in range(1, updates + 1)]
         factors = [rectification(update, beta2) for update in range(1, updates + 1)]
         sampled, errors = drawn(beta2, updates, draws, seed)
         early: list[float | None] = [None] * (FIRST - 1)
         apart = [abs(one / closed - 1) for one, closed in zip(sampled, adam[FIRST - 1 :])]
-        found[f"{beta2:g}"] = {
+        tables[f"{beta2:g}"] = {
             "rho": [rho(update, beta2)[0] for update in range(1, updates + 1)],
             "adam": [it if math.isfinite(it) else None for it in adam],
             "radam": [r**2 * it if r else None for r, it in zip(factors, adam)],
@@ -80,23 +80,23 @@ def measure(
             "late": variance_of_rate(rho(1, beta2)[1]),
             "largest relative difference, drawn": max(apart),
         }
-    return {"updates": updates, "draws": draws, "seed": seed, "beta2": found}
+    return {"updates": updates, "draws": draws, "seed": seed, "beta2": tables}
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
     """A panel a β2: lines are closed forms, dots are drawn."""
     made, panels = figure.panels(len(result["beta2"]), sharey=True)
-    for axes, (beta2, found) in zip(panels, result["beta2"].items()):
+    for axes, (beta2, series) in zip(panels, result["beta2"].items()):
         for number, (name, title) in enumerate((("adam", "Adam"), ("radam", "RAdam"))):
             look: Any = {"color": figure.COLOURS[number]}
-            points = [(update, it) for update, it in enumerate(found[name], 1) if it is not None]
+            points = [(update, it) for update, it in enumerate(series[name], 1) if it is not None]
             axes.plot(*zip(*points), label=title, **look)
-            points = [(update, it) for update, it in enumerate(found[f"{name}, drawn"], 1) if it is not None]
+            points = [(update, it) for update, it in enumerate(series[f"{name}, drawn"], 1) if it is not None]
             # Evenly apart on the axis, which is logarithmic.
             places = sorted({round(len(points) ** (step / 25)) - 1 for step in range(26)})
             shown = [points[place] for place in places]
             axes.plot(*zip(*shown), figure.MARKERS[number], markersize=3, label=f"{title}, drawn", **look)
-        axes.axhline(found["late"], color="grey", linestyle=":", label="late updates")
+        axes.axhline(series["late"], color="grey", linestyle=":", label="late updates")
         axes.set(xscale="log", yscale="log", xlabel="update", title=f"β2 = {beta2}")
     panels[0].set_ylabel("Var[ψ], gradients N(0, 1)")
     panels[0].legend()

@@ -118,15 +118,17 @@ class Monitor:
         """Read what was measured, in one wait for the device."""
         self._step_aside()
         seen = {side: probe.values() for side, probe in self.probes.items()}
-        found = {f"{side}_{name}": value for side, values in seen.items() for name, value in values.items()}
+        tensors = {f"{side}_{name}": value for side, values in seen.items() for name, value in values.items()}
         of_fairseq = {name: meter.val for name in ("gnorm", "loss") if (meter := metrics.get_meter("default", name))}
         if self.norms and of_fairseq.get("gnorm") is not None:
             # fairseq's own norm is of the gradient that the optimizer takes, before it is clipped.
             scale = torch.as_tensor(of_fairseq["gnorm"], device=self.norms["model"].device) / self.norms.pop("model")
-            found.update({f"{side}_gnorm": norm * scale for side, norm in self.norms.items()})
+            tensors.update({f"{side}_gnorm": norm * scale for side, norm in self.norms.items()})
         shares = {side: f"{side}_beta_mean" for side, values in seen.items() if "beta_mean" in values}
         self.probes, self.norms = {}, {}
-        values = dict(zip(found, torch.stack([value.float() for value in found.values()]).tolist() if found else []))
+        values = dict(
+            zip(tensors, torch.stack([value.float() for value in tensors.values()]).tolist() if tensors else [])
+        )
         self.shown = {name: float(f"{value:.4g}") for name, value in values.items()}
         betas = {side: values[name] for side, name in shares.items()}
         if betas and of_fairseq.get("loss") is not None:

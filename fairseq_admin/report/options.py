@@ -31,7 +31,7 @@ NAMED = {"model": "arch", "optimizer": "optimizer", "lr_scheduler": "lr_schedule
 def options_of(checkpoint: Checkpoint) -> dict[str, str]:
     """The options by name, as on fairseq's command line; those that are off or not set are left out."""
     args, cfg = checkpoint.state.get("args"), checkpoint.state.get("cfg") or {}
-    found = {}
+    options = {}
     for section, names in SECTIONS.items():
         given = vars(args) if args is not None else plain(cfg.get(section), f"{checkpoint.name}: its 'cfg.{section}'")
         for name in names:
@@ -40,5 +40,5 @@ def options_of(checkpoint: Checkpoint) -> dict[str, str]:
             if isinstance(value, (list, tuple)):
                 value = ",".join(map(str, value))
             if value not in (None, False, "", 0, "0"):
-                found[f"--{option.replace('_', '-')}"] = "on" if value is True else str(value)
-    return found
+                options[f"--{option.replace('_', '-')}"] = "on" if value is True else str(value)
+    return options

@@ -112,8 +112,8 @@ def origin(runs: Sequence[Any]) -> list[Row]:
         return run.score.get("hardware") or ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
 
     def versions(run: Any) -> str:
-        found = run.about.get("versions") or ({"fairseq-admin": run.version} if run.version else {})
-        return ", ".join(f"{name} {version}" for name, version in found.items())
+        packages = run.about.get("versions") or ({"fairseq-admin": run.version} if run.version else {})
+        return ", ".join(f"{name} {version}" for name, version in packages.items())
 
     command = {"folder": lambda run: run.folder, "command": lambda run: run.about.get("command")}
     return _rows(runs, {**command, "commit": _of_score("commit"), "versions": versions, "hardware": hardware})
