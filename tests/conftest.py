@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import traceback
@@ -155,6 +156,23 @@ def run(tmp_path: Path) -> Callable[..., Run]:
         return run_module(module, *arguments, log=tmp_path / f"run{next(counter)}.log", timeout=timeout)
 
     return go
+
+
+def make(recipe: str, *variables: object, timeout: float = 600, **more: str) -> subprocess.CompletedProcess:
+    """Run a recipe's Makefile to its end; `more` is for its environment."""
+    command, environment = make_command(recipe, *variables), make_environment(**more)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+def make_command(recipe: str, *variables: object) -> list[str]:
+    return ["make", "-f", f"recipes/{recipe}/Makefile", f"PYTHON={sys.executable}", *map(str, variables)]
+
+
+def make_environment(**more: str) -> dict[str, str]:
+    """Our environment, without what `make test` passes to the makes below it."""
+    return {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    } | more
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+import conftest
 import pytest
-from conftest import run_module
+from conftest import make_command, make_environment, run_module
 from matplotlib import pyplot
 
 from fairseq_admin.method.schemes import SCHEMES
@@ -477,18 +478,8 @@ TINY = "PAIRS=300 VALID_PAIRS=50 TEST_PAIRS=20 WORDS=20 WIDTH=16 FFN=16 UPDATES=
 TINY.append("WARMUP=5")
 
 
-def command(recipe, runs, *variables):
-    return ["make", "-f", f"recipes/{recipe}/Makefile", f"PYTHON={sys.executable}", f"RUNS={runs}", *TINY, *variables]
-
-
-def environment():
-    """Our environment, without what `make test` passes to the makes below it."""
-    return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-
-
 def make(recipe, runs, *variables):
-    done = command(recipe, runs, *variables)
-    return subprocess.run(done, cwd=ROOT, capture_output=True, text=True, env=environment(), timeout=600)
+    return conftest.make(recipe, f"RUNS={runs}", *TINY, *variables)
 
 
 def test_the_text_has_variables_of_its_own(tmp_path, monkeypatch):
@@ -528,7 +519,7 @@ def test_a_grid_of_two_runs(tmp_path):
     out = tmp_path / "compare"
     log = (tmp_path / "log").open("wb")
     running = subprocess.Popen(
-        command("compare", tmp_path, *grid, "UPDATES=100000"), cwd=ROOT, env=environment(),
+        make_command("compare", f"RUNS={tmp_path}", *TINY, *grid, "UPDATES=100000"), cwd=ROOT, env=make_environment(),
         stdout=log, stderr=log, start_new_session=True,
     )  # fmt: skip
     checkpoints = out / "admin-1l-lr1e-3-s1/checkpoints"

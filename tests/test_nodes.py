@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from conftest import make, make_command, make_environment
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["PAIRS=1500", "LAYERS=1", "UPDATES=6", "SAVE_EVERY=3", "LOG_EVERY=1", "AVERAGE=2"]
 
 
-def command(*variables: str) -> list[str]:
-    return ["make", "-f", "recipes/demo/Makefile", f"PYTHON={sys.executable}", *SMALL, *variables]
-
-
-def environment(**more: str) -> dict[str, str]:
-    mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    return {**mine, **more}
-
-
 def run(*variables: str, **more: str) -> subprocess.CompletedProcess:
-    return subprocess.run(command(*variables), cwd=ROOT, env=environment(**more), capture_output=True, text=True)
+    return make("demo", *SMALL, *variables, **more)
 
 
 @pytest.mark.slow
@@ -39,7 +29,11 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
     # As SLURM tells a node its number.
     nodes = [
         subprocess.Popen(
-            command(*several), cwd=ROOT, env=environment(SLURM_NODEID=str(node)), stdout=log.open("w"), stderr=-2
+            make_command("demo", *SMALL, *several),
+            cwd=ROOT,
+            env=make_environment(SLURM_NODEID=str(node)),
+            stdout=log.open("w"),
+            stderr=-2,
         )
         for node, log in enumerate(logs)
     ]

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import archives
+import conftest
 import pytest
+from conftest import make_command, make_environment
 from server import Server
 
 from recipes.steps import counts, results
@@ -39,20 +41,13 @@ def source(tmp_path_factory) -> Iterator[list[str]]:
         yield [f"URL={server.url}", f"TABLE={table}"]
 
 
-def command(recipe: str, *variables: str) -> list[str]:
-    name, *given = PAPERS[recipe]
-    return ["make", "-f", f"recipes/{name}/Makefile", f"PYTHON={sys.executable}", *given, *SMALL, *variables]
+def words(recipe: str, *variables: str) -> list[str]:
+    name, *more = PAPERS[recipe]
+    return [name, *more, *SMALL, *variables]
 
 
-def environment() -> dict[str, str]:
-    """The environment without make's own variables, and without GPUs, whose memory would change a plan."""
-    mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    return {**mine, "CUDA_VISIBLE_DEVICES": ""}
-
-
-def make(recipe: str, *variables: str, timeout: float = 600) -> subprocess.CompletedProcess:
-    given = command(recipe, *variables)
-    return subprocess.run(given, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout)
+def make(recipe: str, *variables: str) -> subprocess.CompletedProcess:
+    return conftest.make(*words(recipe, *variables))
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -65,7 +60,7 @@ def digests(folder: Path) -> dict[str, str]:
 def kill_at(stage: str, runs: Path, *given: str) -> None:
     """Start the recipe, and kill it and all its processes once a file of that pattern is there."""
     making = subprocess.Popen(
-        command("iwslt14", *given), cwd=ROOT, env=environment(), start_new_session=True,
+        make_command(*words("iwslt14", *given)), cwd=ROOT, env=make_environment(), start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.monotonic() + 300
@@ -152,13 +147,13 @@ def test_a_wrong_archive_leaves_no_trace(tmp_path):
         (tmp_path / folder).mkdir(exist_ok=True)
         archives.write_tar(tmp_path / folder / "de-en.tgz", held)
         given = [f"DATA={tmp_path / folder}", f"RUNS={tmp_path}/runs", str(raw)]
-        done = make("iwslt14", *given, timeout=60)
+        done = make("iwslt14", *given)
         assert done.returncode == 0, done.stderr
         found.append((len(read_lines(raw)), "steps.extract" in done.stdout))
     assert found[:2] == [(59, True), (60, True)] and found[2][0] == 60
     right = tmp_path / "right/de-en.tgz"
     right.write_bytes(right.read_bytes()[: right.stat().st_size // 2])
-    done = make("iwslt14", *given, timeout=60)
+    done = make("iwslt14", *given)
     assert done.returncode == 2 and f"{right}: found a truncated or corrupt archive" in done.stderr
     assert "(recipes/archives.tsv). Fetch it again, or leave DATA out." in done.stderr
 
@@ -192,8 +187,7 @@ def test_a_text_is_compared_with_what_is_published(tmp_path, monkeypatch, caplog
 
 def plan(recipe: str, *variables: str) -> subprocess.CompletedProcess:
     name, *given = PAPERS.get(recipe, ["wmt14", *recipe.split()])
-    call = ["make", "-n", "-f", f"recipes/{name}/Makefile", f"PYTHON={sys.executable}", "RUNS=nowhere", *given]
-    return subprocess.run([*call, *variables], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    return conftest.make(name, "-n", "RUNS=nowhere", *given, *variables)
 
 
 @pytest.mark.parametrize("recipe", list(PAPERS))
@@ -287,7 +281,7 @@ def test_impossible_plans_are_refused_in_one_line(recipe, variables, message):
 def test_training_needs_the_gpus_of_its_plan(tmp_path):
     """The check that comes before fairseq-train in a plan for GPUs."""
     (line,) = [line for line in plan("iwslt14", "GPUS=4").stdout.splitlines() if "--check" in line]
-    nowhere = {**environment(), "PATH": f"{tmp_path}:/bin"}
+    nowhere = {**make_environment(), "PATH": f"{tmp_path}:/bin"}
     done = subprocess.run(line, shell=True, cwd=ROOT, env=nowhere, capture_output=True, text=True)
     assert (
         done.returncode == 2

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import conftest
 import pytest
 
 from recipes.preflight import page
@@ -18,10 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def make(*variables: str) -> subprocess.CompletedProcess:
-    mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    mine |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = ["make", "-f", "recipes/preflight/Makefile", f"PYTHON={sys.executable}", *variables]
-    return subprocess.run(command, cwd=ROOT, env=mine, capture_output=True, text=True)
+    return conftest.make("preflight", *variables, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
 
 
 def test_a_forecast_is_of_the_updates_after_the_first_ones():
@@ -30,11 +26,8 @@ def test_a_forecast_is_of_the_updates_after_the_first_ones():
     found[0]["at"] = 0
     args = argparse.Namespace(epochs=10, updates=None, price=9.0, devices=2, nodes=1)
     text = page.forecast(args, found)
-    assert "timed: 2.0 seconds an update, 40 updates an epoch, 400 in all: 13.3 minutes, validations and" in text
+    assert "timed: 2.00 s an update, 40 updates an epoch, 400 in all: 0.2 hours, validations and" in text
     assert text.endswith("\ncost: 4.00, at 9 an hour and device")
-    assert [page.length(hours) for hours in (19200, 72, 6, 0.25)] == [
-        "2.2 years", "3.0 days", "6.0 hours", "15.0 minutes",
-    ]  # fmt: skip
 
 
 def test_the_disk_must_hold_archives_and_checkpoints(tmp_path, monkeypatch):
@@ -61,7 +54,7 @@ def test_a_recipe_that_works_has_a_page(tmp_path, corpus):
     for expected in (
         r"demo: [\d,]+ parameters, fp32, on the CPU", r"plan: 1 x 1 x 1 x 64 = 64 tokens an update",
         r"disk: checkpoints .* are free at ",
-        r"timed: .* an update, \d+ updates an epoch, 1000 in all: .* ends on \d{4}-",
+        r"timed: .* s an update, \d+ updates an epoch, 1000 in all: .* ends on \d{4}-",
         r"cost: [\d.]+, at 2 an hour", r"It can work here\.",
     ):  # fmt: skip
         assert re.search(expected, done.stdout), (expected, done.stdout)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import run_module
+from conftest import make, make_command, make_environment, run_module
 
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.demo.generate_corpus import corpus
@@ -385,16 +385,6 @@ def test_as_many_checkpoints_are_kept_as_are_averaged():
 # -- make ------------------------------------------------------------------------------------------------------------
 
 
-def make(recipe: str, *variables: str, **kwargs) -> subprocess.CompletedProcess:
-    command = ["make", "-f", f"recipes/{recipe}/Makefile", f"PYTHON={sys.executable}", *variables]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment(), **kwargs)
-
-
-def environment() -> dict[str, str]:
-    """Our environment, without what `make test` passes to the makes below it."""
-    return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-
-
 @pytest.mark.parametrize(
     ("recipe", "variable", "message"),
     [
@@ -475,7 +465,7 @@ def test_every_scheme_is_trained_in_one_way(method, folds):
 
 
 def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    return subprocess.run(["make", *arguments], cwd=cwd, capture_output=True, text=True, env=environment())
+    return subprocess.run(["make", *arguments], cwd=cwd, capture_output=True, text=True, env=make_environment())
 
 
 @pytest.mark.parametrize(
@@ -512,10 +502,9 @@ def test_an_old_make_is_refused_in_one_line(makefile):
 def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint is there."""
     small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
-    command = ["make", "-f", "recipes/demo/Makefile", f"PYTHON={sys.executable}", *small]
     run = tmp_path / "demo/admin-cpu-s1"
     making = subprocess.Popen(
-        command, cwd=ROOT, env=environment(), start_new_session=True,
+        make_command("demo", *small), cwd=ROOT, env=make_environment(), start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.monotonic() + 300

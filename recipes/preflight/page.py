@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import logging
 import shutil
 import sys
@@ -24,6 +25,7 @@ from recipes.steps.common import read_lines, run
 from recipes.steps.table import read_table
 
 TABLE = Path(__file__).parents[1] / "archives.tsv"
+size = functools.partial(tqdm.format_sizeof, suffix="B")
 UPDATES, LIMIT = 10, 600.0
 """Updates that are timed, and seconds that they may take."""
 
@@ -93,19 +95,6 @@ def disk(args: argparse.Namespace, count: int) -> tuple[str, str | None]:
     return f"{line} at {args.run}", fault if short > 0 else None
 
 
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1000."""
-    return tqdm.format_sizeof(count, "B")
-
-
-def length(hours: float) -> str:
-    """A duration, in the unit that suits it."""
-    for unit, name in ((24 * 365, "years"), (24, "days"), (1, "hours"), (1 / 60, "minutes")):
-        if hours >= unit:
-            return f"{hours / unit:.1f} {name}"
-    return f"{hours * 3600:.1f} seconds"
-
-
 def forecast(args: argparse.Namespace, found: list[dict]) -> str:
     """What some updates say of the whole run: hours, the end, the cost."""
     an_update, an_epoch = seconds(found), int(found[-1]["num_updates"]) / float(found[-1]["update"])
@@ -113,8 +102,8 @@ def forecast(args: argparse.Namespace, found: list[dict]) -> str:
     hours = updates * an_update / 3600
     end = datetime.datetime.now() + datetime.timedelta(hours=min(hours, 24 * 365 * 1000))
     text = (
-        f"timed: {length(an_update / 3600)} an update, {an_epoch:.0f} updates an epoch, {updates:.0f} in all: "
-        f"{length(hours)}, validations and checkpoints apart; started now, it ends on {end:%Y-%m-%d %H:%M}"
+        f"timed: {an_update:.2f} s an update, {an_epoch:.0f} updates an epoch, {updates:.0f} in all: {hours:.1f} hours"
+        f", validations and checkpoints apart; started now, it ends on {end:%Y-%m-%d %H:%M}"
     )
     if args.price is None:
         return text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -33,27 +31,21 @@ def run_updates(options: list[str], data: Path, folder: Path, updates: int, limi
     Raises:
         ValueError: too few were made to time them.
     """
-    command = [sys.executable, "-m", "recipes.steps.train", str(data), *options, "--max-update", str(updates)]
-    command += ["--no-save", "--disable-validation", "--save-dir", str(folder), "--log-format", "json"]
-    process = subprocess.Popen(
-        [*command, "--log-interval", "1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", start_new_session=True,
-    )  # fmt: skip
-    clock = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
-    clock.start()
-    try:
-        assert process.stdout is not None
-        lines = [(time.monotonic(), line.rstrip("\n")) for line in process.stdout]
-        status = process.wait()
-    finally:
+    # All that the guard starts ends with it.
+    command = [sys.executable, "-m", "recipes.steps.guard", "--", sys.executable, "-m", "recipes.steps.train"]
+    command += [str(data), *options, "--max-update", str(updates), "--no-save", "--disable-validation"]
+    command += ["--save-dir", str(folder), "--log-format", "json", "--log-interval", "1"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:  # fmt: skip
+        clock = threading.Timer(limit, process.terminate)
+        clock.start()
+        lines = [(time.monotonic(), line.rstrip("\n")) for line in process.stdout or ()]
         clock.cancel()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
     found = intervals(lines)
     if len(found) < WARM_UP + 2:
         said = next((line for _, line in reversed(lines) if line.strip()), "nothing said")
-        raise ValueError(f"{len(found)} updates in {limit:.0f} s at most, status {status}: {said}")
+        raise ValueError(f"{len(found)} updates in {limit:.0f} s at most; the last line: {said}")
     return found
 
 
