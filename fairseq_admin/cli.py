@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         args = parse(sys.argv[1:] if arguments is None else arguments)
         with warnings.catch_warnings(action="ignore"):
-            from . import verbs  # with torch and fairseq, which take seconds
+            from . import verbs
 
             answer = getattr(verbs, args.verb)(args)
         with outputs.standard_output(sys.stdout):

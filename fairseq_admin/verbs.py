@@ -1,4 +1,7 @@
-"""What the verbs of fairseq-admin do; each returns what it has to say, which is printed when all its work is done."""
+"""What the verbs of fairseq-admin do; each returns what it has to say, which is printed when all its work is done.
+
+Each imports what it works with: torch and fairseq take seconds, and not all need them.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,21 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from . import advice, fingerprint, outputs
-from .analysis import command
-from .checkpoints import averaging, equivalence
-from .checkpoints import fold as folding
-from .checkpoints.checkpoint import Checkpoint
 from .errors import AdminError
-from .pytorch.omega import omega_summary
 from .text.assets import Assets
 from .text.folders import files_in, folders
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+if TYPE_CHECKING:
+    from .checkpoints.checkpoint import Checkpoint
 
 
 def omega(args: argparse.Namespace) -> str:
+    from .checkpoints.checkpoint import Checkpoint
+    from .pytorch.omega import omega_summary
+
     checkpoint = Checkpoint.read(args.checkpoint)
     stacks, record, more = checkpoint.omegas, checkpoint.record, checkpoint.more
     if not stacks and not more:
@@ -60,6 +60,8 @@ def _listed(record: dict[str, Any]) -> str:
 
 
 def average(args: argparse.Namespace) -> str:
+    from .checkpoints import averaging
+
     paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
     outputs.check(args.output, [*paths, *_text(args.data)])
     averaged = averaging.average(paths)
@@ -70,9 +72,16 @@ def average(args: argparse.Namespace) -> str:
 
 
 def fold(args: argparse.Namespace) -> str:
+    import torch
+
+    from .checkpoints import equivalence
+    from .checkpoints import fold as folding
+    from .checkpoints.checkpoint import Checkpoint
+
     outputs.check(args.output, [args.checkpoint, *_text(args.data)])
     unfolded = Checkpoint.read(args.checkpoint)
-    folded = folding.fold(unfolded, DTYPES[args.dtype], args.min_omega, _fingerprints(unfolded, args.data))
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}[args.dtype]
+    folded = folding.fold(unfolded, dtype, args.min_omega, _fingerprints(unfolded, args.data))
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
     said = []
 
@@ -104,12 +113,12 @@ def _fingerprints(checkpoint: Checkpoint, data: Path | None) -> dict[str, str]:
     if data is None:
         return {}
     assets = Assets(Path(checkpoint.name), data)
-    assets.expect(checkpoint.text)
+    assets.expected = checkpoint.text
     return assets.fingerprints()
 
 
 def translate(args: argparse.Namespace) -> str:
-    from .translation import engines, pipeline, streams  # with engines and tokenisers, which no other verb needs
+    from .translation import engines, pipeline, streams
 
     if args.nbest > args.beam:
         raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
@@ -117,16 +126,17 @@ def translate(args: argparse.Namespace) -> str:
     if args.output:
         outputs.check(args.output, [*assets.files(), *([args.text] if args.text else [])])
     search = engines.Search(args.beam, args.lenpen, args.nbest)
-    given = "units" if args.units else "tokens" if args.tokenised else "raw"
+    kind = "units" if args.units else "tokens" if args.tokenised else "raw"
     with streams.opened(args.text) as (source, name), streams.written(args.output) as write:
         with contextlib.redirect_stdout(sys.stderr):  # what a library may print is no translation
-            model = pipeline.Pipeline.load(args.model, assets, given, args.device)
+            model = pipeline.Pipeline.load(args.model, assets, kind, args.device)
             streams.flow(model, source, name, write, search, args.batch_tokens)
     return ""
 
 
 def export(args: argparse.Namespace) -> str:
-    from .export import folder  # with engines, which no other verb needs
+    from .checkpoints.checkpoint import Checkpoint
+    from .export import folder
 
     checkpoint = Checkpoint.read(args.checkpoint)
     assets = _assets(args, args.checkpoint)
@@ -136,7 +146,10 @@ def export(args: argparse.Namespace) -> str:
     return f"{args.output}: {exported.summary}\n"
 
 
-analyze = command.run
+def analyze(args: argparse.Namespace) -> str:
+    from .analysis import command
+
+    return command.run(args)
 
 
 def advise(args: argparse.Namespace) -> str:
@@ -145,7 +158,7 @@ def advise(args: argparse.Namespace) -> str:
 
 
 def report(args: argparse.Namespace) -> str:
-    from .report import page, runs  # with a plotting library, which no other verb needs
+    from .report import page, runs
 
     outputs.check(args.output, [path for run in args.runs for path in run.rglob("*") if path.suffix != ".html"])
     read = runs.read_all(args.runs)

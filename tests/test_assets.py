@@ -16,13 +16,6 @@ from fairseq_admin.text.folders import binarised, folders
 from fairseq_admin.text.tokens import Text
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for name in ("dict.de.txt", "dict.en.txt", "train.de-en.de.idx", "train.de-en.en.bin"):
-        (tmp_path / name).touch()
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("names", "pair"),
     [
@@ -45,31 +38,30 @@ def test_a_text_is_in_two_folders_and_either_may_be_named(tmp_path: Path, monkey
     assert folders(text) == [text, bin_]
     assert folders(bin_) == [bin_, text]
     assert binarised(str(text)) == binarised(str(bin_)) == bin_, "which is where it should be"
-    (bin_ / "train.de-en.de.idx").touch()
-    assert binarised(str(text)) == binarised(str(bin_)) == bin_
     (text / "train.de-en.de.idx").touch()
-    assert binarised(str(text)) == text
+    assert binarised(str(text)) == binarised(str(bin_)) == text
     monkeypatch.chdir(bin_)
     assert folders(Path(".")) == [Path("."), Path("..")]
 
 
-def test_who_tells_the_languages(folder: Path) -> None:
+def test_who_tells_the_languages(tmp_path: Path) -> None:
     """The user, the model, text.json and at last the data's names; those that are there must agree."""
-    model = folder / "model.pt"
+    (tmp_path / "train.de-en.de.idx").touch()
+    model = tmp_path / "model.pt"
     assert Assets(model).languages("fr", "it") == ("fr", "it")  # the data may be of several pairs
     assert Assets(model, languages=("de", None)).languages(None, "en") == ("de", "en")
     with pytest.raises(AdminError, match="model.pt is for fr-it and the command line for de-[?]. Give the model's own"):
         Assets(model, languages=("de", None)).languages("fr", "it")
-    (folder / "train.en-fr.en.idx").touch()
+    (tmp_path / "train.en-fr.en.idx").touch()
     with pytest.raises(AdminError, match="has data of de-en, en-fr, and .*model.pt does not tell which"):
         Assets(model).languages(None, None)
     assert Assets(model, languages=("en", "fr")).languages(None, None) == ("en", "fr")
-    Text("de", "en").write(folder / "text.json")
+    Text("de", "en").write(tmp_path / "text.json")
     assert Assets(model).languages(None, None) == ("de", "en")
     with pytest.raises(AdminError, match="text.json is for de-en and the command line for en-fr. Give"):
         Assets(model, languages=("en", "fr")).languages(None, None)
     with pytest.raises(AdminError, match="does not tell its languages, and .*Give --source-lang and --target-lang"):
-        Assets(model, folder / "nowhere").languages(None, None)
+        Assets(model, tmp_path / "nowhere").languages(None, None)
 
 
 @pytest.mark.parametrize("pieces", [False, True])
@@ -93,30 +85,30 @@ def test_without_text_json_and_codes(
         some.save(str(data / f"dict.{language}.txt"))
     (data / "test.de-en.de.idx").touch()
 
-    def done(*arguments: object) -> tuple[int, str]:
+    def run(*arguments: object) -> tuple[int, str]:
         status = cli.main([str(argument) for argument in arguments])
         return status, "".join(capsys.readouterr())
 
-    given = [model, "--data", data]
+    command: list[object] = ["translate", model, "--data", data]
     if engine != "fairseq":
-        status, told = done("export", *given, "--to", engine, "-o", tmp_path / "out")
-        assert status == 0 and f"found no {'codes and no ' * pieces}text.json, which" in told, told
-        given = [tmp_path / "out"]
+        status, output = run("export", model, "--data", data, "--to", engine, "-o", tmp_path / "out")
+        assert status == 0 and f"found no {'codes and no ' * pieces}text.json, which" in output, output
+        command = ["translate", tmp_path / "out"]
     (tmp_path / "text").write_text(f"w1 w2 p3{'@@' * pieces} w4\n")
-    given = ["translate", *given, tmp_path / "text", "--device", "cpu"]
-    status, told = done(*given)
-    assert status == 2 and "there is no text.json in " in told and "or tokens with --tokenised.\n" in told
-    status, units = done(*given, "--units")
+    command += [tmp_path / "text", "--device", "cpu"]
+    status, output = run(*command)
+    assert status == 2 and "there is no text.json in " in output and "or tokens with --tokenised.\n" in output
+    status, units = run(*command, "--units")
     assert status == 0 and units.count("\n") == 1
-    status, told = done(*given, "--tokenised")
-    if pieces:
-        assert status == 2 and "the file as --codes, or units with --units.\n" in told
-        (tmp_path / "merges").write_text("p 3 1\n")
-        assert done(*given, "--tokenised", "--codes", tmp_path / "merges")[0] == 0
-        status, told = done(*given, "--tokenised", "--codes", tmp_path / "none")
-        assert status == 2 and f"--codes {tmp_path / 'none'}: no such file" in told
-    else:
-        assert (status, told) == (0, units)
+    status, output = run(*command, "--tokenised")
+    if not pieces:
+        assert (status, output) == (0, units)
+        return
+    assert status == 2 and "the file as --codes, or units with --units.\n" in output
+    (tmp_path / "merges").write_text("p 3 1\n")
+    assert run(*command, "--tokenised", "--codes", tmp_path / "merges")[0] == 0
+    status, output = run(*command, "--tokenised", "--codes", tmp_path / "none")
+    assert status == 2 and f"{tmp_path / 'none'}: cannot be read (No such file or directory)." in output
 
 
 SETTINGS = {"source": "de", "target": "en", "lowercase": False, "normalise": True, "aggressive_dashes": True}
@@ -132,7 +124,7 @@ def test_perl_left_out_is_perl_false(noted: bool | None, given: bool | None, tmp
     (tmp_path / "text.json").write_text(json.dumps(settings, indent=1))
     assets = Assets(tmp_path / "model.pt")
     assert assets.fingerprints() == {"text.json": NOTED[bool(given)]}
-    assets.expect({"text.json": NOTED[noted]})
+    assets.expected = {"text.json": NOTED[noted]}
     if bool(noted) == bool(given):
         assert assets.find("text.json")
     else:

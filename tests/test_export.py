@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import resource
+import sys
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 import reference
 import torch
-from conftest import SHARED
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
@@ -21,7 +20,6 @@ from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
-from fairseq_admin.checkpoints.equivalence import real_batches
 from fairseq_admin.errors import AdminError
 from fairseq_admin.export import ctranslate2, folder, huggingface, tokenizer
 from fairseq_admin.method import provenance
@@ -178,8 +176,7 @@ def test_transformers_compute_the_same(given, tmp_path, name, caplog):
     """Are FSMT's log-probabilities the unfolded model's, and are there no warnings when it is loaded?"""
     transformers = needs("huggingface")
     it = given(**{**BOTH, "unequal heads": {"decoder_attention_heads": 2}}[name])
-    done = it.export("huggingface", tmp_path / "out")
-    assert "8 of 8 greedy translations are equal" in done.summary
+    it.export("huggingface", tmp_path / "out")
     transformers.utils.logging.enable_propagation()
     try:
         fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
@@ -229,36 +226,22 @@ def test_fp16_and_folded_checkpoints(given, tmp_path):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
-    """Does binarised data next to the dictionaries add its validation set to what is compared?"""
+    """Binarised data next to the dictionaries adds its validation set, whatever the task that taught the model."""
     needs(engine)
     source = Dictionary.load(str(corpus / "dict.a.txt"))
-    state = state_of(source, source)
-    state["cfg"]["task"] = {**TASK, "source_lang": "a", "target_lang": "b"}
+    state, path = state_of(source, source), tmp_path / "model.pt"
+    other = {"_name": "translation_from_pretrained_bart", "source_lang": "a", "target_lang": "b", "langs": "a,b"}
+    state["cfg"]["task"] = {**TASK, **other}
     counted = []
     for data in (corpus, tmp_path / "plain"):
         data.mkdir(exist_ok=True)
         for name in ("dict.a.txt", "dict.b.txt"):
             (data / name).write_bytes((corpus / name).read_bytes())
-        path = tmp_path / "model.pt"
         done = folder.export(Checkpoint(state, path), engine, tmp_path / f"out-{data.name}", Assets(path, data))
         counted.append(int(done.summary.split("log-probabilities of ")[1].split()[0]))
     valid = sum(len(line.split()) + 1 for line in (corpus.parent / "valid.b").read_text().splitlines())
     # transformers are compared twice, with padding on either side
     assert counted[0] - counted[1] == valid * (2 if engine == "huggingface" else 1)
-
-
-def test_real_sentences_are_checked_whatever_the_task(corpus, tmp_path):
-    """A checkpoint of another task, which cannot be set up here, translates all the same; `fold --data` refuses it."""
-    needs("ctranslate2")
-    source, path = Dictionary.load(str(corpus / "dict.a.txt")), tmp_path / "model.pt"
-    state = state_of(source, source)
-    named = {"_name": "translation_from_pretrained_bart", "source_lang": "a", "target_lang": "b", "langs": "a,b"}
-    state["cfg"]["task"] = {**TASK, **named}
-    done = folder.export(Checkpoint(state, path), "ctranslate2", tmp_path / "out", Assets(path, corpus))
-    assert "units differ by up to" in done.summary
-    with pytest.raises(AdminError, match="no data to check on .*Give the folder fairseq-preprocess wrote") as refusal:
-        real_batches(Checkpoint(state, path), corpus)
-    assert "\n" not in str(refusal.value)
 
 
 def test_quantised_differs_and_says_by_how_much(given, tmp_path):
@@ -289,7 +272,7 @@ def test_a_wrong_export_is_refused(given, tmp_path, monkeypatch, engine):
         convert(model, *rest)
 
     monkeypatch.setattr(module, "convert", wrong)
-    with pytest.raises(AdminError, match="differ by up to .* more than 0.0001. Nothing was written"):
+    with pytest.raises(AdminError, match="more than 0.0001: the engine does not .* Nothing was written"):
         it.export(engine, tmp_path / "out")
     assert left_over(tmp_path) == []
     it.export(engine, tmp_path / "out", tolerance=100.0)
@@ -302,12 +285,12 @@ def test_nonsense_is_refused_when_quantised(given, tmp_path, monkeypatch):
     it = given()
     convert = ctranslate2.convert
 
-    def wrong(model, work, folder, quantization):
+    def wrong(model, folder, quantization):
         if quantization:
             for key, tensor in model.stock.weights.items():
                 if key.endswith("layer_norm.weight"):
                     model.stock.weights[key] = -tensor
-        convert(model, work, folder, quantization)
+        convert(model, folder, quantization)
 
     monkeypatch.setattr(ctranslate2, "convert", wrong)
     with pytest.raises(AdminError, match="on average, more than 0.5.*another --quantization"):
@@ -316,109 +299,73 @@ def test_nonsense_is_refused_when_quantised(given, tmp_path, monkeypatch):
 
 # -- refusals --------------------------------------------------------------------------------------------------------
 
-UNLIKE_FSMT = {
-    "Pre-LN": {"arch": "transformer", "encoder_normalize_before": True, "decoder_normalize_before": True},
-    "--encoder-learned-pos": {"encoder_learned_pos": True},
-    "--layernorm-embedding": {"layernorm_embedding": True},
-    "--encoder-embed-dim is 32": {"arch": "transformer", "encoder_embed_dim": 32, "target": 50, **UNTIED},
-    "--activation-fn is relu_squared": {"activation_fn": "relu_squared"},
-}
+STOCK = {"arch": "transformer", **UNTIED}
+NORMALISED_BEFORE = {"arch": "transformer", "encoder_normalize_before": True, "decoder_normalize_before": True}
+UNLIKE = [
+    ("huggingface", "not an FSMT: .*Pre-LN.* --to ctranslate2", NORMALISED_BEFORE),
+    ("huggingface", "--encoder-learned-pos", {"encoder_learned_pos": True}),
+    ("huggingface", "--layernorm-embedding", {"layernorm_embedding": True}),
+    ("huggingface", "--encoder-embed-dim", {"arch": "transformer", "encoder_embed_dim": 32, "target": 50, **UNTIED}),
+    ("huggingface", "--activation-fn is relu_squared", {"activation_fn": "relu_squared"}),
+    ("huggingface", "does not compute", {"arch": "transformer", "no_token_positional_embeddings": True}),
+    ("ctranslate2", "decoder-attention-heads must have the same value", {"decoder_attention_heads": 2}),
+    ("ctranslate2", "--activation-fn tanh is not supported", {"activation_fn": "tanh"}),
+    ("ctranslate2", "cannot take this model", {"arch": "transformer", "no_cross_attention": True}),
+    ("ctranslate2", "no-token-pos", {"arch": "transformer", "no_token_positional_embeddings": True}),
+    ("ctranslate2", "holds decoder.adaptive_softmax", {**STOCK, "adaptive_softmax_cutoff": "20,40"}),
+    ("ctranslate2", "holds decoder.project_out_dim.weight", {**STOCK, "decoder_output_dim": 32}),
+]
 
 
-@pytest.mark.parametrize("reason", UNLIKE_FSMT)
-def test_what_fsmt_is_not(given, tmp_path, reason):
-    needs("huggingface")
-    it = given(**UNLIKE_FSMT[reason])
-    with pytest.raises(AdminError, match=f"not an FSMT: .*{reason}.* --to ctranslate2"):
-        it.export("huggingface", tmp_path / "out")
-    assert left_over(tmp_path) == []
-
-
-UNLIKE_CTRANSLATE2 = {
-    "decoder-attention-heads must have the same value": {"decoder_attention_heads": 2},
-    "--activation-fn tanh is not supported": {"activation_fn": "tanh"},
-}
-
-
-@pytest.mark.parametrize("reason", UNLIKE_CTRANSLATE2)
-def test_what_ctranslate2_is_not(given, tmp_path, reason):
-    needs("ctranslate2")
-    it = given(**UNLIKE_CTRANSLATE2[reason])
-    with pytest.raises(AdminError, match=reason) as refused:
-        it.export("ctranslate2", tmp_path / "out")
-    assert "\n" not in str(refused.value)
-    assert left_over(tmp_path) == []
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_neither_is(given, tmp_path, engine):
-    """Other architectures, and options and weights beyond a plain Transformer's."""
+@pytest.mark.parametrize(("engine", "message", "options"), UNLIKE)
+def test_what_an_engine_does_not_compute_is_refused(given, tmp_path, engine, message, options):
     needs(engine)
-    it = given(arch="transformer", adaptive_softmax_cutoff="20,40", **UNTIED)
-    with pytest.raises(AdminError, match="--adaptive-softmax-cutoff: an adaptive softmax"):
-        it.export(engine, tmp_path / "out")
-    state = state_of(it.source, it.target, "transformer", decoder_output_dim=32, **UNTIED)
-    with pytest.raises(AdminError, match="--decoder-output-dim 32 and --decoder-embed-dim 64: a projection"):
-        folder.export(Checkpoint(state, it.path), engine, tmp_path / "out")
-    state = state_of(it.source, it.target, "transformer")
-    changes = {
-        "architecture is fconv": lambda: state["cfg"]["model"].update(_name="fconv"),
-        "holds decoder.layers.0.w_resid, which is not part": lambda: (
-            state["cfg"]["model"].update(_name="transformer"),
-            state["model"].update({"decoder.layers.0.w_resid": torch.ones(64)}),
-        ),
-        "no-token-positional-embeddings: a model without": lambda: state["cfg"]["model"].update(
-            no_token_positional_embeddings=True
-        ),
-    }
-    for message, change in changes.items():
-        change()
-        with pytest.raises(AdminError, match=message):
-            folder.export(Checkpoint(state, it.path), engine, tmp_path / "out")
-    assert left_over(tmp_path) == []
+    with pytest.raises(AdminError, match=message) as refusal:
+        given(**options).export(engine, tmp_path / "out")
+    assert "\n" not in str(refusal.value) and left_over(tmp_path) == []
+
+
+def test_other_architectures_are_refused(given, tmp_path):
+    needs("ctranslate2")
+    model = given(arch="transformer")
+    state = {**model.state, "model": {**model.state["model"], "decoder.layers.0.w_resid": torch.ones(64)}}
+    with pytest.raises(AdminError, match="holds decoder.layers.0.w_resid, which is not part"):
+        folder.export(Checkpoint(state, model.path), "ctranslate2", tmp_path / "out")
+    model.state["cfg"]["model"]["_name"] = "fconv"
+    with pytest.raises(AdminError, match="architecture is fconv"):
+        folder.export(Checkpoint(model.state, model.path), "ctranslate2", tmp_path / "out")
+    with pytest.raises(AdminError, match="--quantization is for --to ctranslate2"):
+        model.export("huggingface", tmp_path / "out", quantization="int8")
 
 
 def test_dictionaries_and_text_must_be_the_models(given, tmp_path):
     """Is a missing, wrong or broken file next to the model reported in one line?"""
     needs("ctranslate2")
-    it = given()
-    folder, empty = it.path.parent, tmp_path / "empty"
+    model = given()
+    place, empty = model.path.parent, tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(AdminError, match=f"no dict.de.txt in {empty} or {empty}/bin.*--data"):
-        it.export("ctranslate2", tmp_path / "out", assets=Assets(it.path, empty))
-    words(59).save(str(folder / "dict.en.txt"))
+        model.export("ctranslate2", tmp_path / "out", assets=Assets(model.path, empty))
+    words(59).save(str(place / "dict.en.txt"))
     with pytest.raises(AdminError, match="dict.en.txt has 63 symbols and the model 64"):
-        it.export("ctranslate2", tmp_path / "out")
-    (folder / "dict.en.txt").write_text("no count\n")
+        model.export("ctranslate2", tmp_path / "out")
+    (place / "dict.en.txt").write_text("no count\n")
     with pytest.raises(AdminError, match="dict.en.txt is not a dictionary"):
-        it.export("ctranslate2", tmp_path / "out")
-    Text("en", "de").write(folder / "text.json")
+        model.export("ctranslate2", tmp_path / "out")
+    Text("en", "de").write(place / "text.json")
     with pytest.raises(AdminError, match="text.json is for en-de and .*model.pt for de-en"):
-        it.export("ctranslate2", tmp_path / "out")
-    (folder / "text.json").unlink()
-    it.state["cfg"]["task"] = {**TASK, "source_lang": "../x"}
-    files.write(it.state, it.path)
-    with pytest.raises(AdminError, match="from '../x' to 'en'; the codes of two languages"):
-        it.export("ctranslate2", tmp_path / "out")
+        model.export("ctranslate2", tmp_path / "out")
     assert left_over(tmp_path) == ["empty"]
-
-
-def test_an_old_checkpoint_without_languages_takes_its_texts(given, tmp_path):
-    needs("ctranslate2")
-    it = given()
-    Text("de", "en").write(it.path.with_name("text.json"))
-    it.state["cfg"]["task"] = {**TASK, "source_lang": None, "target_lang": None}
-    files.write(it.state, it.path)
-    it.export("ctranslate2", tmp_path / "out")
-    assert {"dict.de.txt", "dict.en.txt", "text.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 # -- the folder ------------------------------------------------------------------------------------------------------
 
 
-def test_only_a_new_or_empty_folder_is_written(given, tmp_path):
-    needs("ctranslate2")
-    it = given()
+@pytest.mark.parametrize("engine", ENGINES)
+def test_only_a_new_or_empty_folder_is_written(given, tmp_path, engine):
+    """And whoever may read the checkpoint may read all of it."""
+    needs(engine)
+    model = given()
     empty, full, file = (tmp_path / name for name in ("empty", "full", "file"))
     empty.mkdir()
     full.mkdir()
@@ -426,28 +373,27 @@ def test_only_a_new_or_empty_folder_is_written(given, tmp_path):
     file.write_text("x")
     for taken in (full, file):
         with pytest.raises(AdminError, match="exists; a new or empty folder"):
-            it.export("ctranslate2", taken)
+            model.export(engine, taken)
     with pytest.raises(AdminError, match="could not be written"):
-        it.export("ctranslate2", tmp_path / "nowhere" / "out")
-    it.export("ctranslate2", empty)
-    assert (empty / "model.bin").stat().st_mode & 0o777 == 0o644
+        model.export(engine, tmp_path / "nowhere" / "out")
+    model.export(engine, empty)
+    assert {path.stat().st_mode & 0o777 for path in empty.iterdir()} == {0o644}
     assert [path.name for path in full.iterdir()] == ["precious"]
     assert left_over(tmp_path) == ["empty", "file", "full"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_full_disk_leaves_nothing(given, tmp_path, engine):
-    """Is a write that fails halfway one line, and no folder?"""
+    """Is a write that fails halfway one line, and no folder? (Weights are written by the engines' own code.)"""
     needs(engine)
-    it = given()
+    model = given()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
     try:
-        with pytest.raises(AdminError, match="could not be written.*Is the disk full") as refused:
-            it.export(engine, tmp_path / "out")
+        with pytest.raises(AdminError, match="could not be written[^\n]*Is the disk full"):
+            model.export(engine, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "\n" not in str(refused.value)
     assert left_over(tmp_path) == []
 
 
@@ -455,29 +401,22 @@ def test_a_full_disk_leaves_nothing(given, tmp_path, engine):
 def test_command_line(given, tmp_path, capfd, engine, monkeypatch):
     """One line of result on stdout, notes on stderr; a refusal is one line and status 2; a missing package too."""
     needs(engine)
-    it = given()
+    command = ["export", str(given().path), "--to", engine, "-o"]
     out = tmp_path / "out"
-    capfd.readouterr()
-    assert cli.main(["export", str(it.path), "--to", engine, "-o", str(out)]) == 0
+    assert cli.main([*command, str(out)]) == 0
     told = capfd.readouterr()
     assert told.out.startswith(f"{out}: ") and told.out.count("\n") == 1 and "differ by up to" in told.out
-    notes = ["found no text.json, which `fairseq-admin translate"]
-    notes += ["no tokenizer was written: text.json was not found"] if engine == "huggingface" else []
+    notes = ["no tokenizer was written: text.json was not found"] if engine == "huggingface" else []
+    notes += ["found no text.json, which `fairseq-admin translate"]
     lines = [line for line in told.err.splitlines() if line.startswith("fairseq-admin: ")]
-    assert sorted(lines) == lines[::-1] and len(lines) == len(notes)
-    assert all(any(note in line for line in lines) for note in notes)
-    assert cli.main(["export", str(it.path), "--to", engine, "-o", str(out)]) == 2
+    assert len(lines) == len(notes) and all(note in line for note, line in zip(notes, lines))
+    assert cli.main([*command, str(out)]) == 2
     assert capfd.readouterr().err.count("\n") == 1
     package = {"ctranslate2": "ctranslate2", "huggingface": "transformers"}[engine]
-    monkeypatch.setitem(__import__("sys").modules, package, None)
-    assert cli.main(["export", str(it.path), "--to", engine, "-o", str(tmp_path / "other")]) == 2
+    monkeypatch.setitem(sys.modules, package, None)
+    assert cli.main([*command, str(tmp_path / "other")]) == 2
     assert capfd.readouterr().err.startswith(f"fairseq-admin: {package} is not installed. Run pip install '{package}>=")
     assert left_over(tmp_path) == ["out"]
-
-
-def test_quantisation_is_ctranslate2s(given, tmp_path):
-    with pytest.raises(AdminError, match="--quantization is for --to ctranslate2"):
-        given().export("huggingface", tmp_path / "out", quantization="int8")
 
 
 # -- the tokenizer ---------------------------------------------------------------------------------------------------
@@ -551,22 +490,6 @@ def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
     assert all(isinstance(line, str) for line in tokenizer.batch_decode(fsmt.generate(**batch, max_length=9)))
 
 
-def test_tokenizer_on_multi30k(tmp_path):
-    """The same on 300 real captions."""
-    transformers = needs("huggingface")
-    pytest.importorskip("sacremoses")
-    pytest.importorskip("subword_nmt")
-    file = SHARED / "data/multi30k/test_2016_flickr.de.gz"
-    if not file.exists():
-        pytest.skip(f"{file} is not there")
-    with gzip.open(file, "rt", encoding="utf-8") as source:
-        lines = [line.rstrip("\n") for line in source][:300]
-    it = TextModel(tmp_path / "text", lines, Text("de", "en", False, True, True, True), merges=300)
-    folder.export(Checkpoint.read(it.path), "huggingface", tmp_path / "out")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert [tokenizer(line).input_ids for line in lines] == [it.numbers(units) for units in it.units]
-
-
 def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch):
     """Are its files left out, with the reason, if text.json differs, or what it does?"""
     needs("huggingface")
@@ -595,27 +518,6 @@ def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch
         assert "FSMTTokenizer splits" in note("other")
     Text("de", "en", False, False, True, False).write(it.folder / "text.json")
     assert "always does what text.json has off (normalise, escape)" in note("off")
-
-
-def test_vocabulary_keeps_every_unit_apart():
-    """un@@ -> un, able -> able</w>; a unit that would take another's name is refused."""
-    found = Dictionary()
-    for unit in ("un@@", "able", "un", "madeupword0000"):
-        found.add_symbol(unit)
-    expected = {
-        "<s>": 0,
-        "<pad>": 1,
-        "</s>": 2,
-        "<unk>": 3,
-        "un": 4,
-        "able</w>": 5,
-        "un</w>": 6,
-        "madeupword0000</w>": 7,
-    }
-    assert tokenizer.vocabulary(found) == expected
-    found.add_symbol("able</w>@@")
-    with pytest.raises(AdminError, match="ends with </w>"):
-        tokenizer.vocabulary(found)
 
 
 def test_config_names_what_readers_need(given, tmp_path):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import importlib.util
 import io
 import itertools
 import json
 import math
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +19,7 @@ import torch
 from conftest import ROOT, TRAIN, Run, run_module
 
 from fairseq_admin import cli
-from fairseq_admin.checkpoints import files, fold
+from fairseq_admin.checkpoints import files
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.text.assets import Assets
@@ -92,12 +89,36 @@ def admin(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "talkative.pt"
 
 
+def command(*arguments: object) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def translated(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory, engine: str, package: str) -> Path:
+    """The model as a folder of another engine's."""
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    folder = tmp_path_factory.mktemp(engine) / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        assert command("export", model, "--to", engine, "-o", folder, "--data", data) == 0
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folded(admin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model, folded: a stock Transformer."""
     path = tmp_path_factory.mktemp("folded") / "model.pt"
-    fold.fold(Checkpoint.read(admin)).write(path)
+    assert command("fold", admin, "-o", path) == 0
     return path
+
+
+@pytest.fixture(scope="module")
+def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return translated(folded, data, tmp_path_factory, "ctranslate2", "ctranslate2")
+
+
+@pytest.fixture(scope="module")
+def fsmt(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return translated(folded, data, tmp_path_factory, "huggingface", "transformers")
 
 
 def next_to(data: Path, folder: Path) -> Path:
@@ -107,42 +128,14 @@ def next_to(data: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model as CTranslate2's own converter writes it."""
-    ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
-    folder = tmp_path_factory.mktemp("ct2") / "model"
-    converter = ctranslate2.converters.FairseqConverter(str(folded), str(data / "bin"), "de", "en")
-    converter.convert(str(folder))
-    return next_to(data, folder)
-
-
-@pytest.fixture(scope="module")
-def fsmt(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model as a Hugging Face folder."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    weights = files.read(folded)["model"]
-    words = weights["encoder.embed_tokens.weight"].size(0)
-    sizes = {"d_model": 64, "src_vocab_size": words, "tgt_vocab_size": words, "max_position_embeddings": POSITIONS}
-    for stack in ("encoder", "decoder"):
-        sizes.update({f"{stack}_layers": 2, f"{stack}_ffn_dim": 128, f"{stack}_attention_heads": 4})
-    model = transformers.FSMTForConditionalGeneration(transformers.FSMTConfig(langs=["de", "en"], **sizes))
-    weights = {f"model.{key}": tensor for key, tensor in weights.items()}
-    missing, _ = model.load_state_dict(weights, strict=False)
-    assert all("embed_positions" in key for key in missing)
-    folder = tmp_path_factory.mktemp("fsmt")
-    model.save_pretrained(folder)
-    return next_to(data, folder)
-
-
 @pytest.fixture
 def translate(tmp_path: Path, data: Path) -> Callable[..., list[str]]:
     """translate(model, lines, *options) -> the lines written."""
 
     def go(model: Path, lines: Sequence[str], *options: object) -> list[str]:
         (tmp_path / "in").write_bytes("".join(f"{line}\n" for line in lines).encode())
-        given = [model, tmp_path / "in", "-o", tmp_path / "out", "--data", data, "--device", "cpu", *options]
-        assert cli.main(["translate", *map(str, given)]) == 0
+        places = [tmp_path / "in", "-o", tmp_path / "out", "--data", data]
+        assert command("translate", model, *places, "--device", "cpu", *options) == 0
         assert {path.name for path in tmp_path.iterdir()} <= {"in", "out", "run0.log"}
         written = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
         assert written.pop() == ""
@@ -154,29 +147,41 @@ def translate(tmp_path: Path, data: Path) -> Callable[..., list[str]]:
 def test_the_hypotheses_are_those_of_fairseq_generate(
     admin: Path, data: Path, run: Callable[..., Run], translate: Callable
 ) -> None:
-    """Are text and scores equal, hypothesis by hypothesis, units and raw?"""
+    """Are text and scores equal, hypothesis by hypothesis, tokens and raw?"""
     given = ["--path", admin, "--user-dir", "fairseq_admin", "--gen-subset", "test", "--beam", 4, "--nbest", 3, "--cpu"]
     given += ["--lenpen", 1.2, "--max-len-a", 1, "--required-batch-size-multiple", 1, "--num-workers", 0]
     done = run("fairseq_cli.generate", data / "bin", *given)
     assert done.status == 0, done.output[-4000:]
-    expected: dict[int, list[list[str]]] = {}
-    for line in done.output.splitlines():
-        if line.startswith("H-"):
-            number, *rest = line[2:].split("\t")
-            expected.setdefault(int(number) + 1, []).append(rest)
-    assert sorted(expected) == list(range(1, 21))
+    lines = (line[2:].split("\t") for line in done.output.splitlines() if line.startswith("H-"))
+    expected = sorted(((int(number), float(score), units) for number, score, units in lines), key=lambda row: row[0])
+    assert [number for number, *_ in expected] == [number for number in range(20) for _ in range(3)]
     options = ["--beam", 4, "--nbest", 3, "--lenpen", 1.2]
     raw = [line.split("\t") for line in translate(admin, TEST, *options)]
-    tokens = [line.split("\t") for line in translate(admin, [TEXT.tokenise(line, "de") for line in TEST], *options,
-                                                     "--tokenised")]  # fmt: skip
-    assert len(raw) == len(tokens) == 60
-    wanted = [(number, *hypothesis) for number in sorted(expected) for hypothesis in expected[number]]
-    for (number, score, units), found_raw, found_tokens in zip(wanted, raw, tokens):
+    tokenised = [TEXT.tokenise(line, "de") for line in TEST]
+    tokens = [line.split("\t") for line in translate(admin, tokenised, *options, "--tokenised")]
+    for (number, score, units), row, row_of_tokens in zip(expected, raw, tokens, strict=True):
         # fairseq-generate prints logarithms to base 2; four digits are printed.
-        wanted_score = pytest.approx(float(score) * math.log(2), abs=1e-4)
-        assert (int(found_raw[0]), float(found_raw[1])) == (number, wanted_score)
-        assert found_tokens[2] == remove_bpe(units) and found_raw[2] == TEXT.detokenise(remove_bpe(units))
+        assert (int(row[0]), float(row[1])) == (number + 1, pytest.approx(score * math.log(2), abs=1e-4))
+        assert row_of_tokens[2] == remove_bpe(units) and row[2] == TEXT.detokenise(remove_bpe(units))
     assert len({text for _, _, text in raw}) > 12, "the model says always the same: nothing was compared"
+
+
+@pytest.mark.parametrize(("noted", "left"), [(True, True), (False, False), ("False", False), (None, True)])
+def test_sources_are_padded_as_in_training(noted: object, left: bool, admin: Path, data: Path, tmp_path: Path) -> None:
+    """On the side that --left-pad-source said; older fairseq notes it as text."""
+    state = files.read(admin)
+    state["cfg"]["task"]["left_pad_source"] = noted
+    if noted is None:
+        del state["cfg"]["task"]["left_pad_source"]
+    files.write(state, tmp_path / "model.pt")
+    pipeline = Pipeline.load(tmp_path / "model.pt", Assets(tmp_path / "model.pt", data), device="cpu")
+    sources: list[torch.Tensor] = []
+    pipeline.translator.model.encoder.embed_tokens.register_forward_pre_hook(  # type: ignore[attr-defined]
+        lambda _, inputs: sources.append(inputs[0])
+    )
+    pipeline.translate(["Ba do.", "Ba do ki lu ba do ki."], Search(beam=1))
+    padding = sources[0].eq(1)
+    assert padding[:, 0 if left else -1].any() and not padding[:, -1 if left else 0].any()
 
 
 @pytest.mark.parametrize("engine", ["folded", "ct2", "fsmt"])
@@ -196,68 +201,58 @@ def test_all_engines_agree(
 
 @pytest.mark.parametrize("engine", ["admin", "ct2", "fsmt"])
 def test_too_long_a_line_is_translated_in_pieces(
-    engine: str, translate: Callable, capfd: pytest.CaptureFixture, request: pytest.FixtureRequest
+    engine: str, translate: Callable, data: Path, capfd: pytest.CaptureFixture, request: pytest.FixtureRequest
 ) -> None:
     """Is it split where sentences end, is nothing lost, and is that reported?"""
     model = request.getfixturevalue(engine)
     sentence = "Baki doki luba."
-    alone = translate(model, [sentence, f"{sentence} {sentence}"])
-    units = len(BPE(Path(request.getfixturevalue("data")) / "codes").apply([TEXT.tokenise(sentence, "de")])[0].split())
+    units = len(BPE(data / "codes").apply([TEXT.tokenise(sentence, "de")])[0].split())
     fit = (POSITIONS - 1) // units
     capfd.readouterr()
     found = translate(model, ["ba", " ".join([sentence] * (3 * fit))])
-    whole = translate(model, [" ".join([sentence] * fit)])
-    assert found[1] == " ".join(whole * 3) and alone[0] != ""
     said = f"line 2 has {3 * fit * units} units and the model takes {POSITIONS - 1}: translated in 3 pieces."
     assert capfd.readouterr().err == f"fairseq-admin: {said}\n"
-
-
-@pytest.mark.parametrize("positions", [0, 1])
-def test_a_model_without_room_for_a_word_is_refused(positions: int, admin: Path, data: Path, tmp_path: Path) -> None:
-    """Every line would be cut for ever."""
-    state = files.read(admin)
-    state["cfg"]["model"]["max_source_positions"] = positions
-    files.write(state, tmp_path / "model.pt")
-    with pytest.raises(AdminError, match=f"model.pt takes sentences of {positions} positions, of which the end takes"):
-        Pipeline.load(tmp_path / "model.pt", Assets(tmp_path / "model.pt", data), device="cpu")
-
-
-def test_a_checkpoint_that_does_not_name_its_languages(admin: Path, data: Path, tmp_path: Path) -> None:
-    """fairseq-train without -s and -t notes none: are they text.json's?"""
-    state = files.read(admin)
-    state["cfg"]["task"].update(source_lang=None, target_lang=None)
-    files.write(state, tmp_path / "model.pt")
-    found = [
-        Pipeline.load(path, Assets(path, data), device="cpu").translate(["Baki."], Search())
-        for path in (admin, tmp_path / "model.pt")
-    ]
-    assert found[0] == found[1]
+    (whole,) = translate(model, [" ".join([sentence] * fit)])
+    assert found[1] == " ".join([whole] * 3) and whole
 
 
 def test_standard_output_holds_translations_only(folded: Path, data: Path, tmp_path: Path) -> None:
-    """From a shell: nothing else on standard output, no log on standard error, and a reader may stop early."""
-    (tmp_path / "in").write_text("".join(f"{line}\n" for line in TEST))
-    command = f"{sys.executable} -m fairseq_admin.cli translate {folded} --data {data} --device cpu --beam 1"
+    """From a shell: nothing else on standard output, and no log on standard error."""
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in TEST[:3]))
+    arguments = ["translate", folded, "--data", data, "--device", "cpu", "--beam", "1"]
     done = subprocess.run(
-        ["bash", "-c", f"cat {tmp_path}/in | {command} | tee {tmp_path}/out | head -n 3; echo ${{PIPESTATUS[*]}}"],
-        cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "fairseq_admin.cli", *arguments], stdin=(tmp_path / "in").open(), cwd=ROOT,
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
-    *lines, status = done.stdout.splitlines()
-    assert len(lines) == 3 and status.split()[:2] == ["0", "0"]
-    assert (tmp_path / "out").read_text().startswith("".join(f"{line}\n" for line in lines))
-    assert done.stderr == ""
+    assert (done.stdout.count("\n"), done.stderr) == (3, "")
+
+
+@pytest.mark.parametrize("model", ["ct2", "fsmt"])
+def test_other_engines_import_what_they_need(model: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Imports are most of the time that a sentence takes: CTranslate2 needs no torch."""
+    (tmp_path / "in").write_text("baki.\n")
+    arguments = ["translate", str(request.getfixturevalue(model)), str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    absent = {"ct2": ["torch", "fairseq", "transformers"], "fsmt": ["ctranslate2"]}[model]
+    code = f"import sys; from fairseq_admin import cli; cli.main({arguments}); print([*map(sys.modules.get, {absent})])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{[None] * len(absent)}\n" and (tmp_path / "out").exists(), done.stderr
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def refused(capfd: pytest.CaptureFixture, *arguments: object) -> str:
-    """The one line that the command ends with."""
-    capfd.readouterr()
-    assert cli.main(["translate", *map(str, arguments)]) == 2
-    out, err = capfd.readouterr()
-    assert out == "" and len(err.splitlines()) == 1, err
-    return err
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture) -> Callable[..., str]:
+    """refused(model, text, ...) -> the one line that `translate` ends with."""
+
+    def go(*arguments: object) -> str:
+        capfd.readouterr()
+        assert command("translate", *arguments) == 2
+        out, err = capfd.readouterr()
+        assert out == "" and len(err.splitlines()) == 1, err
+        return err
+
+    return go
 
 
 @pytest.fixture
@@ -267,85 +262,53 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_missing_is_named(
-    folded: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
+def test_what_is_missing_is_named(folded: Path, data: Path, text: Path, tmp_path: Path, refused: Callable) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    for name in ("text.json", "dict.de.txt", "dict.en.txt", "codes"):
+    assert "has neither model.bin nor config.json" in refused(empty, text)
+    for name in ("dict.de.txt", "dict.en.txt", "text.json", "codes"):
         message = f"there is no {name} in {empty} or {empty}/bin. Give the folder"
-        assert message in refused(capfd, folded, text, "--data", empty)
-        source = data / name if (data / name).exists() else data / "bin" / name
-        shutil.copy(source, empty)
-    assert f"there is no text.json in {folded.parent}. " in refused(capfd, folded, text)
-    assert "nope.pt: no such file" in refused(capfd, tmp_path / "nope.pt", text)
-    assert "no.txt: No such file or directory; expected a text" in refused(capfd, folded, tmp_path / "no.txt")
-    assert "has neither model.bin nor config.json" in refused(capfd, empty, text)
-    assert "--nbest 3 is more than --beam 2 finds" in refused(capfd, folded, text, "--beam", 2, "--nbest", 3)
-    assert f"{text} would overwrite its input {text}" in refused(capfd, folded, text, "-o", text)
-    assert "is a folder or a device" in refused(capfd, folded, text, "-o", empty)
-    assert "could not be written" in refused(capfd, folded, text, "-o", empty / "no/out", "--data", data)
+        assert message in refused(folded, text, "--data", empty, "-s", "de", "-t", "en")
+        shutil.copy(data / name if (data / name).exists() else data / "bin" / name, empty)
+    assert f"there is no dict.de.txt in {folded.parent}. " in refused(folded, text)
+    assert "nope.pt: no such file" in refused(tmp_path / "nope.pt", text)
+    assert "no.txt: cannot be read (No such file or directory)" in refused(folded, tmp_path / "no.txt")
+    assert "--nbest 3 is more than --beam 2 finds" in refused(folded, text, "--beam", 2, "--nbest", 3)
     if not torch.cuda.is_available():
-        assert "no CUDA device was found" in refused(capfd, folded, text, "--data", data, "--device", "cuda")
+        assert "no CUDA device was found" in refused(folded, text, "--data", data, "--device", "cuda")
 
 
-def test_what_does_not_fit_is_one_line(
-    folded: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
+def test_what_does_not_fit_is_one_line(folded: Path, data: Path, text: Path, tmp_path: Path, refused: Callable) -> None:
     for name, content in (("text.pt", b"baki\n"), ("cut.pt", folded.read_bytes()[:20000])):
         (tmp_path / name).write_bytes(content)
-        assert f"{name}: not a whole checkpoint" in refused(capfd, tmp_path / name, text, "--data", data)
+        assert f"{name}: not a whole checkpoint" in refused(tmp_path / name, text, "--data", data)
     other = next_to(data, tmp_path)
     for side in ("de", "en"):
         with (other / f"dict.{side}.txt").open("a") as file:
             file.write("more 1\n")
-    assert "dict.de.txt has 41 symbols and the model 40" in refused(capfd, folded, text, "--data", other)
+    assert "dict.de.txt has 41 symbols and the model 40" in refused(folded, text, "--data", other)
     Text("en", "de").write(other / "text.json")
-    assert "is for en-de and " in refused(capfd, folded, text, "--data", other)
+    assert "is for en-de and " in refused(folded, text, "--data", other)
     (other / "text.json").write_text("{}")
-    assert "is missing; expected source, target" in refused(capfd, folded, text, "--data", other)
+    assert "does not say how text is tokenised" in refused(folded, text, "--data", other)
 
 
-@pytest.mark.parametrize("place", ["data", "data/bin", "."])
-def test_every_verb_takes_the_texts_folder_and_its_bin(
-    place: str, admin: Path, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", ["data", "data/bin"])
+def test_the_texts_folder_and_its_bin_are_one(
+    place: str, admin: Path, data: Path, tmp_path: Path, text: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    """For translate and export text.json is in the one; for fold and analyze, the binarised data are in the other."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    shutil.copytree(data, tmp_path / "data")
-    (tmp_path / "text").write_text("baki.\n")
-    monkeypatch.chdir(tmp_path / "data/bin" if place == "." else tmp_path)
+    """text.json is in the one, the dictionaries and what `fold` and `analyze` measure on in the other."""
     given: dict[str, list[object]] = {
-        "translate": ["translate", admin, tmp_path / "text", "--device", "cpu"],
+        "translate": ["translate", admin, text, "--device", "cpu"],
         "fold": ["fold", admin],
         "analyze": ["analyze", "dependency", admin, "--tokens", 64, "--json"],
     }
     if CTRANSLATE2:
         given["export"] = ["export", admin, "--to", "ctranslate2"]
-    told = {}
     for verb, arguments in given.items():
-        command = [*arguments, "--data", place, "-o", tmp_path / verb]
-        assert cli.main([str(argument) for argument in command]) == 0, capfd.readouterr().err
-        told[verb] = capfd.readouterr()
-    assert cli.main(["fold", str(admin), "-o", str(tmp_path / "plain")]) == 0
-    assert int(re.findall(r"of (\d+) positions", told["fold"].out)[0]) > int(
-        re.findall(r"of (\d+) positions", capfd.readouterr().out)[0]
-    )
+        assert command(*arguments, "--data", data.parent / place.replace("data", data.name), "-o", tmp_path / verb) == 0
+        assert "found no" not in capfd.readouterr().err
     assert Checkpoint.read(tmp_path / "fold").text.keys() == {"encoder", "decoder", "codes", "text.json"}
-    assert "export" not in told or ("found no" not in told["export"].err and (tmp_path / "export/codes").exists())
-
-
-@pytest.mark.parametrize("place", ["none", "none/bin"])
-def test_a_folder_without_data_is_one_line(
-    place: str, admin: Path, tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
-    (tmp_path / "none/bin").mkdir(parents=True)
-    given = ["--data", str(tmp_path / place), "-o", str(tmp_path / "out")]
-    for command in (["fold", str(admin)], ["analyze", "dependency", str(admin)]):
-        capfd.readouterr()
-        assert cli.main([*command, *given]) == 2
-        err = capfd.readouterr().err
-        assert f"none/bin: no data to check on ({tmp_path}/none/bin/dict.de.txt: No such file or directory)." in err
 
 
 def swapped(path: Path) -> None:
@@ -354,126 +317,102 @@ def swapped(path: Path) -> None:
     path.write_text("".join([second, first, *rest]), encoding="utf-8")
 
 
+CHANGES = {"codes": lambda path: path.write_text("b a 1\n"), "text.json": Text("de", "en", lowercase=True).write}
+
+
 def test_another_models_files_of_equal_size_are_refused(
-    admin: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+    admin: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture, refused: Callable
 ) -> None:
     """Training notes the dictionaries; folding with --data the merges and the settings, too."""
-    folded = tmp_path / "model.pt"
-    assert cli.main(["fold", str(admin), "-o", str(folded), "--data", str(data / "bin")]) == 0
-    given = ["--data", tmp_path / "data"]
+    folded, other = tmp_path / "model.pt", tmp_path / "data"
+    assert command("fold", admin, "-o", folded, "--data", data / "bin") == 0
 
-    def other(name: str, change: Callable[[Path], object]) -> None:
-        shutil.rmtree(tmp_path / "data", ignore_errors=True)
-        change(shutil.copytree(data, tmp_path / "data") / name)
+    def change(name: str, change: Callable[[Path], object]) -> str:
+        shutil.rmtree(other, ignore_errors=True)
+        change(shutil.copytree(data, other) / name)
+        return f"{other / name} is another model's: "
 
-    other("codes", lambda path: None)
-    (tmp_path / "data/text.json").write_text(json.dumps(json.loads((data / "text.json").read_bytes())))  # on one line
-    assert cli.main(["translate", str(folded), str(text), *map(str, given), "--device", "cpu"]) == 0
-    capfd.readouterr()
-    for name in ("bin/dict.de.txt", "bin/dict.en.txt"):
-        other(name, swapped)
-        message = f"{tmp_path}/data/{name} is another model's: "
-        assert message in refused(capfd, admin, text, *given)
-        assert message in refused(capfd, folded, text, *given)
-        export = ["export", str(folded), "--to", "ctranslate2", "-o", str(tmp_path / "new"), *map(str, given)]
-        assert not CTRANSLATE2 or (cli.main(export) == 2 and message in capfd.readouterr().err)
-        assert cli.main(["fold", str(admin), "-o", str(tmp_path / "new"), "--data", str(tmp_path / "data/bin")]) == 2
-        stack = "encoder" if "de" in name else "decoder"
+    change("text.json", lambda path: path.write_text(json.dumps(json.loads(path.read_bytes()))))  # on one line
+    assert command("translate", folded, text, "--data", other, "--device", "cpu") == 0
+    for stack, name in (("encoder", "bin/dict.de.txt"), ("decoder", "bin/dict.en.txt")):
+        message = change(name, swapped)
+        assert message in refused(admin, text, "--data", other)
+        assert message in refused(folded, text, "--data", other)
+        export = ["export", folded, "--to", "ctranslate2", "-o", tmp_path / "new", "--data", other]
+        assert not CTRANSLATE2 or (command(*export) == 2 and message in capfd.readouterr().err)
+        assert command("fold", admin, "-o", tmp_path / "new", "--data", other / "bin") == 2
         assert f"data/bin: the dictionary of the {stack} is not the one that {admin} was" in capfd.readouterr().err
-    other("codes", lambda path: path.write_text("b a 1\n"))
-    assert f"{tmp_path}/data/codes is another model's: " in refused(capfd, folded, text, *given)
-    other("text.json", Text("de", "en", lowercase=True).write)
-    assert f"{tmp_path}/data/text.json is another model's: " in refused(capfd, folded, text, *given)
+    for name in CHANGES:
+        message = change(name, CHANGES[name])
+        assert message in refused(folded, text, "--data", other)
 
 
-@pytest.mark.parametrize("engine", ["ctranslate2", "huggingface"])
+@pytest.mark.parametrize("engine", ["ct2", "fsmt"])
 def test_an_exported_folder_knows_its_files(
-    engine: str, folded: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+    engine: str, data: Path, text: Path, tmp_path: Path, request: pytest.FixtureRequest, refused: Callable
 ) -> None:
     """Also of a checkpoint that was noted with none of them: what it was exported with counts."""
-    pytest.importorskip({"huggingface": "transformers"}.get(engine, engine), reason=f"{engine} is not installed")
-    folder = tmp_path / "exported"
-    assert cli.main(["export", str(folded), "--to", engine, "-o", str(folder), "--data", str(data)]) == 0
-    assert cli.main(["translate", str(folder), str(text), "--device", "cpu"]) == 0
-    capfd.readouterr()
-    changes = {"codes": lambda path: path.write_text("b a 1\n"), "text.json": Text("de", "en", lowercase=True).write}
-    if engine == "huggingface":
-        changes["dict.en.txt"] = swapped
-    for name, change in changes.items():
+    folder = shutil.copytree(request.getfixturevalue(engine), tmp_path / "exported")
+    for name, change in {**CHANGES, **({"dict.en.txt": swapped} if engine == "fsmt" else {})}.items():
         other = next_to(data, tmp_path)
         change(other / name)
-        assert f"{other / name} is another model's: {folder} was" in refused(capfd, folder, text, "--data", other)
-        kept = (folder / name).read_bytes()
-        change(folder / name)
-        assert f"{folder / name} is another model's: " in refused(capfd, folder, text)
-        (folder / name).write_bytes(kept)
+        assert f"{other / name} is another model's: {folder} was" in refused(folder, text, "--data", other)
     (folder / "fingerprints.json").write_text("[]")
-    assert f"{folder}/fingerprints.json holds no fingerprints" in refused(capfd, folder, text)
+    assert f"{folder}/fingerprints.json holds no fingerprints" in refused(folder, text)
     (folder / "fingerprints.json").unlink()  # as in folders of earlier days, or another converter's
-    assert cli.main(["translate", str(folder), str(text), "--device", "cpu"]) == 0
+    assert command("translate", folder, text, "--device", "cpu") == 0
 
 
-def test_broken_folders_are_one_line(
-    ct2: Path, fsmt: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
+def test_broken_folders_are_one_line(ct2: Path, fsmt: Path, text: Path, tmp_path: Path, refused: Callable) -> None:
     for whole, weights in ((ct2, "model.bin"), (fsmt, "model.safetensors")):
-        broken = tmp_path / weights
-        shutil.copytree(whole, broken)
+        broken = shutil.copytree(whole, tmp_path / weights)
         (broken / weights).write_bytes((whole / weights).read_bytes()[:1000])
-        assert "is no whole " in refused(capfd, broken, text)
-    (broken / "config.json").write_text('{"model_type": "bart", "langs": ["de", "en"]}')
-    assert "is not that of an FSMT model" in refused(capfd, broken, text)
-    shutil.copy(fsmt / "config.json", broken)
-    shutil.copy(fsmt / "model.safetensors", broken)
-    (broken / "dict.de.txt").write_text("ba 1\n")
-    assert "dict.de.txt has 5 symbols and the model" in refused(capfd, broken, text)
+        assert "is no whole " in refused(broken, text)
+    other = shutil.copytree(fsmt, tmp_path / "bart")
+    config = json.loads((fsmt / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "bart"}))
+    assert "holds a bart model; of Hugging Face's, only FSMT is read" in refused(other, text)
 
 
-@pytest.mark.parametrize("missing", ["Library libcublas.so.12 is not found or cannot be loaded", ""])
 def test_a_gpu_without_the_libraries_of_ctranslate2(
-    missing: str, ct2: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+    ct2: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, refused: Callable
 ) -> None:
     """Is the CPU used, with a note, unless CUDA was asked for? (ctranslate2 looks for them only at the first batch.)"""
     import ctranslate2
 
-    opened = []
+    missing = "Library libcublas.so.12 is not found or cannot be loaded"
 
     class OnGPU:
-        """The CPU's translator, on a GPU whose library may be missing."""
+        """The CPU's translator, on a GPU whose library is missing."""
 
         def __init__(self, folder: str, device: str) -> None:
-            opened.append(device)
             self.device, self.translator = device, real(folder, device="cpu")
 
         def translate_batch(self, *batch, **options):
-            if self.device == "cuda" and missing:
+            if self.device == "cuda":
                 raise RuntimeError(missing)
             return self.translator.translate_batch(*batch, **options)
 
     real = ctranslate2.Translator
-    assert cli.main(["translate", str(ct2), str(text)]) == 0
+    assert command("translate", ct2, text) == 0
     expected = capfd.readouterr().out
     monkeypatch.setattr(ctranslate2, "Translator", OnGPU)
     monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 1)
-    assert cli.main(["translate", str(ct2), str(text)]) == 0
-    found = capfd.readouterr()
-    assert found.out == expected and opened == (["cuda", "cpu"] if missing else ["cuda"])
-    assert [line for line in found.err.splitlines() if line.startswith("fairseq-admin")] == (
-        [f"fairseq-admin: {missing}, which ctranslate2 needs for CUDA; using the CPU."] if missing else []
-    )
-    if missing:
-        message = refused(capfd, ct2, text, "--device", "cuda")
-        assert f"--device cuda: {missing}; " in message and "pip install nvidia-cublas-cu12" in message
+    assert command("translate", ct2, text) == 0
+    note = f"fairseq-admin: {missing}, which ctranslate2 needs for CUDA; using the CPU.\n"
+    assert capfd.readouterr() == (expected, note)
+    message = refused(ct2, text, "--device", "cuda")
+    assert f"--device cuda: {missing}; " in message and "pip install nvidia-cublas-cu12" in message
 
 
 @pytest.mark.parametrize(("engine", "package"), [("ct2", "ctranslate2"), ("fsmt", "transformers")])
 def test_an_engine_that_is_not_installed_is_named(
-    engine: str, package: str, text: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    engine: str, package: str, text: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     model = request.getfixturevalue(engine)
     monkeypatch.setitem(sys.modules, package, None)
-    assert f"needs {package}, which is not installed. Run pip install '{package}>=" in refused(capfd, model, text)
+    assert f"{package} is not installed. Run pip install '{package}>=" in refused(model, text)
 
 
 # -- the flow of lines, with a model that shouts -----------------------------------------------------------------------
@@ -490,7 +429,7 @@ class Shouter(Translator):
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         self.batches.append(list(batch))
         return [
-            [Hypothesis(-float(n), [unit.upper() for unit in units] + ["!"] * n) for n in range(search.nbest)]
+            [Hypothesis(-float(n), " ".join([*units, *"!" * n]).upper()) for n in range(search.nbest)]
             for units in batch
         ]
 
@@ -508,16 +447,15 @@ def test_lines_keep_their_order_and_empty_ones_reach_no_model(shouter: Pipeline)
     assert [[text for _, text in best] for best in found] == [["X"], [""], ["X X X X"], [""], [""], ["AB Y"], ["X X X"]]
     assert found[1] == [Translation(0.0, "")]
     assert [[len(units) for units in batch] for batch in shouter.translator.batches] == [[4], [3], [2, 1]]
-    assert sum(counted) == len(lines)
+    assert counted == [1, 1, 2]
 
 
-def test_pieces_are_joined_rank_by_rank(shouter: Pipeline) -> None:
-    told: list[str] = []
-    found = shouter.translate(["x", "a! b b b c d"], Search(nbest=2), first=7, warn=told.append)
-    assert [text for _, text in found[1]] == ["A! B B B C D", "A!! B B B C D!"]
+def test_pieces_are_joined_rank_by_rank(shouter: Pipeline, capfd: pytest.CaptureFixture) -> None:
+    found = shouter.translate(["x", "a! b b b c d"], Search(nbest=2), first=7)
     assert found[0] == [(0.0, "X"), (-1.0, "X!")]
-    assert [score for score, _ in found[1]] == [0.0, -1.0]
-    assert told == ["line 8 has 7 units and the model takes 6: translated in 2 pieces."]
+    assert found[1] == [(0.0, "A! B B B C D"), (-1.0, "A!! B B B C D!")]
+    message = "fairseq-admin: line 8 has 7 units and the model takes 6: translated in 2 pieces.\n"
+    assert capfd.readouterr().err == message
 
 
 @pytest.mark.parametrize(
@@ -547,38 +485,6 @@ def test_batches_hold_every_sentence_once_and_no_more_than_they_may() -> None:
     assert list(batches([], 50)) == []
 
 
-class Endless(io.RawIOBase):
-    """A source without end; `read_lines` counts what was read from it."""
-
-    read_lines = 0
-
-    def __init__(self, terminal: bool) -> None:
-        self.terminal = terminal
-
-    def readline(self, size: int = -1) -> bytes:  # type: ignore[override]
-        self.read_lines += 1
-        return b"x\n"
-
-    def isatty(self) -> bool:
-        return self.terminal
-
-
-class Closing(io.BytesIO):
-    """A sink that is closed after what is first written."""
-
-    def write(self, text: bytes) -> int:  # type: ignore[override]
-        super().write(text)
-        raise BrokenPipeError
-
-
-@pytest.mark.parametrize(("terminal", "read"), [(True, 1), (False, streams.CHUNK)])
-def test_an_endless_stream_is_read_as_far_as_needed(shouter: Pipeline, terminal: bool, read: int) -> None:
-    source, sink = Endless(terminal), Closing()
-    with pytest.raises(BrokenPipeError):
-        streams.flow(shouter, source, "endless", sink.write, Search(), 4096)  # type: ignore[arg-type]
-    assert source.read_lines == read and sink.getvalue() == b"X\n" * read
-
-
 def test_lines_end_at_newlines_only() -> None:
     """And a byte order mark at the very beginning is not part of the text."""
     found = streams.read(io.BytesIO("\ufeffx\r\n\ufeffy\u2028\x85z".encode()), "text", 1)
@@ -592,87 +498,15 @@ def test_what_is_written(
     """Are hypotheses numbered by line, however many are read at a time, and is there no bar without a terminal?"""
     monkeypatch.setattr(streams, "CHUNK", chunk)
     sink = io.BytesIO()
-    streams.flow(shouter, io.BytesIO("\ufeffx\r\n\ny\u2028z".encode()), "text", sink.write,
-                 Search(nbest=2), 4096)  # fmt: skip
+    source = io.BytesIO("\ufeffx\r\n\ny\u2028z".encode())
+    streams.flow(shouter, source, "text", sink.write, Search(nbest=2), 4096)
     assert sink.getvalue().decode() == "1\t0.0000\tX\n1\t-1.0000\tX!\n2\t0.0000\t\n3\t0.0000\tY Z\n3\t-1.0000\tY Z!\n"
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_first_line_does_not_stick_to_the_bar(shouter: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is the bar away whenever lines are written, which may go to the same terminal?"""
-    events: list[str] = []
-
-    class Shown(contextlib.nullcontext):
-        """A bar that notes what is done to it."""
-
-        def update(self, lines: int) -> None:
-            events.append("bar")
-
-        def clear(self) -> None:
-            events.append("cleared")
-
-    class Sink(io.BytesIO):
-        def write(self, text: bytes) -> int:  # type: ignore[override]
-            events.append(text.decode())
-            return len(text)
-
-    monkeypatch.setattr(streams, "bar", lambda *_, **__: Shown())
-    monkeypatch.setattr(streams, "CHUNK", 2)
-    streams.flow(shouter, io.BytesIO(b"x\ny\nx\n"), "text", Sink().write, Search(), 1)
-    shown = [event for event, following in zip(events, [*events[1:], ""]) if event != following]
-    assert shown == ["bar", "cleared", "X\nY\n", "bar", "cleared", "X\n"]
-
-
 def test_what_is_not_utf8_is_named_by_its_line(shouter: Pipeline) -> None:
-    source = io.BytesIO(b"x\n" * streams.CHUNK + b"f\xfcnf\n")
     sink = io.BytesIO()
-    message = f"text: line {streams.CHUNK + 1} is not UTF-8 \\(byte 0xfc at column 2\\)"
-    with pytest.raises(AdminError, match=message):
+    with pytest.raises(AdminError, match=f"text: line {streams.CHUNK + 1} is not UTF-8 \\(byte 0xfc at column 2\\)"):
+        source = io.BytesIO(b"x\n" * streams.CHUNK + b"f\xfcnf\n")
         streams.flow(shouter, source, "text", sink.write, Search(), 4096)
     assert sink.getvalue() == b"X\n" * streams.CHUNK
-
-
-def test_an_interrupted_file_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("old")
-    with pytest.raises(KeyboardInterrupt), streams.written(tmp_path / "out") as write:
-        write(b"new")
-        raise KeyboardInterrupt
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
-
-
-class Quota(io.BufferedWriter):
-    """A file of a system that tells only when it is closed what could not be written."""
-
-    def close(self) -> None:
-        super().close()
-        raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-
-def written_by(kind: Callable[[Path, str], io.BufferedWriter], path: Path, error: Exception | None = None) -> str:
-    """The refusal of writing to a path, through such files."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", kind)
-        with pytest.raises(AdminError) as refusal, streams.written(path) as write:
-            write(b"new")
-            if error:
-                raise error
-    return str(refusal.value)
-
-
-def test_a_file_that_cannot_be_closed_is_one_line(tmp_path: Path) -> None:
-    """As over NFS, which may tell of a full disk only then; an error before it stays the one that is told."""
-    (tmp_path / "out").write_text("old")
-    found = [
-        written_by(lambda path, mode: Quota(io.FileIO(path, mode)), tmp_path / "out", error)
-        for error in (None, AdminError("stopped before"))
-    ]
-    assert found[0].startswith(f"{tmp_path}/out: could not be written (Disk quota exceeded).")
-    assert found[1] == "stopped before" and [path.read_text() for path in tmp_path.iterdir()] == ["old"]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk as Linux has it")
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    """What could not be written is tried again when the file is closed."""
-    found = written_by(lambda path, mode: open("/dev/full", mode), tmp_path / "out")
-    assert "/out: could not be written (No space left on device)." in found
-    assert list(tmp_path.iterdir()) == []

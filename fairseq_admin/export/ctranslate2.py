@@ -5,23 +5,20 @@ T units of a sentence
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import outputs
 from ..checkpoints.building import build
 from ..checkpoints.equivalence import EOS, Batch, log_probabilities
 from ..errors import AdminError, line
-from .exportable import Exportable, batches, sentences
-
-BOUND = 1e-4
-"""Largest difference of a unit's log-probability, float32: an 18L-18L model's was 1.3e-5, by the order of sums."""
+from ..packages import need
+from .exportable import BOUND, Exportable, batches, refuse_unlike, sentences
 
 NONSENSE = 0.5
 """Largest mean difference, in nats a unit, of weights in another type than float32.
@@ -41,93 +38,92 @@ class Checked(NamedTuple):
     """What CTranslate2 computes with on this machine, which may be wider than what the weights are stored in."""
 
 
-def installed() -> ModuleType:
-    """The package.
-
-    Raises:
-        AdminError: it is not there.
-    """
-    try:
-        import ctranslate2
-        import ctranslate2.converters
-        import ctranslate2.specs
-    except ImportError:
-        raise AdminError("ctranslate2 is not installed. Run pip install 'ctranslate2>=4.8.1'.") from None
-    return ctranslate2
-
-
 def refuse_unknown(quantization: str | None) -> None:
     """Refuse a type for the weights that CTranslate2 does not know.
 
     Raises:
         AdminError: it is one, or CTranslate2 is not installed.
     """
-    kinds = installed().specs.model_spec.ACCEPTED_MODEL_TYPES
+    need("ctranslate2")
+    kinds = need("ctranslate2.specs").model_spec.ACCEPTED_MODEL_TYPES
     if quantization not in (None, *kinds):
         raise AdminError(f"--quantization {quantization} is not one that this CTranslate2 knows: {', '.join(kinds)}.")
 
 
-def convert(model: Exportable, work: Path, folder: Path, quantization: str | None) -> None:
-    """Write the folder.
+def write(
+    model: Exportable, output: Path, folder: Path, quantization: str | None, tolerance: float | None
+) -> tuple[str, list[str]]:
+    """Write the folder and check it; in float32 first, whatever its weights shall be.
 
     Args:
         model: what to export.
-        work: a folder for what is needed meanwhile.
-        folder: to write; it does not exist yet.
+        output: what errors call the folder.
+        folder: to write; it does not exist yet. Next to it is what is needed meanwhile.
         quantization: what to store the weights in; None: float32.
+        tolerance: for the largest difference in float32; None: BOUND.
+
+    Returns:
+        What was checked, in words, and notes: none.
+
+    Raises:
+        AdminError: CTranslate2 cannot compute this model, or computes something else; or the disk is full.
+    """
+    with outputs.writing(output):
+        convert(model, folder, None)
+    exact = check(model, folder)
+    refuse_unlike(exact.largest, BOUND if tolerance is None else tolerance, f"{exact.units} units")
+    summary = f"CTranslate2, float32; log-probabilities of {exact.units} units differ by up to {exact.largest:.2g}"
+    if quantization in (None, "float32"):
+        return summary, []
+    with outputs.writing(output):
+        shutil.rmtree(folder)
+        convert(model, folder, quantization)
+    quantised = check(model, folder)
+    if not quantised.mean <= NONSENSE:
+        raise AdminError(
+            f"exported, the log-probabilities of {quantised.units} units differ by {quantised.mean:.2g} on average, "
+            f"more than {NONSENSE:g}. Nothing was written. Give another --quantization."
+        )
+    return (
+        f"{summary}; as {quantization}, here computed in {quantised.compute_type}, by up to {quantised.largest:.2g}, "
+        f"{quantised.mean:.2g} on average"
+    ), []
+
+
+def convert(model: Exportable, folder: Path, quantization: str | None) -> None:
+    """Write the folder, with files that the converter reads next to it.
 
     Raises:
         AdminError: CTranslate2 cannot compute this model.
         OSError: the disk is full.
     """
-    ctranslate2 = installed()
-    file = work / "stock.pt"
-    model.stock.write(file)
-    for name in (f"dict.{language}.txt" for language in model.languages):
-        (work / name).write_bytes(model.files[name].read_bytes())
+    stock = folder.with_name("stock.pt")
+    model.stock.write(stock)
     source, target = model.languages
+    for name in (f"dict.{source}.txt", f"dict.{target}.txt"):
+        folder.with_name(name).write_bytes(model.files[name].read_bytes())
     try:
-        converter = ctranslate2.converters.FairseqConverter(str(file), str(work), source, target)
+        converter = need("ctranslate2.converters").FairseqConverter(str(stock), str(stock.parent), source, target)
         converter.convert(str(folder), quantization=quantization)
     except OSError:
         raise
     except Exception as error:  # what it does not know fails wherever it is missed first
-        reason = "; ".join([it[2:] for it in str(error).splitlines() if it.startswith("- ")]) or line(error)
-        raise AdminError(f"CTranslate2 cannot take this model: {reason}.") from None
+        reasons = [reason[2:] for reason in str(error).splitlines() if reason.startswith("- ")]
+        raise AdminError(f"CTranslate2 cannot take this model: {'; '.join(reasons) or line(error)}.") from None
 
 
-def check(model: Exportable, folder: Path, bound: float | None) -> Checked:
-    """Compare the log-probabilities that the folder gives to sentences with the checkpoint's.
-
-    Args:
-        model: what was exported.
-        folder: what `convert` wrote.
-        bound: for the largest difference; None: none but NONSENSE, for the mean.
-
-    Raises:
-        AdminError: they differ by more.
-    """
-    ctranslate2 = installed()
-    with _quiet(ctranslate2):
-        translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=torch.get_num_threads())
+def check(model: Exportable, folder: Path) -> Checked:
+    """Compare the log-probabilities that the folder gives to sentences with the checkpoint's."""
+    ctranslate2 = need("ctranslate2")
+    ctranslate2.set_log_level(logging.ERROR)  # that a processor computes in a wider type, the summary says
+    translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=torch.get_num_threads())
     tests = batches(model)
-    apart = []
+    differences = []
     for scores, batch in zip(log_probabilities(build(model.original), tests), tests):
         expected, found = _expected(batch, scores), _found(translator, model, batch)
-        apart += [(a - b).abs() for a, b in zip(expected, found)]
-    every = torch.cat(apart)
-    result = Checked(every.max().item(), every.mean().item(), len(every), translator.compute_type)
-    if bound is not None and not result.largest <= bound:
-        raise AdminError(
-            f"exported, the log-probabilities of {result.units} units differ by up to {result.largest:.2g}, more than "
-            f"{bound:g}. Nothing was written. Allow it with --tolerance, or translate with fairseq."
-        )
-    if not result.mean <= NONSENSE:
-        raise AdminError(
-            f"exported, the log-probabilities of {result.units} units differ by {result.mean:.2g} on average, more "
-            f"than {NONSENSE:g}. Nothing was written. Give another --quantization."
-        )
-    return result
+        differences += [(a - b).abs() for a, b in zip(expected, found)]
+    every = torch.cat(differences)
+    return Checked(every.max().item(), every.mean().item(), len(every), translator.compute_type)
 
 
 def _expected(batch: Batch, scores: Tensor) -> list[Tensor]:
@@ -142,14 +138,3 @@ def _found(translator: Any, model: Exportable, batch: Batch) -> list[Tensor]:
     source = [[model.source[unit] for unit in units.tolist()] for units in sentences(batch.src_tokens)]
     target = [[model.target[unit] for unit in units.tolist()] for units in sentences(batch.prev_output_tokens)]
     return [torch.tensor(scored.log_probs) for scored in translator.score_batch(source, target, max_input_length=0)]
-
-
-@contextlib.contextmanager
-def _quiet(ctranslate2: ModuleType) -> Iterator[None]:
-    """No warning that weights are widened where the processor does not compute in their type: `check` tells."""
-    level = ctranslate2.get_log_level()
-    ctranslate2.set_log_level(logging.ERROR)
-    try:
-        yield
-    finally:
-        ctranslate2.set_log_level(level)

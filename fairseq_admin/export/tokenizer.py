@@ -12,7 +12,6 @@ from pathlib import Path
 from fairseq.data import Dictionary
 
 from ..checkpoints.equivalence import FIRST_WORD
-from ..errors import AdminError
 from ..text.bpe import BPE, CODES, remove_bpe
 from ..text.tokens import FILE
 from .exportable import Exportable
@@ -32,19 +31,13 @@ def unlike(model: Exportable) -> str | None:
 
 
 def write(model: Exportable, folder: Path) -> list[Path]:
-    """Write vocab-src.json, vocab-tgt.json, merges.txt and tokenizer_config.json; these are returned.
-
-    Raises:
-        AdminError: two units would become one.
-        OSError: the disk is full.
-    """
+    """Write vocab-src.json, vocab-tgt.json, merges.txt and tokenizer_config.json; these are returned."""
     assert model.text is not None
-    longest = min(model.options.max_source_positions, model.options.max_target_positions)
     config = {
         "tokenizer_class": "FSMTTokenizer",
         "langs": list(model.languages),
         "do_lower_case": model.text.lowercase,
-        "model_max_length": longest,
+        "model_max_length": min(model.options.max_source_positions, model.options.max_target_positions),
         "clean_up_tokenization_spaces": False,
     }
     codes = model.files[CODES].read_text(encoding="utf-8").rstrip("\n").split("\n")
@@ -60,22 +53,11 @@ def write(model: Exportable, folder: Path) -> list[Path]:
 
 
 def vocabulary(words: Dictionary) -> dict[str, int]:
-    """FSMTTokenizer's units and their numbers.
-
-    Raises:
-        AdminError: two units would become one.
-    """
-    units = {unit if number < FIRST_WORD else spelled(unit): number for number, unit in enumerate(words.symbols)}
-    if len(units) != len(words):
-        raise AdminError(
-            "the dictionary has a unit that ends with </w>, or one twice; FSMTTokenizer would mix them up."
-        )
-    return units
-
-
-def spelled(unit: str) -> str:
-    """A unit in FSMTTokenizer's spelling: "un@@" is "un", and "able" is "able</w>"."""
-    return unit[:-2] if unit.endswith("@@") else unit + "</w>"
+    """FSMTTokenizer's units and their numbers: "un@@" is "un", and "able" is "able</w>"."""
+    return {
+        unit if number < FIRST_WORD else unit[:-2] if unit.endswith("@@") else f"{unit}</w>": number
+        for number, unit in enumerate(words.symbols)
+    }
 
 
 def difference(model: Exportable, folder: Path, lines: int = 50) -> str | None:
@@ -86,22 +68,22 @@ def difference(model: Exportable, folder: Path, lines: int = 50) -> str | None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    assert model.text is not None
-    bpe = BPE(model.files[CODES])
-    generator = random.Random(1)
+    text, bpe, generator = model.text, BPE(model.files[CODES]), random.Random(1)
+    assert text is not None
     for _ in range(lines):
         line = remove_bpe(" ".join(_random_units(model.source, generator)))
-        (units,) = bpe.apply([model.text.tokenise(line, model.text.source)])
-        expected = [model.source.index(unit) for unit in units.split()] + [model.source.eos()]
-        if tokenizer(line).input_ids != expected:
+        (units,) = bpe.apply([text.tokenise(line, text.source)])
+        if tokenizer(line).input_ids != _numbers(units.split(), model.source):
             return f"FSMTTokenizer splits {line!r} otherwise"
         translation = _random_units(model.target, generator)
-        numbers = [model.target.index(unit) for unit in translation] + [model.target.eos()]
-        if tokenizer.decode(numbers, skip_special_tokens=True) != model.text.detokenise(
-            remove_bpe(" ".join(translation))
-        ):
+        joined = tokenizer.decode(_numbers(translation, model.target), skip_special_tokens=True)
+        if joined != text.detokenise(remove_bpe(" ".join(translation))):
             return f"FSMTTokenizer joins {' '.join(translation)!r} otherwise"
     return None
+
+
+def _numbers(units: list[str], words: Dictionary) -> list[int]:
+    return [*map(words.index, units), words.eos()]
 
 
 def _random_units(words: Dictionary, generator: random.Random) -> list[str]:

@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-
-from fairseq.data import Dictionary
+from typing import TYPE_CHECKING
 
 from .. import fingerprint
 from ..errors import AdminError, line
 from .bpe import CODES
 from .folders import files_in, folders
 from .tokens import FILE, Text
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
 
 BINARISED = re.compile(r"[^.]+\.(.+)-(.+)\.(?:\1|\2)\.idx")
 """How fairseq-preprocess names its files, as train.de-en.de.idx."""
@@ -39,49 +41,24 @@ class Assets:
             languages: what the user says of them.
         """
         self.model = model
-        self.expected: Mapping[str, str] = {}
         self.folders = folders(data) if data else [model if model.is_dir() else model.parent]
+        self.places = " or ".join(map(str, self.folders))
         self.codes = codes
         self.asked = languages
-        self.places = " or ".join(map(str, self.folders))
-        """The folders, for messages."""
+        self.expected: Mapping[str, str] = {}
+        """The fingerprints of the model's own files, as far as they are known; others are refused."""
 
     def find(self, name: str) -> Path | None:
         """A file by its name, if it is there.
 
         Raises:
-            AdminError: it is another model's, or the user has named another, which is not there.
+            AdminError: it is another model's.
         """
-        found = next((folder / name for folder in self.folders if (folder / name).is_file()), None)
-        if name == CODES and self.codes:
-            if not self.codes.is_file():
-                raise AdminError(
-                    f"--codes {self.codes}: no such file; the merges of the byte-pair encoding were expected."
-                )
-            found = self.codes
-        if found and name in self.expected and self.expected[name] not in _fingerprints(found, name):
-            raise self._foreign(found)
-        return found
-
-    def files(self) -> list[Path]:
-        """Every file that may be read: the model's own, and what tells how its text is treated."""
-        own = list(self.model.iterdir()) if self.model.is_dir() else [self.model]
-        return [*own, *([self.codes] if self.codes else []), *files_in(self.folders)]
-
-    def expect(self, fingerprints: Mapping[str, str]) -> None:
-        """Refuse other files than these, the model's own, as far as they are known (fingerprint.py names them)."""
-        self.expected = fingerprints
-
-    def _foreign(self, path: Path) -> AdminError:
-        return AdminError(
-            f"{path} is another model's: {self.model} was trained with a {path.name} of other content. Give the folder "
-            "of the model's own as --data."
-        )
-
-    def fingerprints(self) -> dict[str, str]:
-        """Those of the merges and the settings that are there."""
-        found = {name: path for name in (CODES, FILE) if (path := self.find(name))}
-        return {name: _fingerprints(path, name)[0] for name, path in found.items()}
+        path = self.codes if name == CODES else None
+        path = path or next((folder / name for folder in self.folders if (folder / name).is_file()), None)
+        if path and name in self.expected and self.expected[name] not in _fingerprints(path, name):
+            raise self._foreign(path)
+        return path
 
     def need(self, name: str, instead: str = "") -> Path:
         """A file by its name.
@@ -91,22 +68,28 @@ class Assets:
             instead: what else the user can do, from a comma on.
 
         Raises:
-            AdminError: it is not there.
+            AdminError: it is not there, or another model's.
         """
-        found = self.find(name)
-        if found is None:
+        path = self.find(name)
+        if path is None:
             raise AdminError(
                 f"there is no {name} in {self.places}. Give the folder of the model's training text, where {name} is, "
                 f"as --data{instead}."
             )
-        return found
+        return path
+
+    def files(self) -> list[Path]:
+        """Every file that may be read: the model's own, and what tells how its text is treated."""
+        model = list(self.model.iterdir()) if self.model.is_dir() else [self.model]
+        return [*model, *([self.codes] if self.codes else []), *files_in(self.folders)]
+
+    def fingerprints(self) -> dict[str, str]:
+        """Those of the merges and the settings that are there."""
+        paths = {name: self.find(name) for name in (CODES, FILE)}
+        return {name: _fingerprints(path, name)[0] for name, path in paths.items() if path}
 
     def text(self) -> Text | None:
-        """How the text is tokenised, if text.json is there.
-
-        Raises:
-            AdminError: it is malformed.
-        """
+        """How the text is tokenised, if text.json is there."""
         path = self.find(FILE)
         return Text.read(path) if path else None
 
@@ -119,35 +102,31 @@ class Assets:
             source, target: the model's own, as far as it tells.
 
         Raises:
-            AdminError: nobody tells them, they are no codes of languages, or two of these do not agree.
+            AdminError: nobody tells them, or two of these do not agree.
         """
         text = self.text()
-        told: list[tuple[object, Pair]] = [("the command line", self.asked), (self.model, (source, target))]
+        pairs: list[tuple[object, Pair]] = [("the command line", self.asked), (self.model, (source, target))]
         if text:
-            told.append((self.find(FILE), (text.source, text.target)))
-        if not all(any(pair[side] for _, pair in told) for side in (0, 1)):
-            told.append((self.places, self._binarised()))
-        found: list[tuple[object, Pair]] = []
+            pairs.append((self.find(FILE), (text.source, text.target)))
+        if not all(any(sides) for sides in zip(*(pair for _, pair in pairs))):
+            pairs.append((self.places, self._binarised()))
+        languages = []
         for side in (0, 1):
-            found += [(who, pair) for who, pair in told if pair[side]][:1]
+            told = [(who, pair) for who, pair in pairs if pair[side]]
+            if not told:
+                raise AdminError(
+                    f"{self.model} does not tell its languages, and {self.places} has no {FILE} and no binarised data "
+                    "(as train.de-en.de.idx) to tell them. Give --source-lang and --target-lang, or the folder as "
+                    "--data."
+                )
+            teller, first = told[0]
             for who, pair in told:
-                if pair[side] and pair[side] != found[-1][1][side]:
-                    first, known = found[-1]
+                if pair[side] != first[side]:
                     raise AdminError(
-                        f"{who} is for {_spelled(pair)} and {first} for {_spelled(known)}. Give the model's own."
+                        f"{who} is for {_spelled(pair)} and {teller} for {_spelled(first)}. Give the model's own."
                     )
-        if len(found) < 2:
-            raise AdminError(
-                f"{self.model} does not tell its languages, and {self.places} has no {FILE} and no binarised data (as "
-                "train.de-en.de.idx) to tell them. Give --source-lang and --target-lang, or the folder as --data."
-            )
-        source, target = found[0][1][0], found[1][1][1]
-        if not all(re.fullmatch(r"[\w.-]+", str(language)) for language in (source, target)):
-            raise AdminError(
-                f"{self.model} is from {source!r} to {target!r}; the codes of two languages were expected, as in "
-                "dict.de.txt. Train it again with --source-lang and --target-lang."
-            )
-        return str(source), str(target)
+            languages.append(str(first[side]))
+        return languages[0], languages[1]
 
     def _binarised(self) -> Pair:
         """The languages of the binarised data's names, if there are any.
@@ -155,7 +134,7 @@ class Assets:
         Raises:
             AdminError: there are several pairs.
         """
-        names = [path.name for folder in self.folders if folder.is_dir() for path in folder.iterdir()]
+        names = [path.name for folder in self.folders for path in folder.glob("*.idx")]
         pairs = sorted({(match[1], match[2]) for match in map(BINARISED.fullmatch, names) if match})
         if len(pairs) > 1:
             raise AdminError(
@@ -173,13 +152,15 @@ class Assets:
             stack: which of the model's stacks reads it, "encoder" or "decoder".
 
         Raises:
-            AdminError: it is not there, cannot be read, is not a dictionary, or is another model's.
+            AdminError: it is not there, is not a dictionary, or is another model's.
         """
+        from fairseq.data import Dictionary
+
         path = self.need(f"dict.{language}.txt")
         try:
             words = Dictionary.load(str(path))
-        except OSError as error:
-            raise AdminError(f"{path}: cannot be read ({error.strerror}). Check the path and its rights.") from None
+        except OSError:
+            raise
         except Exception as error:  # whatever its parser trips over
             raise AdminError(
                 f"{path} is not a dictionary of fairseq's ({line(error)}). Give the model's own."
@@ -190,20 +171,22 @@ class Assets:
             raise self._foreign(path)
         return words
 
+    def _foreign(self, path: Path) -> AdminError:
+        return AdminError(
+            f"{path} is another model's: {self.model} was trained with a {path.name} of other content. Give the folder "
+            "of the model's own as --data."
+        )
+
 
 def _fingerprints(path: Path, name: str) -> list[str]:
-    """The fingerprint of the merges or of text.json, and others that the same file may have been noted by.
-
-    Raises:
-        AdminError: text.json is malformed.
-    """
-    if name != FILE:
+    """The fingerprint of the merges or of text.json, and the one that such a text.json was noted by before `perl`."""
+    if name == CODES:
         return [fingerprint.of_bytes(path.read_bytes())]
     settings = asdict(Text.read(path))
-    found = [fingerprint.of_settings(settings)]
+    fingerprints = [fingerprint.of_settings(settings)]
     if not settings.pop("perl"):
-        found.append(fingerprint.of_settings(settings))  # earlier, of a file that leaves `perl` out
-    return found
+        fingerprints.append(fingerprint.of_settings(settings))
+    return fingerprints
 
 
 def _spelled(pair: Pair) -> str:

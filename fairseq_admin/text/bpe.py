@@ -20,22 +20,18 @@ class BPE:
         """Read the merges.
 
         Raises:
-            AdminError: no such file, or not "left right count" in every line.
+            AdminError: a line is not "left right count"; fastBPE would take it as a merge.
+            OSError: the file cannot be read; fastBPE would end the process.
         """
         import fastBPE
 
-        try:
-            lines = codes.read_bytes().split(b"\n")
-        except OSError as error:
-            raise AdminError(f"{codes}: {error.strerror}; expected the merges of the byte-pair encoding.") from None
-        # fastBPE itself ends the process over a missing file, and reads anything at all as merges.
-        for number, line in enumerate(lines[:-1] if not lines[-1] else lines, 1):
+        for number, line in enumerate(codes.read_bytes().removesuffix(b"\n").split(b"\n"), 1):
             if not re.fullmatch(rb"\S+ \S+ \d+\r?", line):
                 raise AdminError(
                     f"{codes}: line {number} is no merge; expected two units and a count, as fastBPE writes them. Give "
                     "the file the training text was split with (of subword-nmt's: no #version line, and a 1 a line)."
                 )
-        with _silent_stderr():
+        with _silent_stderr():  # where it counts them
             self._codes = fastBPE.fastBPE(str(codes))
 
     def apply(self, lines: list[str]) -> list[str]:
@@ -57,13 +53,12 @@ def remove_bpe(units: str) -> str:
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Nothing reaches standard error: fastBPE's C++ counts the codes there."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Nothing reaches standard error, not even what C++ writes."""
+    stderr = os.dup(2)
     try:
-        os.dup2(nowhere, 2)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)

@@ -15,7 +15,7 @@ from .tokens import FILE
 
 def folders(named: Path) -> list[Path]:
     """The folder that the user names, and the other of the two."""
-    is_bin = Path(os.path.abspath(named)).name == "bin"
+    is_bin = named.absolute().name == "bin"
     return [named, Path(os.path.normpath(named / "..")) if is_bin else named / "bin"]
 
 

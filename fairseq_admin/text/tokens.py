@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import unicodedata
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any
 
 from ..errors import AdminError
 from ..outputs import write_bytes
+from ..packages import need
 
 FILE = "text.json"
 
@@ -50,20 +49,25 @@ class Text:
 
     @classmethod
     def read(cls, path: Path) -> Text:
-        """The settings of a `text.json`.
+        """The settings of a `text.json`; those that it leaves out are off.
 
         Raises:
-            AdminError: no such file, no JSON, or a setting is missing, unknown or of the wrong type.
+            AdminError: it is not JSON, or a setting is unknown or of the wrong type.
+            OSError: it cannot be read.
         """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise AdminError(f"{path}: {error.strerror}; expected a {FILE}, how text is tokenised.") from None
-        except ValueError as error:
+            text = cls(**json.loads(path.read_bytes()))
+        except (ValueError, TypeError) as error:
+            names = ", ".join(field.name for field in dataclasses.fields(cls))
             raise AdminError(
-                f"{path} is not JSON ({error}). Write it again, or copy it from the training data."
+                f"{path} does not say how text is tokenised ({error}); expected an object with {names}. Copy it from "
+                "the training data, or write it again."
             ) from None
-        return cls(**_checked(found, path))
+        for name, value in dataclasses.asdict(text).items():
+            kind, expected = (str, 'a code, as in "de"') if name in ("source", "target") else (bool, "true or false")
+            if not isinstance(value, kind):
+                raise AdminError(f"{path}: {name!r} is {value!r}; expected {expected}.")
+        return text
 
     def write(self, path: Path) -> None:
         """Write the settings as a `text.json`; the path holds either all of them or what it held before."""
@@ -80,20 +84,18 @@ class Text:
             AdminError: sacremoses is not installed, or perl is on and Moses has other rules for the language.
         """
         normaliser, tokeniser = self._moses[language]
-        if self.perl:
-            from .moses import lower
-
-            tokens = tokeniser.tokens(
-                normaliser.normalize(line) if self.normalise else line, self.aggressive_dashes, self.escape
-            )
-            return lower(tokens) if self.lowercase else tokens
-        if self.lowercase:
+        if self.lowercase and not self.perl:
             line = line.lower()
         if self.normalise:
             line = normaliser.normalize(line)
-            if not line.isprintable():  # where there is any of these, and for some other characters
+            if not self.perl and not line.isprintable():  # where there is any of these, and for some other characters
                 line = "".join(c for c in line if not unicodedata.category(c).startswith("C"))
-        return " ".join(tokeniser.tokenize(line, aggressive_dash_splits=self.aggressive_dashes, escape=self.escape))
+        tokens = " ".join(tokeniser.tokenize(line, aggressive_dash_splits=self.aggressive_dashes, escape=self.escape))
+        if self.lowercase and self.perl:
+            from .moses import lower
+
+            return lower(tokens)
+        return tokens
 
     def detokenise(self, tokens: str) -> str:
         """Raw text of the target language from tokens with spaces between them.
@@ -106,47 +108,15 @@ class Text:
     @cached_property
     def _moses(self) -> dict[str, tuple[Any, Any]]:
         """Punctuation normaliser and tokeniser of either language."""
-        moses = _sacremoses()
+        sacremoses = need("sacremoses")
+        from .moses import PerlTokeniser
+        from .punctuation import PerlNormaliser, PunctuationNormaliser
+
+        normaliser, tokeniser = PunctuationNormaliser, sacremoses.MosesTokenizer
         if self.perl:
-            from .moses import Normaliser, Tokeniser
-
-            return {language: (Normaliser(language), Tokeniser(language)) for language in {self.source, self.target}}
-        from .punctuation import PunctuationNormaliser
-
-        return {
-            language: (PunctuationNormaliser(language), moses.MosesTokenizer(language))
-            for language in {self.source, self.target}
-        }
+            normaliser, tokeniser = PerlNormaliser, PerlTokeniser
+        return {language: (normaliser(language), tokeniser(language)) for language in {self.source, self.target}}
 
     @cached_property
     def _detokeniser(self) -> Any:
-        return _sacremoses().MosesDetokenizer(self.target)
-
-
-def _checked(found: object, path: Path) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise AdminError(f"{path} holds a {type(found).__name__}; expected an object with the settings of the text.")
-    expected = get_type_hints(Text)
-    # Files of before there was a choice lack it.
-    found = {"perl": False, **found}
-    for name in sorted(found.keys() ^ expected.keys()):
-        what = f"unknown setting {name!r}" if name in found else f"{name!r} is missing"
-        raise AdminError(f"{path}: {what}; expected {', '.join(expected)}. Write all of them and no others.")
-    for name, kind in expected.items():
-        value = found[name]
-        if kind is bool and not isinstance(value, bool):
-            raise AdminError(f"{path}: {name!r} is {value!r}; expected true or false.")
-        if kind is str and not (isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-]+", value)):
-            raise AdminError(f'{path}: {name!r} is {value!r}; expected the code of a language, as in "de".')
-    return found
-
-
-def _sacremoses() -> ModuleType:
-    try:
-        import sacremoses
-    except ImportError:
-        raise AdminError(
-            "sacremoses, which tokenises, is not installed. Run pip install 'sacremoses>=0.2,<0.3' regex, or give "
-            "tokens (--tokenised)."
-        ) from None
-    return sacremoses
+        return need("sacremoses").MosesDetokenizer(self.target)

@@ -1,7 +1,8 @@
 """Three engines behind one interface: fairseq's checkpoints, CTranslate2's folders, Hugging Face's FSMT folders.
 
 They search alike: beam search that ends when as many hypotheses as the beam is wide are complete, scores divided by the
-length (end of sentence included) to a power, at most MORE units longer than the source.
+length (end of sentence included) to a power, at most MORE units longer than the source. This file imports neither torch
+nor fairseq, which CTranslate2 can do without.
 
     B sentences   T target units
 """
@@ -11,23 +12,25 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
-from fairseq.data import Dictionary
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import AdminError
+from ..text.assets import Assets
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+    from torch import Tensor
 
 MORE = 200
 """How many units longer than the source a translation may become: fairseq's bound for any source, plus the source."""
 
 
 class Hypothesis(NamedTuple):
-    """A translation in units, and its log-probability (natural logarithm) over its length to the length penalty."""
+    """A translation, and its log-probability (natural logarithm) over its length to the length penalty."""
 
     score: float
-    units: list[str]
+    units: str
+    """With spaces between them."""
 
 
 class Search(NamedTuple):
@@ -47,6 +50,19 @@ class Translator(abc.ABC):
     """Whether its source units are pieces of words, of which there must be the merges."""
 
     @abc.abstractmethod
+    def __init__(self, model: Path, assets: Assets, device: str | None) -> None:
+        """Load the model.
+
+        Args:
+            model: a checkpoint, or a folder.
+            assets: where its dictionaries are; they learn the fingerprints of the model's own files.
+            device: "cpu" or "cuda"; None: the best there is.
+
+        Raises:
+            AdminError: the model is damaged, the dictionaries are not its own, or the engine is not installed.
+        """
+
+    @abc.abstractmethod
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         """The best hypotheses of each sentence, the best first: search.nbest of them, or as many as were found.
 
@@ -55,31 +71,25 @@ class Translator(abc.ABC):
         """
 
 
-def chosen(device: str | None, cuda: bool) -> str:
+def choose_device(asked: str | None, cuda: bool) -> str:
     """The device asked for, or the best there is.
 
     Raises:
         AdminError: CUDA was asked for and is not there.
     """
-    if device == "cuda" and not cuda:
+    if asked == "cuda" and not cuda:
         raise AdminError("--device cuda: no CUDA device was found. Give --device cpu, or install a build for CUDA.")
-    return device or ("cuda" if cuda else "cpu")
+    return asked or ("cuda" if cuda else "cpu")
 
 
 def padded(batch: Sequence[list[str]], words: Dictionary, left: bool) -> Tensor:
     """The sentences' numbers, each ended and padded on one side to the longest. Shape (B, longest + 1)."""
-    tokens = torch.full((len(batch), max(map(len, batch)) + 1), words.pad())
-    for row, units in zip(tokens, batch):
-        numbers = torch.tensor([*map(words.index, units), words.eos()])
-        row[len(row) - len(numbers) if left else 0 :][: len(numbers)] = numbers
-    return tokens
+    from fairseq.data.data_utils import collate_tokens
+
+    lines = [words.encode_line(units, line_tokenizer=list, add_if_not_exist=False).long() for units in batch]
+    return collate_tokens(lines, words.pad(), left_pad=left)
 
 
-def spelled(numbers: list[int], words: Dictionary) -> list[str]:
-    """The units of a hypothesis, without beginning, end and padding."""
-    return [words[number] for number in numbers if number not in (words.bos(), words.eos(), words.pad())]
-
-
-def missing(package: str, folder: Path, packages: str) -> str:
-    """What to say where a folder's engine is not installed."""
-    return f"{folder} needs {package}, which is not installed. Run pip install {packages}."
+def spelled(numbers: Tensor, words: Dictionary) -> str:
+    """The units of a hypothesis, without beginning, end and padding. Shape (T,)."""
+    return words.string(numbers.tolist(), extra_symbols_to_ignore=[words.pad()])

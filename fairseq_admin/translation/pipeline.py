@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import fingerprint
-from ..checkpoints.checkpoint import Checkpoint
+from tqdm import tqdm
+
 from ..errors import AdminError
 from ..text.assets import Assets
 from ..text.bpe import BPE, CODES, remove_bpe
 from ..text.tokens import FILE, Text
 from .engines import Hypothesis, Search, Translator
-from .in_ctranslate2 import CTranslate2Translator
-from .in_fairseq import FairseqTranslator
-from .in_huggingface import HuggingFaceTranslator
 
 SENTENCE_ENDS = {".", "!", "?", "...", "…", "。", "！", "？", "।", "؟", "۔"}
 CLOSING = {'"', "&quot;", "'", "&apos;", ")", "]", "&#93;", "”", "“", "»", "’"}
@@ -39,39 +36,24 @@ class Pipeline(NamedTuple):
     """None: the tokens are the model's units."""
 
     @classmethod
-    def load(cls, model: Path, assets: Assets, given: str = "raw", device: str | None = None) -> Pipeline:
+    def load(cls, model: Path, assets: Assets, kind: str = "raw", device: str | None = None) -> Pipeline:
         """The pipeline of a checkpoint, or of a folder that CTranslate2 or Hugging Face's transformers read.
 
         Args:
             model: the checkpoint or folder.
             assets: with text.json, codes and the dictionaries, as far as they are needed.
-            given: the text is "raw", "tokens" or the model's "units", and the translation shall be.
+            kind: the text is "raw", "tokens" or the model's "units", and the translation shall be.
             device: "cpu" or "cuda"; None: the best there is.
 
         Raises:
             AdminError: something is missing or broken.
         """
-        compiled = (model / "model.bin").exists()
-        checkpoint = None if model.is_dir() else Checkpoint.read(model)
-        assets.expect(checkpoint.text if checkpoint else fingerprint.read(model))
-        if not compiled:
-            languages = assets.languages(*(_languages(checkpoint) if checkpoint else _fsmt_languages(model)))
-        text = Text.read(assets.need(FILE, ", or tokens with --tokenised")) if given == "raw" else None
-        if compiled:
-            translator: Translator = CTranslate2Translator(model, device)
-        elif checkpoint:
-            translator = FairseqTranslator(checkpoint, assets, languages, device)
-        else:
-            translator = HuggingFaceTranslator(model, assets, languages, device)
-        if translator.longest < 1:
-            raise AdminError(
-                f"{model} takes sentences of {translator.longest + 1} positions, of which the end takes one; expected "
-                "2 or more. Its options have been changed: give the model as it was trained."
-            )
-        codes = None if given == "units" else assets.find(CODES)
-        if not codes and given != "units" and translator.in_pieces:
-            assets.need(CODES, ", the file as --codes, or units with --units")
-        return cls(translator, text, BPE(codes) if codes else None)
+        translator = _engine(model)(model, assets, device)
+        text = Text.read(assets.need(FILE, ", or tokens with --tokenised")) if kind == "raw" else None
+        bpe = None
+        if kind != "units" and (translator.in_pieces or assets.find(CODES)):
+            bpe = BPE(assets.need(CODES, ", the file as --codes, or units with --units"))
+        return cls(translator, text, bpe)
 
     def translate(
         self,
@@ -79,18 +61,18 @@ class Pipeline(NamedTuple):
         search: Search,
         batch_tokens: int = 4096,
         first: int = 1,
-        warn: Callable[[str], None] = lambda message: None,
         done: Callable[[int], object] = lambda lines: None,
     ) -> list[list[Translation]]:
         """Translate lines of text; one without words has one translation, empty.
+
+        A line that is too long for the model is translated in pieces, with a note on standard error.
 
         Args:
             lines: raw text, or tokens.
             search: how.
             batch_tokens: units in a batch at most, padding included, unless a sentence alone has more.
-            first: number of the first line, for warnings.
-            warn: is told of each line that is too long for the model and is translated in pieces.
-            done: is told how many lines more are translated.
+            first: number of the first line, for notes.
+            done: is told after each batch how many lines it began, of those that are not empty.
 
         Returns:
             The best translations of each line, the best first, up to search.nbest.
@@ -102,17 +84,17 @@ class Pipeline(NamedTuple):
             of_line.append(range(len(pieces), len(pieces) + len(parts)))
             pieces += parts
             if len(parts) > 1:
-                warn(
-                    f"line {number} has {len(units)} units and the model takes {self.translator.longest}: translated "
-                    f"in {len(parts)} pieces."
+                tqdm.write(
+                    f"fairseq-admin: line {number} has {len(units)} units and the model takes "
+                    f"{self.translator.longest}: translated in {len(parts)} pieces.",
+                    file=sys.stderr,
                 )
-        firsts = {numbers.start for numbers in of_line if numbers}
-        done(len(lines) - len(firsts))
-        found: dict[int, list[Hypothesis]] = {}
+        begins = {numbers.start for numbers in of_line if numbers}
+        hypotheses: dict[int, list[Hypothesis]] = {}
         for batch in batches([len(piece) for piece in pieces], batch_tokens):
-            found.update(zip(batch, self.translator.translate([pieces[i] for i in batch], search)))
-            done(len(firsts.intersection(batch)))
-        return [self._joined([found[i] for i in numbers]) for numbers in of_line]
+            hypotheses.update(zip(batch, self.translator.translate([pieces[i] for i in batch], search)))
+            done(len(begins.intersection(batch)))
+        return [self._joined([hypotheses[i] for i in numbers]) for numbers in of_line]
 
     def _units(self, lines: list[str]) -> list[list[str]]:
         text = self.text
@@ -123,41 +105,35 @@ class Pipeline(NamedTuple):
         """A line's translations: the first of all its pieces, the second of all, ...; the mean of their scores."""
         if not pieces:
             return [Translation(0.0, "")]
-        found = []
+        translations = []
         for hypotheses in zip(*pieces):
-            texts = [" ".join(hypothesis.units) for hypothesis in hypotheses]
-            if self.bpe:
-                texts = [remove_bpe(units) for units in texts]
-            if self.text:
-                texts = [self.text.detokenise(tokens) for tokens in texts]
             score = sum(hypothesis.score for hypothesis in hypotheses) / len(hypotheses)
-            found.append(Translation(score, " ".join(filter(None, texts))))
-        return found
+            translations.append(Translation(score, " ".join(filter(None, map(self._raw, hypotheses)))))
+        return translations
+
+    def _raw(self, hypothesis: Hypothesis) -> str:
+        tokens = remove_bpe(hypothesis.units) if self.bpe else hypothesis.units
+        return self.text.detokenise(tokens) if self.text else tokens
 
 
-def _languages(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
-    """Of a checkpoint, as far as it says so."""
-    task = checkpoint.options.task
-    if task.get("_name") != "translation":
-        raise AdminError(f"{checkpoint.name} was trained for the task {task.get('_name')!r}; expected 'translation'.")
-    return task.get("source_lang"), task.get("target_lang")
+def _engine(model: Path) -> type[Translator]:
+    """What translates with a model; each engine's packages are imported only where it is used."""
+    if (model / "model.bin").exists():
+        from .in_ctranslate2 import CTranslate2Translator
 
+        return CTranslate2Translator
+    if (model / "config.json").exists():
+        from .in_huggingface import HuggingFaceTranslator
 
-def _fsmt_languages(folder: Path) -> tuple[str, str]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        kind, (source, target) = config["model_type"], config["langs"]
-    except OSError:
+        return HuggingFaceTranslator
+    if model.is_dir():
         raise AdminError(
-            f"{folder} has neither model.bin nor config.json; expected a checkpoint (.pt), or a folder that "
+            f"{model} has neither model.bin nor config.json; expected a checkpoint (.pt), or a folder that "
             "CTranslate2 or transformers read."
-        ) from None
-    except (ValueError, KeyError, TypeError):
-        kind = None
-    if kind != "fsmt":
-        raise AdminError(f"{path} is not that of an FSMT model; of Hugging Face's, only these are read.")
-    return source, target
+        )
+    from .in_fairseq import FairseqTranslator
+
+    return FairseqTranslator
 
 
 def split(units: list[str], longest: int) -> list[list[str]]:

@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
-
-Damaged = struct.error
-"""What reading a file that is cut short raises."""
 
 POSITIONS = 1024
 """How many positions fairseq's Transformers have, unless told otherwise."""
 
 
 def positions(path: Path) -> int:
-    """How many positions a CTranslate2 model has, from its file; CTranslate2 does not tell.
+    """How many positions a CTranslate2 model has, from its file.
 
     The file lists every tensor's name, shape, type and bytes (ModelSpec._serialize in ctranslate2/specs/model_spec.py).
+
+    Raises:
+        struct.error: the file is cut short.
     """
+    tables = []
     with path.open("rb") as file:
-        found = [shape[0] for name, shape in _tensors(file) if "/position_encodings/" in name]
-    return min(found, default=POSITIONS)
 
+        def number(kind: str) -> int:
+            return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
 
-def _tensors(file: BinaryIO) -> Iterator[tuple[str, tuple[int, ...]]]:
-    def number(kind: str) -> int:
-        return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
+        def string() -> str:
+            return file.read(number("H"))[:-1].decode("utf-8")
 
-    def string() -> str:
-        return file.read(number("H"))[:-1].decode("utf-8")
-
-    number("I"), string(), number("I")  # versions of the format, and the kind of model
-    for _ in range(number("I")):
-        name, shape = string(), tuple(number("I") for _ in range(number("B")))
-        number("B")
-        file.seek(number("I"), 1)
-        yield name, shape
+        number("I"), string(), number("I")  # versions of the format, and the kind of model
+        for _ in range(number("I")):
+            name, shape = string(), [number("I") for _ in range(number("B"))]
+            number("B")
+            file.seek(number("I"), 1)
+            if "/position_encodings/" in name:
+                tables.append(shape[0])
+    return min(tables, default=POSITIONS)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
-
-from tqdm import tqdm
 
 from .. import outputs
 from ..bar import bar
@@ -30,40 +26,30 @@ def read(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
         AdminError: a line is not UTF-8, or the disk fails.
     """
     numbered = enumerate(iter(stream.readline, b""), 1)
-    while True:
-        try:
-            chunk = list(itertools.islice(numbered, size))
-        except OSError as error:
-            raise AdminError(f"{name}: cannot be read ({line(error)}). Copy it again.") from None
-        if not chunk:
-            return
-        lines = []
-        for number, raw in chunk:
-            try:
-                lines.append(raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\n"))
-            except UnicodeDecodeError as error:
-                raise AdminError(
-                    f"{name}: line {number} is not UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}). "
-                    "Convert the text first, as with iconv -f latin1 -t utf-8."
-                ) from None
-        yield lines
+    try:
+        while lines := [_decoded(raw, number, name) for number, raw in itertools.islice(numbered, size)]:
+            yield lines
+    except OSError as error:
+        raise AdminError(f"{name}: cannot be read ({line(error)}). Copy it again.") from None
+
+
+def _decoded(raw: bytes, number: int, name: str) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise AdminError(
+            f"{name}: line {number} is not UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}). "
+            "Convert the text first, as with iconv -f latin1 -t utf-8."
+        ) from None
 
 
 @contextlib.contextmanager
 def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
-    """A file to read, or standard input, and what to call it.
-
-    Raises:
-        AdminError: the file cannot be read.
-    """
+    """A file to read, or standard input, and what to call it."""
     if path is None or str(path) == "-":
         yield sys.stdin.buffer, "standard input"
         return
-    try:
-        stream = path.open("rb")
-    except OSError as error:
-        raise AdminError(f"{path}: {error.strerror}; expected a text, a sentence a line.") from None
-    with stream:
+    with path.open("rb") as stream:
         yield stream, str(path)
 
 
@@ -85,21 +71,14 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
         yield show
         return
     with outputs.replacing(path) as part:
-        with outputs.writing(path):
-            stream = part.open("wb")
 
         def write(text: bytes) -> None:
-            with outputs.writing(path):
+            # Closed each time: a disk over a network may refuse only then what was written.
+            with outputs.writing(path), part.open("ab") as stream:
                 stream.write(text)
-                stream.flush()
 
-        try:
-            yield write
-            with outputs.writing(path):  # a disk over a network may refuse only now what was written
-                stream.close()
-        finally:
-            with contextlib.suppress(OSError):  # again, what was refused before
-                stream.close()
+        write(b"")
+        yield write
 
 
 def formatted(number: int, translations: Iterable[Translation], search: Search) -> str:
@@ -110,15 +89,12 @@ def formatted(number: int, translations: Iterable[Translation], search: Search) 
 
 
 def lines_of(source: BinaryIO) -> int | None:
-    """How many lines a file has from where it is; None: that cannot be told without reading it away."""
-    try:
-        start = source.tell()
-        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-            return None
-        count = sum(block.count(b"\n") for block in iter(lambda: source.read(1 << 20), b""))
-        source.seek(start)
-    except OSError:  # of a pipe, or of what is no file
+    """How many lines a file has from where it is; None: it is a pipe, which can be read only once."""
+    if not source.seekable():
         return None
+    start = source.tell()
+    count = sum(block.count(b"\n") for block in iter(lambda: source.read(1 << 20), b""))
+    source.seek(start)
     return count
 
 
@@ -160,15 +136,9 @@ def flow(
     first = 1
     with shown:
         for lines in chunks:
-            found = pipeline.translate(
-                lines,
-                search,
-                batch_tokens,
-                first,
-                warn=lambda message: tqdm.write(f"fairseq-admin: {message}", file=sys.stderr),
-                done=shown.update,
-            )
+            found = pipeline.translate(lines, search, batch_tokens, first, shown.update)
             shown.clear()  # or the first line would stick to it where both are on a terminal
-            lines_out = (formatted(number, translations, search) for number, translations in enumerate(found, first))
-            write("".join(lines_out).encode("utf-8"))
+            rows = (formatted(number, translations, search) for number, translations in enumerate(found, first))
+            write("".join(rows).encode("utf-8"))
             first += len(lines)
+            shown.n = first - 1  # with the empty lines
