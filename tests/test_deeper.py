@@ -337,8 +337,8 @@ def test_other_groups_on_resuming(handle):
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({"more_scheme": "dt-fixup"}, "--more-scheme dt-fixup was given with --more-layers 0"),
-        ({"more_layers": 2}, "--more-layers 2 was given without --more-scheme"),
+        ({"more_scheme": "dt-fixup"}, "--more-layers is 0 and --more-scheme dt-fixup; expected both or neither"),
+        ({"more_layers": 2}, "--more-layers is 2 and --more-scheme None; expected both or neither"),
         ({"more_layers": 2, "more_scheme": "t-fixup"}, "its paper scales the embeddings too"),
         ({"admin_scheme": "dt-fixup"}, "--admin-scheme dt-fixup was given, which is for new layers"),
     ],
@@ -357,15 +357,15 @@ def test_a_task_without_a_head(task):
 def test_other_encoders(task):
     state = pretrained(task)
     for given, said in (
-        ({"encoder_embed_dim": 16}, "vocabulary and width are 49 x 32 and the model's 49 x 16"),
-        ({"max_positions": 32}, "positions and width are 66 x 32 and the model's 34 x 32"),
+        ({"encoder_embed_dim": 16}, "embed_tokens.weight of the checkpoint is 49 x 32 and the model's 49 x 16"),
+        ({"max_positions": 32}, "embed_positions.weight of the checkpoint is 66 x 32 and the model's 34 x 32"),
         ({"encoder_layers": 2}, "the checkpoint's encoder has 3 layers"),
         ({"admin_scheme": "deepnorm"}, "the checkpoint is of --admin-scheme post-ln"),
     ):
         with pytest.raises(AdminError, match=re.escape(said)):
             build(task, **given).load_state_dict(dict(state))
     words = {key: it[:44] if it.dim() and len(it) == 49 else it for key, it in state.items()}
-    with pytest.raises(AdminError, match="vocabulary and width are 44 x 32 and the model's 49 x 32"):
+    with pytest.raises(AdminError, match="embed_tokens.weight of the checkpoint is 44 x 32 and the model's 49 x 32"):
         build(task).load_state_dict(words)
 
 

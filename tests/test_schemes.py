@@ -323,6 +323,19 @@ def test_activations_computed_again_change_nothing(kind, scheme):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_activations_are_computed_again_in_the_types_of_the_forward(kind):
+    """Under --amp the backward is not under autocast, where fairseq's own wrapper computes in float32."""
+    gradients = []
+    for checkpointed in (False, True):
+        model = kind.build(admin_scheme="post-ln", checkpoint_activations=checkpointed)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = logits(model, kind.batch())
+        output.float().square().sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    assert_equal(*gradients)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
 def test_no_layer_keeps_more_than_its_input(kind, option):
     """A layer's forward runs again in the backward."""

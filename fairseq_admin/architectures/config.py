@@ -21,27 +21,30 @@ SIZES = ("input_dim", "output_dim", "embed_dim", "ffn_embed_dim", "layers", "att
 
 
 def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
-    """fairseq's nested TransformerConfig as one flat dataclass: encoder.layers becomes encoder_layers.
+    """fairseq's options as one flat dataclass: the encoder.layers of its TransformerConfig becomes encoder_layers.
 
     fairseq turns command-line options into a registered dataclass only where the names match, and they are flat. Sizes
-    have no default here: an --arch preset, or else the base preset, fills in those that were not given.
+    have no default here: an --arch preset, or else the base preset, fills in those that were not given. (With fairseq's
+    512 as input and output dimension, a narrower language model would get two projections that nobody asked for.)
     """
     flat = []
     for outer in fields(config):
         inner = outer.default if outer.name in (*SIDES, "quant_noise") else None
         for item in fields(inner) if inner is not None else [outer]:  # type: ignore[arg-type]
             name = f"{outer.name}_{item.name}" if inner is not None else item.name
-            metadata, kind, default = dict(item.metadata), item.type, item.default
+            metadata, kind, default, factory = dict(item.metadata), item.type, item.default, item.default_factory
+            side, _, size = name.partition("_")
             if item.name.startswith("_"):
                 continue
             if inner is not None and "help" in metadata:
                 metadata["help"] = f"{outer.name}: {metadata['help']}"
-            if item.name in SIZES:
+            if side in SIDES and size in SIZES:
                 kind, default = Optional[int], None
             elif item.name == "layers_to_keep":
                 kind = Optional[str]  # fairseq splits it at commas
-            flat.append((name, kind, field(default=default, metadata=metadata)))
-    return make_dataclass("FlatTransformerConfig", flat, bases=(FairseqDataclass,))
+            holder: Any = field(default=default, default_factory=factory, metadata=metadata)  # type: ignore[arg-type]
+            flat.append((name, kind, holder))
+    return make_dataclass(f"Flat{config.__name__}", flat, bases=(FairseqDataclass,))
 
 
 OUTSIDE = {"update_freq": [1], "log_interval": 100}
@@ -98,21 +101,8 @@ class TransformerAdminConfig(AdminOptions, _flat(TransformerConfig)):  # type: i
     """Every option of fairseq's Transformer, and Admin's own."""
 
 
-# Sizes have no default here either: with fairseq's own 512 as input and output dimension, a narrower model would also
-# get two projections that nobody asked for.
-_DecoderSizes = make_dataclass(
-    "_DecoderSizes",
-    [
-        (size.name, Optional[int], field(default=None, metadata=dict(size.metadata)))
-        for size in fields(TransformerLanguageModelConfig)
-        if size.name in {f"decoder_{name}" for name in SIZES}
-    ],
-    bases=(TransformerLanguageModelConfig,),
-)
-
-
 @dataclass
-class TransformerLMAdminConfig(AdminOptions, _DecoderSizes):  # type: ignore[misc,valid-type]
+class TransformerLMAdminConfig(AdminOptions, _flat(TransformerLanguageModelConfig)):  # type: ignore[misc]
     """Every option of fairseq's `transformer_lm`, and Admin's own."""
 
 

@@ -141,12 +141,10 @@ class DeeperAdminModel(MaskedLMAdminModel):
         Raises:
             AdminError: the weights are such.
         """
-        names = {"embed_tokens": "vocabulary and width", "embed_positions": "positions and width"}
         for key, tensor in self.state_dict().items():
             if key.startswith("encoder.") and key in state and state[key].shape != tensor.shape:
-                what = next((name for module, name in names.items() if f".{module}." in key), key)
                 raise AdminError(
-                    f"the checkpoint's {what} are {' x '.join(map(str, state[key].shape))} and the model's "
+                    f"{key} of the checkpoint is {' x '.join(map(str, state[key].shape))} and the model's "
                     f"{' x '.join(map(str, tensor.shape))}. Give the sizes (--encoder-embed-dim, --max-positions) and "
                     "the dictionary that the encoder was pre-trained with."
                 )

@@ -107,14 +107,10 @@ def refuse_new_layers(args: Any, task: Any) -> None:
             f"--arch deeper_admin was given with {type(task).__name__}, which has no classification head. Give --task "
             "sentence_prediction, or --arch masked_lm_admin."
         )
-    if args.more_scheme and not args.more_layers:
+    if bool(args.more_layers) != bool(args.more_scheme):
         raise AdminError(
-            f"--more-scheme {args.more_scheme} was given with --more-layers 0, which adds no layer to have it. Give "
-            "--more-layers 24, or leave --more-scheme out."
-        )
-    if args.more_layers and args.more_scheme is None:
-        raise AdminError(
-            f"--more-layers {args.more_layers} was given without --more-scheme. Give one of {', '.join(EVERY)}."
+            f"--more-layers is {args.more_layers} and --more-scheme {args.more_scheme}; expected both or neither. Give "
+            f"--more-layers 24 and one of {', '.join(EVERY)}, or leave both out."
         )
     if args.more_scheme and args.more_scheme.startswith("t-fixup"):
         raise AdminError(
