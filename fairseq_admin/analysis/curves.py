@@ -25,8 +25,8 @@ def names(folders: Sequence[Path]) -> list[str]:
     whole = [folder.resolve() for folder in folders]
     for number, path in enumerate(whole):
         if path in whole[:number]:
-            twin = folders[whole.index(path)]
-            raise AdminError(f"{folders[number]} and {twin} are one folder; each run counts once. Name it once.")
+            first = folders[whole.index(path)]
+            raise AdminError(f"{folders[number]} and {first} are one folder; each run counts once. Name it once.")
     for depth in range(1, max(len(path.parts) for path in whole)):
         short = ["/".join(path.parts[-depth:]) for path in whole]
         if len(set(short)) == len(short):
@@ -50,11 +50,8 @@ def read_log(folder: Path) -> logs.Log | None:
         raise AdminError(f"{folder} has several logs ({', '.join(it.name for it in paths)}); name one train.log.")
     if not paths:
         return None
-    try:
-        with paths[0].open(encoding="utf-8", errors="replace") as lines:
-            log = logs.read(lines)
-    except OSError as error:
-        raise AdminError(f"{paths[0]}: cannot be read ({error.strerror}). Check the path and its rights.") from None
+    with paths[0].open(encoding="utf-8", errors="replace") as lines:
+        log = logs.read(lines)
     if not log.train and not log.valid:
         raise AdminError(
             f"{paths[0]} holds no losses; the log of fairseq-train was expected, with --log-format json or simple and "

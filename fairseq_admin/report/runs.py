@@ -170,7 +170,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         message = line(error)
         raise AdminError(
             f"{path}: cannot be read ({message}); expected JSON. Make it again, or move it away."
