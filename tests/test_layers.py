@@ -101,7 +101,7 @@ def test_omega_scales_the_shortcut_and_not_the_branch():
     assert torch.equal(norm((branch, shortcut)), expected)
 
 
-def test_omega_keeps_its_precision_beside_a_half_branch():
+def test_omega_keeps_its_precision_next_to_a_half_branch():
     """Under autocast the branch is half and the shortcut float: ω = 1.001 would be 1 in bfloat16."""
     norm = ShortcutNorm(8)
     norm.set_omega(1.001)

@@ -62,9 +62,9 @@ class Scheme(NamedTuple):
     """The law of the feed-forward weights, one of FFN_LAWS, unless --admin-ffn-init gives another; None: `weights`
     draws them, from Xavier's."""
 
-    def ffn_law(self, given: str | None) -> str | None:
-        """The law that a model's feed-forward weights start with, given --admin-ffn-init."""
-        return self.ffn and (given or self.ffn)
+    def ffn_law(self, option: str | None) -> str | None:
+        """The law that a model's feed-forward weights start with, by --admin-ffn-init, the option."""
+        return self.ffn and (option or self.ffn)
 
     @property
     def stock_layers(self) -> bool:
