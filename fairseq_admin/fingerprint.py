@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,39 +30,32 @@ def of_bytes(content: bytes) -> str:
 
 
 def of_settings(settings: Mapping[str, Any]) -> str:
-    """The fingerprint of what a text.json says, every setting with its value, whatever the file's layout."""
+    """The fingerprint of what a text.json says, whatever the file's layout."""
     return of_bytes(json.dumps(dict(settings), sort_keys=True).encode())
 
 
-def of_dictionary(words: Sequence[str]) -> str:
-    """The fingerprint of a fairseq dictionary: its symbols in their order. Their counts are not part of it."""
-    return of_bytes("\n".join(words[number] for number in range(len(words))).encode())
-
-
-def _kept(words: Any) -> str:
-    """As `of_dictionary`, but made once and kept with the words, until there are more of them.
-
-    A moving average of the weights (--store-ema) asks several times an update.
-    """
-    length, found = getattr(words, "admin_fingerprint", (0, ""))
-    if length != len(words):
-        found = of_dictionary(words)
-        words.admin_fingerprint = len(words), found
-    return found
+def of_dictionary(words: Any) -> str:
+    """The fingerprint of a fairseq dictionary: its symbols in their order, without their counts."""
+    return of_bytes("\n".join(words.symbols).encode())
 
 
 def of_stacks(stacks: Mapping[str, Any]) -> dict[str, str]:
-    """The fingerprint of the dictionary of each stack that knows it."""
-    found = {stack: getattr(module, "dictionary", None) for stack, module in stacks.items()}
-    return {stack: _kept(words) for stack, words in found.items() if words}
+    """The fingerprint of the dictionary of each stack that knows it.
+
+    It is kept with the dictionary until there are more words: a moving average (--store-ema) asks several times an
+    update.
+    """
+    dictionaries = {stack: getattr(module, "dictionary", None) for stack, module in stacks.items()}
+    for words in filter(None, dictionaries.values()):
+        if getattr(words, "admin_fingerprint", (0, ""))[0] != len(words):
+            words.admin_fingerprint = len(words), of_dictionary(words)
+    return {stack: words.admin_fingerprint[1] for stack, words in dictionaries.items() if words}
 
 
 def noted(state: Mapping[str, Any]) -> dict[str, str]:
     """The fingerprints that a state dict holds, none of a stock model's. A wrapper gives its model's a prefix."""
-    metadata = getattr(state, "_metadata", None)
-    entries = metadata.values() if isinstance(metadata, dict) else ()
-    found = next((entry[KEY] for entry in entries if isinstance(entry, dict) and KEY in entry), None)
-    return dict(found) if isinstance(found, dict) else {}
+    entries = getattr(state, "_metadata", {}).values()
+    return next((dict(entry[KEY]) for entry in entries if KEY in entry), {})
 
 
 def noting(state: Mapping[str, Any], fingerprints: Mapping[str, str]) -> OrderedDict[str, Any]:
@@ -70,6 +63,25 @@ def noting(state: Mapping[str, Any], fingerprints: Mapping[str, str]) -> Ordered
     copied: Any = OrderedDict(state)
     copied._metadata = OrderedDict({"": {KEY: dict(fingerprints)}})
     return copied
+
+
+def refuse_other_dictionary(held: Mapping[str, str], stacks: Mapping[str, Any]) -> None:
+    """Refuse to load weights into a model that reads another dictionary; its size alone does not tell.
+
+    Args:
+        held: the fingerprints that come with the weights.
+        stacks: the model's.
+
+    Raises:
+        AdminError: a stack's dictionary is another.
+    """
+    for stack, fingerprint in of_stacks(stacks).items():
+        if held.get(stack) not in (None, fingerprint):
+            raise AdminError(
+                f"the checkpoint's {stack} was trained with another dictionary than the data's: with other units, or "
+                "the same in another order. Give the data that it was trained on (or, to make new data with its "
+                "dictionaries, fairseq-preprocess --srcdict and --tgtdict)."
+            )
 
 
 def write(folder: Path, fingerprints: Mapping[str, str]) -> None:
@@ -84,30 +96,8 @@ def read(folder: Path) -> dict[str, str]:
         AdminError: the file cannot be read as one.
     """
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return dict(json.loads((folder / FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
-        raise AdminError(f"{folder / FILE} holds no fingerprints of the model's text. Export the folder again.")
-    return found
-
-
-def refuse_other_dictionary(held: Mapping[str, str], stacks: Mapping[str, Any]) -> None:
-    """Refuse to load weights into a model that reads another dictionary; its size alone does not tell.
-
-    Args:
-        held: the fingerprints that come with the weights.
-        stacks: the model's.
-
-    Raises:
-        AdminError: a stack's dictionary is another.
-    """
-    for stack, own in of_stacks(stacks).items():
-        if held.get(stack) not in (None, own):
-            raise AdminError(
-                f"the checkpoint's {stack} was trained with another dictionary than the data's: with other units, or "
-                "the same in another order. Give the data that it was trained on (or, to make new data with its "
-                "dictionaries, fairseq-preprocess --srcdict and --tgtdict)."
-            )
+    except (OSError, ValueError, TypeError):
+        raise AdminError(f"{folder / FILE} holds no fingerprints of the text. Export the folder again.") from None

@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import advice, fingerprint, outputs
+from . import advice, outputs
 from .errors import AdminError
 from .text.assets import Assets
-from .text.folders import files_in, folders
 
 if TYPE_CHECKING:
     from .checkpoints.checkpoint import Checkpoint
@@ -63,10 +62,10 @@ def average(args: argparse.Namespace) -> str:
     from .checkpoints import averaging
 
     paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
-    outputs.check(args.output, [*paths, *_text(args.data)])
+    text = _text(paths[0], args.data)
+    outputs.check(args.output, [*paths, *(text.files() if text else [])])
     averaged = averaging.average(paths)
-    text = {**averaged.text, **_fingerprints(averaged, args.data)}
-    averaged.state["model"] = fingerprint.noting(averaged.weights, text)
+    _note(averaged, text)
     averaged.write(args.output)
     return f"{args.output}: average of {', '.join(path.name for path in paths)}\n"
 
@@ -74,47 +73,39 @@ def average(args: argparse.Namespace) -> str:
 def fold(args: argparse.Namespace) -> str:
     import torch
 
-    from .checkpoints import equivalence
+    from .checkpoints import equivalence, files
     from .checkpoints import fold as folding
     from .checkpoints.checkpoint import Checkpoint
 
-    outputs.check(args.output, [args.checkpoint, *_text(args.data)])
-    unfolded = Checkpoint.read(args.checkpoint)
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}[args.dtype]
-    folded = folding.fold(unfolded, dtype, args.min_omega, _fingerprints(unfolded, args.data))
+    text = _text(args.checkpoint, args.data)
+    outputs.check(args.output, [args.checkpoint, *(text.files() if text else [])])
+    checkpoint = Checkpoint.read(args.checkpoint)
+    folded = folding.fold(checkpoint, {"fp32": torch.float32, "fp16": torch.float16}[args.dtype], args.min_omega)
+    _note(folded, text)
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
-    said = []
-
-    def check(written: Path) -> None:
-        found = equivalence.difference(unfolded, Checkpoint.read(written), args.data)
-        apart = f"log-probabilities of {found.positions} positions differ by up to {found.largest:.2g}"
-        if found.largest > bound:
+    with files.saved(folded.state, args.output) as path:
+        largest, positions = equivalence.verify(checkpoint, Checkpoint.read(path), args.data)
+        message = f"log-probabilities of {positions} positions differ by up to {largest:.2g}"
+        if largest > bound:
             raise AdminError(
-                f"{args.checkpoint} folded is not the same: {apart}, more than {bound:g}. Nothing was written. Keep "
+                f"{args.checkpoint} folded is not the same: {message}, more than {bound:g}. Nothing was written. Keep "
                 "the model unfolded, with --user-dir, or allow --tolerance."
             )
-        said.append(f"{args.output}: {folded.state['args']['arch']}, {args.dtype}; {apart} (bound {bound:g})\n")
-
-    folded.write(args.output, check)
-    return "".join(said)
+    return f"{args.output}: {folded.state['args']['arch']}, {args.dtype}; {message} (bound {bound:g})\n"
 
 
-def _text(data: Path | None) -> list[Path]:
-    """The files of the model's text and of its binarised data; none without data."""
-    if data is None:
-        return []
-    if not os.path.isdir(data):
+def _text(model: Path, data: Path | None) -> Assets | None:
+    """The files of the model's text and of its binarised data; None without data."""
+    if data and not os.path.isdir(data):
         raise AdminError(f"--data {data}: no such folder; that of the model's training text was expected.")
-    return files_in(folders(data))
+    return Assets(model, data) if data else None
 
 
-def _fingerprints(checkpoint: Checkpoint, data: Path | None) -> dict[str, str]:
-    """Of the merges and text settings that are with the data; an empty dict without data."""
-    if data is None:
-        return {}
-    assets = Assets(Path(checkpoint.name), data)
-    assets.expected = checkpoint.text
-    return assets.fingerprints()
+def _note(checkpoint: Checkpoint, text: Assets | None) -> None:
+    """Note the merges and text settings that are with the data."""
+    if text:
+        text.expected = checkpoint.text
+        checkpoint.note_text(text.fingerprints())
 
 
 def translate(args: argparse.Namespace) -> str:

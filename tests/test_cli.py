@@ -123,7 +123,7 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
         ("average . --last 2 -o none/a.pt", "no folder"),
         ("average . --last 2 -o a.pt --data none", "--data none: no such folder"),
         ("average . --last 2 -o checkpoint4.pt", "would overwrite its input checkpoint4.pt; give another --output"),
-        ("average mixed --last 2 -o a.pt", "omega was profiled with rule log in the first and constant in"),
+        ("average mixed --last 2 -o a.pt", "omega's rule is log in the first and constant in"),
         *((f"average checkpoint1.pt {it} -o a.pt", FROM_FOLDER) for it in ("--last 1", "--upto 3", "--by epochs")),
         ("", "the following arguments are required: verb"),
         ("fold", "the following arguments are required: -o/--output"),

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import reference
 import torch
-from test_fold import state_of, tiny
+from test_fold import state_of
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import equivalence
@@ -46,32 +46,11 @@ def test_no_sentence_is_longer_than_the_model_takes():
     assert {batch.src_tokens.shape for batch in equivalence.random_batches(Checkpoint(state))} == {(8, 5)}
 
 
-def test_a_checkpoint_equals_itself():
-    assert equivalence.difference(Checkpoint(stock()), Checkpoint(stock())).largest == 0.0
-
-
-def test_every_position_counts_once():
-    batches = equivalence.random_batches(Checkpoint(stock()))
-    assert equivalence.difference(Checkpoint(stock()), Checkpoint(stock())).positions == sum(
-        int(b.prev_output_tokens.ne(1).sum()) for b in batches
-    )
-
-
-def test_dropout_is_off():
+def test_a_checkpoint_equals_itself_without_dropout():
     state = stock()
     state["cfg"]["model"]["dropout"] = 0.5
-    assert equivalence.difference(Checkpoint(state), Checkpoint(state)).largest == 0.0
-
-
-@pytest.mark.parametrize(
-    "key", ["encoder.embed_tokens.weight", "encoder.layers.0.fc1.bias", "decoder.layers.1.fc2.weight"]
-)
-def test_one_changed_number_is_seen(key):
-    other = stock(share_all_embeddings=False)
-    model = {name: tensor.clone() for name, tensor in other["model"].items()}
-    model[key].view(-1)[7 * 64 if "embed" in key else 0] += 3.0  # row 7 is a word, row 0 is <s>, in no sentence
-    found = equivalence.difference(Checkpoint(stock(share_all_embeddings=False)), Checkpoint({**other, "model": model}))
-    assert found.largest > 1e-4
+    words = sum(int(batch.prev_output_tokens.ne(1).sum()) for batch in equivalence.random_batches(Checkpoint(state)))
+    assert equivalence.verify(Checkpoint(state), Checkpoint(state)) == (0.0, words)
 
 
 def test_the_difference_is_of_log_probabilities():
@@ -79,7 +58,7 @@ def test_the_difference_is_of_log_probabilities():
     one = stock(share_all_embeddings=False)
     model = {name: tensor.clone() for name, tensor in one["model"].items()}
     model["decoder.output_projection.weight"] *= 1.1
-    found = equivalence.difference(Checkpoint(one), Checkpoint({**one, "model": model})).largest
+    found = equivalence.verify(Checkpoint(one), Checkpoint({**one, "model": model})).largest
     largest = 0.0
     for batch in equivalence.random_batches(Checkpoint(one)):
         scores = []
@@ -96,42 +75,16 @@ def test_not_a_number_is_not_equal():
     one = stock()
     model = {name: tensor.clone() for name, tensor in one["model"].items()}
     model["encoder.layers.0.fc1.bias"][0] = math.nan
-    assert equivalence.difference(Checkpoint(one), Checkpoint({**one, "model": model})).largest == math.inf
-
-
-def test_half_weights_are_compared_in_float32():
-    state = tiny()
-    state["model"] = {name: tensor.half() for name, tensor in state["model"].items()}
-    assert next(build(Checkpoint(state)).parameters()).dtype == torch.float32
+    assert equivalence.verify(Checkpoint(one), Checkpoint({**one, "model": model})).largest == math.inf
 
 
 def test_separate_vocabularies():
     sizes = {**reference.TINY, "share_all_embeddings": False}
     state = state_of(reference.build("transformer_admin", **sizes), **sizes)
     state["model"]["encoder.embed_tokens.weight"] = torch.randn(50, 64)
-    assert equivalence.difference(Checkpoint(state), Checkpoint(state)).largest == 0.0
+    assert equivalence.verify(Checkpoint(state), Checkpoint(state)).largest == 0.0
     for batch in equivalence.random_batches(Checkpoint(state)):
         assert batch.src_tokens.max() < 50 and batch.prev_output_tokens.max() > 50
-
-
-def test_another_architecture_is_refused():
-    state = stock()
-    state["cfg"]["model"]["_name"] = "nonesuch"
-    with pytest.raises(AdminError, match="architecture is nonesuch, which this fairseq does not know"):
-        build(Checkpoint(state))
-
-
-def test_weights_of_another_size_are_refused_in_one_line():
-    state = stock()
-    state["model"] = dict(stock(encoder_layers=3)["model"])
-    with pytest.raises(AdminError, match="weights do not fit its architecture transformer") as refusal:
-        build(Checkpoint(state))
-    assert "\n" not in str(refusal.value)
-
-
-def test_no_translation_model_is_refused():
-    with pytest.raises(AdminError, match="has no encoder.embed_tokens.weight"):
-        equivalence.random_batches(Checkpoint({**stock(), "model": {}}))
 
 
 def test_real_batches(corpus):
@@ -142,24 +95,18 @@ def test_real_batches(corpus):
     sentences = sum(len(batch.src_tokens) for batch in batches)
     assert 8 <= sentences <= 40 and all(batch.src_tokens.max() < 48 for batch in batches)
     assert (
-        equivalence.difference(Checkpoint(state), Checkpoint(state), corpus).positions
-        > equivalence.difference(Checkpoint(state), Checkpoint(state)).positions
+        equivalence.verify(Checkpoint(state), Checkpoint(state), corpus).positions
+        > equivalence.verify(Checkpoint(state), Checkpoint(state)).positions
     )
     with pytest.raises(AdminError, match="the dictionary has 48 symbols and the model's encoder 104"):
         equivalence.real_batches(Checkpoint(stock()), corpus)
 
 
-def test_no_data(tmp_path):
-    with pytest.raises(AdminError, match=r"no data to check on .* fairseq-preprocess wrote") as refusal:
-        equivalence.real_batches(Checkpoint(stock()), tmp_path)
-    assert "\n" not in str(refusal.value)
-
-
 DAMAGES = {
     "a text cut short": lambda data: cut(data / "valid.a-b.a.bin", 60),
-    "an index cut short": lambda data: cut(data / "valid.a-b.b.idx", 20),
     "an empty index": lambda data: cut(data / "valid.a-b.a.idx", 0),
     "a dictionary of letters": lambda data: (data / "dict.a.txt").write_text("w1\n"),
+    "no data at all": lambda data: [path.unlink() for path in data.iterdir()],
 }
 
 
@@ -169,24 +116,17 @@ def cut(path, size):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_data_is_one_line(corpus, tmp_path, damage, capsys):
-    """Of fold, and of analyze for a checkpoint and for a fresh model: fairseq may trip over it while it reads."""
+    """fairseq may trip over it wherever it reads."""
     data = shutil.copytree(corpus, tmp_path / "data")
     state = state_of(reference.build("transformer_admin", words=44, **reference.TINY), **reference.TINY)
     state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})
     torch.save({**state, "model": dict(state["model"])}, tmp_path / "c.pt")
-    fresh = ["--arch", "transformer_admin_tiny"]
-    analyze = ["analyze", "dependency", "--data", data, "--tokens", "200", "--json", "-o", tmp_path / "out"]
-    given = [["fold", tmp_path / "c.pt", "--data", data, "-o", tmp_path / "out"]]
-    given += [[*analyze, tmp_path / "c.pt"], [*analyze, *fresh]]
-    for command in given:
-        assert cli.main([str(it) for it in command]) == 0, capsys.readouterr().err
-    for path in tmp_path.glob("out*"):
-        path.unlink()
+    command = ["fold", str(tmp_path / "c.pt"), "--data", str(data), "-o", str(tmp_path / "out")]
+    assert cli.main(command) == 0, capsys.readouterr().err
+    (tmp_path / "out").unlink()
     DAMAGES[damage](data)
     capsys.readouterr()
-    for command in given:
-        assert cli.main([str(it) for it in command]) == 2
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-admin: {data}: no data "), err
-        assert err.endswith(" Give the folder fairseq-preprocess wrote.\n"), err
-    assert not list(tmp_path.glob("out*"))
+    assert cli.main(command) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-admin: {data}: no data "), err
+    assert err.endswith(" Give the folder fairseq-preprocess wrote.\n") and not (tmp_path / "out").exists(), err

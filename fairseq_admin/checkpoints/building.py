@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import AdminError, line
 from ..method.state_dict import STRAY
-from .checkpoint import STACKS, Checkpoint, wrong_shape
+from .checkpoint import STACKS, Checkpoint
 
 
 def check(checkpoint: Checkpoint) -> None:
@@ -23,7 +23,6 @@ def check(checkpoint: Checkpoint) -> None:
     Raises:
         AdminError: there is such an entry, or no such model can be built.
     """
-    _ = checkpoint.omegas  # refused if they are damaged
     if checkpoint.kind in STACKS:
         # Names and shapes alone, where fairseq can do that: RoBERTa draws its initial weights on the CPU.
         with torch.device("cpu" if checkpoint.stacks == ("encoder",) else "meta"):
@@ -31,26 +30,19 @@ def check(checkpoint: Checkpoint) -> None:
         weights = dict(checkpoint.weights)
         model.upgrade_state_dict(weights)
         for key, tensor in model.state_dict().items():
-            if STRAY.search(key):
-                continue
-            if not isinstance(weights.get(key), Tensor):
+            what = f"has shape {tuple(weights[key].shape)}" if key in weights else "is missing"
+            if what != f"has shape {tuple(tensor.shape)}" and not STRAY.search(key):
                 raise AdminError(
-                    f"{checkpoint.name} has no {key}, which its architecture {checkpoint.options.model['_name']} has: "
-                    "it is damaged. Give the file that fairseq-train saved."
+                    f"{checkpoint.name}: {key} {what}; {tuple(tensor.shape)} was expected by its architecture "
+                    f"{checkpoint.arguments._name}. Give the file that fairseq-train saved."
                 )
-            if weights[key].shape != tensor.shape:
-                raise wrong_shape(checkpoint.name, key, weights[key].shape, tensor.shape)
     for key, tensor in checkpoint.weights.items():
-        if isinstance(tensor, Tensor) and not STRAY.search(key):
+        if not STRAY.search(key):
             refuse_not_finite(checkpoint.name, key, tensor)
 
 
 def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
-    """Refuse an entry with NaN or infinity.
-
-    Raises:
-        AdminError: it has some.
-    """
+    """Refuse an entry with NaN or infinity."""
     if bad := tensor.numel() - int(tensor.isfinite().sum()):
         raise AdminError(
             f"{name}: {key} holds NaN or infinity, {bad} of {tensor.numel()} values: the run had diverged. Leave this "
@@ -70,15 +62,14 @@ def build(
     Raises:
         AdminError: the architecture is unknown, or the weights do not fit it.
     """
-    args = checkpoint.arguments
     model = _unloaded(checkpoint, source, target)
     try:
-        model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=args)
+        model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
     except RuntimeError as error:
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise AdminError(
-            f"{checkpoint.name}: its weights do not fit its architecture {args._name} ({said} ...). Give the "
-            "file that fairseq-train saved."
+            f"{checkpoint.name}: its weights do not fit its architecture {checkpoint.arguments._name} ({message} ...). "
+            "Give the file that fairseq-train saved."
         ) from None
     return model.eval()
 
@@ -91,6 +82,9 @@ def _unloaded(
     args.admin_fast = "off"  # nothing is trained here: stock layers compute the same, and need no probe of the CPU
     args.checkpoint_activations = args.offload_activations = False  # likewise
     sizes = list(checkpoint.vocabulary.values())
+    what, advice = ("options and dictionaries", "dictionaries that it was trained with")
+    if source is None:
+        what, advice = ("options", "file that fairseq-train saved")
     source = source or _words(sizes[0])
     target = target or (source if sizes[0] == sizes[-1] else _words(sizes[-1]))
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
@@ -101,8 +95,7 @@ def _unloaded(
         raise
     except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
         raise AdminError(
-            f"{checkpoint.name}: no model can be built from its options and dictionaries ({line(error)}). Give the "
-            "dictionaries that it was trained with."
+            f"{checkpoint.name}: no model can be built from its {what} ({line(error)}). Give the {advice}."
         ) from None
 
 

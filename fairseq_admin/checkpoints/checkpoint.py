@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
-from torch import Size, Tensor
+from torch import Tensor
 
 from .. import fingerprint
 from ..architectures.config import fill_masked, fill_sizes, flat_decoder
@@ -51,13 +51,13 @@ class Checkpoint:
         self.name = "the checkpoint" if path is None else str(path)
 
     @classmethod
-    def read(cls, path: Path) -> Checkpoint:
-        """A checkpoint from its file; refuses what `files.read` refuses."""
-        return cls(files.read(path), path)
+    def read(cls, path: Path, mapped: bool = False) -> Checkpoint:
+        """A checkpoint from its file, by `files.read`."""
+        return cls(files.read(path, mapped), path)
 
-    def write(self, path: Path, check: Callable[[Path], None] = lambda written: None) -> None:
+    def write(self, path: Path) -> None:
         """Save the checkpoint by `files.write`."""
-        files.write(self.state, path, check)
+        files.write(self.state, path)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -70,19 +70,27 @@ class Checkpoint:
         return (self.state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
 
     @property
+    def _fold_note(self) -> Mapping[str, Any] | None:
+        return (self.state.get("extra_state") or {}).get(FOLD)
+
+    @property
     def folded(self) -> bool:
         """Whether `fold` made it."""
-        return FOLD in (self.state.get("extra_state") or {})
+        return self._fold_note is not None
 
     @property
     def text(self) -> dict[str, str]:
         """Fingerprints of what its text was made with, as fingerprint.py names them; none of one that was not ours."""
-        earlier = (self.state.get("extra_state") or {}).get(FOLD) if self.folded else self.state.get("task_state")
+        earlier = self._fold_note if self.folded else self.state.get("task_state")
         return fingerprint.noted(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
+
+    def note_text(self, fingerprints: Mapping[str, str]) -> None:
+        """Add fingerprints to those of `text`."""
+        self.state["model"] = fingerprint.noting(self.weights, {**self.text, **fingerprints})
 
     @cached_property
     def options(self) -> Options:
-        """What it was trained with; refuses what `options.read` refuses."""
+        """What it was trained with, by `options.read`."""
         return options.read(self.state, self.name)
 
     @cached_property
@@ -104,11 +112,7 @@ class Checkpoint:
 
     @property
     def scheme(self) -> Scheme:
-        """The scheme's row of the table.
-
-        Raises:
-            AdminError: it is not in this version's.
-        """
+        """The scheme's row of the table; refused if this version has none."""
         if self.scheme_name not in SCHEMES:
             raise AdminError(
                 f"{self.name} is of the scheme {self.scheme_name}; expected one of {', '.join(SCHEMES)}. Use the "
@@ -133,54 +137,18 @@ class Checkpoint:
 
     @cached_property
     def omegas(self) -> dict[str, dict[str, Tensor]]:
-        """ω of every sub-layer, as `state_dict.omegas` gives it; empty without ω. Shapes (C,), float64.
-
-        Raises:
-            AdminError: as `check_omega`.
-        """
-        self.check_omega()
+        """ω of every sub-layer, as `state_dict.omegas` gives it; empty without ω. Shapes (C,), float64."""
         return state_dict.omegas(self.weights)
-
-    def check_omega(self) -> None:
-        """Refuse a damaged ω without reading its values, which may not be in memory.
-
-        Raises:
-            AdminError: an ω does not have its norm's shape, or the record is missing.
-        """
-        for key, tensor in self.weights.items():
-            norm, _, name = key.rpartition(".")
-            weight = self.weights.get(f"{norm}.weight", tensor)
-            if f".{name}" in (state_dict.OMEGA_INIT, state_dict.OMEGA_DELTA):
-                if not isinstance(tensor, Tensor):
-                    raise AdminError(f"{self.name}: {key} is not a tensor. Give the file that fairseq-train saved.")
-                if tensor.shape != weight.shape:
-                    raise wrong_shape(self.name, key, tensor.shape, weight.shape)
-        _ = self.record  # refused if it is missing
-
-    @cached_property
-    def more(self) -> dict[str, Any] | None:
-        """The record of the new layers on its pre-trained encoder; None: it has none.
-
-        Raises:
-            AdminError: it cannot be read.
-        """
-        return self._decoded(f"more.{provenance.KEY}")
 
     @cached_property
     def record(self) -> dict[str, Any] | None:
-        """Where ω came from, or which other scheme it is; None: not profiled yet, or a stock model.
-
-        Raises:
-            AdminError: it has ω but no record, or one that cannot be read.
-        """
-        if provenance.KEY not in self.weights:
-            if self.has_omega:
-                raise AdminError(
-                    f"{self.name} has omega but no {provenance.KEY}, the record of where it came from: it is not what "
-                    "fairseq-train saved. Give that file."
-                )
-            return None
+        """Where ω came from, or which other scheme it is; None: not profiled yet, or a stock model."""
         return self._decoded(provenance.KEY)
+
+    @cached_property
+    def more(self) -> dict[str, Any] | None:
+        """The same of the new layers on a pre-trained encoder; None: it has none."""
+        return self._decoded(f"more.{provenance.KEY}")
 
     def _decoded(self, key: str) -> dict[str, Any] | None:
         try:
@@ -190,22 +158,18 @@ class Checkpoint:
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """V, how many rows the embedding of each stack has; an adaptive one has a matrix per band.
-
-        Raises:
-            AdminError: a stack has no embedding.
-        """
+        """V, how many rows the embedding of each stack has; an adaptive one has a matrix per band."""
         named = state_dict.of_stacks(self.weights)
-        found = {}
+        sizes = {}
         for stack in self.stacks:
             matrix = re.compile(rf"{stack}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
-            found[stack] = sum(tensor.size(0) for key, tensor in named.items() if matrix.fullmatch(key))
-            if not found[stack]:
+            sizes[stack] = sum(tensor.size(0) for key, tensor in named.items() if matrix.fullmatch(key))
+            if not sizes[stack]:
                 raise AdminError(
                     f"{self.name} has no {stack}.embed_tokens.weight: it is not a Transformer with that stack, or "
                     "damaged."
                 )
-        return found
+        return sizes
 
     @cached_property
     def arguments(self) -> Namespace:
@@ -213,9 +177,6 @@ class Checkpoint:
 
         They describe what is in the file. So they name no file of embeddings and, for a model pruned with
         --encoder-layers-to-keep, count the layers that were kept.
-
-        Raises:
-            AdminError: the architecture is unknown.
         """
         args = Namespace(**{"_name": None, **self.options.model})
         if args._name not in ARCH_CONFIG_REGISTRY:
@@ -233,11 +194,3 @@ class Checkpoint:
             return flat_decoder(args)
         (fill_masked if self.stacks == ("encoder",) else fill_sizes)(args)
         return args
-
-
-def wrong_shape(name: str, key: str, shape: Size, expected: Size) -> AdminError:
-    """The refusal of an entry whose shape is not the expected one."""
-    return AdminError(
-        f"{name}: {key} has shape {tuple(shape)}; {tuple(expected)} was expected. Give the file that fairseq-train "
-        "saved."
-    )

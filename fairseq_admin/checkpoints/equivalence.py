@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,14 +43,6 @@ class LanguageBatch(NamedTuple):
     prev_output_tokens: Tensor
 
 
-def _of_sides(sides: Mapping[str, Tensor]) -> Any:
-    """A batch from the input of each stack."""
-    if "encoder" not in sides:
-        return LanguageBatch(sides["decoder"])
-    source = sides["encoder"]
-    return Batch(source, source.ne(PAD).sum(1), sides["decoder"])
-
-
 def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Any]:
     """Sentences of random words and lengths, padded as fairseq pads. Seeded: the same for the same vocabulary.
 
@@ -58,23 +50,25 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
         `Batch`es; for a language model `LanguageBatch`es.
     """
     generator = torch.Generator().manual_seed(1)
-    stacks = checkpoint.stacks
-    for side in ("source", "target")[-len(stacks) :]:
+    for side in ("source", "target")[-len(checkpoint.stacks) :]:
         longest = min(longest, checkpoint.options.model.get(f"max_{side}_positions") or longest)
-    found = []
-    for _ in range(batches):
-        sides = {}
-        for stack in stacks:
-            symbols = checkpoint.vocabulary[stack]
-            words = torch.randint(min(FIRST_WORD, symbols - 1), symbols, (sentences, longest), generator=generator)
-            lengths = torch.randint(1, longest + 1, (sentences, 1), generator=generator)
-            places = torch.arange(longest)
-            words[:, -1 if stack == "encoder" else 0] = EOS
-            sides[stack] = words.masked_fill_(
-                places < longest - lengths if stack == "encoder" else places >= lengths, PAD
-            )
-        found.append(_of_sides(sides))
-    return found
+    places = torch.arange(longest)
+
+    def side_of(stack: str) -> Tensor:
+        symbols = checkpoint.vocabulary[stack]
+        words = torch.randint(min(FIRST_WORD, symbols - 1), symbols, (sentences, longest), generator=generator)
+        lengths = torch.randint(1, longest + 1, (sentences, 1), generator=generator)
+        if stack == "encoder":
+            words[:, -1] = EOS
+            return words.masked_fill_(places < longest - lengths, PAD)
+        words[:, 0] = EOS
+        return words.masked_fill_(places >= lengths, PAD)
+
+    def batch() -> Any:
+        sides = [side_of(stack) for stack in checkpoint.stacks]
+        return Batch(sides[0], sides[0].ne(PAD).sum(1), sides[1]) if len(sides) == 2 else LanguageBatch(sides[0])
+
+    return [batch() for _ in range(batches)]
 
 
 @contextlib.contextmanager
@@ -150,7 +144,7 @@ class Difference(NamedTuple):
     positions: int
 
 
-def difference(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> Difference:
+def verify(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> Difference:
     """Compare two checkpoints; one model is in memory at a time.
 
     Args:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import pickle
 import re
 import stat
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,6 @@ import torch
 
 from .. import outputs
 from ..errors import AdminError, line
-
-SHARD = re.compile(r"-shard\d+\.pt$")
-"""How fairseq names the parts of a checkpoint under --use-sharded-state."""
 
 
 def allow_fairseq_globals() -> None:
@@ -34,116 +31,99 @@ def allow_fairseq_globals() -> None:
     from omegaconf import AnyNode, DictConfig, ListConfig
     from omegaconf.base import ContainerMetadata, Metadata
 
-    multiarray = importlib.import_module(f"{'numpy.core' if numpy.__version__ < '2' else 'numpy._core'}.multiarray")
+    makers = [example.__reduce__()[0] for example in (numpy.float64(0), numpy.zeros(1))]
     dtypes = [type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdU"]
     torch.serialization.add_safe_globals(
-        [argparse.Namespace, _TensorPlaceholder]
-        + [multiarray.scalar, multiarray._reconstruct, numpy.ndarray, numpy.dtype, *dict.fromkeys(dtypes)]
+        [argparse.Namespace, _TensorPlaceholder, *makers, numpy.ndarray, numpy.dtype, *dict.fromkeys(dtypes)]
         + [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, defaultdict]
-        # typing.Any is a class only since Python 3.11
-        + [dict, list, str, int, float, bool, Any if isinstance(Any, type) else (Any, "typing.Any")]
+        + [dict, list, str, int, float, bool, Any]
     )
 
 
-def sharded(path: Path) -> AdminError:
-    """The refusal of a file that holds one GPU's part of a model (fully_sharded with --use-sharded-state)."""
-    return AdminError(
-        f"{path} is one shard of a checkpoint; a whole one was expected. Train without --use-sharded-state, which "
-        "saves whole ones. fairseq puts shards together in memory only (FSDP.consolidate_shard_weights, which "
-        "fairseq-generate --checkpoint-shard-count N calls)."
-    )
-
-
-def refuse_unreadable(path: Path) -> None:
-    """Refuse, before its content is looked at, what is not a file, cannot be opened, or is one shard of a checkpoint.
-
-    Raises:
-        AdminError: it is so.
-    """
-    if SHARD.search(path.name) and os.path.exists(path):
-        raise sharded(path)
-    try:
-        kind = os.stat(path).st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-            raise AdminError(f"{path} is a pipe or a device; a file was expected. Save what it gives to a file first.")
-        open(path, "rb").close()
-    except FileNotFoundError:
-        shard = path.with_name(f"{path.stem}-shard0.pt")
-        if shard.exists():
-            raise sharded(shard) from None
-        raise AdminError(f"{path}: no such file; a fairseq checkpoint (.pt) was expected.") from None
-    except IsADirectoryError:
-        raise AdminError(f"{path} is a folder; a fairseq checkpoint (.pt) was expected.") from None
-    except OSError as error:
-        raise AdminError(f"{path}: cannot be read ({error.strerror}). Check the path and its rights.") from None
-
-
-def read(
-    path: Path, place: Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None = None
-) -> dict[str, Any]:
+def read(path: Path, mapped: bool = False) -> dict[str, Any]:
     """A fairseq checkpoint's contents, on the CPU, loaded without running code that it may carry.
 
     Args:
         path: the file.
-        place: called with each storage before a tensor is made of it, as torch.load's `map_location`; the storages are
-            then mapped from the file, which must be of torch's zip format, instead of read.
+        mapped: leave tensors in the file until they are used; torch before 1.6 wrote files that cannot be mapped.
 
     Raises:
-        AdminError: the file is missing, truncated, not a checkpoint or only a shard of one, or holds objects that a
-            checkpoint does not need.
+        AdminError: the file is missing, truncated, damaged, not a checkpoint, or holds objects that a checkpoint does
+            not need.
     """
-    refuse_unreadable(path)
-    target: Any = place or "cpu"
+    _refuse_unreadable(path)
     try:
-        if place is None and zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip()  # torch.load compares no checksums
-            if damaged:
-                raise ValueError(f"{damaged} does not match its checksum")
-        state = torch.load(path, map_location=target, mmap=place is not None, weights_only=True)
+        if zipfile.is_zipfile(path):
+            _check_zip(path)
+        state = load(path, mapped)
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"holds an object of {found[1]}" if found else "is not a torch file"
+        name = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"holds an object of {name[1]}" if name else "is not a torch file"
         raise AdminError(
             f"{path} {what}; a fairseq checkpoint was expected. Nothing in it was run. Give a file that fairseq-train "
             "wrote, and copy it again if it is one."
         ) from None
     except Exception as error:  # on a file that is something else, the unpickler raises almost anything
-        if path.is_file() and not zipfile.is_zipfile(path):
-            what = "not a whole checkpoint, or not a torch file at all"
-            raise AdminError(f"{path}: {what}. Copy or train it again.") from None
-        raise AdminError(f"{path}: not a whole checkpoint ({line(error)}). Copy or train it again.") from None
+        what = "not a whole checkpoint" if zipfile.is_zipfile(path) else "not a whole checkpoint, or not a torch file"
+        raise AdminError(f"{path}: {what} ({line(error)}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise AdminError(f"{path}: a torch file, but not a fairseq checkpoint (it has no entry 'model').")
-    _refuse_malformed(path, state)
-    # Not by fsdp_metadata, which fully_sharded puts into a whole checkpoint too.
-    if any("flat_param" in key for key in state["model"]):
-        raise sharded(path)
+    for key, tensor in state["model"].items():
+        if not (isinstance(tensor, torch.Tensor) and _is_plain(tensor)):
+            raise AdminError(
+                f"{path}: {key} of its model is not a plain tensor, which fairseq-train saves. Give the file that it "
+                "saved."
+            )
     return state
 
 
-def _refuse_malformed(path: Path, state: Mapping[str, Any]) -> None:
-    """Refuse names and sections that are not of fairseq's kind, before anything looks into them."""
-    wrong = [f"{key!r} of its model" for key in state["model"] if not isinstance(key, str)]
-    sections = {name: state.get(name) for name in ("cfg", "task_state", "extra_state")}
-    wrong += [f"its {name!r}" for name, value in sections.items() if value is not None and not hasattr(value, "get")]
-    history = state.get("optimizer_history") or []
-    if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-        wrong.append("its 'optimizer_history'")
-    if wrong:
-        raise AdminError(
-            f"{path}: {wrong[0]} is not what fairseq-train saves there: the file is damaged. Copy it again, or take an "
-            "earlier one."
-        )
+def load(path: Path, mapped: bool) -> dict[str, Any]:
+    """As `read`, of a file that was read before and needs no check."""
+    return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
 
 
-def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = lambda written: None) -> None:
-    """Save a checkpoint so that the path holds either all of it or what it held before.
+def _refuse_unreadable(path: Path) -> None:
+    """Refuse what is not a file or cannot be opened, before its content is looked at."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise AdminError(f"{path} is a folder, a pipe or a device; a fairseq checkpoint (.pt) was expected.")
+        open(path, "rb").close()
+    except FileNotFoundError:
+        raise AdminError(f"{path}: no such file; a fairseq checkpoint (.pt) was expected.") from None
+    except OSError as error:
+        raise AdminError(f"{path}: cannot be read ({error.strerror}). Check the path and its rights.") from None
+
+
+def _check_zip(path: Path) -> None:
+    """Compare the checksum of every storage in a file, which torch.load does not."""
+    with zipfile.ZipFile(path) as archive:
+        if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+            raise ValueError("it is compressed, which torch.save does not")
+        if damaged := archive.testzip():
+            raise ValueError(f"{damaged} does not match its checksum")
+
+
+def checksums(path: Path) -> tuple[int, ...]:
+    """Those of all storages, as a file's directory has them: the same for the same weights and optimizer state."""
+    with zipfile.ZipFile(path) as archive:
+        return tuple(record.CRC for record in archive.infolist() if "/data/" in record.filename)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has values of its own: not sparse, quantised or without data."""
+    return tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
+
+
+@contextmanager
+def saved(state: Mapping[str, Any], path: Path) -> Iterator[Path]:
+    """Save a checkpoint next to the path; it takes the path's place when the block ends without an error.
 
     Args:
         state: the checkpoint's contents.
-        path: where to save it.
-        check: called with the file's path before it is renamed; if that raises, the path stays as it was.
+        path: where to save it; it holds either all of it or what it held before.
+
+    Returns:
+        The file, for the block to check.
 
     Raises:
         AdminError: the path is not one for a file, or the disk is full.
@@ -152,4 +132,10 @@ def write(state: Mapping[str, Any], path: Path, check: Callable[[Path], None] = 
     with outputs.replacing(path) as part:
         with outputs.writing(path, RuntimeError):  # torch's own, of a full disk
             torch.save(state, part)
-        check(part)
+        yield part
+
+
+def write(state: Mapping[str, Any], path: Path) -> None:
+    """Save a checkpoint by `saved`, without a check."""
+    with saved(state, path):
+        pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
@@ -20,49 +19,21 @@ class Options(NamedTuple):
 
 
 def read(state: dict[str, Any], name: str) -> Options:
-    """Those of a checkpoint's contents.
-
-    Args:
-        name: what errors call it.
-
-    Raises:
-        AdminError: it does not say.
-    """
-    args, cfg = state.get("args"), state.get("cfg")
-    if args is not None:
-        if not hasattr(args, "__dict__"):
-            raise _damaged(f"{name}: its 'args'")
-        flat = dict(vars(args))
+    """Those of a checkpoint's contents, which errors call `name`; refused if it does not say."""
+    if state.get("args") is not None:
+        flat = plain(state["args"])
         return Options(*({**flat, "_name": flat.get(kind)} for kind in ("arch", "task", "criterion")))
-    if cfg is None:
+    if state.get("cfg") is None:
         raise AdminError(
             f"{name} has neither 'cfg' nor 'args', which give the model's sizes. Use the file that fairseq-train saved."
         )
-    return Options(*(plain(cfg.get(kind), f"{name}: its 'cfg.{kind}'") for kind in Options._fields))
+    return Options(*(plain(state["cfg"].get(kind)) for kind in Options._fields))
 
 
-def plain(section: Any, what: str) -> dict[str, Any]:
-    """A section of fairseq's configuration, of whatever kind, as a dict of plain values.
-
-    Args:
-        section: None has none.
-        what: its name in errors.
-
-    Raises:
-        AdminError: it is not a section.
-    """
-    if section is None:
-        return {}
+def plain(section: Any) -> dict[str, Any]:
+    """A section of fairseq's configuration as a dict of plain values; None has none."""
     if isinstance(section, Namespace):
         return dict(vars(section))
     if OmegaConf.is_config(section):
         return dict(OmegaConf.to_container(section, resolve=True, enum_to_str=True))  # type: ignore[arg-type]
-    if not isinstance(section, Mapping):
-        raise _damaged(what)
-    return dict(section)
-
-
-def _damaged(what: str) -> AdminError:
-    return AdminError(
-        f"{what} is not what fairseq-train saves there: the file is damaged. Copy it again, or take an earlier one."
-    )
+    return dict(section or {})

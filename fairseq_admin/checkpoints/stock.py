@@ -31,12 +31,12 @@ def stock_options(checkpoint: Checkpoint) -> OrderedDict[str, Any]:
     Args:
         checkpoint: of an Admin model or a stock one, for translation or language modelling.
     """
-    found = checkpoint.options
+    options = checkpoint.options
     arch, task = (ARCH, "translation") if "encoder" in checkpoint.stacks else (LM_ARCH, "language_modeling")
-    flat = {**found.criterion, **found.task, **vars(checkpoint.arguments)}
-    flat.update(arch=arch, _name=arch, task=found.task.get("_name") or task)
-    # fairseq-validate builds the criterion by the name in the file; ours is not in stock fairseq, its twin is.
-    criterion = found.criterion.get("_name")
+    flat = {**options.criterion, **options.task, **vars(checkpoint.arguments)}
+    flat.update(arch=arch, _name=arch, task=options.task.get("_name") or task)
+    # fairseq-validate builds the criterion by the name in the file; ours is not in stock fairseq.
+    criterion = options.criterion.get("_name")
     flat.update(criterion=criterion and criterion.removesuffix("_fast"))
     for name in [name for name in flat if name.startswith("admin_") or name == "update_freq"]:
         del flat[name]

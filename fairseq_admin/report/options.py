@@ -33,7 +33,7 @@ def options_of(checkpoint: Checkpoint) -> dict[str, str]:
     args, cfg = checkpoint.state.get("args"), checkpoint.state.get("cfg") or {}
     options = {}
     for section, names in SECTIONS.items():
-        given = vars(args) if args is not None else plain(cfg.get(section), f"{checkpoint.name}: its 'cfg.{section}'")
+        given = vars(args) if args is not None else plain(cfg.get(section))
         for name in names:
             option = NAMED.get(section, section) if name == "_name" else name
             value = given.get(option if args is not None and name == "_name" else name)
