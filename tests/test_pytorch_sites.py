@@ -117,6 +117,10 @@ REFUSED = {
         kind(lambda self, x: self.fc1(x) + self.fc1(torch.ones_like(x))),
         r"layers\.0\.fc1\.weight reads the shortcut of layers\.0\.norm, and something else in layers\.0\.fc1",
     ),
+    "unseen": (
+        kind(lambda self, x: torch.from_numpy(self.fc1(x).detach().numpy())),
+        r"layers\.0\.norm reads what the trace cannot see",
+    ),
     "norm": (kind(lambda self, x: self.fc1(self.norm(x))), r"layers\.0\.norm is called 2 times"),
 }  # fmt: skip
 

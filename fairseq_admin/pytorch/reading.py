@@ -121,7 +121,7 @@ def weights_of(reading: Reading) -> list[tuple[Value, Reader]]:
 
     def reader(weight: Value, axis: int, at: int = -1, rows: tuple[int, int] | None = None) -> list:
         weight = through(weight, CASTS)
-        return [(weight, Reader(weight.name, axis, rows))] if reading.axis == at and weight.is_parameter else []
+        return [(weight, Reader(weight.name, axis, rows))] if reading.axis == at and weight.kind == "parameter" else []
 
     if call.name == "linear" and arguments[0] is value:
         return reader(arguments[1], 1)

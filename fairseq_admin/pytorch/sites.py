@@ -73,6 +73,11 @@ def writer_of(x: Value) -> str | None:
     return maker.module if maker is not None and maker.name == "norm" else None
 
 
+def unseen(x: Value) -> bool:
+    """Whether a value depends on what no call that was seen has made."""
+    return any(value.kind == "unknown" for value in ancestors(x, -1))
+
+
 def places(name: str) -> set[str]:
     """Where a norm is: its layer, which is its name up to the last number, and its place in any layer."""
     return {"".join(re.findall(r"^(?:.*\.)?\d+(?=\.)", name)), re.sub(r"\d+", "*", name)}
@@ -89,9 +94,12 @@ class Finder:
         norms = [call for call in trace.calls if call.name == "norm"]
         self.norms = len(norms)
         for norm in norms:
-            shortcut = shortcut_of(terms(through(norm.args[0], CASTS), norm))
+            parts = terms(through(norm.args[0], CASTS), norm)
+            shortcut = shortcut_of(parts)
             if shortcut is not None:
                 self.sums[norm.module] = shortcut
+            elif any(writer_of(x) for x, _ in parts) and any(unseen(x) for x, _ in parts):
+                self.refused.append(f"{norm.module} reads what the trace cannot see (a custom autograd function?)")
 
     def sites(self, chosen: Mapping[str, str] | None) -> list[Site]:
         """The sites, in forward order; in `refused`, why others cannot be one.
@@ -134,7 +142,7 @@ class Finder:
             raise AdminError(f"{given} given the shortcut of {name}")
         readers = () if writer is None else tuple(self.readers(name, x, add))
         stream = () if writer in self.sums else ancestors(x, -1)
-        inputs = frozenset(value.name for value in stream if value.name and not value.is_parameter)
+        inputs = frozenset(value.name for value in stream if value.kind == "argument")
         return Site(name, takings[-1], writer, readers, inputs)
 
     def readers(self, name: str, x: Value, add: Call) -> list[Reader]:

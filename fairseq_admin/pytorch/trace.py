@@ -49,9 +49,10 @@ class Value:
     shape: tuple[int, ...]
     maker: Call | None = None
     """The call that made it. None: a parameter, an argument of the model, or a constant."""
+    kind: str = ""
+    """Of one that no call made: a "parameter", a "buffer", an "argument" of the model's forward, or "unknown" floats,
+    which come from what no mode sees: a custom autograd function, a scripted one."""
     name: str = ""
-    """Of a parameter, or of an argument of the model's forward."""
-    is_parameter: bool = False
     readers: list[Call] = field(default_factory=list)
     takers: list[Taking] = field(default_factory=list)
 
@@ -112,14 +113,16 @@ class Trace(TorchFunctionMode):
         self.values: Any = WeakTensorKeyDictionary()
         self.entered: Counter[str] = Counter()
         """How often each module was called."""
-        for name, tensor in [*model.named_parameters(), *arguments.items()]:
-            if isinstance(tensor, Tensor):
-                self.values[tensor] = Value(tuple(tensor.shape), name=name, is_parameter=name not in arguments)
+        named = {"parameter": model.named_parameters(), "buffer": model.named_buffers(), "argument": arguments.items()}
+        for kind, pairs in named.items():
+            for name, entry in pairs:
+                for tensor in tensors(entry):
+                    self.values[tensor] = Value(tuple(tensor.shape), kind=kind, name=name)
 
     def value(self, tensor: Tensor) -> Value:
         """What a tensor is now."""
         if tensor not in self.values:
-            self.values[tensor] = Value(tuple(tensor.shape))
+            self.values[tensor] = Value(tuple(tensor.shape), kind="unknown" if tensor.is_floating_point() else "")
         return self.values[tensor]
 
     def replaced(self, arguments: Any) -> Any:

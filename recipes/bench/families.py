@@ -39,6 +39,7 @@ LENGTH = 12
 EXACT = {torch.float64: 1e-11, torch.float32: 1e-4}
 
 
+SERIES = ("autoformer", "informer", "time_series_transformer")
 WIDTHS = re.compile("(encoder_|decoder_)?(hidden_size|d_model|dim|emb_dim|n_embd|embedding_size|embed_dim)")
 INNER = re.compile("(encoder_|decoder_)?(intermediate_size|ffn_dim|d_inner|hidden_dim|d_ff)")
 HEADS = re.compile(".*(_heads|n_head)|num_heads")
@@ -80,6 +81,15 @@ def batch_for(model: Any) -> dict[str, Any]:
         "qformer_input_ids": ids.clone(),
         "qformer_attention_mask": torch.ones_like(ids),
     }
+    if "past_values" in names:
+        past = getattr(config, "context_length", 32) + max(getattr(config, "lags_sequence", [0]))
+        future = getattr(config, "prediction_length", 4)
+        several = not hasattr(config, "lags_sequence")
+        known["past_values"] = torch.randn(2, past, config.num_input_channels) if several else torch.randn(2, past)
+        known |= {"past_observed_mask": torch.ones(2, past), "future_values": torch.randn(2, future)}
+        known |= {"past_time_features": torch.randn(2, past, 2), "future_time_features": torch.randn(2, future, 2)}
+        if several:
+            known = {"past_values": known["past_values"]}
     text = "input_ids" in names
     return {name: value for name, value in known.items() if name in names and (text or name != "attention_mask")}
 
@@ -99,7 +109,9 @@ def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
     classes = MODEL_MAPPING_NAMES[name]
     model_class = getattr(transformers, classes if isinstance(classes, str) else classes[0])
     row: dict[str, Any] = {"model": name, "class": model_class.__name__, "sites": 0, "verdict": "", "reason": ""}
-    model = model_class(small(CONFIG_MAPPING[name](), narrow)).to(dtype).eval()
+    series: dict[str, Any] = {"prediction_length": 4, "num_time_features": 2}
+    config = CONFIG_MAPPING[name](**(series if name in SERIES else {}))
+    model = model_class(small(config, narrow)).to(dtype).eval()
     batch = {key: v.to(dtype) if v.is_floating_point() else v for key, v in batch_for(model).items()}
     before = result_of(model, batch)
     try:
