@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from recipes.gpu_trial import run
-from recipes.gpu_trial.times import METHODS, PRECISIONS
+from recipes.gpu_trial.times import METHODS
 
 PYTHON = [sys.executable, "-c"]
 OUTPUT = {
@@ -70,7 +70,6 @@ def test_commands_exist(device: str) -> None:
     for words in commands.values():
         assert words[2] in ("pytest", "recipes.gpu_trial.times")
         assert all((ROOT / word).exists() for word in words if word.startswith("tests"))
-        assert "--precision" not in words or words[words.index("--precision") + 1] in PRECISIONS
 
 
 def test_a_method_trains_for_its_minutes(tmp_path: Path) -> None:

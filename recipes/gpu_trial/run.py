@@ -34,15 +34,15 @@ TESTS = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:war
 def commands(device: str) -> dict[str, list[str]]:
     """The tests and the times, by name."""
     times = {
-        "fp16": "--precision fp16 --tokens 16384 4096",
-        "bf16": "--precision bf16 --tokens 16384 4096",
-        "amp": "--precision amp --tokens 8192",
-        "fp16-8k": "--precision fp16 --tokens 8192",
-        "me-fp16": "--precision me-fp16 --tokens 8192",
-        "compiled": "--precision fp16 --tokens 4096 --compile",
+        "fp16": "--tokens 16384 4096 --fp16 --fp16-no-flatten-grads",
+        "bf16": "--tokens 16384 4096 --bf16 --fp16-no-flatten-grads",
+        "amp": "--tokens 8192 --amp",
+        "fp16-8k": "--tokens 8192 --fp16 --fp16-no-flatten-grads",
+        "me-fp16": "--tokens 8192 --memory-efficient-fp16",
+        "compiled": "--tokens 4096 --compile --fp16 --fp16-no-flatten-grads",
     }
     if device == "cpu":
-        times = {"fp32": "--precision fp32 --tokens 256", "compiled": "--precision fp32 --tokens 256 --compile"}
+        times = {"fp32": "--tokens 256", "compiled": "--tokens 256 --compile"}
     program = [sys.executable, "-m", "recipes.gpu_trial.times", "--device", device]
     here = {"kernels": [*TESTS, "tests/test_cuda.py", *(["-m", "cuda"] if device == "cuda" else [])]}
     here |= {name: [*program, *options.split()] for name, options in times.items()}
