@@ -96,7 +96,7 @@ def read(folder: Path) -> dict[str, str]:
         AdminError: the file cannot be read as one.
     """
     try:
-        return dict(json.loads((folder / FILE).read_text(encoding="utf-8")))
+        return {**json.loads((folder / FILE).read_text(encoding="utf-8"))}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError):
