@@ -1,4 +1,4 @@
-"""`--criterion label_smoothed_cross_entropy_fast`: fairseq's loss (its twin) without copies of the logits.
+"""`--criterion label_smoothed_cross_entropy_fast`: fairseq's loss, the plain one, without copies of the logits.
 
     loss = Σ (1 - ε - ε_i) · (lse(x) - x_target) + ε_i · Σ_v (lse(x) - x_v),   ε_i = ε / (V - 1)
     gradient = softmax(x) - (1 - ε - ε_i) · [v = target] - ε_i
@@ -92,7 +92,7 @@ def _gives_logits(model: Any) -> bool:
 
 @register_criterion("label_smoothed_cross_entropy_fast", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
-    """fairseq's criterion, with its options; the twin computes for models of adaptive softmax and the like."""
+    """fairseq's criterion, with its options; fairseq's computes for models of adaptive softmax and the like."""
 
     def _logits_and_target(self, model: Any, net_output: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Shapes (N, V) and (N,); a prefix to be ignored is padding."""

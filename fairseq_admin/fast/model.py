@@ -57,7 +57,7 @@ def avoid_cudnn_attention() -> None:
     if torch.backends.cuda.cudnn_sdp_enabled():
         torch.backends.cuda.enable_cudnn_sdp(False)
         if torch.cuda.is_available():
-            logger.info("Admin: cuDNN's attention is off, which plans anew for every shape of batch")
+            logger.info("Admin: cuDNN's attention is off, which makes a plan for every shape of batch")
 
 
 def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
