@@ -98,7 +98,7 @@ class Finder:
             shortcut = shortcut_of(parts)
             if shortcut is not None:
                 self.sums[norm.module] = shortcut
-            elif any(writer_of(x) for x, _ in parts) and any(unseen(x) for x, _ in parts):
+            elif len(parts) > 1 and any(writer_of(x) for x, _ in parts) and any(unseen(x) for x, _ in parts):
                 self.refused.append(f"{norm.module} reads what the trace cannot see (a custom autograd function?)")
 
     def sites(self, chosen: Mapping[str, str] | None) -> list[Site]:

@@ -73,6 +73,8 @@ class Call:
     @property
     def reads(self) -> list[Value]:
         """The values whose numbers count."""
+        if self.name in READS_NOTHING:
+            return []
         read = self.args[:1] if self.name in READS_FIRST_ONLY else [self.args, self.kwargs]
         return list(dict.fromkeys(tensors(read)))
 
@@ -139,7 +141,7 @@ class Trace(TorchFunctionMode):
         kwargs = kwargs or {}
         # of a property, such as Tensor.T, the function is its __get__
         name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
-        if self.norm_input is not None or name in READS_NOTHING:
+        if self.norm_input is not None:
             return func(*args, **kwargs)
         call = Call(name, func, self.replaced(args), self.replaced(kwargs), self.inside[-1], len(self.calls))
         result = func(*args, **kwargs)
