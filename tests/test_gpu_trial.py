@@ -22,7 +22,7 @@ OUTPUT = {
         "FAILED tests/a.py::b - it\n== 1 failed, 2 passed in 3s ==\n",
         [{"result": "1 failed, 2 passed in 3s"}, {"result": "FAILED tests/a.py::b - it"}],
     ),
-    "translations": ("Generate BLEU4 = 12.5\nBLEU|tok:13a = 13.0 60/20", [{"result": "BLEU|tok:13a = 13.0 60/20"}]),
+    "summary": ("sacreBLEU      13.0\nupdate 30     7.1", [{"result": "sacreBLEU 13.0"}, {"result": "update 30 7.1"}]),
     "nothing": ("Segmentation fault\n", []),
 }
 

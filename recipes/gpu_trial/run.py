@@ -75,8 +75,10 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
     """What a command measured: its rows of JSON, the counts of its tests, or the score of its training."""
     lines = log_of(folder, name)
     found = [json.loads(line) for line in lines if line.startswith("{") and '"method"' in line]
-    said = [line.strip("= ") for line in lines if re.search(r"\d+ (passed|failed|skipped|error)|BLEU.* = ", line)]
-    return found + [{"result": line} for line in (*said[-1:], *(it for it in lines if it.startswith("FAILED")))]
+    tests = [line.strip("= ") for line in lines if re.search(r"\d+ (passed|failed|skipped|error)", line)][-1:]
+    scores = [" ".join(line.split()) for line in lines if re.match(r"(sacreBLEU|update \d+) +\d", line)]
+    failed = [line for line in lines if line.startswith("FAILED")]
+    return found + [{"result": line} for line in (*tests, *scores, *failed)]
 
 
 def perform(words: list[str], path: Path, limit: float) -> None:
