@@ -33,9 +33,6 @@ class Shortcut:
 
     tensor: Tensor | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # a copy of the model is of no moment within a forward
-
 
 @dataclass
 class Take:
@@ -103,24 +100,19 @@ def shortcut_at(norm: nn.Module) -> Shortcut:
     return next(hook.shortcut for hook in norm._forward_pre_hooks.values() if isinstance(hook, Scale))
 
 
-def fresh(model: nn.Module, sites: Iterable[Site]) -> bool:
-    """Whether the norms around the sites are as they are before training: weight 1, bias 0."""
-    norms: dict[str, Any] = {n: model.get_submodule(n) for site in sites for n in (site.norm, site.writer) if n}
-    return all(norm.weight.eq(1).all() and not (getattr(norm, "bias", None) is not None and norm.bias.any())
-               for norm in norms.values())  # fmt: skip
-
-
 def refuse_trained(model: nn.Module, sites: Iterable[Site]) -> None:
-    """Refuse to set the ω of a model whose norms have been trained.
+    """Refuse to set the ω of a model whose norms around the sites are not as before training: weight 1, bias 0.
 
     Raises:
         AdminError: it is so.
     """
-    if not fresh(model, sites):
-        raise AdminError(
-            "the model's norms are not at weight 1 and bias 0: it has been trained (from_pretrained?), and another "
-            "omega would destroy what it has learned. Profile a new model, or train this one unprofiled, at omega = 1."
-        )
+    for name in {name for site in sites for name in (site.norm, site.writer) if name}:
+        norm: Any = model.get_submodule(name)
+        if norm.weight.ne(1).any() or (getattr(norm, "bias", None) is not None and norm.bias.any()):
+            raise AdminError(
+                f"{name} is not at weight 1 and bias 0: the model has been trained (from_pretrained?), and another "
+                "omega would destroy what it has learned. Profile a new model, or train this one unprofiled, at omega = 1."
+            )
 
 
 def attach(
