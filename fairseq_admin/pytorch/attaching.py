@@ -111,7 +111,7 @@ def refuse_trained(model: nn.Module, sites: Iterable[Site]) -> None:
         if norm.weight.ne(1).any() or (getattr(norm, "bias", None) is not None and norm.bias.any()):
             raise AdminError(
                 f"{name} is not at weight 1 and bias 0: the model has been trained (from_pretrained?), and another "
-                "omega would destroy what it has learned. Profile a new model, or train this one unprofiled, at omega = 1."
+                "omega would destroy what it has learned. Profile a new model, or train this one unprofiled."
             )
 
 
