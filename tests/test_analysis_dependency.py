@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairseq_admin.analysis import dependency
 from fairseq_admin.analysis.registry import Settings
-from fairseq_admin.analysis.sublayers import observed, real_positions
+from fairseq_admin.method.sublayers import observed, real_positions
 
 
 def part_by_hand(x: Tensor, j: int, branches: list[Tensor], norms: list[nn.Module], scheme: str) -> list[Tensor]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fairseq_admin.analysis.output_change import changes as output_changes
 from fairseq_admin.analysis.output_change import first_update, fit, fits, perturb, predicted, sublayers_of
-from fairseq_admin.analysis.sublayers import real_positions
 from fairseq_admin.method.profiling import measure
+from fairseq_admin.method.sublayers import real_positions
 
 DEPTHS = (6, 9, 12, 18, 24, 36, 48)
 SEEDS = 32

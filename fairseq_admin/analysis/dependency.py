@@ -23,10 +23,10 @@ from torch import Tensor
 
 from ..bar import each
 from ..method.schemes import stacks_of
+from ..method.sublayers import Sublayer, centred, observed, real_positions, real_rows
 from . import figure
 from .sentences import PADDING
 from .subject import Subject
-from .sublayers import Sublayer, centred, observed, real_positions, real_rows
 
 
 @torch.no_grad()

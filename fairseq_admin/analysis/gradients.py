@@ -19,13 +19,13 @@ from typing import Any
 
 from ..bar import bar, each
 from ..method.schemes import layers_of, stacks_of
+from ..method.sublayers import Sublayer, observed, real_positions, real_rows
 from . import figure
 from .fresh import Fresh
 from .output_change import fit
 from .registry import Settings
 from .sentences import PADDING
 from .subject import Subject
-from .sublayers import Sublayer, observed, real_positions, real_rows
 
 DEPTHS = (6, 8, 10, 12, 14)
 

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from ..bar import bar
 from ..method.schemes import layers_of, stacks_of
+from ..method.sublayers import Sublayer, normalised, observed, real_positions, real_rows
 from . import figure
 from .dependency import own_share
 from .fresh import Fresh
 from .registry import Settings
 from .sentences import PADDING
 from .subject import Subject
-from .sublayers import Sublayer, normalised, observed, real_positions, real_rows
 
 DEPTHS = (1, 2, 4, 6, 9, 12, 18, 24, 36, 48, 72, 100)
 NOISE = 0.01

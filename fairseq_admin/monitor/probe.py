@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..analysis.sublayers import Sublayer, real_positions, watch
 from ..method.norms import ShortcutNorm
+from ..method.sublayers import Sublayer, real_positions, watch
 from ..pytorch.omega import variance
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..method.norms import BottomNorm, ShortcutNorm
-from ..method.schemes import SUBLAYER_NORMS, layers_of
+from .norms import BottomNorm, ShortcutNorm
+from .schemes import SUBLAYER_NORMS, layers_of
 
 KINDS = {"self_attn": "self-attention", "encoder_attn": "encoder-attention", "ffn": "feed-forward"}
 """The kinds of sub-layer, as state_dict.omegas names them, and in words."""
