@@ -209,7 +209,7 @@ def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest
     other["model"]["more.admin_provenance"] = provenance.encode({"scheme": "dt-fixup", "mu": 2.5, "sentences": 9})
     torch.save(other, tmp_path / "other.pt")
     assert cli.main(["average", str(tmp_path / "other.pt"), path, "-o", out]) == 2
-    assert "not of one run: the new layers were set up with mu 2.5 in the first" in capsys.readouterr().err
+    assert "not of one run: the new layers' mu is 2.5 in the first" in capsys.readouterr().err
     assert not list(tmp_path.glob("out*"))
 
 
