@@ -96,12 +96,6 @@ def test_rules_by_depth_need_no_batch(kind, rule, omega):
 
 
 @KIND
-def test_a_batch_of_padding_is_refused(kind):
-    with pytest.raises(AdminError, match=r"first training batch holds no token \(\(2, 5\), all padding\)"):
-        kind.build()(torch.full((2, 5), PAD))
-
-
-@KIND
 def test_a_stack_that_trains_alone_is_refused(kind):
     model = kind.build()
     (stack,) = stacks_of(model).values()

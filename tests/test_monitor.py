@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method.schemes import attentions_of, stacks_of
-from fairseq_admin.monitor.probe import StackProbe
+from fairseq_admin.monitor.monitor import StackProbe
 from fairseq_admin.pytorch.omega import variance
 
 SIZES = {**reference.TINY, "encoder_layers": 3, "decoder_layers": 2}
@@ -170,7 +170,7 @@ def test_a_batch_that_runs_out_of_memory_is_not_shown(which: int, freq: int, mon
     whole.set_num_updates(0)
     whole(*reference.batch(seed=2))
     whole.set_num_updates(1)
-    monkeypatch.setattr("fairseq_admin.monitor.probe.variance", scarce)
+    monkeypatch.setattr("fairseq_admin.monitor.monitor.variance", scarce)
     model.set_num_updates(0)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         model(*reference.batch(seed=1, sentences=3, source=5))

@@ -11,6 +11,7 @@ of a half-precision run are copied from the scaled weights. It is in evaluation 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,7 @@ from ..pytorch.omega import omega_from_depth
 from ..version import __version__
 from . import initial_weights, provenance
 from .norms import shortcut_norms
-from .profiling import StackProbe, from_first_rank
+from .profiling import from_first_rank, observe
 from .schemes import EVERY
 from .stacks import AdminEncoder
 
@@ -104,10 +105,10 @@ def largest_norm(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], 
 
 def measured_omega(more: MoreLayers, tokens: Tensor, features: Tensor) -> Tensor:
     """ω of the new layers by --admin-init on one batch, set on the way. Shape (S,)."""
-    probe = StackProbe(shortcut_norms(more), more.cfg.admin_init, tokens.ne(more.padding_idx).t())
-    with probe.attached():
+    with contextlib.ExitStack() as undo:
+        measured = observe(more, more.cfg.admin_init, tokens, undo)
         more.extend(tokens, features)
-    return probe.omega()
+    return measured.omega()
 
 
 def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], sentences: int) -> None:

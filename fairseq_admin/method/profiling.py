@@ -19,49 +19,33 @@ from fairseq.models import BaseFairseqModel
 from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
-from ..errors import AdminError
 from ..pytorch.omega import StackMeasure, omega_range, within_memory
 from ..pytorch.trace import undisturbed
 from ..version import __version__
 from .norms import ShortcutNorm, shortcut_norms
 from .schemes import stacks_of
+from .sublayers import Sublayer, real_positions, watch
 
 logger = logging.getLogger(__name__)
 
 
-class StackProbe:
-    """Measures the sub-layers of one stack as they run, and sets their ω by the rule.
+def observe(stack: Any, rule: str, tokens: Tensor, undo: contextlib.ExitStack) -> StackMeasure:
+    """Measure the sub-layers of a stack in its next forward, and set the ω of each by the rule before it is used.
 
     Args:
-        norms: the stack's norms in forward order, S of them.
+        stack: an encoder or a decoder of ShortcutNorms.
         rule: "reference" or "paper".
-        real: which positions of the stack are not padding. Shape (T, B), bool.
+        tokens: what the stack is given. Shape (B, T).
+        undo: closed when the forward has ended.
     """
+    measured = StackMeasure(rule, real_positions(tokens, stack.padding_idx))
 
-    def __init__(self, norms: list[ShortcutNorm], rule: str, real: Tensor) -> None:
-        self.norms = norms
-        self.measured = StackMeasure(rule, real.flatten().nonzero().squeeze(1))
+    def set_omega(sublayer: Sublayer) -> None:
+        assert isinstance(sublayer.norm, ShortcutNorm)
+        sublayer.norm.set_omega(measured.add(sublayer.shortcut, sublayer.branch))
 
-    @contextlib.contextmanager
-    def attached(self) -> Iterator[None]:
-        for norm in self.norms:
-            norm.set_omega(1.0)
-        handles = [norm.register_forward_pre_hook(self._observe) for norm in self.norms]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _observe(self, norm: nn.Module, inputs: tuple[tuple[Tensor, Tensor]]) -> None:
-        branch, shortcut = inputs[0]
-        assert isinstance(norm, ShortcutNorm)
-        norm.set_omega(self.measured.add(shortcut, branch))
-
-    def omega(self) -> Tensor:
-        """ω of every sub-layer after the pass. Shape (S,), float32."""
-        assert len(self.measured.omegas) == len(self.norms), "a sub-layer did not run exactly once"
-        return self.measured.omega()
+    watch(stack, set_omega, undo)
+    return measured
 
 
 @contextlib.contextmanager
@@ -93,40 +77,14 @@ def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_toke
     Returns:
         ω of the encoder's, then of the decoder's sub-layers. Shape (S_encoder + S_decoder,), float32.
     """
-    given, stacks = inputs(src_tokens, prev_output_tokens), stacks_of(model)
-    probes = [
-        StackProbe(shortcut_norms(stacks[side]), rule, tokens.ne(stacks[side].padding_idx).t())
-        for side, tokens in given.items()
-    ]
-    with _undisturbed(model), contextlib.ExitStack() as attached:
-        for probe in probes:
-            attached.enter_context(probe.attached())
+    stacks = stacks_of(model)
+    with _undisturbed(model), contextlib.ExitStack() as undo:
+        words = inputs(src_tokens, prev_output_tokens)
+        measures = [observe(stacks[side], rule, tokens, undo) for side, tokens in words.items()]
         encoder_out = stacks["encoder"](src_tokens) if "encoder" in stacks else None
         if "decoder" in stacks:
             stacks["decoder"](prev_output_tokens, encoder_out=encoder_out, features_only=True)
-        return torch.cat([probe.omega() for probe in probes])
-
-
-def _first_sentences(src_tokens: Tensor | None, prev_output_tokens: Tensor | None, tokens: int) -> int:
-    """How many sentences to use: their padded longer side holds at most that many tokens, but at least one of them."""
-    sides = list(inputs(src_tokens, prev_output_tokens).values())
-    return min(len(sides[0]), max(1, tokens // max(side.size(1) for side in sides)))
-
-
-def _measure_in_memory(
-    model: BaseFairseqModel,
-    src_tokens: Tensor | None,
-    prev_output_tokens: Tensor | None,
-    rule: str,
-    tokens: int,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """`measure`, with half the sentences each time the device runs out of memory. Returns ω and the batch used."""
-
-    def attempt(sentences: int) -> tuple[Tensor, dict[str, Tensor]]:
-        src, prev = (None if side is None else side[:sentences] for side in (src_tokens, prev_output_tokens))
-        return measure(model, src, prev, rule), inputs(src, prev)
-
-    return within_memory(attempt, _first_sentences(src_tokens, prev_output_tokens, tokens))
+        return torch.cat([measured.omega() for measured in measures])
 
 
 def from_first_rank(omega: Tensor) -> Tensor:
@@ -149,49 +107,42 @@ def profile(
         Where ω came from: rule, tokens used on either side, seed, version. Log it, and keep it in the checkpoint.
 
     Raises:
-        AdminError: the batch holds no token, or a variance is not a finite number.
+        AdminError: a variance is not a finite number.
     """
     start = time.perf_counter()
-    given, stacks = inputs(src_tokens, prev_output_tokens), stacks_of(model)
-    norms = {side: shortcut_norms(stack) for side, stack in stacks.items()}
-    named = {"encoder": "source ", "decoder": "target "} if len(given) > 1 else dict.fromkeys(given, "")
-    every = [norm for part in norms.values() for norm in part]
+    batch, stacks = inputs(src_tokens, prev_output_tokens), stacks_of(model)
+    norms = {side: shortcut_norms(stacks[side]) for side in batch}
+    named = {"encoder": "source", "decoder": "target"} if len(batch) > 1 else dict.fromkeys(batch, "")
+
+    def attempt(sentences: int) -> tuple[Tensor, int]:
+        src, prev = (None if side is None else side[:sentences] for side in (src_tokens, prev_output_tokens))
+        return measure(model, src, prev, rule), sentences
+
+    widths, sentences = [words.size(1) for words in batch.values()], len(next(iter(batch.values())))
     failure = None
-
-    def real(batch: dict[str, Tensor]) -> dict[str, int]:
-        return {side: int(words.ne(stacks[side].padding_idx).sum()) for side, words in batch.items()}
-
-    used = given
     try:
-        if not all(real(given).values()):
-            shapes = ", ".join(f"{named[side]}{tuple(words.shape)}" for side, words in given.items())
-            raise AdminError(
-                f"the first training batch holds no token ({shapes}, all padding); profiling needs one. Check the "
-                "training data."
-            )
-        omega, used = _measure_in_memory(model, src_tokens, prev_output_tokens, rule, tokens)
-    except Exception as error:
+        omega, sentences = within_memory(attempt, min(sentences, max(1, tokens // max(widths))))
+    except Exception as error:  # after the broadcast, which every rank has to reach
         failure = error
-        omega = torch.full((len(every),), math.nan, device=next(iter(given.values())).device)
+        omega = torch.full((sum(map(len, norms.values())),), math.nan, device=next(iter(batch.values())).device)
     omega = from_first_rank(omega)
     if failure is not None and not torch.isfinite(omega).all():
         raise failure
-    for norm, value in zip(every, omega):
-        norm.set_omega(value)
-    ranges = [
-        omega_range(*named_part) for named_part in zip(norms, omega.split([len(part) for part in norms.values()]))
-    ]
-    counts = real(used)
+    parts = omega.split([len(part) for part in norms.values()])
+    for side, part in zip(batch, parts):
+        for norm, value in zip(norms[side], part, strict=True):
+            norm.set_omega(value)
+    counts = {named[side]: int(batch[side][:sentences].ne(stacks[side].padding_idx).sum()) for side in batch}
     logger.info(
         "Admin: profiled by rule %s on %s tokens in %.2f s: %s",
         rule,
-        " and ".join(f"{count} {named[side]}".rstrip() for side, count in counts.items()),
+        " and ".join(f"{count} {side}".rstrip() for side, count in counts.items()),
         time.perf_counter() - start,
-        "; ".join(ranges),
+        "; ".join(map(omega_range, batch, parts)),
     )
     return {
         "rule": rule,
-        **{f"{named[side]}tokens".replace(" ", "_"): count for side, count in counts.items()},
+        **{f"{side}_tokens".lstrip("_"): count for side, count in counts.items()},
         "seed": torch.initial_seed(),
         "version": __version__,
     }

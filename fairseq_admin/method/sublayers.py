@@ -2,7 +2,7 @@
 
 Every layer of ours and of fairseq's adds its branch to its shortcut in `residual_connection`. For one forward each
 layer has a method of that name of its own, which shows what it is given and calls the layer's. So every scheme can be
-observed, in analysis and while it trains, and the model itself stays as it is.
+observed, when ω is profiled, while it trains and in analysis, and the model itself stays as it is.
 
     T time   B batch   C channels   S sub-layers   R real positions
 """
@@ -52,9 +52,15 @@ class Sublayer:
         return f"layers.{self.layer}.{self.kind}"
 
     @property
+    def scaled_branch(self) -> Tensor:
+        """b · branch, in float32 or wider. Shape (T, B, C)."""
+        return self.b * self.branch.to(torch.promote_types(self.branch.dtype, torch.float32))
+
+    @property
     def total(self) -> Tensor:
-        """What is normalised, or is the output. Shape (T, B, C)."""
-        total = self.a * self.shortcut + self.b * self.branch
+        """What is normalised, or is the output, in float32 or wider. Shape (T, B, C)."""
+        branch = self.scaled_branch
+        total = self.a * self.shortcut.to(branch.dtype) + branch
         return total if self.bottom is None else total + self.bottom
 
 
@@ -81,13 +87,13 @@ def watch(
         branches: what takes the place of the sub-layers' own, which are shown all the same; S of them. Then every
             sub-layer has the input that it has in the model which these branches are from.
     """
-    given = None if branches is None else iter(branches)
+    replacements = None if branches is None else iter(branches)
     for number, layer in enumerate(layers_of(stack)):
-        _watch_layer(layer, number, see, given)
+        _watch_layer(layer, number, see, replacements)
         undo.callback(vars(layer).pop, "residual_connection", None)
 
 
-def _watch_layer(layer: Any, number: int, see: Callable[[Sublayer], Any], given: Iterator[Tensor] | None) -> None:
+def _watch_layer(layer: Any, number: int, see: Callable[[Sublayer], Any], branches: Iterator[Tensor] | None) -> None:
     names = norms_of(layer)
     coming = iter(names)
     add = layer.residual_connection
@@ -98,7 +104,7 @@ def _watch_layer(layer: Any, number: int, see: Callable[[Sublayer], Any], given:
         after = not layer.normalize_before and isinstance(norm, nn.LayerNorm)
         a, b = _scales(layer, norm)
         kind = name.replace("_layer_norm", "").replace("final", "ffn")
-        total = add(branch if given is None else next(given), shortcut)
+        total = add(branch if branches is None else next(branches), shortcut)
         if name == names[-1]:
             del layer.residual_connection
         bottom = norm.bottom if isinstance(norm, BottomNorm) else None

@@ -3,11 +3,18 @@
 fairseq tells a model the number of updates before every batch, calls its `forward`, and after the last batch of an
 update its `all_reduce_grads`. So the first batch of an update is measured, then the gradients of the whole of it, and
 both are logged when the next update begins, in the aggregates of fairseq's trainer, which its progress bars read.
+
+    β_{i,i} = sqrt( Var[f_i] / Var[ω_i x_{i-1} + f_i] )        Liu et al. 2020, section 4.1
+
+is how much of a sub-layer's output is its own branch's. Post-LN normalises that sum and Pre-LN sums further; either
+way the norm that follows divides by the root of the sum's variance. Schemes without norms have the share in the sum.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,9 +22,11 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
+from ..method.norms import ShortcutNorm
 from ..method.schemes import layers_of, stacks_of
+from ..method.sublayers import Sublayer, real_positions, watch
+from ..pytorch.omega import variance
 from .divergence_rule import DivergenceRule
-from .probe import StackProbe
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +54,58 @@ def gradient_norms(model: Any) -> dict[str, Tensor]:
         each = [torch.linalg.vector_norm(weight.grad, dtype=torch.float32) for weight in weights]
         norms[name] = torch.linalg.vector_norm(torch.stack(each))
     return norms
+
+
+class StackProbe:
+    """Measures ω of the sub-layers of one stack in its next forward, their branches' variance and their share β.
+
+    Args:
+        stack: an encoder or a decoder.
+        tokens: what it is given. Shape (B, T).
+        variances: whether to measure variances too, not ω alone.
+
+    Attributes:
+        whole: whether the stack's forward has come to its end; else it ran out of memory.
+    """
+
+    def __init__(self, stack: Any, tokens: Tensor, variances: bool) -> None:
+        self.stack, self.tokens, self.variances = stack, tokens, variances
+        self.omegas: list[Tensor] = []
+        self.branches: list[Tensor] = []
+        self.sums: list[Tensor] = []
+        self.whole = False
+        self.undo = contextlib.ExitStack()
+        self.undo.callback(stack.register_forward_hook(self._end).remove)
+        watch(stack, self._measure, self.undo)
+
+    def _end(self, *_: Any) -> None:
+        self.whole = True
+
+    @torch.no_grad()
+    def _measure(self, sublayer: Sublayer) -> None:
+        if isinstance(sublayer.norm, ShortcutNorm):
+            self.omegas.append(sublayer.norm.omega.float())
+        if self.variances:
+            self.branches.append(variance(sublayer.scaled_branch, self._real))
+            self.sums.append(variance(sublayer.total, self._real))
+
+    @cached_property
+    def _real(self) -> Tensor:
+        """The positions that are not padding, as `variance` takes them, of a sub-layer's tensors."""
+        batch_first = getattr(self.stack, "batch_first", False)  # of fast stacks, which know it once they run
+        return real_positions(self.tokens, self.stack.padding_idx, batch_first)
+
+    def values(self) -> dict[str, Tensor]:
+        """What was seen over the stack's sub-layers, each a scalar on the model's device."""
+        values: dict[str, Tensor] = {}
+        if self.omegas:
+            omegas = torch.stack(self.omegas)
+            values |= {"omega_min": omegas.min(), "omega_mean": omegas.mean(), "omega_max": omegas.max()}
+        if self.branches:
+            branches = torch.stack(self.branches)
+            beta = (branches / torch.stack(self.sums)).sqrt()
+            values |= {"beta_mean": beta.mean(), "beta_max": beta.max(), "branch_variance": branches.mean()}
+        return values
 
 
 class Monitor:
@@ -91,13 +152,13 @@ class Monitor:
         for name, value in self.shown.items():
             metrics.log_scalar(name, value, weight=0, priority=PRIORITY)
 
-    def before_forward(self, model: Any, given: dict[str, Tensor]) -> None:
+    def before_forward(self, model: Any, inputs: dict[str, Tensor]) -> None:
         """Call before every forward with the input of each stack, of shape (B, T)."""
         self._step_aside()
         if self.due and model.training and torch.is_grad_enabled():
             self.due = False
             stacks = stacks_of(model)
-            self.probes = {side: StackProbe(stacks[side], tokens, self.thorough) for side, tokens in given.items()}
+            self.probes = {side: StackProbe(stacks[side], tokens, self.thorough) for side, tokens in inputs.items()}
 
     def after_backward(self, model: Any) -> None:
         """Call when the gradients of an update are there, before they are clipped."""
@@ -108,7 +169,7 @@ class Monitor:
 
     def _step_aside(self) -> None:
         for probe in self.probes.values():
-            probe.close()
+            probe.undo.close()
 
     def _forget(self) -> None:
         self._step_aside()
@@ -117,20 +178,17 @@ class Monitor:
     def _finish(self) -> None:
         """Read what was measured, in one wait for the device."""
         self._step_aside()
-        seen = {side: probe.values() for side, probe in self.probes.items()}
-        tensors = {f"{side}_{name}": value for side, values in seen.items() for name, value in values.items()}
-        of_fairseq = {name: meter.val for name in ("gnorm", "loss") if (meter := metrics.get_meter("default", name))}
-        if self.norms and of_fairseq.get("gnorm") is not None:
+        sides = list(self.probes)
+        seen = {f"{side}_{name}": it for side, probe in self.probes.items() for name, it in probe.values().items()}
+        meters = {name: meter.val for name in ("gnorm", "loss") if (meter := metrics.get_meter("default", name))}
+        if self.norms and meters.get("gnorm") is not None:
             # fairseq's own norm is of the gradient that the optimizer takes, before it is clipped.
-            scale = torch.as_tensor(of_fairseq["gnorm"], device=self.norms["model"].device) / self.norms.pop("model")
-            tensors.update({f"{side}_gnorm": norm * scale for side, norm in self.norms.items()})
-        shares = {side: f"{side}_beta_mean" for side, values in seen.items() if "beta_mean" in values}
+            scale = torch.as_tensor(meters["gnorm"], device=self.norms["model"].device) / self.norms.pop("model")
+            seen |= {f"{side}_gnorm": norm * scale for side, norm in self.norms.items()}
         self.probes, self.norms = {}, {}
-        values = dict(
-            zip(tensors, torch.stack([value.float() for value in tensors.values()]).tolist() if tensors else [])
-        )
+        values = dict(zip(seen, torch.stack([value.float() for value in seen.values()]).tolist() if seen else []))
         self.shown = {name: float(f"{value:.4g}") for name, value in values.items()}
-        betas = {side: values[name] for side, name in shares.items()}
-        if betas and of_fairseq.get("loss") is not None:
-            for warning in self.rule.warnings(self.num_updates + 1, betas, float(of_fairseq["loss"])):
+        shares = {side: values[f"{side}_beta_mean"] for side in sides if f"{side}_beta_mean" in values}
+        if shares and meters.get("loss") is not None:
+            for warning in self.rule.warnings(self.num_updates + 1, shares, float(meters["loss"])):
                 logger.warning("Admin: %s", warning)
