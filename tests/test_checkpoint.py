@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
-import logging
 import pickle
 import resource
 import zipfile
@@ -17,7 +15,7 @@ from omegaconf import OmegaConf
 
 from fairseq_admin.checkpoints import files
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method import provenance, state_dict
+from fairseq_admin.method import state_dict
 
 
 class Evil:
@@ -169,26 +167,6 @@ def test_a_check_that_fails_leaves_what_was_there(tmp_path, error):
 
 # State dicts ----------------------------------------------------------------------------------------------------------
 
-DEPTHS = {"encoder": 2, "decoder": 2}
-
-
-def test_adopt_completes_a_stock_model_with_omega_1(caplog):
-    stock, expected = reference.build("transformer", **reference.TINY).state_dict(), admin().state_dict()
-    for key in expected:
-        if key.endswith(".omega_init"):
-            expected[key].fill_(3)
-    state = copy.copy(stock)
-    with caplog.at_level(logging.INFO):
-        state_dict.adopt(state, expected, DEPTHS)
-    assert state.keys() == expected.keys()
-    for key, tensor in state.items():
-        if key.endswith((".omega_init", ".omega_delta")):
-            assert tensor.eq(key.endswith("init")).all() and tensor.shape == (64,)
-        elif key != provenance.KEY:
-            assert tensor is stock[key]
-    assert provenance.decode(state[provenance.KEY]) == {"rule": "stock checkpoint, omega = 1"}
-    assert "every omega is 1, nothing will be profiled" in caplog.text
-
 
 def test_what_only_fairseq_0122_stores_is_dropped():
     """Do its checkpoints, stock or ours, load strictly, whatever fairseq is installed?"""
@@ -200,27 +178,6 @@ def test_what_only_fairseq_0122_stores_is_dropped():
         model = admin()
         model.load_state_dict(state, strict=True)
         assert not any("in_proj_weight" in key or "fc2_bias" in key for key in model.state_dict())
-
-
-def test_adopt_leaves_an_admin_model_alone():
-    model = admin()
-    model(*reference.batch())
-    state = model.state_dict()
-    before = dict(state)
-    state_dict.adopt(state, admin().state_dict(), DEPTHS)
-    assert state == before
-    state_dict.adopt(state, state, {"encoder": 2})  # a stack that is to be pruned is not checked
-
-
-def test_adopt_refuses_another_depth_and_pre_ln():
-    state = admin().state_dict()
-    for stack in DEPTHS:
-        message = f"checkpoint's {stack} has 2 layers and the model's has 3. Use .*--{stack}-layers 2"
-        with pytest.raises(AdminError, match=message):
-            state_dict.adopt(state, state, {**DEPTHS, stack: 3})
-    pre_ln = reference.build("transformer", **reference.TINY, encoder_normalize_before=True).state_dict()
-    with pytest.raises(AdminError, match=r"is a Pre-LN Transformer \(it has encoder\.layer_norm\)"):
-        state_dict.adopt(pre_ln, admin().state_dict(), DEPTHS)
 
 
 def test_omegas_are_in_forward_order_and_include_what_was_learned():

@@ -15,7 +15,6 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT, TRAIN, Run, run_module
-from fairseq import checkpoint_utils, utils
 
 from fairseq_admin.architectures.translation_model import TransformerAdminModel
 from fairseq_admin.checkpoints import files
@@ -132,34 +131,3 @@ def test_interactive_and_hub(corpus: Path, trained: Path, said: str) -> None:
             words.append(int(scores.argmax()))
     greedy = hub.decode(torch.tensor(words[1:]))
     assert len(greedy.split()) > 1 and hub.translate(SENTENCE, beam=1, max_len_b=20) == said == greedy
-
-
-@pytest.fixture(scope="module")
-def model(corpus: Path, trained: Path) -> TransformerAdminModel:
-    """The last checkpoint's model in evaluation mode."""
-    overrides = {"data": str(corpus)}
-    models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(trained / "checkpoint_last.pt")], overrides)
-    return models[0].eval()
-
-
-def test_generation_is_the_training_forward(model: TransformerAdminModel) -> None:
-    """Are log-probabilities word by word, with cached states, those of the whole sentence at once, as in training?"""
-    utils.set_torch_seed(1)
-    source = torch.randint(4, 44, (3, 9))
-    source[1, :4] = 1  # padding, on the left as fairseq has it
-    source[:, -1] = 2
-    lengths = source.ne(1).sum(1)
-    target = torch.cat([torch.full((3, 1), 2), torch.randint(4, 44, (3, 7))], 1)
-    with torch.no_grad():
-        whole = model.get_normalized_probs(model(source, lengths, target), log_probs=True)
-        encoder_out = model.encoder(source, lengths)
-        state: dict[str, dict[str, torch.Tensor]] = {}
-        for step in range(1, 9):
-            out = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
-            word = model.get_normalized_probs(out, log_probs=True)[:, -1]
-            # float32 sums in another order: rounding of some 10 units in the last place of numbers up to 8
-            torch.testing.assert_close(word, whole[:, step - 1], rtol=1e-5, atol=1e-5)
-        assert state, "no state was cached: nothing incremental was tested"
-        fast = model.encoder(source, lengths)["encoder_out"][0]
-    slow = model.encoder(source, lengths)["encoder_out"][0]  # with gradients, fairseq's fast path is not taken
-    assert slow.requires_grad and torch.equal(fast, slow)

@@ -10,10 +10,6 @@ import torch
 from kinds import KINDS, STILL
 from torch import nn
 
-from fairseq_admin.checkpoints import fold
-from fairseq_admin.checkpoints.checkpoint import Checkpoint
-from fairseq_admin.errors import AdminError
-
 
 def build(**options):
     return KINDS["translation"].build(admin_scheme="fixup", **STILL, **options)
@@ -67,12 +63,3 @@ def test_no_bias_vector_is_trained_or_stored():
     assert vectors == []
     assert not [key for key in model.state_dict() if key.endswith(("proj.bias", "fc1.bias", "fc2.bias"))]
     assert all(not linear.bias.any() for linear in model.decoder.layers[0].modules() if isinstance(linear, nn.Linear))
-
-
-def test_fold_refuses():
-    model = build()
-    with pytest.raises(
-        AdminError, match="^the checkpoint is of --admin-scheme fixup, whose layers no stock Transformer"
-    ):
-        options = {"model": {"_name": "transformer_admin", "admin_scheme": "fixup"}}
-        fold.fold(Checkpoint({"model": model.state_dict(), "cfg": options}))

@@ -40,37 +40,27 @@ IN_ALL = [
 
 
 @pytest.mark.parametrize(
-    ("depths", "scales", "gains"),
+    ("constants", "depths", "expected"),
     [
         # 6^4 * 6 = 7776, its 16th root 1.750541; 0.81 * that, 0.87 / that; 4th roots of 18 and of 72.
-        ((6, 6), (1.417938, 2.059767), (0.496989, 0.343295)),
-        # 18^5 = 1889568, its 16th root 2.467588; 4th roots of 54 and of 216.
-        ((18, 18), (1.998746, 2.710806), (0.352571, 0.260847)),
+        (deepnorm_scales, (6, 6), (1.417938, 2.059767)),
+        (deepnorm_gains, (6, 6), (0.496989, 0.343295)),
         # 60^4 * 12 = 155520000, its 16th root 3.250773; 4th roots of 36 (sqrt 6) and of 144 (sqrt 12).
-        ((60, 12), (2.633126, 2.449490), (0.267629, 0.288675)),
+        (deepnorm_scales, (60, 12), (2.633126, 2.449490)),
+        (deepnorm_gains, (60, 12), (0.267629, 0.288675)),
         # One stack: 4th roots of 36 and of 144.
-        ((0, 18), (2.449490, 2.449490), (0.288675, 0.288675)),
-        ((18, 0), (2.449490, 2.449490), (0.288675, 0.288675)),
-    ],
-)
-def test_deepnorm_constants(depths, scales, gains):
-    assert deepnorm_scales(*depths) == pytest.approx(scales, abs=1e-6)
-    assert deepnorm_gains(*depths) == pytest.approx(gains, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("depths", "gains"),
-    [
+        *((deepnorm_scales, depths, (2.449490, 2.449490)) for depths in ((0, 18), (18, 0))),
+        *((deepnorm_gains, depths, (0.288675, 0.288675)) for depths in ((0, 18), (18, 0))),
         # 4th root of 6 is 1.565085; 0.67 / that; 4th root of 54 is 2.710806.
-        ((6, 6), (0.428092, 0.368894)),
+        (t_fixup_gains, (6, 6), (0.428092, 0.368894)),
         # 4th root of 60 is 2.783158; 4th root of 108 is 3.223710.
-        ((60, 12), (0.240734, 0.310202)),
+        (t_fixup_gains, (60, 12), (0.240734, 0.310202)),
         # A decoder alone: 4th root of 144.
-        ((0, 16), (0.288675, 0.288675)),
+        (t_fixup_gains, (0, 16), (0.288675, 0.288675)),
     ],
 )
-def test_t_fixup_constants(depths, gains):
-    assert t_fixup_gains(*depths) == pytest.approx(gains, abs=1e-6)
+def test_constants_of_the_papers(constants, depths, expected):
+    assert constants(*depths) == pytest.approx(expected, abs=1e-6)
 
 
 def sublayers(scheme: str, sides: set[str]) -> dict[str, reference.Sublayer]:
@@ -285,23 +275,14 @@ def test_admin_differs_from_stock_by_omega_only(kind):
     assert ours.keys() - stock.keys() == added - first | {provenance.KEY}
 
 
-def test_options_without_a_scheme_are_admins():
-    """Options saved before there was a choice have none in them, and Admin's record names none."""
-    one, other = (
-        reference.build("transformer_admin_tiny"),
-        reference.build("transformer_admin_tiny", admin_scheme="admin"),
-    )
-    assert_equal(*(trained(model, TRANSLATION.batch()) for model in (one, other)))
-    assert "scheme" not in provenance.decode(one.state_dict()[provenance.KEY])
-
-
 # Options and modes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "scheme"), [case for case in IN_EVERY_KIND if "masked" not in case.id])
 def test_training_forward_is_generation_forward(kind, scheme):
-    """Word by word with the cache of keys and values, as fairseq-generate does."""
-    model, words = reference.scattered(kind.build(admin_scheme=scheme, **STILL)), kind.batch(padded=False)
+    """Word by word with the cache of keys and values, as fairseq-generate does; sources are padded."""
+    model, words = reference.scattered(kind.build(admin_scheme=scheme, **STILL)), kind.batch()
+    words["decoder"] = kind.batch(padded=False)["decoder"]
     training, state, steps = logits(model, words), {}, []
     model.eval()
     with torch.no_grad():
@@ -439,6 +420,9 @@ def test_scale_is_loaded_with_the_weights():
             for name in KINDS
         ),
         *((name, {"admin_init": "fixup"}, "^--admin-init is fixup; expected one of reference") for name in KINDS),
+        ("translation", {"admin_profile_tokens": 0}, "^--admin-profile-tokens is 0; .* at least 1"),
+        ("translation", {"admin_max_skipped_updates": -1}, "^--admin-max-skipped-updates is -1; .* at least 0"),
+        ("translation", {"base_layers": 1}, "^--base-layers 1 was given"),
         ("translation", {"admin_ffn_init": "kaiming"}, "^--admin-ffn-init is kaiming; expected one of xavier, stock"),
         (
             "translation",

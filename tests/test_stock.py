@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import TRAIN, Run, run_module
 
 from fairseq_admin import cli
@@ -134,10 +133,3 @@ def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path, run: Cal
     loss = float(re.search(r"train_inner \| .*?loss=([0-9.]+)", done.output)[1])
     losses = [float(found) for found in re.findall(r"loss=([0-9.]+)", (trained / "log").read_text())]
     assert abs(loss - losses[-1]) < 0.3 < losses[0] - losses[-1]
-
-
-def test_parameters_are_stocks(corpus: Path, trained: Path) -> None:
-    folded = torch.load(trained / "folded.pt", weights_only=True)["model"]
-    unfolded = torch.load(trained / "last.pt", weights_only=True)["model"]
-    left = {key for key in unfolded if not re.search("omega|admin", key)}
-    assert folded.keys() == left and len(left) < len(unfolded)
