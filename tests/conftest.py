@@ -203,6 +203,42 @@ TRAIN = (
 """Options that train the tiny model on `corpus` within seconds; later options override them."""
 
 
+HYDRA = """# @package _group_
+common: {{cpu: true, user_dir: {root}/fairseq_admin, log_format: simple, log_interval: 1, {common}}}
+task: {{{task}, data: {data}}}
+criterion: {criterion}
+dataset: {{max_tokens: 300, num_workers: 0, disable_validation: true}}
+optimization: {{max_update: 10, lr: [0.001]}}
+optimizer: {{_name: radam}}
+lr_scheduler: {{_name: inverse_sqrt, warmup_updates: 10}}
+checkpoint: {{save_dir: {folder}, no_epoch_checkpoints: true, save_interval_updates: 7}}
+model: {{{model}}}
+hydra: {{run: {{dir: {folder}}}}}
+"""
+TRANSLATION = {"task": "_name: translation", "criterion": "label_smoothed_cross_entropy"}
+LANGUAGE_MODELING = {
+    "task": "_name: language_modeling, tokens_per_sample: 30, sample_break_mode: complete",
+    "criterion": "cross_entropy",
+}
+
+
+def hydra_train(data: Path, folder: Path, model: str, common: str = "seed: 1", **task: str) -> Run:
+    """fairseq-hydra-train with a configuration file of one's own: ten updates with the options of TRAIN."""
+    folder.mkdir(exist_ok=True)
+    given = {**TRANSLATION, **task, "model": model, "common": common}
+    (folder / "run.yaml").write_text(HYDRA.format(root=ROOT, data=data, folder=folder, **given))
+    return run_module("fairseq_cli.hydra_train", "--config-dir", folder, "--config-name", "run", log=folder / "log")
+
+
+@pytest.fixture(scope="session")
+def without_plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which importing fairseq_admin fails, wherever it is installed."""
+    folder = tmp_path_factory.mktemp("poisoned")
+    (folder / "fairseq_admin").mkdir()
+    (folder / "fairseq_admin/__init__.py").write_text("raise ImportError('the plugin was asked for')\n")
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """nvidia_smi((MiB, name), ..., driver=) puts a program on PATH that lists such GPUs, as NVIDIA's does."""

@@ -13,7 +13,6 @@ import pytest
 import reference
 import torch
 from deeper import HEAD, build, pretrained
-from fairseq.optim.fp16_optimizer import FP16Optimizer
 from masked import batch
 from test_schemes import MECHANISMS
 
@@ -23,7 +22,7 @@ from fairseq_admin.fast.stacks import FastEncoder
 from fairseq_admin.method import provenance
 from fairseq_admin.method.schemes import FOR_EXTRA_LAYERS
 from fairseq_admin.radam import FairseqRAdam
-from fairseq_admin.rates import AdamByGroup, slow_down
+from fairseq_admin.rates import AdamByGroup
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "pooler_dropout": 0.0}
 SCALED = ("self_attn.v_proj.weight", "self_attn.out_proj.weight", "fc1.weight", "fc2.weight")
@@ -79,16 +78,6 @@ def test_mu_and_every_weight(count, task, data, caplog):
         if key != provenance.KEY:
             expected = it / divisor if key.endswith(SCALED) else it
             torch.testing.assert_close(scaled[key], expected, rtol=1e-6, atol=0, msg=key)
-
-
-def test_initial_law(task):
-    """Xavier-uniform for every matrix: the widest value is close to sqrt(6 / (in + out)) and none is beyond it."""
-    more = build(task, more_layers=2, more_scheme="dt-fixup").more
-    found = [(name, p) for name, p in more.named_parameters() if p.dim() == 2]
-    assert len(found) == 12 and not any("norm" in name for name, _ in more.named_parameters())
-    for name, p in found:
-        bound = math.sqrt(6 / sum(p.shape))
-        assert 0.97 * bound < p.abs().max() <= bound, name
 
 
 def test_no_norms(task):
@@ -195,17 +184,6 @@ def test_fast_new_layers(scheme, task):
     assert len(gradients[0]) > 40 and all((a - b).abs().max() < 1e-5 * largest for a, b in zip(*gradients))
 
 
-def test_masters_are_of_the_scaled_weights(task):
-    model = build(task, more_layers=2, more_scheme="dt-fixup").half()
-    drawn = model.more.layers[1].fc1.weight.double()
-    model.load_state_dict(pretrained(task))
-    masters = FP16Optimizer.build_fp32_params(None, list(model.parameters()), flatten=False)
-    (master,) = [m for m, p in zip(masters, model.parameters()) if p is model.more.layers[1].fc1.weight]
-    mu = provenance.decode(model.more.admin_provenance)["mu"]
-    expected = drawn / math.sqrt(2 * (4 * mu * mu + 2 * mu + 2))
-    torch.testing.assert_close(master.double(), expected, rtol=1e-3, atol=6e-8)  # of float16
-
-
 # Stock and frozen -----------------------------------------------------------------------------------------------------
 
 
@@ -228,12 +206,6 @@ def test_no_more_layers_is_stock(given, task):
         (a.grad is None) == (b.grad is None) and (a.grad is None or torch.equal(a.grad, b.grad)) for a, b in pairs
     )
     assert any(a.grad is not None and a.grad.abs().max() > 0 for a, _ in pairs)
-
-
-def test_frozen_is_not_trained(task):
-    model = build(task, more_layers=2, more_scheme="dt-fixup", pretrained_lr_factor=0)
-    trained = {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
-    assert trained == {"more", "classification_heads"}
 
 
 @pytest.mark.parametrize("given", [{"admin_fast": "on"}, {"checkpoint_activations": True}])
@@ -292,43 +264,6 @@ def test_the_encoder_learns_at_its_share(handle, task):
     (encoder, more), (slow_encoder, same_more) = moved
     assert torch.equal(more, same_more) and encoder.abs().min() > 1e-6
     torch.testing.assert_close(slow_encoder, 0.008 * encoder, rtol=1e-2, atol=1e-8)  # a float32 bias of about 0.1
-
-
-@pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])
-def test_another_share_on_resuming(handle):
-    """--pretrained-lr-factor is the run's, not the checkpoint's; moments and the rate are the checkpoint's."""
-    config = SimpleNamespace(
-        adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.0, lr=[1e-3], fp16_adam_stats=False
-    )
-    optimizers = []
-    for factor in (0.008, 0.5):
-        encoder, more = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
-        slow_down([encoder], "pretrained", factor)
-        optimizers.append(handle(config, [encoder, more]))
-        encoder.grad, more.grad = torch.ones(3), torch.ones(3)
-    saved, resumed = optimizers
-    saved.set_lr(4e-4)
-    saved.step()
-    resumed.load_state_dict(saved.state_dict())
-    assert resumed.get_lr() == pytest.approx(4e-4)
-    assert [group["lr"] for group in resumed.param_groups] == pytest.approx([4e-4, 2e-4])
-    moments = [[it["exp_avg"] for it in handle.optimizer.state.values()] for handle in optimizers]
-    assert len(moments[1]) == 2 and all(map(torch.equal, *moments))
-
-
-@pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])
-def test_other_groups_on_resuming(handle):
-    """A factor of 1 is one group for all, a frozen encoder is in none."""
-    config = SimpleNamespace(
-        adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.0, lr=[1e-3], fp16_adam_stats=False
-    )
-    encoder, more = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
-    frozen, whole = handle(config, [more]), handle(config, [encoder, more])
-    slow_down([encoder], "pretrained", 0.5)
-    apart = handle(config, [encoder, more])
-    for saved, resumed, said in ((whole, apart, "2 tensors, .* of 1 [+] 1"), (frozen, whole, "1 tensors, .* of 2")):
-        with pytest.raises(AdminError, match=f"is of {said} .*--pretrained-lr-factor.* Give --reset-optimizer"):
-            resumed.load_state_dict(saved.state_dict())
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------

@@ -211,15 +211,3 @@ def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest
     assert cli.main(["average", str(tmp_path / "other.pt"), path, "-o", out]) == 2
     assert "not of one run: the new layers' mu is 2.5 in the first" in capsys.readouterr().err
     assert not list(tmp_path.glob("out*"))
-
-
-def test_refusals(data: Path, encoder: Path, tmp_path: Path) -> None:
-    """Is a user's mistake one line and status 2?"""
-    for more, said in (
-        ([*CLASSES, "--finetune-from-model", encoder, "--optimizer", "adam"], "the optimizer has one rate for all"),
-        ([*WORDS, "--arch", "deeper_admin_tiny"], "which has no classification head"),
-    ):
-        done = train(data, tmp_path, *more, "--max-update", 1, status=2)
-        end = done.output.splitlines()[-1]
-        assert end.startswith("fairseq-admin: ") and said in end, done.output[-3000:]
-    assert not list(tmp_path.glob("checkpoint*.pt"))

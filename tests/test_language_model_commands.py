@@ -16,7 +16,7 @@ import language
 import pytest
 import reference
 import torch
-from conftest import ROOT, Run, run_module
+from conftest import LANGUAGE_MODELING, Run, hydra_train, run_module
 from kinds import assert_equal
 from test_modes import initial
 
@@ -131,15 +131,6 @@ def test_omega_of_the_first_batch(words: Path, trained: Path) -> None:
     assert [state[f"{norm}.omega_init"][0].item() for norm in norms] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def without_plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which importing fairseq_admin fails, wherever it is installed."""
-    folder = tmp_path_factory.mktemp("poisoned")
-    (folder / "fairseq_admin").mkdir()
-    (folder / "fairseq_admin/__init__.py").write_text("raise ImportError('the plugin was asked for')\n")
-    return {**os.environ, "PYTHONPATH": str(folder)}
-
-
 def perplexity(output: str) -> float:
     return float(re.search(r"Perplexity: ([0-9.]+)", output)[1])
 
@@ -153,8 +144,6 @@ def test_eval_lm_with_and_without_the_plugin(words, trained, without_plugin, tmp
     assert stock.returncode == 0, stock.stderr[-3000:]
     # Printed with two decimals.
     assert perplexity(ours.output) == pytest.approx(perplexity(stock.stdout + stock.stderr), abs=0.011)
-    command[command.index(trained / "folded.pt")] = trained / "last.pt"
-    assert subprocess.run(command, env=without_plugin, cwd=tmp_path, capture_output=True).returncode != 0
 
 
 def test_generate(words: Path, trained: Path, run: Callable[..., Run]) -> None:
@@ -236,16 +225,9 @@ def test_what_they_are_not_for_is_one_line(name, verb, said, trained, masked, tm
 
 
 @pytest.mark.parametrize("scheme", ["deepnorm", "pre-ln", "fixup"])
-@BOTH
-def test_other_schemes(kind: str, scheme: str, words: Path, tmp_path: Path, capsys) -> None:
-    """Is one trained, resumed, and, of a language model, either folded into what stock fairseq loads or refused?"""
-    given = ["--disable-validation", "--admin-scheme", scheme]
-    train(words, tmp_path, *given, "--max-update", 2, options=TRAIN[kind])
-    assert "2 updates" in train(words, tmp_path, *given, "--max-update", 4, options=TRAIN[kind]).output
-    assert state_dict.scheme(last(tmp_path)) == scheme
-    if kind == "masked":  # like roberta_prenorm, Pre-LN has no norm after its embedding
-        assert any("layernorm_embedding" in key for key in last(tmp_path)) == (scheme != "pre-ln")
-        return
+def test_other_schemes(scheme: str, words: Path, tmp_path: Path, capsys) -> None:
+    """Is one trained, and folded into what stock fairseq loads, or refused?"""
+    train(words, tmp_path, "--disable-validation", "--admin-scheme", scheme, "--max-update", 2)
     capsys.readouterr()
     status = main("fold", tmp_path / "checkpoint_last.pt", "-o", tmp_path / "f.pt", "--data", words)
     said = capsys.readouterr()
@@ -259,55 +241,11 @@ def test_other_schemes(kind: str, scheme: str, words: Path, tmp_path: Path, caps
     assert not [key for key in state["model"] if re.search("omega|scale|admin", key)]
 
 
-HYDRA = """# @package _group_
-common: {{cpu: true, user_dir: {user_dir}}}
-task: {{_name: language_modeling, data: {data}, tokens_per_sample: 30, sample_break_mode: complete}}
-criterion: cross_entropy
-dataset: {{max_tokens: 300, num_workers: 0, disable_validation: true}}
-optimization: {{max_update: 6, lr: [0.001]}}
-optimizer: {{_name: radam}}
-lr_scheduler: {{_name: inverse_sqrt, warmup_updates: 10}}
-checkpoint: {{save_dir: {folder}, no_epoch_checkpoints: true}}
-model: {{_name: transformer_lm_admin, decoder_layers: 2, decoder_embed_dim: 64, decoder_ffn_embed_dim: 128,
-  decoder_attention_heads: 4, share_decoder_input_output_embed: true}}
-hydra: {{run: {{dir: {folder}}}}}
-"""
-
-
 def test_hydra(words: Path, tmp_path: Path) -> None:
     """Does fairseq-hydra-train do what fairseq-train does with the preset of these sizes?"""
-    train(words, tmp_path / "plain", "--disable-validation", "--max-update", 6)
-    folder = tmp_path / "hydra"
-    folder.mkdir()
-    (folder / "run.yaml").write_text(HYDRA.format(user_dir=ROOT / "fairseq_admin", data=words, folder=folder))
-    done = run_module("fairseq_cli.hydra_train", "--config-dir", folder, "--config-name", "run", log=folder / "log")
+    train(words, tmp_path / "plain", "--disable-validation", "--max-update", 10)
+    sizes = "decoder_layers: 2, decoder_embed_dim: 64, decoder_ffn_embed_dim: 128, decoder_attention_heads: 4"
+    model = f"_name: transformer_lm_admin, {sizes}, share_decoder_input_output_embed: true"
+    done = hydra_train(words, tmp_path / "hydra", model, **LANGUAGE_MODELING)
     assert done.status == 0 and done.output.count("profiled by rule reference") == 1, done.output[-4000:]
-    assert_equal(last(folder), last(tmp_path / "plain"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "said"),
-    [
-        ("language", "--decoder-normalize-before", "--decoder-normalize-before was given"),
-        ("language", "--restore-file LAST --decoder-layers 3", "the checkpoint's decoder has 2 layers"),
-        ("masked", "--encoder-normalize-before", "--encoder-normalize-before was given"),
-        ("masked", "--restore-file LAST --encoder-layers 3", "the checkpoint's encoder has 2 layers"),
-    ],
-)
-def test_refusals(kind, options, said, words, trained, masked, tmp_path, run) -> None:
-    """Is a user's mistake one line and status 2?"""
-    path = {"language": trained / "last.pt", "masked": masked / "checkpoint_last.pt"}[kind]
-    given = [path if option == "LAST" else option for option in options.split()]
-    done = run("fairseq_cli.train", words, *TRAIN[kind], "--save-dir", tmp_path, "--max-update", 1, *given)
-    end = done.output.splitlines()[-1]
-    assert done.status == 2 and end.startswith("fairseq-admin: ") and said in end, done.output[-3000:]
-    assert "Traceback" not in done.output and not list(tmp_path.glob("*.pt"))
-
-
-def test_stock_checkpoint_is_fine_tuned(words: Path, trained: Path, tmp_path: Path) -> None:
-    """Does a stock Post-LN model's training go on as Admin's, from where it was?"""
-    done = train(words, tmp_path, "--finetune-from-model", trained / "folded.pt", "--max-update", 1)
-    assert "every omega is 1" in done.output and "profiled by rule" not in done.output
-    loss = float(re.search(r"train_inner \| .*?loss=([0-9.]+)", done.output)[1])
-    losses = [float(loss) for loss in re.findall(r"loss=([0-9.]+)", (trained / "log0").read_text())]
-    assert abs(loss - losses[-1]) < 0.5 < losses[0] - losses[-1]
+    assert_equal(last(tmp_path / "hydra"), last(tmp_path / "plain"))

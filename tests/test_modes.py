@@ -19,7 +19,7 @@ import conftest
 import numpy
 import pytest
 import torch
-from conftest import ROOT, TRAIN, Run, run_module
+from conftest import TRAIN, Run, hydra_train, run_module
 from fairseq import options as fairseq_options
 from fairseq import tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -30,7 +30,6 @@ import fairseq_admin  # noqa: F401  (registers the model)
 from fairseq_admin.checkpoints import files
 from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.norms import shortcut_norms
-from fairseq_admin.method.profiling import profile
 
 SEPARATE = [option for option in TRAIN if option != "--share-all-embeddings"]
 QUICK = ["--disable-validation"]
@@ -295,23 +294,6 @@ def test_two_gpus_over_nccl(corpus: Path, tmp_path: Path) -> None:
     assert profiled(last(tmp_path / "two")) == profiled(last(tmp_path / "one"))
 
 
-@pytest.mark.parametrize("options", ["", "--quant-noise-pq 0.5 --encoder-layerdrop 0.5 --checkpoint-activations"])
-def test_profiling_leaves_no_trace(options: str, corpus: Path) -> None:
-    """Are weights, random state and module modes after profiling what they were before?"""
-    model, batch = initial(corpus, *options.split())
-    model.train()
-    model.encoder.layers[0].fc1.eval()  # its own mode, to be kept
-    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    modes = [module.training for module in model.modules()]
-    random = torch.get_rng_state()
-    profile(model, batch["src_tokens"], batch["prev_output_tokens"], "reference", 8192)
-    after = model.state_dict()
-    changed = [key for key in before if not torch.equal(before[key], after[key])]
-    assert changed and all(key.endswith(".omega_init") for key in changed)
-    assert torch.equal(random, torch.get_rng_state())
-    assert modes == [module.training for module in model.modules()]
-
-
 def profiled(state: dict[str, Any]) -> dict[str, list]:
     """Every ω as it was profiled."""
     return {key: tensor.tolist() for key, tensor in state["model"].items() if key.endswith(".omega_init")}
@@ -473,50 +455,28 @@ def valid_losses(done: Run) -> list[str]:
     return re.findall(r"valid on .*? \| loss ([\d.]+)", done.output)
 
 
-HYDRA = """# @package _group_
-common: {{cpu: true, user_dir: {user_dir}, log_format: simple, log_interval: 1, {common}}}
-task: {{_name: translation, data: {corpus}}}
-criterion: label_smoothed_cross_entropy
-dataset: {{max_tokens: 300, num_workers: 0, disable_validation: true}}
-optimization: {{max_update: 10, lr: [0.001]}}
-optimizer: {{_name: radam}}
-lr_scheduler: {{_name: inverse_sqrt, warmup_updates: 10}}
-checkpoint: {{save_dir: {folder}, no_epoch_checkpoints: true, save_interval_updates: 7}}
-model: {{{model}, share_all_embeddings: true}}
-hydra: {{run: {{dir: {folder}}}}}
-"""
-
-
-def hydra_train(corpus: Path, folder: Path, model: str, common: str = "seed: 1") -> Run:
-    """fairseq-hydra-train with a configuration file of one's own."""
-    folder.mkdir(exist_ok=True)
-    text = HYDRA.format(user_dir=ROOT / "fairseq_admin", corpus=corpus, folder=folder, model=model, common=common)
-    (folder / "run.yaml").write_text(text)
-    given = ["--config-dir", folder, "--config-name", "run"]
-    done = run_module("fairseq_cli.hydra_train", *given, log=folder / "log")
-    assert done.status == 0, done.output[-4000:]
-    return done
-
-
 SIZES = ", ".join(
     f"{side}_layers: 2, {side}_embed_dim: 64, {side}_ffn_embed_dim: 128, {side}_attention_heads: 4"
     for side in ("encoder", "decoder")
 )
+TIED = "share_all_embeddings: true"
 
 
-@pytest.mark.parametrize("model", ["_name: transformer_admin_tiny", f"_name: transformer_admin, {SIZES}"])
+@pytest.mark.parametrize(
+    "model", [f"_name: transformer_admin_tiny, {TIED}", f"_name: transformer_admin, {SIZES}, {TIED}"]
+)
 def test_hydra(model: str, corpus: Path, ten: Path, tmp_path: Path) -> None:
     """Does fairseq-hydra-train do what fairseq-train does, with a preset's name and with sizes?"""
     done = hydra_train(corpus, tmp_path / "hydra", model)
-    assert done.output.count("profiled by rule reference") == 1
+    assert done.status == 0 and done.output.count("profiled by rule reference") == 1, done.output[-4000:]
     assert same(last(tmp_path / "hydra")["model"], last(ten)["model"])
 
 
 @pytest.mark.slow
 def test_hydra_in_bf16(corpus: Path, tmp_path: Path) -> None:
     """Does memory-efficient bf16, which only fairseq-hydra-train can run, keep ω and go on bit for bit?"""
-    name, bf16 = "_name: transformer_admin_tiny", "bf16: true, memory_efficient_bf16: true"
-    hydra_train(corpus, tmp_path / "whole", name, bf16)
+    given = [f"_name: transformer_admin_tiny, {TIED}", "bf16: true, memory_efficient_bf16: true"]
+    assert hydra_train(corpus, tmp_path / "whole", *given).status == 0
     state = last(tmp_path / "whole")
     weight = state["model"]["encoder.layers.0.fc1.weight"]  # fairseq saves it as float32
     assert torch.equal(weight, weight.bfloat16().float())
@@ -524,5 +484,5 @@ def test_hydra_in_bf16(corpus: Path, tmp_path: Path) -> None:
     check_omegas(state["model"], plain_omegas(*initial(corpus), "reference", 8192), "reference", BF16.tolerance)
     (tmp_path / "resumed").mkdir()
     shutil.copy(tmp_path / "whole/checkpoint_1_7.pt", tmp_path / "resumed/checkpoint_last.pt")
-    assert "profiled by rule" not in hydra_train(corpus, tmp_path / "resumed", name, bf16).output
+    assert "profiled by rule" not in hydra_train(corpus, tmp_path / "resumed", *given).output
     assert_same_state(last(tmp_path / "resumed"), state)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_admin import radam
 from fairseq_admin.errors import AdminError
-from fairseq_admin.radam import FairseqRAdam, RAdam, RAdamConfig, tractable
+from fairseq_admin.radam import FairseqRAdam, RAdam, RAdamConfig
 from fairseq_admin.rates import AdamByGroup, slow_down
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
@@ -61,37 +61,37 @@ def train(params, optimizer, steps, twins=()):
             twin.step(p.grad)
 
 
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("betas", [(0.9, 0.98), (0.9, 0.999), (0.0, 0.9)])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_against_plain_float64(flat, betas, weight_decay):
-    settings = {**SETTINGS, "betas": betas, "weight_decay": weight_decay}
-    params = parameters(torch.float32, flat)
-    twins = plain(params, settings)
+@pytest.mark.parametrize(
+    ("more", "sizes"),
+    [
+        ({}, "several"),
+        ({"betas": (0.9, 0.999)}, "several"),
+        ({"betas": (0.0, 0.9), "weight_decay": 0.0}, "several"),
+        ({}, "flat"),
+        ({"eps": 0.1}, "several"),
+        ({}, "groups"),
+    ],
+)
+def test_against_plain_float64(more, sizes):
+    settings = {**SETTINGS, **more}
+    params = parameters(torch.float32, sizes == "flat")
+    given, first = params, len(params)
+    if sizes == "groups":
+        other, first = {"lr": 1e-3, "weight_decay": 0.0}, 2
+        given = [{"params": params[:first]}, {"params": params[first:], **other}]
+    twins = plain(params[:first], settings)
+    twins += plain(params[first:], {**settings, **other}) if sizes == "groups" else []
     start = [p.detach().clone() for p in params]
-    train(params, RAdam(params, **settings), range(STEPS), twins)
+    train(params, RAdam(given, **settings), range(STEPS), twins)
     for p, twin, before in zip(params, twins, start):
-        assert (p - before).abs().max() > 0.05
+        assert (p - before).abs().max() > 0.01
         # 200 float32 updates of at most lr each, rounded to the size of p (up to 3): 200 · 2e-7 at the very most.
         assert torch.allclose(p.double(), twin.value, rtol=1e-5, atol=1e-5)
 
 
-def test_eps_stands_where_the_plain_version_has_it():
-    settings = {**SETTINGS, "eps": 0.1}
-    params = parameters(torch.float32)
-    twins = plain(params, settings)
-    train(params, RAdam(params, **settings), range(50), twins)
-    for p, twin in zip(params, twins):
-        assert torch.allclose(p.double(), twin.value, rtol=1e-5, atol=1e-5)
-
-
-def test_tractable_from_the_sixth_step_at_beta2_098():
-    # ρ_∞ = 99; ρ_5 = 99 - 10 · 0.98^5 / (1 - 0.98^5) = 99 - 10 · 0.9039208 / 0.0960792 = 4.919; ρ_6 = 5.88.
-    assert [tractable(step, 0.98) for step in range(1, 9)] == [False] * 5 + [True] * 3
-
-
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_only_decay_while_intractable(weight_decay):
+    """ρ_∞ = 99; ρ_5 = 99 - 10 · 0.98^5 / (1 - 0.98^5) = 99 - 10 · 0.9039208 / 0.0960792 = 4.919; ρ_6 = 5.88."""
     params = parameters(torch.float32)
     start = [p.detach().clone() for p in params]
     optimizer = RAdam(params, **{**SETTINGS, "weight_decay": weight_decay})
@@ -141,54 +141,43 @@ def test_a_parameter_without_gradient_counts_its_own_steps():
         assert torch.allclose(p.double(), twin.value, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("split", [3, 5, 50])
-def test_state_dict_continues_bit_for_bit(split, dtype):
-    whole = parameters(dtype)
-    train(whole, RAdam(whole, **SETTINGS), range(60))
-    params = parameters(dtype)
-    optimizer = RAdam(params, **SETTINGS)
-    train(params, optimizer, range(split))
-    state = copy.deepcopy(optimizer.state_dict())
-    resumed = [p.detach().clone().requires_grad_() for p in params]
-    optimizer = RAdam(resumed, lr=9.0, betas=(0.5, 0.5), eps=1.0, weight_decay=9.0)  # the state dict's settings count
-    optimizer.load_state_dict(state)
-    train(resumed, optimizer, range(split, 60))
-    for p, q in zip(whole, resumed):
-        assert torch.equal(p, q)
+def options(**given):
+    return RAdamConfig(**{"lr": [1e-3], **given})
 
 
-def memory_efficient(params):
+def memory_efficient(params, **_):
     """fairseq's --memory-efficient-fp16 around our optimizer, its loss scale 1."""
+    common = {"min_loss_scale": 1e-4, "threshold_loss_scale": None, "fp16_scale_window": 1000, "bf16": False}
     cfg = {
-        "optimizer": {
-            "_name": "radam",
-            "lr": [1e-2],
-            "weight_decay": 0.1,
-            "adam_betas": "(0.9, 0.98)",
-            "adam_eps": 1e-8,
-        }
+        "optimizer": {"_name": "radam", "lr": [1e-2], "weight_decay": 0.1},
+        "common": {**common, "fp16_init_scale": 1, "fp16_scale_tolerance": 0.0},
+        "distributed_training": {"distributed_world_size": 1},
+        "optimization": {"update_freq": [1]},
     }
-    cfg["common"] = {"min_loss_scale": 1e-4, "threshold_loss_scale": None, "fp16_scale_window": 1000}
-    cfg["common"].update(fp16_init_scale=1, fp16_scale_tolerance=0.0, bf16=False)
-    cfg.update(distributed_training={"distributed_world_size": 1}, optimization={"update_freq": [1]})
-    return MemoryEfficientFP16Optimizer(
-        OmegaConf.create(cfg), params, FairseqRAdam(options(lr=[1e-2], weight_decay=0.1), params)
-    )
+    handle = FairseqRAdam(options(lr=[1e-2], weight_decay=0.1), params)
+    return MemoryEfficientFP16Optimizer(OmegaConf.create(cfg), params, handle)
 
 
-def test_state_dict_continues_bit_for_bit_under_memory_efficient_fp16():
-    whole = parameters(torch.float16)
-    train(whole, memory_efficient(whole), range(40))
-    params = parameters(torch.float16)
-    optimizer = memory_efficient(params)
-    train(params, optimizer, range(20))
+OTHER = {"lr": 9.0, "betas": (0.5, 0.5), "eps": 1.0, "weight_decay": 9.0}
+"""The settings of the optimizer that is resumed: the state dict's count."""
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [(RAdam, torch.float32), (RAdam, torch.float16), (memory_efficient, torch.float16)],
+)
+@pytest.mark.parametrize("split", [3, 20])
+def test_state_dict_continues_bit_for_bit(split, make, dtype):
+    whole, params = parameters(dtype), parameters(dtype)
+    train(whole, make(whole, **SETTINGS), range(40))
+    optimizer = make(params, **SETTINGS)
+    train(params, optimizer, range(split))
     resumed = [p.detach().clone().requires_grad_() for p in params]
-    state, optimizer = copy.deepcopy(optimizer.state_dict()), memory_efficient(resumed)
+    state, optimizer = copy.deepcopy(optimizer.state_dict()), make(resumed, **OTHER)
     optimizer.load_state_dict(state)
-    train(resumed, optimizer, range(20, 40))
+    train(resumed, optimizer, range(split, 40))
     for p, q in zip(whole, resumed):
-        assert p.dtype == torch.float16 and torch.equal(p, q)
+        assert p.dtype == dtype and torch.equal(p, q)
 
 
 def test_memory_efficient_fp16_divides_by_the_loss_scale_in_float32():
@@ -289,7 +278,7 @@ def amp(handle, params, scale=4096.0):
     return optimizer
 
 
-def train_amp(params, optimizer, steps, clip_norm, overflow=()):
+def train_amp(params, optimizer, steps, clip_norm=0.0, overflow=()):
     """Gradients through the scaler; in the steps that overflow, an infinity in one of them."""
     for step in steps:
         optimizer.zero_grad()
@@ -339,19 +328,24 @@ def test_amp_skips_an_overflow(handle):
 
 
 @both
-def test_amp_resumes_at_the_shares_of_this_run(handle):
-    """--amp loads a state past the handle: are a group's share still this run's, and other groups refused?"""
+@pytest.mark.parametrize("make", [handled, amp])
+def test_a_resumed_run_has_its_own_shares(make, handle):
+    """Moments and rate are the checkpoint's, shares the run's, other groups refused? (--amp loads past the handle.)"""
     made = []
     for factor in (0.008, 0.5, None):
         slow, fast = parameters(torch.float32)[:2]
         if factor:
             slow_down([slow], "pretrained", factor)
-        made.append(amp(handle, [slow, fast]))
-        train_amp([slow, fast], made[-1], range(3), 0.0)
+        made.append(make(handle, [slow, fast]))
+        made[-1].set_lr(4e-4)
+        (train_amp if make is amp else train)([slow, fast], made[-1], range(3))
     saved, resumed, whole = made
+    resumed.set_lr(1.0)
     resumed.load_state_dict(saved.state_dict())
-    resumed.set_lr(4e-4)
+    resumed.set_lr(resumed.get_lr())
     assert [group["lr"] for group in resumed.param_groups] == pytest.approx([4e-4, 2e-4])
+    moments = [[it["exp_avg"] for it in wrapped.optimizer.state.values()] for wrapped in (saved, resumed)]
+    assert len(moments[1]) == 2 and all(map(torch.equal, *moments))
     for ours, theirs in ((whole, saved), (saved, whole)):
         with pytest.raises(AdminError, match="--pretrained-lr-factor.* Give --reset-optimizer"):
             ours.load_state_dict(theirs.state_dict())
@@ -403,67 +397,31 @@ sys.exit("torch._dynamo" in sys.modules)
     assert done.returncode == 0, done.stderr
 
 
-def test_groups_have_settings_of_their_own():
-    params = parameters(torch.float32)
-    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 1e-3, "weight_decay": 0.0}]
-    optimizer = RAdam(groups, **SETTINGS)
-    twins = plain(params[:2], SETTINGS) + plain(params[2:], {**SETTINGS, "lr": 1e-3, "weight_decay": 0.0})
-    train(params, optimizer, range(30), twins)
-    for p, twin in zip(params, twins):
-        assert torch.allclose(p.double(), twin.value, rtol=1e-5, atol=1e-5)
-
-
-def test_closure_is_called_with_gradients_on():
-    (p,) = params = parameters(torch.float32, flat=True)
-
-    def closure():
-        loss = p.square().sum()
-        loss.backward()
-        return loss
-
-    with torch.no_grad():
-        loss = RAdam(params, **SETTINGS).step(closure)
-    assert loss.item() == pytest.approx(p.square().sum().item(), rel=1e-2) and p.grad is not None
-
-
-def test_registered_and_able_to_do_what_fairseq_asks():
-    assert OPTIMIZER_REGISTRY["radam"] is FairseqRAdam and issubclass(FairseqRAdam, FairseqOptimizer)
-    handle = FairseqRAdam(RAdamConfig(lr=[1e-3]), parameters(torch.float32))
-    assert handle.supports_flat_params and handle.supports_memory_efficient_fp16
-    assert handle.supports_step_with_scale
+@pytest.mark.parametrize("betas", ["(0.8, 0.99)", "0.8, 0.99", (0.8, 0.99), ["0.8", "0.99"]])
+def test_options_are_the_optimizers(betas):
+    handle = FairseqRAdam(options(adam_betas=betas, adam_eps=1e-6, weight_decay=0.2), parameters(torch.float32))
+    (group,) = handle.optimizer.param_groups
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (1e-3, (0.8, 0.99), 1e-6, 0.2)
+    assert OPTIMIZER_REGISTRY["radam"] is FairseqRAdam and handle.supports_flat_params
     handle.set_lr(5e-4)
     assert handle.get_lr() == 5e-4
 
 
-def options(**given):
-    return RAdamConfig(**{"lr": [1e-3], **given})
-
-
-@pytest.mark.parametrize("betas", ["(0.8, 0.99)", "[0.8,0.99]", "0.8, 0.99", (0.8, 0.99), [0.8, 0.99], ["0.8", "0.99"]])
-def test_betas_are_parsed(betas):
-    handle = FairseqRAdam(options(adam_betas=betas, adam_eps=1e-6, weight_decay=0.2), parameters(torch.float32))
-    (group,) = handle.optimizer.param_groups
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (1e-3, (0.8, 0.99), 1e-6, 0.2)
-
-
-@pytest.mark.parametrize("betas", ["0.9", "(0.9,)", "(0.9, 0.98, 0.1)", "beta", "(0.9, x)", "", "('a', 'b')", None])
-def test_bad_betas_are_refused(betas):
-    with pytest.raises(AdminError, match=r"--adam-betas is .*; two numbers were expected, e\.g\. '\(0\.9, 0\.98\)'"):
-        FairseqRAdam(options(adam_betas=betas), parameters(torch.float32))
-
-
-@pytest.mark.parametrize("option", ["adam_eps", "weight_decay"])
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_numbers_out_of_range_are_refused(option, value):
-    name = option.replace("_", "-")
-    with pytest.raises(AdminError, match=f"--{name} is {value}; a number of at least 0 was expected"):
-        FairseqRAdam(options(**{option: value}), parameters(torch.float32))
-
-
-@pytest.mark.parametrize("betas", ["(0.9, 1.0)", "(-0.1, 0.98)", "(1, 0.98)"])
-def test_betas_out_of_range_are_refused(betas):
-    with pytest.raises(AdminError, match="each beta must be at least 0 and below 1"):
-        FairseqRAdam(options(adam_betas=betas), parameters(torch.float32))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(
+            ({"adam_betas": betas}, r"--adam-betas is .*; two numbers were expected, e\.g\. '\(0\.9, 0\.98\)'")
+            for betas in ("0.9", "(0.9, 0.98, 0.1)", "beta", "('a', 'b')", None)
+        ),
+        *(({"adam_betas": it}, "each beta must be at least 0 and below 1") for it in ("(0.9, 1.0)", "(-0.1, 0.98)")),
+        *(({"adam_eps": it}, f"--adam-eps is {it}; a number of at least 0 was expected") for it in (-1.0, math.nan)),
+        ({"weight_decay": math.inf}, "--weight-decay is inf; a number of at least 0 was expected"),
+    ],
+)
+def test_wrong_options_are_refused(given, message):
+    with pytest.raises(AdminError, match=message):
+        FairseqRAdam(options(**given), parameters(torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

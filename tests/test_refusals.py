@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TRAIN, Run, run_module
+from conftest import TRAIN, Run, hydra_train
 from fairseq import options as fairseq_options
 
 import fairseq_admin  # noqa: F401  (registers the model)
@@ -51,20 +51,6 @@ def test_fully_sharded(arch: str) -> None:
     fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), [*given, "legacy_ddp"])
 
 
-HYDRA = """# @package _group_
-common: {{cpu: true, user_dir: {user_dir}}}
-task: {{_name: translation, data: {corpus}}}
-criterion: label_smoothed_cross_entropy
-dataset: {{max_tokens: 300}}
-optimization: {{max_update: 1, lr: [0.001]}}
-optimizer: {{_name: radam}}
-lr_scheduler: {{_name: inverse_sqrt, warmup_updates: 10}}
-checkpoint: {{save_dir: {folder}}}
-model: {{_name: transformer_admin_tiny, {model}}}
-hydra: {{run: {{dir: {folder}}}}}
-"""
-
-
 @pytest.mark.parametrize(
     ("model", "parts"),
     [
@@ -74,9 +60,7 @@ hydra: {{run: {{dir: {folder}}}}}
 )
 def test_options_under_hydra(model: str, parts: list[str], corpus: Path, tmp_path: Path) -> None:
     """Does fairseq-hydra-train say the same? (hydra catches every error and shows it in its own way.)"""
-    text = HYDRA.format(user_dir=ROOT / "fairseq_admin", corpus=corpus, folder=tmp_path, model=model)
-    (tmp_path / "run.yaml").write_text(text)
-    done = run_module("fairseq_cli.hydra_train", "--config-dir", tmp_path, "--config-name", "run", log=tmp_path / "log")
+    done = hydra_train(corpus, tmp_path, f"_name: transformer_admin_tiny, {model}")
     assert done.status != 0
     assert any(all(part in line for part in parts) for line in done.output.splitlines()), done.output[-3000:]
     assert not list(tmp_path.glob("*.pt"))

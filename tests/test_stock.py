@@ -30,15 +30,6 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def without_plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which importing fairseq_admin fails, wherever it is installed."""
-    folder = tmp_path_factory.mktemp("poisoned")
-    (folder / "fairseq_admin").mkdir()
-    (folder / "fairseq_admin/__init__.py").write_text("raise ImportError('the plugin was asked for')\n")
-    return {**os.environ, "PYTHONPATH": str(folder)}
-
-
 def python(*arguments: object, env: dict[str, str], cwd: Path, text: str = "") -> subprocess.CompletedProcess:
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=env, cwd=cwd, input=text, capture_output=True, text=True)
