@@ -50,11 +50,10 @@ def chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def in_float32(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors themselves where they are float32, else copies, in one block and made by one operation."""
+    """The tensors themselves where they are float32, else copies, made by one operation."""
     if tensors[0].dtype == torch.float32:
         return tensors
-    block = tensors[0].new_empty(sum(it.numel() for it in tensors), dtype=torch.float32)
-    copies = list(torch._utils._unflatten_dense_tensors(block, tensors))
+    copies = [torch.empty_like(tensor, dtype=torch.float32) for tensor in tensors]
     torch._foreach_copy_(copies, tensors)
     return copies
 
@@ -211,11 +210,12 @@ class FairseqRAdam(ByGroup):
     def __init__(self, cfg: RAdamConfig, params) -> None:
         super().__init__(cfg)
         self._optimizer = RAdam(self.divided(params), **self.optimizer_config)
+        self.has_experts = any(hasattr(p, "expert") for p in self.params)
 
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None) -> Tensor:
         """As fairseq's, with one operation for all norms instead of one each."""
         grads = [p.grad for p in self.params if p.grad is not None]
-        if not grads or any(hasattr(p, "expert") for p in self.params):
+        if not grads or self.has_experts:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, dtype=torch.float32)))
         if aggregate_norm_fn is not None:
