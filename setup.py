@@ -33,7 +33,10 @@ RECIPES = [
     *REPORT,
     "Babel",
     "num2words",
+    "pydantic>=2",
+    "pyyaml",
     "scipy",
+    "submitit>=1.5.4",
     "tabulate",
     "tensorboardX",
     "tokenizers>=0.23",  # the first that says how far it is
