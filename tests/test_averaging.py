@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -305,8 +306,15 @@ def test_a_damaged_file_or_record_is_told_with_its_name(tmp_path):
     assert "bad.pt: admin_provenance holds no record" in refused(good, save(tmp_path / "bad.pt", bad))
     (tmp_path / "bad.pt").write_bytes(good.read_bytes()[:-30])
     assert "bad.pt: not a whole checkpoint" in refused(good, tmp_path / "bad.pt")
-    torch.save({"model": STOCK}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    assert "old.pt: not a whole checkpoint, or not a torch file (mmap can only be used" in refused(tmp_path / "old.pt")
+
+
+def test_files_of_torch_before_1_6(tmp_path):
+    """As those of the authors' code are; they cannot be mapped."""
+    paths = [tmp_path / f"{n}.pt" for n in (1, 3)]
+    for n, path in zip((1, 3), paths):
+        torch.save({"model": vectors(w=n)}, path, _use_new_zipfile_serialization=False)
+    assert torch.equal(averaging.average(paths).weights["encoder.w"], torch.tensor([2.0]))
+    assert "hold the same weights" in refused(paths[0], Path(shutil.copy(paths[0], tmp_path / "copy.pt")))
 
 
 def test_a_file_that_is_replaced_meanwhile_is_told(tmp_path, monkeypatch):

@@ -72,24 +72,37 @@ def a_compressed_zip(path):
         archive.writestr("c/data/0", bytes(10**6))
 
 
+def overlapping_parts(path):
+    """A hundred names for the same bytes would be read a hundred times."""
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.filelist += [max(archive.filelist, key=lambda record: record.file_size)] * 100
+        archive._didModify = True
+
+
 def entry(tensor):
     return lambda path: save(path, {"encoder.w": tensor})
 
 
+NO_FILE = "is missing, a folder, a pipe or a device; a fairseq checkpoint"
 WHOLE, ENTRY = "not a whole checkpoint", "encoder.w of its model is not a plain tensor"
 UNREADABLE = {
-    "no file": (lambda path: path.unlink(), "no such file; a fairseq checkpoint"),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), "is a folder, a pipe or a device; a fairseq checkpoint"),
+    "no file": (lambda path: path.unlink(), NO_FILE),
+    "a folder": (
+        lambda path: (path.unlink(), path.mkdir()),
+        "is missing, a folder, a pipe or a device; a fairseq checkpoint",
+    ),
     "empty": (cut(0), WHOLE),
     "half of it": (cut(0.5), WHOLE),
     "all but its end": (cut(0.999), WHOLE),
     "a changed byte": (a_changed_byte, r"data/\d+ does not match its checksum"),
     "a compressed zip": (a_compressed_zip, "it is compressed, which torch.save does not"),
+    "overlapping parts": (overlapping_parts, "its parts overlap, which torch.save does not do"),
     "a log": (lambda path: path.write_text("2024-01-01 | INFO | loss 3.2\n" * 50), "(is not a torch file|not a whole)"),
     "a tensor": (lambda path: torch.save(torch.ones(3), path), "has no entry 'model'"),
     "another project's": (lambda path: torch.save({"weights": {}}, path), "has no entry 'model'"),
     "a number": (entry(3), ENTRY),
     "sparse": (entry(torch.eye(3).to_sparse()), ENTRY),
+    "nested": (entry(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])), ENTRY),
     "quantised": (entry(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)), ENTRY),
     "without data": (entry(torch.ones(3, device="meta")), ENTRY),
 }

@@ -117,7 +117,7 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("omega none.pt", "none.pt: no such file; a fairseq checkpoint (.pt) was expected."),
+        ("omega none.pt", "none.pt is missing, a folder, a pipe or a device; a fairseq checkpoint (.pt) was expected."),
         ("omega stock.pt", "stock.pt has no omega"),
         ("average . -o a.pt", "holds 4 checkpoints numbered by epochs and the last 10 were asked for"),
         ("average . --last 2 -o none/a.pt", "no folder"),

@@ -36,6 +36,17 @@ def of_weights(change):
     return damage
 
 
+def of_options(**options):
+    """A damage to the file's options."""
+
+    def damage(path):
+        state = torch.load(path, weights_only=True)
+        state["cfg"]["model"].update(options)
+        torch.save(state, path)
+
+    return damage
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[:-1000])
 
@@ -52,6 +63,16 @@ DAMAGES = {
     "a weight of another shape": (
         of_weights(lambda weights: weights.update({WEIGHT: torch.ones(64, 3)})),
         f"{WEIGHT} has shape (64, 3); (64, 128) was expected",
+    ),
+    "a weight of integers": (
+        of_weights(lambda weights: weights.update({WEIGHT: weights[WEIGHT].int()})),
+        f"{WEIGHT} is of torch.int32; (64, 128) was expected",
+    ),
+    "a number of layers in words": (of_options(decoder_layers="many"), "of 2 decoder layers and its options of many."),
+    "a million layers": (of_options(encoder_layers=10**6), "of 2 encoder layers and its options of 1000000."),
+    "an unknown activation": (
+        of_options(activation_fn="sigmoidal"),
+        "no model can be built from its options (activation_fn: Invalid value 'sigmoidal', expected one of [relu,",
     ),
     "a diverged run": (
         of_weights(lambda weights: weights[WEIGHT][0, 3:5].fill_(math.nan)),

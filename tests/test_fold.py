@@ -297,12 +297,26 @@ def test_omega_near_zero_is_refused_or_clamped(tmp_path):
     assert apart(state, tmp_path, min_omega=1e-6) <= 1e-4
 
 
-@pytest.mark.parametrize("first", [torch.linspace(1, 2, 64), torch.full((64,), -1.0)])
-def test_a_first_omega_that_cannot_be_folded_is_refused(first):
+FIRST = {"a vector": torch.linspace(0.5, 2, 64), "negative": torch.full((64,), -1.0)}
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("first", FIRST)
+def test_a_first_omega_that_is_a_vector_is_folded_into_the_embedding(tmp_path, first, learned):
+    """As of a model pruned of its layer 0. Words and positions are multiplied, so the embeddings are tied no more."""
+    state = tiny(encoder_learned_pos=learned, share_all_embeddings=True)
+    for stack in ("encoder", "decoder"):
+        state["model"][f"{stack}.layers.0.self_attn_layer_norm.omega_init"].copy_(FIRST[first])
+    assert apart(state, tmp_path) <= 1e-4
+
+
+def test_a_first_omega_over_adaptive_inputs_is_refused():
     state = tiny()
-    state["model"]["encoder.layers.0.self_attn_layer_norm.omega_init"].copy_(first)
-    with pytest.raises(AdminError, match="the first of its stack, runs from .* one positive number was expected"):
-        fold.fold(Checkpoint(state))
+    state["model"]["encoder.layers.0.self_attn_layer_norm.omega_init"].copy_(FIRST["a vector"])
+    checkpoint = Checkpoint(state)
+    checkpoint.weights["encoder.embed_tokens.weight"] = torch.ones(12, 32)
+    with pytest.raises(AdminError, match="the first omega of the encoder is not one positive number"):
+        fold.fold_weights(checkpoint)
 
 
 def crossed():

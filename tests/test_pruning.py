@@ -134,7 +134,7 @@ def weights(path: Path) -> dict[str, Tensor]:
 
 
 def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Is a fine-tuned pruned model one of its smaller depth, which the same command resumes and fold refuses?"""
+    """Is a fine-tuned pruned model one of its smaller depth, which the same command resumes and fold takes?"""
     finetune = [*PRUNED, "--finetune-from-model", trained]
     tuned = train(corpus, tmp_path / "tuned", *finetune)
     state = files.read(tuned)
@@ -147,10 +147,7 @@ def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest
     train(corpus, tmp_path / "tuned", *finetune, "--max-update", 12)
     assert files.read(tuned)["optimizer_history"][-1]["num_updates"] == 12
 
-    assert cli.main(["fold", str(tuned), "-o", str(tmp_path / "folded.pt")]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "the first of its stack, runs from " in said[0] and "pruned of its layer 0" in said[0]
-    assert not (tmp_path / "folded.pt").exists()
+    assert cli.main(["fold", str(tuned), "-o", str(tmp_path / "folded.pt")]) == 0, capsys.readouterr().err
 
 
 def test_optimizer_state_of_the_whole_model(

@@ -107,7 +107,7 @@ class Trained(Subject):
             AdminError: a file is not a checkpoint of a model that can be analysed.
         """
         super().__init__(source)
-        self.checkpoints = [Checkpoint.read(path) for path in paths]
+        self.checkpoints = [Checkpoint.outline(path) for path in paths]
         first = self.checkpoints[0]
         shapes = {key: tensor.shape for key, tensor in first.weights.items()}
         for checkpoint in self.checkpoints:

@@ -14,7 +14,7 @@ from .. import fingerprint
 from ..errors import AdminError
 from ..fast.model import speed_up
 from ..fast.plain import plain_layers
-from ..method import initial_weights, provenance
+from ..method import clinic, initial_weights, provenance
 from ..method.norms import shortcut_norms
 from ..method.profiling import inputs, profile
 from ..method.schemes import SCHEMES, layers_of, stacks_of
@@ -158,13 +158,14 @@ class SchemeModel(BaseFairseqModel):
             )
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; with Admin, a stock Post-LN Transformer's weights load with ω = 1, its function unchanged.
+        """As fairseq's; with Admin, the authors' weights load too, and a stock Post-LN Transformer's with ω = 1.
 
         Where the options name layers to keep, the others are dropped; `model_cfg` then gets the depth that is left.
 
         Raises:
             AdminError: the weights have another depth, another scheme, another dictionary, or ω by another rule.
         """
+        clinic.rename(state_dict)
         self._refuse_other(state_dict)
         stacks = stacks_of(self)
         for side in stacks:

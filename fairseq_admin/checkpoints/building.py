@@ -8,37 +8,63 @@ from types import SimpleNamespace
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
+from omegaconf import OmegaConf, ValidationError
 from torch import Tensor
 
+from ..architectures.config import nested
 from ..errors import AdminError, line
 from ..method.state_dict import STRAY
 from .checkpoint import STACKS, Checkpoint
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def check(checkpoint: Checkpoint) -> None:
-    """Refuse what is missing, of another shape or not a number, before anything is computed with it.
+    """Refuse what is missing, of another shape or type, or not a number, before anything is computed with it.
 
-    If the architecture is not known here, only the last is looked for.
+    Names, shapes and types are compared with those of a model of its options before a value is read. If the
+    architecture is not known here, the values alone are looked at.
 
     Raises:
         AdminError: there is such an entry, or no such model can be built.
     """
     if checkpoint.kind in STACKS:
-        # Names and shapes alone, where fairseq can do that: RoBERTa draws its initial weights on the CPU.
-        with torch.device("cpu" if checkpoint.stacks == ("encoder",) else "meta"):
-            model = _unloaded(checkpoint)
-        weights = dict(checkpoint.weights)
-        model.upgrade_state_dict(weights)
-        for key, tensor in model.state_dict().items():
-            what = f"has shape {tuple(weights[key].shape)}" if key in weights else "is missing"
-            if what != f"has shape {tuple(tensor.shape)}" and not STRAY.search(key):
-                raise AdminError(
-                    f"{checkpoint.name}: {key} {what}; {tuple(tensor.shape)} was expected by its architecture "
-                    f"{checkpoint.arguments._name}. Give the file that fairseq-train saved."
-                )
+        _refuse_misfits(checkpoint)
+    checkpoint.complete()
     for key, tensor in checkpoint.weights.items():
         if not STRAY.search(key):
             refuse_not_finite(checkpoint.name, key, tensor)
+
+
+def _refuse_misfits(checkpoint: Checkpoint) -> None:
+    arguments = checkpoint.arguments
+    for stack, layers in checkpoint.layers.items():
+        if getattr(arguments, f"{stack}_layers") != layers:
+            raise AdminError(
+                f"{checkpoint.name}: its weights are of {layers} {stack} layers and its options of "
+                f"{getattr(arguments, f'{stack}_layers')}. Give the file that fairseq-train saved."
+            )
+    # Names, shapes and types alone, where fairseq can do that: RoBERTa draws its initial weights on the CPU.
+    with torch.device("cpu" if checkpoint.stacks == ("encoder",) else "meta"):
+        model = _unloaded(checkpoint)
+    weights = dict(checkpoint.weights)
+    model.upgrade_state_dict(weights)
+    for key, tensor in model.state_dict().items():
+        if STRAY.search(key):
+            continue
+        entry, expected = weights.get(key), tuple(tensor.shape)
+        if entry is None:
+            what = "is missing"
+        elif tuple(entry.shape) != expected:
+            what = f"has shape {tuple(entry.shape)}"
+        elif tensor.is_floating_point() and entry.dtype not in FLOATS:
+            what = f"is of {entry.dtype}"
+        else:
+            continue
+        raise AdminError(
+            f"{checkpoint.name}: {key} {what}; {expected} was expected by its architecture {arguments._name}. Give the "
+            "file that fairseq-train saved."
+        )
 
 
 def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
@@ -56,21 +82,14 @@ def build(
     """The model with its weights, float32, in evaluation mode.
 
     Args:
-        checkpoint: its weights and options.
+        checkpoint: its weights and options, which `check` has passed.
         source, target: its dictionaries; None: made-up words, as many as it has.
 
     Raises:
-        AdminError: the architecture is unknown, or the weights do not fit it.
+        AdminError: the architecture is unknown, or the dictionaries are other ones.
     """
     model = _unloaded(checkpoint, source, target)
-    try:
-        model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
-    except RuntimeError as error:
-        message = " ".join(str(error).split())[:200]
-        raise AdminError(
-            f"{checkpoint.name}: its weights do not fit its architecture {checkpoint.arguments._name} ({message} ...). "
-            "Give the file that fairseq-train saved."
-        ) from None
+    model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
     return model.eval()
 
 
@@ -90,12 +109,14 @@ def _unloaded(
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     try:
+        OmegaConf.structured(nested(args))  # where fairseq's own types are compared with the values
         return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     except AdminError:
         raise
     except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
+        option = f"{error.full_key}: " if isinstance(error, ValidationError) else ""
         raise AdminError(
-            f"{checkpoint.name}: no model can be built from its {what} ({line(error)}). Give the {advice}."
+            f"{checkpoint.name}: no model can be built from its {what} ({option}{line(error)}). Give the {advice}."
         ) from None
 
 

@@ -48,7 +48,21 @@ class Checkpoint:
         """
         self.state = state
         self.path = path
+        self.whole = True
         self.name = "the checkpoint" if path is None else str(path)
+
+    @classmethod
+    def outline(cls, path: Path) -> Checkpoint:
+        """A checkpoint whose values are still in its file, by `files.outline`; `building.check` reads them."""
+        checkpoint = cls(files.outline(path), path)
+        checkpoint.whole = False
+        return checkpoint
+
+    def complete(self) -> None:
+        """Read the values of an outline."""
+        if not self.whole:
+            assert self.path is not None
+            self.state, self.whole = files.read(self.path), True
 
     @classmethod
     def read(cls, path: Path, mapped: bool = False) -> Checkpoint:

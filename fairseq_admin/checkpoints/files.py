@@ -6,8 +6,8 @@ import argparse
 import os
 import pickle
 import re
-import stat
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +19,8 @@ import torch
 
 from .. import outputs
 from ..errors import AdminError, line
+from ..method import clinic
+from .options import plain
 
 
 def allow_fairseq_globals() -> None:
@@ -40,22 +42,67 @@ def allow_fairseq_globals() -> None:
     )
 
 
+def outline(path: Path) -> dict[str, Any]:
+    """A fairseq checkpoint's contents, its tensors still in the file: names, shapes and types, without a value.
+
+    (What torch wrote before 1.6 cannot be mapped, and is read whole.)
+
+    Raises:
+        AdminError: the file is missing, truncated, not a checkpoint, or holds objects that a checkpoint does not need.
+    """
+    if not os.path.isfile(path):
+        raise AdminError(f"{path} is missing, a folder, a pipe or a device; a fairseq checkpoint (.pt) was expected.")
+    with _damaged(path):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                records = archive.infolist()
+            if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+                raise ValueError("it is compressed, which torch.save does not")
+            if sum(record.file_size for record in records) > path.stat().st_size:
+                raise ValueError("its parts overlap, which torch.save does not do")
+        return load(path, mapped=True)
+
+
 def read(path: Path, mapped: bool = False) -> dict[str, Any]:
     """A fairseq checkpoint's contents, on the CPU, loaded without running code that it may carry.
 
     Args:
         path: the file.
-        mapped: leave tensors in the file until they are used; torch before 1.6 wrote files that cannot be mapped.
+        mapped: leave tensors in the file until they are used.
 
     Raises:
-        AdminError: the file is missing, truncated, damaged, not a checkpoint, or holds objects that a checkpoint does
-            not need.
+        AdminError: as `outline`; or a storage is damaged.
     """
-    _refuse_unreadable(path)
+    state = outline(path)
+    with _damaged(path):
+        _compare_checksums(path)
+        return state if mapped else load(path, mapped=False)
+
+
+def load(path: Path, mapped: bool) -> dict[str, Any]:
+    """As `read`, of a file that was looked at before. A checkpoint of the authors' code comes as one of ours."""
+    state = torch.load(path, map_location="cpu", mmap=mapped and zipfile.is_zipfile(path), weights_only=True)
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise AdminError(f"{path}: a torch file, but not a fairseq checkpoint (it has no entry 'model').")
+    for key, tensor in state["model"].items():
+        plain_layout = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
+        if not plain_layout or tensor.is_quantized or tensor.device.type != "cpu":
+            raise AdminError(
+                f"{path}: {key} of its model is not a plain tensor, which fairseq-train saves. Give the file that it "
+                "saved."
+            )
+    if clinic.rename(state["model"]):
+        state["args"] = argparse.Namespace(**{**plain(state.get("args")), **clinic.OPTIONS})
+    return state
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """A block that reads a file; whatever is wrong with its content is one line."""
     try:
-        if zipfile.is_zipfile(path):
-            _check_zip(path)
-        state = load(path, mapped)
+        yield
+    except (AdminError, OSError):
+        raise
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL (\S+)", str(error))
         what = f"holds an object of {name[1]}" if name else "is not a torch file"
@@ -66,52 +113,22 @@ def read(path: Path, mapped: bool = False) -> dict[str, Any]:
     except Exception as error:  # on a file that is something else, the unpickler raises almost anything
         what = "not a whole checkpoint" if zipfile.is_zipfile(path) else "not a whole checkpoint, or not a torch file"
         raise AdminError(f"{path}: {what} ({line(error)}). Copy or train it again.") from None
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise AdminError(f"{path}: a torch file, but not a fairseq checkpoint (it has no entry 'model').")
-    for key, tensor in state["model"].items():
-        if not (isinstance(tensor, torch.Tensor) and _is_plain(tensor)):
-            raise AdminError(
-                f"{path}: {key} of its model is not a plain tensor, which fairseq-train saves. Give the file that it "
-                "saved."
-            )
-    return state
 
 
-def load(path: Path, mapped: bool) -> dict[str, Any]:
-    """As `read`, of a file that was read before and needs no check."""
-    return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
-
-
-def _refuse_unreadable(path: Path) -> None:
-    """Refuse what is not a file or cannot be opened, before its content is looked at."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise AdminError(f"{path} is a folder, a pipe or a device; a fairseq checkpoint (.pt) was expected.")
-        open(path, "rb").close()
-    except FileNotFoundError:
-        raise AdminError(f"{path}: no such file; a fairseq checkpoint (.pt) was expected.") from None
-    except OSError as error:
-        raise AdminError(f"{path}: cannot be read ({error.strerror}). Check the path and its rights.") from None
-
-
-def _check_zip(path: Path) -> None:
+def _compare_checksums(path: Path) -> None:
     """Compare the checksum of every storage in a file, which torch.load does not."""
-    with zipfile.ZipFile(path) as archive:
-        if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
-            raise ValueError("it is compressed, which torch.save does not")
-        if damaged := archive.testzip():
-            raise ValueError(f"{damaged} does not match its checksum")
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} does not match its checksum")
 
 
 def checksums(path: Path) -> tuple[int, ...]:
     """Those of all storages, as a file's directory has them: the same for the same weights and optimizer state."""
+    if not zipfile.is_zipfile(path):  # torch before 1.6
+        return (zlib.crc32(path.read_bytes()),)
     with zipfile.ZipFile(path) as archive:
         return tuple(record.CRC for record in archive.infolist() if "/data/" in record.filename)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has values of its own: not sparse, quantised or without data."""
-    return tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
 
 
 @contextmanager

@@ -4,9 +4,10 @@ The algebra is pytorch/folding.py's; here are fairseq's names. The shortcut of a
 before it, which nothing else reads. Encoder-attention reads it by its query alone: key and value read the encoder.
 
 A stack's first shortcut is the embedding, usually not a norm's output (it is with --layernorm-embedding), and its ω is
-one constant c. The fold of that is exact except for the norm's eps, 1e-5, which should be divided by c² and cannot be:
-at c ≠ 1 the output is off by a share of up to eps/(2·Var[x]), which is large only for embeddings that are neither
-scaled nor normalised.
+one constant c > 0. The fold of that is exact except for the norm's eps, 1e-5, which should be divided by c² and cannot
+be: at c ≠ 1 the output is off by a share of up to eps/(2·Var[x]), which is large only for embeddings that are neither
+scaled nor normalised. Where it is a vector (a model pruned of its layer 0, or trained with the authors' code), the
+embedding is multiplied by it, words and positions: the positions are then a table, and no two matrices are tied.
 
 Of the other schemes, DeepNorm's constant folds as an ω does, and ReZero's factor on a layer's branches multiplies their
 last matrices and biases. Those that only draw other initial weights, or put the norm first, are stock models already.
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
+from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor
 
 from .. import fingerprint
@@ -29,7 +31,7 @@ from ..pytorch import folding
 from ..version import __version__
 from .building import check
 from .checkpoint import FOLD, Checkpoint
-from .stock import stock_options
+from .stock import max_positions, stock_options
 
 READERS = {
     "self_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -37,6 +39,9 @@ READERS = {
     "final": ("fc1",),
 }
 """The modules of a branch that read its shortcut, by what the name of its norm begins with."""
+
+PAD = 1
+"""The padding's index in every fairseq dictionary; positions are numbered from the one after it."""
 
 WRITERS = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
 """The last modules of a layer's branches."""
@@ -63,12 +68,15 @@ def fold(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, min_omega: 
     _refuse_unfoldable(checkpoint)
     check(checkpoint)
     folded = fold_weights(checkpoint, min_omega or folding.SMALLEST, clamp=min_omega is not None)
+    first = [stack for stack in checkpoint.stacks if _embedding_scaled(folded, checkpoint.weights, stack)]
+    untied = dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False) if first else {}
+    options = stock_options(checkpoint, **untied, **{f"{stack}_learned_pos": True for stack in first})
     weights = fingerprint.noting(_cast(folded, dtype), checkpoint.text)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": checkpoint.updates}
     note = {"version": __version__, "scheme": checkpoint.scheme_name, "provenance": checkpoint.record}
     return Checkpoint(
         {
-            "args": stock_options(checkpoint),
+            "args": options,
             "model": weights,
             "optimizer_history": [history],
             "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, FOLD: note},
@@ -106,7 +114,7 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
         Stock names and shapes. What the fold touches is float64; the rest are the checkpoint's own tensors.
 
     Raises:
-        AdminError: an entry is too small, or a stack's first ω is not one positive number.
+        AdminError: an entry is too small, or a stack's first ω is a vector and its embedding no plain matrix.
     """
     weights = checkpoint.weights
     scales = (OMEGA_INIT, OMEGA_DELTA, SHORTCUT_SCALE, BRANCH_SCALE)
@@ -122,11 +130,14 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
 
     for sublayer in _scaled_sublayers(weights):
         where = f"{checkpoint.name}: omega of {sublayer.norm}"
-        if sublayer.norm_before is None:
-            scale_output(f"{sublayer.layer}.self_attn.out_proj", 1 / folding.first_constant(sublayer.omega, where))
+        if sublayer.norm_before is None and (sublayer.omega.eq(sublayer.omega[0]) & sublayer.omega.gt(0)).all():
+            scale_output(f"{sublayer.layer}.self_attn.out_proj", 1 / sublayer.omega[:1])
             continue
         omega = folding.divisible(sublayer.omega, where, smallest, clamp)
-        scale_output(sublayer.norm_before, omega)
+        if sublayer.norm_before is None:
+            _scale_embedding(folded, checkpoint, sublayer.layer.partition(".")[0], omega)
+        else:
+            scale_output(sublayer.norm_before, omega)
         for key in (f"{sublayer.layer}.{reader}.weight" for reader in sublayer.readers):
             folded[key] = folding.divide_input(folded[key], omega)
     for key, factor in weights.items():
@@ -135,6 +146,26 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
                 if f"{writer}.weight" in weights:
                     scale_output(writer, factor)
     return folded
+
+
+def _scale_embedding(folded: dict[str, Tensor], checkpoint: Checkpoint, stack: str, omega: Tensor) -> None:
+    """Multiply what a stack's embedding gives by ω, shape (C,), in place: its words, and its positions as a table."""
+    words, positions = (f"{stack}.embed_{part}.weight" for part in ("tokens", "positions"))
+    if words not in folded or folded[words].size(1) != omega.numel():
+        raise AdminError(
+            f"{checkpoint.name}: the first omega of the {stack} is not one positive number, and its embedding is "
+            "adaptive or of another width, which no fold reaches. Keep the model unfolded, with --user-dir."
+        )
+    folded[words] = folded[words].double() * omega
+    if not checkpoint.options.model.get("no_token_positional_embeddings"):
+        rows = max_positions(checkpoint, stack) + PAD + 1
+        table = SinusoidalPositionalEmbedding.get_embedding(rows, omega.numel(), PAD)
+        folded[positions] = folded.get(positions, table).double() * omega
+
+
+def _embedding_scaled(folded: Mapping[str, Tensor], weights: Mapping[str, Tensor], stack: str) -> bool:
+    words = f"{stack}.embed_tokens.weight"
+    return words in folded and folded[words] is not weights[words]
 
 
 class _Sublayer(NamedTuple):

@@ -25,16 +25,24 @@ DEFAULTS = {
 """What fairseq assumes where a checkpoint, by hydra or an older fairseq, has nothing."""
 
 
-def stock_options(checkpoint: Checkpoint) -> OrderedDict[str, Any]:
+def max_positions(checkpoint: Checkpoint, stack: str) -> int:
+    """How many positions a stack takes."""
+    side = {"encoder": "source", "decoder": "target"}[stack]
+    options = checkpoint.options
+    return options.model.get(f"max_{side}_positions") or options.task.get("tokens_per_sample") or 1024
+
+
+def stock_options(checkpoint: Checkpoint, **changed: Any) -> OrderedDict[str, Any]:
     """The options of a stock model of the sizes that a checkpoint's model has, as the entry `args` of its own.
 
     Args:
         checkpoint: of an Admin model or a stock one, for translation or language modelling.
+        changed: options that the stock model has otherwise.
     """
     options = checkpoint.options
     arch, task = (ARCH, "translation") if "encoder" in checkpoint.stacks else (LM_ARCH, "language_modeling")
     flat = {**options.criterion, **options.task, **vars(checkpoint.arguments)}
-    flat.update(arch=arch, _name=arch, task=options.task.get("_name") or task)
+    flat.update(arch=arch, _name=arch, task=options.task.get("_name") or task, **changed)
     # fairseq-validate builds the criterion by the name in the file; ours is not in stock fairseq.
     criterion = options.criterion.get("_name")
     flat.update(criterion=criterion and criterion.removesuffix("_fast"))

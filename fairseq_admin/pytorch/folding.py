@@ -70,26 +70,6 @@ def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool 
     return omega.abs().clamp(min=smallest).copysign(omega)
 
 
-def first_constant(omega: Tensor, name: str) -> Tensor:
-    """The one positive number that a stack's first ω is, float64. Shape (1,).
-
-    Args:
-        omega: shape (C,).
-        name: what errors call it.
-
-    Raises:
-        AdminError: it is a vector, or not positive.
-    """
-    omega = omega.double()
-    if not omega.eq(omega[0]).all() or not omega[0] > 0:
-        raise AdminError(
-            f"{name}, the first of its stack, runs from {omega.min().item():.3g} to {omega.max().item():.3g}; one "
-            "positive number was expected (a model pruned of its layer 0 has a vector). It cannot be folded: keep the "
-            "model unfolded."
-        )
-    return omega[:1]
-
-
 def largest_difference(before: Tensor, after: Tensor) -> float:
     """The largest absolute difference of two outputs of one shape; infinity if either is not a number somewhere."""
     apart = (before - after).abs().max().item() if before.numel() else 0.0

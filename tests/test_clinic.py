@@ -1,0 +1,44 @@
+"""A checkpoint of the authors' own code is read, folded and trained on: golden/clinic.pt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_admin.checkpoints.building import build
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
+from fairseq_admin.checkpoints.equivalence import Batch, log_probabilities
+from fairseq_admin.checkpoints.fold import fold
+
+GOLDEN = Path(__file__).parent / "golden/clinic.pt"
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return Checkpoint.read(GOLDEN)
+
+
+@pytest.mark.parametrize("change", [lambda checkpoint: checkpoint, fold], ids=["read", "folded"])
+def test_their_checkpoint_computes_the_same(theirs, change):
+    """The first ω of each stack is a vector, which no matrix of a stock Transformer holds but an untied embedding."""
+    expected = theirs.state["extra_state"]["expected"]
+    changed = change(theirs)
+    (scores,) = log_probabilities(build(changed), [Batch(*expected["batch"])])
+    assert changed.kind == ("transformer_admin" if changed is theirs else "transformer")
+    # Sums in another order: 3e-6 when this was written.
+    torch.testing.assert_close(scores, expected["log_probabilities"], rtol=0, atol=2e-5)
+
+
+def test_their_weights_are_trained_on(theirs):
+    """As --finetune-from-model loads them, by the names in the file."""
+    raw = torch.load(GOLDEN, weights_only=True)["model"]
+    model = build(theirs)
+    before = {name: omega.clone() for name, omega in model.named_parameters() if name.endswith("omega_delta")}
+    model.load_state_dict(dict(raw), strict=True)
+    assert model.profiled and len(before) == 8
+    theirs_ratio = raw["decoder.layers.1.encoder_ratio_change"]
+    torch.testing.assert_close(model.decoder.layers[1].encoder_attn_layer_norm.omega, theirs_ratio)
+    model.train()(*theirs.state["extra_state"]["expected"]["batch"])[0].logsumexp(-1).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
