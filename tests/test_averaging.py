@@ -15,7 +15,6 @@ from fairseq_admin.checkpoints import averaging, files
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance
 
-TYPES = [(2, torch.float32), (4, torch.float16), (3, torch.bfloat16)]
 TIED = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"]
 
 
@@ -38,10 +37,6 @@ UPDATES = ["checkpoint_1_90", "checkpoint_2_100", "checkpoint_2_1000"]
 OTHERS = ["checkpoint_best", "checkpoint_last", "checkpoint.best_loss_3.20", "checkpoint11.pt", "xcheckpoint12"]
 
 
-def names(paths):
-    return [path.name[: -len(".pt")] for path in paths]
-
-
 @pytest.mark.parametrize(
     "there, options, expected",
     [
@@ -53,57 +48,42 @@ def names(paths):
         (EPOCHS + UPDATES, {"by": "updates", "upto": 999}, ["checkpoint_1_90", "checkpoint_2_100"]),
     ],
 )
-def test_newest(tmp_path, there, options, expected):
-    (folder(tmp_path, *there, *OTHERS) / "checkpoint13.pt.part").touch()
-    assert names(averaging.newest(tmp_path, 2, **options)) == expected
+@pytest.mark.parametrize("place", [".", "checkpoints"])
+def test_the_newest_of_a_folder(tmp_path, place, there, options, expected):
+    """Or of the folder `checkpoints` in it, as in the recipes' runs."""
+    (tmp_path / place).mkdir(exist_ok=True)
+    (folder(tmp_path / place, *there, *OTHERS) / "checkpoint13.pt.part").touch()
+    folder(tmp_path, "average")
+    paths = averaging.choose([tmp_path], last=2, **options)
+    assert paths == [tmp_path / place / f"{name}.pt" for name in expected]
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("inputs", "options", "message"),
     [
-        ({}, "holds 3 checkpoints numbered by epochs and the last 5 were asked for. Lower --last, or train with"),
-        ({"upto": 9}, "holds 2 checkpoints numbered by epochs up to 9 and the last 5 were asked for"),
-        ({"by": "updates"}, "holds 0 checkpoints numbered by updates and the last 5 were asked for"),
+        (
+            ["."],
+            {},
+            "holds 3 checkpoints numbered by epochs and the last 5 were asked for. Lower --last, or train with",
+        ),
+        (["."], {"upto": 9}, "holds 2 checkpoints numbered by epochs up to 9 and the last 5 were asked for"),
+        (["."], {"by": "updates"}, "holds 0 checkpoints numbered by updates and the last 5 were asked for"),
+        *(
+            (inputs, {}, "is a folder; either one run folder or files were expected")
+            for inputs in ([".", "two"], ["checkpoint9.pt", "two"], ["two", "two"])
+        ),
+        *(
+            (["checkpoint9.pt", "checkpoint2.pt", name], {}, r"9\.pt are one file; each checkpoint counts once")
+            for name in ("checkpoint9.pt", "two/../checkpoint9.pt", "symbolic.pt")
+        ),
     ],
 )
-def test_newest_refuses_too_few(tmp_path, options, message):
+def test_choices_that_are_refused(tmp_path, inputs, options, message):
+    (tmp_path / "two").mkdir()
+    folder(tmp_path, *EPOCHS, "checkpoint_last-shard0")
+    (tmp_path / "symbolic.pt").symlink_to(tmp_path / "checkpoint9.pt")
     with pytest.raises(AdminError, match=message):
-        averaging.newest(folder(tmp_path, *EPOCHS, "checkpoint_last-shard0"), 5, **options)
-
-
-def test_choose_takes_the_last_10_of_a_folder(tmp_path):
-    folder(tmp_path, *(f"checkpoint{n}" for n in range(1, 13)))
-    assert names(averaging.choose([tmp_path])) == [f"checkpoint{n}" for n in range(3, 13)]
-    assert names(averaging.choose([tmp_path], last=1, upto=7)) == ["checkpoint7"]
-
-
-def test_choose_looks_into_the_folder_checkpoints_of_a_run(tmp_path):
-    """As in the recipes' runs; a folder that holds checkpoints itself is a --save-dir."""
-    (tmp_path / "checkpoints").mkdir()
-    folder(tmp_path / "checkpoints", "checkpoint1", "checkpoint2", "checkpoint3")
-    folder(tmp_path, "average")
-    assert averaging.choose([tmp_path], last=2) == [tmp_path / f"checkpoints/checkpoint{n}.pt" for n in (2, 3)]
-    with pytest.raises(AdminError, match=r"/checkpoints holds 3 checkpoints numbered by epochs and the last 4"):
-        averaging.choose([tmp_path], last=4)
-    folder(tmp_path, "checkpoint7")
-    assert averaging.choose([tmp_path], last=1) == [tmp_path / "checkpoint7.pt"]
-
-
-def test_choose_refuses_folders_next_to_anything(tmp_path):
-    one, two = (tmp_path / name for name in ("one", "two"))
-    one.mkdir(), two.mkdir()
-    folder(one, "checkpoint1")
-    for inputs in ([one, two], [one / "checkpoint1.pt", two], [one, one]):
-        with pytest.raises(AdminError, match=r"(one|two) is a folder; either one run folder or files were expected"):
-            averaging.choose(inputs)
-
-
-def test_choose_refuses_a_file_twice_by_any_name(tmp_path):
-    path = folder(tmp_path, "a", "b") / "a.pt"
-    (tmp_path / "symbolic.pt").symlink_to(path)
-    for name in ("a", "symbolic", "../" + tmp_path.name + "/a"):
-        with pytest.raises(AdminError, match=r"a\.pt are one file; each checkpoint counts once"):
-            averaging.choose([path, tmp_path / "b.pt", tmp_path / f"{name}.pt"])
+        averaging.choose([tmp_path / name for name in inputs], last=5 if inputs == ["."] else None, **options)
 
 
 # The mean
@@ -124,34 +104,23 @@ def test_average_is_the_float64_mean(tmp_path, dtype):
     assert provenance.decode(mean[provenance.KEY]) == record
 
 
-def test_average_is_stored_in_the_newests_types(tmp_path):
-    paths = [save(tmp_path / f"{n}.pt", {"encoder.w": torch.full((2,), n, dtype=dtype)}, n) for n, dtype in TYPES]
-    assert averaging.average(paths).weights["encoder.w"].dtype == torch.float16
-
-
-def test_average_takes_the_rest_from_the_one_with_most_updates(tmp_path):
+def test_the_rest_is_of_the_one_with_most_updates(tmp_path):
+    """Types, options and counts; no optimizer, and no moving average, which --store-ema puts into every file."""
     paths = []
-    for name, updates in (("a", 20), ("b", 100), ("c", 3)):
+    for name, updates, dtype in (("a", 20, torch.float32), ("b", 100, torch.float16), ("c", 3, torch.bfloat16)):
         # A count that no float64 holds.
-        model = {**vectors(w=updates), "encoder.count": torch.tensor(2**53 + updates + 1)}
-        paths.append(save(tmp_path / name, model, updates, args=argparse.Namespace(name=name)))
+        model = {
+            "encoder.w": torch.full((2,), updates, dtype=dtype),
+            "encoder.count": torch.tensor(2**53 + updates + 1),
+        }
+        extra = {"ema": {"encoder.w": torch.ones(9)}, "ema_fp32_params": {"encoder.w": torch.ones(9)}, "epoch": name}
+        args = argparse.Namespace(name=name)
+        paths.append(save(tmp_path / name, model, updates, args=args, extra_state=extra))
     state = averaging.average(paths).state
     assert state["args"].name == "b" and state["optimizer_history"][-1]["num_updates"] == 100
-    assert state["model"]["encoder.w"].tolist() == [41.0] and state["model"]["encoder.count"].item() == 2**53 + 101
-    assert "last_optimizer_state" not in state
-
-
-def test_an_average_has_no_moving_average(tmp_path):
-    """--store-ema puts one into every file, and in float32 once more; that of the newest is not the average's."""
-    paths = []
-    for n in (1, 2):
-        ema = torch.randn(10_000, generator=torch.Generator().manual_seed(n))
-        extra = {"ema": {"encoder.w": ema}, "ema_fp32_params": {"encoder.w": ema.double()}, "epoch": n}
-        paths.append(save(tmp_path / f"{n}.pt", vectors(w=n), n, extra_state=extra))
-    averaging.average(paths).write(tmp_path / "out.pt")
-    state = files.read(tmp_path / "out.pt")
-    assert state["extra_state"] == {"epoch": 2} and state["model"]["encoder.w"].item() == 1.5
-    assert (tmp_path / "out.pt").stat().st_size < 10_000
+    assert state["model"]["encoder.w"].tolist() == [41.0] * 2 and state["model"]["encoder.w"].dtype == torch.float16
+    assert state["model"]["encoder.count"].item() == 2**53 + 101
+    assert state["extra_state"] == {"epoch": "b"} and "last_optimizer_state" not in state
 
 
 def test_what_only_fairseq_0122_stores_is_the_newests(tmp_path):
@@ -193,21 +162,6 @@ def test_checkpoints_that_disagree_about_what_is_tied(tmp_path, newest):
     assert {key: tensor.item() for key, tensor in mean.items()} == {"a": 3.0, "b": 13.0, "c": 25.0, "d": 13.0}
     # b and d are one tensor in every file, a and c in some only.
     assert mean["b"] is mean["d"] and len({tensor.data_ptr() for tensor in mean.values()}) == 3
-
-
-def test_views_of_one_storage(tmp_path):
-    """Are parts, transposes and overlaps of a flat storage each themselves? (Flat optimizers make such entries.)"""
-    models = []
-    for n in (1, 2):
-        flat = torch.randn(24, generator=torch.Generator().manual_seed(n))
-        models.append(
-            {"a": flat[:8].view(2, 4), "b": flat[8:].view(4, 4).t(), "c": flat[4:12], "d": flat.view(2, 12)[:, 3]}
-        )
-        models[-1]["empty"] = torch.empty(0, 5)
-    paths = [save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)]
-    mean = averaging.average(paths).weights
-    for key in models[0]:
-        assert torch.equal(mean[key], ((models[0][key].double() + models[1][key]) / 2).float()), key
 
 
 # Memory
