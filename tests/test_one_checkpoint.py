@@ -61,6 +61,7 @@ def test_every_kind_tells_what_it_is_and_is_built_again(kind, arch, options, sch
     assert it.has_omega == bool(it.omegas) == (scheme == "admin")
     assert it.scheme.omega == (scheme == "admin")
     check(it)
+    assert Checkpoint({**it.state, "optimizer_history": []}).updates == 0
     built = build(it)
     assert not built.training
     found = built.state_dict()

@@ -168,6 +168,7 @@ IWSLT = [
     ("de", "Am 3. Mai galt Art. 5", "Am 3. Mai galt Art. 5"),
     ("en", "Mr. Lee of No. 5 left the U.S.", "Mr. Lee of No. 5 left the U.S ."),
     ("en", "It's the 1990's, isn't it?...'", "It &apos;s the 1990 &apos;s , isn &apos;t it ? ... &apos;"),
+    ("en", "Take x. Then y.", "Take x . Then y ."),
     ("en", "He said 'no.'", "He said &apos; no . &apos;"),
     ("en", "a,b 5,300 7,", "a , b 5,300 7 ,"),
     ("fr", "L'été, aujourd'hui: 3 % d'eau.", "L&apos; été , aujourd&apos; hui : 3 % d&apos; eau ."),
@@ -187,6 +188,8 @@ WMT14 = [
     ("de", 'Sie sagte: „Nein.“', "Sie sagte : &quot; Nein &quot; ."),
     ("de", "10\u00a0000 gut-gut, ’n ‘m ‚k l’eau", "10,000 gut @-@ gut , &quot; n &apos; m &apos; k l &apos; eau"),
     ("en", "10\u00a0000 “words”, and “more.”", "10.000 &quot; words , &quot; and &quot; more . &quot;"),
+    # Each rule once, from left to right: what it leaves is not looked at again.
+    ("en", '"No"", 1\u00a02\u00a03', "&quot; No &quot; , &quot; 1.2 3"),
     ("fr", "«\u00a0Ça va\u00a0», dit-il\u00a0!", "&quot; Ça va &quot; , dit @-@ il !"),
     ("en", "zero\u200bwidth ( a ) : （b）", "zero width ( a ) : （ b ）"),
 ]  # fmt: skip
