@@ -28,9 +28,9 @@ from .divergence import SkippedUpdates
 from .refusals import layers_to_keep
 
 
-def _note_dictionaries(model: nn.Module, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+def _note_dictionaries(model: Any, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
     """Hook on state_dict: its metadata tells which dictionaries the model reads."""
-    metadata[fingerprint.KEY] = fingerprint.of_stacks(stacks_of(model))
+    metadata[fingerprint.KEY] = dict(model.fingerprints)
 
 
 def _widen_records(model: nn.Module, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
@@ -40,9 +40,16 @@ def _widen_records(model: nn.Module, state: Any, prefix: str, metadata: dict[str
             state[key] = state[key].float()
 
 
-def _refuse_other_dictionary(model: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-    """Hook on loading, which a wrapper calls too."""
-    fingerprint.refuse_other_dictionary(metadata.get(fingerprint.KEY) or {}, stacks_of(model))
+def _refuse_other_dictionary(model: Any, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    """Hook on loading, which a wrapper calls too: the size of a dictionary alone does not tell it from another."""
+    noted = metadata.get(fingerprint.KEY) or {}
+    for stack, expected in model.fingerprints.items():
+        if noted.get(stack) not in (None, expected):
+            raise AdminError(
+                f"the checkpoint's {stack} was trained with another dictionary than the data's: with other units, or "
+                "the same in another order. Give the data that it was trained on (or, to make new data with its "
+                "dictionaries, fairseq-preprocess --srcdict and --tgtdict)."
+            )
 
 
 class SchemeModel(BaseFairseqModel):
@@ -66,6 +73,7 @@ class SchemeModel(BaseFairseqModel):
         every = cfg.admin_monitor or (cfg.log_interval if self.scheme.omega else 0)
         self.monitor = Monitor(every, thorough=cfg.admin_monitor > 0)
         stacks = stacks_of(self)
+        self.fingerprints = {side: fingerprint.of_dictionary(stack.dictionary) for side, stack in stacks.items()}
         if self.scheme.weights is not None:
             getattr(initial_weights, self.scheme.weights)(stacks)
         speed_up(self, cfg, stacks)

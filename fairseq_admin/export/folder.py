@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import fingerprint, outputs
+from .. import outputs
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..packages import need
-from ..text.assets import Assets
+from ..text.assets import NOTED, Assets
 from ..text.bpe import CODES, in_pieces
 from ..text.tokens import FILE
 from . import ctranslate2, huggingface
@@ -65,7 +66,7 @@ def export(
             with outputs.writing(output):
                 (folder / name).write_bytes(content)
         with outputs.writing(output):
-            fingerprint.write(folder, model.fingerprints)
+            (folder / NOTED).write_text(json.dumps(model.fingerprints, indent=1) + "\n", encoding="utf-8")
     needed = [*([CODES] if in_pieces(model.source.symbols) else []), FILE]
     if missing := [name for name in needed if name not in model.files]:
         notes.append(

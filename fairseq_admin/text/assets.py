@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 BINARISED = re.compile(r"[^.]+\.(.+)-(.+)\.(?:\1|\2)\.idx")
 """How fairseq-preprocess names its files, as train.de-en.de.idx."""
+
+NOTED = "fingerprints.json"
+"""The file of an exported folder that holds the fingerprints of its text."""
 
 Pair = tuple[str | None, str | None]
 """Source and target, as far as they are known."""
@@ -39,13 +43,16 @@ class Assets:
             data: where the files are; None: next to the model.
             codes: the merges, if they are in another place.
             languages: what the user says of them.
+
+        Raises:
+            AdminError: the folder's fingerprints cannot be read.
         """
         self.model = model
         self.folders = folders(data) if data else [model if model.is_dir() else model.parent]
         self.places = " or ".join(map(str, self.folders))
         self.codes = codes
         self.asked = languages
-        self.expected: Mapping[str, str] = {}
+        self.expected: Mapping[str, str] = _noted(model) if model.is_dir() else {}
         """The fingerprints of the model's own files, as far as they are known; others are refused."""
 
     def find(self, name: str) -> Path | None:
@@ -183,10 +190,18 @@ def _fingerprints(path: Path, name: str) -> list[str]:
     if name == CODES:
         return [fingerprint.of_bytes(path.read_bytes())]
     settings = asdict(Text.read(path))
-    fingerprints = [fingerprint.of_settings(settings)]
-    if not settings.pop("perl"):
-        fingerprints.append(fingerprint.of_settings(settings))
-    return fingerprints
+    kept = [settings] if settings["perl"] else [settings, {k: v for k, v in settings.items() if k != "perl"}]
+    return [fingerprint.of_bytes(json.dumps(it, sort_keys=True).encode()) for it in kept]
+
+
+def _noted(folder: Path) -> dict[str, str]:
+    """The fingerprints of an exported folder; none of one that another program wrote."""
+    try:
+        return {**json.loads((folder / NOTED).read_text(encoding="utf-8"))}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError):
+        raise AdminError(f"{folder / NOTED} holds no fingerprints of the text. Export the folder again.") from None
 
 
 def _spelled(pair: Pair) -> str:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import fingerprint
 from ..errors import AdminError, line
 from ..packages import need
 from ..text.assets import Assets
@@ -24,7 +23,6 @@ class CTranslate2Translator(Translator):
     """A folder that a converter of CTranslate2 wrote."""
 
     def __init__(self, model: Path, assets: Assets, device: str | None) -> None:
-        assets.expected = fingerprint.read(model)
         ctranslate2 = need("ctranslate2")
         chosen = choose_device(device, ctranslate2.get_cuda_device_count() > 0)
         try:

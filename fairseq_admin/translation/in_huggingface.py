@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .. import fingerprint
 from ..errors import AdminError, line
 from ..packages import need
 from ..text.assets import Assets
@@ -24,7 +23,6 @@ class HuggingFaceTranslator(Translator):
     """A folder with an FSMT model: the Transformer that fairseq calls transformer_wmt_en_de."""
 
     def __init__(self, model: Path, assets: Assets, device: str | None) -> None:
-        assets.expected = fingerprint.read(model)
         transformers = need("transformers")
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
