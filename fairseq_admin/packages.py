@@ -9,6 +9,8 @@ from .errors import AdminError
 
 REQUIREMENTS = {
     "sacremoses": "'sacremoses>=0.2,<0.3' regex",
+    "jinja2": "jinja2",
+    "matplotlib": "matplotlib, or give analyze --json for the numbers alone",
     "ctranslate2": "'ctranslate2>=4.8.1'",
     "transformers": "'transformers>=5' safetensors",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairseq_admin.analysis.fresh import Fresh
-from fairseq_admin.analysis.sentences import Source
+from fairseq_admin.analysis.subject import Source
 
 
 def fresh(scheme: str, layers: int = 6, seed: int = 1, width: int = 64, tokens: int = 512, **options: Any) -> Fresh:

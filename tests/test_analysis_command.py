@@ -54,7 +54,7 @@ def analyzed(*arguments: object) -> dict:
     return json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("what", [what for what, it in MEASURES.items() if not (it.modelless or it.runs)])
+@pytest.mark.parametrize("what", [what for what, it in MEASURES.items() if it.of not in ("nothing", "runs")])
 def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Are there a JSON text with the facts, a PNG twice as wide as a page shows it, and an SVG of text?"""
     assert cli.main(["analyze", what, *FRESH, *QUICK, "--seed", "3", "-o", str(tmp_path / "out")]) == 0
@@ -141,7 +141,7 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(command, "_subject", lambda args: pytest.fail("work was begun"))
     message = refused(capsys, "dependency", *FRESH, "-o", tmp_path / "out")
-    assert "matplotlib, which draws this" in message and "--json" in message and not list(tmp_path.iterdir())
+    assert "Run pip install matplotlib" in message and "--json" in message and not list(tmp_path.iterdir())
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["analyze", "dependency", *FRESH, "--tokens", "64", "--json", "-o", str(tmp_path / "out")]) == 0

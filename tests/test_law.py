@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_admin.analysis.output_change import changes as output_changes
-from fairseq_admin.analysis.output_change import first_update, fit, fits, perturb, predicted, sublayers_of
+from fairseq_admin.analysis.output_change import first_update, fit, fits, predicted, sublayers_of
 from fairseq_admin.method.profiling import measure
 from fairseq_admin.method.sublayers import real_positions
+from fairseq_admin.pytorch.diagnosing import perturb
 
 DEPTHS = (6, 9, 12, 18, 24, 36, 48)
 SEEDS = 32
@@ -43,7 +44,7 @@ def sentences(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def perturbed(encoder: nn.Module, relative: float, seed: int) -> nn.Module:
     """A copy of an encoder, with noise in its weights."""
     moved = copy.deepcopy(encoder)
-    perturb(moved, relative, torch.Generator().manual_seed(seed))
+    perturb(moved.layers, relative, torch.Generator().manual_seed(seed))
     return moved
 
 

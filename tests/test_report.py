@@ -317,7 +317,7 @@ def test_arguments_that_cannot_be(
     output = ["-o", tmp_path / "report.html"]
     assert "no such folder; a run's folder was expected" in refused(capsys, tmp_path / "nowhere", *output)
     assert "train.log: is a file" in refused(capsys, folders[0] / "train.log", *output)
-    assert "are one folder; each run counts once" in refused(capsys, folders[0], folders[0] / ".", *output)
+    assert "was given more than once; each run counts once" in refused(capsys, folders[0], folders[0] / ".", *output)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert "jinja2, which draws this, is not installed" in refused(capsys, folders[1], *output)
+    assert "jinja2 is not installed. Run pip install jinja2" in refused(capsys, folders[1], *output)
     assert list(tmp_path.iterdir()) == []

@@ -9,28 +9,28 @@ from pathlib import Path
 
 from .. import outputs
 from ..errors import AdminError
+from ..packages import need
 from ..text.folders import files_in, folders
 from . import figure
 from .fresh import Fresh
 from .registry import MEASURES, Settings, module_of
-from .sentences import Source
-from .subject import Subject, Trained
+from .subject import Source, Subject, Trained
 
 
 def _subject(args: argparse.Namespace) -> Subject | list[Path] | None:
-    measure = MEASURES[args.what]
-    if measure.modelless:
+    of = MEASURES[args.what].of
+    if of == "nothing":
         if args.checkpoints or args.arch or args.data:
             raise AdminError(f"{args.what} is of no model, and a CHECKPOINT, --arch or --data was found. Leave it out.")
         return None
-    if measure.runs:
+    if of == "runs":
         return args.checkpoints
     if bool(args.checkpoints) == bool(args.arch):
-        given = "both were" if args.arch else "neither was"
-        raise AdminError(f"a CHECKPOINT or --arch is expected, and {given} found. Give one of them.")
-    if len(args.checkpoints) > 1 and not measure.several:
+        found = "both were" if args.arch else "neither was"
+        raise AdminError(f"a CHECKPOINT or --arch is expected, and {found} found. Give one of them.")
+    if len(args.checkpoints) > 1 and of != "checkpoints":
         raise AdminError(f"{args.what} is of one checkpoint, and {len(args.checkpoints)} were found. Give one.")
-    if not (args.data or args.random_tokens or (measure.wordless and args.checkpoints)):
+    if not (args.data or args.random_tokens or (of == "weights" and args.checkpoints)):
         raise AdminError(
             "there are no sentences to measure on. Give --data, a folder that fairseq-preprocess wrote, or "
             "--random-tokens."
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> str:
     with contextlib.ExitStack() as taking:
         parts = [taking.enter_context(outputs.replacing(path)) for path in paths]  # before the work, not after it
         if not args.json:
-            figure.require("matplotlib")
+            need("matplotlib")
         measure, subject = module_of(args.what), _subject(args)
         settings = Settings(args.depths, args.repeats, args.lr, args.updates)
         numbers = measure.measure(subject, settings)

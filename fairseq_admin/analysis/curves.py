@@ -23,15 +23,11 @@ def names(folders: Sequence[Path]) -> list[str]:
         AdminError: one comes twice.
     """
     whole = [folder.resolve() for folder in folders]
-    for number, path in enumerate(whole):
-        if path in whole[:number]:
-            first = folders[whole.index(path)]
-            raise AdminError(f"{folders[number]} and {first} are one folder; each run counts once. Name it once.")
-    for depth in range(1, max(len(path.parts) for path in whole)):
-        short = ["/".join(path.parts[-depth:]) for path in whole]
-        if len(set(short)) == len(short):
-            return short
-    return [str(path) for path in whole]
+    if twice := next((path for path in whole if whole.count(path) > 1), None):
+        raise AdminError(f"{twice} was given more than once; each run counts once. Name it once.")
+    depths = range(1, max(len(path.parts) for path in whole) + 1)
+    shortened = (["/".join(path.parts[-depth:]) for path in whole] for depth in depths)
+    return next(short for short in shortened if len(set(short)) == len(short))
 
 
 def read_log(folder: Path) -> logs.Log | None:

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from ..bar import each
+from ..checkpoints.equivalence import PAD
 from ..method.schemes import stacks_of
 from ..method.sublayers import Sublayer, centred, observed, real_positions, real_rows
 from . import figure
-from .sentences import PADDING
 from .subject import Subject
 
 
@@ -45,58 +45,61 @@ def squared_dependencies(sublayers: list[Sublayer], real: Tensor) -> Tensor:
     parts[0] = first
     squared = torch.zeros(len(parts), len(parts), dtype=torch.float64)
     squared[0, 0] = len(real)
+    at_bottom, layer = parts[:0], -1
     for i, it in enumerate(sublayers, 1):
-        if it.layer != sublayers[i - 2].layer or i == 1:
-            at_bottom = parts[:i].clone() if any(one.bottom is not None for one in sublayers) else parts[:0]
+        if it.layer != layer:
+            at_bottom, layer = parts[:i].clone(), it.layer
         parts[:i] *= it.a
         parts[i] = it.b * real_rows(it.branch, real)
         if it.bottom is not None:
             parts[: len(at_bottom)] += at_bottom
-        scale: Tensor | float = 1.0
-        if it.norm is not None:
-            deviation = real_rows(it.total, real).var(-1, unbiased=False, keepdim=True).add(it.norm.eps).sqrt()
-            scale = it.norm.weight / deviation
-        variance = centred(real_rows(it.output, real)).square().mean(-1)
+        scale = _scale(it, real)
         for j, part in enumerate(parts[: i + 1]):
-            if it.norm is not None:
-                part.copy_(centred(part) * scale)
-            squared[i, j] = (centred(part).square().mean(-1) / variance).sum(dtype=torch.float64)
+            part.copy_(centred(part) * scale)
+            squared[i, j] = _shares(part, it, real).sum(dtype=torch.float64)
     return squared
+
+
+def _scale(it: Sublayer, real: Tensor) -> Tensor | float:
+    """What a sub-layer's norm multiplies a part without mean by. Shape (R, C)."""
+    if it.norm is None:
+        return 1.0
+    deviation = real_rows(it.total, real).var(-1, unbiased=False, keepdim=True).add(it.norm.eps).sqrt()
+    return it.norm.weight / deviation
+
+
+def _shares(part: Tensor, it: Sublayer, real: Tensor) -> Tensor:
+    """β² of a part of a sub-layer's output at each position. Shape (R, C) to (R,)."""
+    return centred(part).square().mean(-1) / centred(real_rows(it.output, real)).square().mean(-1)
 
 
 def own_share(it: Sublayer, real: Tensor) -> float:
     """β_{i,i}² alone, the mean over the positions: the share of a sub-layer's output that is its own branch's."""
-    part = centred(it.b * real_rows(it.branch, real))
-    if it.norm is not None:
-        deviation = real_rows(it.total, real).var(-1, unbiased=False, keepdim=True).add(it.norm.eps).sqrt()
-        part = centred(part / deviation * it.norm.weight)
-    variance = centred(real_rows(it.output, real)).square().mean(-1)
-    return (part.square().mean(-1) / variance).mean().item()
+    part = centred(it.b * real_rows(it.branch, real)) * _scale(it, real)
+    return _shares(part, it, real).mean().item()
 
 
 def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
     """β of every stack: rows i = 0 … S of columns j = 0 … i; row 0 is the input's own."""
-    sums: dict[str, Tensor] = {}
+    sums: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
     positions = dict.fromkeys(subject.stacks, 0)
-    names: dict[str, list[str]] = {}
     for sample in each("dependency", subject.samples, " batches"):
         with observed(stacks_of(subject.model)) as seen, torch.no_grad():
             subject.model(**sample["net_input"])
             for side, words in subject.words(sample).items():
-                real = real_positions(words, PADDING)
-                sums[side] = sums.get(side, 0) + squared_dependencies(seen[side], real)
+                real = real_positions(words, PAD)
+                sums[side] = sums[side] + squared_dependencies(seen[side], real)
                 positions[side] += len(real)
-                names[side] = ["input", *(it.name for it in seen[side])]
-    shares = {}
-    for side, squared in sums.items():
-        squared = squared / positions[side]
-        shares[side] = {
-            "sublayers": names[side],
+    stacks = {}
+    for side, total in sums.items():
+        squared = total / positions[side]
+        stacks[side] = {
+            "sublayers": ["input", *(it.name for it in seen[side])],
             "beta": [row[: i + 1].sqrt().tolist() for i, row in enumerate(squared)],
             "error": (squared.sum(1) - 1).abs().max().item(),
             "positions": positions[side],
         }
-    return {"stacks": shares}
+    return {"stacks": stacks}
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:

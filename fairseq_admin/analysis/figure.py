@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from ..errors import AdminError
 
 if TYPE_CHECKING:  # also what the measures call them
     from matplotlib.axes import Axes as Axes
@@ -50,22 +47,6 @@ LOOK: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fairseq_admin",
 }
-
-
-def require(*packages: str) -> None:
-    """Refuse, before the work, to draw without what draws.
-
-    Raises:
-        AdminError: a package is not installed.
-    """
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            raise AdminError(
-                f"{package}, which draws this, is not installed. Install it (pip install {package}), or give analyze "
-                "--json for the numbers alone."
-            ) from None
 
 
 def panels(count: int, height: float = 3.2, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
@@ -117,12 +98,6 @@ def plain_logarithmic(axes: Axes) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
 
 
-def legend_below(drawn: Figure, axes: Axes) -> None:
-    """One legend for all panels, where it hides nothing."""
-    handles, labels = axes.get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-
-
 def headline(drawn: FigureBase, title: str, result: dict[str, Any], with_depth: bool = True) -> None:
     """Above the panels: what is shown, of which model, and over how many tokens; without depth where that varies."""
     model = result["model"]
@@ -131,7 +106,12 @@ def headline(drawn: FigureBase, title: str, result: dict[str, Any], with_depth: 
     words = "random words" if result.get("data") == "random tokens" else "text"
     source = f" ({result['tokens']} tokens of {words})" if "tokens" in result else ""
     name = f"{model['title']} {depth}" if with_depth else model["title"]
-    drawn.suptitle(f"{title}: {name}, width {model['width']}, {state}{source}", fontsize=9, x=0.01, ha="left")
+    set_title(drawn, f"{title}: {name}, width {model['width']}, {state}{source}")
+
+
+def set_title(drawn: FigureBase, text: str) -> None:
+    """Set the title above the panels, at the left."""
+    drawn.suptitle(text, fontsize=9, x=0.01, ha="left")
 
 
 def save(draw: Callable[[Any], Figure], result: Any, png: Path, svg: Path) -> None:

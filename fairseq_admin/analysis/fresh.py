@@ -11,24 +11,18 @@ from typing import Any
 
 import torch
 from fairseq import tasks
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
-from ..architectures.config import DEPTH_RULES
-from ..checkpoints.checkpoint import OURS, STACKS
+from ..checkpoints.building import made_up_words
+from ..checkpoints.checkpoint import STACKS
 from ..checkpoints.equivalence import reading
 from ..errors import AdminError, line
-from ..method import state_dict
-from ..method.schemes import SCHEMES
-from .sentences import BATCH, Source
-from .subject import Subject
+from .subject import BATCH, Source, Subject
 
-WORDS = 1000
-"""Of a fresh model on random tokens."""
+SYMBOLS = 1004
+"""In the dictionary of a fresh model on random tokens."""
 TASKS = {("encoder", "decoder"): "translation", ("decoder",): "language_modeling", ("encoder",): "masked_lm"}
-OF_ANY_DEPTH = (None, "looklinear_weights", "ds_init_weights", "ds_init_code_weights")
-"""The functions of initial_weights.py that do not ask how deep the model is."""
 
 
 class Fresh(Subject):
@@ -44,10 +38,9 @@ class Fresh(Subject):
             source: where the sentences are from.
 
         Raises:
-            AdminError: no such architecture can be analysed.
+            AdminError: the architecture is unknown here.
         """
-        super().__init__(source)
-        self.arch, self.options = arch, options
+        self.source, self.name, self.arch, self.options = source, arch, arch, options
         kind = ARCH_MODEL_NAME_REGISTRY.get(arch)
         if kind not in STACKS:
             raise AdminError(f"--arch {arch} was found; expected an architecture of {', '.join(STACKS)}.")
@@ -80,43 +73,21 @@ class Fresh(Subject):
     def model(self) -> Any:
         return self.make()
 
-    @property
-    def cut_is_shallow(self) -> bool:
-        """Whether the first layers of a deep model are what a shallow one would begin with."""
-        if ARCH_MODEL_NAME_REGISTRY[self.arch] not in OURS:
-            return True
-        row = SCHEMES[self.options.get("admin_scheme", "admin")]
-        by_depth = row.omega and self.options.get("admin_init") in DEPTH_RULES
-        return not (by_depth or row.shortcut or row.weights not in OF_ANY_DEPTH)
-
-    def model_facts(self) -> dict[str, Any]:
-        options: Any = getattr(self.model, "cfg", None)
-        ours = hasattr(options, "admin_scheme")
-        scheme = options.admin_scheme if ours else state_dict.scheme(self.model.state_dict())
-        rule = options.admin_init if ours and SCHEMES[scheme].omega else None
-        return {**self.describe(self.arch, self.arch, scheme, rule), "updates": 0}
-
     @cached_property
     def task(self) -> Any:
-        data = self.source.data
-        if data is None:
-            words = Dictionary()
-            for number in range(WORDS):
-                words.add_symbol(f"w{number}")
-            dictionaries = dict.fromkeys(("source_dictionary", "target_dictionary", "dictionary"), words)
-            return SimpleNamespace(**dictionaries, max_positions=lambda: BATCH)
+        source = self.source
+        if source.data is None:
+            words = dict.fromkeys(("source_dictionary", "target_dictionary", "dictionary"), made_up_words(SYMBOLS))
+            return SimpleNamespace(**words, max_positions=lambda: BATCH)
         name = TASKS[self.stacks]
         # Defaults that a training run would take from other parts of its options.
-        known = {"train_subset": "train", "required_seq_len_multiple": 1, "seed": self.source.seed}
+        known = {"train_subset": "train", "required_seq_len_multiple": 1, "seed": source.seed}
         names = [it.name for it in fields(TASK_DATACLASS_REGISTRY[name]) if str(it.default).startswith("${")]
-        options = {
-            **{option: known.get(option) for option in names},
-            "data": str(data),
-            "tokens_per_sample": BATCH // 2,
-        }
-        with reading(data, f"no data for --arch {self.arch}"):
+        options = {option: known.get(option) for option in names}
+        options.update(data=str(source.data), tokens_per_sample=BATCH // 2)
+        with reading(source.data, f"no data for --arch {self.arch}"):
             task = tasks.setup_task(Namespace(task=name, **options))
-            task.load_dataset(self.source.split)
+            task.load_dataset(source.split)
         return task
 
     @cached_property

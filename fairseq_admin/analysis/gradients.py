@@ -17,15 +17,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ..bar import bar, each
+from ..checkpoints.equivalence import PAD
 from ..method.schemes import layers_of, stacks_of
 from ..method.sublayers import Sublayer, observed, real_positions, real_rows
 from . import figure
 from .fresh import Fresh
 from .output_change import fit
 from .registry import Settings
-from .sentences import PADDING
 from .subject import Subject
+from .updates import norms
 
 DEPTHS = (6, 8, 10, 12, 14)
 
@@ -40,47 +43,31 @@ def output_gradients(subject: Subject, model: Any, sample: Any) -> dict[str, lis
     return seen
 
 
-def _feed_forward(stack: Any) -> dict[str, list[float]]:
-    """The norms of the gradients of W1 and W2, by layer."""
-    layers = layers_of(stack)
-    return {
-        name: [getattr(layer, linear).weight.grad.norm().item() for layer in layers]
-        for name, linear in (("W1", "fc1"), ("W2", "fc2"))
-    }
-
-
-def _added(totals: list[float], values: list[float]) -> list[float]:
-    return [total + value for total, value in zip(totals, values)] if totals else values
-
-
 def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
     """What is measured at every sub-layer and every layer of the subject's model.
 
     Relative gradients are None where none arrives, as in a fresh Fixup, whose output matrix is 0.
     """
-    squares: dict[str, list[float]] = {side: [] for side in subject.stacks}
-    norms: dict[str, list[float]] = {side: [] for side in subject.stacks}
-    names: dict[str, list[str]] = {}
+    squares: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
+    sums: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
     model, batches = subject.model, len(subject.samples)
     model.zero_grad()
     for sample in each("gradients", subject.samples, " batches"):
-        for side, sublayers in output_gradients(subject, model, sample).items():
-            real = real_positions(subject.words(sample)[side], PADDING)
-            gradients = [sublayer.output.grad.square().sum().item() for sublayer in sublayers]  # type: ignore[union-attr]
-            squares[side] = _added(squares[side], gradients)
+        seen = output_gradients(subject, model, sample)
+        for side, sublayers in seen.items():
+            real = real_positions(subject.words(sample)[side], PAD)
+            gradients: list[Any] = [sublayer.output.grad for sublayer in sublayers]
+            squares[side] = squares[side] + torch.stack([it.square().sum() for it in gradients]).double()
             totals = [real_rows(it.total.detach(), real) for it in sublayers if it.kind == "ffn"]
-            norms[side] = _added(norms[side], [it.square().sum(1).mean().item() / batches for it in totals])
-            names[side] = [sublayer.name for sublayer in sublayers]
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad /= batches
-    largest = max(max(values) for values in squares.values())
+            sums[side] = sums[side] + torch.stack([it.square().sum(1).mean() for it in totals]).double()
+    weights = norms({name: p.grad / batches for name, p in model.named_parameters() if p.grad is not None})
+    largest = max(values.max().item() for values in squares.values())
     return {
         side: {
-            "sublayers": names[side],
-            "relative output gradient": [math.sqrt(value / largest) if largest else None for value in squares[side]],
-            "feed-forward": _feed_forward(stacks_of(model)[side]),
-            "squared norm": norms[side],
+            "sublayers": [sublayer.name for sublayer in seen[side]],
+            "relative output gradient": [math.sqrt(it / largest) if largest else None for it in squares[side].tolist()],
+            "feed-forward": {"W1": weights[side]["fc1"], "W2": weights[side]["fc2"]},
+            "squared norm": (sums[side] / batches).tolist(),
         }
         for side in subject.stacks
     }
@@ -88,21 +75,21 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
 
 def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> dict[str, Any]:
     """The norm of the gradient of the last layer's W2 in every stack, and its power of the depth; None if it is 0."""
-    norms: dict[str, list[float]] = {side: [0.0] * len(depths) for side in subject.stacks}
+    means: dict[str, list[float]] = {side: [0.0] * len(depths) for side in subject.stacks}
     with bar("gradients by depth", len(depths) * repeats, " models") as shown:
         for place, depth in enumerate(depths):
             for repeat in range(repeats):
                 model = subject.make(repeat, **{f"{side}_layers": depth for side in subject.stacks})
                 subject.backward(model)
                 for side, stack in stacks_of(model).items():
-                    norms[side][place] += layers_of(stack)[-1].fc2.weight.grad.norm().item() / repeats
+                    means[side][place] += layers_of(stack)[-1].fc2.weight.grad.norm().item() / repeats
                 shown.update()
     logs = [math.log(depth) for depth in depths]
     powers = {
         side: fit(logs, [math.log(value) for value in values])["slope"] if all(values) else None
-        for side, values in norms.items()
+        for side, values in means.items()
     }
-    return {"depths": list(depths), "stacks": norms, "power of the depth": powers, "repeats": repeats}
+    return {"depths": list(depths), "stacks": means, "power of the depth": powers, "repeats": repeats}
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
@@ -133,10 +120,10 @@ def fill(panels: Sequence[figure.Axes], result: dict[str, Any]) -> None:
         values = stack["relative output gradient"]
         places = [step / max(1, len(values) - 1) for step in range(len(values))]
         panels[0].plot(places, values, label=side, markevery=max(1, len(values) // 12), **look)
-        for name, norms in stack["feed-forward"].items():
+        for name, values in stack["feed-forward"].items():
             face = "white" if name == "W2" else colour
             label = f"{side[:3]}. {name}"  # short, for the legend to hide no line
-            panels[1].plot(range(1, len(norms) + 1), norms, label=label, markerfacecolor=face, **look)
+            panels[1].plot(range(1, len(values) + 1), values, label=label, markerfacecolor=face, **look)
         if last:
             power = last["power of the depth"][side]
             label = side if power is None else f"{side}: as $L^{{{power:.2f}}}$"

@@ -18,13 +18,8 @@ RULES = {"log": "--", "constant": ":"}
 """The rules that know the depth alone, and how their lines are drawn."""
 
 
-def by_stack(weights: Mapping[str, Tensor], omegas: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Any]]:
-    """ω of every stack: profiled, trained, and by the depth rules.
-
-    Args:
-        weights: a state dict.
-        omegas: its ω, as `state_dict.omegas` gives them.
-    """
+def by_stack(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """ω of every stack in a state dict: profiled, trained, and by the depth rules."""
     # Without what training has added, the same function gives what was profiled.
     profiled = state_dict.omegas({key: it for key, it in weights.items() if not key.endswith(state_dict.OMEGA_DELTA)})
     return {
@@ -34,7 +29,7 @@ def by_stack(weights: Mapping[str, Tensor], omegas: Mapping[str, Mapping[str, Te
             "trained": [omega_summary(omega) for omega in sublayers.values()],
             "closed form": {rule: omega_from_depth(rule, len(sublayers)) for rule in RULES},
         }
-        for side, sublayers in omegas.items()
+        for side, sublayers in state_dict.omegas(weights).items()
     }
 
 
@@ -44,15 +39,15 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     Raises:
         AdminError: the model has none.
     """
-    trained = bool(subject.checkpoints)
-    weights = subject.checkpoints[0].weights if trained else subject.model.state_dict()
-    stacks = by_stack(weights, subject.checkpoints[0].omegas if trained else state_dict.omegas(weights))
+    stacks = by_stack(subject.checkpoints[0].weights if subject.checkpoints else subject.model.state_dict())
     if not stacks:
         raise AdminError(
-            f"{subject.model_facts()['name']} has no omega: it is not (or no longer) an Admin model. Give a "
-            "checkpoint of the scheme admin, before it was folded."
+            f"{subject.name} has no omega: it is not (or no longer) an Admin model. Give a checkpoint of the scheme "
+            "admin, before it was folded."
         )
-    return {"stacks": stacks if trained else {side: {**it, "trained": None} for side, it in stacks.items()}}
+    if not subject.checkpoints:
+        stacks = {side: {**stack, "trained": None} for side, stack in stacks.items()}
+    return {"stacks": stacks}
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
@@ -73,6 +68,7 @@ def draw(result: dict[str, Any]) -> figure.Figure:
         figure.whole_numbers(axes.xaxis)
     panels[0].set_ylabel("ω")
     panels[0].set_ylim(0, None)
-    figure.legend_below(drawn, panels[0])
+    handles, labels = panels[0].get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     figure.headline(drawn, "ω by sub-layer", result)
     return drawn

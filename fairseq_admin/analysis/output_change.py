@@ -14,41 +14,28 @@ with C_i measured where sub-layer i has the input that it has under W: its own c
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..bar import bar
-from ..method.schemes import layers_of, stacks_of
-from ..method.sublayers import Sublayer, normalised, observed, real_positions, real_rows
+from ..checkpoints.equivalence import PAD
+from ..method.schemes import stacks_of
+from ..method.sublayers import Sublayer, centred, normalised, observed, real_positions, real_rows
+from ..pytorch.diagnosing import NOISE, perturb
 from . import figure
 from .dependency import own_share
 from .fresh import Fresh
 from .registry import Settings
-from .sentences import PADDING
 from .subject import Subject
 
 DEPTHS = (1, 2, 4, 6, 9, 12, 18, 24, 36, 48, 72, 100)
-NOISE = 0.01
-"""The deviation of the noise, as a share of the matrix's own."""
 EPSILON = 1e-8
 """Adam's."""
-
-
-@torch.no_grad()
-def perturb(stack: Any, relative: float, generator: torch.Generator) -> None:
-    """Add noise to every weight matrix of a stack's layers, in place.
-
-    Args:
-        relative: the noise's standard deviation as a share of the matrix's own, equal for all matrices.
-    """
-    for weight in stack.layers.parameters():
-        if weight.dim() > 1:
-            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            weight += relative * weight.std() * noise
 
 
 @torch.no_grad()
@@ -89,9 +76,9 @@ def predicted(before: Sequence[Sublayer], alone: Sequence[Sublayer], real: Tenso
     total, sums = 0.0, {}
     for it, moved in zip(before, alone):
         branch, change = real_rows(it.branch, real), real_rows(moved.branch - it.branch, real)
-        deviation = (branch - branch.mean(-1, keepdim=True)).square().mean()
-        if deviation > 0:  # a branch that is 0 has no share
-            c = (change - change.mean(-1, keepdim=True)).square().mean() / deviation
+        variance = centred(branch).square().mean()
+        if variance > 0:  # a branch that is 0 has no share
+            c = centred(change).square().mean() / variance
             total += own_share(it, real) * c.item()
         sums[it.layer] = total
     return torch.tensor(list(sums.values()), dtype=torch.float64)
@@ -114,97 +101,56 @@ def fits(depths: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, 
     return {"linear": fit(depths, values), "logarithmic": fit([math.log(n) for n in depths], values)}
 
 
-def _models(
-    subject: Subject, depths: Sequence[int], repeat: int, deep: bool
-) -> Iterator[tuple[Sequence[int], nn.Module]]:
-    """Models, and which of the depths each serves: a model cut off after n layers is one of n layers, where that holds.
+def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
+    """The changes by noise, what theorem 2 says of them, and those by Adam's first update, which the model then has.
 
-    Args:
-        deep: one model may serve all depths: its output is not backpropagated.
+    Returns:
+        Of the first 1, 2, … N layers, the means over the batches. Shape (3, N).
     """
-    if not isinstance(subject, Fresh):
-        yield depths, copy.deepcopy(subject.model)
-        return
-    side = subject.stacks[0]
-    # A decoder above the encoder that is measured is needed for the loss alone.
-    other = {"decoder_layers": 1} if deep and len(subject.stacks) > 1 else {}
-    if deep and subject.cut_is_shallow:
-        yield depths, subject.make(repeat, **{**other, f"{side}_layers": max(depths)})
-        return
-    for depth in depths:
-        yield (depth,), subject.make(repeat, **{**other, f"{side}_layers": depth})
-
-
-def _by_noise(subject: Subject, model: Any, seed: int) -> Tensor:
-    """The changes by a random perturbation, and what theorem 2 says of them, over the batches. Shape (2, N)."""
     side = subject.stacks[0]
     stack = stacks_of(model)[side]
     moved = copy.deepcopy(stack)
-    perturb(moved, NOISE, torch.Generator().manual_seed(seed))
+    perturb(moved.layers, NOISE, torch.Generator().manual_seed(seed))
+    batches = [(words, real_positions(words, PAD)) for words in (subject.words(it)[side] for it in subject.samples)]
+    before = [sublayers_of(stack, words) for words, _ in batches]
     rows = []
-    for sample in subject.samples:
-        words = subject.words(sample)[side]
-        real = real_positions(words, PADDING)
-        before = sublayers_of(stack, words)
-        measured = changes(before, sublayers_of(moved, words), real)
-        alone = sublayers_of(moved, words, [sublayer.branch for sublayer in before])
-        rows.append(torch.stack([measured, predicted(before, alone, real)]))
-    return torch.stack(rows).mean(0)
-
-
-def _by_update(subject: Subject, model: Any, lr: float) -> Tensor:
-    """The changes by Adam's first update on all batches; the embedding stays. Shape (1, N)."""
-    side = subject.stacks[0]
-    stack = stacks_of(model)[side]
-    batches = [subject.words(sample)[side] for sample in subject.samples]
-    before = [sublayers_of(stack, words) for words in batches]
+    for (words, real), earlier in zip(batches, before):
+        alone = sublayers_of(moved, words, [sublayer.branch for sublayer in earlier])
+        rows.append([changes(earlier, sublayers_of(moved, words), real), predicted(earlier, alone, real)])
     subject.backward(model)
     first_update(stack, lr)
-    rows = [
-        changes(earlier, sublayers_of(stack, words), real_positions(words, PADDING))
-        for earlier, words in zip(before, batches)
-    ]
-    return torch.stack(rows).mean(0, keepdim=True)
+    for (words, real), earlier, row in zip(batches, before, rows):
+        row.append(changes(earlier, sublayers_of(stack, words), real))
+    return torch.stack([torch.stack(row) for row in rows]).mean(0)
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     """Both series, their fits, and theorem 2's, whose error is None where nothing moves, as in a fresh ReZero."""
-    side, seed = subject.stacks[0], subject.source.seed + 100
-    depths: Sequence[int] = settings.depths or DEPTHS
-    repeats = settings.repeats
-    if not isinstance(subject, Fresh):
-        depths, repeats = range(1, len(layers_of(stacks_of(subject.model)[side])) + 1), 1
-    noise, updated = torch.zeros(2, len(depths)).double(), torch.zeros(1, len(depths)).double()
-    with bar("output change", 2 * repeats * len(depths), " depths") as shown:
-        for repeat in range(repeats):
-            for deep, totals in ((True, noise), (False, updated)):
-                for served, model in _models(subject, depths, repeat, deep):
-                    change = (
-                        _by_noise(subject, model, seed + repeat) if deep else _by_update(subject, model, settings.lr)
-                    )
-                    for depth in served:
-                        totals[:, depths.index(depth)] += change[:, depth - 1] / repeats
-                    shown.update(len(served))
-    measured, expected = noise.tolist()
-    apart = [abs(one / other - 1) for one, other in zip(expected, measured) if other]
-    theorem = {"predicted": expected, "largest relative error": max(apart, default=None)}
-    by_update = updated[0].tolist()
+    side, seed, lr = subject.stacks[0], subject.source.seed + 100, settings.lr
+    if isinstance(subject, Fresh):
+        depths, repeats = list(settings.depths or DEPTHS), settings.repeats
+        totals = torch.zeros(3, len(depths), dtype=torch.float64)
+        with bar("output change", repeats * len(depths), " models") as shown:
+            for repeat, (place, depth) in itertools.product(range(repeats), enumerate(depths)):
+                model = subject.make(repeat, **{f"{side}_layers": depth})
+                totals[:, place] += _changes(subject, model, seed + repeat, lr)[:, -1] / repeats
+                shown.update()
+    else:  # cut off after each of its layers
+        totals, repeats = _changes(subject, copy.deepcopy(subject.model), seed, lr), 1
+        depths = list(range(1, totals.size(1) + 1))
+    noise, expected, update = totals.tolist()
+    errors = [abs(one / other - 1) for one, other in zip(expected, noise) if other]
     return {
         "stack": side,
         "series": {
             "random perturbation": {
-                "depths": list(depths),
-                "change": measured,
-                "fits": fits(depths, measured),
+                "depths": depths,
+                "change": noise,
+                "fits": fits(depths, noise),
                 "relative noise": NOISE,
-                "theorem 2": theorem,
+                "theorem 2": {"predicted": expected, "largest relative error": max(errors, default=None)},
             },
-            "one update": {
-                "depths": list(depths),
-                "change": by_update,
-                "fits": fits(depths, by_update),
-                "lr": settings.lr,
-            },
+            "one update": {"depths": depths, "change": update, "fits": fits(depths, update), "lr": lr},
         },
         "repeats": repeats,
     }

@@ -8,18 +8,11 @@ from typing import NamedTuple
 
 
 class Measure(NamedTuple):
-    """A row of the table."""
+    """A row of the table: what it measures, for --help, and what it is of."""
 
     text: str
-    """What it measures, for --help."""
-    several: bool = False
-    """Whether it takes several checkpoints of one run."""
-    modelless: bool = False
-    """Whether it is of no model."""
-    wordless: bool = False
-    """Whether a checkpoint alone is enough, without sentences."""
-    runs: bool = False
-    """Whether it is of the folders of runs, instead of a model."""
+    of: str = "model"
+    """A "model" and sentences; "checkpoints" of one run, and sentences; a model's "weights"; "runs"; or "nothing"."""
 
 
 class Settings(NamedTuple):
@@ -39,10 +32,10 @@ MEASURES: dict[str, Measure] = {
     "dependency": Measure("on which branches each sub-layer's output depends"),
     "output-change": Measure("how far a small change of the weights moves the output, against depth"),
     "gradients": Measure("gradient norms of sub-layers' outputs and of feed-forward weights"),
-    "updates": Measure("gradients and changes of the weights from checkpoint to checkpoint", several=True),
-    "variance": Measure("how Adam's and RAdam's step varies in the first updates; no model", modelless=True),
-    "omega": Measure("omega by sub-layer: profiled, trained, and by the depth rules", wordless=True),
-    "curves": Measure("training and validation perplexity, of runs' folders", several=True, runs=True),
+    "updates": Measure("gradients and changes of the weights from checkpoint to checkpoint", "checkpoints"),
+    "variance": Measure("how Adam's and RAdam's step varies in the first updates; no model", "nothing"),
+    "omega": Measure("omega by sub-layer: profiled, trained, and by the depth rules", "weights"),
+    "curves": Measure("training and validation perplexity, of runs' folders", "runs"),
 }
 
 

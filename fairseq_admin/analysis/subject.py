@@ -1,7 +1,7 @@
 """What is measured: a model, here a trained one, and the sentences that go through it.
 
 The layers are the plain ones (--admin-fast off), in float32 on the CPU, and dropout is off; ω of a fresh model is
-profiled as training would, with dropout.
+profiled as training would, with dropout. Batches are small, so that memory does not grow with the number of tokens.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fairseq
 import torch
@@ -18,16 +18,38 @@ from torch.nn.functional import nll_loss
 
 from ..checkpoints.building import build, check
 from ..checkpoints.checkpoint import STACKS, Checkpoint
-from ..checkpoints.equivalence import data_of
+from ..checkpoints.equivalence import FIRST_WORD, PAD, data_of, reading
 from ..errors import AdminError
-from ..method.schemes import SCHEMES, layers_of, stacks_of
+from ..method import provenance, state_dict
+from ..method.schemes import SCHEMES, SIDES, layers_of, stacks_of
 from ..version import __version__
-from .sentences import PADDING, Source, from_data, random_samples, tokens_in, words_of
+
+BATCH = 512
+"""The most tokens a batch has, padding included; longer sentences are left out."""
+LENGTH = 32
+"""Of a sentence of random words."""
+
+
+class Source(NamedTuple):
+    """Where the sentences are from."""
+
+    data: Path | None
+    """A folder that fairseq-preprocess wrote; None: random words."""
+    split: str
+    tokens: int
+    """How many real tokens the last stack is given, at least."""
+    seed: int
+    """Which sentences, or which random words; and a fresh model's weights."""
 
 
 class Subject:
     """A model and its samples, each made when it is first asked for. Trained and Fresh say how."""
 
+    source: Source
+    name: str
+    """What errors and results call the model."""
+    arch: str
+    """fairseq's --arch."""
     checkpoints: list[Checkpoint]
     """Of a trained model, in the order given; none of a fresh one."""
     stacks: tuple[str, ...]
@@ -39,9 +61,6 @@ class Subject:
     vocabulary: Any
     """How many words each stack knows, by its name."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
         """fairseq's samples: `net_input`, and `target` with padding where nothing is predicted.
@@ -49,18 +68,52 @@ class Subject:
         Raises:
             AdminError: there are not enough tokens.
         """
-        if self.source.data is None:
-            return random_samples(self.vocabulary, self.source)
-        return from_data(self.task, self.source, self.stacks)
+        return self._random_samples() if self.source.data is None else self._read_samples(self.source.data)
+
+    def _random_samples(self) -> list[dict[str, Any]]:
+        """Batches of random words, without padding; what they are to predict is random too."""
+        generator = torch.Generator().manual_seed(self.source.seed)
+        shape = (max(1, min(self.source.tokens, BATCH) // LENGTH), LENGTH)
+        *_, last = self.vocabulary.values()
+        samples = []
+        for _ in range(-(-self.source.tokens // (shape[0] * LENGTH))):
+            words = [torch.randint(FIRST_WORD, size, shape, generator=generator) for size in self.vocabulary.values()]
+            target = torch.randint(FIRST_WORD, last, shape, generator=generator)
+            inputs = dict(zip(("src_tokens", "prev_output_tokens"), words))
+            samples.append({"net_input": {**inputs, "src_lengths": torch.full(shape[:1], LENGTH)}, "target": target})
+        return samples
+
+    def _read_samples(self, data: Path) -> list[dict[str, Any]]:
+        """Batches of the task's split in an order that the seed gives, until there are enough tokens."""
+        source, task = self.source, self.task
+        longest = max(BATCH, getattr(getattr(task, "args", None), "tokens_per_sample", 0) or 0)
+        limits = {"max_tokens": longest, "max_positions": longest, "ignore_invalid_inputs": True, "seed": source.seed}
+        samples: list[dict[str, Any]] = []
+        tokens = 0
+        with reading(data):
+            for sample in task.get_batch_iterator(task.dataset(source.split), **limits).next_epoch_itr(shuffle=True):
+                samples.append(sample)
+                tokens += self._tokens(sample)
+                if tokens >= source.tokens:
+                    return samples
+        raise AdminError(
+            f"{data}: its {source.split} set has {tokens} tokens in sentences of up to {longest}, and "
+            f"{source.tokens} were asked for. Give --tokens {tokens}, or another --split."
+        )
 
     def words(self, sample: dict[str, Any]) -> dict[str, Tensor]:
         """What each stack is given. Shapes (B, T)."""
-        return words_of(sample, self.stacks)
+        inputs = ("src_tokens", "prev_output_tokens")[: len(self.stacks)]
+        return {stack: sample["net_input"][name] for stack, name in zip(self.stacks, inputs)}
+
+    def _tokens(self, sample: dict[str, Any]) -> int:
+        """How many real tokens the last stack is given."""
+        return int(self.words(sample)[self.stacks[-1]].ne(PAD).sum())
 
     def loss(self, model: Any, sample: dict[str, Any]) -> Tensor:
         """The cross-entropy in nats a predicted token, without label smoothing."""
         scores = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
-        return nll_loss(scores.flatten(0, 1), sample["target"].flatten(), ignore_index=PADDING)
+        return nll_loss(scores.flatten(0, 1), sample["target"].flatten(), ignore_index=PAD)
 
     def backward(self, model: Any) -> None:
         """Add the gradient of the mean loss over the batches to the model's."""
@@ -69,32 +122,29 @@ class Subject:
 
     def facts(self) -> dict[str, Any]:
         """What a result says of the model and of the sentences."""
-        facts: dict[str, Any] = {"model": self.model_facts()}
+        facts: dict[str, Any] = {"model": self._model_facts()}
         if "samples" in vars(self):  # there was a use for them
             facts["data"] = "random tokens" if self.source.data is None else str(self.source.data)
             facts["split"] = self.source.split if self.source.data else None
-            facts["tokens"] = sum(tokens_in(sample, self.stacks) for sample in self.samples)
+            facts["tokens"] = sum(map(self._tokens, self.samples))
         layers = "plain (--admin-fast off), float32, dropout off"
         return {**facts, "seed": self.source.seed, "layers": layers, "versions": versions()}
 
-    def model_facts(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def describe(self, name: str, arch: str, scheme: str, rule: str | None) -> dict[str, Any]:
-        """What `model_facts` says of any model."""
-        stacks = stacks_of(self.model)
+    def _model_facts(self) -> dict[str, Any]:
+        stacks, weights = stacks_of(self.model), self.model.state_dict()
+        scheme = getattr(getattr(self.model, "cfg", None), "admin_scheme", None) or state_dict.scheme(weights)
+        record = provenance.decode(weights[provenance.KEY]) if provenance.KEY in weights else None
         return {
-            "name": name,
-            "arch": arch,
+            "name": self.name,
+            "arch": self.arch,
             "scheme": scheme,
             "title": SCHEMES[scheme].title if scheme in SCHEMES else scheme,
-            "rule": rule,
-            **{
-                f"{side}_layers": len(layers_of(stacks[side])) if side in stacks else 0
-                for side in ("encoder", "decoder")
-            },
+            "rule": (record or {}).get("rule"),
+            **{f"{side}_layers": len(layers_of(stacks[side])) if side in stacks else 0 for side in SIDES},
             "width": next(iter(stacks.values())).embed_tokens.embedding_dim,
             "parameters": sum(p.numel() for p in self.model.parameters()),
+            **({"checkpoints": [checkpoint.name for checkpoint in self.checkpoints]} if self.checkpoints else {}),
+            "updates": self.checkpoints[-1].updates if self.checkpoints else 0,
         }
 
 
@@ -106,7 +156,7 @@ class Trained(Subject):
         Raises:
             AdminError: a file is not a checkpoint of a model that can be analysed.
         """
-        super().__init__(source)
+        self.source = source
         self.checkpoints = [Checkpoint.outline(path) for path in paths]
         first = self.checkpoints[0]
         shapes = {key: tensor.shape for key, tensor in first.weights.items()}
@@ -123,6 +173,7 @@ class Trained(Subject):
             if checkpoint.has_omega and checkpoint.record is None:
                 raise AdminError(f"{checkpoint.name}: its omega has not been profiled yet. Give a later checkpoint.")
             check(checkpoint)
+        self.name, self.arch = paths[0].name, str(first.options.model["_name"])
         self.stacks, self.vocabulary = first.stacks, first.vocabulary
 
     @cached_property
@@ -133,13 +184,6 @@ class Trained(Subject):
     def task(self) -> Any:
         assert self.source.data is not None
         return data_of(self.checkpoints[0], self.source.data, self.source.split)
-
-    def model_facts(self) -> dict[str, Any]:
-        first = self.checkpoints[0]
-        rule = (first.record or {}).get("rule")
-        facts = self.describe(Path(first.name).name, str(first.options.model["_name"]), first.scheme_name, rule)
-        names = [checkpoint.name for checkpoint in self.checkpoints]
-        return {**facts, "checkpoints": names, "updates": self.checkpoints[-1].updates}
 
 
 def versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bar import bar
+from ..bar import each
 from ..checkpoints.building import build
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
@@ -64,27 +64,23 @@ def _moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Norms:
 
 
 def _interval(first: str, last: str, gradient: Norms, update: Norms) -> dict[str, Any]:
+    """The norms between two checkpoints; the spread of a kind is None where one of its norms is 0."""
     both = {"gradient": gradient, "update": update}
     spread = {what: {side: _spread(kinds) for side, kinds in sides.items()} for what, sides in both.items()}
     return {"from": first, "to": last, **both, "spread": spread}
 
 
 def _spread(kinds: Mapping[str, list[float]]) -> dict[str, float | None]:
-    """The largest norm over the smallest of each kind; None where one is 0."""
     return {kind: max(values) / min(values) if min(values) > 0 else None for kind, values in kinds.items()}
 
 
 def _of_checkpoints(checkpoints: Sequence[Checkpoint], subject: Subject) -> list[dict[str, Any]]:
-    pairs = list(itertools.pairwise(checkpoints))
-    changes = [_moved(one.weights, other.weights) for one, other in pairs]
-    for (one, other), update in zip(pairs, changes):
-        if not any(value for kinds in update.values() for values in kinds.values() for value in values):
-            raise AdminError(f"{other.name} has the same weights as {one.name}. Give different checkpoints of a run.")
     intervals = []
-    with bar("updates", len(pairs), " checkpoints") as shown:
-        for (one, other), update in zip(pairs, changes):
-            intervals.append(_interval(one.name, other.name, _gradients(subject, build(one)), update))
-            shown.update()
+    for one, other in each("updates", list(itertools.pairwise(checkpoints)), " checkpoints"):
+        update = _moved(one.weights, other.weights)
+        if not any(any(values) for kinds in update.values() for values in kinds.values()):
+            raise AdminError(f"{other.name} has the same weights as {one.name}. Give different checkpoints of a run.")
+        intervals.append(_interval(one.name, other.name, _gradients(subject, build(one)), update))
     return intervals
 
 
@@ -93,12 +89,10 @@ def _of_fresh(subject: Fresh, settings: Settings) -> dict[str, Any]:
     gradient = _gradients(subject, model)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items() if NAME.search(key)}
     adam = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
-    with bar("updates", settings.updates, " updates") as shown:
-        for number in range(settings.updates):
-            adam.zero_grad()
-            subject.loss(model, subject.samples[number % len(subject.samples)]).backward()
-            adam.step()
-            shown.update()
+    for number in each("updates", range(settings.updates), " updates"):
+        adam.zero_grad()
+        subject.loss(model, subject.samples[number % len(subject.samples)]).backward()
+        adam.step()
     last = f"{settings.updates} updates by Adam, lr {settings.lr:g}"
     return _interval("initialisation", last, gradient, _moved(before, model.state_dict()))
 

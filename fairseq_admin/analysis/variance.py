@@ -64,21 +64,21 @@ def measure(
 ) -> dict[str, Any]:
     """Variances by update, the first is update 1; None where they are infinite, or where RAdam makes no step."""
     tables = {}
+    early: list[float | None] = [None] * (FIRST - 1)
     for beta2 in betas:
-        adam = [variance_of_rate(rho(update, beta2)[0]) for update in range(1, updates + 1)]
+        degrees = [rho(update, beta2)[0] for update in range(1, updates + 1)]
+        adam = [variance_of_rate(it) for it in degrees]
         factors = [rectification(update, beta2) for update in range(1, updates + 1)]
         sampled, errors = drawn(beta2, updates, draws, seed)
-        early: list[float | None] = [None] * (FIRST - 1)
-        apart = [abs(one / closed - 1) for one, closed in zip(sampled, adam[FIRST - 1 :])]
         tables[f"{beta2:g}"] = {
-            "rho": [rho(update, beta2)[0] for update in range(1, updates + 1)],
+            "rho": degrees,
             "adam": [it if math.isfinite(it) else None for it in adam],
             "radam": [r**2 * it if r else None for r, it in zip(factors, adam)],
             "adam, drawn": [*early, *sampled],
             "radam, drawn": [*early, *(r**2 * it if r else None for r, it in zip(factors[FIRST - 1 :], sampled))],
             "standard error, drawn": [*early, *errors],
             "late": variance_of_rate(rho(1, beta2)[1]),
-            "largest relative difference, drawn": max(apart),
+            "largest relative difference, drawn": max(abs(a / b - 1) for a, b in zip(sampled, adam[FIRST - 1 :])),
         }
     return {"updates": updates, "draws": draws, "seed": seed, "beta2": tables}
 
@@ -86,22 +86,19 @@ def measure(
 def draw(result: dict[str, Any]) -> figure.Figure:
     """A panel a β2: lines are closed forms, dots are drawn."""
     made, panels = figure.panels(len(result["beta2"]), sharey=True)
+    # Evenly apart on the axis, which is logarithmic.
+    shown = sorted({round(result["updates"] ** (step / 25)) for step in range(26)})
     for axes, (beta2, series) in zip(panels, result["beta2"].items()):
         for number, (name, title) in enumerate((("adam", "Adam"), ("radam", "RAdam"))):
             look: Any = {"color": figure.COLOURS[number]}
-            points = [(update, it) for update, it in enumerate(series[name], 1) if it is not None]
-            axes.plot(*zip(*points), label=title, **look)
-            points = [(update, it) for update, it in enumerate(series[f"{name}, drawn"], 1) if it is not None]
-            # Evenly apart on the axis, which is logarithmic.
-            places = sorted({round(len(points) ** (step / 25)) - 1 for step in range(26)})
-            shown = [points[place] for place in places]
-            axes.plot(*zip(*shown), figure.MARKERS[number], markersize=3, label=f"{title}, drawn", **look)
+            closed = [math.nan if it is None else it for it in series[name]]
+            axes.plot(range(1, len(closed) + 1), closed, label=title, **look)
+            points = [math.nan if it is None else it for it in series[f"{name}, drawn"]]
+            values = [points[update - 1] for update in shown]
+            axes.plot(shown, values, figure.MARKERS[number], markersize=3, label=f"{title}, drawn", **look)
         axes.axhline(series["late"], color="grey", linestyle=":", label="late updates")
         axes.set(xscale="log", yscale="log", xlabel="update", title=f"β2 = {beta2}")
     panels[0].set_ylabel("Var[ψ], gradients N(0, 1)")
     panels[0].legend()
-    made.suptitle(
-        f"Variance of the adaptive learning rate ({result['draws']:,} draws, seed {result['seed']})",
-        fontsize=9, x=0.01, ha="left",
-    )  # fmt: skip
+    figure.set_title(made, f"Variance of the adaptive learning rate ({result['draws']:,} draws, seed {result['seed']})")
     return made

@@ -104,8 +104,8 @@ def _unloaded(
     what, advice = ("options and dictionaries", "dictionaries that it was trained with")
     if source is None:
         what, advice = ("options", "file that fairseq-train saved")
-    source = source or _words(sizes[0])
-    target = target or (source if sizes[0] == sizes[-1] else _words(sizes[-1]))
+    source = source or made_up_words(sizes[0])
+    target = target or (source if sizes[0] == sizes[-1] else made_up_words(sizes[-1]))
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     try:
@@ -120,7 +120,7 @@ def _unloaded(
         ) from None
 
 
-def _words(symbols: int) -> Dictionary:
+def made_up_words(symbols: int) -> Dictionary:
     words = Dictionary()
     for number in range(symbols - len(words)):
         words.add_symbol(f"w{number}")

@@ -26,6 +26,8 @@ class Level:
     def __init__(self) -> None:
         self.count = 0
         self.slow = self.fast = 0.0
+        self.calm = ENOUGH
+        """Of a share's, how many measurements in a row were without the sign."""
 
     def take(self, value: float) -> None:
         self.count += 1
@@ -39,7 +41,6 @@ class DivergenceRule:
     def __init__(self) -> None:
         self.loss = Level()
         self.shares: dict[str, Level] = {}
-        self.calm: dict[str, int] = {}
 
     def warnings(self, update: int, shares: dict[str, float], loss: float) -> list[str]:
         """What to say after one more measurement; one line a stack, when the sign is new.
@@ -54,20 +55,20 @@ class DivergenceRule:
         if not all(map(math.isfinite, (loss, *shares.values()))):
             return []
         self.loss.take(loss)
+        falls = self.loss.fast < FALL * self.loss.slow
         lines = []
         for side, share in shares.items():
             level = self.shares.setdefault(side, Level())
             level.take(share)
-            standing = self.loss.fast >= FALL * self.loss.slow
-            if level.count <= ENOUGH or level.fast <= RISE * level.slow or not standing:
-                self.calm[side] = self.calm.get(side, ENOUGH) + 1
+            if level.count <= ENOUGH or level.fast <= RISE * level.slow or falls:
+                level.calm += 1
                 continue
-            if self.calm.get(side, ENOUGH) >= ENOUGH:
+            if level.calm >= ENOUGH:
                 lines.append(
                     f"update {update}: a sign of divergence. The branches' share of the {side}'s outputs rises (mean "
                     f"beta {level.fast:.3f}, before {level.slow:.3f}) and the loss does not fall "
                     f"({self.loss.fast:.3f}, before {self.loss.slow:.3f}). If it goes on, resume from an earlier "
                     "checkpoint with a lower --lr or a longer --warmup-updates."
                 )
-            self.calm[side] = 0
+            level.calm = 0
         return lines

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..analysis import curves, dependency, figure, omega, output_change
 from ..errors import AdminError, line
+from ..packages import need
 from ..version import __version__
 from . import tables
 from .runs import Run
@@ -25,9 +26,7 @@ def render(runs: list[Run]) -> str:
     Raises:
         AdminError: a package is missing, or an analysis is not what `fairseq-admin analyze` writes.
     """
-    figure.require("jinja2", "matplotlib")
-    import jinja2
-
+    jinja2, _ = need("jinja2"), need("matplotlib")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,

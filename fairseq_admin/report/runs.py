@@ -152,7 +152,7 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
         "updates": checkpoint.updates,
     }
     run.layers = "-".join(str(count) for count in layers.values() if count)
-    run.omega = omega.by_stack(checkpoint.weights, checkpoint.omegas)
+    run.omega = omega.by_stack(checkpoint.weights)
     run.version = str((checkpoint.record or {}).get("version", ""))
     if checkpoint.kind in STACKS and checkpoint.kind not in OURS:
         run.unfoldable = "a model of fairseq's own, which needs no folding."

@@ -49,10 +49,8 @@ def output_changes(results: list[dict[str, Any]]) -> Figure:
         axes.legend()
     panels[0].set_ylabel("|F(x, W) − F(x, W*)|², mean a channel")
     model = results[0]["model"]
-    drawn.suptitle(
-        f"Change of the output: width {model['width']}, at initialisation ({results[0]['tokens']} tokens of text)",
-        fontsize=9, x=0.01, ha="left",
-    )  # fmt: skip
+    tokens = results[0]["tokens"]
+    figure.set_title(drawn, f"Change of the output: width {model['width']}, at initialisation ({tokens} tokens)")
     return drawn
 
 
