@@ -8,7 +8,6 @@ import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from .. import fingerprint
 from ..errors import AdminError
@@ -64,7 +63,6 @@ class SchemeModel(BaseFairseqModel):
     def set_up_scheme(self, cfg: TransformerConfig) -> None:
         """Draw the scheme's initial weights, and set ω where it follows from the depth."""
         self.scheme = SCHEMES[cfg.admin_scheme]
-        self.guards: list[RemovableHandle] = []
         self.profiled = not self.scheme.omega
         self.register_state_dict_post_hook(_note_dictionaries)
         self.register_state_dict_post_hook(_widen_records)
@@ -89,31 +87,20 @@ class SchemeModel(BaseFairseqModel):
                     norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
             self._record({"rule": cfg.admin_init, "version": __version__})
         else:
-            firsts = [layers_of(stack)[0] for stack in stacks.values()]
-            self.guards = [layer.register_forward_pre_hook(self._refuse_unprofiled) for layer in firsts]
+            for stack in stacks.values():
+                layers_of(stack)[0].register_forward_pre_hook(self._refuse_unprofiled)
 
     def _record(self, record: dict[str, Any]) -> None:
         getattr(self, provenance.KEY).copy_(provenance.encode(record))
-        self._set_profiled()
-
-    def _set_profiled(self) -> None:
         self.profiled = True
-        while self.guards:
-            self.guards.pop().remove()
 
     def _refuse_unprofiled(self, layer: nn.Module, inputs: Any) -> None:
-        """Hook on a stack's first layer until ω is set: a task that trains without `forward` would train a Post-LN."""
+        """Hook on a stack's first layer: a task that trains without `forward` would train a Post-LN."""
         if layer.training and torch.is_grad_enabled() and not self.profiled:
             raise AdminError(
                 "the task calls the encoder or the decoder without the model, whose first call profiles omega. Give "
                 "--admin-init log, which sets omega from the depth."
             )
-
-    def __prepare_scriptable__(self) -> nn.Module:
-        raise AdminError(
-            "torch.jit.script was called on a model of fairseq_admin, which it cannot read. Fold the checkpoint "
-            "(fairseq-admin fold) and script the stock model that it gives."
-        )
 
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)
@@ -188,5 +175,5 @@ class SchemeModel(BaseFairseqModel):
             counter.restart()  # fairseq has just set the number of updates, without a batch
         result = super().load_state_dict(state_dict, strict)  # without the options, which would prune it again
         if self.scheme.omega and provenance.decode(getattr(self, provenance.KEY)) is not None:
-            self._set_profiled()
+            self.profiled = True
         return result
