@@ -13,6 +13,8 @@ TEXT = ["sacremoses>=0.2,<0.3", "regex"]
 EXPORT = ["ctranslate2>=4.8.1", "transformers>=5", "safetensors"]
 DEV = [
     "accelerate",
+    "build",
+    "check-jsonschema",
     "hypothesis",
     "mypy",
     "playwright",
@@ -21,6 +23,7 @@ DEV = [
     "pytest-xdist",
     "ruff",
     "subword-nmt",
+    "twine",
 ]
 DEV += ["types-requests", "types-tqdm"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
@@ -49,8 +52,9 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    packages=find_packages(include=["fairseq_admin", "fairseq_admin.*"]),
-    package_data={"fairseq_admin.report": ["page.*"]},
+    package_dir={"": "."},  # an editable install is then this folder on the path, where hydra looks for its plugins
+    packages=[*find_packages(include=["fairseq_admin", "fairseq_admin.*"]), "hydra_plugins.fairseq_admin"],
+    package_data={"fairseq_admin": ["py.typed"], "fairseq_admin.report": ["page.*"]},
     python_requires=">=3.11",
     install_requires=[
         # The newest official release neither installs with pip >= 24.1 nor imports on Python >= 3.11; this is its main

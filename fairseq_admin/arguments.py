@@ -1,4 +1,4 @@
-"""What reads a number on the command line, and refuses others than are wanted."""
+"""What reads a number or a file to write on the command line, and refuses others than are wanted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -25,3 +26,10 @@ def number(kind: type, wanted: str, holds: Callable[[Any], bool]) -> Callable[[s
 count = number(int, "a whole number of at least 0", lambda value: value >= 0)
 positive = number(int, "a whole number of at least 1", lambda value: value >= 1)
 above_zero = number(float, "a number above 0", lambda value: 0 < value < math.inf)
+
+
+def output(text: str) -> Path:
+    """The `type` of an option: a file to write. (Path drops the "/" that makes x/ a folder.)"""
+    if text.endswith("/"):
+        raise argparse.ArgumentTypeError(f"{text} is a folder; a file to write was expected, as {text}NAME")
+    return Path(text)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from . import advice, outputs
 from .analysis import options as analysis
-from .arguments import above_zero, count, positive
+from .arguments import above_zero, count, output, positive
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
 from .method.schemes import SCHEMES
 from .text.folders import binarised
@@ -34,7 +34,7 @@ def _omega(parser: argparse.ArgumentParser) -> None:
 
 def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
+    parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--last", type=positive, help="number of checkpoints to average (run folder; default: 10)")
     parser.add_argument("--upto", type=positive, help="no checkpoint after this epoch or update (run folder)")
     parser.add_argument("--by", choices=("epochs", "updates"), help="which (run folder; default: epochs if it has any)")
@@ -43,7 +43,7 @@ def _average(parser: argparse.ArgumentParser) -> None:
 
 def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
+    parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
     parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")
     parser.add_argument("--min-omega", type=above_zero, help="clamp entries nearer to 0 (default: refuse them)")
@@ -61,7 +61,7 @@ def _text(parser: argparse.ArgumentParser) -> None:
 def _translate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, help="a checkpoint (.pt), or a folder for CTranslate2 or transformers")
     parser.add_argument("text", type=Path, nargs="?", help="UTF-8 text (default, or -: standard input)")
-    parser.add_argument("-o", "--output", type=Path, help="file to write (default: standard output)")
+    parser.add_argument("-o", "--output", type=output, help="file to write (default: standard output)")
     _text(parser)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--tokenised", action="store_true", help="the text is tokens, the translation too")
@@ -93,9 +93,13 @@ def _advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
+def _path(parser: argparse.ArgumentParser) -> None:
+    """It takes nothing."""
+
+
 def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="run", help="a recipe's folder, or a --save-dir")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write (.html)")
+    parser.add_argument("-o", "--output", type=output, required=True, help="file to write (.html)")
 
 
 VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
@@ -106,6 +110,7 @@ VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     "export": (_export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
     "analyze": (analysis.add_options, "measure what the papers measure: numbers and a figure"),
     "advise": (_advise, "suggest training settings for a given depth, with sources"),
+    "path": (_path, "print the folder that fairseq-train --user-dir takes"),
     "report": (_report, "write a page on one or several runs: losses, omega, scores, translations"),
 }
 """What adds a verb's options, and what the verb does. It is the function of that name in verbs.py."""

@@ -148,6 +148,10 @@ def advise(args: argparse.Namespace) -> str:
     return json.dumps(advice.as_dict(lines), indent=1) + "\n" if args.json else advice.table(lines)
 
 
+def path(args: argparse.Namespace) -> str:
+    return f"{Path(__file__).parent}\n"
+
+
 def report(args: argparse.Namespace) -> str:
     from .report import page, runs
 

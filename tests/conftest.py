@@ -223,11 +223,21 @@ LANGUAGE_MODELING = {
 
 
 def hydra_train(data: Path, folder: Path, model: str, common: str = "seed: 1", **task: str) -> Run:
-    """fairseq-hydra-train with a configuration file of one's own: ten updates with the options of TRAIN."""
+    """fairseq-hydra-train with a configuration file of one's own: ten updates with the options of TRAIN.
+
+    A `model` without a colon is a name in hydra's group of models, with values for it.
+    """
     folder.mkdir(exist_ok=True)
     given = {**TRANSLATION, **task, "model": model, "common": common}
-    (folder / "run.yaml").write_text(HYDRA.format(root=ROOT, data=data, folder=folder, **given))
-    return run_module("fairseq_cli.hydra_train", "--config-dir", folder, "--config-name", "run", log=folder / "log")
+    config, choices = HYDRA.format(root=ROOT, data=data, folder=folder, **given), []
+    if ":" not in model:
+        config, choices = (
+            config.replace(f"model: {{{model}}}\n", ""),
+            ["+model=" + model.split()[0], *model.split()[1:]],
+        )
+    (folder / "run.yaml").write_text(config)
+    at = ("--config-dir", folder, "--config-name", "run")
+    return run_module("fairseq_cli.hydra_train", *at, *choices, log=folder / "log")
 
 
 @pytest.fixture(scope="session")

@@ -188,3 +188,15 @@ def test_packages_are_named_as_setup_has_them() -> None:
     said = re.findall(r"'((?:ctranslate2|transformers|sacremoses)>=[^']+)'", sources)
     assert len(said) >= 3 and all(f'"{requirement}"' in wanted for requirement in said), said
     assert "fairseq-admin[" not in sources
+
+
+@pytest.mark.parametrize("verb", ["average", "fold", "translate", "report", "analyze omega"])
+def test_a_folder_is_no_file_to_write(verb, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*verb.split(), "model.pt", "-o", "x/"])
+    assert "--output: x/ is a folder; a file to write was expected, as x/NAME; see" in capsys.readouterr().err
+
+
+def test_the_path_is_what_user_dir_takes(capsys):
+    assert cli.main(["path"]) == 0
+    assert capsys.readouterr().out == f"{Path(cli.__file__).parent}\n"

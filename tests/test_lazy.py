@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
 REGISTERED = "from fairseq.models import MODEL_REGISTRY; assert 'transformer_admin' in MODEL_REGISTRY"
 
@@ -43,3 +44,11 @@ def test_no_hook_without_fairseq() -> None:
     """Someone else's program keeps its own way to show errors."""
     code = "import sys; import fairseq_admin.pytorch; assert sys.excepthook is sys.__excepthook__"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_hydra_knows_every_registered_name() -> None:
+    """It reads the command line before fairseq reads --user-dir; the plugin in hydra_plugins is what tells it."""
+    command = [sys.executable, "-m", "fairseq_cli.hydra_train", "model=none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    names = {name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if "admin" in model}
+    assert len(names) > 9 and names <= set(done.stderr.partition("Available options")[2].split()), done.stderr

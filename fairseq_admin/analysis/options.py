@@ -6,7 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from ..arguments import above_zero, number, positive
+from ..arguments import above_zero, number, output, positive
 from ..text.folders import binarised
 from .registry import MEASURES, Settings
 
@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arch", help="instead of a checkpoint, a fresh model; with the options that it would train with"
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="name of the files to write, without .json")
+    parser.add_argument("-o", "--output", type=output, required=True, help="name of the files to write, without .json")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--data", type=binarised, help="binarised data to measure on")
     source.add_argument("--random-tokens", action="store_true", help="measure on random words instead")

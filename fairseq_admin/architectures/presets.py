@@ -6,7 +6,14 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY, register_model_architecture
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    register_model_architecture,
+)
+from hydra.core.config_store import ConfigStore
 
 from ..errors import AdminError
 
@@ -25,7 +32,7 @@ def refuse_fully_sharded(args: Namespace) -> None:
 
 
 def register_presets(name: str, model: type, fill: Callable[..., Any], **presets: dict[str, int]) -> None:
-    """Register a model's presets: what `fill` sets, with the sizes of each.
+    """Register a model's presets: what `fill` sets, with the sizes of each; as choices of hydra's group `model` too.
 
     fairseq calls a preset with all options of the command line, before it reads any data.
     """
@@ -37,5 +44,8 @@ def register_presets(name: str, model: type, fill: Callable[..., Any], **presets
             fill(args, **sizes)
 
         register_model_architecture(name, arch)(preset)
+        options: Any = MODEL_DATACLASS_REGISTRY.get(name, FairseqDataclass)()
+        options._name = arch
+        ConfigStore.instance().store(arch, options, group="model", provider="fairseq_admin")
     if name not in presets:  # fairseq has registered a preset of the model's name, which does nothing
         ARCH_CONFIG_REGISTRY[name] = refuse_fully_sharded

@@ -1,9 +1,11 @@
-"""Arguments that several benches take: a model's size, and whole numbers."""
+"""Arguments that several benches take: a model's size, whole numbers, and files to write."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+from pathlib import Path
 
 FORM = "LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS"
 
@@ -28,3 +30,15 @@ def number(given: str) -> int:
     if not re.fullmatch(r"[1-9]\d*", given):
         raise argparse.ArgumentTypeError(f"{given!r} was found; expected a whole number of at least 1")
     return int(given)
+
+
+def output(given: str) -> Path:
+    """A file to write, its folder made; where it cannot be written, that is said before anything is measured."""
+    path = Path(given)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{given}: no folder can be made for it ({error.strerror})") from None
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{given} was found; expected a file in a folder that can be written to")
+    return path

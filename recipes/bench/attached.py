@@ -24,7 +24,7 @@ import transformers  # noqa: E402
 from torch import nn  # noqa: E402
 
 import fairseq_admin.pytorch as admin  # noqa: E402
-from recipes.bench.arguments import number  # noqa: E402
+from recipes.bench.arguments import number, output  # noqa: E402
 from recipes.bench.conditions import conditions, keep  # noqa: E402
 from recipes.bench.turns import interleaved  # noqa: E402
 
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     top.add_argument("--layers", type=number, default=12, help="of the BERT (default: 12)")
     top.add_argument("--width", type=number, default=256, help="likewise; a multiple of 64 (default: 256)")
     top.add_argument("--pairs", type=number, default=15, help="turns (default: 15)")
-    top.add_argument("--csv", type=Path, help="file to write the row to")
+    top.add_argument("--csv", type=output, help="file to write the row to")
     args = top.parse_args(arguments)
     args.device, args.clock = "cpu", "cpu"
     torch.set_num_threads(1)

@@ -32,6 +32,7 @@ import fairseq_admin.pytorch as admin  # noqa: E402
 from fairseq_admin.errors import AdminError  # noqa: E402
 from fairseq_admin.pytorch.folded import INSIDE  # noqa: E402
 from fairseq_admin.pytorch.trace import tensors  # noqa: E402
+from recipes.bench.arguments import output  # noqa: E402
 
 SECONDS = 40
 """Of CPU time, that a family may take."""
@@ -142,7 +143,7 @@ def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", help="names of transformers' model types (default: all)")
-    parser.add_argument("--csv", type=Path, help="file to write")
+    parser.add_argument("--csv", type=output, help="file to write")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")

@@ -30,7 +30,7 @@ from fairseq.utils import clip_grad_norm_  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from fairseq_admin.radam import FairseqRAdam, RAdamConfig  # noqa: E402
-from recipes.bench.arguments import number, size  # noqa: E402
+from recipes.bench.arguments import number, output, size  # noqa: E402
 from recipes.bench.conditions import conditions, keep  # noqa: E402
 from recipes.bench.step import METHODS, PADDING, Run  # noqa: E402
 from recipes.bench.turns import interleaved  # noqa: E402
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--layers", nargs="+", default=LAYERS, help="as 18 or 60-12 (default: %(default)s)")
     top.add_argument("--pairs", type=number, default=15, help="turns (default: 15)")
-    top.add_argument("--csv", type=Path, help="file to write the rows to")
+    top.add_argument("--csv", type=output, help="file to write the rows to")
     args = top.parse_args(arguments)
     torch.set_num_threads(1)
     common = {**vars(args), "words": 100, "length": 8, "device": "cpu", "dtype": "float32", "clock": "cpu"}

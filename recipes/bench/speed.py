@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch  # noqa: E402
 
 from recipes.bench import memory  # noqa: E402
-from recipes.bench.arguments import FORM, size  # noqa: E402
+from recipes.bench.arguments import FORM, output, size  # noqa: E402
 from recipes.bench.conditions import conditions, keep, start_up  # noqa: E402
 from recipes.bench.step import METHODS, Run  # noqa: E402
 from recipes.bench.turns import interleaved  # noqa: E402
@@ -146,8 +146,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--pairs", type=int, default=15, help="turns")
     top.add_argument("--memory-of", choices=list(METHODS), help=argparse.SUPPRESS)
-    top.add_argument("--csv", type=Path)
-    top.add_argument("--json", type=Path)
+    top.add_argument("--csv", type=output)
+    top.add_argument("--json", type=output)
     return top
 
 
