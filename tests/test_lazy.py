@@ -9,6 +9,8 @@ import pytest
 from conftest import ROOT
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
+import fairseq_admin  # noqa: F401
+
 REGISTERED = "from fairseq.models import MODEL_REGISTRY; assert 'transformer_admin' in MODEL_REGISTRY"
 
 
