@@ -98,13 +98,12 @@ def outputs(model: nn.Module, given: Batch) -> dict[str, Tensor]:
 
         return hook
 
-    inputs = {site.norm: stack[0].inputs for stack in found.stacks() for site in stack}
+    inputs = {site.norm: stack[0].inputs for stack in found.stacks for site in stack}
     handles = [root.get_submodule(name).register_forward_hook(keep(name, inputs[name])) for name in inputs]
-    args, kwargs = given.first(max(1, min(given.sentences, TOKENS // max(1, given.length))))
     try:
         with undisturbed(root):
             root.eval()
-            root(*args, **kwargs)
+            root(**given.first(given.within(TOKENS)))
     finally:
         for handle in handles:
             handle.remove()
@@ -138,7 +137,7 @@ def diagnose(model: nn.Module, *args: Any, **batch: Any) -> Diagnosis:
     attempt = attach(copy.deepcopy(model), *args, **batch)
     omegas, given = profile(attempt, *args, **batch), Batch(attempt, args, batch)
     admin = changes(attempt, given)
-    stacks = attached(attempt)[1].stacks()
+    stacks = attached(attempt)[1].stacks
     for stack in stacks:
         set_omega(attempt, stack, torch.ones(len(stack)))
     post_ln = changes(attempt, given)

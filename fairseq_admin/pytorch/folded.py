@@ -11,44 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from .attaching import attached, detach, omegas
-from .folding import divide_input, divisible, largest_difference, scale_output
-from .trace import tensors, undisturbed
+from .attaching import OMEGA, attached, detach, omegas
+from .batch import Batch
+from .folding import divisible, largest_difference, scale_output
+from .reading import tensors
+from .trace import undisturbed
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 """By how much outputs may differ, as a share of the largest (or of 1): weights are rounded again. Others: 0.1."""
 
-
 INSIDE = ("hidden_states", "mems")
 """What models may give of the streams inside, which the fold scales."""
-
-
-def folded_weights(root: nn.Module) -> dict[str, Tensor]:
-    """The parameters that the fold changes, by name, in their own types.
-
-    Raises:
-        AdminError: an entry of ω is too near to 0.
-    """
-    _, found = attached(root)
-    weights: dict[str, Tensor] = {}
-
-    def weight(name: str) -> Tensor:
-        return weights.get(name, root.get_parameter(name).detach())
-
-    omega_of = omegas(root)
-    for site in found.sites:
-        if site.writer is None:
-            continue
-        omega = divisible(omega_of[site.norm], f"omega of {site.norm}")
-        for name, parameter in root.get_submodule(site.writer).named_parameters(recurse=False):
-            if name in ("weight", "bias"):
-                weights[f"{site.writer}.{name}"] = scale_output(parameter.detach(), omega)
-        for reader in site.readers:
-            start, end = reader.rows or (0, weight(reader.parameter).size(0))
-            whole = weight(reader.parameter).double().clone()
-            whole[start:end] = divide_input(whole[start:end], omega, reader.axis)
-            weights[reader.parameter] = whole
-    return {name: tensor.to(root.get_parameter(name).dtype) for name, tensor in weights.items()}
 
 
 def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -58,17 +31,28 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
         AdminError: the model is not attached, or an entry of ω is too near to 0.
     """
     root, found = attached(model)
-    known = {id(root.get_parameter(name)): tensor for name, tensor in folded_weights(root).items()}
-    own = {f"{site.norm}.{name}" for site in found.sites for name in ("omega_init", "omega_delta")}
-    state = root.state_dict(keep_vars=True)
-    return {key: known.get(id(tensor), tensor.detach()) for key, tensor in state.items() if key not in own}
+    omega_of, state = omegas(root), root.state_dict(keep_vars=True)
+    parameters = dict(root.named_parameters())
+    weights: dict[str, Tensor] = {}
+
+    for site in found.sites:
+        if site.writer is None:
+            continue
+        omega = divisible(omega_of[site.norm], f"omega of {site.norm}")
+        for name, _ in root.get_submodule(site.writer).named_parameters(site.writer, recurse=False):
+            weights[name] = scale_output(parameters[name].detach(), omega)
+        for reader in site.readers:
+            name = reader.parameter
+            weights[name] = reader.divided(weights.get(name, parameters[name].detach()), omega)
+    folded = {id(parameters[name]): tensor.to(parameters[name].dtype) for name, tensor in weights.items()}
+    return {key: folded.get(id(t), t.detach()) for key, t in state.items() if not key.endswith(OMEGA)}
 
 
-def outputs(model: nn.Module, args: tuple, batch: dict[str, Any], replaced: dict[str, Tensor]) -> list[Tensor]:
+def outputs(model: nn.Module, batch: dict[str, Any], replaced: dict[str, Tensor]) -> list[Tensor]:
     """What a model computes in evaluation mode with other parameters in the places of some, without hidden states."""
     with undisturbed(model):
         model.eval()
-        result = torch.func.functional_call(model, replaced, args, batch)
+        result = torch.func.functional_call(model, replaced, (), batch)
     if isinstance(result, dict):
         result = [value for key, value in result.items() if not key.endswith(INSIDE)]
     return [tensor for tensor in tensors(result) if tensor.is_floating_point()]
@@ -87,24 +71,23 @@ def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
     Raises:
         AdminError: an entry of ω is too near to 0, or the outputs differ. The model is as it was.
     """
-    root, found = attached(model)
-    weights = folded_weights(root)
+    root, _ = attached(model)
+    stock = folded_state_dict(root)
     if args or batch:
-        one = {
-            f"{site.norm}.{name}": torch.full_like(getattr(root.get_submodule(site.norm), name), value)
-            for site in found.sites
-            for name, value in (("omega_init", 1.0), ("omega_delta", 0.0))[: 2 if site.writer else 1]
-        }
-        for before, after in zip(outputs(root, args, batch, {}), outputs(root, args, batch, {**weights, **one})):
+        named = Batch(root, args, batch).named
+        replaced = {name: stock[name] for name, _ in root.named_parameters() if name in stock}
+        for name, tensor in [*root.named_buffers(), *root.named_parameters()]:
+            if name.endswith(OMEGA):
+                replaced[name] = torch.full_like(tensor, name.endswith("init"))
+        for before, after in zip(outputs(root, named, {}), outputs(root, named, replaced)):
             apart = largest_difference(before, after) / max(1.0, before.abs().max().item())
-            if not apart <= TOLERANCE.get(before.dtype, 0.1):
+            allowed = TOLERANCE.get(before.dtype, 0.1)
+            if not apart <= allowed:
                 raise AdminError(
-                    f"the folded model is off by {apart:.2g} of its largest output; at most "
-                    f"{TOLERANCE.get(before.dtype, 0.1):g} was expected. Keep the model unfolded, and report its class."
+                    f"the folded model is off by {apart:.2g} of its largest output; at most {allowed:g} was expected. "
+                    "Keep the model unfolded, and report its class."
                 )
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            root.get_parameter(name).copy_(tensor)
-    torch.clear_autocast_cache()
     detach(root)
+    root.load_state_dict(stock)
+    torch.clear_autocast_cache()
     return model

@@ -1,171 +1,146 @@
 """Where Admin acts in a model: its sites, found in the graph of one forward.
 
 A site is a sum x + f(x) that nothing but a norm reads, as Post-LN has (in Pre-LN the sum goes on). x is its shortcut:
-the term on which the others depend. With each site the graph gives what the fold needs: the norm that wrote x, and the
+the term on which the other depends. With each site the graph gives what the fold needs: the norm that wrote x, and the
 weights that read x, all of which have to undo a scale that only the shortcut is to have.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
 
 from ..errors import AdminError
-from .reading import CASTS, ELEMENTWISE, MOVES, Reader, read_by, readings, through, weights_of
-from .trace import Call, Taking, Trace, Value, tensors
+from .reading import Reader
+from .trace import UNSEEN, Call, Trace, Value, trace
 
 ADDS = frozenset("add add_ __add__ __radd__ __iadd__".split())
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Site:
-    """A sum x + f(x) and its norm, by the names of modules and parameters."""
+    """A sum x + f(x) and its norm, by the names of modules and parameters; `take` and `scale` are hooks."""
 
     norm: str
-    taking: Taking
+    taker: str
     """The last module before the sum that is given x."""
+    argument: int | str
+    """As which x is given to it: the argument's position or keyword."""
     writer: str | None
     """The norm that wrote x. None: the first of a stack, whose input no norm wrote; its ω stays 1."""
-    readers: tuple[Reader, ...]
+    readers: list[Reader]
     inputs: frozenset[str]
-    """Of the first site of a stack: the arguments of the model's forward on which x depends."""
+    """The arguments of the model's forward on which x depends."""
+    shortcut: Tensor | None = None
+    """x, between the call of the module that takes it and that of the norm."""
+
+    def take(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Remember x: a hook of the module that is given it."""
+        self.shortcut = args[self.argument] if isinstance(self.argument, int) else kwargs[self.argument]
+
+    def scale(self, norm: Any, args: tuple) -> tuple:
+        """Add (ω - 1) ⊙ x to the sum x + f(x): a hook of the norm that reads it."""
+        x, self.shortcut = self.shortcut, None
+        assert x is not None, "the norm ran without the module that takes its shortcut"
+        # Under autocast the sum may be of another type than x; it is to stay what it is.
+        more = x * (norm.omega_init - 1 + norm.omega_delta).to(x.dtype)
+        return args[0] + more.to(args[0].dtype), *args[1:]
 
 
-def terms(total: Value, reader: Call) -> list[tuple[Value, Call]]:
-    """What a value that one call reads is the sum of, each term with the call that adds it; if it is none, the value.
+def writer_of(x: Value) -> Call | None:
+    """The norm that wrote a shortcut, all of it (Funnel's pools positions)."""
+    return next((norm for norm, axis in x.channels.items() if axis == -1 and norm.size == x.size), None)
 
-    A sum is of two tensors of its own shape, or of such sums that nothing else reads.
+
+def sum_of(norm: Call) -> tuple[Call, Value] | None:
+    """The addition that a norm alone reads, and its shortcut: of its terms the one that is given to a module.
+
+    (If both are, the one that a norm wrote.)
     """
-    call = total.maker
-    pair = [] if call is None else list(tensors(call.args))
-    sums = call is not None and call.name in ADDS and not call.kwargs and list(read_by(total)) == [reader]
-    if call is None or not sums or [value.shape for value in pair] != 2 * [total.shape]:
-        return [(total, reader)]
-    return [part for term in pair for part in terms(term, call)]
+    total = norm.reads[0]
+    add = total.maker
+    if add is None or add.name not in ADDS or total.readers != [norm]:
+        return None
+    terms = [x for x in add.reads if any(time <= add.time for _, _, time in x.takers)]
+    terms = [x for x in terms if writer_of(x)] or terms
+    return (add, terms[0]) if len(terms) == 1 else None
 
 
-def ancestors(value: Value, since: int) -> Iterator[Value]:
-    """All on which a value depends, itself too, as far back as the call numbered `since`."""
-    seen, stack = {value}, [value]
-    while stack:
-        value = stack.pop()
-        yield value
-        if value.maker is not None and value.maker.time > since:
-            new = set(value.maker.reads) - seen
-            seen |= new
-            stack += new
+def site_of(graph: Trace, norm: Call, taker: str | None) -> Site:
+    """The site of a norm.
+
+    Args:
+        taker: the module that is given the shortcut. None: the last that is.
+
+    Raises:
+        AdminError: there is no such sum, the hooks could not scale its shortcut, or the fold not undo it.
+    """
+    name, found = norm.module, sum_of(norm)
+    if found is None:
+        raise AdminError(f"{name} reads no sum x + f(x) alone")
+    add, x = found
+    writer = writer_of(x)
+    for called in [name] if writer is None else [name, writer.module]:
+        if graph.entered[called] > 1:
+            raise AdminError(f"{called} is called {graph.entered[called]} times")
+    if UNSEEN in norm.reads[0].depends - x.depends:
+        raise AdminError(f"{name} reads what the trace cannot see (a custom autograd function?)")
+    takers = [
+        (m, key) for m, key, time in x.takers if time <= add.time and graph.entered[m] == 1 and taker in (None, m)
+    ]
+    if not takers:
+        raise AdminError(f"{taker or 'no module that is called once'} is not given the shortcut of {name}")
+    readings = [reading for reading in writer.readings if reading != (None, add)] if writer else []
+    for reader, call in readings:
+        if reader is None:
+            raise AdminError(f"the shortcut of {name} is also read by {call.name} in {call.module or 'the model'}")
+        for other in graph.parameters[reader.parameter].readers:
+            if (reader, other) not in readings:
+                place = other.module or "the model"
+                raise AdminError(f"{reader.parameter} reads the shortcut of {name}, and something else in {place}")
+    readers = [reader for reader in dict.fromkeys(reader for reader, _ in readings) if reader]
+    return Site(name, *takers[-1], writer.module if writer else None, readers, x.depends)
 
 
-def shortcut_of(parts: list[tuple[Value, Call]]) -> tuple[Value, Call] | None:
-    """The term of a sum on which all others depend."""
-    for x, call in parts:
-        others = [part for part, _ in parts if part is not x]
-        born = -1 if x.maker is None else x.maker.time
-        if others and all(x in ancestors(part, born) for part in others):
-            return x, call
-    return None
+def find_sites(
+    model: nn.Module, args: tuple, batch: dict[str, Any], chosen: Mapping[str, str] | None
+) -> list[list[Site]]:
+    """The sites of each stack of a model: one site's norm writes the next one's shortcut.
 
+    Args:
+        args, batch: what a forward takes.
+        chosen: the norms that are to be sites, and the module that takes the shortcut of each. None: all that are.
 
-def writer_of(x: Value) -> str | None:
-    """The norm that wrote a shortcut."""
-    maker = through(x, ELEMENTWISE | MOVES).maker
-    return maker.module if maker is not None and maker.name == "norm" else None
-
-
-def unseen(x: Value) -> bool:
-    """Whether a value depends on what no call that was seen has made."""
-    return any(value.kind == "unknown" for value in ancestors(x, -1))
-
-
-def places(name: str) -> set[str]:
-    """Where a norm is: its layer, which is its name up to the last number, and its place in any layer."""
-    return {"".join(re.findall(r"^(?:.*\.)?\d+(?=\.)", name)), re.sub(r"\d+", "*", name)}
-
-
-class Finder:
-    """Finds the sites of a trace, and notes in words why others are none."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.refused: list[str] = []
-        self.sums: dict[str, tuple[Value, Call]] = {}
-        """The shortcut of each norm that reads a sum alone, and the call that adds it."""
-        norms = [call for call in trace.calls if call.name == "norm"]
-        self.norms = len(norms)
-        for norm in norms:
-            parts = terms(through(norm.args[0], CASTS), norm)
-            shortcut = shortcut_of(parts)
-            if shortcut is not None:
-                self.sums[norm.module] = shortcut
-            elif len(parts) > 1 and any(writer_of(x) for x, _ in parts) and any(unseen(x) for x, _ in parts):
-                self.refused.append(f"{norm.module} reads what the trace cannot see (a custom autograd function?)")
-
-    def sites(self, chosen: Mapping[str, str] | None) -> list[Site]:
-        """The sites, in forward order; in `refused`, why others cannot be one.
-
-        Args:
-            chosen: the norms that are to be sites, and the module that takes the shortcut of each. None: all that are.
-        """
-        if chosen is None:
-            # A sum whose shortcut no norm wrote is the first of a stack, where others are, or no site (embeddings).
-            written = {place for name, (x, _) in self.sums.items() if writer_of(x) for place in places(name)}
-            names = [name for name, (x, _) in self.sums.items() if writer_of(x) or places(name) & written]
-        else:
-            names = [name for name in self.sums if name in chosen]
-            self.refused += [f"{name} reads no sum x + f(x) alone" for name in chosen if name not in self.sums]
-        sites = []
-        for name in names:
-            try:
-                sites.append(self.site(name, (chosen or {}).get(name)))
-            except AdminError as error:
-                self.refused.append(str(error))
-        return sites
-
-    def site(self, name: str, module: str | None) -> Site:
-        """The site of a norm that reads a sum.
-
-        Args:
-            module: the one that takes the shortcut. None: the last that does.
-
-        Raises:
-            AdminError: the hooks could not scale its shortcut, or the fold not undo it.
-        """
-        x, add = self.sums[name]
-        writer, calls = writer_of(x), self.trace.entered
-        for norm in filter(None, (name, writer)):
-            if calls[norm] > 1:
-                raise AdminError(f"{norm} is called {calls[norm]} times")
-        takings = [t for t in x.takers if t.time <= add.time and calls[t.module] == 1 and module in (None, t.module)]
-        if not takings:
-            given = f"{module} is not" if module else "no module that is called once is"
-            raise AdminError(f"{given} given the shortcut of {name}")
-        readers = () if writer is None else tuple(self.readers(name, x, add))
-        stream = () if writer in self.sums else ancestors(x, -1)
-        inputs = frozenset(value.name for value in stream if value.kind == "argument")
-        return Site(name, takings[-1], writer, readers, inputs)
-
-    def readers(self, name: str, x: Value, add: Call) -> list[Reader]:
-        """The weights that read the shortcut of a norm.
-
-        Raises:
-            AdminError: something else reads it, or the weights read something else.
-        """
-        source = through(x, ELEMENTWISE | MOVES)
-        readers: list[Reader] = []
-        calls: dict[Value, set[Call]] = {}
-        for reading in readings(source):
-            if reading.call is add and reading.value is x and reading.axis == -1:
-                continue
-            pairs = weights_of(reading)
-            if not pairs:
-                place = reading.call.module or "the model"
-                raise AdminError(f"the shortcut of {name} is also read by {reading.call.name} in {place}")
-            for weight, reader in pairs:
-                calls.setdefault(weight, set()).add(reading.call)
-                readers.append(reader)
-        for weight, known in calls.items():
-            if others := set(read_by(weight)) - known:
-                place = next(iter(others)).module or "the model"
-                raise AdminError(f"{weight.name} reads the shortcut of {name}, and something else in {place}")
-        return list(dict.fromkeys(readers))
+    Raises:
+        AdminError: there is none, or one whose ω could not be folded away.
+    """
+    graph = trace(model, args, batch)
+    norms = {call.module: call for call in graph.calls if call.name == "norm"}
+    layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in norms}
+    sums = {name: found[1] for name, norm in norms.items() if (found := sum_of(norm))}
+    # A sum whose shortcut no norm wrote is the first of a stack, in a layer as others are, or no site (embeddings).
+    inside = {layers[name] for name, x in sums.items() if writer_of(x)}
+    takers = {name: None for name in sums if layers[name] in inside} if chosen is None else chosen
+    if not takers:
+        raise AdminError(
+            f"{type(model).__name__}: no site. None of its {len(norms)} norms is alone in reading a sum x + f(x) of a "
+            "norm's output x; in Pre-LN the sum goes on. Admin is for Post-LN."
+        )
+    stacks: list[list[Site]] = []
+    for name, taker in takers.items():
+        try:
+            if name not in norms:
+                raise AdminError(f"{name} is not a norm")
+            site = site_of(graph, norms[name], taker)
+        except AdminError as error:
+            raise AdminError(
+                f"{type(model).__name__}: {error}, so omega could not be folded away there. Name the norms that are to "
+                "have one: sites={norm: module that is given its shortcut}."
+            ) from None
+        stack = next((stack for stack in stacks if stack[-1].norm == site.writer), [])
+        stacks += [] if stack else [stack]
+        stack.append(site)
+    return stacks

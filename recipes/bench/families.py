@@ -31,7 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES  # noqa: 
 import fairseq_admin.pytorch as admin  # noqa: E402
 from fairseq_admin.errors import AdminError  # noqa: E402
 from fairseq_admin.pytorch.folded import INSIDE  # noqa: E402
-from fairseq_admin.pytorch.trace import tensors  # noqa: E402
+from fairseq_admin.pytorch.reading import tensors  # noqa: E402
 from recipes.bench.arguments import output  # noqa: E402
 
 SECONDS = 40
