@@ -11,7 +11,7 @@ SHELL := bash
 PYTHON ?=
 # Where the virtual environment is.
 VENV ?= .venv
-# The torch to install, as a pip requirement; empty: the one that was asked for before, or the newest tested.
+# The torch to install: a build (recipes/torch_build.py) or a pip requirement; empty: the one of before, or by the card.
 TORCH ?=
 # pytest's own options, e.g. PYTEST="-k radam".
 PYTEST ?=
@@ -132,52 +132,17 @@ bench: $(VENV)/ready
 	$(RUN) recipes/bench/speed.py $(if $(SIZES),--sizes $(SIZES)) --csv $(MEASURED)/speed.csv --json $(MEASURED)/speed.json
 	$(if $(QUICK),,$(RUN) recipes/bench/host.py --csv $(MEASURED)/host.csv)
 
-## make setup: only the virtual environment
-.PHONY: setup
+## make setup: only the virtual environment (TORCH=cpu|cuda|cu126 or pip's torch==..., PYTHON=, VENV=)
+.PHONY: setup $(VENV)/ready
 setup: $(VENV)/ready
+$(VENV)/ready:
+	@$(or $(PYTHON),python3) -m recipes.set_up $(VENV) --torch '$(TORCH)' --python '$(PYTHON)'
 
-# Without CUDA_HOME: where it is set, fairseq-fixed compiles CUDA kernels that nothing here uses, and stops at a toolkit
-# of another version than torch's.
-# On a terminal pip shows how far it is.
-PIP := env -u CUDA_HOME $(RUN) -m pip install $$(test -t 2 || echo -q) --disable-pip-version-check
-
-# torch first: fairseq-fixed builds against it, and in a build environment of its own pip would fetch a second one.
-# An environment for another torch, or for another Python that is named, is made anew: fairseq is compiled for both. Only
-# one that was made here is: it has the file `torch`, which says what torch was asked for.
-HELD := $(file <$(VENV)/torch)
-PARTS := $(addprefix $(VENV)/,ready pyvenv.cfg bin include lib lib64 share)
-ANEW := $(if $(TORCH),$(filter-out $(HELD),$(TORCH)))
-VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
-ifneq ($(PYTHON),)
-NAMED := $(shell $(PYTHON) $(VERSION) 2>/dev/null)
-$(if $(NAMED),,$(error PYTHON=$(PYTHON) cannot be run; expected a Python of 3.11 or newer, as in PYTHON=python3.11))
-ANEW += $(filter-out $(shell $(RUN) $(VERSION) 2>/dev/null),$(NAMED))
-endif
-BASE = $(or $(PYTHON),$(shell $(RUN) -c 'import sys; print(sys._base_executable)' 2>/dev/null),python3)
-FORCE:
-$(VENV)/ready: setup.py $(if $(strip $(ANEW)),FORCE)
-ifndef TURN
-	@$(BASE) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(BASE) is older than Python 3.11; give PYTHON=")'
-	+@$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,$(BASE) recipes/steps/turn.py $(VENV)/lock) $(MAKE_COMMAND) --no-print-directory TURN=yes $@
-else
-	@echo "Setting up $(VENV): torch, fairseq and the tools, a few minutes."
-	@if $(if $(strip $(ANEW)),false,$(RUN) -m pip --version >/dev/null 2>&1); then \
-	  :; \
-	elif test ! -e $(VENV)/torch -a -n "$$(ls -d $(PARTS) 2>/dev/null)"; then \
-	  echo "$(VENV) was not made by make setup, and would have to be made anew. Give another VENV=." >&2; \
-	  exit 2; \
-	else \
-	  rm -rf $(PARTS); \
-	  echo '$(or $(TORCH),$(HELD))' > $(VENV)/torch; \
-	  $(BASE) -m venv $(VENV); \
-	fi
-	@$(PIP) setuptools wheel cython numpy '$(or $(TORCH),$(HELD),torch==2.13.0)'
-	@$(PIP) --no-build-isolation -e '.[dev]'
-	@# fairseq-fixed asks for it, nothing here uses it, and its newest does not load next to torch 2.13: transformers,
-	@# which imports it where it is, could then not import BERT.
-	@$(RUN) -m pip uninstall -q -y torchaudio
-	@touch $@
-endif
+## make lock: requirements.lock again, with the newest versions of everything but torch
+.PHONY: lock
+lock: $(VENV)/ready
+	$(RUN) -m uv pip compile -q setup.py --extra dev --universal --python-version 3.11 --python $(RUN) --no-build-isolation \
+	  --overrides recipes/unlocked.txt --generate-hashes --no-annotate --no-header --upgrade -o requirements.lock
 
 ## make clean: remove caches and runs/demo
 .PHONY: clean

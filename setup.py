@@ -25,7 +25,9 @@ DEV = [
     "subword-nmt",
     "twine",
 ]
-DEV += ["types-requests", "types-tqdm"]
+DEV += ["types-requests", "types-tqdm", "uv"]
+# What fairseq-fixed, which comes as source, is built with.
+BUILD = ["cython", "numpy", "setuptools>=64", "wheel"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
 DOWNLOAD = ["filelock", "requests", "urllib3>=2.2"]
 ANALYSIS = ["matplotlib"]
@@ -71,7 +73,7 @@ setup(
         "analysis": ANALYSIS,
         "report": REPORT,
         "recipes": RECIPES,
-        "dev": [*RECIPES, *EXPORT, *DEV],
+        "dev": [*RECIPES, *EXPORT, *DEV, *BUILD],
     },
     entry_points={"console_scripts": ["fairseq-admin=fairseq_admin.cli:main"]},
 )

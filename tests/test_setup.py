@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,16 +12,19 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from recipes.set_up import BUILD
 
 STUB = f"""#!/bin/bash
 echo "$*" >> "$(dirname "$0")/said"
 case "$*" in
   "-m venv "*) folder="${{!#}}"; mkdir -p "$folder/bin"; touch "$folder/pyvenv.cfg"; cp "$0" "$folder/bin/python"
     echo "$0" > "$folder/bin/base" ;;
-  "-m pip --version") test ! -e "$(dirname "$0")/nopip" ;;
+  *"import pip"*) test ! -e "$(dirname "$0")/nopip" && echo there ;;
   "-m pip "*) test ! -e "$(dirname "$0")/../../nonet" ;;
   *_base_executable*) cat "$(dirname "$0")/base" ;;
-  *turn.py*) exec {sys.executable} "$@" ;;
   *'sep="."'*) cat "$0.version" 2>/dev/null || exec {sys.executable} "$@" ;;
   *) exec {sys.executable} "$@" ;;
 esac
@@ -58,7 +63,7 @@ def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
         whole = not (folder / "nonet").exists()
         assert (done.returncode == 0) == (folder / "venv/ready").exists() == whole, message
         python, pip = map(lines_of, logs)
-        installed = [line.split()[-1] for line in pip if line.startswith("-m pip install") and "torch==" in line]
+        installed = {word for line in pip for word in line.split() if word.startswith("torch==")}
         return f"-m venv {folder}/venv" in python, "".join(installed)
 
     return run
@@ -70,7 +75,7 @@ def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
         ("", ["PYTHON={}/python"], False),  # all is there
         ("", ["PYTHON={}/python", OTHER], True),
         ("", [OTHER], True),  # with the Python that it was made from: python3 may be one that has no such torch
-        ("touch -d @0 venv/ready", [], False),  # setup.py is newer, as after git pull
+        ("touch -d @0 venv/ready", [], False),  # setup.py or requirements.lock is newer, as after git pull
         ("rm venv/ready; touch venv/bin/nopip", [], True),  # python -m venv was killed, or python3-venv is missing
         ("echo 3.12 > python.version", ["PYTHON={}/python"], True),
     ],
@@ -78,8 +83,7 @@ def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
 def test_an_environment_is_made_again_where_it_must(
     script: str, given: list[str], made: bool, folder: Path, setup: Callable[..., tuple[bool, str]]
 ) -> None:
-    first = setup(f"PYTHON={folder}/python")
-    assert first[0] and first[1] != OTHER.removeprefix("TORCH=")
+    assert setup(f"PYTHON={folder}/python") == (True, "torch==2.13.0+cpu")
     (folder / "venv/lib").mkdir()
     subprocess.run(["bash", "-ec", script], cwd=folder, check=True)
     again = setup(*(option.format(folder) for option in given))
@@ -87,6 +91,8 @@ def test_an_environment_is_made_again_where_it_must(
     if OTHER in given:
         assert again[1] == OTHER.removeprefix("TORCH=")
         assert setup() == setup(OTHER) == (False, ""), "it is kept"
+        (folder / "venv/ready").unlink()
+        assert setup() == (False, OTHER.removeprefix("TORCH=")), "it is the one that is installed again"
 
 
 def test_a_torch_that_could_not_be_installed_is_still_the_one(folder: Path, setup: Callable) -> None:
@@ -98,7 +104,7 @@ def test_a_torch_that_could_not_be_installed_is_still_the_one(folder: Path, setu
     assert setup() == (False, OTHER.removeprefix("TORCH="))
 
 
-NOT_OURS = "/venv was not made by make setup, and would have to be made anew. Give"
+NOT_OURS = "/venv was not made by make setup, and would have to be made again. Give"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,8 @@ NOT_OURS = "/venv was not made by make setup, and would have to be made anew. Gi
         ("./python -m venv venv; touch venv/bin/nopip", "PYTHON={}/python", NOT_OURS),  # as uv makes them
         ("./python -m venv venv", "PYTHON={}/python " + OTHER, NOT_OURS),
         ("mkdir -p venv/share; touch venv/share/mine", "PYTHON={}/python", NOT_OURS),  # VENV=~/.local
-        ("", "PYTHON=/no/python", "PYTHON=/no/python cannot be run; expected a Python of 3.11 or newer"),
+        ("echo 3.10 > python.version", "PYTHON={}/python", "python is Python 3.10; expected 3.11 or newer, as in"),
+        ("", "PYTHON={}/python TORCH=cu118", "TORCH=cu118 is unknown; expected one of cpu cuda cu126, or pip's, as"),
     ],
 )
 def test_what_someone_else_made_stays(script: str, given: str, message: str, folder: Path) -> None:
@@ -126,3 +133,41 @@ def test_two_makes_set_it_up_once(folder: Path) -> None:
     assert [process.returncode for process in both] == [0, 0], messages
     assert lines_of(folder / "said").count(f"-m venv {folder}/venv") == 1
     assert sum(f"Another process has {folder}/venv/lock. Waiting for its end." in it for it in messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("cards", "build"),
+    [
+        ("echo '8.0, 580.65.06'; echo '9.0, 580.65.06'", "torch==2.13.0"),
+        ("echo '7.0, 580.65.06'", "torch==2.13.0+cu126"),  # a V100
+        ("echo '9.0, 580.65.06'; echo '6.1, 580.65.06'", "torch==2.13.0+cu126"),
+        ("echo '8.0, 550.54.15'", "torch==2.13.0+cu126"),  # a driver too old for CUDA 13
+        ("echo 'No devices were found'; exit 6", "torch==2.13.0+cpu"),
+    ],
+)
+def test_the_build_of_torch_is_by_the_card(cards: str, build: str, folder: Path, setup: Callable, monkeypatch) -> None:
+    """And it stays that, on a machine without one; TORCH= takes another."""
+    driver = folder / "driver/nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text(f"#!/bin/sh\n{cards}\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(driver.parent), prepend=":")
+    assert setup(f"PYTHON={folder}/python") == (True, build)
+    driver.write_text("#!/bin/sh\nexit 6\n")
+    (folder / "venv/ready").unlink()
+    assert setup() == (False, build)
+    assert setup(f"TORCH={build}") == (True, build)
+
+
+def test_all_but_torch_is_locked(monkeypatch) -> None:
+    """By hash; and what setup.py asks for is there."""
+    pinned = re.split(r"\n(?=\w)", (ROOT / "requirements.lock").read_text())
+    names = {one.partition("==")[0] for one in pinned}
+    assert all("==" in one.splitlines()[0] and "--hash=sha256:" in one for one in pinned)
+    assert not {"torch", "torchaudio"} & names
+    package: dict = {}
+    monkeypatch.setattr("setuptools.setup", lambda **arguments: package.update(arguments))
+    runpy.run_path(str(ROOT / "setup.py"))
+    wanted = [Requirement(text) for text in package["install_requires"] + package["extras_require"]["dev"]]
+    assert {canonicalize_name(one.name) for one in wanted} - names == {"torch"}
+    assert all(f"{name}==" in "\n".join(pinned) for name in BUILD)
