@@ -133,9 +133,10 @@ bench: $(VENV)/ready
 	$(if $(QUICK),,$(RUN) recipes/bench/host.py --csv $(MEASURED)/host.csv)
 
 ## make setup: only the virtual environment (TORCH=cpu|cuda|cu126 or pip's torch==..., PYTHON=, VENV=)
-.PHONY: setup $(VENV)/ready
+.PHONY: setup
 setup: $(VENV)/ready
-$(VENV)/ready:
+FORCE:
+$(VENV)/ready: FORCE
 	@$(or $(PYTHON),python3) -m recipes.set_up $(VENV) --torch '$(TORCH)' --python '$(PYTHON)'
 
 ## make lock: requirements.lock again, with the newest versions of everything but torch
