@@ -17,7 +17,7 @@ from ..fast.model import speed_up, wanted
 from ..fast.plain import plain_layers
 from ..fast.stacks import FastEncoder
 from ..method import provenance
-from ..method.extra_layers import MoreLayers, batched, set_up
+from ..method.extra_layers import MoreLayers, set_up
 from ..method.schemes import EVERY
 from ..rates import Slower, slow_down
 from .config import DEPTH_RULES, DeeperOptions, fill, fill_masked, flat_encoder, nested
@@ -186,16 +186,19 @@ class DeeperAdminModel(MaskedLMAdminModel):
         """Set the new layers up on the training set."""
         if self._task is None:
             raise AdminError("the model is a copy, without the training set to set new layers up on. Build it again.")
-        sentences = self._training_set(self._task())
-        batches = batched(sentences, self.cfg.admin_profile_tokens, more.padding_idx, next(self.parameters()).device)
+        data, order = self._training_set(self._task())
+        budget = max(self.cfg.admin_profile_tokens, max(map(data.num_tokens, order)))  # at least one sentence
+        samples = (data.collater([data[i] for i in batch]) for batch in data.batch_by_size(order, budget))
+        device = next(self.parameters()).device
+        batches = (sample["net_input"]["src_tokens"].to(device) for sample in samples)
         training = self.training
         self.eval()
         with plain_layers(self):
-            set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(sentences))
+            set_up(more, lambda tokens: self.encoder(tokens, features_only=True)[0], batches, len(order))
         self.train(training)
 
-    def _training_set(self, task: Any) -> list[Tensor]:
-        """The tokens of the training set's sentences, or of --profile-sentences of them, in the task's random order."""
+    def _training_set(self, task: Any) -> tuple[Any, Any]:
+        """The training set, and the numbers of its sentences, or of --profile-sentences of them, in random order."""
         needs = f"--more-scheme {self.args.more_scheme} is set up on the training set"
         try:
             task.load_dataset("train")
@@ -205,12 +208,11 @@ class DeeperAdminModel(MaskedLMAdminModel):
             ) from error
         data = task.dataset("train")
         order, _ = data.filter_indices_by_size(data.ordered_indices(), task.max_positions())
-        sentences = [data[i]["net_input.src_tokens"] for i in order[: self.args.profile_sentences or None]]
-        if not sentences:
+        if not len(order):
             raise AdminError(
                 f"{needs}, whose sentences are all longer than --max-positions, or there are none. Give others."
             )
-        return sentences
+        return data, order[: self.args.profile_sentences or None]
 
 
 register_presets(

@@ -14,12 +14,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import AdminError
 from ..pytorch.omega import omega_from_depth
@@ -77,21 +76,6 @@ class MoreLayers(AdminEncoder):
     def extend(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Shapes: tokens (B, T); features, and what comes out, (B, T, C)."""
         return self(tokens, token_embeddings=features)["encoder_out"][0].transpose(0, 1)
-
-
-def batched(sentences: Iterable[Tensor], budget: int, padding: int, device: torch.device) -> Iterator[Tensor]:
-    """Sentences in their order, as many at a time as hold `budget` tokens with padding, but at least one. Each (B, T).
-
-    Args:
-        sentences: tokens, each of shape (T,).
-    """
-    batch: list[Tensor] = []
-    for tokens in sentences:
-        if batch and (len(batch) + 1) * max(map(len, (*batch, tokens))) > budget:
-            yield pad_sequence(batch, batch_first=True, padding_value=padding).to(device)
-            batch = []
-        batch.append(tokens)
-    yield pad_sequence(batch, batch_first=True, padding_value=padding).to(device)
 
 
 def largest_norm(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], padding: int) -> Tensor:
