@@ -55,9 +55,9 @@ def test_dependency_is_the_plain_one(scheme: str) -> None:
     if scheme == "admin":
         for norm in (layer.final_layer_norm for layer in model.encoder.layers):
             norm.set_omega(1.7)
-    with observed({"encoder": model.encoder}) as seen, torch.no_grad():
+    with observed({"encoder": model.encoder}, {"encoder": src}) as seen, torch.no_grad():
         model.encoder(src, lengths)
-    squared = dependency.squared_dependencies(seen["encoder"], real) / len(real)
+    squared = dependency.squared_dependencies(seen["encoder"]) / len(real)
     rows = [it.branch.flatten(0, 1)[real] for it in seen["encoder"]]
     norms = [norm for layer in model.encoder.layers for norm in (layer.self_attn_layer_norm, layer.final_layer_norm)]
     first = seen["encoder"][0].shortcut.flatten(0, 1)[real]

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from fairseq_admin.analysis.output_change import changes as output_changes
 from fairseq_admin.analysis.output_change import first_update, fit, fits, predicted, sublayers_of
 from fairseq_admin.method.profiling import measure
-from fairseq_admin.method.sublayers import real_positions
 from fairseq_admin.pytorch.diagnosing import perturb
 
 DEPTHS = (6, 9, 12, 18, 24, 36, 48)
@@ -60,12 +59,11 @@ def changes() -> Found:
         measured, expected = (torch.zeros(DEPTHS[-1]) for _ in range(2))
         for seed in range(SEEDS):
             src, _, _ = sentences(seed)
-            real = real_positions(src, reference.PAD)
             encoder = encoder_of(method, DEPTHS[-1], seed)
             moved = perturbed(encoder, RELATIVE, 100 + seed)
             before = sublayers_of(encoder, src)
-            measured += output_changes(before, sublayers_of(moved, src), real)
-            expected += predicted(before, sublayers_of(moved, src, [it.branch for it in before]), real)
+            measured += output_changes(before, sublayers_of(moved, src))
+            expected += predicted(before, sublayers_of(moved, src, [it.branch for it in before]))
         found[method] = {
             name: [values[n - 1].item() / SEEDS for n in DEPTHS]
             for name, values in (("measured", measured), ("theorem 2", expected))
@@ -104,15 +102,14 @@ def test_theorem_2(changes: Found) -> None:
 def test_theorem_2_by_hand(method: str) -> None:
     """Reference: where one branch alone has moved, theorem 2 is the change itself."""
     src, _, _ = sentences(1)
-    real = real_positions(src, reference.PAD)
     encoder = encoder_of(method, 1, seed=1).double()
     moved = copy.deepcopy(encoder)
     with torch.no_grad():
         moved.layers[0].fc2.weight += 1e-4 * torch.randn(64, 128, generator=torch.Generator().manual_seed(1)).double()
     before = sublayers_of(encoder, src)
-    alone = predicted(before, sublayers_of(moved, src, [it.branch for it in before]), real)
+    alone = predicted(before, sublayers_of(moved, src, [it.branch for it in before]))
     # Only the last branch has moved, so what theorem 2 says is the change itself, to the first order.
-    assert alone.item() == pytest.approx(output_changes(before, sublayers_of(moved, src), real).item(), rel=0.05)
+    assert alone.item() == pytest.approx(output_changes(before, sublayers_of(moved, src)).item(), rel=0.05)
 
 
 def test_first_update_is_adams() -> None:

@@ -43,7 +43,7 @@ def read_log(folder: Path) -> logs.Log | None:
     if not paths[0].exists():
         paths = sorted({*folder.glob("*.log"), *folder.glob("*log.txt")})
     if len(paths) > 1:
-        raise AdminError(f"{folder} has several logs ({', '.join(it.name for it in paths)}); name one train.log.")
+        raise AdminError(f"{folder} has several logs ({', '.join(path.name for path in paths)}); name one train.log.")
     if not paths:
         return None
     with paths[0].open(encoding="utf-8", errors="replace") as lines:

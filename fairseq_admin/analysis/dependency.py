@@ -22,61 +22,59 @@ import torch
 from torch import Tensor
 
 from ..bar import each
-from ..checkpoints.equivalence import PAD
 from ..method.schemes import stacks_of
-from ..method.sublayers import Sublayer, centred, observed, real_positions, real_rows
+from ..method.sublayers import Sublayer, centred, observed
 from . import figure
 from .subject import Subject
 
 
 @torch.no_grad()
-def squared_dependencies(sublayers: list[Sublayer], real: Tensor) -> Tensor:
+def squared_dependencies(sublayers: list[Sublayer]) -> Tensor:
     """β² of one forward pass, summed over the positions.
 
     Args:
         sublayers: of one stack, S of them.
-        real: indices of the positions that are not padding. Shape (R,).
 
     Returns:
         Shape (S + 1, S + 1), lower triangular, float64. The first row is the stack's input.
     """
-    first = real_rows(sublayers[0].shortcut, real)
+    first = sublayers[0].rows(sublayers[0].shortcut)
     parts = first.new_zeros(len(sublayers) + 1, *first.shape)
     parts[0] = first
     squared = torch.zeros(len(parts), len(parts), dtype=torch.float64)
-    squared[0, 0] = len(real)
+    squared[0, 0] = len(first)
     at_bottom, layer = parts[:0], -1
-    for i, it in enumerate(sublayers, 1):
-        if it.layer != layer:
-            at_bottom, layer = parts[:i].clone(), it.layer
-        parts[:i] *= it.a
-        parts[i] = it.b * real_rows(it.branch, real)
-        if it.bottom is not None:
+    for i, sublayer in enumerate(sublayers, 1):
+        if sublayer.layer != layer:
+            at_bottom, layer = parts[:i].clone(), sublayer.layer
+        parts[:i] *= sublayer.a
+        parts[i] = sublayer.b * sublayer.rows(sublayer.branch)
+        if sublayer.bottom is not None:
             parts[: len(at_bottom)] += at_bottom
-        scale = _scale(it, real)
+        scale, variance = _scale(sublayer), _variance(sublayer)
         for j, part in enumerate(parts[: i + 1]):
             part.copy_(centred(part) * scale)
-            squared[i, j] = _shares(part, it, real).sum(dtype=torch.float64)
+            squared[i, j] = (centred(part).square().mean(-1) / variance).sum(dtype=torch.float64)
     return squared
 
 
-def _scale(it: Sublayer, real: Tensor) -> Tensor | float:
+def _scale(sublayer: Sublayer) -> Tensor | float:
     """What a sub-layer's norm multiplies a part without mean by. Shape (R, C)."""
-    if it.norm is None:
+    if sublayer.norm is None:
         return 1.0
-    deviation = real_rows(it.total, real).var(-1, unbiased=False, keepdim=True).add(it.norm.eps).sqrt()
-    return it.norm.weight / deviation
+    deviation = sublayer.rows(sublayer.total).var(-1, unbiased=False, keepdim=True).add(sublayer.norm.eps).sqrt()
+    return sublayer.norm.weight / deviation
 
 
-def _shares(part: Tensor, it: Sublayer, real: Tensor) -> Tensor:
-    """β² of a part of a sub-layer's output at each position. Shape (R, C) to (R,)."""
-    return centred(part).square().mean(-1) / centred(real_rows(it.output, real)).square().mean(-1)
+def _variance(sublayer: Sublayer) -> Tensor:
+    """Of the output, over the channels of each position. Shape (R,)."""
+    return centred(sublayer.rows(sublayer.output)).square().mean(-1)
 
 
-def own_share(it: Sublayer, real: Tensor) -> float:
+def own_share(sublayer: Sublayer) -> float:
     """β_{i,i}² alone, the mean over the positions: the share of a sub-layer's output that is its own branch's."""
-    part = centred(it.b * real_rows(it.branch, real)) * _scale(it, real)
-    return _shares(part, it, real).mean().item()
+    part = centred(sublayer.b * sublayer.rows(sublayer.branch)) * _scale(sublayer)
+    return (centred(part).square().mean(-1) / _variance(sublayer)).mean().item()
 
 
 def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
@@ -84,17 +82,16 @@ def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
     sums: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
     positions = dict.fromkeys(subject.stacks, 0)
     for sample in each("dependency", subject.samples, " batches"):
-        with observed(stacks_of(subject.model)) as seen, torch.no_grad():
+        with observed(stacks_of(subject.model), subject.words(sample)) as seen, torch.no_grad():
             subject.model(**sample["net_input"])
-            for side, words in subject.words(sample).items():
-                real = real_positions(words, PAD)
-                sums[side] = sums[side] + squared_dependencies(seen[side], real)
-                positions[side] += len(real)
+        for side, sublayers in seen.items():
+            sums[side] = sums[side] + squared_dependencies(sublayers)
+            positions[side] += len(sublayers[0].real)
     stacks = {}
     for side, total in sums.items():
         squared = total / positions[side]
         stacks[side] = {
-            "sublayers": ["input", *(it.name for it in seen[side])],
+            "sublayers": ["input", *(sublayer.name for sublayer in seen[side])],
             "beta": [row[: i + 1].sqrt().tolist() for i, row in enumerate(squared)],
             "error": (squared.sum(1) - 1).abs().max().item(),
             "positions": positions[side],

@@ -82,8 +82,11 @@ class Fresh(Subject):
         name = TASKS[self.stacks]
         # Defaults that a training run would take from other parts of its options.
         known = {"train_subset": "train", "required_seq_len_multiple": 1, "seed": source.seed}
-        names = [it.name for it in fields(TASK_DATACLASS_REGISTRY[name]) if str(it.default).startswith("${")]
-        options = {option: known.get(option) for option in names}
+        options = {
+            option.name: known.get(option.name)
+            for option in fields(TASK_DATACLASS_REGISTRY[name])
+            if str(option.default).startswith("${")
+        }
         options.update(data=str(source.data), tokens_per_sample=BATCH // 2)
         with reading(source.data, f"no data for --arch {self.arch}"):
             task = tasks.setup_task(Namespace(task=name, **options))

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 from ..bar import bar, each
-from ..checkpoints.equivalence import PAD
 from ..method.schemes import layers_of, stacks_of
-from ..method.sublayers import Sublayer, observed, real_positions, real_rows
+from ..method.sublayers import Sublayer, observed
 from . import figure
 from .fresh import Fresh
 from .output_change import fit
@@ -35,7 +34,7 @@ DEPTHS = (6, 8, 10, 12, 14)
 
 def output_gradients(subject: Subject, model: Any, sample: Any) -> dict[str, list[Sublayer]]:
     """The sub-layers of every stack on one batch, with gradients at their outputs; those of weights are added up."""
-    with observed(stacks_of(model)) as seen:
+    with observed(stacks_of(model), subject.words(sample)) as seen:
         loss = subject.loss(model, sample)
         for sublayer in itertools.chain(*seen.values()):
             sublayer.output.retain_grad()
@@ -55,17 +54,18 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
     for sample in each("gradients", subject.samples, " batches"):
         seen = output_gradients(subject, model, sample)
         for side, sublayers in seen.items():
-            real = real_positions(subject.words(sample)[side], PAD)
             gradients: list[Any] = [sublayer.output.grad for sublayer in sublayers]
-            squares[side] = squares[side] + torch.stack([it.square().sum() for it in gradients]).double()
-            totals = [real_rows(it.total.detach(), real) for it in sublayers if it.kind == "ffn"]
-            sums[side] = sums[side] + torch.stack([it.square().sum(1).mean() for it in totals]).double()
+            squares[side] = squares[side] + torch.stack([grad.square().sum() for grad in gradients]).double()
+            totals = [one.rows(one.total.detach()) for one in sublayers if one.kind == "ffn"]
+            sums[side] = sums[side] + torch.stack([total.square().sum(1).mean() for total in totals]).double()
     weights = norms({name: p.grad / batches for name, p in model.named_parameters() if p.grad is not None})
     largest = max(values.max().item() for values in squares.values())
     return {
         side: {
             "sublayers": [sublayer.name for sublayer in seen[side]],
-            "relative output gradient": [math.sqrt(it / largest) if largest else None for it in squares[side].tolist()],
+            "relative output gradient": [
+                math.sqrt(value / largest) if largest else None for value in squares[side].tolist()
+            ],
             "feed-forward": {"W1": weights[side]["fc1"], "W2": weights[side]["fc2"]},
             "squared norm": (sums[side] / batches).tolist(),
         }

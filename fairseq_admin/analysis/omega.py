@@ -57,7 +57,7 @@ def draw(result: dict[str, Any]) -> figure.Figure:
     for axes, (side, stack) in zip(panels, result["stacks"].items()):
         numbers = range(1, len(stack["sublayers"]) + 1)
         if stack["trained"]:
-            low, mean, high = ([it[name] for it in stack["trained"]] for name in ("min", "mean", "max"))
+            low, mean, high = ([omega[name] for omega in stack["trained"]] for name in ("min", "mean", "max"))
             axes.plot(numbers, mean, label="trained: mean", color=colour, linewidth=1)
             axes.fill_between(numbers, low, high, label="trained: range", color=colour, alpha=0.4, linewidth=0)
         hollow: Any = {"markerfacecolor": "none", "markersize": 6, "linewidth": 0.8, "markevery": 3}

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from ..bar import bar
-from ..checkpoints.equivalence import PAD
 from ..method.schemes import stacks_of
-from ..method.sublayers import Sublayer, centred, normalised, observed, real_positions, real_rows
+from ..method.sublayers import Sublayer, centred, normalised, observed
 from ..pytorch.diagnosing import NOISE, perturb
 from . import figure
 from .dependency import own_share
@@ -49,24 +48,24 @@ def first_update(stack: Any, lr: float) -> None:
 @torch.no_grad()
 def sublayers_of(stack: Any, words: Tensor, branches: Sequence[Tensor] | None = None) -> list[Sublayer]:
     """The sub-layers of one stack alone on these words. Shape (B, T). `branches` as for `observed`."""
-    with observed({"stack": stack}, branches) as seen:
+    with observed({"stack": stack}, {"stack": words}, branches) as seen:
         stack(words)
     return seen["stack"]
 
 
-def states(sublayers: Sequence[Sublayer], real: Tensor) -> list[Tensor]:
+def states(sublayers: Sequence[Sublayer]) -> list[Tensor]:
     """What the stack of the first 1, 2, … N layers gives, normalised. Shapes (R, C)."""
-    ends = [it for it, after in zip(sublayers, [*sublayers[1:], None]) if after is None or after.layer != it.layer]
-    return [normalised(real_rows(it.output, real)) for it in ends]
+    last = {sublayer.layer: sublayer for sublayer in sublayers}  # of each layer
+    return [normalised(sublayer.rows(sublayer.output)) for sublayer in last.values()]
 
 
-def changes(before: Sequence[Sublayer], after: Sequence[Sublayer], real: Tensor) -> Tensor:
+def changes(before: Sequence[Sublayer], after: Sequence[Sublayer]) -> Tensor:
     """|F(x, W) - F(x, W*)|² of the first 1, 2, … N layers. Shape (N,), float64."""
-    pairs = zip(states(before, real), states(after, real))
+    pairs = zip(states(before), states(after))
     return torch.stack([(one - other).square().mean(dtype=torch.float64) for one, other in pairs])
 
 
-def predicted(before: Sequence[Sublayer], alone: Sequence[Sublayer], real: Tensor) -> Tensor:
+def predicted(before: Sequence[Sublayer], alone: Sequence[Sublayer]) -> Tensor:
     """Σ β_{i,i}² C_i of theorem 2, for the first 1, 2, … N layers. Shape (N,), float64.
 
     Args:
@@ -74,13 +73,13 @@ def predicted(before: Sequence[Sublayer], alone: Sequence[Sublayer], real: Tenso
         alone: those under W*, each given what it is given under W.
     """
     total, sums = 0.0, {}
-    for it, moved in zip(before, alone):
-        branch, change = real_rows(it.branch, real), real_rows(moved.branch - it.branch, real)
+    for sublayer, moved in zip(before, alone):
+        branch, change = sublayer.rows(sublayer.branch), sublayer.rows(moved.branch - sublayer.branch)
         variance = centred(branch).square().mean()
         if variance > 0:  # a branch that is 0 has no share
             c = centred(change).square().mean() / variance
-            total += own_share(it, real) * c.item()
-        sums[it.layer] = total
+            total += own_share(sublayer) * c.item()
+        sums[sublayer.layer] = total
     return torch.tensor(list(sums.values()), dtype=torch.float64)
 
 
@@ -111,16 +110,16 @@ def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
     stack = stacks_of(model)[side]
     moved = copy.deepcopy(stack)
     perturb(moved.layers, NOISE, torch.Generator().manual_seed(seed))
-    batches = [(words, real_positions(words, PAD)) for words in (subject.words(it)[side] for it in subject.samples)]
-    before = [sublayers_of(stack, words) for words, _ in batches]
+    batches = [subject.words(sample)[side] for sample in subject.samples]
+    before = [sublayers_of(stack, words) for words in batches]
     rows = []
-    for (words, real), earlier in zip(batches, before):
+    for words, earlier in zip(batches, before):
         alone = sublayers_of(moved, words, [sublayer.branch for sublayer in earlier])
-        rows.append([changes(earlier, sublayers_of(moved, words), real), predicted(earlier, alone, real)])
+        rows.append([changes(earlier, sublayers_of(moved, words)), predicted(earlier, alone)])
     subject.backward(model)
     first_update(stack, lr)
-    for (words, real), earlier, row in zip(batches, before, rows):
-        row.append(changes(earlier, sublayers_of(stack, words), real))
+    for words, earlier, row in zip(batches, before, rows):
+        row.append(changes(earlier, sublayers_of(stack, words)))
     return torch.stack([torch.stack(row) for row in rows]).mean(0)
 
 

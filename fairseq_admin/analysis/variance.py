@@ -67,12 +67,12 @@ def measure(
     early: list[float | None] = [None] * (FIRST - 1)
     for beta2 in betas:
         degrees = [rho(update, beta2)[0] for update in range(1, updates + 1)]
-        adam = [variance_of_rate(it) for it in degrees]
+        adam = [variance_of_rate(squares) for squares in degrees]
         factors = [rectification(update, beta2) for update in range(1, updates + 1)]
         sampled, errors = drawn(beta2, updates, draws, seed)
         tables[f"{beta2:g}"] = {
             "rho": degrees,
-            "adam": [it if math.isfinite(it) else None for it in adam],
+            "adam": [value if math.isfinite(value) else None for value in adam],
             "radam": [r**2 * it if r else None for r, it in zip(factors, adam)],
             "adam, drawn": [*early, *sampled],
             "radam, drawn": [*early, *(r**2 * it if r else None for r, it in zip(factors[FIRST - 1 :], sampled))],

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import EVERY, SUBLAYER_NORMS
+from .schemes import EVERY, norms_of
 from .second_stream import pack, unpack
 
 
@@ -78,9 +78,8 @@ class _SchemeLayer:
             self._replace_norms(nn.Identity)
 
     def _replace_norms(self, make: Callable[[], nn.Module]) -> None:
-        for name in SUBLAYER_NORMS:
-            if getattr(self, name, None) is not None:
-                setattr(self, name, make())
+        for name in norms_of(self):
+            setattr(self, name, make())
 
     def build_fc1(self, *args):
         linear = super().build_fc1(*args)  # type: ignore[misc]

@@ -6,7 +6,7 @@ import torch
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from torch import Tensor, nn
 
-from .schemes import SUBLAYER_NORMS, layers_of
+from .schemes import layers_of, norms_of
 
 
 class ShortcutNorm(nn.LayerNorm):
@@ -52,13 +52,7 @@ class ShortcutNorm(nn.LayerNorm):
 
 def shortcut_norms(stack: TransformerEncoderBase | TransformerDecoderBase) -> list[ShortcutNorm]:
     """The norms of the sub-layers of an encoder or a decoder, in forward order."""
-    norms = []
-    for layer in layers_of(stack):
-        for name in SUBLAYER_NORMS:
-            norm = getattr(layer, name, None)
-            if norm is not None:
-                norms.append(norm)
-    return norms
+    return [getattr(layer, name) for layer in layers_of(stack) for name in norms_of(layer)]
 
 
 class BottomNorm(nn.LayerNorm):

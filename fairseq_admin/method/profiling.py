@@ -44,7 +44,7 @@ def observe(stack: Any, rule: str, tokens: Tensor, undo: contextlib.ExitStack) -
         assert isinstance(sublayer.norm, ShortcutNorm)
         sublayer.norm.set_omega(measured.add(sublayer.shortcut, sublayer.branch))
 
-    watch(stack, set_omega, undo)
+    watch(stack, tokens, set_omega, undo)
     return measured
 
 

@@ -108,6 +108,11 @@ def layers_of(stack: Any) -> tuple[Any, ...]:
     return tuple(stack.layers.children())
 
 
+def norms_of(layer: Any) -> list[str]:
+    """The names of a layer's norms, one a sub-layer, in forward order."""
+    return [name for name in SUBLAYER_NORMS if getattr(layer, name, None) is not None]
+
+
 def attentions_of(layer: Any) -> tuple[Any, ...]:
     """A layer's self-attention and, where it has one, its encoder-attention."""
     return tuple(it for it in (layer.self_attn, getattr(layer, "encoder_attn", None)) if it is not None)

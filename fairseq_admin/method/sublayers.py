@@ -12,16 +12,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import SUBLAYER_NORMS, layers_of
-
-KINDS = {"self_attn": "self-attention", "encoder_attn": "encoder-attention", "ffn": "feed-forward"}
-"""The kinds of sub-layer, as state_dict.omegas names them, and in words."""
+from .schemes import layers_of, norms_of
 
 
 @dataclass
@@ -31,7 +29,7 @@ class Sublayer:
     layer: int
     """The number of its layer in the stack, from 0."""
     kind: str
-    """A key of KINDS."""
+    """"self_attn", "encoder_attn" or "ffn"."""
     branch: Tensor
     """f, before it is scaled. Shape (T, B, C)."""
     shortcut: Tensor
@@ -46,6 +44,17 @@ class Sublayer:
     """What is added too: the input of the layer, in the last sub-layer of a B2T layer. Shape (T, B, C)."""
     output: Tensor
     """Shape (T, B, C)."""
+    find_real: Callable[[], Tensor]
+    """Gives `real`, which is worked out when it is first asked for."""
+
+    @property
+    def real(self) -> Tensor:
+        """Where in T·B the positions are that are not padding. Shape (R,), int64."""
+        return self.find_real()
+
+    def rows(self, x: Tensor) -> Tensor:
+        """What is at those positions. Shape (T, B, C) to (R, C)."""
+        return x.flatten(0, 1).index_select(0, self.real)
 
     @property
     def name(self) -> str:
@@ -73,7 +82,11 @@ def _scales(layer: Any, norm: nn.Module) -> tuple[Tensor | float, Tensor | float
 
 
 def watch(
-    stack: Any, see: Callable[[Sublayer], Any], undo: contextlib.ExitStack, branches: Iterable[Tensor] | None = None
+    stack: Any,
+    tokens: Tensor,
+    see: Callable[[Sublayer], Any],
+    undo: contextlib.ExitStack,
+    branches: Iterable[Tensor] | None = None,
 ) -> None:
     """Show every sub-layer of a stack's next forward as it adds up, before its norm.
 
@@ -82,18 +95,31 @@ def watch(
 
     Args:
         stack: an encoder or a decoder; its outputs are shown of plain layers only (--admin-fast off).
+        tokens: what it is given. Shape (B, T).
         see: takes a sub-layer whose `output` is not there yet where a norm follows.
         undo: closed when the forward has ended.
         branches: what takes the place of the sub-layers' own, which are shown all the same; S of them. Then every
             sub-layer has the input that it has in the model which these branches are from.
     """
     replacements = None if branches is None else iter(branches)
+
+    @cache
+    def find_real() -> Tensor:
+        # Of fast stacks, which know whether they are batch-first once they run.
+        return real_positions(tokens, stack.padding_idx, getattr(stack, "batch_first", False))
+
     for number, layer in enumerate(layers_of(stack)):
-        _watch_layer(layer, number, see, replacements)
+        _watch_layer(layer, number, see, replacements, find_real)
         undo.callback(vars(layer).pop, "residual_connection", None)
 
 
-def _watch_layer(layer: Any, number: int, see: Callable[[Sublayer], Any], branches: Iterator[Tensor] | None) -> None:
+def _watch_layer(
+    layer: Any,
+    number: int,
+    see: Callable[[Sublayer], Any],
+    branches: Iterator[Tensor] | None,
+    find_real: Callable[[], Tensor],
+) -> None:
     names = norms_of(layer)
     coming = iter(names)
     add = layer.residual_connection
@@ -109,7 +135,7 @@ def _watch_layer(layer: Any, number: int, see: Callable[[Sublayer], Any], branch
             del layer.residual_connection
         bottom = norm.bottom if isinstance(norm, BottomNorm) else None
         output = shortcut if after else total
-        see(Sublayer(number, kind, branch, shortcut, a, b, norm if after else None, bottom, output))
+        see(Sublayer(number, kind, branch, shortcut, a, b, norm if after else None, bottom, output, find_real))
         return total
 
     layer.residual_connection = residual_connection
@@ -117,13 +143,13 @@ def _watch_layer(layer: Any, number: int, see: Callable[[Sublayer], Any], branch
 
 @contextlib.contextmanager
 def observed(
-    stacks: Mapping[str, Any], branches: Iterable[Tensor] | None = None
+    stacks: Mapping[str, Any], tokens: Mapping[str, Tensor], branches: Iterable[Tensor] | None = None
 ) -> Iterator[dict[str, list[Sublayer]]]:
-    """In this block, the next forward of each of these stacks fills the list of its sub-layers. `branches` as above."""
+    """In this block, the next forward of each of these stacks fills the list of its sub-layers. Arguments as above."""
     seen: dict[str, list[Sublayer]] = {side: [] for side in stacks}
     with contextlib.ExitStack() as undo:
         for side, stack in stacks.items():
-            watch(stack, seen[side].append, undo, branches)
+            watch(stack, tokens[side], seen[side].append, undo, branches)
 
             def note_output(norm: nn.Module, inputs: Any, output: Tensor, sublayers: list = seen[side]) -> None:
                 sublayers[-1].output = output
@@ -133,16 +159,6 @@ def observed(
                     for name in norms_of(layer):
                         undo.callback(getattr(layer, name).register_forward_hook(note_output).remove)
         yield seen
-
-
-def norms_of(layer: Any) -> list[str]:
-    """The names of a layer's norms, one a sub-layer, in forward order."""
-    return [name for name in SUBLAYER_NORMS if getattr(layer, name, None) is not None]
-
-
-def real_rows(x: Tensor, real: Tensor) -> Tensor:
-    """The rows of the positions that are not padding. Shapes (T, B, C) and (R,) to (R, C)."""
-    return x.flatten(0, 1).index_select(0, real)
 
 
 def real_positions(words: Tensor, padding: int, batch_first: bool = False) -> Tensor:

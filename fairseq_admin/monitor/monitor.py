@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from ..method.norms import ShortcutNorm
 from ..method.schemes import layers_of, stacks_of
-from ..method.sublayers import Sublayer, real_positions, watch
+from ..method.sublayers import Sublayer, watch
 from ..pytorch.omega import variance
 from .divergence_rule import DivergenceRule
 
@@ -69,14 +68,14 @@ class StackProbe:
     """
 
     def __init__(self, stack: Any, tokens: Tensor, variances: bool) -> None:
-        self.stack, self.tokens, self.variances = stack, tokens, variances
+        self.variances = variances
         self.omegas: list[Tensor] = []
         self.branches: list[Tensor] = []
         self.sums: list[Tensor] = []
         self.whole = False
         self.undo = contextlib.ExitStack()
         self.undo.callback(stack.register_forward_hook(self._end).remove)
-        watch(stack, self._measure, self.undo)
+        watch(stack, tokens, self._measure, self.undo)
 
     def _end(self, *_: Any) -> None:
         self.whole = True
@@ -86,14 +85,8 @@ class StackProbe:
         if isinstance(sublayer.norm, ShortcutNorm):
             self.omegas.append(sublayer.norm.omega.float())
         if self.variances:
-            self.branches.append(variance(sublayer.scaled_branch, self._real))
-            self.sums.append(variance(sublayer.total, self._real))
-
-    @cached_property
-    def _real(self) -> Tensor:
-        """The positions that are not padding, as `variance` takes them, of a sub-layer's tensors."""
-        batch_first = getattr(self.stack, "batch_first", False)  # of fast stacks, which know it once they run
-        return real_positions(self.tokens, self.stack.padding_idx, batch_first)
+            self.branches.append(variance(sublayer.scaled_branch, sublayer.real))
+            self.sums.append(variance(sublayer.total, sublayer.real))
 
     def values(self) -> dict[str, Tensor]:
         """What was seen over the stack's sub-layers, each a scalar on the model's device."""
