@@ -1,21 +1,17 @@
-"""A folder that CTranslate2 reads.
-
-T units of a sentence
-"""
+"""A folder that CTranslate2 reads."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from .. import outputs
 from ..checkpoints.building import build
-from ..checkpoints.equivalence import EOS, Batch, log_probabilities
+from ..checkpoints.equivalence import EOS, log_probabilities
 from ..errors import AdminError, line
 from ..packages import need
 from .exportable import BOUND, Exportable, batches, refuse_unlike, sentences
@@ -117,24 +113,17 @@ def check(model: Exportable, folder: Path) -> Checked:
     ctranslate2 = need("ctranslate2")
     ctranslate2.set_log_level(logging.ERROR)  # that a processor computes in a wider type, the summary says
     translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=torch.get_num_threads())
-    tests = batches(model)
-    differences = []
+    tests, differences = batches(model), []
     for scores, batch in zip(log_probabilities(build(model.original), tests), tests):
-        expected, found = _expected(batch, scores), _found(translator, model, batch)
-        differences += [(a - b).abs() for a, b in zip(expected, found)]
+        source, target = (
+            [[words[unit] for unit in units.tolist()] for units in sentences(tokens)]
+            for words, tokens in ((model.source, batch.src_tokens), (model.target, batch.prev_output_tokens))
+        )
+        results = translator.score_batch(source, target, max_input_length=0)
+        computed = torch.tensor([score for result in results for score in result.log_probs])
+        # Each target's units and its end, which CTranslate2 adds itself.
+        targets = [torch.cat([units, units.new_tensor([EOS])]) for units in sentences(batch.prev_output_tokens)]
+        expected = scores.gather(1, torch.cat(targets).unsqueeze(1)).squeeze(1)
+        differences.append((computed - expected).abs())
     every = torch.cat(differences)
     return Checked(every.max().item(), every.mean().item(), len(every), translator.compute_type)
-
-
-def _expected(batch: Batch, scores: Tensor) -> list[Tensor]:
-    """Log-probabilities of each target's units and of its end, from those of all units. Shapes (T + 1,)."""
-    targets = [torch.cat([units, units.new_tensor([EOS])]) for units in sentences(batch.prev_output_tokens)]
-    picked = scores.gather(1, torch.cat(targets).unsqueeze(1)).squeeze(1)
-    return list(picked.split([len(target) for target in targets]))
-
-
-def _found(translator: Any, model: Exportable, batch: Batch) -> list[Tensor]:
-    """The same from CTranslate2, which adds the end itself."""
-    source = [[model.source[unit] for unit in units.tolist()] for units in sentences(batch.src_tokens)]
-    target = [[model.target[unit] for unit in units.tolist()] for units in sentences(batch.prev_output_tokens)]
-    return [torch.tensor(scored.log_probs) for scored in translator.score_batch(source, target, max_input_length=0)]

@@ -158,8 +158,8 @@ def check(model: Exportable, folder: Path) -> tuple[float, int]:
     for expected, batch in zip(log_probabilities(build(model.original), tests), tests):
         # Sources are padded on the left by fairseq, and on the right by most who use transformers.
         for tokens in (batch.src_tokens, convert_padding_direction(batch.src_tokens, PAD, left_to_right=True)):
-            found = _log_probabilities(fsmt, tokens, batch.prev_output_tokens)
-            differences.append((found - expected).abs().max())
+            computed = _log_probabilities(fsmt, tokens, batch.prev_output_tokens)
+            differences.append((computed - expected).abs().max())
             positions += len(expected)
     return torch.stack(differences).max().item(), positions
 

@@ -83,8 +83,8 @@ def largest_norm(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], 
 
     Args: as for `set_up`.
     """
-    norms = [torch.linalg.vector_norm(encode(it)[it.ne(padding)].double(), dim=-1).max() for it in batches]
-    return torch.stack(norms).max()[None]
+    outputs = (encode(tokens)[tokens.ne(padding)].double() for tokens in batches)
+    return torch.stack([torch.linalg.vector_norm(output, dim=-1).max() for output in outputs]).max()[None]
 
 
 def measured_omega(more: MoreLayers, tokens: Tensor, features: Tensor) -> Tensor:

@@ -81,29 +81,26 @@ def deepnorm_weights(stacks: Stacks) -> None:
         _draw(layer, nn.init.xavier_normal_, gain)
 
 
-def t_fixup_weights(stacks: Stacks) -> None:
+def t_fixup_weights(stacks: Stacks, code: bool = False) -> None:
     """Xavier-uniform; values, attention outputs and feed-forward times `t_fixup_gains`; embeddings times the decoder's.
 
     Huang et al. 2020, the steps of T-Fixup. The embeddings start as N(0, 1/C), as fairseq's do; vectors from a file are
     scaled as they are. A matrix tied to several places is scaled once.
-    """
-    gains = t_fixup_gains(*_depths(stacks))
-    for layer, _, gain in _layers(stacks, gains):
-        _draw(layer, nn.init.xavier_uniform_, gain)
-    _scale_embeddings(stacks, (gains[1], gains[1]))
 
-
-def t_fixup_code_weights(stacks: Stacks) -> None:
-    """As `t_fixup_weights`, but queries and keys keep fairseq's gain of 1/sqrt(2), and the encoder's embeddings, also
-    where the decoder has the same, are multiplied by (9N)^(-1/4).
-
-    The authors' code: layer6ai-labs/T-Fixup
+    Args:
+        code: as the authors' code does (layer6ai-labs/T-Fixup): queries and keys keep fairseq's gain of 1/sqrt(2), and
+            the encoder's embeddings, also where the decoder has the same, are multiplied by (9N)^(-1/4).
     """
     encoder_layers, decoder_layers = _depths(stacks)
     gains = t_fixup_gains(encoder_layers, decoder_layers)
     for layer, _, gain in _layers(stacks, gains):
-        _draw(layer, nn.init.xavier_uniform_, gain, query_gain=2**-0.5)
-    _scale_embeddings(stacks, ((9 * encoder_layers) ** (-1 / 4) if encoder_layers else gains[1], gains[1]))
+        _draw(layer, nn.init.xavier_uniform_, gain, query_gain=2**-0.5 if code else 1.0)
+    _scale_embeddings(stacks, ((9 * encoder_layers) ** (-1 / 4) if code and encoder_layers else gains[1], gains[1]))
+
+
+def t_fixup_code_weights(stacks: Stacks) -> None:
+    """As `t_fixup_weights`, by the authors' code."""
+    t_fixup_weights(stacks, code=True)
 
 
 @torch.no_grad()

@@ -70,8 +70,8 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
         AdminError: there is no such layer.
     """
     layer = re.compile(rf"({stack}\.(?:sentence_encoder\.)?layers\.)(\d+)(\..+)")
-    found = {key: match for key in state if (match := layer.fullmatch(key))}
-    numbers = {int(match[2]) for match in found.values()}
+    matches = {key: match for key in state if (match := layer.fullmatch(key))}
+    numbers = {int(match[2]) for match in matches.values()}
     if len(numbers) == len(kept):
         return
     if not numbers.issuperset(kept):
@@ -79,9 +79,9 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
             f"--{stack}-layers-to-keep is {','.join(map(str, kept))} and the checkpoint's {stack} has {len(numbers)} "
             f"layers. Expected numbers from 0 to {len(numbers) - 1}."
         )
-    tensors = {key: state.pop(key) for key in found}
+    tensors = {key: state.pop(key) for key in matches}
     for new, old in enumerate(sorted(kept)):
-        for key, match in found.items():
+        for key, match in matches.items():
             if int(match[2]) == old:
                 state[f"{match[1]}{new}{match[3]}"] = tensors[key]
     for key in [key for key in state if key.startswith(f"{stack}.") and key.endswith(FIRST_DELTA)]:
@@ -104,11 +104,11 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
     """
     named = of_stacks(state)
     for stack, expected_layers in depths.items():
-        found = layers(state, stack)
-        if found != expected_layers:
+        held = layers(state, stack)
+        if held != expected_layers:
             raise AdminError(
-                f"the checkpoint's {stack} has {found} layers and the model's has {expected_layers}. Use the "
-                f"checkpoint's --{stack}-layers {found} (or its --arch), or another --save-dir to start again."
+                f"the checkpoint's {stack} has {held} layers and the model's has {expected_layers}. Use the "
+                f"checkpoint's --{stack}-layers {held} (or its --arch), or another --save-dir to start again."
             )
     for key in [key for key in state if key not in expected and STRAY.search(key)]:
         del state[key]
@@ -138,7 +138,7 @@ def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     Each ω has shape (C,), float64; stacks and sub-layers are in forward order, new layers under "more". Empty if the
     model is not an Admin model.
     """
-    found: dict[str, dict[str, Tensor]] = {}
+    stacks: dict[str, dict[str, Tensor]] = {}
     state = of_stacks(state)
     for key, tensor in state.items():
         if key.endswith(OMEGA_INIT):
@@ -146,8 +146,8 @@ def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
             stack, name = norm.split(".", 1)
             delta = state.get(norm + OMEGA_DELTA)
             omega = tensor.double() if delta is None else tensor.double() + delta.double()
-            found.setdefault(stack, {})[name.replace("_layer_norm", "").replace("final", "ffn")] = omega
-    return {stack: dict(sorted(found[stack].items(), key=_forward_order)) for stack in FORWARD if stack in found}
+            stacks.setdefault(stack, {})[name.replace("_layer_norm", "").replace("final", "ffn")] = omega
+    return {stack: dict(sorted(stacks[stack].items(), key=_forward_order)) for stack in FORWARD if stack in stacks}
 
 
 def _forward_order(item: Any) -> tuple:

@@ -33,10 +33,10 @@ def options_of(checkpoint: Checkpoint) -> dict[str, str]:
     args, cfg = checkpoint.state.get("args"), checkpoint.state.get("cfg") or {}
     options = {}
     for section, names in SECTIONS.items():
-        given = vars(args) if args is not None else plain(cfg.get(section))
+        config = vars(args) if args is not None else plain(cfg.get(section))
         for name in names:
             option = NAMED.get(section, section) if name == "_name" else name
-            value = given.get(option if args is not None and name == "_name" else name)
+            value = config.get(option if args is not None and name == "_name" else name)
             if isinstance(value, (list, tuple)):
                 value = ",".join(map(str, value))
             if value not in (None, False, "", 0, "0"):

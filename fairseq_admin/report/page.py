@@ -50,8 +50,8 @@ def _colours(runs: list[Run]) -> list[str]:
     """A colour a run: its scheme's, or for another run of that scheme, or another scheme, the next of the others."""
     colours: list[str] = []
     for number, run in enumerate(runs):
-        own = figure.ALWAYS.get(run.model.get("scheme", ""))
-        colours.append(own if own and own not in colours else figure.COLOURS[number % len(figure.COLOURS)])
+        colour = figure.ALWAYS.get(run.model.get("scheme", ""))
+        colours.append(colour if colour and colour not in colours else figure.COLOURS[number % len(figure.COLOURS)])
     return colours
 
 

@@ -61,9 +61,6 @@ class Run:
         """Of every part that is not there, how to make it."""
         checkpoint = self.checkpoint or "CHECKPOINT"
         no_omega = f"{self.model['title']} has no ω." if self.model else f"{self.folder} has no checkpoint."
-        analyze = (
-            f"mkdir -p {self.folder}/analysis; fairseq-admin analyze {{0}} {checkpoint} --data DATA -o {{1}}/{{0}}"
-        )
         fold = f"fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {self.folder}/fold.txt"
         parts: dict[str, tuple[Any, str]] = {
             "curves": (self.log, curves.no_log(self.folder)),

@@ -119,20 +119,19 @@ class Assets:
             pairs.append((self.places, self._binarised()))
         languages = []
         for side in (0, 1):
-            told = [(who, pair) for who, pair in pairs if pair[side]]
-            if not told:
+            known = [(who, pair) for who, pair in pairs if pair[side]]
+            if not known:
                 raise AdminError(
                     f"{self.model} does not tell its languages, and {self.places} has no {FILE} and no binarised data "
                     "(as train.de-en.de.idx) to tell them. Give --source-lang and --target-lang, or the folder as "
                     "--data."
                 )
-            teller, first = told[0]
-            for who, pair in told:
-                if pair[side] != first[side]:
-                    raise AdminError(
-                        f"{who} is for {_spelled(pair)} and {teller} for {_spelled(first)}. Give the model's own."
-                    )
-            languages.append(str(first[side]))
+            first, chosen = known[0]
+            for who, pair in known:
+                if pair[side] != chosen[side]:
+                    spelled = ["-".join(code or "?" for code in codes) for codes in (pair, chosen)]
+                    raise AdminError(f"{who} is for {spelled[0]} and {first} for {spelled[1]}. Give the model's own.")
+            languages.append(str(chosen[side]))
         return languages[0], languages[1]
 
     def _binarised(self) -> Pair:
@@ -191,7 +190,7 @@ def _fingerprints(path: Path, name: str) -> list[str]:
         return [fingerprint.of_bytes(path.read_bytes())]
     settings = asdict(Text.read(path))
     kept = [settings] if settings["perl"] else [settings, {k: v for k, v in settings.items() if k != "perl"}]
-    return [fingerprint.of_bytes(json.dumps(it, sort_keys=True).encode()) for it in kept]
+    return [fingerprint.of_bytes(json.dumps(each, sort_keys=True).encode()) for each in kept]
 
 
 def _noted(folder: Path) -> dict[str, str]:
@@ -202,7 +201,3 @@ def _noted(folder: Path) -> dict[str, str]:
         return {}
     except (ValueError, TypeError):
         raise AdminError(f"{folder / NOTED} holds no fingerprints of the text. Export the folder again.") from None
-
-
-def _spelled(pair: Pair) -> str:
-    return "-".join(language or "?" for language in pair)

@@ -136,9 +136,9 @@ def flow(
     first = 1
     with shown:
         for lines in chunks:
-            found = pipeline.translate(lines, search, batch_tokens, first, shown.update)
+            translated = pipeline.translate(lines, search, batch_tokens, first, shown.update)
             shown.clear()  # or the first line would stick to it where both are on a terminal
-            rows = (formatted(number, translations, search) for number, translations in enumerate(found, first))
+            rows = (formatted(number, translations, search) for number, translations in enumerate(translated, first))
             write("".join(rows).encode("utf-8"))
             first += len(lines)
             shown.n = first - 1  # with the empty lines
