@@ -306,7 +306,7 @@ UNLIKE = [
     ("huggingface", "--encoder-learned-pos", {"encoder_learned_pos": True}),
     ("huggingface", "--layernorm-embedding", {"layernorm_embedding": True}),
     ("huggingface", "--encoder-embed-dim", {"arch": "transformer", "encoder_embed_dim": 32, "target": 50, **UNTIED}),
-    ("huggingface", "--activation-fn is relu_squared", {"activation_fn": "relu_squared"}),
+    ("huggingface", "activation_fn: Invalid value 'relu_squared'", {"activation_fn": "relu_squared"}),
     ("huggingface", "does not compute", {"arch": "transformer", "no_token_positional_embeddings": True}),
     ("ctranslate2", "decoder-attention-heads must have the same value", {"decoder_attention_heads": 2}),
     ("ctranslate2", "--activation-fn tanh is not supported", {"activation_fn": "tanh"}),

@@ -272,7 +272,7 @@ def test_what_is_missing_is_named(folded: Path, data: Path, text: Path, tmp_path
         assert message in refused(folded, text, "--data", empty, "-s", "de", "-t", "en")
         shutil.copy(data / name if (data / name).exists() else data / "bin" / name, empty)
     assert f"there is no dict.de.txt in {folded.parent}. " in refused(folded, text)
-    assert "nope.pt: no such file" in refused(tmp_path / "nope.pt", text)
+    assert "nope.pt is missing, a folder, a pipe or a device" in refused(tmp_path / "nope.pt", text)
     assert "no.txt: cannot be read (No such file or directory)" in refused(folded, tmp_path / "no.txt")
     assert "--nbest 3 is more than --beam 2 finds" in refused(folded, text, "--beam", 2, "--nbest", 3)
     if not torch.cuda.is_available():

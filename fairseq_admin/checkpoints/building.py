@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.utils import eval_str_list
 from omegaconf import OmegaConf, ValidationError
 from torch import Tensor
 
@@ -109,7 +110,10 @@ def _unloaded(
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     try:
-        OmegaConf.structured(nested(args))  # where fairseq's own types are compared with the values
+        typed = nested(args)
+        if isinstance(typed.adaptive_softmax_cutoff, str):  # as a command line has it
+            typed.adaptive_softmax_cutoff = eval_str_list(typed.adaptive_softmax_cutoff, type=int)
+        OmegaConf.structured(typed)  # where fairseq's own types are compared with the values
         return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     except AdminError:
         raise

@@ -101,7 +101,7 @@ def _damaged(path: Path) -> Iterator[None]:
     """A block that reads a file; whatever is wrong with its content is one line."""
     try:
         yield
-    except (AdminError, OSError):
+    except AdminError:
         raise
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL (\S+)", str(error))
@@ -111,6 +111,8 @@ def _damaged(path: Path) -> Iterator[None]:
             "wrote, and copy it again if it is one."
         ) from None
     except Exception as error:  # on a file that is something else, the unpickler raises almost anything
+        if isinstance(error, OSError) and error.filename:  # the system's, not torch's of a file cut short
+            raise
         what = "not a whole checkpoint" if zipfile.is_zipfile(path) else "not a whole checkpoint, or not a torch file"
         raise AdminError(f"{path}: {what} ({line(error)}). Copy or train it again.") from None
 
