@@ -1,8 +1,8 @@
 """Time and memory of real training steps: fairseq's trainer, stock Post-LN next to Admin, plain and fast.
 
 All train on the same batches in turns; the first round warms up over every shape of batch, the second is timed. A batch
-gives one ratio to stock, and the median counts. Memory is torch's counter, of a step above what all the models hold. A
-row of JSON is printed for every method and size: 18L-18L, width 512; on a CPU, to try it, one layer.
+gives one ratio to stock, and the median counts. Memory is torch's counter, of a step above what all the models hold.
+18L-18L, width 512.
 
     python -m recipes.gpu_trial.times --tokens 16384 4096 --fp16 --fp16-no-flatten-grads    # fairseq's options
     python -m recipes.gpu_trial.times --tokens 4096 --compile --amp                         # also by torch.compile
@@ -11,7 +11,7 @@ row of JSON is printed for every method and size: 18L-18L, width 512; on a CPU, 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import logging
 import re
 import statistics
@@ -29,14 +29,18 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
 from torch._dynamo.utils import counters
 
+from recipes.bench.turns import seconds
+
 METHODS = {
     "stock": "--arch transformer --criterion label_smoothed_cross_entropy --optimizer adam",
     "plain": "--arch transformer_admin --admin-fast off --criterion label_smoothed_cross_entropy --optimizer radam",
     "fast": "--arch transformer_admin --admin-fast on --criterion label_smoothed_cross_entropy_fast --optimizer radam",
 }
+METHODS["plain compiled"] = METHODS["plain"] + " --admin-init log"  # to compile a profiling pass, too, takes minutes
 """fairseq's options; "stock", fairseq's own Post-LN, is what the others are compared with."""
-SIZES = {"cuda": (18, 512, 32000, 24), "cpu": (1, 16, 100, 2)}
-"""Layers of either stack, width, words of the dictionary, and batches."""
+COMMON = """--encoder-layers 18 --decoder-layers 18 --share-all-embeddings --clip-norm 1.0 --label-smoothing 0.1
+--dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1 --lr 1e-5 --lr-scheduler fixed --log-interval 100000
+--seed 1 --distributed-world-size 1"""
 
 
 def batches(words: Dictionary, tokens: int, number: int) -> list[dict[str, Any]]:
@@ -52,23 +56,15 @@ def batches(words: Dictionary, tokens: int, number: int) -> list[dict[str, Any]]
     return made
 
 
-def trainer(args: argparse.Namespace, folder: Path, method: str, tokens: int) -> Trainer:
-    """fairseq's, of a new model."""
-    text = f"{folder} -s a -t b --user-dir fairseq_admin {METHODS[method.split()[0]]}"
-    layers, width, *_ = SIZES[args.device]
-    for side in ("encoder", "decoder"):
-        text += f" --{side}-layers {layers} --{side}-attention-heads {max(2, width // 64)}"
-        text += f" --{side}-embed-dim {width} --{side}-ffn-embed-dim {4 * width}"
-    text += " --share-all-embeddings --dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1 --clip-norm 1.0"
-    text += " --label-smoothing 0.1 --lr 1e-5 --lr-scheduler fixed --seed 1 --distributed-world-size 1"
-    text += f" --max-tokens {tokens} --log-interval 100000" + (" --cpu" if args.device == "cpu" else "")
-    text += " --admin-init log" if method.endswith("compiled") else ""  # a profiling pass is compiled, too, for minutes
-    given = options.parse_args_and_arch(options.get_training_parser(), text.split() + args.fairseq)
+def trainer(folder: str, method: str, tokens: int, further: list[str]) -> Trainer:
+    """fairseq's, of a new model, with further options."""
+    text = f"{folder} -s a -t b --user-dir fairseq_admin {METHODS[method]} {COMMON} --max-tokens {tokens}"
+    given = options.parse_args_and_arch(options.get_training_parser(), text.split() + further)
     given.tpu = False  # which fairseq takes --bf16 for
     cfg = convert_namespace_to_omegaconf(given)
     task = tasks.setup_task(cfg.task)
     model = task.build_model(cfg.model)
-    if method.endswith("compiled"):
+    if "compiled" in method:
         for layer in [*model.encoder.layers, *model.decoder.layers]:
             layer.compile(dynamic=True)
     return Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
@@ -78,72 +74,64 @@ def attention(made: Trainer, batch: dict[str, Any]) -> str:
     """The kernels that computed attention in one step."""
     with torch.profiler.profile() as profile:
         made.train_step([batch])
-    kernels = {
-        re.match("aten::_scaled_dot_product_(?!.*backward)(.*)_attention", it.key) for it in profile.key_averages()
-    }
-    return ", ".join(sorted(kernel[1] for kernel in kernels if kernel)) or "bmm"
+    names = " ".join(event.key for event in profile.key_averages())
+    kernels = set(re.findall(r"aten::_scaled_dot_product_(\w+)_attention(?!\w*backward)", names))
+    return " and ".join(sorted(kernels)) or "bmm"
 
 
-def timed(made: Trainer, batch: dict[str, Any], cuda: bool) -> tuple[float, float]:
+def timed(made: Trainer, batch: dict[str, Any], device: torch.device) -> tuple[float, float]:
     """Seconds of one step with one batch, and GiB at its peak above those before it (0 on a CPU)."""
-    wait = torch.cuda.synchronize if cuda else lambda: None
-    wait()
-    torch.cuda.reset_peak_memory_stats() if cuda else None
-    before, start = torch.cuda.memory_allocated() if cuda else 0, time.perf_counter()
-    made.train_step([batch])
-    wait()
-    return time.perf_counter() - start, (torch.cuda.max_memory_allocated() - before) / 2**30 if cuda else 0.0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    taken = seconds(lambda: made.train_step([batch]), device, time.perf_counter)
+    return taken, (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
-def rows(args: argparse.Namespace, folder: Path, tokens: int) -> list[dict[str, Any]]:
-    """A row for each method at one size."""
-    methods = [*METHODS, "plain compiled"] if args.compile else list(METHODS)
-    trainers = {method: trainer(args, folder, method, tokens) for method in methods}
-    made = batches(trainers["stock"].task.source_dictionary, tokens, SIZES[args.device][-1])
-    for _ in range(2 if args.compile else 1):  # in the first update omega is logged, which other graphs are for
+def measure(methods: list[str], folder: str, tokens: int, number: int, further: list[str]) -> None:
+    """Print a line for each method, timed on so many batches of one size."""
+    trainers = {method: trainer(folder, method, tokens, further) for method in methods}
+    made = batches(trainers["stock"].task.source_dictionary, tokens, number)
+    for _ in range(
+        2 if "plain compiled" in methods else 1
+    ):  # in the first update omega is logged, which other graphs are for
         counters.clear()
-        for batch in made:
-            for each in trainers.values():
-                each.train_step([batch])
-    taken = [{method: timed(each, batch, args.device == "cuda") for method, each in trainers.items()} for batch in made]
-    result = []
+        for batch, each in itertools.product(made, trainers.values()):
+            each.train_step([batch])
+    device = trainers["stock"].device
+    taken = [{method: timed(each, batch, device) for method, each in trainers.items()} for batch in made]
     for method, each in trainers.items():
         ratios = sorted(turn[method][0] / turn["stock"][0] for turn in taken)
-        row = {"tokens": tokens, "method": method}
-        row["ms"] = round(1000 * statistics.median(turn[method][0] for turn in taken), 1)
-        row |= {"ratio": round(statistics.median(ratios), 3), "low": round(ratios[0], 3), "high": round(ratios[-1], 3)}
-        row["step GiB"] = round(max(turn[method][1] for turn in taken), 2)
+        row: dict[str, Any] = {"tokens": tokens, "method": method}
+        row["ms"] = f"{1000 * statistics.median(turn[method][0] for turn in taken):.1f}"
+        row["ratio"] = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        row["step GiB"] = f"{max(turn[method][1] for turn in taken):.2f}"
         row["updates"] = each.get_num_updates()  # fewer than steps where fp16 overflowed
         row["attention"] = attention(each, made[-1])
-        if method.endswith("compiled"):
+        if "compiled" in method:
             row["graph breaks"] = sum(counters["graph_break"].values())
-        result.append(row)
-    return result
+        print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tokens", type=int, nargs="+", required=True, help="of a batch, at most")
+    parser.add_argument("--batches", type=int, default=24, help="of each size")
+    parser.add_argument("--words", type=int, default=32000, help="of the dictionary")
     parser.add_argument("--compile", action="store_true", help="also Admin plain, each layer by torch.compile")
-    args, rest = parser.parse_known_args()
-    args.fairseq = rest
+    args, further = parser.parse_known_args()
+    methods = [method for method in METHODS if args.compile or "compiled" not in method]
     logging.disable(logging.DEBUG)  # torch.compile's
-    words = Dictionary()
-    for number in range(SIZES[args.device][2]):
-        words.add_symbol(f"w{number}")
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as folder:
         for language in "ab":
-            words.save(f"{name}/dict.{language}.txt")
+            Path(folder, f"dict.{language}.txt").write_text("".join(f"w{number} 1\n" for number in range(args.words)))
         for tokens in args.tokens:
             try:
-                for row in rows(args, Path(name), tokens):
-                    print(json.dumps(row), flush=True)
+                measure(methods, folder, tokens, args.batches, further)
             except torch.cuda.OutOfMemoryError as error:
                 print(f"{tokens} tokens: {error}", file=sys.stderr)
                 torch.cuda.empty_cache()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
