@@ -2,6 +2,7 @@
 $(if $(filter grouped-target,$(.FEATURES)),,$(error GNU make $(MAKE_VERSION) is here; 4.3 or newer is needed: on macOS, brew install make, then gmake in place of make))
 include recipes/paths.mk
 
+export PYTHONUTF8 := 1
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -17,6 +18,8 @@ TORCH ?=
 PYTEST ?=
 
 RUN := $(VENV)/bin/python
+# make hands its variables down in the environment; under make -n, too, the front lists what would run.
+FRONT = +@if test -x $(RUN); then exec $(RUN) -m recipes $@; else echo "make setup comes first: $(RUN) is not here."; fi
 CALL = +@$(MAKE) --no-print-directory PYTHON=$(RUN)
 # The sizes that bench measures, each LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS; empty: three, the largest 18:512:1024.
 SIZES ?=
@@ -29,35 +32,35 @@ STEPS := preflight prepare train average generate score
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
 .PHONY: demo
 demo: $(VENV)/ready
-	$(CALL) -f recipes/demo/Makefile
+	$(FRONT)
 
 ## make multi30k: the same pipeline on Multi30k (PAIR=en-fr, DATA=DIR, PRESET=cpu|gpu, METHOD=, SEED=)
 .PHONY: multi30k
 multi30k: $(VENV)/ready
-	$(CALL) -f recipes/multi30k/Makefile
+	$(FRONT)
 
 ## make own DATA=DIR PAIR=de-en: the same pipeline on a parallel text of your own (train.de, train.en, valid and test alike)
 .PHONY: own
 own: $(VENV)/ready
-	$(CALL) -f recipes/own/Makefile
+	$(FRONT)
 
 ## make iwslt14: the paper's IWSLT'14 De-En, from download to a score (GPUS=, PRECISION=, METHOD=, SEED=, DATA=, PRESET=small)
 .PHONY: iwslt14 $(STEPS:%=iwslt14-%)
 iwslt14 $(STEPS:%=iwslt14-%): $(VENV)/ready
-	$(CALL) -f recipes/iwslt14/Makefile $(patsubst iwslt14-%,%,$(@:iwslt14=all))
+	$(FRONT)
 
 ## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (NODES=, MASTER=, NODE= for several machines)
 ## make wmt14-enfr-6l, -60l: the papers' WMT'14 En-Fr, 6L-6L and 60L-12L
 .PHONY: $(WMT14) $(foreach step,$(STEPS),$(WMT14:%=%-$(step)))
-$(WMT14) $(foreach step,$(STEPS),$(WMT14:%=%-$(step))): wmt14-%: $(VENV)/ready
-	$(CALL) -f recipes/wmt14/Makefile PAIR=$(patsubst en%,en-%,$(word 1,$(subst -, ,$*))) $(patsubst %,SIZE=%,$(word 2,$(subst -, ,$*))) $(or $(word 3,$(subst -, ,$*)),all)
+$(WMT14) $(foreach step,$(STEPS),$(WMT14:%=%-$(step))): $(VENV)/ready
+	$(FRONT)
 
 ## make iwslt14-prepare, -train, -average, -generate, -score: one step and what it needs; any wmt14 target likewise
 
 ## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, what does it take, how long (or iwslt14-preflight; PRICE=)
 .PHONY: preflight
 preflight: $(VENV)/ready
-	$(CALL) -f recipes/preflight/Makefile
+	$(FRONT)
 
 ## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
 .PHONY: gpu-trial
@@ -67,7 +70,7 @@ gpu-trial: $(VENV)/ready
 ## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
 .PHONY: lm-demo
 lm-demo: $(VENV)/ready
-	$(CALL) -f recipes/lm/Makefile
+	$(FRONT)
 
 ## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
 .PHONY: compare
@@ -157,7 +160,7 @@ distclean: clean
 	$(if $(wildcard $(VENV)/pyvenv.cfg),rm -rf $(VENV))
 	rm -rf runs
 
-## make help: this list
+## make help: this list; make help TARGET=demo: a target's settings
 .PHONY: help
 help:
-	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+	@$(if $(TARGET),$(RUN) -m recipes help $(TARGET),sed -n 's/^## //p' $(MAKEFILE_LIST))

@@ -1,7 +1,7 @@
 # What every recipe shares. Its Makefile includes this first.
 #
 # Reads PYTHON, RUNS and TRAIN_ARGS. Gives the shell's flags, STEP (a step of recipes/steps), METHODS (the plugin's schemes),
-# TEXT and RUN (a recipe's folders), and what several rules do alike: field, one-of, some-of, quoted, binarise, goal.
+# and what several rules do alike: field, one-of, some-of, quoted, binarise, GUARD.
 
 # First of all, and in words that make 3.81, which macOS has, can read. Grouped targets came with 4.3.
 $(if $(filter grouped-target,$(.FEATURES)),,$(error GNU make $(MAKE_VERSION) is here; 4.3 or newer is needed: on macOS, brew install make, then gmake in place of make))
@@ -38,10 +38,6 @@ STEP := $(PYTHON) -m recipes.steps
 # The steps that make asks before it plans need no more than the standard library, so a plan can be printed before there
 # is an environment.
 ASK := $(or $(wildcard $(PYTHON)),python3) -m recipes.steps
-
-# A recipe's text, which all its runs share; and the run.
-TEXT = $(RUNS)/$(NAME)/data
-RUN = $(RUNS)/$(NAME)$(SIZE:%=/%)/$(METHOD)-$(PRESET)-s$(SEED)
 
 # $(call field,NAME,words): the values of NAME among words NAME=VALUE, as steps hand them over.
 field = $(patsubst $(1)=%,%,$(filter $(1)=%,$(2)))
@@ -84,23 +80,8 @@ $(PYTHON) -m fairseq_cli.preprocess $(1) --destdir $(@D).part $(2)
 mv $(@D).part $(@D)
 endef
 
-# $(eval $(call goal,NAME,files,recipe)): what users ask for by name. A make below does it under the guard, which has the
-# folder to itself and ends all that it started (recipes/steps/guard.py): first the text, which others may be waiting for
-# too, then the rest. A plan (make -n) needs none.
 PLANNING := $(findstring n,$(firstword -$(MAKEFLAGS)))
 GUARD = $(if $(PLANNING),,$(STEP).guard $(1) --) $(MAKE) --no-print-directory -f $(firstword $(MAKEFILE_LIST)) GUARDED=yes
-define goal
-.PHONY: $(1)
-ifdef GUARDED
-$(1): $(2)
-	$(3)
-else
-$(1):
-	$(if $(PLANNING),,+@$$(call GUARD,--alone $(TEXT) --wait) $(BINARISED))
-	+@$$(call GUARD,--alone $(RUN) $(patsubst %,--node %,$(filter-out 0,$(NODE)))) $(1)
-endif
-endef
-
 # The table of fairseq_admin/method/schemes.py.
 TABLE_OF_SCHEMES := $(shell $(ASK).plugin)
 $(if $(TABLE_OF_SCHEMES),,$(error $(ASK).plugin printed nothing; expected the schemes of fairseq_admin/method/schemes.py))

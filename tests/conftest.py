@@ -164,6 +164,13 @@ def make(recipe: str, *variables: object, timeout: float = 600, **more: str) -> 
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
+def front(target: str, *words: object, timeout: float = 600, **more: str) -> subprocess.CompletedProcess:
+    """Run the recipes' front to its end; `more` is for its environment."""
+    command = [sys.executable, "-m", "recipes", target, *map(str, words)]
+    environment = make_environment(**more)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
 def make_command(recipe: str, *variables: object) -> list[str]:
     return ["make", "-f", f"recipes/{recipe}/Makefile", f"PYTHON={sys.executable}", *map(str, variables)]
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import re
 
 import pytest
 
-from recipes.steps import batch
+from recipes import machines
+from recipes.settings import Demo
 from recipes.steps.progress import progress
 
-ROOT = Path(__file__).parents[1]
-BY = ("--by", "16:8192", "32:16384", "80:32768")
+DEEP = {"TOKENS": "32768", "DEVICE_TOKENS": "8192"}
+BY = {16: 8192, 32: 16384, 80: 32768}
 
 
-def command(*arguments: object, tokens: int = 32768, a_device: int = 8192) -> subprocess.CompletedProcess:
-    """As the Makefile calls it before anything is installed: without site-packages."""
-    given = ["-S", "-m", "recipes.steps.batch", tokens, "--a-device", a_device, *arguments]
-    return subprocess.run([sys.executable, *map(str, given)], cwd=ROOT, capture_output=True, text=True)
+def planned(*words: str, by: dict[int, int] | None = None) -> machines.Machines:
+    given = {
+        **DEEP,
+        **dict(word.split("=") for word in words),
+        "MAX_TOKENS": dict(w.split("=") for w in words).get("MAX_TOKENS"),
+    }
+    return machines.plan(Demo(**given, DEVICE="gpu", BY_MEMORY=by or {}))
 
 
 @pytest.mark.parametrize(
@@ -35,54 +37,47 @@ def command(*arguments: object, tokens: int = 32768, a_device: int = 8192) -> su
     ],
 )
 def test_an_update_is_split_whole(tokens, a_device, workers, expected):
-    found = batch.plan(tokens, workers, a_device)
+    found = machines.fewest(tokens, workers, a_device)
     assert found == expected and found.max_tokens * found.update_freq * workers == tokens
 
 
 @pytest.mark.parametrize(
-    ("memory", "plan"),
-    [
-        (17.2, "GPUS=2 MAX_TOKENS=8192 UPDATE_FREQ=2 LESS=4096"),
-        (42.9, "GPUS=2 MAX_TOKENS=16384 UPDATE_FREQ=1 LESS=8192"),
-        (141.0, "GPUS=2 MAX_TOKENS=16384 UPDATE_FREQ=1 LESS=8192"),
-    ],
+    ("memory", "plan"), [(17.2, (8192, 2, 4096)), (42.9, (16384, 1, 8192)), (141.0, (16384, 1, 8192))]
 )
 def test_a_batch_is_the_tables_for_the_cards_memory(memory, plan):
-    assert command("--devices", 2, "--memory", memory, *BY).stdout == f"{plan}\n"
+    found = planned("GPUS=2", f"MEMORY={memory}", by=BY)
+    assert (found.max_tokens, found.update_freq, found.less) == plan and found.tokens == 32768
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (("--devices", 3), "an update of 32768 tokens does not split over 3 devices into equal batches"),
-        (("--devices", 3), "Take another number of devices (GPUS= times NODES=: 1, 2, 4, 8), or another batch"),
-        (("--devices", 2, "--max-tokens", 3000), "MAX_TOKENS=3000 on 2 devices does not make up an update of 32768"),
-        (("--devices", 2, "--max-tokens", 3000), "Take 1024 or 2048 or 4096 or 8192, or leave MAX_TOKENS out"),
-        (("--devices", 1, "--memory", 11.5, *BY), "a GPU has 11.5 GB, and this model was planned for 16 GB or more"),
-        (("--devices", 0), "GPUS is 0; expected 1 or more."),
-        (("--devices", 2, "--nodes", -1), "NODES is -1; expected 1 or more."),
-        (("--devices", 64, "--max-tokens", 512, "--check"), "and the run needs 64. Give GPUS="),
+        (["GPUS=3"], "an update of 32768 tokens does not split over 3 devices into equal batches"),
+        (["GPUS=3"], "Take another number of devices (GPUS= times NODES=: 1, 2, 4, 8), or another batch"),
+        (["GPUS=2", "MAX_TOKENS=3000"], "MAX_TOKENS=3000 on 2 devices does not make up an update of 32768"),
+        (["GPUS=2", "MAX_TOKENS=3000"], "Take 1024 or 2048 or 4096 or 8192, or leave MAX_TOKENS out"),
+        (["GPUS=1", "MEMORY=11.5"], "a GPU has 11.5 GB, and this model was planned for 16 GB or more"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(arguments, message):
-    done = command(*arguments)
-    assert done.returncode == 2 and not done.stdout
-    assert message in done.stderr and len(done.stderr.splitlines()) == 1
+def test_what_cannot_be_is_refused(words, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        planned(*words, by=BY)
 
 
 def test_gpus_are_asked_of_nvidia_smi(nvidia_smi, monkeypatch):
     nvidia_smi((16384, "A"), (49152, "B"))
     # Two GPUs, and the smaller one's memory counts.
-    assert command(*BY).stdout.startswith("GPUS=2 MAX_TOKENS=8192 UPDATE_FREQ=2 ")
+    found = planned(by=BY)
+    assert (found.gpus, found.max_tokens, found.update_freq) == (2, 8192, 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert command(*BY).stdout.startswith("GPUS=1 MAX_TOKENS=16384 UPDATE_FREQ=2 ")
+    found = planned(by=BY)
+    assert (found.gpus, found.max_tokens, found.update_freq) == (1, 16384, 2)
 
 
 def test_several_nodes_train_on_every_visible_gpu(nvidia_smi):
     nvidia_smi(*[(32768, "A")] * 4)
-    done = command("--nodes", 2, "--devices", 2)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "GPUS=2 of 4 with NODES=2" in done.stderr and "CUDA_VISIBLE_DEVICES=0,1" in done.stderr
+    with pytest.raises(ValueError, match="GPUS=2 of 4 with NODES=2: .* CUDA_VISIBLE_DEVICES=0,1"):
+        planned("NODES=2", "GPUS=2", "MASTER=h:1")
 
 
 def test_out_of_memory_names_the_batch_to_give():

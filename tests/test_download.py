@@ -5,11 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +16,10 @@ from archives import write_tar
 from conftest import Run, run_module
 from server import Fault, Server
 
+from recipes import recipe
+from recipes.chain import Chain
 from recipes.steps.table import read_table
+from recipes.translation import Pipeline
 
 ROOT = Path(__file__).parents[1]
 NAME = "some.tgz"
@@ -255,19 +255,16 @@ TEXT = "Ein Mann schl\u00e4ft.\n" * 50
 
 @pytest.fixture
 def multi30k(tmp_path: Path, server: Server):
-    """multi30k(variables) -> how the recipe's rule for one raw text ended; what it says; the text, if it is there."""
+    """multi30k(**settings) -> one raw text as the recipe makes it."""
     (server.folder / "val.de.gz").write_bytes(gzip.compress(TEXT.encode(), mtime=0))
     (tmp_path / "sums").write_text(f"{hashlib.sha256(TEXT.encode()).hexdigest()}  val.de\n")
     raw = tmp_path / "multi30k/raw/valid.de"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
-    def make(variable: str) -> tuple[int, str, str]:
-        given = [f"RUNS={tmp_path}", f"SUMS={tmp_path}/sums", "PRESET=cpu", f"PYTHON={sys.executable}", variable]
-        done = subprocess.run(
-            ["make", "-f", "recipes/multi30k/Makefile", raw, *given], cwd=ROOT, env=environment, capture_output=True,
-            text=True, timeout=120,
-        )  # fmt: skip
-        return done.returncode, done.stderr, raw.read_text(encoding="utf-8") if raw.exists() else ""
+    def make(**settings: object) -> str:
+        given = {"RUNS": str(tmp_path), "SUMS": f"{tmp_path}/sums", "PRESET": "cpu"}
+        given |= {name: str(value) for name, value in settings.items()}
+        Chain(Pipeline(recipe.read("multi30k", given)).steps()).make([raw])
+        return raw.read_text(encoding="utf-8")
 
     return make
 
@@ -279,19 +276,21 @@ def test_multi30k_is_downloaded_checked_and_not_asked_again(multi30k, server, tm
     ):
         good = (server.folder / "val.de.gz").read_bytes()
         (server.folder / "val.de.gz").write_bytes(damage(good))
-        status, said, text = multi30k(f"URL={server.url}")
-        assert status == 2 and message in said and "Traceback" not in said and not text
+        with pytest.raises(ValueError, match=message):
+            multi30k(URL=server.url)
+        assert not (tmp_path / "multi30k/raw/valid.de").exists()
         (server.folder / "val.de.gz").write_bytes(good)
     for _ in range(2):
-        assert multi30k(f"URL={server.url}")[::2] == (0, TEXT)
-    assert len(server.asked) == 3 and names(tmp_path / "multi30k/raw") == {"settings.json", "valid.de"}
+        assert multi30k(URL=server.url) == TEXT
+    assert len(server.asked) == 3 and names(tmp_path / "multi30k/raw") == {".keys", "valid.de"}
 
 
 def test_multi30k_from_a_folder_compressed_or_plain(multi30k, server, tmp_path):
-    assert multi30k(f"DATA={server.folder}")[::2] == (0, TEXT)
+    assert multi30k(DATA=server.folder) == TEXT
     (tmp_path / "plain").mkdir()
     (tmp_path / "multi30k/raw/valid.de").rename(tmp_path / "plain/val.de")
-    assert multi30k(f"DATA={tmp_path}/plain")[::2] == (0, TEXT)
+    assert multi30k(DATA=tmp_path / "plain") == TEXT
     (tmp_path / "multi30k/raw/valid.de").unlink()
-    status, said, _ = multi30k(f"DATA={tmp_path}/multi30k")
-    assert status == 2 and f"{tmp_path}/multi30k: holds no val.de, expected a plain file" in said and not server.asked
+    with pytest.raises(ValueError, match=f"{tmp_path}/multi30k: holds no val.de, expected a plain file"):
+        multi30k(DATA=tmp_path / "multi30k")
+    assert not server.asked

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run_module
+from conftest import front, run_module
 
 from recipes.lm import perplexity, python_docs
 
@@ -68,7 +66,7 @@ def test_corpus(library: Path) -> None:
 
 
 def test_the_last_file_written_is_train(library: Path, tmp_path: Path) -> None:
-    """The Makefile takes it as a sign that all are there."""
+    """The recipe takes it as a sign that all are there."""
     given = [tmp_path / "tok", "--library", library]
     done = run_module("recipes.lm.python_docs", *given, log=tmp_path / "log")
     assert done.status == 0, done.output
@@ -97,11 +95,8 @@ def test_perplexity_is_read_or_refused():
             perplexity.perplexity(lines)
 
 
-def make(runs: Path, *arguments: str, **variables: object) -> subprocess.CompletedProcess:
-    command = ["make", "-f", "recipes/lm/Makefile", f"PYTHON={sys.executable}", f"RUNS={runs}", *arguments]
-    command += [f"{name}={value}" for name, value in variables.items()]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+def make(runs: Path, step: str = "", **variables: object) -> subprocess.CompletedProcess:
+    return front(f"lm-demo{step}", f"RUNS={runs}", *(f"{name}={value}" for name, value in variables.items()))
 
 
 # With these betas radam makes its first step at update 6, and equal checkpoints are not averaged.
@@ -128,9 +123,8 @@ def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
     ).exists()
     assert (tmp_path / "results.csv").read_text().count("lm-demo,") == 2
     again = make(tmp_path, METHOD="pre-ln", **small)
-    assert again.returncode == 0 and "fairseq_cli" not in again.stdout
-    trained = str(tmp_path / "lm-demo/pre-ln-cpu-s1/trained-15")
-    more = make(tmp_path, trained, METHOD="pre-ln", **{**small, "UPDATES": 15})
+    assert again.returncode == 0 and "#" not in again.stdout
+    more = make(tmp_path, "-train", METHOD="pre-ln", **{**small, "UPDATES": 15})
     assert more.returncode == 0 and "update     15/15" in more.stdout and "update     12/15" not in more.stdout
     other = make(tmp_path, METHOD="pre-ln", **{**small, "LR": 0.1})
     assert other.returncode != 0 and "was made with other settings" in other.stderr
@@ -141,13 +135,13 @@ def test_a_changed_library_is_noticed(tmp_path: Path, library: Path) -> None:
     text = tmp_path / "runs/lm-demo/data/tok/train"
 
     def made(**given: object) -> subprocess.CompletedProcess:
-        return make(tmp_path / "runs", str(text), **{"LIBRARY": library, **given})
+        return make(tmp_path / "runs", "-prepare", **{"LIBRARY": library, "MERGES": 20, **given})
 
     assert made().returncode == 0 and "the number 5 " in text.read_text()
     (library / "m5.py").write_text(MODULE % "the digit 5")
     done = made()
     assert done.returncode == 0 and "the digit 5 " in text.read_text(), done.stderr
-    (tmp_path / "runs/lm-demo/admin-cpu-s1").mkdir()
+    (tmp_path / "runs/lm-demo/admin-cpu-s1").mkdir(parents=True)
     (tmp_path / "runs/lm-demo/admin-cpu-s1/average.pt").touch()
     read = text.stat().st_mtime_ns
     moved = library.rename(tmp_path / "moved")

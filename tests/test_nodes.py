@@ -5,31 +5,29 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
-from pathlib import Path
+import sys
 
 import pytest
-from conftest import make, make_command, make_environment
+from conftest import ROOT, front, make_environment
 
-ROOT = Path(__file__).parents[1]
+from recipes import recipe
+from recipes.translation import Pipeline
+
 SMALL = ["PAIRS=1500", "LAYERS=1", "UPDATES=6", "SAVE_EVERY=3", "LOG_EVERY=1", "AVERAGE=2"]
-
-
-def run(*variables: str, **more: str) -> subprocess.CompletedProcess:
-    return make("demo", *SMALL, *variables, **more)
 
 
 @pytest.mark.slow
 def test_two_nodes_meet_and_train_one_model(tmp_path):
-    assert run("prepare", f"RUNS={tmp_path}").returncode == 0
+    assert front("demo-prepare", *SMALL, f"RUNS={tmp_path}").returncode == 0
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    several = ["train", f"RUNS={tmp_path}", "NODES=2", f"MASTER=127.0.0.1:{port}"]
+    several = [f"RUNS={tmp_path}", "NODES=2", f"MASTER=127.0.0.1:{port}"]
     logs = [tmp_path / f"node{node}.log" for node in (0, 1)]
     # As SLURM tells a node its number.
     nodes = [
         subprocess.Popen(
-            make_command("demo", *SMALL, *several),
+            [sys.executable, "-m", "recipes", "demo-train", *SMALL, *several],
             cwd=ROOT,
             env=make_environment(SLURM_NODEID=str(node)),
             stdout=log.open("w"),
@@ -59,23 +57,21 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
         (["NODES=2"], "NODES=2 needs MASTER=HOST:PORT"),
         (["NODES=2", "MASTER=h"], "where the first node is reached; found MASTER=h"),
         (["NODES=2", "MASTER=h:x"], "where the first node is reached; found MASTER=h:x"),
-        (["NODES=2", "MASTER=h:1", "NODE=2"], "NODE=2 is none of NODES=2; expected a number from 0 to 1"),
-        (["NODE=1"], "NODE=1 is none of NODES=1; expected a number from 0 to 0"),
+        (["NODES=2", "MASTER=h:1", "NODE=2"], "NODE=2 is not one of NODES=2; expected a number from 0 to 1"),
+        (["NODE=1"], "NODE=1 is not one of NODES=1; expected a number from 0 to 0"),
         (["NODES=2", "MASTER=h:1", "NODE=1"], "NODE=1 of several only trains; run the target that ends in -train"),
-        (["NODES=2", "MASTER=h:1", "NODE=1", "score"], "NODE=1 of several only trains"),
-        (["PRECISION=fp8"], "PRECISION=fp8 is unknown; expected one of fp16 me-fp16 amp bf16 fp32"),
+        (["PRECISION=fp8"], "PRECISION=fp8 cannot be; expected one of fp16 me-fp16 amp bf16 fp32"),
     ],
 )
 def test_wrong_machines_are_refused_in_one_line(variables, message):
-    done = run("-n", *variables)
+    done = front("demo", "-n", *SMALL, *variables)
     assert done.returncode == 2 and message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_first_node_does_all():
-    done = run("-n", "RUNS=nowhere", "NODES=2", "MASTER=[fd00::1]:1")
-    assert done.returncode == 0 and "--distributed-init-method tcp://[fd00::1]:1 " in done.stdout
-    done = run("-n", "RUNS=nowhere", "NODES=2", "MASTER=h:1")
-    assert done.returncode == 0, done.stderr
-    assert "--distributed-world-size 2 --distributed-init-method tcp://h:1 --distributed-rank 0" in done.stdout
-    assert "recipes.steps.score" in done.stdout
+    done = front("demo", "-n", "RUNS=nowhere", "NODES=2", "MASTER=h:1")
+    assert done.returncode == 0 and "report.html" in done.stdout, done.stderr
+    run = Pipeline(recipe.read("demo", {"NODES": "2", "MASTER": "[fd00::1]:1"})).run
+    meeting = "--distributed-world-size 2 --distributed-init-method tcp://[fd00::1]:1 --distributed-rank 0"
+    assert meeting in " ".join(run.command())

@@ -2,53 +2,57 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import conftest
 import pytest
 
+from recipes import recipe
 from recipes.preflight import page
+from recipes.settings import Demo
 
 ROOT = Path(__file__).parents[1]
 
 
 def make(*variables: str) -> subprocess.CompletedProcess:
-    return conftest.make("preflight", *variables, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    return conftest.front("preflight", *variables, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
 
 
 def test_a_forecast_is_of_the_updates_after_the_first_ones():
     """Three slow ones, then 2 s each; 40 an epoch, so 10 epochs are 800 s, which cost 4 at 9 an hour and device."""
     found = [{"at": 30 + 2 * n, "num_updates": str(n), "update": n / 40} for n in range(1, 11)]
     found[0]["at"] = 0
-    args = argparse.Namespace(epochs=10, updates=None, price=9.0, devices=2, nodes=1)
-    text = page.forecast(args, found)
+    settings = Demo(EPOCHS=10, PRICE=9.0)
+    text = page.forecast(settings, 2, found)
     assert "timed: 2.00 s an update, 40 updates an epoch, 400 in all: 0.2 hours, validations and" in text
     assert text.endswith("\ncost: 4.00, at 9 an hour and device")
 
 
 def test_the_disk_must_hold_archives_and_checkpoints(tmp_path, monkeypatch):
     """657,632,379 bytes of an archive; 13 checkpoints of 12 bytes a parameter, average and model of 4."""
-    given = f"x --binary {tmp_path}/bin --run {tmp_path}/run --words 9 --keep 10 --downloads {tmp_path}"
-    given += " --max-tokens 8 --update-freq 1 --devices 1 --nodes 1 --archives training-parallel-europarl-v7.tgz"
-    args, _ = page.parse(given.split())
+    planned = recipe.read("iwslt14", {"RUNS": str(tmp_path), "GPUS": "1"})
+    archives = ["training-parallel-europarl-v7.tgz"]
     wanted = 657632379 + 10**6 * (13 * 12 + 8)
     for free, fault in ((wanted, None), (wanted - 10**6, "the disk is too small by 1.00MB; make room")):
-        monkeypatch.setattr(shutil, "disk_usage", lambda folder, free=free: argparse.Namespace(free=free))
-        found = page.disk(args, 10**6)[1]
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
+        found = page.disk(planned, 10**6, archives)[1]
         assert found == fault or found.startswith(fault)
 
 
 @pytest.mark.slow
 def test_a_recipe_that_works_has_a_page(tmp_path, corpus):
     """On text that is there, with ten real updates; what it tried leaves nothing."""
-    small = ["PAIR=a-b", "LAYERS=1", "WIDTH=16", "FFN=16", "MAX_TOKENS=64", "PRICE=2", f"RUNS={tmp_path}"]
+    small = ["LAYERS=1", "WIDTH=16", "FFN=16", "MAX_TOKENS=64", "PRICE=2", f"RUNS={tmp_path}"]
     done = make("RECIPE=demo", *small)
     assert done.returncode == 0 and "not timed: the text is not prepared yet" in done.stdout, done.stderr
-    shutil.copytree(corpus, tmp_path / "demo/data/bin")
+    for path in corpus.iterdir():
+        name = path.name.replace("a-b", "de-en").replace(".a.", ".de.").replace(".b.", ".en.")
+        (tmp_path / "demo/data/bin").mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / "demo/data/bin" / name)
     done = make("RECIPE=demo", *small)
     assert done.returncode == 0, done.stdout + done.stderr
     for expected in (
@@ -77,9 +81,9 @@ def test_what_is_missing_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        (["RECIPE=wmt15"], "RECIPE=wmt15 is unknown"),
-        ([], "RECIPE= is missing"),
-        (["RECIPE=demo", "PRICE=abc"], "PRICE=abc is not a number that a run can have; expected one of 0 or more"),
+        (["RECIPE=wmt15"], "wmt15-preflight is unknown; expected one of demo"),
+        ([], "-preflight is unknown; expected one of demo"),
+        (["RECIPE=demo", "PRICE=abc"], "PRICE=abc cannot be; expected a number of 0 or more"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(variables, message):

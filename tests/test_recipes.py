@@ -6,19 +6,14 @@ import csv
 import json
 import os
 import platform
-import re
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
-from conftest import make, make_command, make_environment, run_module
+from conftest import run_module
 
-from fairseq_admin.method.schemes import SCHEMES
-from recipes.demo.generate_corpus import corpus
 from recipes.steps import logs, score, settings
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
@@ -58,18 +53,6 @@ def test_text_settings_are_written_from_the_recipe(tmp_path):
     done = step("steps.text", "de", "fr", "truecase", "-o", tmp_path / "other/text.json")
     assert "truecase is not a setting of the text; expected some of lowercase," in refused(done)
     assert not names(tmp_path / "other")
-
-
-def test_the_demo_survives_its_tokenising():
-    """Detokenising restores every line of the corpus, German ones too; a score of nearly 100 needs that."""
-    made = make("demo", "-n", "RUNS=nowhere", "LR=1e-3", "DROPOUT=.1", "SEED=0", "WARMUP=0", "LENPEN=0.6")
-    assert made.returncode == 0, made.stderr
-    assert "steps.text de en normalise aggressive_dashes escape -o nowhere/demo/data/text.json" in made.stdout
-    text = Text("de", "en", normalise=True, aggressive_dashes=True, escape=True)
-    reverse = Text("en", "de", normalise=True, aggressive_dashes=True, escape=True)
-    for de, en in corpus(3000):
-        assert text.detokenise(text.tokenise(en, "en")) == en
-        assert reverse.detokenise(reverse.tokenise(de, "de")) == de
 
 
 FAULTS = {
@@ -141,38 +124,6 @@ def test_a_training_is_not_taken_back(tmp_path, unit, left, reached):
     settings.check_length(tmp_path, unit, reached)
     with pytest.raises(ValueError, match=f"{unit.upper()}={reached - 1} is less than .* was trained for, {reached}. "):
         settings.check_length(tmp_path, unit, reached - 1)
-
-
-def test_a_text_is_read_again_where_its_files_changed(tmp_path):
-    """By content, wherever the files are; what was hashed once is not again, unless a file was written to."""
-    pairs = corpus(100)
-    for folder in ("a/corpus", "b/corpus"):
-        for number, language in enumerate(("de", "en")):
-            for split, some in (("train", pairs[:80]), ("valid", pairs[80:90]), ("test", pairs[90:])):
-                write_lines(tmp_path / folder / f"{split}.{language}", [pair[number] for pair in some])
-
-    def own(data: str, *goals: str) -> subprocess.CompletedProcess:
-        given = [f"DATA={tmp_path / data}", f"RUNS={tmp_path}/runs", "PAIR=de-en", "PRESET=cpu", "MERGES=50", *goals]
-        return make("own", *given, timeout=60)
-
-    text = tmp_path / "runs/own/corpus/de-en/data"
-    raw = text / "raw/test.en"
-    assert own("a/corpus", str(raw)).returncode == 0
-    first = raw.stat().st_mtime_ns
-    assert own("b/corpus", str(raw)).returncode == 0 and raw.stat().st_mtime_ns == first, "it is the same text"
-    changed = tmp_path / "a/corpus/test.en"
-    lines = [line.swapcase() for line in read_lines(changed)]
-    written = changed.stat()
-    write_lines(changed, lines)
-    os.utime(changed, ns=(written.st_atime_ns, written.st_mtime_ns))
-    done = own("a/corpus", str(raw))
-    assert done.returncode == 0 and f"test.en {tmp_path}/a/corpus/test.en ({written.st_size} bytes, SHA" in done.stderr
-    assert read_lines(raw) == lines
-    write_lines(text.parent / "admin-cpu-s1/trained-5", [])
-    done = own("b/corpus", str(raw))
-    assert done.returncode == 2 and read_lines(raw) == lines
-    said = done.stderr.splitlines()[0]
-    assert f"remove {text.parent} to begin again" in said and f"-> {tmp_path}/b/corpus/test.en (" in said
 
 
 def test_what_a_killed_process_left_is_cleared(tmp_path):
@@ -373,194 +324,3 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     assert "update 30 1.500 5.500" in " ".join(both.split())
     assert "at at at" in both and "make demo METHOD=pre-ln" in both and "METHOD=post-ln" not in both
     assert "omega.png" not in both
-
-
-def test_as_many_checkpoints_are_kept_as_are_averaged():
-    made = make("demo", "-n", "RUNS=nowhere", "AVERAGE=7").stdout
-    assert re.findall(r"--keep-interval-updates (\d+)", made) == ["7"]
-    made = make("iwslt14", "-n", "RUNS=nowhere", "AVERAGE=7", "EPOCHS=9").stdout
-    assert re.findall(r"--keep-last-epochs (\d+)", made) == re.findall(r"--by epochs --last (\d+)", made) == ["7"]
-
-
-# -- make ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("recipe", "variable", "message"),
-    [
-        ("demo", "METHOD=sandwich", f"METHOD=sandwich is unknown; expected one of {' '.join(SCHEMES)}."),
-        ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln is unknown"),
-        ("multi30k", "PAIR=de-de", "PAIR=de-de is unknown; expected one of de-en"),
-        ("own", "PAIR=en-en", "PAIR=en-en names one language twice"),
-        ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
-        ("demo", "PRESET=gpu", "PRESET=gpu is unknown; the demo has cpu alone. For a GPU: make multi30k PRESET=gpu"),
-        ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains; give another"),
-        ("demo", "UPDATES=1e3", "UPDATES=1e3 is not a number that a run can have; expected a whole one above 0"),
-        ("demo", "MAX_TOKENS=0900", "MAX_TOKENS=0900 is not a number that a run can have"),
-        ("demo", "UPDATES=1010", "so the last updates would be in no checkpoint. Give UPDATES=1000, or another"),
-        ("demo", "AVERAGE=21", "AVERAGE=21 is more than the 20 checkpoints of UPDATES=1000 and SAVE_EVERY=50."),
-        ("demo", "EPOCHS=2", "AVERAGE=3 is more than the 2 checkpoints of EPOCHS=2. Give AVERAGE=2, or train longer."),
-        ("compare", "SEEDS=", "SEEDS= is empty; expected one or more"),
-        ("compare", "SEEDS=1 2 1", "SEEDS=1 2 1 names one twice; expected each once"),
-        ("compare", "RATES=1e-3 1e-x", "RATES=1e-3 1e-x is not a number"),
-        ("compare", "SCHEMES=admin sandwich", "SCHEMES=admin sandwich is unknown; expected some of admin"),
-        ("warmup", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu, gpu or multi30k"),
-        ("sensitivity", "BETA2S=0.9 1.5", "BETA2S=0.9 1.5 is not a number that a run can have; expected one of 0"),
-        ("deeper", "HEADS=3", "=3; expected one. Give another WIDTH or HEADS"),
-        *(
-            ("demo", given, f"{given} is not a number that a run can have; expected")
-            for given in ("LR=abc", "LR=1 2", "SEED=../x", "SEED=1.5", "DROPOUT=1", "LENPEN=abc")
-        ),
-        ("preflight", "RECIPE=demo own", "RECIPE=demo own names more than one; expected one, as RECIPE=demo"),
-        ("gpu_trial", "DEVICE=tpu", "DEVICE=tpu is unknown; expected one of cuda cpu"),
-    ],
-)
-def test_unknown_choices_are_refused(recipe, variable, message):
-    done = make(recipe, "-n", "DATA=nowhere", variable)
-    assert done.returncode == 2
-    assert message in refused(done)
-
-
-def test_text_is_utf_8_whatever_the_locale(monkeypatch):
-    monkeypatch.setenv("LC_ALL", "C.UTF-8")  # where Python does not take C for one of UTF-8
-    monkeypatch.delenv("PYTHONUTF8", raising=False)
-    done = make("demo", "--eval", "show: ; @$(PYTHON) -c 'import sys; print(sys.flags.utf8_mode)'", "show")
-    assert done.stdout == "1\n"
-
-
-def test_all_of_a_text_is_there_before_the_first_long_step():
-    plan = make("own", "-n", "RUNS=nowhere", "DATA=nowhere", "PAIR=de-en", "PRESET=cpu").stdout
-    steps = re.findall(r"# (raw text|tokens of train)", plan)
-    assert steps == ["raw text"] * 6 + ["tokens of train"]
-
-
-@pytest.mark.slow
-def test_a_run_outlives_its_report(tmp_path):
-    """A measure that fails is told and left out; a report that fails ends the command, and names the summary."""
-    small = [f"RUNS={tmp_path}", "-o", f"{tmp_path}/demo/admin-cpu-s1/summary.txt", "GUARDED=yes"]
-    run = tmp_path / "demo/admin-cpu-s1"
-    write_lines(run / "average.pt", ["no checkpoint"])
-    write_lines(run / "summary.txt", ["what came out"])
-    done = make("demo", *small, "-o", str(run / "average.pt"), str(run / "report.html"), timeout=120)
-    assert (
-        done.returncode == 2 and names(run) == {"average.pt", "summary.txt", "analysis"} and not names(run / "analysis")
-    )
-    assert len(re.findall(r"fairseq-admin: .*average.pt is not a torch file", done.stderr)) == 3
-    assert done.stderr.count("(ignored)") == 2
-    assert f"The report could not be made; the run is whole: {run}/summary.txt" in done.stderr
-
-
-@pytest.mark.parametrize(("method", "folds"), [("admin", True), ("post-ln", True), ("b2t", False)])
-def test_every_scheme_is_trained_in_one_way(method, folds):
-    """Through the plugin, with its option; folded where the table's row says so, and then used without the plugin."""
-    done = make("demo", "-n", "RUNS=nowhere", f"METHOD={method}")
-    assert done.returncode == 0, done.stderr
-    (training,) = [line for line in done.stdout.splitlines() if "recipes.steps.train" in line]
-    arch = f"--arch transformer_admin_18l --admin-scheme {method}"
-    assert f"--user-dir fairseq_admin --source-lang de --target-lang en {arch} " in training
-    assert ("fairseq_admin.cli fold" in done.stdout) == folds == SCHEMES[method].folds
-    (generating,) = [line for line in done.stdout.splitlines() if "fairseq_cli.generate" in line]
-    assert ("--user-dir" in generating) == (not folds)
-    assert ("omega.json" in done.stdout) == SCHEMES[method].omega
-
-
-def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    return subprocess.run(["make", *arguments], cwd=cwd, capture_output=True, text=True, env=make_environment())
-
-
-@pytest.mark.parametrize(
-    ("variable", "unfit"),
-    [
-        ("RUNS=a:b", ":"),
-        ("RUNS=a#b", "#"),
-        ("DATA=a b", "space"),
-        ("VENV=a$(shell touch here)", "( ) $ space"),
-    ],
-)
-def test_paths_that_make_cannot_take_are_refused(variable, unfit):
-    """While the makefiles are read, in one line; by the recipes, and by the Makefile before them."""
-    for arguments in (["-n", "-f", "recipes/demo/Makefile"], ["-n", "demo"]):
-        message = refused(plain_make(*arguments, variable))
-        assert f" {variable} has {unfit} in it, which make cannot take in the name of a file; expected" in message
-
-
-def test_distclean_removes_virtual_environments_only(tmp_path):
-    (tmp_path / "thesis").write_text("mine")
-    assert str(tmp_path) not in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
-    (tmp_path / "pyvenv.cfg").touch()
-    assert f"rm -rf {tmp_path}\n" in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
-
-
-@pytest.mark.parametrize("makefile", ["Makefile", "recipes/demo/Makefile"])
-def test_an_old_make_is_refused_in_one_line(makefile):
-    """Before any line that such a make could not read."""
-    message = refused(plain_make("-f", makefile, ".FEATURES=target-specific order-only else-if", "MAKE_VERSION=3.81"))
-    assert "GNU make 3.81 is here; 4.3 or newer is needed" in message
-
-
-@pytest.mark.slow
-def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
-    """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint is there."""
-    small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
-    run = tmp_path / "demo/admin-cpu-s1"
-    making = subprocess.Popen(
-        make_command("demo", *small), cwd=ROOT, env=make_environment(), start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    deadline = time.monotonic() + 300
-    while not list(run.glob("checkpoints/checkpoint_*_*.pt")):
-        assert making.poll() is None and time.monotonic() < deadline, "no checkpoint"
-        time.sleep(0.05)
-    second = make("demo", *small, timeout=60)
-    assert second.returncode == 2 and f"{run}: process " in second.stderr and " is at work there. " in second.stderr
-    os.killpg(making.pid, signal.SIGKILL)
-    making.wait()
-    assert not list(run.glob("trained-*")) and not (run / "summary.txt").exists()
-
-    done = make("demo", *small, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    log = (run / "train.log").read_text(encoding="utf-8")
-    assert "Loaded checkpoint" in log and log.count("num. shared model params") == 2
-    assert log.count("Admin: profiled") == 1, "a resumed run profiles nothing"
-    text = (run / "summary.txt").read_text(encoding="utf-8")
-    assert text in done.stdout and done.stdout.endswith(f"Report: {run}/report.html\n")
-    assert names(run / "analysis") == {"dependency.json", "output-change.json"}
-    about = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    assert about["command"] == "make demo METHOD=admin SEED=1" and about["paper"] is None and len(about["samples"]) == 5
-    report = (run / "report.html").read_text(encoding="utf-8")
-    for told in (about["samples"][0]["source"], about["versions"]["torch"], "bound 0.0001", "Random perturbation"):
-        assert told in report
-    assert "Not measured" not in report and "No translations" not in report
-    assert names(run) >= {"loss.png", "omega.png", "average.pt", "omega.json", "translations.txt", "score.json"}
-    assert [row["updates"] for row in read_results(tmp_path)] == ["200"]
-    assert {path.stem.rpartition("_")[2] for path in run.glob("checkpoints/checkpoint_*_*.pt")} == {"180", "200"}
-
-    assert "model.pt: transformer_wmt_en_de, fp32; log-probabilities of" in done.stdout
-    assert names(run / "model") == {"model.pt", "codes", "text.json", "dict.de.txt", "dict.en.txt"}
-    translations = read_lines(run / "translations.txt")
-    given = ["--user-dir", "fairseq_admin", "--path", run / "average.pt", "--gen-subset", "test", "--beam", 5, "--cpu"]
-    given += ["--max-tokens", 1024, "--required-batch-size-multiple", 1, "--num-workers", 0]
-    unfolded = run_module("fairseq_cli.generate", tmp_path / "demo/data/bin", *given, log=tmp_path / "unfolded.log")
-    found = [read_lines(path) for path in (run / "generate.txt", tmp_path / "unfolded.log")]
-    folded, unfolded = (score.hypotheses(lines, len(translations)) for lines in found)
-    assert folded == unfolded and len(set(folded)) > 20
-    lines = read_lines(tmp_path / "demo/data/raw/test.de")
-    write_lines(tmp_path / "some.de", lines[:20])
-    command = ["translate", run / "model/model.pt", tmp_path / "some.de", "-o", tmp_path / "some.en", "--device", "cpu"]
-    assert run_module("fairseq_admin.cli", *command, log=tmp_path / "log").status == 0
-    assert read_lines(tmp_path / "some.en") == translations[:20]
-
-    again = make("demo", *small, timeout=60)
-    assert again.returncode == 0 and "fairseq_cli" not in again.stdout, "the second time, all is there"
-    other = make("demo", *small, "WIDTH=32", timeout=60)
-    assert "made with other settings (--decoder-embed-dim 64 -> 32; --encoder-embed-dim 64 -> 32)" in other.stderr
-    assert other.returncode == 2
-    less = make("demo", *small, "UPDATES=140", timeout=60)
-    assert less.returncode == 2 and "UPDATES=140 is less than" in less.stderr
-    assert [row["beam"] for row in read_results(tmp_path)] == ["5"]
-    mean = make("demo", *small, "BEAM=1", "AVERAGE=1", timeout=300)
-    assert mean.returncode == 0 and "beam 5 -> 1" in mean.stderr and "average of checkpoint_" in mean.stdout
-    assert "steps.train" not in mean.stdout
-    assert [(row["average"], row["beam"]) for row in read_results(tmp_path)] == [("1", "1")]
-    more = make("demo", *small, "AVERAGE=3", timeout=60)
-    assert more.returncode == 2 and "AVERAGE 1 -> 3: " in more.stderr and "holds 2 to average" in more.stderr

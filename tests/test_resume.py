@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TRAIN
+from conftest import TRAIN
+
+from recipes import recipe
+from recipes.translation import Pipeline
 
 
 def batches() -> list[str]:
     """The option that recipes give fairseq-train for its batches."""
-    command = ["make", "-n", "-f", "recipes/demo/Makefile", f"PYTHON={sys.executable}", "RUNS=nowhere"]
-    plan = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    (training,) = [line for line in plan.splitlines() if "recipes.steps.train" in line]
-    return re.findall(r"--update-epoch-batch-itr \S+", plan[plan.index(training) :])[0].split()
+    words = Pipeline(recipe.read("demo", {})).run.optimisation()
+    place = words.index("--update-epoch-batch-itr")
+    return words[place : place + 2]
 
 
 def state(path: Path) -> dict[str, torch.Tensor]:

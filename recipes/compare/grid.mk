@@ -106,7 +106,7 @@ $(OUT)/settings.json: $(if $(filter cpu,$(PRESET)),,$(BIN)/dict.en.txt) FORCE
 # A recipe whose text this is. It gets those variables alone that follow. What the user gave for the grid would reach it
 # through MAKEFLAGS and the environment.
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
-OF_ITS_OWN := env $(patsubst %,-u %,$(sort $(GIVEN) $(COUNTS) $(AXES))) MAKEFLAGS=$(if $(PLANNING),n) $(MAKE) --no-print-directory
+OF_ITS_OWN := env $(patsubst %,-u %,$(sort $(GIVEN) $(COUNTS) $(AXES))) MAKEFLAGS=$(if $(PLANNING),n) $(PYTHON) -m recipes
 ifeq ($(PRESET),cpu)
 VALID_PAIRS ?= 1000
 TEST_PAIRS ?= 1000
@@ -122,11 +122,11 @@ $(BIN)/dict.b.txt: $(foreach split,train valid test,$(OUT)/text/$(split).a $(OUT
 		>$(OUT)/preprocess.log 2>&1 || { cat $(OUT)/preprocess.log; exit 1; })
 else ifeq ($(PRESET),gpu)
 $(BIN)/dict.en.txt:
-	+$(OF_ITS_OWN) -f recipes/demo/Makefile PRESET=cpu PYTHON=$(PYTHON) RUNS=$(RUNS) prepare
+	+$(OF_ITS_OWN) demo-prepare PRESET=cpu RUNS=$(RUNS)
 else
 $(BIN)/dict.en.txt:
-	+$(OF_ITS_OWN) -f recipes/multi30k/Makefile PRESET=cpu PYTHON=$(PYTHON) RUNS=$(RUNS) \
-		$(foreach name,DATA URL SUMS MERGES,$(if $($(name)),$(name)=$(call quoted,$($(name))))) prepare
+	+$(OF_ITS_OWN) multi30k-prepare PRESET=cpu RUNS=$(RUNS) \
+		$(foreach name,DATA URL SUMS MERGES,$(if $($(name)),$(name)=$(call quoted,$($(name)))))
 endif
 
 $(OUT)/entropy.json: $(BIN)/dict.$(lastword $(subst -, ,$(PAIR))).txt

@@ -16,10 +16,10 @@ import platform
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # Seconds that a turn may last without a word to those who wait for it.
 SHORT = 1
 # Seconds between looks whether the make above is still there.
-LOOK = 1
+LOOK = 0.1
 # What half-written files and folders are called: by `replacing` and `extract`, by the recipes, by fairseq. No other is
 # removed.
 HALVES = re.compile(
@@ -118,8 +118,8 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise Ended(number)
 
 
-def supervise(command: list[str]) -> int:
-    """Run a command in a process group of its own, which ends with this process; its exit status.
+def supervise(work: Callable[[], None]) -> int:
+    """Do some work in a process group of its own, which ends with this process; its exit status.
 
     One that a signal ended has 128 and the number of the signal, as a shell has it.
 
@@ -129,32 +129,64 @@ def supervise(command: list[str]) -> int:
     for number in ENDS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, _end)
-    # Before the command starts: whoever waits for its first word may then end the make above.
+    # Before the work begins: whoever waits for its first word may then end the make above.
     parent = os.getppid()
     lifeline, held = os.pipe()
-    # GNU make hands its job server down in open files.
-    group = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False, preexec_fn=os.setpgrp)
+    sys.stdout.flush()
+    group = _forked(work, held)
     # It reads to the end of what this process alone holds open.
-    watch = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
-    watcher = subprocess.Popen(
-        [sys.executable, "-c", watch], stdin=lifeline, preexec_fn=lambda: os.setpgid(0, group.pid)
-    )
-    os.close(lifeline)
+    watcher = _forked(lambda: _end_with(lifeline, group), held, group)
+    status = None
     try:
         while os.getppid() == parent:
-            with suppress(subprocess.TimeoutExpired):
-                status = group.wait(LOOK)
-                return status if status >= 0 else 128 - status
+            child, status = os.waitpid(group, os.WNOHANG)
+            if child:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+            status = None
+            time.sleep(LOOK)
         raise Ended(signal.SIGHUP)
     finally:
         for number in ENDS:
             signal.signal(number, signal.SIG_IGN)
-        if group.returncode is None:
-            os.killpg(group.pid, signal.SIGKILL)
-            group.wait()
-        watcher.kill()
-        watcher.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        for child in [watcher, *([group] if status is None else [])]:
+            os.waitpid(child, 0)
         os.close(held)
+        os.close(lifeline)
+
+
+def _end_with(lifeline: int, group: int) -> None:
+    os.read(lifeline, 1)
+    os.killpg(group, signal.SIGKILL)
+
+
+def _forked(work: Callable[[], object], held: int, group: int = 0) -> int:
+    """A process of that group, or of one of its own, that does some work and ends; its number."""
+    child = os.fork()
+    if child:
+        with suppress(OSError):  # it has done so itself
+            os.setpgid(child, group or child)
+        return child
+    status = 1
+    try:
+        os.setpgid(0, group)
+        os.close(held)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number in ENDS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        work()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)
 
 
 def main() -> None:
@@ -173,7 +205,8 @@ def main() -> None:
         try:
             if whole:
                 clear(whole)
-            status = supervise(sys.argv[split + 1 :])
+            # GNU make hands its job server down in open files.
+            status = supervise(lambda: os.execvp(sys.argv[split + 1], sys.argv[split + 1 :]))
         except Ended as ended:
             print("Interrupted. The same command goes on from here.", file=sys.stderr)
             status = 128 + ended.number

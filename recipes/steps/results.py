@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from recipes.steps import settings
 from recipes.steps.common import read_lines, read_object, replacing, write_lines
 from recipes.steps.guard import alone
 from recipes.steps.logs import as_cell, read_log
@@ -96,19 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--results", type=Path, required=True, help="results.csv")
     parser.add_argument("--tokens", type=int, required=True, help="tokens of an update, for the table")
+    parser.add_argument("--made", action="append", default=[], metavar="NAME=VALUE", help="a column, for the table")
     for name in KEY:
         parser.add_argument(f"--{name}", required=True, help="for the table")
-
-
-def made_with(folder: Path) -> dict[str, str]:
-    """A run's settings of averaging and generating, as columns; those that a recipe has not are left out."""
-    held: dict[str, str] = {}
-    for name in ("average", "generate"):
-        path = folder / f"settings.{name}.json"
-        held |= settings.read(path) if path.exists() else {}
-    made = {name: held[name] for name in ("average", "beam", "lenpen") if name in held}
-    options = [f"{name} {value}".removesuffix(" on") for name, value in held.items() if name.startswith("--")]
-    return made | ({"generate_args": " ".join(options)} if options else {})
 
 
 def read_score(path: Path) -> dict[str, Any]:
@@ -129,14 +118,13 @@ def record(args: argparse.Namespace, scores: dict[str, str]) -> None:
         scores: some of the columns.
     """
     log = read_log(args.run / "train.log")
-    made = made_with(args.run)
     row = {name: getattr(args, name) for name in KEY} | {
         "params": log.params,
         "epochs": f"{log.epochs:.2f}",
         "updates": log.updates,
         "tokens": args.tokens,
         **scores,
-        **made,
+        **dict(made.split("=", 1) for made in args.made),
         "hours": f"{log.hours:.2f}",
         "hardware": hardware(),
         "commit": commit(),

@@ -58,8 +58,11 @@ def shown(value: Any) -> str:
 
 
 def identity(value: Any) -> Any:
-    """What tells two values apart: of a file its content, wherever it is."""
-    return value["sha256"] if isinstance(value, dict) else value
+    """What tells two values apart: of a file its content, wherever it is; 1e-3 is 0.001."""
+    try:
+        return value["sha256"] if isinstance(value, dict) else float(value)
+    except ValueError:
+        return value
 
 
 def differences(held: dict[str, Any], settings: dict[str, Any]) -> list[str]:
@@ -148,20 +151,20 @@ def check_length(folder: Path, unit: str, length: int) -> None:
         )
 
 
-def check_average(path: Path, wanted: str, folder: Path, kind: str) -> None:
-    """Another number of checkpoints can be averaged only while there are so many.
+def check_average(known: str | None, wanted: str, folder: Path, kind: str) -> None:
+    """Another number of checkpoints than is known to be averaged can be only while there are so many.
 
     Raises:
         ValueError: there are fewer.
     """
-    if not path.exists() or read(path).get("average") == wanted:
+    if known in (None, wanted):
         return
     pattern = {"epochs": "checkpoint[0-9]*.pt", "updates": "checkpoint_*_*.pt"}[kind]
     kept = len(list(folder.glob(f"checkpoints/{pattern}")))
     if list(folder.glob("trained-*")) and kept < int(wanted):
         raise ValueError(
-            f"AVERAGE {read(path).get('average')} -> {wanted}: {folder}/checkpoints holds {kept} to average. Give "
-            f"AVERAGE={read(path).get('average')}, train on with more {kind.upper()}, or remove {folder}."
+            f"AVERAGE {known} -> {wanted}: {folder}/checkpoints holds {kept} to average. Give "
+            f"AVERAGE={known}, train on with more {kind.upper()}, or remove {folder}."
         )
 
 
@@ -190,7 +193,8 @@ def main() -> None:
         recorded = inputs.read(args.inputs)
         changed = differences(recorded, inputs.present(recorded, args.data, args.archives))
     if "average" in settings:
-        check_average(args.file, settings["average"], args.file.parent, settings["of"])
+        known = read(args.file).get("average") if args.file.exists() else None
+        check_average(known, settings["average"], args.file.parent, settings["of"])
     hold(args.file, settings, changed, args.models, args.redo)
     if args.length:
         unit, _, length = args.length.partition("=")

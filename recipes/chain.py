@@ -1,0 +1,136 @@
+"""A recipe as a table of steps: what each reads and writes, which settings matter to it, and its program.
+
+A step is done when what it writes is there and the key it kept last is today's. A key is a hash of the step's settings
+and of the keys of what it reads; of a file that no step writes, of its content, which is read again only where the
+file's size or time of change is another. So a changed setting or input makes again what depends on it, and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recipes.steps import inputs
+from recipes.steps.common import replacing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    folder: Path
+    """where its key is kept, and its lock"""
+    writes: tuple[Path, ...]
+    program: Callable[[], object]
+    reads: tuple[Path, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    after: tuple[Path, ...] = ()
+    """what must be there before it begins, though it does not depend on it"""
+    trains: bool = False
+    """it is done where what it writes is there, whatever its key; its folder's settings.json is compared before"""
+    fetches: bool = False
+    """it fetches a file that counts by its content, and is needed only by a step that runs"""
+    optional: bool = False
+    """some model or text has not what it would write"""
+    title: str = ""
+    """what is said when it runs"""
+
+    @property
+    def kept(self) -> Path:
+        return self.folder / ".keys" / f"{self.name}.json"
+
+
+class Chain:
+    """Steps, each after those that write what it reads."""
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self.steps = list(steps)
+        self.writer = {path: step for step in self.steps for path in step.writes}
+        self._keys: dict[str, str] = {}
+
+    def kept(self, name: str) -> dict[str, Any]:
+        """What a step kept when it was done last: its key, settings and inputs; nothing where that cannot be read."""
+        step = next(step for step in self.steps if step.name == name)
+        try:
+            return json.loads(step.kept.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def _inputs(self, step: Step) -> dict[str, inputs.Input]:
+        """The files that it reads and no step makes. One that was read once, and is gone, is as it was."""
+        known = self.kept(step.name).get("inputs", {})
+        files = {}
+        for path in step.reads:
+            writer = self.writer.get(path)
+            if writer is None or writer.fetches:
+                if path.is_file():
+                    files[path.name] = inputs.describe(path, known.get(path.name))
+                elif path.name in known:
+                    files[path.name] = known[path.name]
+        return files
+
+    def key(self, step: Step) -> str:
+        """Of the step as it would be done now."""
+        if step.name not in self._keys:
+            read = {name: file["sha256"] for name, file in self._inputs(step).items()}
+            for path in step.reads:
+                writer = self.writer.get(path)
+                if writer and not writer.fetches:
+                    read[writer.name] = self.key(writer)
+            content = json.dumps([step.name, step.settings, read], sort_keys=True)
+            self._keys[step.name] = hashlib.sha256(content.encode()).hexdigest()
+        return self._keys[step.name]
+
+    def is_done(self, step: Step) -> bool:
+        if not (step.optional or all(path.exists() for path in step.writes)):
+            return False
+        return step.fetches or step.trains or self.kept(step.name).get("key") == self.key(step)
+
+    def plan(self, goals: Iterable[Path]) -> list[Step]:
+        """The steps that would run for some files, in their order; not those that only steps that are done read."""
+        wanted: set[str] = set()
+        pending = list(goals)
+        while pending:
+            step = self.writer.get(pending.pop())
+            if step and step.name not in wanted and not self.is_done(step):
+                wanted.add(step.name)
+                pending += [*step.reads, *step.after]
+        return [step for step in self.steps if step.name in wanted]
+
+    def make(self, goals: Iterable[Path]) -> None:
+        for step in self.plan(goals):
+            known = self.kept(step.name).get("settings", step.settings)
+            changed = [
+                f"{name} {known.get(name)} -> {now}" for name, now in step.settings.items() if known.get(name) != now
+            ]
+            why = f" ({'; '.join(changed)})" if changed else ""
+            print(f"# {step.title or step.name}{why}", flush=True)
+            step.program()
+            self.keep(step)
+
+    def keep(self, step: Step) -> None:
+        """Write the step's key, the last thing of it."""
+        self._keys.clear()
+        kept = {"key": self.key(step), "settings": step.settings, "inputs": self._inputs(step)}
+        with replacing(step.kept) as part:
+            part.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+    def adopt(self, folder: Path) -> None:
+        """Take what is in a folder as made with the settings of today, where the keys of its steps were not kept."""
+        for step in self.steps:
+            if step.folder == folder and all(path.exists() for path in step.writes):
+                self.keep(step)
+
+    def table(self, goals: Iterable[Path]) -> list[str]:
+        """What would run, and what is done, a line a step."""
+        planned = {step.name for step in self.plan(goals)}
+        rows = [("run" if step.name in planned else "-", step.title or step.name, step) for step in self.steps]
+        width = max(len(title) for _, title, _ in rows)
+        return [f"{state:4} {title:{width}}  {step.writes[0]}" for state, title, step in rows]

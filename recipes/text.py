@@ -1,0 +1,220 @@
+"""The steps of a translation recipe's text: archives, raw text, tokens, splits, joint BPE, fairseq's binary data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recipes.chain import Step
+from recipes.processes import Failed, call
+from recipes.recipe import Raw, Recipe
+from recipes.steps import inputs
+
+SPLITS = ("train", "valid", "test")
+
+
+def binarise(folder: Path, *options: object) -> None:
+    """fairseq's binary data, the target's folder, whole or not at all.
+
+    Raises:
+        Failed: fairseq-preprocess has said why.
+    """
+    part = folder.with_name(f"{folder.name}.part")
+    for old in (folder, part):
+        shutil.rmtree(old, ignore_errors=True)
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", *map(str, options), "--destdir", str(part)]
+    if subprocess.run(command, stdin=subprocess.DEVNULL).returncode:
+        raise Failed("fairseq-preprocess could not make its data.")
+    part.rename(folder)
+
+
+class Text:
+    """The text of a translation recipe, which all its runs share."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.settings = recipe, recipe.settings
+        self.folder, self.raw = recipe.text, recipe.raw
+        self.source, self.target = self.settings.PAIR.split("-")
+        self.binary = self.folder / "bin"
+        self.binarised = self.binary / f"dict.{self.target}.txt"
+        self.json, self.codes = self.folder / "text.json", self.folder / "codes"
+        self.assets = (self.binary / f"dict.{self.source}.txt", self.binarised, self.codes, self.json)
+        self.words = self.folder / ("split" if recipe.file.splits else "tok")
+        self.goals = (self.binarised, *self.both(self.raw, "test"))
+
+    def both(self, folder: Path, *names: str) -> tuple[Path, ...]:
+        return tuple(folder / f"{name}.{language}" for name in names for language in (self.source, self.target))
+
+    def record(self) -> dict[str, Any]:
+        """What a text was made from, as its settings.json has it."""
+        s = self.settings
+        gather = self._gather("train") if self.recipe.file.splits else []
+        cleaning = " ".join([*s.CLEAN, *s.CLEAN_BPE, *gather])
+        kept = {
+            "pair": s.PAIR,
+            "merges": str(s.MERGES),
+            "tokeniser": " ".join(sorted(s.TOKENISER)),
+            "cleaning": cleaning,
+        }
+        if hasattr(s, "PAIRS"):
+            kept["pairs"] = str(s.PAIRS)
+        return kept | ({"sums": inputs.describe(Path(s.SUMS))} if hasattr(s, "SUMS") else {})
+
+    def steps(self) -> Iterator[Step]:
+        yield from self._raw_steps()
+        yield Step(
+            "text", self.folder, (self.json,),
+            partial(call, "steps.text", self.source, self.target, *self.settings.TOKENISER, "-o", self.json),
+            settings={"languages": [self.source, self.target], "tokeniser": sorted(self.settings.TOKENISER)},
+            title="how text is tokenised",
+        )  # fmt: skip
+        yield from self._word_steps()
+        yield from self._token_steps()
+
+    # -- raw text ----------------------------------------------------------------------------------------------------
+
+    def _raw_steps(self) -> Iterator[Step]:
+        if not self.recipe.file.texts:
+            yield from self._generated()
+        downloads: dict[Path, Step] = {}
+        for name, text in self.recipe.file.texts.items():
+            for language in (self.source, self.target):
+                sources = self._sources(text, language)
+                for path in sources:
+                    if text.archive and path.parent == self.recipe.archives and path not in downloads:
+                        downloads[path] = self._download(path)
+                        yield downloads[path]
+                yield self._extraction(name, text, language, sources)
+
+    def _generated(self) -> Iterator[Step]:
+        for split in SPLITS:
+            out = self.raw / split
+            words = (split, self.source, self.target, out, "--size", self.settings.PAIRS)
+            yield Step(
+                f"raw {split}", self.folder, self.both(self.raw, split), partial(call, "demo.generate_corpus", *words),
+                settings={"pairs": self.settings.PAIRS}, title=f"generate {split}",
+            )  # fmt: skip
+
+    def _members(self, text: Raw, language: str) -> list[str]:
+        side = "src" if language == self.source else "ref"
+        return [member.format(language=language, side=side) for member in text.members]
+
+    def _sources(self, text: Raw, language: str) -> list[Path]:
+        """The files that a raw text is read from: an archive, or what was unpacked from it."""
+        data = Path(self.settings.DATA) if self.settings.DATA else None
+        if text.archive and data is None:
+            return [self.recipe.archives / text.archive]
+        if text.archive and data and (data / text.archive).is_file():
+            return [data / text.archive]
+        if data is None:
+            return []
+        return [inputs.unpacked(data, member) or data / member for member in self._members(text, language)]
+
+    def _download(self, path: Path) -> Step:
+        program = partial(call, "steps.download", path.name, "--out", path, *self._addresses())
+        return Step(f"download {path.name}", self.folder, (path,), program, fetches=True)
+
+    def _addresses(self) -> list[object]:
+        s = self.settings
+        return [*(["--url", s.URL] if s.URL else []), "--table", s.TABLE]
+
+    def _extraction(self, name: str, text: Raw, language: str, sources: list[Path]) -> Step:
+        s, out = self.settings, self.raw / f"{name}.{language}"
+        members = self._members(text, language)
+        words: list[object] = ["--as", text.kind, "-o", out]
+        words += ["--straight-apostrophe"] if text.straight_apostrophe else []
+        settings: dict[str, Any] = {"members": members, "as": words[1:2], "straight": text.straight_apostrophe}
+        if hasattr(s, "SUMS"):
+            words += ["--sums", s.SUMS]
+            settings["sums"] = inputs.describe(Path(s.SUMS))["sha256"]
+        else:
+            words += ["--invalid", s.INVALID, "--record", self.raw / "inputs.json"]
+            words += ["--check", s.TABLE] if s.DATA and text.archive else []
+            settings["invalid"] = s.INVALID
+        if not sources:
+            program = partial(self._fetch, members[0], words)
+        else:
+            archive = sources[0] if text.archive and sources[0].name == text.archive else Path(s.DATA)
+            program = partial(call, "steps.extract", archive, *members, *words)
+        return Step(
+            f"raw {name}.{language}", self.raw, (out,), program, tuple(sources), settings,
+            title=f"raw text {name}.{language}",
+        )  # fmt: skip
+
+    def _fetch(self, member: str, words: list[object]) -> None:
+        """A text that is published compressed, and whose checksum is of the text."""
+        archive = self.raw / f"{member}.gz"
+        call("steps.download", archive.name, "--out", archive, *self._addresses())
+        call("steps.extract", archive, member, *words)
+        for path in (archive, archive.with_name(f".{archive.name}.guard")):
+            path.unlink(missing_ok=True)
+
+    # -- words and BPE tokens ----------------------------------------------------------------------------------------
+
+    def _word_steps(self) -> Iterator[Step]:
+        """All raw texts are there, and no archive is missing, before the first long step begins."""
+        s, splits = self.settings, self.recipe.file.splits
+        trains = splits["train"].texts if splits else ["train"]
+        names = list(dict.fromkeys(name for split in splits.values() for name in split.texts)) or list(SPLITS)
+        whole = self.both(self.raw, *names, "test")
+        for name in names:
+            text = self.recipe.file.texts.get(name)
+            options = [*(s.CLEAN if name in trains else ()), *(text.tokenise if text else ())]
+            out = self.folder / "tok" / name
+            yield Step(
+                f"tokens {name}", self.folder, self.both(self.folder / "tok", name),
+                partial(call, "steps.tokenise", self.json, self.raw / name, out, *options),
+                (*self.both(self.raw, name), self.json), {"options": options}, after=whole, title=f"words of {name}",
+            )  # fmt: skip
+        for split, gathered in splits.items():
+            parts = [self.folder / "tok" / name for name in gathered.texts]
+            languages = ("--languages", self.source, self.target)
+            yield Step(
+                f"split {split}", self.folder, self.both(self.words, split),
+                partial(call, "steps.split", *parts, *languages, "-o", self.words / split, *self._gather(split)),
+                self.both(self.folder / "tok", *gathered.texts), {"gather": self._gather(split)},
+                title=f"the split {split}",
+            )  # fmt: skip
+
+    def _gather(self, split: str) -> list[str]:
+        keep = self.recipe.file.splits[split].keep
+        return ["--every", str(self.settings.VALID_EVERY), "--keep", keep] if keep else []
+
+    def _token_steps(self) -> Iterator[Step]:
+        s, bpe = self.settings, self.folder / "bpe"
+        train = self.both(self.words, "train")
+        yield Step(
+            "codes", self.folder, (self.codes,),
+            partial(call, "steps.bpe", "learn", s.MERGES, *train, "-o", self.codes), train, {"merges": s.MERGES},
+            title=f"learn {s.MERGES} joint merges",
+        )  # fmt: skip
+        for split in SPLITS:
+            options = [*(s.CLEAN_BPE if split != "test" else ())]
+            # fairseq leaves out such pairs of the training text, and says how many.
+            options += ["--too-long", s.TOO_LONG] if split != "train" else []
+            words = self.both(self.words, split)
+            yield Step(
+                f"bpe {split}", self.folder, self.both(bpe, split),
+                partial(call, "steps.bpe", "apply", self.codes, *words, "-o", bpe, *options), (*words, self.codes),
+                {"options": options}, title=f"BPE tokens of {split}",
+            )  # fmt: skip
+        yield Step(
+            "bin", self.folder, (self.binarised,), self._binarise, self.both(bpe, *SPLITS),
+            {"expect": list(s.EXPECT)}, title="fairseq's binary data",
+        )  # fmt: skip
+
+    def _binarise(self) -> None:
+        s, bpe = self.settings, self.folder / "bpe"
+        expected = [f"{self.words.name}/{split}={count}" for split, count in zip(SPLITS, s.EXPECT)]
+        expected += [f"{name}={blob}" for name, blob in s.BLOBS.items()]
+        if expected:
+            call("steps.counts", self.folder, self.source, self.target, *expected)
+        prefixes = [word for split in SPLITS for word in (f"--{split}pref", bpe / split)]
+        languages = ("--source-lang", self.source, "--target-lang", self.target, "--joined-dictionary")
+        binarise(self.binary, *languages, *prefixes, "--workers", os.cpu_count() or 1)

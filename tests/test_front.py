@@ -1,0 +1,322 @@
+"""The front: settings that are checked, a table of steps, and the demo's chain run small, killed and resumed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, front, make_environment, run_module
+
+from fairseq_admin.method.schemes import SCHEMES
+from recipes import recipe as recipes
+from recipes.chain import Chain, Step
+from recipes.demo.generate_corpus import corpus
+from recipes.steps import score
+from recipes.steps.common import read_lines, write_lines
+from recipes.steps.text import Text
+from recipes.translation import Pipeline
+
+
+def read(target: str, *words: str) -> recipes.Recipe:
+    return recipes.read(target, dict(word.split("=", 1) for word in words))
+
+
+def pipeline(target: str, *words: str) -> Pipeline:
+    return Pipeline(read(target, *words))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.exists() else set()
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ("demo", "METHOD=sandwich", f"METHOD=sandwich cannot be; expected one of {' '.join(SCHEMES)}."),
+    ("demo", "METHOD=admin pre-ln", "METHOD=admin pre-ln cannot be; expected one of"),
+    ("multi30k", "PAIR=de-de", "PAIR=de-de cannot be; expected one of de-en en-de"),
+    ("own", "PAIR=en-en", "PAIR=en-en names one language twice"),
+    ("own", "PAIR=../x", "PAIR=../x cannot be; expected source and target language, as in de-en"),
+    ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
+    ("demo", "UPDATES=1e3", "UPDATES=1e3 cannot be; expected a whole number above 0."),
+    ("demo", "UPDATES=1010", "so the last updates would be in no checkpoint. Give UPDATES=1000, or another"),
+    ("demo", "AVERAGE=21", "AVERAGE=21 is more than the 20 checkpoints of UPDATES=1000 and SAVE_EVERY=50."),
+    ("demo", "EPOCHS=2", "AVERAGE=3 is more than the 2 checkpoints of EPOCHS=2. Give AVERAGE=2, or train longer."),
+    ("demo", "LR=1 2", "LR=1 2 cannot be; expected a number of 0 or more."),
+    ("demo", "LR=inf", "LR=inf cannot be; expected a number of 0 or more."),
+    ("demo", "SEED=../x", "SEED=../x cannot be; expected a whole number of 0 or more."),
+    ("demo", "DROPOUT=1", "DROPOUT=1 cannot be; expected a number of 0 or more and below 1"),
+    ("demo", "WIDTH=30", "WIDTH=30 is not a multiple of HEADS=4"),
+    ("demo", "TOKENISER=normalise truecase", "expected some of lowercase normalise aggressive_dashes escape perl."),
+    ("demo", "RUNS=a:b", "RUNS=a:b cannot be; expected a path without a colon"),
+    ("demo", "PAIR=en-de", "PAIR=en-de is not a setting of demo."),
+    ("demo", "SEEED=2", "SEEED=2 is not a setting of demo. SEED is one. See make help TARGET=demo."),
+    ("demo", "VARIANT=x", "VARIANT=x is not one of demo; expected none."),
+]
+
+
+@pytest.mark.parametrize(("target", "word", "message"), WRONG)
+def test_what_cannot_be_is_named(target, word, message):
+    more = ["DATA=nowhere", "PAIR=de-en"] if target == "own" else []
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        read(target, *more, word)
+    assert "\n" not in str(error.value)
+
+
+def test_a_wrong_setting_is_one_line_and_status_2():
+    done = front("demo", "LR=abc")
+    assert done.returncode == 2 and done.stderr == "LR=abc cannot be; expected a number of 0 or more.\n"
+
+
+def test_values_reach_the_front_through_make_as_they_are(tmp_path):
+    """From its command line and from the environment; a name that is not a setting is refused."""
+    makefile = tmp_path / "Makefile"
+    makefile.write_text(f"demo:\n\t+@{sys.executable} -m recipes $@\n")
+
+    def make(*words: str, **more: str) -> subprocess.CompletedProcess:
+        command = ["make", "-f", str(makefile), "-n", "demo", *words]
+        return subprocess.run(command, cwd=ROOT, env=make_environment(**more), capture_output=True, text=True)
+
+    done = make("RUNS=a b$$c'd\"", TRAIN_ARGS="--x 'y z'", SEED="7")
+    assert done.returncode == 0 and "a b$c'd\"/demo/admin-cpu-s7/trained-1000" in done.stdout, done.stderr
+    done = make("SEDE=2")
+    assert done.returncode == 2 and "SEDE=2 is not a setting of demo. SEED is one." in done.stderr
+    assert make("SEED=x").stderr.startswith("SEED=x cannot be; expected a whole number of 0 or more.")
+
+
+def test_help_lists_every_setting():
+    done = front("help", "demo")
+    listed = {line.partition(":")[0].partition("=")[0] for line in done.stdout.splitlines()}
+    assert (
+        listed >= set(recipes.names("demo"))
+        and "SEED=1: of the weights, the batches and dropout; a whole" in done.stdout
+    )
+
+
+def test_every_default_is_one_that_can_be():
+    for target in recipes.files():
+        more = ["DATA=nowhere", "PAIR=de-en"] if target == "own" else []
+        for preset in read(target, *more).file.presets:
+            assert read(target, *more, f"PRESET={preset}", "GPUS=1").settings.PRESET == preset
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+def table(folder: Path, done: list[str], width: int = 1) -> Chain:
+    """Two texts of a user's, one joined text of them, one of the first alone."""
+
+    def program(name: str, *reads: Path):
+        def write() -> None:
+            done.append(name)
+            write_lines(folder / name, [line for path in reads for line in read_lines(path)])
+
+        return write
+
+    first, second, joined = folder / "first", folder / "second", folder / "joined"
+    return Chain(
+        [
+            Step("join", folder, (joined,), program("joined", first, second), (first, second), {"width": width}),
+            Step("cut", folder, (folder / "cut",), program("cut", first), (first,)),
+            Step("end", folder, (folder / "end",), program("end", joined, folder / "cut"), (joined, folder / "cut")),
+        ]
+    )
+
+
+def test_a_change_makes_again_what_depends_on_it_and_nothing_else(tmp_path):
+    done: list[str] = []
+
+    def made(width: int = 1) -> list[str]:
+        done.clear()
+        table(tmp_path, done, width).make([tmp_path / "end"])
+        return list(done)
+
+    write_lines(tmp_path / "first", ["a"])
+    write_lines(tmp_path / "second", ["b"])
+    assert made() == ["joined", "cut", "end"] and read_lines(tmp_path / "end") == ["a", "b", "a"]
+    assert made() == []
+    write_lines(tmp_path / "second", ["c"])
+    assert made() == ["joined", "end"]
+    os.utime(tmp_path / "second")
+    assert made() == [], "the same content"
+    assert made(width=2) == ["joined", "end"]
+    (tmp_path / "joined").unlink()
+    (tmp_path / "second").unlink()
+    assert made(width=2) == [], "what only a step that is done reads is not made again"
+    (tmp_path / "cut").unlink()
+    write_lines(tmp_path / "second", ["c"])
+    (tmp_path / "end").unlink()
+    assert made(width=2) == ["joined", "cut", "end"]
+
+
+def test_a_step_that_was_killed_before_its_key_is_done_again(tmp_path, monkeypatch):
+    done: list[str] = []
+    for name in ("first", "second"):
+        write_lines(tmp_path / name, ["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Chain, "keep", lambda self, step: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            table(tmp_path, done).make([tmp_path / "end"])
+    table(tmp_path, done).make([tmp_path / "end"])
+    assert done == ["joined", "joined", "cut", "end"]
+
+
+# -- what is trained -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "folds"), [("admin", True), ("post-ln", True), ("b2t", False)])
+def test_every_scheme_is_trained_in_one_way(method, folds):
+    """Through the plugin, with its option; folded where the table's row says so, and then used without the plugin."""
+    run = pipeline("demo", f"METHOD={method}").run
+    arch = f"--arch transformer_admin_18l --admin-scheme {method} "
+    assert f"--user-dir fairseq_admin --source-lang de --target-lang en {arch}" in " ".join(run.command())
+    assert run.folded == folds == SCHEMES[method].folds and run.user_dir == (
+        [] if folds else ["--user-dir", "fairseq_admin"]
+    )
+    assert ("omega" in [step.name for step in run.steps()]) == SCHEMES[method].omega
+
+
+def test_as_many_checkpoints_are_kept_as_are_averaged():
+    assert "--keep-interval-updates 7" in " ".join(pipeline("demo", "AVERAGE=7").run.command())
+    epochs = " ".join(pipeline("demo", "AVERAGE=7", "EPOCHS=9").run.command())
+    assert "--keep-last-epochs 7" in epochs and "--max-epoch 9" in epochs and "--max-update" not in epochs
+
+
+def test_the_demo_survives_its_tokenising():
+    """Detokenising restores every line of the corpus, German ones too; a score of nearly 100 needs that."""
+    settings = dict.fromkeys(read("demo").settings.TOKENISER, True)
+    text, reverse = Text("de", "en", **settings), Text("en", "de", **settings)
+    for de, en in corpus(3000):
+        assert text.detokenise(text.tokenise(en, "en")) == en
+        assert reverse.detokenise(reverse.tokenise(de, "de")) == de
+
+
+def test_a_text_is_read_again_where_its_files_changed(tmp_path):
+    """By content, wherever the files are; refused where a model was trained on another."""
+    pairs = corpus(100)
+    for folder in ("a/corpus", "b/corpus"):
+        for number, language in enumerate(("de", "en")):
+            for split, some in (("train", pairs[:80]), ("valid", pairs[80:90]), ("test", pairs[90:])):
+                write_lines(tmp_path / folder / f"{split}.{language}", [pair[number] for pair in some])
+
+    def own(data: str) -> subprocess.CompletedProcess:
+        given = [f"DATA={tmp_path / data}", f"RUNS={tmp_path}/runs", "PAIR=de-en", "PRESET=cpu", "MERGES=50"]
+        return front("own-prepare", *given, timeout=120)
+
+    text = tmp_path / "runs/own/corpus/de-en/data"
+    raw = text / "raw/test.en"
+    assert own("a/corpus").returncode == 0
+    first = raw.stat().st_mtime_ns
+    done = own("b/corpus")
+    assert done.returncode == 0 and raw.stat().st_mtime_ns == first and done.stdout == "", "it is the same text"
+    changed = tmp_path / "a/corpus/test.en"
+    lines = [line.swapcase() for line in read_lines(changed)]
+    written = changed.stat()
+    write_lines(changed, lines)
+    os.utime(changed, ns=(written.st_atime_ns, written.st_mtime_ns))
+    done = own("a/corpus")
+    assert done.returncode == 0 and f"test.en {tmp_path}/a/corpus/test.en ({written.st_size} bytes, SHA" in done.stderr
+    assert read_lines(raw) == lines and "raw text test.en" in done.stdout and "learn" not in done.stdout
+    write_lines(text.parent / "admin-cpu-s1/trained-5", [])
+    done = own("b/corpus")
+    assert done.returncode == 2 and read_lines(raw) == lines and len(done.stderr.splitlines()) == 1
+    assert f"remove {text.parent} to begin again" in done.stderr and f"-> {tmp_path}/b/corpus/test.en (" in done.stderr
+
+
+@pytest.mark.slow
+def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
+    """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint is there."""
+    small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
+    run = tmp_path / "demo/admin-cpu-s1"
+    making = subprocess.Popen(
+        [sys.executable, "-m", "recipes", "demo", *small], cwd=ROOT, env=make_environment(), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 300
+    while not list(run.glob("checkpoints/checkpoint_*_*.pt")):
+        assert making.poll() is None and time.monotonic() < deadline, "no checkpoint"
+        time.sleep(0.05)
+    second = front("demo", *small, timeout=60)
+    assert second.returncode == 2 and f"{run}: process " in second.stderr and " is at work there. " in second.stderr
+    making.kill()
+    making.wait()
+    assert not list(run.glob("trained-*")) and not (run / "summary.txt").exists()
+
+    done = front("demo", *small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = (run / "train.log").read_text(encoding="utf-8")
+    assert "Loaded checkpoint" in log and log.count("num. shared model params") == 2
+    assert log.count("Admin: profiled") == 1, "a resumed run profiles nothing"
+    text = (run / "summary.txt").read_text(encoding="utf-8")
+    assert text in done.stdout and done.stdout.endswith(f"Report: {run}/report.html\n")
+    assert names(run / "analysis") == {"dependency.json", "output-change.json"}
+    about = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    assert about["command"] == "make demo METHOD=admin SEED=1" and about["paper"] is None and len(about["samples"]) == 5
+    report = (run / "report.html").read_text(encoding="utf-8")
+    for told in (about["samples"][0]["source"], about["versions"]["torch"], "bound 0.0001", "Random perturbation"):
+        assert told in report
+    assert "Not measured" not in report and "No translations" not in report
+    assert names(run) >= {"loss.png", "omega.png", "average.pt", "omega.json", "translations.txt", "score.json"}
+    assert [row["updates"] for row in rows(tmp_path)] == ["200"]
+    assert {path.stem.rpartition("_")[2] for path in run.glob("checkpoints/checkpoint_*_*.pt")} == {"180", "200"}
+
+    assert "model.pt: transformer_wmt_en_de, fp32; log-probabilities of" in done.stdout
+    assert names(run / "model") == {"model.pt", "codes", "text.json", "dict.de.txt", "dict.en.txt"}
+    translations = read_lines(run / "translations.txt")
+    given = ["--user-dir", "fairseq_admin", "--path", run / "average.pt", "--gen-subset", "test", "--beam", 5, "--cpu"]
+    given += ["--max-tokens", 1024, "--required-batch-size-multiple", 1, "--num-workers", 0]
+    unfolded = run_module("fairseq_cli.generate", tmp_path / "demo/data/bin", *given, log=tmp_path / "unfolded.log")
+    found = [read_lines(path) for path in (run / "generate.txt", tmp_path / "unfolded.log")]
+    folded, unfolded = (score.hypotheses(lines, len(translations)) for lines in found)
+    assert folded == unfolded and len(set(folded)) > 20
+    lines = read_lines(tmp_path / "demo/data/raw/test.de")
+    write_lines(tmp_path / "some.de", lines[:20])
+    command = ["translate", run / "model/model.pt", tmp_path / "some.de", "-o", tmp_path / "some.en", "--device", "cpu"]
+    assert run_module("fairseq_admin.cli", *command, log=tmp_path / "log").status == 0
+    assert read_lines(tmp_path / "some.en") == translations[:20]
+
+    again = front("demo", *small, timeout=60)
+    assert again.returncode == 0 and "#" not in again.stdout, "the second time, all is there"
+    other = front("demo", *small, "WIDTH=32", timeout=60)
+    assert "made with other settings (--decoder-embed-dim 64 -> 32; --encoder-embed-dim 64 -> 32)" in other.stderr
+    assert other.returncode == 2
+    less = front("demo", *small, "UPDATES=140", timeout=60)
+    assert less.returncode == 2 and "UPDATES=140 is less than" in less.stderr
+    assert [row["beam"] for row in rows(tmp_path)] == ["5"]
+    mean = front("demo", *small, "BEAM=1", "AVERAGE=1", timeout=300)
+    assert mean.returncode == 0 and "# translate" in mean.stdout and "average of checkpoint_" in mean.stdout
+    assert "# train" not in mean.stdout
+    assert [(row["average"], row["beam"]) for row in rows(tmp_path)] == [("1", "1")]
+    more = front("demo", *small, "AVERAGE=3", timeout=60)
+    assert more.returncode == 2 and "holds 2 to average" in more.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process_and_nothing_half_written(tmp_path, number):
+    small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200"]
+    run = tmp_path / "demo/admin-cpu-s1"
+    command = [sys.executable, "-m", "recipes", "demo-train", *small]
+    making = subprocess.Popen(command, cwd=ROOT, env=make_environment(), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (run / "train.log").exists() or "train_inner" not in (run / "train.log").read_text():
+        assert making.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    making.send_signal(number)
+    assert making.communicate(timeout=60)[1].endswith("Interrupted. The same command goes on from here.\n")
+    assert making.returncode == 128 + number
+    assert subprocess.run(["pgrep", "-f", f"save-dir {run}"], capture_output=True).stdout == b""
+    assert not list(tmp_path.rglob("*.part*")) and not list(tmp_path.rglob("*.holder"))
