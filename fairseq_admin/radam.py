@@ -111,15 +111,15 @@ class RAdam(Optimizer):
         """
         refuse_other_groups(self, state_dict)
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-        own = [p for group in self.param_groups for p in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
         moments = [{k: m for k, m in state_dict["state"].get(i, {}).items() if k != "step"} for i in saved]
-        if any(m.shape != p.shape for p, ms in zip(own, moments) for m in ms.values()):
+        if any(m.shape != p.shape for p, ms in zip(params, moments) for m in ms.values()):
             raise AdminError(
                 f"the checkpoint's optimizer state is of {len(saved)} tensors of other shapes than this run's (is it "
                 "another model, or pruned?). Give --reset-optimizer to start with a new state."
             )
         self._load_state_dict(state_dict)
-        for p, i, named in zip(own, saved, moments):
+        for p, i, named in zip(params, saved, moments):
             for name, moment in named.items():
                 self.state[p][name] = moment.to(p.device, torch.float32, copy=True)
             if i in state_dict["state"]:
@@ -187,13 +187,13 @@ class RAdamConfig(FairseqDataclass):
     lr: List[float] = II("optimization.lr")
 
 
-def _betas(given: Any) -> tuple[float, float]:
+def _betas(value: Any) -> tuple[float, float]:
     try:
-        beta1, beta2 = (float(b) for b in (ast.literal_eval(given) if isinstance(given, str) else given))
+        beta1, beta2 = (float(b) for b in (ast.literal_eval(value) if isinstance(value, str) else value))
     except (ValueError, SyntaxError, TypeError):
-        raise AdminError(f"--adam-betas is {given!r}; two numbers were expected, e.g. '(0.9, 0.98)'.") from None
+        raise AdminError(f"--adam-betas is {value!r}; two numbers were expected, e.g. '(0.9, 0.98)'.") from None
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise AdminError(f"--adam-betas is {given!r}; each beta must be at least 0 and below 1, e.g. '(0.9, 0.98)'.")
+        raise AdminError(f"--adam-betas is {value!r}; each beta must be at least 0 and below 1, e.g. '(0.9, 0.98)'.")
     return beta1, beta2
 
 

@@ -87,9 +87,9 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
         rows = []
         for method, run, *times in zip(COMPARED, runs, passes, steps):
             row = {"method": method, "layers": args.layers, "decoder_layers": args.decoder_layers, **run.counts()}
-            for name, own, stock in zip(("forward_backward", "step"), times, (passes[0], steps[0])):
-                row[f"{name}_ms"] = 1000 * statistics.median(own)
-                ratios = sorted(a / b for a, b in zip(own, stock))
+            for name, seconds, stock in zip(("forward_backward", "step"), times, (passes[0], steps[0])):
+                row[f"{name}_ms"] = 1000 * statistics.median(seconds)
+                ratios = sorted(a / b for a, b in zip(seconds, stock))
                 row[name], row[f"{name}_low"], row[f"{name}_high"] = statistics.median(ratios), ratios[0], ratios[-1]
             rows.append(row)
     return rows

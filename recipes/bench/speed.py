@@ -43,10 +43,10 @@ QUICK = ["6:16:512", "6:256:512", "6:256:1024"]
 def peak_of(method: str, args: Namespace) -> dict[str, float]:
     """MiB at most, and above the libraries, in a process of its own that makes three steps."""
     sizes = f"{args.layers}-{args.decoder_layers}:{args.width}:{args.tokens}"
-    given = [f"--{name}={getattr(args, name)}" for name in ("words", "length", "device", "dtype")]
-    command = [sys.executable, __file__, "--sizes", sizes, *given, "--threads=1", "--memory-of", method]
-    own = {**os.environ, **memory.BLOCKS_OF_THEIR_OWN}
-    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=own).stdout
+    same = [f"--{name}={getattr(args, name)}" for name in ("words", "length", "device", "dtype")]
+    command = [sys.executable, __file__, "--sizes", sizes, *same, "--threads=1", "--memory-of", method]
+    environment = {**os.environ, **memory.BLOCKS_OF_THEIR_OWN}
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
     return json.loads(out.splitlines()[-1])
 
 
@@ -166,10 +166,10 @@ def main(arguments: list[str] | None = None) -> int:
     print(" ".join(f"{name:>{size}}" for name, (size, _) in COLUMNS.items()), flush=True)
     rows: list[dict[str, Any]] = []
     for sizes in args.sizes or map(size, QUICK if quick else SIZES):
-        found = rows_of(Namespace(**{**vars(args), **sizes}))
-        for row in found:
+        measured = rows_of(Namespace(**{**vars(args), **sizes}))
+        for row in measured:
             print(line(row), flush=True)
-        rows += found
+        rows += measured
     keep(args.csv, where, rows)
     if args.json:
         with replacing(args.json) as part:

@@ -49,8 +49,8 @@ class Run:
             }
             for name, value in sizes.items():
                 setattr(options, f"{side}_{name}", value)
-        arch, given = METHODS[method]
-        vars(options).update(given)
+        arch, changes = METHODS[method]
+        vars(options).update(changes)
         ARCH_CONFIG_REGISTRY[arch](options)
         words = Dictionary()
         for word in range(args.words):

@@ -59,9 +59,9 @@ def batches(words: Dictionary, tokens: int, number: int) -> list[dict[str, Any]]
 def trainer(folder: str, method: str, tokens: int, further: list[str]) -> Trainer:
     """fairseq's, of a new model, with further options."""
     text = f"{folder} -s a -t b --user-dir fairseq_admin {METHODS[method]} {COMMON} --max-tokens {tokens}"
-    given = options.parse_args_and_arch(options.get_training_parser(), text.split() + further)
-    given.tpu = False  # which fairseq takes --bf16 for
-    cfg = convert_namespace_to_omegaconf(given)
+    parsed = options.parse_args_and_arch(options.get_training_parser(), text.split() + further)
+    parsed.tpu = False  # which fairseq takes --bf16 for
+    cfg = convert_namespace_to_omegaconf(parsed)
     task = tasks.setup_task(cfg.task)
     model = task.build_model(cfg.model)
     if "compiled" in method:
