@@ -8,7 +8,7 @@ from pathlib import Path
 from conftest import ROOT
 
 from fairseq_admin import cli
-from fairseq_admin.analysis import figure, omega
+from fairseq_admin.analysis import figure
 from recipes.figures import analysis, together
 from recipes.figures.draw import COLOURS
 
@@ -46,50 +46,6 @@ def test_output_changes_are_in_one_figure() -> None:
         assert len(fitted) == sum(law[0] == "a" for law in laws)
     hollow = [line.get_ydata().tolist() for line in noise.lines if line.get_markerfacecolor() == "none"]
     assert hollow == [it["series"]["random perturbation"]["theorem 2"]["predicted"] for it in kept]
-
-
-def test_gradients_have_one_scale() -> None:
-    """Have the panels of a column, one a scheme, the same y-axis?"""
-    side = {"relative output gradient": [0.1, 1.0], "feed-forward": {"W1": [0.1, 0.2], "W2": [0.3, 0.4]}}
-    results = [
-        {
-            "model": {**model(scheme), "title": scheme},
-            "stacks": {"encoder": side, "decoder": side},
-            "last feed-forward": {
-                "depths": [1, 2], "stacks": {"encoder": norms, "decoder": norms},
-                "power of the depth": {"encoder": -0.5, "decoder": None},
-            },
-        }
-        for scheme, norms in (("post-ln", [0.5, 0.9]), ("pre-ln", [0.1, 0.2]))
-    ]  # fmt: skip
-    above, below = together.all_gradients(results).subfigs
-    assert [axes.get_ylim() for axes in above.axes] == [axes.get_ylim() for axes in below.axes]
-    assert above.axes[2].get_ylim()[0] == 0 and above.axes[2].get_ylim()[1] > 0.9
-    assert list(below.axes[2].lines[0].get_ydata()) == [0.1, 0.2]
-    # A row is in its scheme's colour, and no two lines of a panel look the same, in print as well.
-    for part, colour in ((above, COLOURS["Post-LN"]), (below, COLOURS["Pre-LN"])):
-        for axes in part.axes:
-            assert {line.get_color() for line in axes.lines} == {colour}
-            looks = {(line.get_linestyle(), line.get_marker(), line.get_markerfacecolor()) for line in axes.lines}
-            assert len(looks) == len(axes.lines) == len(axes.get_legend().get_texts())
-
-
-def model(scheme: str) -> dict:
-    return {"scheme": scheme, "encoder_layers": 1, "decoder_layers": 1, "width": 8, "updates": 0}
-
-
-def test_omega_is_in_its_schemes_colour() -> None:
-    """Are ω as profiled and as trained in Admin's blue, and the rules, which are no scheme, in grey?"""
-    trained = [{"min": 0.9, "mean": 1.1, "max": 1.2}, {"min": 1.3, "mean": 1.4, "max": 1.6}]
-    rules = {rule: place + 3.0 for place, rule in enumerate(omega.RULES)}
-    stack = {"sublayers": ["a", "b"], "profiled": [1.0, 1.5], "trained": trained, "closed form": rules}
-    (axes,) = omega.draw({"model": {**model("admin"), "title": "Admin"}, "stacks": {"encoder": stack}}).axes
-    lines = {line.get_label(): line for line in axes.lines}
-    assert [line.get_color() for line in lines.values()] == [COLOURS["Admin"]] * 2 + ["grey"] * 2
-    assert lines["profiled"].get_ydata().tolist() == [1.0, 1.5]
-    assert lines["trained: mean"].get_ydata().tolist() == [1.1, 1.4]
-    (band,) = axes.collections
-    assert set(band.get_paths()[0].vertices[:, 1]) == {0.9, 1.2, 1.3, 1.6}
 
 
 def test_a_schemes_colour_is_nothing_elses() -> None:

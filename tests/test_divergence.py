@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -22,33 +23,20 @@ def feed(counter: SkippedUpdates, updates: list[int]) -> None:
         counter.before_batch(num_updates)
 
 
-def test_skipped_updates_are_allowed_up_to_the_limit() -> None:
-    """Do 3 skipped updates pass, and does one more not?"""
-    counter = SkippedUpdates(limit=3, batches_per_update=1)
-    feed(counter, [0, 0, 0])
-    with pytest.raises(DivergedError, match="update 0 was skipped 3 times in a row"):
-        counter.before_batch(0)
-
-
-def test_an_update_resets_the_count() -> None:
-    """Does only an unbroken row of skipped updates count?"""
-    counter = SkippedUpdates(limit=3, batches_per_update=1)
-    feed(counter, [0, 0, 0, 1, 1, 1, 2, 2, 2, 3])
-    with pytest.raises(DivergedError, match="update 3 "):
-        feed(counter, [3, 3, 3])
-
-
-def test_accumulated_batches_are_one_update() -> None:
-    """With --update-freq 4, are 4 batches in a row with the same number of updates normal?"""
-    counter = SkippedUpdates(limit=2, batches_per_update=4)
-    feed(counter, [0] * 8 + [1] * 8)
-    with pytest.raises(DivergedError):
-        counter.before_batch(1)
-
-
-def test_limit_zero_never_stops() -> None:
-    """Does 0 lift the limit?"""
-    feed(SkippedUpdates(limit=0, batches_per_update=1), [7] * 10_000)
+@pytest.mark.parametrize(
+    ("limit", "batches", "seen", "stops"),
+    [
+        (3, 1, [0, 0, 0], 0),  # as many skipped updates as are allowed, and one more
+        (3, 1, [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3], 3),  # an update resets the count
+        (2, 4, [0] * 8 + [1] * 8, 1),  # with --update-freq 4, four batches are one update
+        (0, 1, [7] * 10_000, None),  # no limit
+    ],
+)
+def test_skipped_updates(limit: int, batches: int, seen: list[int], stops: int | None) -> None:
+    counter = SkippedUpdates(limit=limit, batches_per_update=batches)
+    feed(counter, seen)
+    with pytest.raises(DivergedError, match=f"update {stops} was skipped") if limit else contextlib.nullcontext():
+        counter.before_batch(seen[-1])
 
 
 def test_want_of_memory_is_not_divergence() -> None:

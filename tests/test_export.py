@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 from argparse import Namespace
@@ -518,19 +517,3 @@ def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch
         assert "FSMTTokenizer splits" in note("other")
     Text("de", "en", False, False, True, False).write(it.folder / "text.json")
     assert "always does what text.json has off (normalise, escape)" in note("off")
-
-
-def test_config_names_what_readers_need(given, tmp_path):
-    """Are languages, sizes, special units and the bounds of fairseq-generate in the folder's JSON?"""
-    needs("huggingface")
-    it = given(target=50, **UNTIED)
-    it.export("huggingface", tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    expected = dict(model_type="fsmt", langs=["de", "en"], src_vocab_size=64, tgt_vocab_size=54, d_model=64)
-    expected.update(decoder_start_token_id=2, eos_token_id=2, pad_token_id=1, bos_token_id=0, scale_embedding=True)
-    expected.update(tie_word_embeddings=False, max_position_embeddings=48)
-    assert {name: config[name] for name in expected} == expected
-    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    # 47 units, the one that starts and the one that ends: the decoder has 48 positions.
-    assert (generation["max_length"], generation["num_beams"], generation["early_stopping"]) == (49, 5, True)
-    assert (generation["length_penalty"], generation["suppress_tokens"], generation["min_new_tokens"]) == (1.0, [1], 1)

@@ -187,7 +187,7 @@ def test_a_constant_on_a_tiny_embedding_is_not_exact_and_told(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("encoder", "decoder"), [(60, 12), (18, 18), (1, 18), (18, 1)])
+@pytest.mark.parametrize(("encoder", "decoder"), [(60, 12), (1, 18)])
 @pytest.mark.parametrize("low", [-3.0, 0.0])
 def test_the_fold_of_deep_models(tmp_path, encoder, decoder, low):
     state = tiny(encoder_layers=encoder, decoder_layers=decoder, low=low)
@@ -385,10 +385,3 @@ def test_what_is_compared_is_what_was_written(unfolded, capsys, monkeypatch):
     err = capsys.readouterr().err
     assert "folded is not the same: log-probabilities of" in err and err.count("\n") == 1
     assert [path.name for path in unfolded.parent.iterdir()] == ["average.pt"]
-
-
-@pytest.mark.parametrize("option", ["--min-omega=0", "--tolerance=nan", "--tolerance=x", "--dtype=int8"])
-def test_wrong_numbers_are_usage_errors(unfolded, capsys, option):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["fold", str(unfolded), "-o", "x.pt", option])
-    assert end.value.code == 2 and option.split("=")[0] in capsys.readouterr().err

@@ -279,21 +279,6 @@ def test_what_is_missing_is_named(folded: Path, data: Path, text: Path, tmp_path
         assert "no CUDA device was found" in refused(folded, text, "--data", data, "--device", "cuda")
 
 
-def test_what_does_not_fit_is_one_line(folded: Path, data: Path, text: Path, tmp_path: Path, refused: Callable) -> None:
-    for name, content in (("text.pt", b"baki\n"), ("cut.pt", folded.read_bytes()[:20000])):
-        (tmp_path / name).write_bytes(content)
-        assert f"{name}: not a whole checkpoint" in refused(tmp_path / name, text, "--data", data)
-    other = next_to(data, tmp_path)
-    for side in ("de", "en"):
-        with (other / f"dict.{side}.txt").open("a") as file:
-            file.write("more 1\n")
-    assert "dict.de.txt has 41 symbols and the model 40" in refused(folded, text, "--data", other)
-    Text("en", "de").write(other / "text.json")
-    assert "is for en-de and " in refused(folded, text, "--data", other)
-    (other / "text.json").write_text("{}")
-    assert "does not say how text is tokenised" in refused(folded, text, "--data", other)
-
-
 @pytest.mark.parametrize("place", ["data", "data/bin"])
 def test_the_texts_folder_and_its_bin_are_one(
     place: str, admin: Path, data: Path, tmp_path: Path, text: Path, capfd: pytest.CaptureFixture
@@ -491,12 +476,6 @@ def test_batches_hold_every_sentence_once_and_no_more_than_they_may() -> None:
     assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 50 for batch in found)
     assert len(found) < sum(lengths) / 40 + 10 * sum(length > 50 for length in lengths)
     assert list(batches([], 50)) == []
-
-
-def test_lines_end_at_newlines_only() -> None:
-    """And a byte order mark at the very beginning is not part of the text."""
-    found = streams.read(io.BytesIO("\ufeffx\r\n\ufeffy\u2028\x85z".encode()), "text", 1)
-    assert list(found) == [["x\r"], ["\ufeffy\u2028\x85z"]]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 2000])
