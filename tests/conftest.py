@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and all processes that they start.
 if threading.current_thread() is threading.main_thread():
@@ -208,6 +209,23 @@ TRAIN = (
     "--share-all-embeddings --log-format simple --log-interval 1 --num-workers 0"
 ).split()
 """Options that train the tiny model on `corpus` within seconds; later options override them."""
+
+
+def train(data: Path, folder: Path, *arguments: object, options: list[str] = TRAIN, status: int = 0) -> Run:
+    """Train, or go on, in a folder, its logs log0, log1 and so on; the command must end with that status."""
+    folder.mkdir(exist_ok=True)
+    log = folder / f"log{len(list(folder.glob('log*')))}"
+    module = "recipes.steps.train" if "--bf16" in arguments else "fairseq_cli.train"  # which takes it for a TPU's
+    done = run_module(module, data, *options, "--save-dir", folder, *arguments, log=log)
+    assert done.status == status, done.output[-4000:]
+    return done
+
+
+def resume(data: Path, saved: Path, folder: Path, *arguments: object, **more: Any) -> Run:
+    """Go on from one checkpoint in a new folder, as the run that wrote it would if it had been stopped there."""
+    folder.mkdir()
+    shutil.copy(saved, folder / "checkpoint_last.pt")
+    return train(data, folder, *arguments, **more)
 
 
 HYDRA = """# @package _group_

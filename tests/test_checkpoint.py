@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import enum
 import pickle
 import resource
 import zipfile
@@ -13,7 +14,7 @@ import reference
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_admin.checkpoints import files
+from fairseq_admin.checkpoints import files, options
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import state_dict
 
@@ -52,6 +53,18 @@ def test_reads_what_fairseq_writes(tmp_path, mapped):
     assert state["args"].lr == [0.1] and state["cfg"].task.sizes[1] == 2 and state["extra_state"]["val_loss"] == 3.5
     assert state["extra_state"]["best"].tolist() == [0, 1, 2]
     assert all(torch.equal(state["model"][key], tensor) for key, tensor in model.items())
+
+
+class Choice(enum.Enum):
+    last = "last"
+
+
+def test_options_of_an_older_file_are_plain_values():
+    """Of omegaconf's, which refer to other sections, and hold choices that are no text."""
+    model = {"_name": "transformer", "max_source_positions": "${task.longest}", "kept": Choice.last}
+    cfg = OmegaConf.create({"model": model, "task": {"longest": 64}, "criterion": {}})
+    flat = options.read({"args": None, "cfg": cfg}, "c.pt").model
+    assert type(flat) is dict and flat == {"_name": "transformer", "max_source_positions": 64, "kept": "last"}
 
 
 def cut(share):

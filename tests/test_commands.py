@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from conftest import ROOT, TRAIN, Run, run_module
+from conftest import ROOT, TRAIN, Run, train
 
 from fairseq_admin.architectures.translation_model import TransformerAdminModel
 from fairseq_admin.checkpoints import files
@@ -32,9 +32,7 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two epochs, 32 updates, every epoch's checkpoint kept."""
     folder = tmp_path_factory.mktemp("trained")
     options = [option for option in TRAIN if option != "--no-epoch-checkpoints"]
-    given = ["--save-dir", folder, "--max-epoch", 2]
-    done = run_module("fairseq_cli.train", corpus, *options, *given, log=folder / "log")
-    assert done.status == 0, done.output[-4000:]
+    train(corpus, folder, "--max-epoch", 2, options=options)
     return folder
 
 
@@ -70,21 +68,18 @@ def test_generate(trained: Path, tmp_path: Path, generate: Callable) -> None:
 
 
 @pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
-def test_another_dictionary_of_the_same_size(
-    option: str, corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]
-) -> None:
+def test_another_dictionary_of_the_same_size(option: str, corpus: Path, trained: Path, tmp_path: Path) -> None:
     """Are going on with a run and fine-tuning it on units of other numbers one line, and on its own units not?"""
-    given = ["--save-dir", tmp_path, "--max-update", 33, "--disable-validation", option, trained / "checkpoint2.pt"]
+    given = ["--max-update", 33, "--disable-validation", option, trained / "checkpoint2.pt"]
     if option == "--restore-file":
-        done = run("fairseq_cli.train", corpus, *TRAIN, *given)
-        assert done.status == 0, done.output[-4000:]
+        train(corpus, tmp_path, *given)
     other = shutil.copytree(corpus, tmp_path / "bin")
     for path in other.glob("dict.*.txt"):
         first, second, *rest = path.read_text().splitlines(keepends=True)
         path.write_text("".join([second, first, *rest]))
-    done = run("fairseq_cli.train", other, *TRAIN, *given)
+    done = train(other, tmp_path, *given, status=2)
     last = done.output.splitlines()[-1]
-    assert done.status == 2 and "Traceback" not in done.output, done.output[-4000:]
+    assert "Traceback" not in done.output, done.output[-4000:]
     assert last.startswith("fairseq-admin: the checkpoint's encoder was trained with another dictionary than"), last
 
 
@@ -97,7 +92,7 @@ def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[...
     given += ["--task", "translation", *NO_WORKERS]
     done = run("fairseq_cli.validate", corpus, *USER_DIR, *given)
     assert done.status == 0, done.output[-4000:]
-    printed = (trained / "log").read_text().rsplit("valid on 'valid' subset | loss ")[-1].split()[0]
+    printed = (trained / "log0").read_text().rsplit("valid on 'valid' subset | loss ")[-1].split()[0]
     assert f"loss {printed} " in done.output, done.output[-500:]
 
 

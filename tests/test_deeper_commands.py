@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import BinaryIO
 
+import conftest
 import deeper
 import pytest
 import torch
@@ -35,6 +37,9 @@ CLASSES = (
 ).split()
 
 
+train = functools.partial(conftest.train, options=COMMON)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return deeper.binarised(tmp_path_factory.mktemp("pairs"))
@@ -46,14 +51,6 @@ def encoder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoder")
     train(data, folder, *WORDS)
     return folder / "checkpoint_last.pt"
-
-
-def train(data: Path, folder: Path, *arguments: object, status: int = 0) -> Run:
-    folder.mkdir(exist_ok=True)
-    log = folder / f"log{len(list(folder.glob('log*')))}"
-    done = run_module("fairseq_cli.train", data, *COMMON, "--save-dir", folder, *arguments, log=log)
-    assert done.status == status, done.output[-4000:]
-    return done
 
 
 def six_updates(data: Path, encoder: Path, folder: Path, scheme: str) -> Run:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import conftest
 import language
 import pytest
 import reference
 import torch
-from conftest import LANGUAGE_MODELING, Run, hydra_train, run_module
+from conftest import LANGUAGE_MODELING, Run, hydra_train
 from kinds import assert_equal
 from test_modes import initial
 
@@ -51,13 +52,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return language.binarised(tmp_path_factory.mktemp("words"))
 
 
-def train(data: Path, folder: Path, *arguments: object, options: list[str] = TRAIN["language"]) -> Run:
-    """Train, or resume, in a folder; fails the test if the command fails."""
-    folder.mkdir(exist_ok=True)
-    log = folder / f"log{len(list(folder.glob('log*')))}"
-    done = run_module("fairseq_cli.train", data, *options, "--save-dir", folder, *arguments, log=log)
-    assert done.status == 0, done.output[-4000:]
-    return done
+train = functools.partial(conftest.train, options=TRAIN["language"])
 
 
 def last(folder: Path) -> dict[str, Any]:
@@ -110,9 +105,8 @@ def test_mode(name: str, words: Path, tmp_path: Path) -> None:
     if measured:
         first, *others = [omega.mean().item() for omega in omegas.values()]
         assert first == 1 and others[1] > 1.05 and 100 < record["tokens"] <= 300
-    (tmp_path / "resumed").mkdir()
-    shutil.copy(tmp_path / "whole/checkpoint_1_7.pt", tmp_path / "resumed/checkpoint_last.pt")
-    resumed = train(words, tmp_path / "resumed", *options, options=given)
+    saved = tmp_path / "whole/checkpoint_1_7.pt"
+    resumed = conftest.resume(words, saved, tmp_path / "resumed", *options, options=given)
     assert "7 updates" in resumed.output and "profiled by rule" not in resumed.output
     assert_equal(last(tmp_path / "resumed"), state)
     if name != "masked":  # the command compares the functions itself

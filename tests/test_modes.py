@@ -19,7 +19,7 @@ import conftest
 import numpy
 import pytest
 import torch
-from conftest import TRAIN, Run, hydra_train, run_module
+from conftest import TRAIN, Run, hydra_train, resume, train
 from fairseq import options as fairseq_options
 from fairseq import tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -77,23 +77,6 @@ MODES = {
     "rule constant": Mode("--admin-init constant", "--encoder-learned-pos --decoder-learned-pos"),
 }
 """Some have a second thing in them, of which the first knows nothing: each row is checked in full."""
-
-
-def train(corpus: Path, folder: Path, *arguments: object, options: list[str] = TRAIN) -> Run:
-    """Train, or resume, in a folder; fails the test if the command fails."""
-    folder.mkdir(exist_ok=True)
-    log = folder / f"log{len(list(folder.glob('log*')))}"
-    module = "recipes.steps.train" if "--bf16" in arguments else "fairseq_cli.train"  # which takes it for a TPU's
-    done = run_module(module, corpus, *options, "--save-dir", folder, *arguments, log=log)
-    assert done.status == 0, done.output[-4000:]
-    return done
-
-
-def resume(corpus: Path, saved: Path, folder: Path, *arguments: object, options: list[str] = TRAIN) -> Run:
-    """Resume from one checkpoint in a new folder, as the run that wrote it would if it had been stopped there."""
-    folder.mkdir()
-    shutil.copy(saved, folder / "checkpoint_last.pt")
-    return train(corpus, folder, *arguments, options=options)
 
 
 def last(folder: Path) -> dict[str, Any]:

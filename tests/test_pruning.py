@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import masked
 import pytest
 import reference
 import torch
-from conftest import TRAIN, Run, run_module
+from conftest import train
 from torch import Tensor, nn
 
 from fairseq_admin import cli
@@ -100,14 +99,6 @@ def test_layers_that_are_not_there() -> None:
         translation(decoder_layers=6, decoder_layers_to_keep="1,4").load_state_dict(translation().state_dict())
 
 
-@pytest.mark.parametrize("keep", ["3", "0,0", "a"])
-def test_numbers_that_are_no_layers(keep: str) -> None:
-    with pytest.raises(
-        AdminError, match=f"^--encoder-layers-to-keep is {keep}; expected different numbers from 0 to 2,"
-    ):
-        translation(encoder_layers_to_keep=keep)
-
-
 # From the command line -----------------------------------------------------------------------------------------------
 
 PRUNED = ["--decoder-layers-to-keep", 1]
@@ -116,16 +107,11 @@ PRUNED = ["--decoder-layers-to-keep", 1]
 @pytest.fixture(scope="module")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """checkpoint_last.pt of ten updates of two layers a stack."""
-    folder = tmp_path_factory.mktemp("whole")
-    return train(corpus, folder)
+    return trained_in(tmp_path_factory.mktemp("whole"), corpus)
 
 
-def train(corpus: Path, folder: Path, *arguments: object) -> Path:
-    folder.mkdir(exist_ok=True)
-    given = ["--disable-validation", "--max-update", 10, "--save-dir", folder, *arguments]
-    log = folder / f"log{len(list(folder.glob('log*')))}"
-    done = run_module("fairseq_cli.train", corpus, *TRAIN, *given, log=log)
-    assert done.status == 0, done.output[-4000:]
+def trained_in(folder: Path, corpus: Path, *arguments: object) -> Path:
+    train(corpus, folder, "--disable-validation", "--max-update", 10, *arguments)
     return folder / "checkpoint_last.pt"
 
 
@@ -136,7 +122,7 @@ def weights(path: Path) -> dict[str, Tensor]:
 def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Is a fine-tuned pruned model one of its smaller depth, which the same command resumes and fold takes?"""
     finetune = [*PRUNED, "--finetune-from-model", trained]
-    tuned = train(corpus, tmp_path / "tuned", *finetune)
+    tuned = trained_in(tmp_path / "tuned", corpus, *finetune)
     state = files.read(tuned)
     assert state["cfg"]["model"]["decoder_layers"] == 1 and state["cfg"]["model"]["decoder_layers_to_keep"] is None
     whole, first = omegas(weights(trained))["decoder"], "layers.0.self_attn"
@@ -144,19 +130,17 @@ def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest
     assert torch.equal(stays, whole["layers.1.self_attn"].float().double()) and stays.unique().numel() > 1
     assert not torch.equal(state["model"][learns], weights(trained)[learns.replace("0", "1")])
 
-    train(corpus, tmp_path / "tuned", *finetune, "--max-update", 12)
+    trained_in(tmp_path / "tuned", corpus, *finetune, "--max-update", 12)
     assert files.read(tuned)["optimizer_history"][-1]["num_updates"] == 12
 
     assert cli.main(["fold", str(tuned), "-o", str(tmp_path / "folded.pt")]) == 0, capsys.readouterr().err
 
 
-def test_optimizer_state_of_the_whole_model(
-    corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]
-) -> None:
+def test_optimizer_state_of_the_whole_model(corpus: Path, trained: Path, tmp_path: Path) -> None:
     """Is it refused in one line, and dropped if the user says so?"""
-    given = [*PRUNED, "--restore-file", trained, "--save-dir", tmp_path, "--disable-validation", "--max-update", 12]
-    done = run("fairseq_cli.train", corpus, *TRAIN, *given)
+    given = [*PRUNED, "--restore-file", trained, "--disable-validation", "--max-update", 12]
+    done = train(corpus, tmp_path, *given, status=2)
     last = done.output.splitlines()[-1]
-    assert done.status == 2 and last.startswith("fairseq-admin: the checkpoint's optimizer state is of "), done.output
+    assert last.startswith("fairseq-admin: the checkpoint's optimizer state is of "), done.output
     assert "Give --reset-optimizer" in last and "Traceback" not in done.output
-    assert run("fairseq_cli.train", corpus, *TRAIN, *given, "--reset-optimizer").status == 0
+    train(corpus, tmp_path, *given, "--reset-optimizer")

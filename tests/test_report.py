@@ -206,16 +206,6 @@ def test_of_long_runs_some_losses_are_shown() -> None:
     assert len(rows) <= tables.ROWS and rows[-1] == ("update 2000", ["20.000", ""])
 
 
-def test_an_architecture_of_another_kind_is_called_by_its_name(tmp_path: Path) -> None:
-    """Not by a scheme of Transformers; what has no layers has none of them counted."""
-    weights = {"encoder.lstm.weight_ih_l0": torch.zeros(2, 2), "decoder.embed_tokens.weight": torch.zeros(3, 2)}
-    state = {"args": Namespace(arch="lstm", task="translation", criterion="any"), "model": weights}
-    Checkpoint(state).write(tmp_path / "average.pt")
-    run = runs.read(tmp_path, "run")
-    assert (run.model["title"], run.layers) == ("lstm", "")
-    assert run.missing["omega"] == "lstm has no ω." and run.missing["fold"] == "lstm cannot be folded."
-
-
 @pytest.mark.parametrize(("scheme", "layers", "title"), [("peri-ln", 2, "Peri-LN, new layers Pre-LN"),
                                                          ("post-ln", 0, "Post-LN")])  # fmt: skip
 def test_a_pretrained_encoder_is_called_by_its_scheme(scheme: str, layers: int, title: str, tmp_path: Path) -> None:

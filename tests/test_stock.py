@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import TRAIN, Run, run_module
+from conftest import TRAIN, Run, run_module, train
 
 from fairseq_admin import cli
 
@@ -21,9 +21,7 @@ SEARCH = "--cpu --beam 2 --max-len-b 20 --required-batch-size-multiple 1 --num-w
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with last.pt, of a short run, and folded.pt."""
     folder = tmp_path_factory.mktemp("trained")
-    given = ["--save-dir", folder, "--max-epoch", 3]
-    done = run_module("fairseq_cli.train", corpus, *TRAIN, *given, log=folder / "log")
-    assert done.status == 0, done.output[-4000:]
+    train(corpus, folder, "--max-epoch", 3)
     os.rename(folder / "checkpoint_last.pt", folder / "last.pt")
     command = ["fold", str(folder / "last.pt"), "-o", str(folder / "folded.pt"), "--data", str(corpus)]
     assert cli.main(command) == 0
@@ -92,24 +90,15 @@ def test_interactive_and_hub(corpus, trained, unfolded, without_plugin, tmp_path
 
 def test_validate(corpus: Path, trained: Path, run: Callable[..., Run]) -> None:
     """The loss that training printed, by the criterion the checkpoint names."""
-    given = [
-        "--path",
-        trained / "folded.pt",
-        "--valid-subset",
-        "valid",
-        "--max-tokens",
-        300,
-        "--cpu",
-        "--num-workers",
-        0,
-    ]
+    given = ["--path", trained / "folded.pt", "--valid-subset", "valid", "--max-tokens", 300, "--cpu"]
+    given += ["--num-workers", 0]
     done = run("fairseq_cli.validate", corpus, "--task", "translation", *given)
     assert done.status == 0, done.output[-4000:]
-    printed = (trained / "log").read_text().rsplit("valid on 'valid' subset | loss ")[-1].split()[0]
+    printed = (trained / "log0").read_text().rsplit("valid on 'valid' subset | loss ")[-1].split()[0]
     assert f"loss {printed} " in done.output, done.output[-500:]
 
 
-def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path) -> None:
     """Stock fairseq-train goes on from the folded weights: its first loss is near the last, not at the start."""
     sizes = [f"--{s}-{n}={v}" for s in ("encoder", "decoder") for n, v in (("layers", 2), ("embed-dim", 64))]
     sizes += [
@@ -118,9 +107,8 @@ def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path, run: Cal
     options = [option for option in TRAIN if option not in ("--user-dir", "fairseq_admin")]
     options[options.index("transformer_admin_tiny")] = "transformer"
     options[options.index("radam")] = "adam"
-    given = ["--finetune-from-model", trained / "folded.pt", "--max-update", 1, "--save-dir", tmp_path]
-    done = run("fairseq_cli.train", corpus, *options, *sizes, *given)
-    assert done.status == 0, done.output[-4000:]
+    given = ["--finetune-from-model", trained / "folded.pt", "--max-update", 1]
+    done = train(corpus, tmp_path, *sizes, *given, options=options)
     loss = float(re.search(r"train_inner \| .*?loss=([0-9.]+)", done.output)[1])
-    losses = [float(found) for found in re.findall(r"loss=([0-9.]+)", (trained / "log").read_text())]
+    losses = [float(found) for found in re.findall(r"loss=([0-9.]+)", (trained / "log0").read_text())]
     assert abs(loss - losses[-1]) < 0.3 < losses[0] - losses[-1]

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, TRAIN, Run, run_module
+from conftest import ROOT, Run, run_module, train
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
@@ -79,9 +79,7 @@ def admin(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     the end of the sentence is as likely as some words together."""
     folder = tmp_path_factory.mktemp("admin")
     sizes = ["--max-source-positions", POSITIONS, "--max-target-positions", POSITIONS]
-    given = ["-s", "de", "-t", "en", "--save-dir", folder, "--max-update", 1, "--disable-validation", *sizes]
-    done = run_module("fairseq_cli.train", data / "bin", *TRAIN, *given, log=folder / "log")
-    assert done.status == 0, done.output[-4000:]
+    train(data / "bin", folder, "-s", "de", "-t", "en", "--max-update", 1, "--disable-validation", *sizes)
     state = files.read(folder / "checkpoint_last.pt")
     end = state["model"]["decoder.embed_tokens.weight"][2]
     state["model"]["decoder.layers.1.final_layer_norm.weight"].fill_(-3)
@@ -389,16 +387,6 @@ def test_a_gpu_without_the_libraries_of_ctranslate2(
     assert capfd.readouterr() == (expected, note)
     message = refused(ct2, text, "--device", "cuda")
     assert f"--device cuda: {missing}; " in message and "pip install nvidia-cublas-cu12" in message
-
-
-@pytest.mark.parametrize(("engine", "package"), [("ct2", "ctranslate2"), ("fsmt", "transformers")])
-def test_an_engine_that_is_not_installed_is_named(
-    engine: str, package: str, text: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
-    model = request.getfixturevalue(engine)
-    monkeypatch.setitem(sys.modules, package, None)
-    assert f"{package} is not installed. Run pip install '{package}>=" in refused(model, text)
 
 
 # -- the flow of lines, with a model that shouts -----------------------------------------------------------------------
