@@ -31,6 +31,7 @@ WHERE = (
 )
 NEAREST = 6
 ALWAYS = {
+    "pytorch": ["test_pytorch.py", "test_pytorch_sites.py"],
     "method": ["test_schemes.py", "test_oracle.py", "test_deeper.py", "test_deeper_commands.py"],
     "text": ["test_text.py", "test_text_steps.py", "test_translate.py"],
     "checkpoints": ["test_cli.py", "test_commands.py", "test_analysis_command.py"],

@@ -110,10 +110,11 @@ def _unloaded(
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     try:
-        typed = nested(args)
+        given = {name: value for name, value in vars(args).items() if value is not None}
+        typed = nested(Namespace(**given))
         if isinstance(typed.adaptive_softmax_cutoff, str):  # as a command line has it
             typed.adaptive_softmax_cutoff = eval_str_list(typed.adaptive_softmax_cutoff, type=int)
-        OmegaConf.structured(typed)  # where fairseq's own types are compared with the values
+        OmegaConf.structured(typed)  # where fairseq's own types are compared with the values that are given
         return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     except AdminError:
         raise
