@@ -32,7 +32,7 @@ def test_repeats_what_was_measured(name: str, tmp_path: Path) -> None:
     (tmp_path / "name.log").write_text(text)
     run.report(tmp_path, {"name": "make"})
     block = (tmp_path / "report.md").read_text().split("```")[1].splitlines()[2:]
-    assert block == [f"name: {text.splitlines()[-1]}", *(f"  {line}" for line in results)]
+    assert block == [f"name: {text.splitlines()[-1]}: make", *(f"  {line}" for line in results)]
 
 
 def test_goes_on_and_reports_failures(tmp_path: Path) -> None:

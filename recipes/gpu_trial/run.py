@@ -9,7 +9,6 @@ commands that have not ended well. All but the trainings on a text end within LI
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
 import signal
@@ -29,8 +28,8 @@ SMALL = "--tokens 256 --batches 2 --words 100 --cpu --encoder-layers 1 --decoder
 COMMANDS = {
     "cuda": {
         "kernels": f"{TESTS} tests/test_cuda.py -m cuda",
-        "fp16": f"{TIMES} --tokens 16384 4096 --fp16 --fp16-no-flatten-grads",
-        "bf16": f"{TIMES} --tokens 16384 4096 --bf16 --fp16-no-flatten-grads",
+        "fp16": f"{TIMES} --tokens 4096 16384 --fp16 --fp16-no-flatten-grads",
+        "bf16": f"{TIMES} --tokens 4096 16384 --bf16 --fp16-no-flatten-grads",
         "amp": f"{TIMES} --tokens 8192 --amp",
         "fp16-8k": f"{TIMES} --tokens 8192 --fp16 --fp16-no-flatten-grads",
         "me-fp16": f"{TIMES} --tokens 8192 --memory-efficient-fp16",
@@ -48,17 +47,20 @@ ON_TEXT = {
     "cuda": "PRESET=gpu TOKENS=8192 UPDATES={updates} WARMUP={warmup} SAVE_EVERY={every}",
     "cpu": "PRESET=cpu LAYERS=1 WIDTH=16 FFN=32 HEADS=2 MAX_TOKENS=256 MERGES=200 SAVE_EVERY=2 AVERAGE=2 UPDATES=6",
 }
-GUARD = "-m recipes.steps.guard --"
 RATES = {"admin": 3e-4, "pre-ln": 3e-4, "post-ln": 1e-4}
 """Each method's own: the best of `make compare` with 18 layers on real text (docs/compare.csv)."""
 RESULT = re.compile(r"tokens \d+, method|=* ?\d+ (passed|failed|skipped|error)|FAILED|sacreBLEU +\d|update \d+ +\d")
 """How a line begins that the report repeats: a time, a count of tests, a test that failed, a score, a validation."""
 
-EXPLANATION = """
-Ratios are to stock Post-LN's step, batch by batch: median, lowest and highest. Memory is a step's, above the weights
-and the optimizer's state. To paste into an issue:
+REPORT = """# GPU trial
 
-```"""
+Each command's whole output is next to this file. Ratios are to stock Post-LN's step, batch by batch: median, lowest and
+highest. Memory is a step's, above the weights and the optimizer's state. To paste into an issue:
+
+```
+{}
+```
+"""
 
 
 def on_text(folder: Path, args: argparse.Namespace) -> dict[str, str]:
@@ -80,11 +82,13 @@ def log_of(folder: Path, name: str) -> list[str]:
 def perform(command: str, path: Path, limit: float) -> None:
     """Run a command into its log; when its time is up, or the trial is stopped, all that it started ends."""
     began, ended = time.monotonic(), "stopped"
-    words = [sys.executable if word == "python" else word for word in shlex.split(f"python {GUARD} {command}")]
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    words = [
+        sys.executable if word == "python" else word
+        for word in shlex.split(f"python -m recipes.steps.guard -- {command}")
+    ]
     with path.open("w") as log:
         try:
-            ended = f"status {subprocess.run(words, stdout=log, stderr=log, env=environment, timeout=limit).returncode}"
+            ended = f"status {subprocess.run(words, stdout=log, stderr=log, timeout=limit).returncode}"
         except subprocess.TimeoutExpired:
             ended = "stopped, its time was up"
         finally:
@@ -92,14 +96,15 @@ def perform(command: str, path: Path, limit: float) -> None:
 
 
 def report(folder: Path, commands: dict[str, str]) -> None:
-    """Write what is known so far: the commands and how they ended, and one block with all that they measured."""
-    lines = ["# GPU trial", "", "Each command's whole output is next to this file.", ""]
+    """Write what is known so far: one block with the commands, how they ended and what they measured."""
     block = [f"{hardware()}, torch {torch.__version__}, CUDA {torch.version.cuda}, commit {commit()}"]
     for name, command in commands.items():
         log = log_of(folder, name)
-        lines.append(f"- {name}: {log[-1]}: `{command}`")
-        block += [f"{name}: {log[-1]}", *("  " + " ".join(line.split()) for line in log if RESULT.match(line))]
-    (folder / "report.md").write_text("\n".join([*lines, EXPLANATION, *block, "```", ""]), encoding="utf-8")
+        block += [
+            f"{name}: {log[-1]}: {command}",
+            *("  " + " ".join(line.split()) for line in log if RESULT.match(line)),
+        ]
+    (folder / "report.md").write_text(REPORT.format("\n".join(block)), encoding="utf-8")
 
 
 def run_missing(folder: Path, commands: dict[str, str], before: dict[str, str], limit: float) -> None:
