@@ -63,7 +63,7 @@ class Pipeline(NamedTuple):
         search: Search,
         batch_tokens: int = 4096,
         first: int = 1,
-        done: Callable[[int], object] = lambda lines: None,
+        done: Callable[[int], object] = lambda pieces: None,
     ) -> list[list[Translation]]:
         """Translate lines of text; one without words has one translation, empty.
 
@@ -74,7 +74,7 @@ class Pipeline(NamedTuple):
             search: how.
             batch_tokens: units in a batch at most, padding included, unless a sentence alone has more.
             first: number of the first line, for notes.
-            done: is told after each batch how many lines it began, of those that are not empty.
+            done: is told after each batch how many pieces were in it.
 
         Returns:
             The best translations of each line, the best first, up to search.nbest.
@@ -91,11 +91,10 @@ class Pipeline(NamedTuple):
                     f"{self.translator.longest}: translated in {len(parts)} pieces.",
                     file=sys.stderr,
                 )
-        begins = {numbers.start for numbers in of_line if numbers}
         hypotheses: dict[int, list[Hypothesis]] = {}
         for batch in batches([len(piece) for piece in pieces], batch_tokens):
             hypotheses.update(zip(batch, self.translator.translate([pieces[i] for i in batch], search)))
-            done(len(begins.intersection(batch)))
+            done(len(batch))
         return [self._joined([hypotheses[i] for i in numbers]) for numbers in of_line]
 
     def _units(self, lines: list[str]) -> list[list[str]]:

@@ -141,4 +141,4 @@ def flow(
             rows = (formatted(number, translations, search) for number, translations in enumerate(translated, first))
             write("".join(rows).encode("utf-8"))
             first += len(lines)
-            shown.n = first - 1  # with the empty lines
+            shown.n = first - 1  # lines, of which some are empty and some in several pieces
