@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 KEY = "admin_text"
-"""Where a state dict's metadata, which torch keeps next to the weights, holds fingerprints.
-
-They are named "encoder" and "decoder", the dictionary of either stack, or as the file is: "codes", "text.json".
-"""
+"""Where a state dict's metadata, which torch keeps next to the weights, holds fingerprints: of the dictionary of either
+stack, "encoder" and "decoder", and of files by their names, "codes" and "text.json"."""
 
 
 def of_bytes(content: bytes) -> str:
