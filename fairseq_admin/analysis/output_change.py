@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 from ..bar import bar
 from ..method.schemes import stacks_of
-from ..method.sublayers import Sublayer, centred, normalised, observed
+from ..method.sublayers import Sublayer, centred, observed
 from ..pytorch.diagnosing import NOISE, perturb
 from . import figure
 from .dependency import own_share
@@ -56,7 +57,8 @@ def sublayers_of(stack: Any, words: Tensor, branches: Sequence[Tensor] | None = 
 def states(sublayers: Sequence[Sublayer]) -> list[Tensor]:
     """What the stack of the first 1, 2, … N layers gives, normalised. Shapes (R, C)."""
     last = {sublayer.layer: sublayer for sublayer in sublayers}  # of each layer
-    return [normalised(sublayer.rows(sublayer.output)) for sublayer in last.values()]
+    outputs = [sublayer.rows(sublayer.output) for sublayer in last.values()]
+    return [layer_norm(output, output.shape[-1:], eps=torch.finfo(output.dtype).tiny) for output in outputs]
 
 
 def changes(before: Sequence[Sublayer], after: Sequence[Sublayer]) -> Tensor:

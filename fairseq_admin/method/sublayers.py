@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -109,17 +109,11 @@ def watch(
         return real_positions(tokens, stack.padding_idx, getattr(stack, "batch_first", False))
 
     for number, layer in enumerate(layers_of(stack)):
-        _watch_layer(layer, number, see, replacements, find_real)
+        _watch_layer(layer, partial(Sublayer, layer=number, find_real=find_real), see, replacements)
         undo.callback(vars(layer).pop, "residual_connection", None)
 
 
-def _watch_layer(
-    layer: Any,
-    number: int,
-    see: Callable[[Sublayer], Any],
-    branches: Iterator[Tensor] | None,
-    find_real: Callable[[], Tensor],
-) -> None:
+def _watch_layer(layer: Any, make: Callable[..., Sublayer], see: Callable[[Sublayer], Any], branches: Any) -> None:
     names = norms_of(layer)
     coming = iter(names)
     add = layer.residual_connection
@@ -129,13 +123,20 @@ def _watch_layer(
         norm = getattr(layer, name)
         after = not layer.normalize_before and isinstance(norm, nn.LayerNorm)
         a, b = _scales(layer, norm)
-        kind = name.replace("_layer_norm", "").replace("final", "ffn")
         total = add(branch if branches is None else next(branches), shortcut)
         if name == names[-1]:
             del layer.residual_connection
-        bottom = norm.bottom if isinstance(norm, BottomNorm) else None
-        output = shortcut if after else total
-        see(Sublayer(number, kind, branch, shortcut, a, b, norm if after else None, bottom, output, find_real))
+        sublayer = make(
+            kind=name.replace("_layer_norm", "").replace("final", "ffn"),
+            branch=branch,
+            shortcut=shortcut,
+            a=a,
+            b=b,
+            norm=norm if after else None,
+            bottom=norm.bottom if isinstance(norm, BottomNorm) else None,
+            output=shortcut if after else total,
+        )
+        see(sublayer)
         return total
 
     layer.residual_connection = residual_connection
@@ -170,9 +171,3 @@ def real_positions(words: Tensor, padding: int, batch_first: bool = False) -> Te
 def centred(x: Tensor) -> Tensor:
     """x without its mean over the channels. Shape (..., C)."""
     return x - x.mean(-1, keepdim=True)
-
-
-def normalised(x: Tensor) -> Tensor:
-    """x̂: without mean and of variance 1 over the channels. Shape (..., C)."""
-    x = centred(x)
-    return x / x.square().mean(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny).sqrt()
