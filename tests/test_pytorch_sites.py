@@ -67,7 +67,16 @@ def parameter(*shape):
     return lambda: nn.Parameter(torch.randn(*shape) / 3)
 
 
+class Flat(Layer):
+    """Adds all positions as rows of one matrix, as OPT does."""
+
+    def forward(self, x):
+        rows = x.view(-1, 8)
+        return self.norm((rows + self.fc2(self.fc1(rows))).view(x.shape))
+
+
 FOLDED = {
+    "flat": Flat,
     "linear": kind(lambda self, x: self.fc1(x)),
     "twice": kind(lambda self, x: self.fc1(x) * self.fc1(x)),
     "dropout, cast": kind(lambda self, x: self.fc1(functional.dropout(x.type_as(self.fc1.bias), 0.1, False))),

@@ -76,8 +76,9 @@ def measure(root: nn.Module, stacks: list[list[Site]], given: Batch, sentences: 
     measures: dict[Site, StackMeasure] = {}
 
     def observe(first: Site, site: Site, norm: nn.Module, inputs: tuple) -> None:
-        x, total = site.shortcut, inputs[0]
-        assert x is not None
+        total = inputs[0]
+        assert site.shortcut is not None
+        x = site.shortcut.reshape(total.shape)
         if site is first:
             measures[first] = StackMeasure(rule, given.real(first.inputs, x))
         exact = torch.promote_types(total.dtype, torch.float32)

@@ -18,6 +18,8 @@ from .reading import Reader
 from .trace import UNSEEN, Call, Trace, Value, trace
 
 ADDS = frozenset("add add_ __add__ __radd__ __iadd__".split())
+SAME = frozenset("view reshape to type_as float contiguous".split())
+"""Calls that give the same numbers in the same order."""
 
 
 @dataclass(eq=False)
@@ -45,9 +47,9 @@ class Site:
         """Add (ω - 1) ⊙ x to the sum x + f(x): a hook of the norm that reads it."""
         x, self.shortcut = self.shortcut, None
         assert x is not None, "the norm ran without the module that takes its shortcut"
-        # Under autocast the sum may be of another type than x; it is to stay what it is.
+        # The sum may be of another type than x, as under autocast, and flat (OPT); it is to stay what it is.
         more = x * (norm.omega_init - 1 + norm.omega_delta).to(x.dtype)
-        return args[0] + more.to(args[0].dtype), *args[1:]
+        return args[0] + more.to(args[0].dtype).reshape(args[0].shape), *args[1:]
 
 
 def writer_of(x: Value) -> Call | None:
@@ -60,9 +62,10 @@ def sum_of(norm: Call) -> tuple[Call, Value] | None:
 
     (If both are, the one that a norm wrote.)
     """
-    total = norm.reads[0]
-    add = total.maker
-    if add is None or add.name not in ADDS or total.readers != [norm]:
+    total, add = norm.reads[0], norm.reads[0].maker
+    while add is not None and add.name in SAME and len(total.readers) == 1:
+        total, add = add.reads[0], add.reads[0].maker
+    if add is None or add.name not in ADDS or len(total.readers) != 1:
         return None
     terms = [x for x in add.reads if any(time <= add.time for _, _, time in x.takers)]
     terms = [x for x in terms if writer_of(x)] or terms

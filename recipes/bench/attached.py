@@ -26,7 +26,7 @@ from torch import nn  # noqa: E402
 import fairseq_admin.pytorch as admin  # noqa: E402
 from recipes.bench.arguments import number, output  # noqa: E402
 from recipes.bench.conditions import conditions, keep  # noqa: E402
-from recipes.bench.turns import interleaved  # noqa: E402
+from recipes.bench.turns import interleaved, ratio  # noqa: E402
 
 WORDS = 1000
 SENTENCES, LENGTH = 4, 128
@@ -69,14 +69,14 @@ def main(arguments: list[str] | None = None) -> int:
     attached = admin.attach(copy.deepcopy(stock), **batch)
     steps: list[Callable[[], object]] = [Step(stock, batch), Step(attached, batch)]
     plain, scaled = interleaved(steps, args.pairs, time.process_time, torch.device("cpu"))
-    ratios = sorted(b / a for a, b in zip(plain, scaled))
+    middle, low, high = ratio(scaled, plain)
     row = {
         "layers": args.layers,
         "width": args.width,
         "stock_ms": 1000 * statistics.median(plain),
-        "ratio": statistics.median(ratios),
-        "low": ratios[0],
-        "high": ratios[-1],
+        "ratio": middle,
+        "low": low,
+        "high": high,
     }
     print("  ".join(f"{key} {value:.4g}" for key, value in row.items()))
     keep(args.csv, conditions(args), [row])

@@ -33,7 +33,7 @@ from fairseq_admin.radam import FairseqRAdam, RAdamConfig  # noqa: E402
 from recipes.bench.arguments import number, output, size  # noqa: E402
 from recipes.bench.conditions import conditions, keep  # noqa: E402
 from recipes.bench.step import METHODS, PADDING, Run  # noqa: E402
-from recipes.bench.turns import interleaved  # noqa: E402
+from recipes.bench.turns import interleaved, ratio  # noqa: E402
 
 LAYERS = ["18", "60-12"]
 COMPARED = ["post-ln", "admin-plain", "admin"]
@@ -89,8 +89,7 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
             row = {"method": method, "layers": args.layers, "decoder_layers": args.decoder_layers, **run.counts()}
             for name, seconds, stock in zip(("forward_backward", "step"), times, (passes[0], steps[0])):
                 row[f"{name}_ms"] = 1000 * statistics.median(seconds)
-                ratios = sorted(a / b for a, b in zip(seconds, stock))
-                row[name], row[f"{name}_low"], row[f"{name}_high"] = statistics.median(ratios), ratios[0], ratios[-1]
+                row[name], row[f"{name}_low"], row[f"{name}_high"] = ratio(seconds, stock)
             rows.append(row)
     return rows
 

@@ -32,7 +32,7 @@ from recipes.bench import memory  # noqa: E402
 from recipes.bench.arguments import FORM, output, size  # noqa: E402
 from recipes.bench.conditions import conditions, keep, start_up  # noqa: E402
 from recipes.bench.step import METHODS, Run  # noqa: E402
-from recipes.bench.turns import interleaved  # noqa: E402
+from recipes.bench.turns import interleaved, ratio  # noqa: E402
 from recipes.steps.common import replacing  # noqa: E402
 
 SIZES = ["18:16:512", "18:256:1024", "18:512:1024"]
@@ -77,7 +77,7 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
     }
     result = []
     for method, run, times, rule, loss in zip(METHODS, runs, steps, rules, losses):
-        ratios = sorted(ours / stock for ours, stock in zip(times, steps[0]))
+        middle, low, high = ratio(times, steps[0])
         result.append(
             {
                 "method": method,
@@ -87,9 +87,9 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
                 "tokens": args.tokens,
                 "dtype": args.dtype,
                 "step_ms": 1000 * statistics.median(times),
-                "ratio": statistics.median(ratios),
-                "ratio_low": ratios[0],
-                "ratio_high": ratios[-1],
+                "ratio": middle,
+                "ratio_low": low,
+                "ratio_high": high,
                 "tokens_per_s": args.tokens / statistics.median(times),
                 "optimizer_ms": 1000 * statistics.median(rule),
                 "loss_ms": 1000 * statistics.median(loss),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -28,3 +29,9 @@ def interleaved(actions: list[Callable[[], object]], rounds: int, clock: Callabl
             if turn:
                 times[i].append(taken)
     return times
+
+
+def ratio(times: list[float], stock: list[float]) -> tuple[float, float, float]:
+    """What one side took as a share of the other, a ratio a turn: the median, the lowest and the highest."""
+    ratios = sorted(a / b for a, b in zip(times, stock))
+    return statistics.median(ratios), ratios[0], ratios[-1]
