@@ -1,0 +1,27 @@
+"""CONTRIBUTING.md: is what it says to add a scheme enough?"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+
+@pytest.mark.slow
+def test_the_scheme_is_added_by_the_diff(tmp_path: Path) -> None:
+    """Applied to a copy: its layers compute what the test has written out, and its checkpoint names it and loads."""
+    for folder in ("fairseq_admin", "tests", "recipes"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 100
+    (patch,) = re.findall(r"```diff\n(--- a/.*?)```", text, flags=re.S)
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
+    chosen = ["-k", "doubled and (written_out or names_the_scheme)", "-p", "no:cacheprovider", "-rA"]
+    command = [sys.executable, "-m", "pytest", "tests/test_schemes.py", *chosen]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("PASSED") == 2, done.stdout[-4000:]
