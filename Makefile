@@ -122,12 +122,22 @@ test: lint
 test-nightly: $(VENV)/ready
 	$(RUN) -m pytest -n 2 --dist loadfile -m nightly $(PYTEST)
 
-## make lint: ruff and mypy only
+## make lint: ruff, mypy and the schemas of .github only
 .PHONY: lint
 lint: $(VENV)/ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(RUN) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
 	$(RUN) -m mypy
+
+## make release: a wheel and an sdist in dist/, checked, and the wheel tried in an empty environment outside the clone
+.PHONY: release
+release: $(VENV)/ready
+	rm -rf dist
+	$(RUN) -m build
+	$(RUN) -m twine check --strict dist/*
+	PYTHON=$(RUN) tests/release.sh dist/*.whl
 
 ## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), the host time of a GPU's step, and an attached BERT's
 .PHONY: bench
@@ -152,7 +162,7 @@ lock: $(VENV)/ready
 ## make clean: remove caches and runs/demo
 .PHONY: clean
 clean:
-	rm -rf runs/demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf runs/demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find fairseq_admin recipes tests -name __pycache__ -prune -exec rm -rf {} +
 
 ## make distclean: clean, and remove the virtual environment and all runs
