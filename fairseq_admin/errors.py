@@ -73,7 +73,8 @@ def install_excepthook() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if (ended := outcome(error)) is None:
-            return previous(kind, error, trace)
+            previous(kind, error, trace)
+            return
         raise SystemExit(end(*ended))  # CPython ends the process with the status of a SystemExit that a hook raises
 
     sys.excepthook = hook

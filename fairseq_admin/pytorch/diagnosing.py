@@ -9,6 +9,7 @@ log N for Admin (figure 4). What it is after each sub-layer is what a stack cut 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,7 @@ def outputs(model: nn.Module, given: Batch) -> dict[str, Tensor]:
     root, found = attached(model)
     states: dict[str, Tensor] = {}
 
-    def keep(name: str, inputs: frozenset[str]):  # noqa: ANN202
+    def keep(name: str, inputs: frozenset[str]) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple, output: Tensor) -> None:
             real = given.real(inputs, output)
             rows = output.flatten(0, -2).float()

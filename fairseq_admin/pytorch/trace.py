@@ -91,7 +91,8 @@ class Trace(TorchFunctionMode):
     def value(self, tensor: Tensor) -> Value:
         """What a tensor is now."""
         unseen = frozenset([UNSEEN] if tensor.is_floating_point() else [])
-        return self.values.setdefault(tensor, Value(tensor.numel(), unseen))
+        value: Value = self.values.setdefault(tensor, Value(tensor.numel(), unseen))
+        return value
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
