@@ -137,7 +137,7 @@ release: $(VENV)/ready
 	rm -rf dist
 	$(RUN) -m build
 	$(RUN) -m twine check --strict dist/*
-	PYTHON=$(RUN) tests/release.sh dist/*.whl
+	PYTHON=$(abspath $(RUN)) tests/release.sh dist/*.whl
 
 ## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), the host time of a GPU's step, and an attached BERT's
 .PHONY: bench

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +68,8 @@ class Recipe:
     settings: Any
     size: str = ""
     """the part of the target that names one, with its variant"""
+    given: tuple[tuple[str, str], ...] = ()
+    """what the user gave for its settings, in the order of their names"""
 
     @property
     def name(self) -> str:
@@ -100,9 +103,10 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        return " ".join(
-            ["make", self.target, *(f"{name}={getattr(self.settings, name)}" for name in self.file.command)]
-        )
+        """What made it, but for the run's METHOD and SEED: with other ones it makes a run to set next to it."""
+        named = {name: str(getattr(self.settings, name)) for name in self.file.command}
+        named |= {name: value for name, value in self.given if name not in ("METHOD", "SEED")}
+        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named.items())])
 
 
 def files() -> dict[str, tuple[Path, str]]:
@@ -155,7 +159,8 @@ def read(target: str, given: dict[str, str]) -> Recipe:
             f"UPDATES={given['UPDATES']} is given, and EPOCHS={values['EPOCHS']} says how long it trains; give another "
             "EPOCHS=, or EPOCHS= empty."
         )
-    return Recipe(target, file, validated(model, {**values, "PRESET": preset}), size)
+    settings = validated(model, {**values, "PRESET": preset})
+    return Recipe(target, file, settings, size, tuple(sorted(given.items())))
 
 
 def _default(file: File) -> str:

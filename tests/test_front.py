@@ -189,6 +189,11 @@ def test_every_scheme_is_trained_in_one_way(method, folds):
     assert ("omega" in [step.name for step in run.steps()]) == SCHEMES[method].omega
 
 
+def test_what_to_run_next_repeats_every_setting():
+    given = read("own", "DATA=my text", "PAIR=de-en", "METHOD=pre-ln", "SEED=3", "UPDATES=2000", "LAYERS=6")
+    assert given.command == "make own 'DATA=my text' PAIR=de-en PRESET=cpu LAYERS=6 UPDATES=2000"
+
+
 def test_as_many_checkpoints_are_kept_as_are_averaged():
     assert "--keep-interval-updates 7" in " ".join(pipeline("demo", "AVERAGE=7").run.command())
     epochs = " ".join(pipeline("demo", "AVERAGE=7", "EPOCHS=9").run.command())
