@@ -75,22 +75,22 @@ lm-demo: $(VENV)/ready
 ## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
 .PHONY: compare
 compare: $(VENV)/ready
-	$(CALL) -f recipes/compare/Makefile
+	$(FRONT)
 
 ## make sensitivity: what learning rates and beta2 a scheme stands without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
 .PHONY: sensitivity
 sensitivity: $(VENV)/ready
-	$(CALL) -f recipes/sensitivity/Makefile
+	$(FRONT)
 
 ## make warmup: what warm-up each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, QUICK=1)
 .PHONY: warmup
 warmup: $(VENV)/ready
-	$(CALL) -f recipes/warmup/Makefile
+	$(FRONT)
 
 ## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, QUICK=1)
 .PHONY: deeper
 deeper: $(VENV)/ready
-	$(CALL) -f recipes/deeper/Makefile
+	$(FRONT)
 
 ## make table: all results so far next to the papers' numbers
 .PHONY: table

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from recipes import recipe as recipes
 from recipes.chain import Chain
+from recipes.grid import settings as grids
 from recipes.language_model import LanguageModel
 from recipes.recipe import Recipe
 from recipes.steps import inputs, settings
@@ -40,7 +41,7 @@ def given(target: str, words: list[str]) -> dict[str, str]:
     """
     if wrong := next((word for word in words if not re.match(r"[A-Z]\w*=", word)), None):
         raise ValueError(f"{wrong}: expected NAME=VALUE, a setting of {target}. See make help TARGET={target}.")
-    known = recipes.names(target)
+    known = grids.names(target) if target in grids.KINDS else recipes.names(target)
     _, _, after = os.environ.get("MAKEFLAGS", "").partition("-- ")
     on_line = {word.partition("=")[0] for word in re.split(r"(?<!\\)\s+", after) if "=" in word} - MAKES
     values = {name: os.environ[name] for name in [*known, *on_line] if name in os.environ}
@@ -60,7 +61,8 @@ def asked(target: str) -> tuple[str, str]:
     if recipe in known and step in STEPS:
         return recipe, step
     raise ValueError(
-        f"{target} is unknown; expected one of {' '.join(known)}, or one with -{' -'.join(STEPS)} after it."
+        f"{target} is unknown; expected one of {' '.join([*known, *grids.KINDS])}, or one with -{' -'.join(STEPS)} "
+        "after it (the grids have none)."
     )
 
 
@@ -131,9 +133,14 @@ def main() -> None:
     target, *words = [word for word in words if not word.startswith("-")] or ["help"]
     flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
     dry = "-n" in options or (not flags.startswith("-") and "n" in flags)
+    if target in grids.KINDS:
+        from recipes.grid import front  # with scipy and submitit
+
+        front.main(target, given(target, words), dry)
+        return
     if target == "help":
         name = next(iter(words), os.environ.get("TARGET", ""))
-        print("\n".join(recipes.help_lines(asked(name)[0])))
+        print("\n".join(grids.help_lines(name) if name in grids.KINDS else recipes.help_lines(asked(name)[0])))
         return
     if target == "preflight":
         named = [word.partition("=")[2] for word in words if word.startswith("RECIPE=")]

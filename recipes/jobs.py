@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,9 @@ class Job:
     @property
     def log(self) -> Path:
         return self.folder / "job.log"
+
+
+Ended = Callable[[Job, int], None]
 
 
 def start(job: Job, env: Mapping[str, str], group: int) -> subprocess.Popen:
@@ -97,7 +100,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_here(jobs: Sequence[Job], parallel: int, devices: Sequence[str]) -> dict[str, int]:
+def run_here(jobs: Sequence[Job], parallel: int, devices: Sequence[str], ended: Ended) -> dict[str, int]:
     """Run jobs on this machine, `parallel` at a time; what `run` gives."""
     places = list(range(parallel))
     waiting = list(jobs)
@@ -115,6 +118,7 @@ def run_here(jobs: Sequence[Job], parallel: int, devices: Sequence[str]) -> dict
                 if status is not None:
                     del running[place]
                     statuses[job.name] = exit_status(status)
+                    ended(job, statuses[job.name])
     return statuses
 
 
@@ -125,6 +129,7 @@ def run(
     devices: Sequence[str] = (),
     slurm: Slurm | None = None,
     folder: Path | None = None,
+    ended: Ended = lambda job, status: None,
 ) -> dict[str, int]:
     """Run all jobs to their end.
 
@@ -134,6 +139,7 @@ def run(
         devices: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them; a job gets one of them.
         slurm: the user's settings of the cluster.
         folder: where a cluster's files are kept, and which jobs it has; every node sees it.
+        ended: called with each job that is over, and its exit status.
 
     Returns:
         by name, the exit status of a job's command, as a shell has it; 1 if the cluster ended it.
@@ -145,8 +151,8 @@ def run(
         raise ValueError("two jobs have one name; expected each once.")
     with interruptible():
         if where == "here":
-            return run_here(jobs, parallel, devices)
+            return run_here(jobs, parallel, devices, ended)
         from recipes import slurm as cluster
 
         assert folder is not None, "a cluster's files need a folder"
-        return cluster.run(jobs, parallel, slurm or cluster.Slurm(), folder)
+        return cluster.run(jobs, parallel, slurm or cluster.Slurm(), folder, ended)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -190,5 +189,5 @@ def faults(machines: Machines, precision: str) -> Iterator[str]:
             f"this machine has {len(there)} GPUs{gpus.restricted()}, and the run needs {machines.gpus}. Give GPUS=, or "
             "train small on a CPU with PRESET=small (or cpu)."
         )
-    elif fault := gpus.torch_fault(machines.gpus, precision or "fp32", there, sys.version_info[:2]):
+    elif fault := gpus.torch_fault(machines.gpus, precision or "fp32", there):
         yield fault

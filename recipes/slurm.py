@@ -25,7 +25,7 @@ import yaml
 from filelock import FileLock
 from submitit.helpers import Checkpointable, TorchDistributedEnvironment
 
-from recipes.jobs import Job, exit_status, start
+from recipes.jobs import Ended, Job, exit_status, start
 from recipes.steps.common import write_lines
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ def states(there: dict[str, submitit.Job], waiting: dict[str, submitit.Job]) -> 
     return ", ".join([text, *(f"{count} {state}" for state, count in sorted(counts.items()))])
 
 
-def run(jobs: Sequence[Job], parallel: int, slurm: Slurm, folder: Path) -> dict[str, int]:
+def run(jobs: Sequence[Job], parallel: int, slurm: Slurm, folder: Path, ended: Ended) -> dict[str, int]:
     """As recipes.jobs.run; the states are said wherever they change."""
     if not shutil.which("sbatch"):
         raise ValueError("WHERE=slurm needs sbatch, which is not here. Run this where jobs are submitted from.")
@@ -190,11 +190,14 @@ def run(jobs: Sequence[Job], parallel: int, slurm: Slurm, folder: Path) -> dict[
         raise ValueError(f"sbatch refused the jobs: {' '.join(str(error).split())}. Look at slurm.yaml.") from None
     numbers = " ".join(sorted({job.job_id.partition("_")[0] for job in there.values()}))
     log.info("Slurm has %s (%s); Ctrl-C leaves them there.", many(len(there)), numbers)
-    said, waiting, began = "", dict(there), time.monotonic()
+    by_name = {job.name: job for job in jobs}
+    said, waiting, statuses, began = "", dict(there), {}, time.monotonic()
     try:
         while waiting:
             submitit.SlurmJob.watcher.update()
-            waiting = {name: job for name, job in waiting.items() if not job.done()}
+            for name in [name for name, job in waiting.items() if job.done()]:
+                statuses[name] = outcome(name, waiting.pop(name))
+                ended(by_name[name], statuses[name])
             now = states(there, waiting)
             if now != said:
                 log.info("%s  %s", time.strftime("%H:%M:%S"), now)
@@ -204,4 +207,4 @@ def run(jobs: Sequence[Job], parallel: int, slurm: Slurm, folder: Path) -> dict[
     except KeyboardInterrupt:
         log.info("The jobs go on. The same command waits for them again; scancel %s ends them.", numbers)
         raise
-    return {name: outcome(name, job) for name, job in there.items()}
+    return statuses

@@ -16,23 +16,23 @@ from pathlib import Path
 
 import conftest
 import pytest
-from conftest import make_command, make_environment, run_module
+from conftest import run_module
 from matplotlib import pyplot
 
 from fairseq_admin.method.schemes import SCHEMES
-from recipes.compare import cells
 from recipes.compare.curves import draw as draw_curves
 from recipes.compare.entropy import unigram_entropy
 from recipes.compare.grid_table import outcome, read_results, read_runs, rows, spread, write_runs
 from recipes.compare.outcomes import interval, still_falling, told, welch
 from recipes.compare.outcomes import outcome as mean_of_last
 from recipes.compare.rates import draw as draw_rates
-from recipes.compare.result import bleu, last_change
 from recipes.compare.reversed_corpus import pairs
 from recipes.compare.standing import difference, judged, loss, standings
 from recipes.compare.standing import table as standing_table
-from recipes.compare.train_cell import gained
 from recipes.compare.verdict import Verdict, left_plateau, verdict
+from recipes.grid.front import read
+from recipes.grid.judge import bleu, last_change
+from recipes.grid.run import Run, gained
 from recipes.sensitivity.heatmap import draw as draw_heatmap
 from recipes.steps.common import write_lines
 from recipes.steps.guard import alone
@@ -101,20 +101,21 @@ def test_bleu_is_of_the_tokens_in_the_order_of_the_test_set():
     assert bleu([*lines[:3], "H-0\t-0.1\tw1"])[0] < 60
 
 
-def test_a_cell_is_judged_by_one_make_at_a_time(tmp_path):
+def test_a_run_is_made_by_one_process_at_a_time(tmp_path):
     """The checkpoints that one translates with are gone once the other has its result."""
-    cell, entropy = tmp_path / "admin-1l-s1", tmp_path / "entropy.json"
-    cell.mkdir()
-    write_lines(entropy, ['{"bits": 8.0}'])
-    write_lines(cell / "trained.json", ['{"stopped": true}'])
-    write_lines(cell / "train.log", ["2026-01-01 00:00:00 | INFO | fairseq_cli.train | num. shared model params: 7"])
-    command = [sys.executable, "-m", "recipes.compare.result", cell, "seed=1", "--data", tmp_path, "--entropy", entropy]
-    with alone(cell / ".guard"):
-        second = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        assert f"{cell}/.guard: taken by process {os.getpid()}" in second.stderr.readline()
-        assert not (cell / "result.json").exists()
+    folder = tmp_path / "admin-1l-s1"
+    Run({"seed": "1"}, "data", [], 20, 20, 10, "translation", {"entropy": 8.0, "options": []}).write(folder)
+    write_lines(folder / "trained.json", ['{"stopped": true}'])
+    write_lines(folder / "train.log", ["2026-01-01 00:00:00 | INFO | fairseq_cli.train | num. shared model params: 7"])
+    with alone(folder / ".guard"):
+        second = subprocess.Popen(
+            [sys.executable, "-m", "recipes.grid.run", folder], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        assert f"{folder}/.guard: taken by process {os.getpid()}" in second.stderr.readline()
+        assert not (folder / "result.json").exists()
     assert second.wait(60) == 0, second.stderr.read()
-    assert json.loads((cell / "result.json").read_text())["verdict"] == "diverged"
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["seed"], result["verdict"]) == ("1", "diverged")
 
 
 # -- tables and figures ----------------------------------------------------------------------------------------------
@@ -140,20 +141,6 @@ def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
     page.write_text("changed afterwards")
     with pytest.raises(ValueError, match="not committed as it is"):
         last_change(page)
-
-
-def test_how_far_a_grid_is(tmp_path):
-    """Cells of other grids in the folder do not count; those that an earlier make finished do, but not for the pace."""
-    names = ["a-6l-s1", "a-12l-s1", "b-6l-s1", "b-12l-s1", "b-18l-s1"]
-    assert cells.how_far(tmp_path, names, 1000, 1060) == "; 0 of 5 cells done"
-    for name, end in ((names[0], 500), (names[1], 1050), ("other-6l-s1", 1055)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "result.json").touch()
-        os.utime(tmp_path / name / "result.json", (end, end))
-    assert cells.how_far(tmp_path, names, 1000, 1060) == "; 2 of 5 cells done, 3 min 00 s left"
-    assert cells.how_far(tmp_path, names, 1051, 1060) == "; 2 of 5 cells done"
-    assert cells.how_far(tmp_path, names, None, 1060) == "; 2 of 5 cells done"
-    assert cells.how_far(tmp_path, names[:2], 1000, 1060) == "; 2 of 2 cells done"
 
 
 def result(**values):
@@ -475,85 +462,136 @@ def test_heat_map_has_its_numbers(closed):
 # -- make ------------------------------------------------------------------------------------------------------------
 
 TINY = "PAIRS=300 VALID_PAIRS=50 TEST_PAIRS=20 WORDS=20 WIDTH=16 FFN=16 UPDATES=20 SAVE_EVERY=10 LOG_EVERY=5".split()
-TINY.append("WARMUP=5")
+WARMUP = "WARMUP=5"
 
 
-def make(recipe, runs, *variables):
-    return conftest.make(recipe, f"RUNS={runs}", *TINY, *variables)
-
-
-def test_the_text_has_variables_of_its_own(tmp_path, monkeypatch):
-    """The demo's text, which a grid on a GPU is trained on, is not held to how long the grid's runs are."""
-    monkeypatch.setenv("UPDATES", "30")
-    monkeypatch.setenv("SAVE_EVERY", "30")
-    done = make("compare", tmp_path, "-n", "SCHEMES=admin", "PRESET=gpu", "LEG=30")
-    assert done.returncode == 0, done.stderr
-
-
-def planned(folder, *given):
-    """The cells that a plan trains, in its order, by their folders."""
-    done = make("compare", folder, "-n", "SCHEMES=admin", "RATES=1e-4 1e-3", "SEEDS=1 2", *given)
+def planned(target, folder, *given):
+    """What a plan says of each run, by its folder below this one, in its order."""
+    done = conftest.front(target, "-n", f"RUNS={folder}", *given)
     assert done.returncode == 0, done.stderr
     assert not list(folder.iterdir())
-    return list(dict.fromkeys(re.findall(rf"train_cell {re.escape(str(folder))}/\S+?/(\S+)", done.stdout)))
-
-
-def test_a_plan_of_real_text_fetches_nothing(tmp_path):
-    """And tries every rate with the first seed alone, in a folder of short runs, as the best is not known."""
-    tried = ["search/admin-18l-lr1e-4-s1", "search/admin-18l-lr1e-3-s1"]
-    assert planned(tmp_path, "PRESET=multi30k") == tried
-    best = "BEST=admin-18l-lr1e-3"
-    assert planned(tmp_path, "PRESET=multi30k", best) == [*tried, "admin-18l-lr1e-3-s1", "admin-18l-lr1e-3-s2"]
+    *runs, last = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    runs += [last] if last[0] == "run" else []
+    return [Path(path).relative_to(folder).as_posix() for _, path in runs]
 
 
 def test_rates_are_tried_on_the_first_seed(tmp_path):
+    """And on real text in a folder of short runs; the others are known once there are results."""
+    given = ["SCHEMES=admin", "RATES=1e-4 1e-3", "SEEDS=1 2"]
     tried = ["admin-18l-lr1e-4-s1", "admin-18l-lr1e-3-s1"]
-    assert planned(tmp_path, "SEARCH=first", "BEST=admin-18l-lr1e-4") == [*tried, "admin-18l-lr1e-4-s2"]
-    assert planned(tmp_path) == [*tried, "admin-18l-lr1e-4-s2", "admin-18l-lr1e-3-s2"]
+    all_seeds = [*tried, "admin-18l-lr1e-4-s2", "admin-18l-lr1e-3-s2"]
+    assert planned("compare", tmp_path, *given) == [f"compare/{name}" for name in all_seeds]
+    assert planned("compare", tmp_path, *given, "SEARCH=first") == [f"compare/{name}" for name in tried]
+    short = planned("compare", tmp_path, *given, "PRESET=multi30k")
+    assert short == [f"compare-multi30k/search/{name}" for name in tried]
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "first", "count"),
+    [
+        ("compare", "DEPTHS=6 TIED=no FFN_INIT=stock DROPOUT=0.1 MAX_TOKENS=9",
+         "compare-tokens9-dropout0.1-untied-ffn-stock/admin-6l-lr1e-4-s1", 216),
+        ("sensitivity", "PRESET=gpu", "sensitivity-gpu/post-ln-lr1e-4-b0.99-s1", 45),
+        ("warmup", "", "warmup/post-ln-adam-w0-lr5e-4-s1", 54),
+        ("warmup", "QUICK=1", "warmup/post-ln-adam-w0-lr1e-3-s1", 12),
+        ("deeper", "FACTOR=0 DROPOUT=0.1", "deeper-factor0-dropout0.1/encoder", 77),
+    ],
+)  # fmt: skip
+def test_where_the_runs_of_a_grid_are(target, given, first, count, tmp_path):
+    runs = planned(target, tmp_path, *given.split())
+    assert (runs[0], len(runs)) == (first, count)
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "message"),
+    [
+        ("compare", ["SCHEMES=amdin"], "SCHEMES=amdin cannot be; expected some of admin post-ln pre-ln"),
+        ("compare", ["RATES=1 1"], "RATES=1 1 cannot be; expected numbers of 0 or more, as 1e-3, one or more"),
+        ("compare", ["RATES="], "RATES= cannot be; expected numbers of 0 or more"),
+        ("compare", ["DEPTHS=0"], "DEPTHS=0 cannot be; expected whole numbers above 0"),
+        ("compare", ["SEEDS=x"], "SEEDS=x cannot be; expected whole numbers of 0 or more"),
+        ("compare", ["SEARCH=last"], "SEARCH=last cannot be; expected one of every first short"),
+        ("compare", ["PRESET=tpu"], "PRESET=tpu is unknown; expected cpu or gpu or multi30k"),
+        ("compare", ["DROPOUT=1"], "DROPOUT=1 cannot be; expected a number of 0 or more and below 1"),
+        ("compare", ["WIDTH=30"], "WIDTH=30 is not a multiple of HEADS=4. Give another of them."),
+        ("compare", ["UPDATES=1501"], "UPDATES=1501 is not a multiple of SAVE_EVERY=100"),
+        ("compare", ["LEG=50"], "LEG=50 is not a multiple of SAVE_EVERY=100"),
+        ("compare", ["LR=1"], "LR=1 is not a setting of compare. See make help TARGET=compare."),
+        ("compare", ["WHERE=cloud"], "WHERE=cloud cannot be; expected one of here slurm"),
+        ("sensitivity", ["BETA2S=1"], "BETA2S=1 cannot be; expected numbers below 1, as 0.98"),
+        ("warmup", ["OPTIMIZERS=lion"], "OPTIMIZERS=lion cannot be; expected some of adam sgd"),
+        ("deeper", ["SCHEMES=t-fixup"], "SCHEMES=t-fixup cannot be; expected some of"),
+        ("deeper", ["FACTOR=-1"], "FACTOR=-1 cannot be; expected a number of 0 or more"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_of_a_grid_is_one_line(target, given, message):
+    with pytest.raises(ValueError) as error:
+        read(target, dict(one.split("=", 1) for one in given))
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_what_a_grid_is_held_to_is_what_it_was():
+    """The folders of docs/compare.csv and its like are gone on with: names, types and words of the first version."""
+    record = read("compare", {}).record()
+    assert record == {
+        **{"updates": "1500", "leg": "500", "beam": "5", "ffn_init": "xavier"},
+        **{"pairs": "20000/1000/1000", "words": "100"},
+        **{"--arch": "transformer_admin", "--encoder-embed-dim": "128", "--encoder-ffn-embed-dim": "256"},
+        **{"--encoder-attention-heads": "4", "--decoder-attention-heads": "4", "--share-all-embeddings": "on"},
+        **{"--dropout": "0.0", "--optimizer": "radam", "--adam-betas": "(0.9, 0.98)", "--clip-norm": "0.0"},
+        **{"--criterion": "label_smoothed_cross_entropy_fast", "--label-smoothing": "0.1", "--max-tokens": "192"},
+        **{"--required-batch-size-multiple": "1", "--log-interval": "10", "--lr-scheduler": "inverse_sqrt"},
+        **{"--warmup-updates": "100", "--warmup-init-lr": "1e-7", "--cpu": "on", "--num-workers": "0"},
+    }  # fmt: skip
 
 
 @pytest.mark.slow
 def test_a_grid_of_two_runs(tmp_path):
     """Killed in the middle, it goes on; what is done stays; another setting is refused; a diverged run is a row."""
-    grid = ["SCHEMES=admin", "DEPTHS=1", "RATES=1e-3 1e38", "SEEDS=1"]
+    grid = ["SCHEMES=admin", "DEPTHS=1", "RATES=1e-3 1e38", "SEEDS=1", *TINY, WARMUP]
     out = tmp_path / "compare"
     log = (tmp_path / "log").open("wb")
-    running = subprocess.Popen(
-        make_command("compare", f"RUNS={tmp_path}", *TINY, *grid, "UPDATES=100000"), cwd=ROOT, env=make_environment(),
-        stdout=log, stderr=log, start_new_session=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "recipes", "compare", f"RUNS={tmp_path}", *grid, "UPDATES=100000"]
+    running = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
     checkpoints = out / "admin-1l-lr1e-3-s1/checkpoints"
     try:
         until = time.monotonic() + 240
         while not list(checkpoints.glob("checkpoint_*_*0.pt")):
             assert running.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
             time.sleep(0.2)
+        second = conftest.front("compare", f"RUNS={tmp_path}", *grid, "UPDATES=100000")
+        assert second.returncode == 2 and f"{out}: process " in second.stderr and "is at work there" in second.stderr
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait()
     assert not (out / "admin-1l-lr1e-3-s1/trained.json").exists() and not (out / "table.md").exists()
-    done = make("compare", tmp_path, *grid)
+    done = conftest.front("compare", f"RUNS={tmp_path}", *grid)
     assert done.returncode != 0 and "was made with other settings (updates 100000 -> 20" in done.stderr
     (out / "settings.json").unlink()
     kept = max(int(path.stem.rpartition("_")[2]) for path in checkpoints.glob("checkpoint_*_*0.pt"))
-    done = make("compare", tmp_path, *grid, f"UPDATES={kept + 20}")
+    grid += [f"RUNS={tmp_path}", f"UPDATES={kept + 20}", f"LEG={kept + 20}", "JOBS=2"]
+    done = conftest.front("compare", *grid)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"Loaded checkpoint {checkpoints}/" in (out / "admin-1l-lr1e-3-s1/train.log").read_text()
     whole, diverged = csv.DictReader((out / "runs.csv").open())
     assert whole["verdict"] in ("learned", "plateau") and 0 < float(whole["bits"]) < 20 and whole["signature"]
     assert diverged["verdict"] == "diverged" and not diverged["bleu"]
     assert re.search(r"\| Admin +\| 1 +\| 1e-3 ", done.stdout) and (out / "curves.png").exists()
-    assert "admin-1l-lr1e-3-s1: training; 0 of 2 cells done\n" in done.stdout and "; 2 of 2 cells done\n" in done.stdout
+    assert "2 runs, 0 of them done; 2 at a time\n" in done.stdout and "; 2 of 2 runs done\n" in done.stdout
     assert not list(out.rglob("*.part")) and not list(out.rglob("*.pt"))
     stamp = (out / "admin-1l-lr1e-3-s1/result.json").stat().st_mtime_ns
-    done = make("compare", tmp_path, *grid, f"UPDATES={kept + 20}")
-    assert done.returncode == 0 and "trained" not in done.stdout
+    # A folder of an earlier version has no description of a run.
+    (out / "admin-1l-lr1e-3-s1/run.json").unlink()
+    done = conftest.front("compare", *grid)
+    assert done.returncode == 0 and "runs done" not in done.stdout
     assert (out / "admin-1l-lr1e-3-s1/result.json").stat().st_mtime_ns == stamp
 
 
 @pytest.mark.nightly
 def test_sensitivity_small(tmp_path):
-    done = make("sensitivity", tmp_path, "SCHEMES=post-ln", "LRS=1e-3", "BETA2S=0.99", "LAYERS=1")
+    done = conftest.front(
+        "sensitivity", f"RUNS={tmp_path}", *TINY, "SCHEMES=post-ln", "LRS=1e-3", "BETA2S=0.99", "LAYERS=1"
+    )
     assert done.returncode == 0 and (tmp_path / "sensitivity/heatmap.png").exists(), done.stdout[-3000:] + done.stderr
 
 
@@ -570,7 +608,7 @@ def test_compare_on_real_text_small(tmp_path):
     (tmp_path / "sums").write_text("\n".join(sums) + "\n")
     given = ["PRESET=multi30k", f"DATA={served}", f"SUMS={tmp_path}/sums", "MERGES=50", "MAX_TOKENS=200", "SHORT=20"]
     grid = ["SCHEMES=admin", "DEPTHS=1", "RATES=1e-30 1e-2", "SEEDS=1 2"]
-    done = make("compare", tmp_path, *given, *grid)
+    done = conftest.front("compare", f"RUNS={tmp_path}", *TINY, WARMUP, *given, *grid)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     out = tmp_path / "compare-tokens200-multi30k"
     runs, tried = (list(csv.DictReader((out / name).open())) for name in ("runs.csv", "search/runs.csv"))
@@ -580,18 +618,10 @@ def test_compare_on_real_text_small(tmp_path):
     assert "were tried in runs of 20 updates on seed 1)" in (out / "standing.md").read_text()
 
 
-MODEL = "--arch transformer_admin_tiny --optimizer adam --cpu --num-workers 0 --max-tokens 300".split()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--updates", 25, "--save-every", 10], "--updates 25 and --leg 25 are not multiples of --save-every 10"),
-        (["--updates", 10, "--save-every", 10, "--", *MODEL, "--typo"], "fairseq-train ended with status 2: .*--typo"),
-    ],
-)
-def test_a_crash_is_an_error_and_leaves_no_result(options, message, corpus, tmp_path):
-    done = run_module("recipes.compare.train_cell", tmp_path / "cell", "--data", corpus, *options, log=tmp_path / "log")
-    assert done.status == 2 and re.search(message, done.output.splitlines()[-1]), done.output
-    assert len(done.output.splitlines()) == 1 + ("--" in options)  # the cell says that it begins
-    assert not (tmp_path / "cell/trained.json").exists()
+def test_a_crash_is_an_error_and_leaves_no_result(corpus, tmp_path):
+    """A wrong option, say: one line, and the run is made again once it is right."""
+    options = "--arch transformer_admin_tiny --optimizer adam --cpu --num-workers 0 --max-tokens 300 --typo".split()
+    Run({}, str(corpus), options, 10, 10, 10).write(tmp_path / "run")
+    done = run_module("recipes.grid.run", tmp_path / "run", log=tmp_path / "log")
+    assert done.status == 2 and re.search("fairseq-train ended with status 2: .*--typo", done.output.splitlines()[-1])
+    assert len(done.output.splitlines()) == 1 and not (tmp_path / "run/trained.json").exists()

@@ -6,7 +6,6 @@ import functools
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import BinaryIO
@@ -21,7 +20,7 @@ from test_modes import same, two_processes
 from fairseq_admin import cli
 from fairseq_admin.checkpoints.files import read
 from fairseq_admin.method import provenance
-from recipes.compare import train_cell
+from recipes.grid import run as grid_run
 
 COMMON = (
     "--user-dir fairseq_admin --max-tokens 300 --cpu --no-epoch-checkpoints --log-format simple --log-interval 1 "
@@ -95,10 +94,10 @@ def test_measured_once_and_resumed_bit_for_bit(scheme: str, data: Path, encoder:
     assert same(read(tmp_path / "again/checkpoint_last.pt")["model"], state)
 
 
-def test_a_cell_begins_from_a_checkpoint_and_goes_on_from_its_own(
+def test_a_run_begins_from_a_checkpoint_and_goes_on_from_its_own(
     data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`train_cell --from`, and again as after a kill: are the new layers set up once in all?"""
+    """Run again as after a kill: are the new layers set up once in all?"""
     cell = tmp_path / "cell"
 
     def started(command: list[str], stdout: BinaryIO, **_: object) -> subprocess.CompletedProcess:
@@ -107,15 +106,15 @@ def test_a_cell_begins_from_a_checkpoint_and_goes_on_from_its_own(
         stdout.write(done.output.encode())
         return subprocess.CompletedProcess(command, done.status)
 
-    monkeypatch.setattr(train_cell, "subprocess", SimpleNamespace(run=started, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(grid_run, "subprocess", SimpleNamespace(run=started, STDOUT=subprocess.STDOUT))
     options = [*CLASSES, "--pretrained-lr-factor", 0, "--lr", 1e-3, "--batch-size", 16, "--cpu", "--num-workers", 0]
     begin = tmp_path / "encoder/checkpoint_2_9.pt"
     begin.parent.mkdir()
     shutil.copy(encoder, begin)
     for updates in (2, 4):
-        given = [cell, "--data", data, "--from", begin.parent, "--updates", updates, "--save-every", 2, "--", *options]
-        monkeypatch.setattr(sys, "argv", ["train_cell", *map(str, given)])
-        train_cell.main()
+        spec = grid_run.Run({}, str(data), list(map(str, options)), updates, updates, 2, start=str(begin.parent))
+        spec.write(cell)
+        grid_run.train(cell, spec)
         (cell / "trained.json").unlink()
     log, given = (cell / "train.log").read_text(), read(encoder)["model"]
     begun = f"loading pretrained model from {begin}: "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import random
 import re
 import subprocess
@@ -12,10 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, front
 
 from recipes.compare import grid_table
-from recipes.deeper import pairs, result, standing, summary
+from recipes.deeper import pairs, standing, summary
+from recipes.grid import judge, texts
+from recipes.grid.front import read
 
 
 def test_near_misses_differ_in_two_places() -> None:
@@ -58,19 +59,18 @@ def test_texts_share_no_pair(tmp_path: Path) -> None:
 
 
 def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
-    """As make own takes it."""
+    """As make own takes it; and one that is not there is a line."""
     sides = ["\n".join(f"{word}{number} {word}{number + 1} b" for number in range(60)) + "\n" for word in ("w", "x")]
     (tmp_path / "given").mkdir()
     (tmp_path / "given/train.de.gz").write_bytes(gzip.compress(sides[0].encode()))
     (tmp_path / "given/train.en").write_text(sides[1])
-    wanted = tmp_path / "deeper-quick-text/text/pretrain.train"
-    settings = ["QUICK=1", "PRETRAIN=30", "EXAMPLES=10", "HELD_OUT=5", f"RUNS={tmp_path}", f"PYTHON={sys.executable}"]
-    make = ["make", "-f", "recipes/deeper/Makefile", *settings]
-    done = subprocess.run([*make, f"DATA={tmp_path}/given", wanted], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.match(r"w(\d+) w\d+ b \|\|\| x\1 x\d+ b\n", wanted.read_text())
-    done = subprocess.run([*make, f"DATA={tmp_path}/none", wanted], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and f"{tmp_path}/none" in done.stderr and "Traceback" not in done.stderr
+    sizes = {"QUICK": "1", "PRETRAIN": "30", "EXAMPLES": "10", "HELD_OUT": "5", "RUNS": str(tmp_path)}
+    texts.make(read("deeper", {**sizes, "DATA": f"{tmp_path}/given"}))
+    made = tmp_path / "deeper-quick-text"
+    assert re.match(r"w(\d+) w\d+ b \|\|\| x\1 x\d+ b\n", (made / "text/pretrain.train").read_text())
+    assert {path.name for path in (made / "bin").iterdir()} >= {"dict.txt", "input0", "label", "train.bin"}
+    with pytest.raises((ValueError, OSError), match=f"{tmp_path}/none"):
+        texts.make(read("deeper", {**sizes, "DATA": f"{tmp_path}/none", "RUNS": f"{tmp_path}/other"}))
 
 
 def run(scheme: str, lr: str, seed: int, valid: float, test: float, layers: str = "8") -> dict:
@@ -83,12 +83,7 @@ def test_the_first_seed_chooses_the_rate_on_validation(tmp_path: Path) -> None:
     tried = [("1e-3", 0.7, 0.9), ("5e-4", 0.9, 0.6), ("2e-4", 0.9, 0.5), ("2e-3", 0.8, 0.9)]
     results = [run("dt-fixup", rate, 1, valid, test) for rate, valid, test in tried]
     results += [run("none", "1e-3", 1, 0.5, 0.5, "0"), run("dt-fixup", "2e-4", 2, 0.4, 0.7)]
-    paths = [tmp_path / f"{number}.json" for number in range(len(results))]
-    for path, found in zip(paths, results):
-        path.write_text(json.dumps(found))
-    given = [sys.executable, "-m", "recipes.deeper.standing", tmp_path / "best.txt", *paths]
-    subprocess.run(given, cwd=ROOT, check=True)
-    assert (tmp_path / "best.txt").read_text() == "dt-fixup-8l-lr2e-4\nnone-0l-lr1e-3\n"
+    assert [(it.scheme, it.best) for it in standing.at_best_rates(results)] == [("dt-fixup", "2e-4"), ("none", "1e-3")]
     ours, alone = summary.rows(results)
     assert ours["best rate"] == "2e-4 (edge)" and ours["accuracy, test"] == "0.500, 0.700"
     assert alone["best rate"] == "1e-3" and alone["accuracy, test"] == "0.500"
@@ -140,29 +135,30 @@ def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:
     log.write_text(
         'x | {"accuracy": "51.2"}\n{"valid_accuracy": "75", "test_accuracy": "60"}\n{"valid_accuracy": "87.5"}\n'
     )
-    assert (result.accuracy(log, "valid"), result.accuracy(log, "test")) == (0.875, 0.6)
+    assert (judge.accuracy(log, "valid"), judge.accuracy(log, "test")) == (0.875, 0.6)
     with pytest.raises(ValueError, match="log: has no accuracy on train"):
-        result.accuracy(log, "train")
+        judge.accuracy(log, "train")
 
 
-@pytest.mark.parametrize(
-    "given, said",
-    [
-        ("SCHEMES=t-fixup", "SCHEMES=t-fixup is unknown"),
-        ("FACTOR=-1", "FACTOR=-1 is unknown; expected a number of 0 (frozen) or more"),
-        ("FACTOR=text", "FACTOR=text is unknown"),
-        ("SCHEMES=dt-fixup", ""),
-        ("FACTOR=0", ""),
-        ("DROPOUT=0.1", ""),
-    ],
-)
-def test_what_new_layers_can_have(given: str, said: str, tmp_path: Path) -> None:
-    """And has a grid with another rate of the encoder, or with dropout in it, a folder of its own?"""
-    command = ["make", "-n", "-f", "recipes/deeper/Makefile", f"PYTHON={sys.executable}", f"RUNS={tmp_path}", given]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode == 0) == (not said) and said in done.stderr, done.stderr
-    own = {"FACTOR=0": ("0", "0", "deeper-factor0"), "DROPOUT=0.1": ("0.1", "0.1", "deeper-dropout0.1")}
-    factor, dropout, folder = own.get(given, ("0.1", "0", "deeper"))
-    cell = rf"train_cell {tmp_path}/{folder}/dt-fixup-24l-lr1e-4-s1"
-    set_to = rf"--pretrained-lr-factor {factor} .*--dropout {dropout} --attention-dropout {dropout}"
-    assert said or re.search(rf"(?s){cell} .*{set_to} .*--more-layers 24", done.stdout)
+def test_the_runs_of_a_grid_of_new_layers(tmp_path: Path) -> None:
+    """First the encoder; then the first seed at every rate, with the encoder's rate and dropout that are asked for."""
+    grid = read("deeper", {"FACTOR": "0", "DROPOUT": "0.1", "RUNS": str(tmp_path)})
+    stages = grid.stages()
+    (encoder,), tried = next(stages), next(stages)
+    assert "--finetune-from-model" not in grid.run(encoder).options and grid.run(encoder).judge == ""
+    assert {point.axes["seed"] for point in tried} == {"1"} and len(tried) == 4 * (1 + 6 * 3)
+    deep = next(point for point in tried if point.name == "dt-fixup-24l-lr1e-4-s1")
+    words = " ".join(grid.run(deep).options)
+    assert "--pretrained-lr-factor 0 " in words and "--dropout 0.1 --attention-dropout 0.1" in words
+    assert "--more-scheme dt-fixup --more-layers 24 " in words and words.endswith("--warmup-updates 0")
+    assert grid.run(deep).start == f"{tmp_path}/deeper-factor0-dropout0.1/encoder/checkpoints"
+
+
+@pytest.mark.nightly
+def test_new_layers_end_to_end(tmp_path: Path) -> None:
+    done = front("deeper", "QUICK=1", "SEEDS=1 2", "SCHEMES=admin", f"RUNS={tmp_path}", "JOBS=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| Admin " in done.stdout and "encoder: trained; 1 of 1 runs done" in done.stdout
+    assert (tmp_path / "deeper-quick/accuracy.png").exists()
+    seeds = [row["seed"] for row in standing.read_results([tmp_path / "deeper-quick/runs.csv"])]
+    assert sorted(seeds) == ["1", "1", "2", "2"]

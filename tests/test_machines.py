@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 
 from recipes import recipe
-from recipes.compare.one_gpu import one_gpu
+from recipes.grid import front as grids
 from recipes.translation import Pipeline
 
-ROOT = Path(__file__).parents[1]
 FIRST_SPINNING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
 HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-ON_GPUS = ["recipes/compare/Makefile", "PRESET=gpu", "SCHEMES=admin", "DEPTHS=6", "RATES=1e-3", "SEEDS=1"]
-ON_A_CPU = ["recipes/sensitivity/Makefile", "PRESET=cpu", "SCHEMES=admin", "LRS=1e-4", "BETA2S=0.99"]
 
 
 def planned(target: str, *words: str) -> list[str]:
     """The words of a recipe's training command."""
     return Pipeline(recipe.read(target, dict(word.split("=") for word in words))).run.command()
-
-
-def make(makefile: list[str], *variables: str, **more: str) -> subprocess.CompletedProcess:
-    mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    given = ["make", "-n", "-f", *makefile, f"PYTHON={sys.executable}", "RUNS=nowhere", *variables]
-    return subprocess.run(given, cwd=ROOT, env={**mine, **more}, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -51,16 +39,9 @@ def test_what_a_recipe_tells_its_processes_of_threads_and_memory(own, told):
     assert exported["PYTHONUTF8"] == "1" and recipe.read("demo", {}).settings.exported()["OMP_NUM_THREADS"] == "1"
 
 
-def training(makefile: list[str], *variables: str, **more: str) -> list[str]:
-    """The words of the plan's training command."""
-    done = make(makefile, *variables, **more)
-    assert done.returncode == 0, done.stderr
-    (call,) = [
-        line
-        for line in done.stdout.replace("\\\n", " ").splitlines()
-        if "--optimizer radam" in line and "steps.settings" not in line
-    ]
-    return shlex.split(call)
+def of_a_grid(*words: str) -> list[str]:
+    """fairseq-train's options in a grid's run."""
+    return grids.read("compare", dict(word.split("=") for word in words)).options()
 
 
 FLAGS = {"fp16": "--fp16", "me-fp16": "--memory-efficient-fp16", "amp": "--amp", "bf16": "--bf16", "fp32": None}
@@ -69,7 +50,7 @@ FLAGS = {"fp16": "--fp16", "me-fp16": "--memory-efficient-fp16", "amp": "--amp",
 @pytest.mark.parametrize("kind", ["front", "grid"])
 def test_the_wanted_precision_and_no_other(kind):
     plan = (
-        (lambda *words: planned("iwslt14", "GPUS=1", *words)) if kind == "front" else (lambda *w: training(ON_GPUS, *w))
+        (lambda *words: planned("iwslt14", "GPUS=1", *words)) if kind == "front" else partial(of_a_grid, "PRESET=gpu")
     )
     for precision, flag in FLAGS.items():
         words = plan(f"PRECISION={precision}")
@@ -83,16 +64,14 @@ def test_a_run_on_the_cpu_sees_no_gpu(target):
     assert "--cpu" in words and words[words.index("--distributed-world-size") + 1] == "1"
 
 
-def test_a_grid_on_the_cpu_sees_no_gpu():
-    assert "--cpu" in training(ON_A_CPU)
-    file, *variables = ON_A_CPU
-    command = ["make", "-f", file, f"PYTHON={sys.executable}", "RUNS=nowhere", *variables]
-    command += ["--eval", "show: ; @echo visible=$$CUDA_VISIBLE_DEVICES.", "show"]
-    mine = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    shown = subprocess.run(
-        command, cwd=ROOT, env={**mine, "CUDA_VISIBLE_DEVICES": "0,1"}, capture_output=True, text=True
-    )
-    assert "visible=.\n" in shown.stdout, shown.stderr
+def test_a_grid_on_the_cpu_sees_no_gpu(monkeypatch):
+    """It hides them from its runs, and on GPUs each run has one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert "--cpu" in of_a_grid("PRESET=cpu") and "--cpu" not in of_a_grid("PRESET=gpu")
+    grids.main("compare", {"RUNS": "nowhere", "PRESET": "gpu"}, dry=True)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+    grids.main("sensitivity", {"RUNS": "nowhere"}, dry=True)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_a_job_on_several_nodes_that_forgot_nodes_is_one_run(monkeypatch):
@@ -134,25 +113,3 @@ def test_a_slurm_job_trains_on_as_many_gpus_as_the_plan_says(monkeypatch, tmp_pa
     assert re.fullmatch(r"tcp://localhost:\d+", method) and 1024 < int(method.rpartition(":")[2]) < 65536
     # One GPU needs no other process.
     assert "--distributed-init-method" not in planned("wmt14-ende-18l", "GPUS=1")
-
-
-def test_each_cell_of_a_grid_has_a_gpu_of_its_own(nvidia_smi, tmp_path, monkeypatch):
-    nvidia_smi((16384, "A"), (16384, "B"), (16384, "C"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    with one_gpu(tmp_path, 3) as first, one_gpu(tmp_path, 3) as second, one_gpu(tmp_path, 3) as third:
-        assert [found["CUDA_VISIBLE_DEVICES"] for found in (first, second, third)] == ["2", "0", "2"]
-    with one_gpu(tmp_path, 3) as again:
-        assert again["CUDA_VISIBLE_DEVICES"] == "2"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with one_gpu(tmp_path, 3) as hidden:
-        assert hidden["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_installing_takes_no_notice_of_a_cuda_toolkit():
-    """With CUDA_HOME fairseq-fixed compiles kernels with whatever toolkit it finds, and stops at another version."""
-    done = subprocess.run(
-        ["make", "-n", "VENV=nowhere/.venv", "setup"], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "CUDA_HOME": "/usr/local/cuda"},
-    )  # fmt: skip
-    installs = [line for line in done.stdout.splitlines() if "-m pip install" in line]
-    assert installs and all("env -u CUDA_HOME " in line for line in installs), done.stderr

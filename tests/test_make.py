@@ -16,23 +16,8 @@ def refused(done: subprocess.CompletedProcess) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize(
-    ("recipe", "variable", "message"),
-    [
-        ("compare", "SEEDS=", "SEEDS= is empty; expected one or more"),
-        ("compare", "SEEDS=1 2 1", "SEEDS=1 2 1 names one twice; expected each once"),
-        ("compare", "RATES=1e-3 1e-x", "RATES=1e-3 1e-x is not a number"),
-        ("compare", "SCHEMES=admin sandwich", "SCHEMES=admin sandwich is unknown; expected some of admin"),
-        ("warmup", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu, gpu or multi30k"),
-        ("sensitivity", "BETA2S=0.9 1.5", "BETA2S=0.9 1.5 is not a number that a run can have; expected one of 0"),
-        ("deeper", "HEADS=3", "=3; expected one. Give another WIDTH or HEADS"),
-        ("gpu_trial", "DEVICE=tpu", "DEVICE=tpu is unknown; expected one of cuda cpu"),
-    ],
-)
-def test_unknown_choices_are_refused(recipe, variable, message):
-    done = make(recipe, "-n", "DATA=nowhere", variable)
-    assert done.returncode == 2
-    assert message in refused(done)
+def test_unknown_choices_are_refused():
+    assert "DEVICE=tpu is unknown; expected one of cuda cpu" in refused(make("gpu_trial", "-n", "DEVICE=tpu"))
 
 
 def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
@@ -50,7 +35,7 @@ def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess
 )
 def test_paths_that_make_cannot_take_are_refused(variable, unfit):
     """While the makefiles are read, in one line; by the recipes, and by the Makefile before them."""
-    for arguments in (["-n", "-f", "recipes/compare/Makefile"], ["-n", "demo"]):
+    for arguments in (["-n", "-f", "recipes/gpu_trial/Makefile"], ["-n", "demo"]):
         message = refused(plain_make(*arguments, variable))
         assert f" {variable} has {unfit} in it, which make cannot take in the name of a file; expected" in message
 
@@ -62,7 +47,7 @@ def test_distclean_removes_virtual_environments_only(tmp_path):
     assert f"rm -rf {tmp_path}\n" in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
 
 
-@pytest.mark.parametrize("makefile", ["Makefile", "recipes/compare/Makefile"])
+@pytest.mark.parametrize("makefile", ["Makefile", "recipes/gpu_trial/Makefile"])
 def test_an_old_make_is_refused_in_one_line(makefile):
     """Before any line that such a make could not read."""
     message = refused(plain_make("-f", makefile, ".FEATURES=target-specific order-only else-if", "MAKE_VERSION=3.81"))

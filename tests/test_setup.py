@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from recipes.set_up import BUILD
 
 STUB = f"""#!/bin/bash
-echo "$*" >> "$(dirname "$0")/said"
+echo "$*${{CUDA_HOME:+ with CUDA_HOME}}" >> "$(dirname "$0")/said"
 case "$*" in
   "-m venv "*) folder="${{!#}}"; mkdir -p "$folder/bin"; touch "$folder/pyvenv.cfg"; cp "$0" "$folder/bin/python"
     echo "$0" > "$folder/bin/base" ;;
@@ -64,7 +64,7 @@ def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
         assert (done.returncode == 0) == (folder / "venv/ready").exists() == whole, message
         python, pip = map(lines_of, logs)
         installed = {word for line in pip for word in line.split() if word.startswith("torch==")}
-        return f"-m venv {folder}/venv" in python, "".join(installed)
+        return any(line.startswith(f"-m venv {folder}/venv") for line in python), "".join(installed)
 
     return run
 
@@ -157,6 +157,14 @@ def test_the_build_of_torch_is_by_the_card(cards: str, build: str, folder: Path,
     (folder / "venv/ready").unlink()
     assert setup() == (False, build)
     assert setup(f"TORCH={build}") == (True, build)
+
+
+def test_installing_takes_no_notice_of_a_cuda_toolkit(folder: Path, setup: Callable, monkeypatch) -> None:
+    """With CUDA_HOME fairseq-fixed compiles kernels with whatever toolkit it finds, and stops at another version."""
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
+    assert setup(f"PYTHON={folder}/python")[0]
+    installs = [line for line in lines_of(folder / "venv/bin/said") if line.startswith("-m pip install")]
+    assert installs and not [line for line in installs if "with CUDA_HOME" in line]
 
 
 def test_all_but_torch_is_locked(monkeypatch) -> None:

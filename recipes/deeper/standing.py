@@ -1,8 +1,6 @@
 """Each scheme at its best learning rate: the one that is most accurate on validation, with the first seed.
 
-    python -m recipes.deeper.standing OUT/best.txt OUT/*-s1/result.json
-
-writes what recipes/compare/best.py does. The other seeds run at that rate alone.
+The other seeds run at that rate alone.
 """
 
 from __future__ import annotations
@@ -10,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipes.compare import grid_table
-from recipes.compare.best import choose
 from recipes.compare.standing import Standing, standings
-from recipes.steps.common import Kinds, run
+from recipes.steps.common import Kinds
 
 KINDS: Kinds = {
     **{"diverged": bool, "valid": (int, float), "test": (int, float), "params": int, "seconds": int},
@@ -22,7 +19,7 @@ KINDS: Kinds = {
 
 
 def read_results(paths: list[Path]) -> list[dict]:
-    """As recipes.deeper.result wrote them; or those of a runs.csv."""
+    """As recipes.grid.run wrote them; or those of a runs.csv."""
     return grid_table.read_results(paths, kinds=KINDS)
 
 
@@ -34,7 +31,3 @@ def accuracy(result: dict) -> float:
 def at_best_rates(results: list[dict]) -> list[Standing]:
     """Where each scheme and depth stands; the rate was chosen by the run that comes first, the first seed's alone."""
     return standings(results, order=lambda runs: -runs[0]["valid"], as_good=lambda runs, best: False)
-
-
-if __name__ == "__main__":
-    run(lambda: choose(lambda paths: at_best_rates(read_results(paths))))

@@ -7,10 +7,9 @@ import subprocess
 from dataclasses import dataclass
 
 # The oldest driver for each CUDA that torch's wheels are built for (NVIDIA's CUDA release notes, table of minor-version
-# compatibility), and a torch whose wheels take older drivers and cards: 12.6, from Maxwell on.
+# compatibility), and the build of torch for older ones, and for older cards (recipes/torch_build.py).
 DRIVERS = {11: 450, 12: 525, 13: 580}
-OLDER = "2.7.1"
-OLDER_PYTHON = (3, 13)
+OLDER = "make setup TORCH=cu126"
 
 
 @dataclass(frozen=True)
@@ -71,15 +70,7 @@ def supported(capability: tuple[int, int], architectures: list[str]) -> bool:
     return False
 
 
-def _older(python: tuple[int, int]) -> str:
-    """What to install for an old driver or card."""
-    more = ""
-    if python > OLDER_PYTHON:
-        more = f" PYTHON=python{'.'.join(map(str, OLDER_PYTHON))} (it has no wheel for {'.'.join(map(str, python))})"
-    return f"make setup TORCH=torch=={OLDER}{more}"
-
-
-def torch_fault(devices: int, precision: str, found: list[Gpu], python: tuple[int, int]) -> str | None:
+def torch_fault(devices: int, precision: str, found: list[Gpu]) -> str | None:
     """Why this environment's torch cannot train on so many GPUs, in a sentence or two; None if it can."""
     import torch
 
@@ -87,15 +78,15 @@ def torch_fault(devices: int, precision: str, found: list[Gpu], python: tuple[in
     driver = found[0].driver if found else "unknown"
     if not built:
         return (
-            f"torch {torch.__version__} is built for CPUs only, and the run needs a GPU. Remove the environment "
-            "(.venv), and run make setup where pip takes torch, with CUDA, from PyPI."
+            f"torch {torch.__version__} is built for CPUs only, and the run needs a GPU. Take another build: make "
+            "setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5, as the V100."
         )
     if not torch.cuda.is_available():
         least = DRIVERS.get(int(built.split(".")[0]))
         needs = f"which needs a driver of {least} or newer" if least else "which this driver may be too old for"
         return (
             f"torch {torch.__version__} finds no GPU: it is built for CUDA {built}, {needs}, and the driver here is "
-            f"{driver}. Update the driver, or take a torch for older ones: {_older(python)}"
+            f"{driver}. Update the driver, or take a torch for older ones: {OLDER}"
         )
     if torch.cuda.device_count() < devices:
         return (
@@ -109,7 +100,7 @@ def torch_fault(devices: int, precision: str, found: list[Gpu], python: tuple[in
         if not supported(capability, architectures):
             return (
                 f"GPU {number} ({name}) is sm_{capability[0]}{capability[1]}, and torch {torch.__version__} (CUDA "
-                f"{built}) is built for {', '.join(architectures)}. Take one for older cards: {_older(python)}"
+                f"{built}) is built for {', '.join(architectures)}. Take one for older cards: {OLDER}"
             )
         if precision == "bf16" and capability < (8, 0):
             return f"GPU {number} ({name}) has no bf16, which comes with sm_80; take PRECISION=fp16."

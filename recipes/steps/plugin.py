@@ -1,11 +1,4 @@
-"""What the plugin says of itself.
-
-    python -m recipes.steps.plugin
-
-prints for make, a word each, every scheme of the table and every one that folds, has ω, or takes any feed-forward
-weights, as SCHEME=admin FOLDS=admin OMEGA=admin FFN=admin. Only the standard library is used: a plan can be printed
-before anything is installed.
-"""
+"""What the plugin says of itself, without torch and fairseq: its table of schemes."""
 
 from __future__ import annotations
 
@@ -19,14 +12,3 @@ else:
     from recipes.plugin.method.schemes import EVERY, SCHEMES
 
 __all__ = ["DIVERGED", "EVERY", "SCHEMES"]
-
-
-def main() -> None:
-    for name, row in SCHEMES.items():
-        words = {"SCHEME": True, "FOLDS": row.folds, "OMEGA": row.omega, "FFN": row.ffn is not None}
-        print(*(f"{word}={name}" for word, holds in words.items() if holds))
-    print(*(f"MORE={name}" for name in EVERY if not name.startswith("t-fixup")))
-
-
-if __name__ == "__main__":
-    main()

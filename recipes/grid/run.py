@@ -1,0 +1,121 @@
+"""One run of a grid: train, until the end or divergence; judge it, write RUN/result.json, remove the checkpoints.
+
+    python -m recipes.grid.run RUN
+
+RUN/run.json says what it is (`Run`). Killed at any time, the same command goes on. That a run diverges is its result;
+any other way to fail (a wrong option, out of memory, a kill) is an error and leaves no result.
+
+Training goes in legs. A run ends early after a leg in which no validation is better than the best one before it. Only
+the log decides, so a run that was killed ends where any other does (fairseq's --patience counts in the process, and
+starts again with it).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recipes.grid.judge import JUDGES
+from recipes.steps.checkpoints import newest, reached
+from recipes.steps.common import read_object, run, write_lines
+from recipes.steps.guard import alone
+from recipes.steps.logs import read_log
+from recipes.steps.plugin import DIVERGED
+from recipes.steps.results import commit, hardware
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run is, as its run.json has it."""
+
+    axes: dict[str, str]
+    """where in the grid it is"""
+    data: str
+    options: list[str]
+    """fairseq-train's"""
+    updates: int
+    leg: int
+    """updates in which it must improve, or it ends early"""
+    save_every: int
+    judge: str = ""
+    """how it is judged, a name of JUDGES; empty: its checkpoints are what is wanted"""
+    by: dict[str, Any] = field(default_factory=dict)
+    """what the judge is told"""
+    start: str = ""
+    """a folder whose newest checkpoint it begins with"""
+
+    def write(self, folder: Path) -> None:
+        write_lines(folder / "run.json", [json.dumps(asdict(self), indent=1)])
+
+
+def gained(valid: dict[int, float], leg: int, end: int) -> bool:
+    """Whether the leg that ends with update `end` has a better validation than all before it; the first one has."""
+    before = [bits for update, bits in valid.items() if update <= end - leg]
+    within = [bits for update, bits in valid.items() if end - leg < update <= end]
+    return not before or min(within) < min(before)
+
+
+def train(folder: Path, spec: Run) -> None:
+    """Train, leg by leg; write down whether it stopped itself."""
+    leg = min(spec.leg, spec.updates)
+    stopped = False
+    for end in [*range(leg, spec.updates, leg), spec.updates]:
+        if reached(newest(folder / "checkpoints")) < end:
+            stopped = not train_to(end, folder, spec)
+        if stopped or not gained(read_log(folder / "train.log").valid, leg, end):
+            break
+    write_lines(folder / "trained.json", [json.dumps({"stopped": stopped})])
+    early = "" if end == spec.updates else f" to update {end}, no longer better"
+    print("stopped, diverged" if stopped else "trained" + early, flush=True)
+
+
+def train_to(end: int, folder: Path, spec: Run) -> bool:
+    """Train on to update `end`; False if the run diverged before it."""
+    checkpoints, log, every = folder / "checkpoints", folder / "train.log", str(spec.save_every)
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "recipes.steps.train", spec.data, "--user-dir", "fairseq_admin"]
+    command += ["--finetune-from-model", str(newest(Path(spec.start)))] if spec.start else []
+    command += ["--save-dir", str(checkpoints), "--keep-interval-updates", "1", "--no-last-checkpoints"]
+    command += ["--save-interval-updates", every, "--validate-interval-updates", every]
+    command += ["--save-interval", "1000000", "--validate-interval", "1000000"]
+    command += ["--max-update", str(end), "--log-format", "json"]
+    # Batches of its own for every epoch, or a resumed run would see others than an uninterrupted one.
+    command += ["--update-epoch-batch-itr", "True"]
+    command += ["--distributed-world-size", "1", *spec.options]
+    with log.open("ab") as out:
+        begin = out.seek(0, 2)
+        status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
+    if status and status != DIVERGED:
+        output = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
+        last = (output or "nothing said").splitlines()[-1]
+        raise ValueError(f"{folder}: fairseq-train ended with status {status}: {last} Its whole output: {log}.")
+    return status == 0
+
+
+def stopped(folder: Path) -> bool:
+    """Whether its training stopped itself because it had diverged."""
+    expected = "what its training left. Remove this folder, and make it again"
+    return read_object(folder / "trained.json", {"stopped": bool}, expected)["stopped"]
+
+
+def main() -> None:
+    (folder,) = map(Path, sys.argv[1:])
+    spec = Run(**json.loads((folder / "run.json").read_text(encoding="utf-8")))
+    with alone(folder / ".guard"):
+        if not (folder / "trained.json").exists():
+            train(folder, spec)
+        if spec.judge and not (folder / "result.json").exists():
+            row, message = JUDGES[spec.judge](folder, spec.data, stopped(folder), **spec.by)
+            row = {**spec.axes, **row, "hardware": hardware(), "commit": commit()}
+            write_lines(folder / "result.json", [json.dumps(row)])
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            print(message, flush=True)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,98 @@
+"""The text of a grid, as fairseq's binary data: generated, or a recipe's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from recipes.grid.deeper import Deeper
+from recipes.grid.grids import Grid
+from recipes.processes import call
+
+
+def preprocess(folder: Path, *calls: list[object]) -> None:
+    """fairseq's binary data, whole or not at all.
+
+    Args:
+        calls: the options of one fairseq-preprocess after another, with `{}` where its folder is meant.
+
+    Raises:
+        ValueError: one of them failed.
+    """
+    part = folder.with_name(f"{folder.name}.part")
+    for old in (folder, part):
+        shutil.rmtree(old, ignore_errors=True)
+    log = folder.with_name("preprocess.log")
+    with log.open("wb") as out:
+        for words in calls:
+            command = [sys.executable, "-m", "fairseq_cli.preprocess", *(str(word).format(part) for word in words)]
+            if subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode:
+                raise ValueError(f"{folder}: fairseq-preprocess could not make it. Its whole output: {log}.")
+    part.rename(folder)
+
+
+def splits(prefix: str, *names: str) -> list[object]:
+    """fairseq-preprocess' options for a text's splits."""
+    return [word for name in names for word in (f"--{name}pref", f"{prefix}{name}")]
+
+
+def generated(grid: Grid) -> None:
+    s, text = grid.settings, grid.folder / "text"
+    if (grid.data / "dict.b.txt").exists():
+        return
+    for split, pairs in {"train": s.PAIRS, "valid": s.VALID_PAIRS, "test": s.TEST_PAIRS}.items():
+        call("compare.reversed_corpus", split, text / split, "--pairs", pairs, "--words", s.WORDS)
+    languages = ["--source-lang", "a", "--target-lang", "b", "--joined-dictionary", "--destdir", "{}"]
+    preprocess(grid.data, [*languages, *splits(f"{text}/", "train", "valid", "test")])
+
+
+def of_a_recipe(grid: Grid) -> None:
+    """The demo's text, or Multi30k's. The recipe gets those settings alone that it is given here."""
+    if (grid.data / "dict.en.txt").exists():
+        return
+    s = grid.settings
+    target = {"gpu": "demo", "multi30k": "multi30k"}[s.PRESET]
+    words = ["PRESET=cpu", f"RUNS={s.RUNS}"]
+    if target == "multi30k":
+        words += [f"{name}={getattr(s, name)}" for name in ("DATA", "URL", "SUMS", "MERGES") if getattr(s, name)]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", *type(s).model_fields)
+    }
+    if subprocess.run([sys.executable, "-m", "recipes", f"{target}-prepare", *words], env=environment).returncode:
+        raise ValueError(f"the text of {target} could not be made; see above.")
+
+
+def for_classes(grid: Deeper) -> None:
+    s, text = grid.settings, grid.folder / "text"
+    if (grid.data / "dict.txt").exists():
+        return
+    sizes = ["--pretrain", s.PRETRAIN, "--examples", s.EXAMPLES, "--held-out", s.HELD_OUT]
+    given: list[object] = ["--words", s.WORDS]
+    if s.DATA:
+        for language in s.PAIR.split("-"):
+            call("steps.extract", s.DATA, f"train.{language}", "--as", "plain", "-o", text / f"raw/train.{language}")
+        given = ["--text", text / "raw", "--pair", s.PAIR]
+    call("deeper.pairs", text, *sizes, *given)
+    three = ("train", "valid", "test")
+    one: list[object] = ["--only-source"]
+    preprocess(
+        grid.data,
+        [*one, "--nwordssrc", 8000, *splits(f"{text}/pretrain.", "train", "valid"), "--destdir", "{}"],
+        [*one, "--srcdict", "{}/dict.txt", *splits(f"{text}/pairs.", *three), "--destdir", "{}/input0"],
+        [*one, *splits(f"{text}/label.", *three), "--destdir", "{}/label"],
+    )
+
+
+def make(grid: Grid) -> None:
+    """The text of a grid; and the entropy of one of its tokens, by which its runs are judged."""
+    if isinstance(grid, Deeper):
+        return for_classes(grid)
+    generated(grid) if grid.generated else of_a_recipe(grid)
+    entropy = grid.folder / "entropy.json"
+    if not entropy.exists():
+        command = [sys.executable, "-m", "recipes.compare.entropy", str(grid.data)]
+        command += ["--pair", grid.pair, "-o", str(entropy)]
+        subprocess.run(command, check=True)
