@@ -39,6 +39,8 @@ class Step:
     """it fetches a file that counts by its content, and is needed only by a step that runs"""
     optional: bool = False
     """some model or text has not what it would write"""
+    before: dict[str, str] | None = None
+    """its settings, as folders have them from before steps kept keys"""
     title: str = ""
     """what is said when it runs"""
 
@@ -123,9 +125,19 @@ class Chain:
             part.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
     def adopt(self, folder: Path) -> None:
-        """Take what is in a folder as made with the settings of today, where the keys of its steps were not kept."""
+        """Take what is in a folder as made with the settings of today, from before steps kept keys.
+
+        Steps that had settings of their own kept those: what comes after one with others is made again.
+        """
         for step in self.steps:
             if step.folder == folder and all(path.exists() for path in step.writes):
+                old = folder / f"settings.{step.name}.json"
+                if (
+                    step.before is not None
+                    and old.exists()
+                    and json.loads(old.read_text(encoding="utf-8")) != step.before
+                ):
+                    return
                 self.keep(step)
 
     def table(self, goals: Iterable[Path]) -> list[str]:

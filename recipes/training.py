@@ -141,7 +141,7 @@ class Run:
         words += ["-o", str(self.average), "--data", str(self.model.binary)]
         yield Step(
             "average", self.folder, (self.average,), partial(plugin, "average", *words), (self.trained,), averaging,
-            title=f"average the last {s.AVERAGE} checkpoints",
+            before=averaging, title=f"average the last {s.AVERAGE} checkpoints",
         )  # fmt: skip
         yield Step(
             "model", self.folder, (self.model.final,), self._finish, (self.average,),

@@ -11,6 +11,7 @@ from recipes import machines
 from recipes.chain import Step
 from recipes.processes import call, stream
 from recipes.recipe import Recipe
+from recipes.steps import settings as record
 from recipes.steps.progress import progress
 from recipes.text import Text
 from recipes.training import Model, Run
@@ -84,11 +85,13 @@ class Pipeline:
         s, text = self.settings, self.text
         yield from text.steps()
         yield from self.run.steps()
-        settings = {"beam": str(s.BEAM), "lenpen": f"{s.LENPEN:g}", "options": list(s.GENERATE_ARGS)}
+        settings: dict[str, Any] = {"beam": str(s.BEAM), "lenpen": f"{s.LENPEN:g}", "options": list(s.GENERATE_ARGS)}
         reads = (self.run.model.final,)
+        before = {"beam": settings["beam"], "lenpen": settings["lenpen"], **record.options(list(s.GENERATE_ARGS))}
         yield Step(
-            "generate", self.folder, (self.generated,), self._generate, reads, settings, title="translate the test set"
-        )
+            "generate", self.folder, (self.generated,), self._generate, reads, settings, before=before,
+            title="translate the test set",
+        )  # fmt: skip
         words: list[object] = [self.folder, "--raw", self.raw_test, "--text", text.json]
         words += ["--tokenised", text.words / f"test.{text.target}", "--units", text.folder / "bpe/test"]
         words += ["--compounds"] if s.COMPOUNDS else []
@@ -97,6 +100,7 @@ class Pipeline:
         yield Step(
             "score", self.folder, (self.score,), partial(call, "steps.score", *words, *self.run.row(**made)),
             (self.generated, *text.both(text.raw, "test")), {"compounds": s.COMPOUNDS, "average": s.AVERAGE},
+            after=(*text.both(text.words, "test"), *text.both(text.folder / "bpe", "test")),
         )  # fmt: skip
         summary = ["--command", self.recipe.command, "--raw", self.raw_test, "--pair", s.PAIR]
         yield from self.run.report_steps(self.score, summary)

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -219,7 +220,7 @@ def test_a_text_is_read_again_where_its_files_changed(tmp_path):
 
     def own(data: str) -> subprocess.CompletedProcess:
         given = [f"DATA={tmp_path / data}", f"RUNS={tmp_path}/runs", "PAIR=de-en", "PRESET=cpu", "MERGES=50"]
-        return front("own-prepare", *given, timeout=120)
+        return front("own-prepare", *given)
 
     text = tmp_path / "runs/own/corpus/de-en/data"
     raw = text / "raw/test.en"
@@ -242,6 +243,30 @@ def test_a_text_is_read_again_where_its_files_changed(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_from_before_the_front_is_taken_as_it_is(tmp_path):
+    """Made at commit 8e7c53e: its settings are compared, it is scored again without a training, and gone on with."""
+    with tarfile.open(ROOT / "tests/golden/run-of-8e7c53e.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    given = (
+        "PAIRS=100 MERGES=30 LAYERS=1 WIDTH=4 FFN=4 HEADS=1 SAVE_EVERY=4 LOG_EVERY=1 AVERAGE=1 MAX_TOKENS=512 WARMUP=10"
+    )
+    run, given = tmp_path / "demo/admin-cpu-s1", [f"RUNS={tmp_path}", *given.split()]
+    checkpoint = run / "checkpoints/checkpoint_1_8.pt"
+    weights = checkpoint.read_bytes()
+    other = front("demo-train", *given, "UPDATES=8", "LR=0.1")
+    assert other.returncode == 2 and "made with other settings (--lr 0.0015 -> 0.1)" in other.stderr
+    done = front("demo-score", *given, "UPDATES=8", "LR=1.5e-3")
+    assert done.returncode == 0 and "#" not in done.stdout, done.stdout + done.stderr
+    done = front("demo-score", *given, "UPDATES=8", "BEAM=2")
+    assert done.returncode == 0 and "# translate the test set (beam 5 -> 2)" in done.stdout, done.stdout + done.stderr
+    assert "# train" not in done.stdout and "# average" not in done.stdout and checkpoint.read_bytes() == weights
+    assert [row["beam"] for row in rows(tmp_path)] == ["2"]
+    more = front("demo-train", *given, "UPDATES=12")
+    assert more.returncode == 0 and "update     12/12" in more.stdout and "update      8/12" not in more.stdout
+    assert (run / "trained-12").exists() and (run / "trained-8").exists()
+
+
+@pytest.mark.slow
 def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint is there."""
     small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
@@ -254,7 +279,7 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     while not list(run.glob("checkpoints/checkpoint_*_*.pt")):
         assert making.poll() is None and time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.05)
-    second = front("demo", *small, timeout=60)
+    second = front("demo", *small)
     assert second.returncode == 2 and f"{run}: process " in second.stderr and " is at work there. " in second.stderr
     making.kill()
     making.wait()
@@ -293,19 +318,19 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     assert run_module("fairseq_admin.cli", *command, log=tmp_path / "log").status == 0
     assert read_lines(tmp_path / "some.en") == translations[:20]
 
-    again = front("demo", *small, timeout=60)
+    again = front("demo", *small)
     assert again.returncode == 0 and "#" not in again.stdout, "the second time, all is there"
-    other = front("demo", *small, "WIDTH=32", timeout=60)
+    other = front("demo", *small, "WIDTH=32")
     assert "made with other settings (--decoder-embed-dim 64 -> 32; --encoder-embed-dim 64 -> 32)" in other.stderr
     assert other.returncode == 2
-    less = front("demo", *small, "UPDATES=140", timeout=60)
+    less = front("demo", *small, "UPDATES=140")
     assert less.returncode == 2 and "UPDATES=140 is less than" in less.stderr
     assert [row["beam"] for row in rows(tmp_path)] == ["5"]
-    mean = front("demo", *small, "BEAM=1", "AVERAGE=1", timeout=300)
+    mean = front("demo", *small, "BEAM=1", "AVERAGE=1")
     assert mean.returncode == 0 and "# translate" in mean.stdout and "average of checkpoint_" in mean.stdout
     assert "# train" not in mean.stdout
     assert [(row["average"], row["beam"]) for row in rows(tmp_path)] == [("1", "1")]
-    more = front("demo", *small, "AVERAGE=3", timeout=60)
+    more = front("demo", *small, "AVERAGE=3")
     assert more.returncode == 2 and "holds 2 to average" in more.stderr
 
 
@@ -321,7 +346,7 @@ def test_an_interrupt_leaves_no_process_and_nothing_half_written(tmp_path, numbe
         assert making.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     making.send_signal(number)
-    assert making.communicate(timeout=60)[1].endswith("Interrupted. The same command goes on from here.\n")
+    assert making.communicate(timeout=300)[1].endswith("Interrupted. The same command goes on from here.\n")
     assert making.returncode == 128 + number
     assert subprocess.run(["pgrep", "-f", f"save-dir {run}"], capture_output=True).stdout == b""
     assert not list(tmp_path.rglob("*.part*")) and not list(tmp_path.rglob("*.holder"))
