@@ -1,6 +1,6 @@
 """One process at a time; and a make that has its run's folder to itself and leaves nothing behind.
 
-    python -m recipes.steps.guard --alone RUN -- make -f recipes/demo/Makefile train
+    python -m recipes.steps.guard --alone RUN -- make -f recipes/compare/Makefile
 
 runs the command, and ends with its status. Where another one is at work in the folder, it says who and stops; with
 --wait it waits. An interrupt, and the end of this process by any other way, end all that the command started. What a
