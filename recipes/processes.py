@@ -27,7 +27,7 @@ def call(module: str, *words: object) -> None:
 
 
 def plugin(*words: object, to: Path | None = None) -> str:
-    """A verb of fairseq-admin, in this process; what it prints, written to a file if there is one.
+    """A verb of fairseq-admin, in this process; what it prints, which goes to a file if there is one.
 
     Raises:
         Failed: it has said why.
@@ -42,6 +42,8 @@ def plugin(*words: object, to: Path | None = None) -> str:
     if to:
         with replacing(to) as part:
             part.write_text(printed.getvalue(), encoding="utf-8")
+    else:
+        print(printed.getvalue(), end="", flush=True)
     return printed.getvalue()
 
 
