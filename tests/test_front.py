@@ -294,7 +294,8 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     assert text in done.stdout and done.stdout.endswith(f"Report: {run}/report.html\n")
     assert names(run / "analysis") == {"dependency.json", "output-change.json"}
     about = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    assert about["command"] == "make demo METHOD=admin SEED=1" and about["paper"] is None and len(about["samples"]) == 5
+    assert about["command"].startswith("make demo ") and about["command"].endswith(" METHOD=admin SEED=1")
+    assert "LAYERS=2" in about["command"] and about["paper"] is None and len(about["samples"]) == 5
     report = (run / "report.html").read_text(encoding="utf-8")
     for told in (about["samples"][0]["source"], about["versions"]["torch"], "bound 0.0001", "Random perturbation"):
         assert told in report

@@ -95,8 +95,6 @@ def test_settings_are_written_once_and_held(tmp_path):
         settings.hold(path, {"width": "64"}, [], tmp_path)
     with pytest.raises(ValueError, match="depth unset -> 2"):
         settings.hold(path, {"width": "128", "depth": "2"}, [], tmp_path)
-    settings.hold(path, {"width": "64"}, [], tmp_path, redo=True)
-    assert settings.read(path) == {"width": "64"}
 
 
 def test_a_command_line_differs_by_its_options():

@@ -1,24 +1,18 @@
 """Hold a folder to what it was made from: its settings, the options of its commands, the files it was read from.
 
-    python -m recipes.steps.settings RUN/settings.json --models RUN updates=90 -- --lr 0.001 --fp16
-    python -m recipes.steps.settings RUN/settings.generate.json --redo beam=5 lenpen=1
-
-The file is written once and then compared with. Other settings take its place where no model was trained with the old
-ones: make then makes again what depends on the file. They are refused where one was; with --redo, never.
+The file settings.json is written once and then compared with. Other settings take its place where no model was trained
+with the old ones, and are refused where one was.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-from recipes.steps import inputs
-from recipes.steps.common import read_lines, run, write_lines
+from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import others_in
 
 log = logging.getLogger(__name__)
@@ -96,7 +90,7 @@ def model(folder: Path | None) -> Path | None:
     return here and (here.parents[1] if here.parent.name in ("checkpoints", "model") else here.parent)
 
 
-def hold(path: Path, settings: Settings, changed: list[str], models: Path | None, redo: bool = False) -> None:
+def hold(path: Path, settings: Settings, changed: list[str], models: Path | None) -> None:
     """Write the settings next to the results, or check that they are the ones written there.
 
     Args:
@@ -104,7 +98,6 @@ def hold(path: Path, settings: Settings, changed: list[str], models: Path | None
         settings: what is wanted now.
         changed: what else has changed.
         models: the folder where models would be that depend on them.
-        redo: take other settings over though there are models.
 
     Raises:
         ValueError: they differ, and a model depends on the old ones, or another make is at work with them.
@@ -114,13 +107,13 @@ def hold(path: Path, settings: Settings, changed: list[str], models: Path | None
         if not changed:
             return
         named = "; ".join([*changed[:NAMED], *([f"{len(changed) - NAMED} more"] if len(changed) > NAMED else [])])
-        trained = None if redo else model(models)
+        trained = model(models)
         if trained:
             raise ValueError(
                 f"{path.parent} was made with other settings ({named}), and {trained} holds a model of "
                 f"them. Go on with the old ones, remove {models} to begin again, or write elsewhere with RUNS=."
             )
-        busy = None if redo or not models else others_in(models)
+        busy = others_in(models) if models else None
         if busy:
             raise ValueError(
                 f"{path.parent} was made with other settings ({named}), and another make works with them in {busy}. "
@@ -166,40 +159,3 @@ def check_average(known: str | None, wanted: str, folder: Path, kind: str) -> No
             f"AVERAGE {known} -> {wanted}: {folder}/checkpoints holds {kept} to average. Give "
             f"AVERAGE={known}, train on with more {kind.upper()}, or remove {folder}."
         )
-
-
-def main() -> None:
-    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("file", type=Path)
-    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
-    parser.add_argument("--models", type=Path, help="the folder of the models that depend on it")
-    parser.add_argument("--redo", action="store_true", help="other settings always take the place of the old")
-    parser.add_argument("--with", dest="others", type=Path, nargs="+", default=[], help="files of settings, or inputs")
-    parser.add_argument("--file", dest="files", action="append", default=[], metavar="NAME=PATH", help="one of them")
-    parser.add_argument("--inputs", type=Path, help="the record of the files that were read")
-    parser.add_argument("--data", type=Path, help="the folder to find them in now")
-    parser.add_argument("--archives", type=Path, help="the folder of downloads, if there is no other")
-    parser.add_argument("--length", metavar="UNIT=NUMBER", help="updates or epochs that a run is to have")
-    args = parser.parse_intermixed_args(sys.argv[1:split])
-
-    settings = dict(setting.split("=", 1) for setting in args.settings) | options(sys.argv[split + 1 :])
-    for name, path in (file.split("=", 1) for file in args.files):
-        settings[name] = inputs.describe(Path(path))
-    for other in args.others:
-        settings |= inputs.read(other) if other.name == "inputs.json" else read(other)
-    changed: list[str] = []
-    if args.inputs:
-        recorded = inputs.read(args.inputs)
-        changed = differences(recorded, inputs.present(recorded, args.data, args.archives))
-    if "average" in settings:
-        known = read(args.file).get("average") if args.file.exists() else None
-        check_average(known, settings["average"], args.file.parent, settings["of"])
-    hold(args.file, settings, changed, args.models, args.redo)
-    if args.length:
-        unit, _, length = args.length.partition("=")
-        check_length(args.file.parent, unit, int(length))
-
-
-if __name__ == "__main__":
-    run(main)
