@@ -158,9 +158,22 @@ class PreLN(Layer):
         return x + self.fc2(self.fc1(self.norm(x)).relu())
 
 
-def test_pre_ln_has_no_site():
-    with pytest.raises(ValueError, match="no site. None of its 4 norms .* Admin is for Post-LN"):
-        admin.attach(Stack(PreLN).double(), X)
+class NormBeforeTheSum(Layer):
+    """As Swin v2 and OLMo 2: the last norm of the model reads a sum, in which a norm wrote the branch."""
+
+    def more(self):
+        self.path = nn.Identity()
+
+    def forward(self, x):
+        return x + self.path(self.norm(self.fc2(self.fc1(x))))
+
+
+@pytest.mark.parametrize("layer", [PreLN, NormBeforeTheSum])
+def test_pre_ln_has_no_site(layer):
+    model = Stack(layer).double()
+    model.out = nn.LayerNorm(8).double()
+    with pytest.raises(ValueError, match="no site. None of its 5 norms .* Admin is for Post-LN"):
+        admin.attach(model, X)
 
 
 class Positions(Stack):
@@ -193,6 +206,21 @@ def test_a_first_shortcut_that_no_norm_wrote_keeps_omega_1():
     found = list(admin.profile(model, 3 * X).values())
     # But what it adds up counts for the next: Var[3 x] is about 9.
     assert found[0] == 1 and found[1] > 2.5
+
+
+class Pooled(Layer):
+    """Its shortcut is a part of what the norm before wrote, all of which it reads, as in Funnel."""
+
+    def forward(self, x):
+        part = x[:, :2]
+        return self.norm(part + self.fc2(self.fc1(part) + x.tanh()[:, :2]))
+
+
+def test_a_shortcut_that_a_norm_wrote_in_part_keeps_omega_1():
+    model = Stack(Layer).double()
+    model.layers[1] = Pooled().double()
+    admin.attach(model, X)
+    assert [key for key in model.state_dict() if "delta" in key] == [f"layers.{i}.norm.omega_delta" for i in (0, 2)]
 
 
 def test_sites_of_the_users_own():

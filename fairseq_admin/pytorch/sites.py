@@ -58,18 +58,14 @@ def writer_of(x: Value) -> Call | None:
 
 
 def sum_of(norm: Call) -> tuple[Call, Value] | None:
-    """The addition that a norm alone reads, and its shortcut: of its terms the one that is given to a module.
-
-    (If both are, the one that a norm wrote.)
-    """
+    """The addition that a norm alone reads, and its shortcut: the term that was first, if a module was given it."""
     total, add = norm.reads[0], norm.reads[0].maker
     while add is not None and add.name in SAME and len(total.readers) == 1:
         total, add = add.reads[0], add.reads[0].maker
     if add is None or add.name not in ADDS or len(total.readers) != 1:
         return None
-    terms = [x for x in add.reads if any(time <= add.time for _, _, time in x.takers)]
-    terms = [x for x in terms if writer_of(x)] or terms
-    return (add, terms[0]) if len(terms) == 1 else None
+    x = min(add.reads, key=lambda value: value.maker.time if value.maker else -1)
+    return (add, x) if any(time <= add.time for _, _, time in x.takers) else None
 
 
 def site_of(graph: Trace, norm: Call, taker: str | None) -> Site:
@@ -95,7 +91,8 @@ def site_of(graph: Trace, norm: Call, taker: str | None) -> Site:
         (m, key) for m, key, time in x.takers if time <= add.time and graph.entered[m] == 1 and taker in (None, m)
     ]
     if not takers:
-        raise AdminError(f"{taker or 'no module that is called once'} is not given the shortcut of {name}")
+        given = f"{taker} is not" if taker else "no module that is called once is"
+        raise AdminError(f"{given} given the shortcut of {name}")
     readings = [reading for reading in writer.readings if reading != (None, add)] if writer else []
     for reader, call in readings:
         if reader is None:
