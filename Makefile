@@ -25,72 +25,33 @@ CALL = +@$(MAKE) --no-print-directory PYTHON=$(RUN)
 SIZES ?=
 # Where it puts the tables.
 MEASURED = $(or $(RUNS),runs)/bench
-# The papers' experiments, and their steps: make iwslt14, or make iwslt14-prepare.
-WMT14 := $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)
+# What the front knows; and a step of a paper's experiment, as in make iwslt14-prepare.
+PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)
 STEPS := preflight prepare train average generate score
+FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper preflight $(PAPERS) \
+	$(foreach step,$(STEPS),$(PAPERS:%=%-$(step)))
 
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
-.PHONY: demo
-demo: $(VENV)/ready
-	$(FRONT)
-
 ## make multi30k: the same pipeline on Multi30k (PAIR=en-fr, DATA=DIR, PRESET=cpu|gpu, METHOD=, SEED=)
-.PHONY: multi30k
-multi30k: $(VENV)/ready
-	$(FRONT)
-
 ## make own DATA=DIR PAIR=de-en: the same pipeline on a parallel text of your own (train.de, train.en, valid and test alike)
-.PHONY: own
-own: $(VENV)/ready
-	$(FRONT)
-
 ## make iwslt14: the paper's IWSLT'14 De-En, from download to a score (GPUS=, PRECISION=, METHOD=, SEED=, DATA=, PRESET=small)
-.PHONY: iwslt14 $(STEPS:%=iwslt14-%)
-iwslt14 $(STEPS:%=iwslt14-%): $(VENV)/ready
-	$(FRONT)
-
 ## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (NODES=, MASTER=, NODE= for several machines)
 ## make wmt14-enfr-6l, -60l: the papers' WMT'14 En-Fr, 6L-6L and 60L-12L
-.PHONY: $(WMT14) $(foreach step,$(STEPS),$(WMT14:%=%-$(step)))
-$(WMT14) $(foreach step,$(STEPS),$(WMT14:%=%-$(step))): $(VENV)/ready
-	$(FRONT)
-
 ## make iwslt14-prepare, -train, -average, -generate, -score: one step and what it needs; any wmt14 target likewise
-
 ## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, what does it take, how long (or iwslt14-preflight; PRICE=)
-.PHONY: preflight
-preflight: $(VENV)/ready
+## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
+## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
+## make sensitivity: what learning rates and beta2 a scheme stands without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
+## make warmup: what warm-up each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, QUICK=1)
+## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, QUICK=1)
+.PHONY: $(FRONTED)
+$(FRONTED): $(VENV)/ready
 	$(FRONT)
 
 ## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
 .PHONY: gpu-trial
 gpu-trial: $(VENV)/ready
 	$(CALL) -f recipes/gpu_trial/Makefile
-
-## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
-.PHONY: lm-demo
-lm-demo: $(VENV)/ready
-	$(FRONT)
-
-## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
-.PHONY: compare
-compare: $(VENV)/ready
-	$(FRONT)
-
-## make sensitivity: what learning rates and beta2 a scheme stands without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
-.PHONY: sensitivity
-sensitivity: $(VENV)/ready
-	$(FRONT)
-
-## make warmup: what warm-up each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, QUICK=1)
-.PHONY: warmup
-warmup: $(VENV)/ready
-	$(FRONT)
-
-## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, QUICK=1)
-.PHONY: deeper
-deeper: $(VENV)/ready
-	$(FRONT)
 
 ## make table: all results so far next to the papers' numbers
 .PHONY: table
