@@ -33,12 +33,12 @@ step fairseq-preprocess -s de -t en --trainpref train --validpref valid --testpr
   --joined-dictionary ">" preprocess.log "2>&1"
 mkdir run
 step fairseq-train bin --user-dir '"$(fairseq-admin path)"' --arch transformer_admin_tiny --share-all-embeddings \
-  --optimizer adam --lr 0.003 --warmup-updates 100 --lr-scheduler inverse_sqrt --dropout 0.1 --max-tokens 800 --max-epoch 60 --no-epoch-checkpoints --save-interval-updates 100 --keep-interval-updates 3 --seed 1 --cpu --num-workers 0 --log-format simple \
-  --save-dir run ">" run/train.log "2>&1"
+  --optimizer adam --lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 100 --max-tokens 800 --max-epoch 60 \
+  --keep-last-epochs 3 --seed 1 --cpu --num-workers 0 --log-format simple --save-dir run ">" run/train.log "2>&1"
 grep 'Admin: profiled' run/train.log
 step fairseq-hydra-train --cfg job --package model model=transformer_admin_tiny "2>/dev/null |" head -2
 step fairseq-admin omega run/checkpoint_best.pt "|" head -3
-step fairseq-admin average run --last 3 --by updates -o average.pt
+step fairseq-admin average run --last 3 -o average.pt
 step fairseq-admin fold average.pt --data bin -o folded.pt
 step fairseq-generate bin --path folded.pt --cpu "2>/dev/null |" grep -c ^H-
 step echo drei zwei eins "|" fairseq-admin translate folded.pt --data bin --tokenised
