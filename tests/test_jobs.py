@@ -216,6 +216,7 @@ def test_a_preempted_job_goes_on(tmp_path, cluster, caplog):
 @pytest.mark.slurm
 def test_a_job_that_the_cluster_ends_has_a_status(tmp_path, cluster, caplog):
     caplog.set_level("INFO")
-    one = job(tmp_path, "one", "import os, subprocess; subprocess.run(['scancel', os.environ['SLURM_JOB_ID']])")
+    program = "import os, subprocess, time; subprocess.run(['scancel', os.environ['SLURM_JOB_ID']]); time.sleep(600)"
+    one = job(tmp_path, "one", program)
     assert run([one], "slurm", slurm=cluster, folder=tmp_path) == {"one": 1}
     assert "one (job " in caplog.text and "CANCELLED" in caplog.text

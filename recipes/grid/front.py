@@ -78,8 +78,9 @@ class Front:
         wanted = {point.name: point for point in points if not self.is_done(point)}
         done = len(points) - len(wanted)
         here = 0
-        if wanted:
-            print(f"{folder}: {len(points)} runs, {done} of them done; {s.JOBS} at a time", flush=True)
+        if not wanted:
+            return
+        print(f"{folder}: {len(points)} runs, {done} of them done; {s.JOBS} at a time", flush=True)
 
         def ended(job: jobs.Job, status: int) -> None:
             nonlocal here
@@ -183,6 +184,7 @@ def main(target: str, values: dict[str, str], dry: bool) -> None:
         else:
             work()
     except (Ended, KeyboardInterrupt) as ended:
-        print("Interrupted. The same command goes on from here.", file=sys.stderr)
+        if front.settings.WHERE == "here":
+            print("Interrupted. The same command goes on from here.", file=sys.stderr)
         status = 128 + (ended.number if isinstance(ended, Ended) else signal.SIGINT)
     raise SystemExit(status)
