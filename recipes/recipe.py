@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from recipes.settings import KINDS, Training
+from recipes.settings import KINDS, Settings, Training
 from recipes.steps import gpus
 
 HERE = Path(__file__).parent
@@ -103,9 +103,13 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        """What made it, but for the run's METHOD and SEED: with other ones it makes a run to set next to it."""
+        """What made it, but for the run's METHOD and SEED: with other ones it makes a run to set next to it.
+
+        What only tells processes of threads and GPUs is left out: it may be another in each shell.
+        """
+        left_out = {"METHOD", "SEED", *Settings.model_fields} - {"RUNS"}
         named = {name: str(getattr(self.settings, name)) for name in self.file.command}
-        named |= {name: value for name, value in self.given if name not in ("METHOD", "SEED")}
+        named |= {name: value for name, value in self.given if name not in left_out}
         return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named.items())])
 
 
