@@ -2,8 +2,8 @@
 
     run([Job("a", ["python", "-m", "recipes.steps.train", ...], folder)], parallel=2, devices=["0", "1"])
 
-Here each job has a device to itself, and all end with this process, however it ends. On a cluster (recipes/slurm.py)
-they stay. What a job says is added to the file that `Job.log` names, in both cases.
+Here each job has a device to itself, and all end with this process, however it ends. slurm.py runs them on a cluster,
+where they stay. What a job says is added to the file that `Job.log` names, in both cases.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from recipes.slurm import Slurm
 
 # Seconds between looks at the jobs here.
 LOOK = 0.1
@@ -100,13 +96,30 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_here(jobs: Sequence[Job], parallel: int, devices: Sequence[str], ended: Ended) -> dict[str, int]:
-    """Run jobs on this machine, `parallel` at a time; what `run` gives."""
+def run(
+    jobs: Sequence[Job],
+    parallel: int = 1,
+    devices: Sequence[str] = (),
+    ended: Ended = lambda job, status: None,
+) -> dict[str, int]:
+    """Run jobs on this machine to their end.
+
+    Args:
+        parallel: how many at a time.
+        devices: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them; a job gets one of them.
+        ended: called with each job that is over, and its exit status.
+
+    Returns:
+        by name, the exit status of a job's command, as a shell has it.
+
+    Raises:
+        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP. No job is left.
+    """
     places = list(range(parallel))
     waiting = list(jobs)
     running: dict[int, tuple[Job, subprocess.Popen]] = {}
     statuses: dict[str, int] = {}
-    with process_group() as group:
+    with interruptible(), process_group() as group:
         while waiting or running:
             for place in [place for place in places if place not in running][: len(waiting)]:
                 job = waiting.pop(0)
@@ -120,39 +133,3 @@ def run_here(jobs: Sequence[Job], parallel: int, devices: Sequence[str], ended: 
                     statuses[job.name] = exit_status(status)
                     ended(job, statuses[job.name])
     return statuses
-
-
-def run(
-    jobs: Sequence[Job],
-    where: str = "here",
-    parallel: int = 1,
-    devices: Sequence[str] = (),
-    slurm: Slurm | None = None,
-    folder: Path | None = None,
-    ended: Ended = lambda job, status: None,
-) -> dict[str, int]:
-    """Run all jobs to their end.
-
-    Args:
-        where: "here" or "slurm".
-        parallel: how many at a time.
-        devices: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them; a job gets one of them.
-        slurm: the user's settings of the cluster.
-        folder: where a cluster's files are kept, and which jobs it has; every node sees it.
-        ended: called with each job that is over, and its exit status.
-
-    Returns:
-        by name, the exit status of a job's command, as a shell has it; 1 if the cluster ended it.
-
-    Raises:
-        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP. Jobs here are no more; those on a cluster go on.
-    """
-    if len({job.name for job in jobs}) < len(jobs):
-        raise ValueError("two jobs have one name; expected each once.")
-    with interruptible():
-        if where == "here":
-            return run_here(jobs, parallel, devices, ended)
-        from recipes import slurm as cluster
-
-        assert folder is not None, "a cluster's files need a folder"
-        return cluster.run(jobs, parallel, slurm or cluster.Slurm(), folder, ended)

@@ -25,7 +25,7 @@ import yaml
 from filelock import FileLock
 from submitit.helpers import Checkpointable, TorchDistributedEnvironment
 
-from recipes.jobs import Ended, Job, exit_status, start
+from recipes.jobs import Ended, Job, exit_status, interruptible, start
 from recipes.steps.common import write_lines
 
 log = logging.getLogger(__name__)
@@ -178,8 +178,19 @@ def states(there: dict[str, submitit.Job], waiting: dict[str, submitit.Job]) -> 
     return ", ".join([text, *(f"{count} {state}" for state, count in sorted(counts.items()))])
 
 
-def run(jobs: Sequence[Job], parallel: int, slurm: Slurm, folder: Path, ended: Ended) -> dict[str, int]:
-    """As recipes.jobs.run; the states are said wherever they change."""
+@interruptible()
+def run(
+    jobs: Sequence[Job], parallel: int, slurm: Slurm, folder: Path, ended: Ended = lambda job, status: None
+) -> dict[str, int]:
+    """As recipes.jobs.run, but an interrupt leaves the jobs there; the states are said wherever they change.
+
+    Args:
+        slurm: the user's settings of the cluster.
+        folder: where a cluster's files are kept, and which jobs it has; every node sees it.
+
+    Returns:
+        by name, the exit status of a job's command; 1 if the cluster ended it.
+    """
     if not shutil.which("sbatch"):
         raise ValueError("WHERE=slurm needs sbatch, which is not here. Run this where jobs are submitted from.")
     folder = folder.absolute()

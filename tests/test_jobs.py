@@ -151,9 +151,9 @@ def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, capl
     )
     jobs = [job(tmp_path, name, program, env={"WHO": name}, needs=NEEDS) for name in "abcd"]
     front = (
-        "import logging, pickle, sys; from pathlib import Path; from recipes import jobs, slurm;"
+        "import logging, pickle, sys; from pathlib import Path; from recipes import slurm;"
         "logging.basicConfig(level='INFO', format='%(message)s');"
-        "jobs.run(pickle.load(sys.stdin.buffer), 'slurm', 2, slurm=slurm.Slurm(hours=0.2), folder=Path(sys.argv[1]))"
+        "slurm.run(pickle.load(sys.stdin.buffer), 2, slurm.Slurm(hours=0.2), Path(sys.argv[1]))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", front, tmp_path], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE
@@ -172,7 +172,7 @@ def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, capl
         go.touch()
 
     with meanwhile(let_them_go):
-        statuses = run(jobs, "slurm", 2, slurm=cluster, folder=tmp_path)
+        statuses = slurm.run(jobs, 2, cluster, tmp_path)
     assert statuses == {"a": 0, "b": 0, "c": 3, "d": 0}
     assert "Waiting for 4 jobs of before." in caplog.text and "4 of 4 jobs over" in caplog.text
     assert {one.log.read_text() for one in jobs} == {f"in {number} {name}\n" for name in "abcd"}
@@ -184,10 +184,11 @@ def test_one_job_over_two_nodes_meets(tmp_path, cluster):
     program = (
         "import os, torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1) + d.get_rank();"
         "d.all_reduce(x); e = os.environ; assert e['MASTER'] == e['MASTER_ADDR'] + ':' + e['MASTER_PORT'];"
-        "assert e['NODE'] == e['RANK'] == e['SLURM_NODEID']; print('sum', x.item(), 'of', d.get_world_size())"
+        "assert e['NODE'] == e['RANK'] == e['SLURM_NODEID'];"
+        "print(f'sum {x.item()} of {d.get_world_size()}\\n', end=''); d.destroy_process_group()"
     )
     two = job(tmp_path, "two", program, needs=Resources(nodes=2, memory=1))
-    assert run([two], "slurm", slurm=cluster, folder=tmp_path) == {"two": 0}
+    assert slurm.run([two], 1, cluster, tmp_path) == {"two": 0}
     assert two.log.read_text().splitlines() == ["sum 3.0 of 2"] * 2
 
 
@@ -208,7 +209,7 @@ def test_a_preempted_job_goes_on(tmp_path, cluster, caplog):
             subprocess.run(["scancel", "--signal", number, name], check=True)
 
     with meanwhile(preempt):
-        assert run([one], "slurm", slurm=cluster, folder=tmp_path) == {"one": 0}
+        assert slurm.run([one], 1, cluster, tmp_path) == {"one": 0}
     assert one.log.read_text().splitlines() == ["begins at 0", "begins at 7"]
     assert len(json.loads((tmp_path / "jobs.json").read_text())) == 1 and "1 running" in caplog.text
 
@@ -218,5 +219,5 @@ def test_a_job_that_the_cluster_ends_has_a_status(tmp_path, cluster, caplog):
     caplog.set_level("INFO")
     program = "import os, subprocess, time; subprocess.run(['scancel', os.environ['SLURM_JOB_ID']]); time.sleep(600)"
     one = job(tmp_path, "one", program)
-    assert run([one], "slurm", slurm=cluster, folder=tmp_path) == {"one": 1}
+    assert slurm.run([one], 1, cluster, tmp_path) == {"one": 1}
     assert "one (job " in caplog.text and "CANCELLED" in caplog.text

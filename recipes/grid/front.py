@@ -99,8 +99,10 @@ class Front:
             for name in wanted
         ]
         devices = [] if self.grid.on_cpu else [gpu.index for gpu in gpus.visible()]
-        cluster = slurm.read_settings(Path(s.SLURM)) if s.WHERE == "slurm" else None
-        statuses = jobs.run(commands, s.WHERE, s.JOBS, devices, cluster, folder / "slurm", ended)
+        if s.WHERE == "slurm":
+            statuses = slurm.run(commands, s.JOBS, slurm.read_settings(Path(s.SLURM)), folder / "slurm", ended)
+        else:
+            statuses = jobs.run(commands, s.JOBS, devices, ended)
         failed = [name for name in wanted if statuses[name]]
         failed += [name for name in wanted if not statuses[name] and not self.is_done(wanted[name])]
         if failed:
