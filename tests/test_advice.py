@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import re
-import subprocess
 
 import pytest
 from conftest import ROOT
@@ -14,6 +13,7 @@ from conftest import ROOT
 from fairseq_admin import advice, cli
 from fairseq_admin.errors import AdminError
 from fairseq_admin.pytorch.omega import omega_from_variances
+from recipes import recipe
 
 
 def said(capsys: pytest.CaptureFixture, *arguments: str) -> str:
@@ -57,13 +57,10 @@ def test_growth_with_depth() -> None:
 @pytest.mark.parametrize("experiment", advice.EXPERIMENTS, ids=lambda it: it.target)
 def test_settings_are_the_recipes(experiment: advice.Experiment) -> None:
     """Does the recipe's plan train the depths, rate, warm-up and tokens of the table?"""
-    pair, size = re.fullmatch(r"wmt14-en(..)-(\d+l)", experiment.target).groups()
-    names = ("ENCODER_LAYERS", "DECODER_LAYERS", "LR", "WARMUP", "TOKENS", "WIDTH")
-    show = f"show: ; @echo {' '.join(f'$({name})' for name in names)}"
-    given = ["make", "--no-print-directory", "-f", "recipes/wmt14/Makefile", f"PAIR=en-{pair}", f"SIZE={size}"]
-    given += ["GPUS=1", "MEMORY=80"]
-    done = subprocess.run([*given, "--eval", show, "show"], cwd=ROOT, capture_output=True, text=True)
-    assert [float(value) for value in done.stdout.split()] == [*experiment[2:], advice.WIDTH], done.stderr
+    settings = recipe.read(experiment.target, {"GPUS": "1", "MEMORY": "80"}).settings
+    stacks = [settings.ENCODER_LAYERS or settings.LAYERS, settings.DECODER_LAYERS or settings.LAYERS]
+    trained = [*stacks, settings.LR, settings.WARMUP, settings.TOKENS, settings.WIDTH]
+    assert trained == [*experiment[2:], advice.WIDTH]
 
 
 def test_outcomes_are_the_papers() -> None:

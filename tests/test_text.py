@@ -7,6 +7,7 @@ import json
 import os
 import random
 import subprocess
+import re
 import sys
 from pathlib import Path
 
@@ -159,7 +160,8 @@ def test_without_sacremoses_one_line_says_what_to_install(monkeypatch: pytest.Mo
     with pytest.raises(AdminError, match=r"pip install 'sacremoses"):
         Text("de", "en").tokenise("ja", "de")
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-    assert all(f'"{requirement.split(chr(39))[1]}"' in setup for requirement in REQUIREMENTS.values())
+    quoted = [re.findall("'([^']+)'", requirement) for requirement in REQUIREMENTS.values()]
+    assert all(f'"{requirement}"' in setup for found in quoted for requirement in found) and any(quoted)
 
 
 # Expected: what mosesdecoder's tokenizer.perl -l LANGUAGE makes of the line.
