@@ -6,8 +6,8 @@ import gzip
 import json
 import os
 import random
-import subprocess
 import re
+import subprocess
 import sys
 from pathlib import Path
 
