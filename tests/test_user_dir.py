@@ -48,7 +48,8 @@ def environment(folder: Path, *install: str) -> Path:
     copy.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy)
-    shutil.copytree(ROOT / "fairseq_admin", copy / "fairseq_admin", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("fairseq_admin", "hydra_plugins"):
+        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
     version = copy / "fairseq_admin" / "version.py"
     version.write_text(version.read_text().replace(f'"{__version__}"', f'"{INSTALLED}"'))
     pip = [str(python), "-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "-q", *install]
