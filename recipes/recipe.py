@@ -219,11 +219,20 @@ def help_lines(target: str) -> list[str]:
     model = KINDS[file.kind]
     values = {**file.settings, **file.sizes.get(size, {}), **file.presets[_default(file)]}
     lines = [f"make {target}: {file.about}", f"presets: {' '.join(file.presets)}", ""]
+    return [*lines, *described(model, names(target), values)]
+
+
+def described(model: type[BaseModel], known: list[str], values: dict[str, Any]) -> list[str]:
+    """A line for each of some settings: its value, or its default; what it means; what it may be."""
     schemas = model.model_json_schema()["properties"]
-    for name in names(target):
+    lines = []
+    for name in known:
         schema = schemas[name]
         value = values.get(name, schema.get("default"))
         shown = "" if value in (None, "", [], {}) else f"={value if not isinstance(value, list) else ' '.join(value)}"
-        meaning = schema.get("description", "")
-        lines.append(f"{name}{shown}: {meaning + '; ' if meaning else ''}{expected(schema)}")
+        meaning = " ".join(schema.get("description", "").split())
+        kind = expected(schema)
+        lines.append(
+            f"{name}{shown}: " + "; ".join(filter(None, (meaning, "" if meaning and kind == "text" else kind)))
+        )
     return lines

@@ -510,6 +510,7 @@ def test_where_the_runs_of_a_grid_are(target, given, first, count, tmp_path):
         ("compare", ["RATES="], "RATES= cannot be; expected numbers of 0 or more"),
         ("compare", ["DEPTHS=0"], "DEPTHS=0 cannot be; expected whole numbers above 0"),
         ("compare", ["SEEDS=x"], "SEEDS=x cannot be; expected whole numbers of 0 or more"),
+        ("compare", ["WARMUP=-5"], "WARMUP=-5 cannot be; expected a whole number of 0 or more"),
         ("compare", ["SEARCH=last"], "SEARCH=last cannot be; expected one of every first short"),
         ("compare", ["PRESET=tpu"], "PRESET=tpu is unknown; expected cpu or gpu or multi30k"),
         ("compare", ["DROPOUT=1"], "DROPOUT=1 cannot be; expected a number of 0 or more and below 1"),

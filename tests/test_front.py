@@ -20,6 +20,7 @@ from fairseq_admin.method.schemes import SCHEMES
 from recipes import recipe as recipes
 from recipes.chain import Chain, Step
 from recipes.demo.generate_corpus import corpus
+from recipes.grid import settings as grids
 from recipes.steps import score
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.text import Text
@@ -105,6 +106,13 @@ def test_help_lists_every_setting():
         listed >= set(recipes.names("demo"))
         and "SEED=1: of the weights, the batches and dropout; a whole" in done.stdout
     )
+
+
+@pytest.mark.parametrize("target", sorted(grids.KINDS))
+def test_help_of_a_grid_says_the_value_and_the_range(target):
+    lines = front("help", target).stdout.splitlines()
+    assert {line.partition(":")[0].partition("=")[0] for line in lines} >= set(grids.names(target))
+    assert "JOBS=1: runs at a time, each on a GPU of its own where there are any; a whole number above 0" in lines
 
 
 def test_every_default_is_one_that_can_be():

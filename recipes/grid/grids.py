@@ -6,6 +6,7 @@ warm-ups x rates. Folders and options are those of earlier versions, so a grid t
 
 from __future__ import annotations
 
+import abc
 import itertools
 import json
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def scheme_options(scheme: str, ffn_init: str) -> list[str]:
     return ["--admin-scheme", scheme, *weights]
 
 
-class Grid:
+class Grid(abc.ABC):
     """A grid of translation models; what differs between them is in the classes below."""
 
     figures = ["heatmap.png"]
@@ -127,9 +128,9 @@ class Grid:
         leg = s.LEG or s.UPDATES
         return Run(point.axes, str(self.data), options, s.UPDATES, leg, s.SAVE_EVERY, "translation", by)
 
+    @abc.abstractmethod
     def points(self) -> Iterator[Point]:
         """All runs, in their order."""
-        raise NotImplementedError
 
     def stages(self) -> Iterator[list[Point]]:
         """The runs of one stage after another, the second of which may depend on the results of the first."""

@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
 from recipes.jobs import Resources
-from recipes.recipe import expected
+from recipes.recipe import described
 from recipes.settings import Folder, Options, Settings
 from recipes.steps.plugin import EVERY, SCHEMES
 
@@ -166,7 +174,7 @@ class Compare(Translation):
     """layers of the encoder, and as many of the decoder"""
     RATES: Rates = ("1e-4", "3e-4", "1e-3", "3e-3")
     """peak learning rates"""
-    WARMUP: int = 100
+    WARMUP: NonNegativeInt = 100
     """updates of warm-up"""
     TIED: Literal["yes", "no"] = "yes"
     """whether all embeddings are one"""
@@ -205,7 +213,7 @@ class Deeper(Grid):
     """new layers"""
     RATES: Rates = ("1e-4", "3e-4", "1e-3", "3e-3")
     """peak learning rates: the first seed is run with every one, the others at the best"""
-    WARMUP: int = 50
+    WARMUP: NonNegativeInt = 50
     """updates of warm-up, in every scheme but dt-fixup, which has none"""
     FACTOR: Number = "0.1"
     """the encoder's rate by the new layers'; 0: it is frozen"""
@@ -265,9 +273,9 @@ def names(target: str) -> list[str]:
 
 
 def help_lines(target: str) -> list[str]:
-    """Every setting of a grid: its name, what it may be, what it means."""
+    """Every setting of a grid: its name, its value here, what it may be, what it means."""
     file = load(target)
-    schemas = KINDS[target].model_json_schema()["properties"]
     lines = [f"make {target}: {file.about}", f"presets: {' '.join(file.presets)}", ""]
     lines += ["QUICK: anything, for a few minutes with small sizes"] if file.quick else []
-    return [*lines, *(f"{name}: {schema.get('description', expected(schema))}" for name, schema in schemas.items())]
+    values = {**file.settings, **next(iter(file.presets.values()))}
+    return [*lines, *described(KINDS[target], list(KINDS[target].model_fields), values)]
