@@ -15,6 +15,7 @@ from recipes.chain import Step
 from recipes.processes import Failed, call
 from recipes.recipe import Raw, Recipe
 from recipes.steps import inputs
+from recipes.steps.extract import extract
 
 SPLITS = ("train", "valid", "test")
 
@@ -117,41 +118,40 @@ class Text:
         return [inputs.unpacked(data, member) or data / member for member in self._members(text, language)]
 
     def _download(self, path: Path) -> Step:
-        program = partial(call, "steps.download", path.name, "--out", path, *self._addresses())
-        return Step(f"download {path.name}", self.folder, (path,), program, fetches=True)
+        return Step(f"download {path.name}", self.folder, (path,), partial(self._fetch, path), fetches=True)
 
-    def _addresses(self) -> list[object]:
-        s = self.settings
-        return [*(["--url", s.URL] if s.URL else []), "--table", s.TABLE]
+    def _fetch(self, path: Path) -> None:
+        from recipes.steps.download import download  # with requests
+
+        download(path, Path(self.settings.TABLE), self.settings.URL)
 
     def _extraction(self, name: str, text: Raw, language: str, sources: list[Path]) -> Step:
         s, out = self.settings, self.raw / f"{name}.{language}"
         members = self._members(text, language)
-        words: list[object] = ["--as", text.kind, "-o", out]
-        words += ["--straight-apostrophe"] if text.straight_apostrophe else []
-        settings: dict[str, Any] = {"members": members, "as": words[1:2], "straight": text.straight_apostrophe}
+        options: dict[str, Any] = {"kind": text.kind, "straight": text.straight_apostrophe}
+        settings: dict[str, Any] = {"members": members, "as": [text.kind], "straight": text.straight_apostrophe}
         if hasattr(s, "SUMS"):
-            words += ["--sums", s.SUMS]
-            settings["sums"] = inputs.describe(Path(s.SUMS))["sha256"]
+            options["sums"] = Path(s.SUMS)
+            settings["sums"] = inputs.describe(options["sums"])["sha256"]
         else:
-            words += ["--invalid", s.INVALID, "--record", self.raw / "inputs.json"]
-            words += ["--check", s.TABLE] if s.DATA and text.archive else []
+            options |= {"invalid": s.INVALID, "record": self.raw / "inputs.json"}
+            options["table"] = Path(s.TABLE) if s.DATA and text.archive else None
             settings["invalid"] = s.INVALID
         if not sources:
-            program = partial(self._fetch, members[0], words)
+            program = partial(self._published, members[0], out, options)
         else:
             archive = sources[0] if text.archive and sources[0].name == text.archive else Path(s.DATA)
-            program = partial(call, "steps.extract", archive, *members, *words)
+            program = partial(extract, archive, members, out, **options)
         return Step(
             f"raw {name}.{language}", self.raw, (out,), program, tuple(sources), settings,
             title=f"raw text {name}.{language}",
         )  # fmt: skip
 
-    def _fetch(self, member: str, words: list[object]) -> None:
+    def _published(self, member: str, out: Path, options: dict[str, Any]) -> None:
         """A text that is published compressed, and whose checksum is of the text."""
         archive = self.raw / f"{member}.gz"
-        call("steps.download", archive.name, "--out", archive, *self._addresses())
-        call("steps.extract", archive, member, *words)
+        self._fetch(archive)
+        extract(archive, [member], out, **options)
         for path in (archive, archive.with_name(f".{archive.name}.guard")):
             path.unlink(missing_ok=True)
 

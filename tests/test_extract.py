@@ -13,10 +13,11 @@ from pathlib import Path
 import archives
 import pytest
 from archives import write_tar
-from conftest import Run, run_module
+from conftest import process
 
 from recipes.steps import inputs
 from recipes.steps.common import read_lines
+from recipes.steps.extract import extract
 
 NOISE = bytes(range(32, 127)) * 2000 + b"\n"
 
@@ -31,15 +32,12 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out/text"
 
 
-@pytest.fixture
-def step(tmp_path, out):
-    """step(archive, members, options) -> how it ended and what it said."""
-
-    def go(archive: Path, members: str, options: str = "--as plain") -> Run:
-        given = [archive, *members.split(), *options.split(), "-o", out]
-        return run_module("recipes.steps.extract", *given, log=tmp_path / "log")
-
-    return go
+def refused(out: Path, archive: Path, members: list[str], **options: object) -> str:
+    """What is said of a faulty text; nothing is written."""
+    with pytest.raises(ValueError) as refusal:
+        extract(archive, members, out, **options)
+    assert not names(out.parent) and "\n" not in str(refusal.value)
+    return str(refusal.value)
 
 
 def names(folder: Path) -> set[str]:
@@ -60,27 +58,27 @@ SEGMENTS = """grep '<seg id' | sed -e 's/<seg id="[0-9]*">\\s*//g' -e 's/\\s*<[/
 
 
 @pytest.mark.parametrize(
-    ("archive", "member", "options", "script"),
+    ("archive", "member", "kind", "script"),
     [
-        ("de-en.tgz", "de-en/train.tags.de-en.de", "--as tags", TIDY),
-        ("de-en.tgz", "de-en/IWSLT14.TED.tst2010.de-en.de.xml", "--as segments --straight-apostrophe", SEGMENTS),
-        ("test-full.tgz", "test-full/newstest2014-fren-src.en.sgm", "--as segments --straight-apostrophe", SEGMENTS),
-        ("dev.tgz", "dev/newstest2013.fr", "--as plain", "cat"),
+        ("de-en.tgz", "de-en/train.tags.de-en.de", "tags", TIDY),
+        ("de-en.tgz", "de-en/IWSLT14.TED.tst2010.de-en.de.xml", "segments", SEGMENTS),
+        ("test-full.tgz", "test-full/newstest2014-fren-src.en.sgm", "segments", SEGMENTS),
+        ("dev.tgz", "dev/newstest2013.fr", "plain", "cat"),
     ],
 )
-def test_texts_are_read_as_fairseqs_scripts_read_them(papers, out, step, archive, member, options, script):
+def test_texts_are_read_as_fairseqs_scripts_read_them(papers, out, archive, member, kind, script):
     """The reference is grep and sed, as in prepare-iwslt14.sh and prepare-wmt14en2de.sh."""
-    assert step(papers / archive, member, options).status == 0
+    extract(papers / archive, [member], out, kind, straight=kind == "segments")
     expected = bash(f"tar xzOf $tgz $member | {script}", tgz=papers / archive, member=member)
     assert out.read_bytes().decode() == expected and names(out.parent) == {"text"}
 
 
-def test_a_reference_is_what_sacrebleu_reads(papers, out, step, tmp_path):
-    """Without the apostrophe's option: sacreBLEU's own reading of the same file, with its own code."""
+def test_a_reference_is_what_sacrebleu_reads(papers, out, tmp_path):
+    """Without a straight apostrophe: sacreBLEU's own reading of the same file, with its own code."""
     from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
     member = "test-full/newstest2014-fren-ref.fr.sgm"
-    assert step(papers / "test-full.tgz", member, "--as segments").status == 0
+    extract(papers / "test-full.tgz", [member], out, "segments")
     raw = tmp_path / "raw"
     raw.write_bytes(archives.contents(120)["test-full.tgz"][member])
     FakeSGMLDataset("x", data=[], description="", langpairs={})._convert_format(str(raw), str(tmp_path / "theirs"))
@@ -90,13 +88,14 @@ def test_a_reference_is_what_sacrebleu_reads(papers, out, step, tmp_path):
     assert any("\u2019" in line for line in read_lines(out))
 
 
-def test_members_come_in_the_order_they_are_named_packed_or_not(papers, out, step, tmp_path):
+def test_members_come_in_the_order_they_are_named_packed_or_not(papers, out, tmp_path):
     members = ["giga-fren.release2.fixed.fr", "giga-fren.release2.fixed.en"]
     held = archives.contents(120)["training-giga-fren.tar"]
     expected = b"".join(gzip.decompress(held[f"{member}.gz"]) for member in members)
     shutil.unpack_archive(papers / "training-giga-fren.tar", tmp_path / "unpacked")
     for archive in (papers / "training-giga-fren.tar", tmp_path / "unpacked"):
-        assert step(archive, " ".join(members)).status == 0 and out.read_bytes() == expected
+        extract(archive, members, out)
+        assert out.read_bytes() == expected
         out.unlink()
 
 
@@ -108,15 +107,15 @@ def one(folder: Path, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "expected"),
+    ("data", "invalid", "expected"),
     [
-        (b"one\r\ntwo\nth\rree\r\n", "--as plain", b"one\ntwo\nth\rree\nmore\n"),
-        ("a\u2028b\x85\n\nlast".encode(), "--as plain", "a\u2028b\x85\n\nlast\nmore\n".encode()),
-        (b"one\nf\xfcnf \xff\n", "--as plain --invalid replace", "one\nf\ufffdnf \ufffd\nmore\n".encode()),
+        (b"one\r\ntwo\nth\rree\r\n", "refuse", b"one\ntwo\nth\rree\nmore\n"),
+        ("a\u2028b\x85\n\nlast".encode(), "refuse", "a\u2028b\x85\n\nlast\nmore\n".encode()),
+        (b"one\nf\xfcnf \xff\n", "replace", "one\nf\ufffdnf \ufffd\nmore\n".encode()),
     ],
 )
-def test_lines_end_with_lf(tmp_path, out, step, data, options, expected):
-    assert step(one(tmp_path, data), "text more", options).status == 0
+def test_lines_end_with_lf(tmp_path, out, data, invalid, expected):
+    extract(one(tmp_path, data), ["text", "more"], out, invalid=invalid)
     assert out.read_bytes() == expected
 
 
@@ -135,7 +134,7 @@ def damaged(kind: str, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", ["truncated", "without its end", "checksum", "corrupt", "empty", "a page"])
 @pytest.mark.parametrize("shape", ["x.tgz", "text.gz", "a folder"])
-def test_a_damaged_archive_is_refused(tmp_path, out, step, kind, shape):
+def test_a_damaged_archive_is_refused(tmp_path, out, kind, shape):
     """The member wanted comes first, so only reading to the end can tell."""
     if shape == "x.tgz":
         archive = write_tar(tmp_path / shape, {"text": NOISE, "more": NOISE})
@@ -145,33 +144,31 @@ def test_a_damaged_archive_is_refused(tmp_path, out, step, kind, shape):
         path = archive / "text.gz" if shape == "a folder" else archive
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(damaged(kind, gzip.compress(NOISE, mtime=0)))
-    done = step(archive, "text")
-    assert done.status == 2 and str(archive) in (message := done.output.splitlines()[-1])
+    message = refused(out, archive, ["text"])
+    assert message.startswith(str(archive))
     assert any(said in message for said in ("truncated or corrupt archive (", "is not UTF-8", "no line is left"))
-    assert not names(out.parent)
 
 
 @pytest.mark.parametrize(
-    ("data", "members", "options", "message"),
+    ("data", "members", "kind", "message"),
     [
-        (b"x\n", "text absent", "--as plain", "x.tgz: holds no absent, expected a plain file of that name"),
-        (b"x\nf\xfc\n", "text", "--as plain", "x.tgz: text: line 2 is not UTF-8 (byte 0xfc at column 2)"),
-        (b"", "text", "--as plain", "text: no line is left of it as plain"),
-        (b"<url>x</url>\n", "text", "--as tags", "text: no line is left of it as tags"),
-        (b"no segment\n", "text", "--as segments", "text: no line is left of it as segments"),
-        (b'<seg id="2">two\nmore</seg>\n', "text", "--as segments", "has no </seg>, expected one per line"),
+        (b"x\n", ["text", "absent"], "plain", "x.tgz: absent: is not there; expected a plain file of that name"),
+        (b"x\nf\xfc\n", ["text"], "plain", "x.tgz: text: line 2 is not UTF-8 (byte 0xfc at column 2)"),
+        (b"", ["text"], "plain", "text: no line is left of it as plain"),
+        (b"<url>x</url>\n", ["text"], "tags", "text: no line is left of it as tags"),
+        (b"no segment\n", ["text"], "segments", "text: no line is left of it as segments"),
+        (b'<seg id="2">two\nmore</seg>\n', ["text"], "segments", "has no </seg>, expected one per line"),
     ],
 )
-def test_a_faulty_text_is_refused(tmp_path, out, step, data, members, options, message):
-    done = step(one(tmp_path, data), members, options)
-    assert done.status == 2 and message in done.output.splitlines()[-1] and not names(out.parent)
+def test_a_faulty_text_is_refused(tmp_path, out, data, members, kind, message):
+    assert message in refused(out, one(tmp_path, data), members, kind=kind)
 
 
-def test_of_two_texts_of_one_name_none_is_taken(tmp_path, step):
+def test_of_two_texts_of_one_name_none_is_taken(tmp_path, out):
     """The one that was edited is not the one that was compressed."""
     (tmp_path / "train.de").write_text("edited\n")
     (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"old\n"))
-    assert "holds train.de and train.de.gz, expected one of them" in step(tmp_path, "train.de").output
+    assert "holds train.de and train.de.gz, expected one of them" in refused(out, tmp_path, ["train.de"])
 
 
 def test_an_archive_is_found_again_by_its_own_path(tmp_path):
@@ -182,42 +179,43 @@ def test_an_archive_is_found_again_by_its_own_path(tmp_path):
     assert inputs.present({"train.de": inputs.describe(archive)}, archive, None) == {"train.de": None}
 
 
-def test_no_link_is_followed_and_no_path_of_an_archive_written(tmp_path, out, step):
+def test_no_link_is_followed_and_no_path_of_an_archive_written(tmp_path, out):
     with tarfile.open(tmp_path / "x.tgz", "w:gz") as tar:
         for name, kind in (("link", tarfile.SYMTYPE), ("../../outside", tarfile.REGTYPE), ("text", tarfile.REGTYPE)):
             entry = tarfile.TarInfo(name)
             entry.type, entry.linkname, entry.size = kind, "/etc/hosts", 5 * (kind == tarfile.REGTYPE)
             tar.addfile(entry, io.BytesIO(b"text\n"))
-    assert "holds no link, expected a plain file" in step(tmp_path / "x.tgz", "link").output
+    assert "link: is not there; expected a plain file" in refused(out, tmp_path / "x.tgz", ["link"])
     before = set(tmp_path.rglob("*"))
-    assert step(tmp_path / "x.tgz", "../../outside").status == 0
+    extract(tmp_path / "x.tgz", ["../../outside"], out)
     assert set(tmp_path.rglob("*")) - before <= {out.parent, out}
 
 
 # -- kills, checksums ------------------------------------------------------------------------------------------------
 
 
-def test_killed_midway_nothing_looks_finished(tmp_path, out, step, start):
+def test_killed_midway_nothing_looks_finished(tmp_path, out):
     """SIGKILL while it writes, then the same command again."""
     text = NOISE * 300
     archive = write_tar(tmp_path / "x.tar", {"text": text})
-    process = start("recipes.steps.extract", archive, "text", "--as", "plain", "-o", out, log=tmp_path / "killed")
+    killed = process(extract, archive, ["text"], out)
+    killed.start()
     deadline = time.monotonic() + 60
     while not any(path.stat().st_size for path in out.parent.glob("*")):
-        assert time.monotonic() < deadline and process.is_alive(), (tmp_path / "killed").read_text()
+        assert time.monotonic() < deadline and killed.is_alive()
         time.sleep(0.001)
-    process.kill()
-    process.join()
+    killed.kill()
+    killed.join()
     assert "text" not in names(out.parent)
-    assert step(archive, "text").status == 0 and out.read_bytes() == text
+    extract(archive, ["text"], out)
+    assert out.read_bytes() == text and names(out.parent) == {"text"}
 
 
-def test_the_text_can_be_held_to_a_checksum(tmp_path, out, step):
+def test_the_text_can_be_held_to_a_checksum(tmp_path, out):
     archive, sums = one(tmp_path, b"one\n"), tmp_path / "sums"
     sums.write_text("2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806  text\n")
-    assert step(archive, "text", f"--as plain --sums {sums}").status == 0
+    extract(archive, ["text"], out, sums=sums)
     out.unlink()
+    assert ", expected None" in refused(out, archive, ["more"], sums=sums)
     sums.write_text(f"{'0' * 64}  text\n")
-    for member, message in (("text", "its text has SHA-256 2c8b08"), ("more", "has no checksum of more")):
-        done = step(archive, member, f"--as plain --sums {sums}")
-        assert done.status == 2 and message in done.output and not names(out.parent)
+    assert "its text has SHA-256 2c8b08" in refused(out, archive, ["text"], sums=sums)

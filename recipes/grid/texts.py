@@ -11,6 +11,7 @@ from pathlib import Path
 from recipes.grid.deeper import Deeper
 from recipes.grid.grids import Grid
 from recipes.processes import call
+from recipes.steps.extract import extract
 
 
 def preprocess(folder: Path, *calls: list[object]) -> None:
@@ -73,7 +74,7 @@ def for_classes(grid: Deeper) -> None:
     given: list[object] = ["--words", s.WORDS]
     if s.DATA:
         for language in s.PAIR.split("-"):
-            call("steps.extract", s.DATA, f"train.{language}", "--as", "plain", "-o", text / f"raw/train.{language}")
+            extract(Path(s.DATA), [f"train.{language}"], text / f"raw/train.{language}")
         given = ["--text", text / "raw", "--pair", s.PAIR]
     call("deeper.pairs", text, *sizes, *given)
     three = ("train", "valid", "test")
