@@ -16,6 +16,7 @@ from recipes.chain import Step
 from recipes.lm import python_docs
 from recipes.processes import Failed, call
 from recipes.recipe import Recipe
+from recipes.steps import bpe
 from recipes.text import SPLITS, binarise
 from recipes.training import Model, Run
 
@@ -81,11 +82,11 @@ class LanguageModel:
         program = partial(call, "lm.python_docs", text / "tok", "--library", self.library)
         yield Step("words", text, words, program, settings=library, title="Python's own documentation")
         codes = text / "codes"
-        learn = partial(call, "steps.bpe", "learn", s.MERGES, words[0], "-o", codes)
+        learn = partial(bpe.write, codes, words[:1], s.MERGES)
         yield Step("codes", text, (codes,), learn, words[:1], {"merges": s.MERGES}, title=f"learn {s.MERGES} merges")
         units = tuple(text / "bpe" / split for split in SPLITS)
         for read, written in zip(words, units):
-            apply = partial(call, "steps.bpe", "apply", codes, read, "-o", text / "bpe")
+            apply = partial(bpe.apply, codes, [read], text / "bpe")
             title = f"BPE tokens of {read.name}"
             yield Step(f"bpe {read.name}", text, (written,), apply, (read, codes), title=title)
         prefixes = [word for split, path in zip(SPLITS, units) for word in (f"--{split}pref", path)]

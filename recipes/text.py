@@ -14,8 +14,9 @@ from typing import Any
 from recipes.chain import Step
 from recipes.processes import Failed, call
 from recipes.recipe import Raw, Recipe
-from recipes.steps import inputs
+from recipes.steps import bpe, counts, inputs, tokenise
 from recipes.steps.extract import extract
+from recipes.steps.split import split
 
 SPLITS = ("train", "valid", "test")
 
@@ -71,7 +72,7 @@ class Text:
         yield from self._raw_steps()
         yield Step(
             "text", self.folder, (self.json,),
-            partial(call, "steps.text", self.source, self.target, *self.settings.TOKENISER, "-o", self.json),
+            partial(tokenise.settle, self.json, self.source, self.target, self.settings.TOKENISER),
             settings={"languages": [self.source, self.target], "tokeniser": sorted(self.settings.TOKENISER)},
             title="how text is tokenised",
         )  # fmt: skip
@@ -94,12 +95,11 @@ class Text:
                 yield self._extraction(name, text, language, sources)
 
     def _generated(self) -> Iterator[Step]:
-        for split in SPLITS:
-            out = self.raw / split
-            words = (split, self.source, self.target, out, "--size", self.settings.PAIRS)
+        for name in SPLITS:
+            words = (name, self.source, self.target, self.raw / name, "--size", self.settings.PAIRS)
             yield Step(
-                f"raw {split}", self.folder, self.both(self.raw, split), partial(call, "demo.generate_corpus", *words),
-                settings={"pairs": self.settings.PAIRS}, title=f"generate {split}",
+                f"raw {name}", self.folder, self.both(self.raw, name), partial(call, "demo.generate_corpus", *words),
+                settings={"pairs": self.settings.PAIRS}, title=f"generate {name}",
             )  # fmt: skip
 
     def _members(self, text: Raw, language: str) -> list[str]:
@@ -165,56 +165,56 @@ class Text:
         whole = self.both(self.raw, *names, "test")
         for name in names:
             text = self.recipe.file.texts.get(name)
-            options = [*(s.CLEAN if name in trains else ()), *(text.tokenise if text else ())]
-            out = self.folder / "tok" / name
-            yield Step(
-                f"tokens {name}", self.folder, self.both(self.folder / "tok", name),
-                partial(call, "steps.tokenise", self.json, self.raw / name, out, *options),
-                (*self.both(self.raw, name), self.json), {"options": options}, after=whole, title=f"words of {name}",
+            clean, kind = s.CLEAN if name in trains else (), text.tokenise if text else []
+            program = partial(
+                tokenise.tokenise, self.json, self.raw / name, self.folder / "tok" / name, clean,
+                normalise="--no-normalise" not in kind,
             )  # fmt: skip
-        for split, gathered in splits.items():
-            parts = [self.folder / "tok" / name for name in gathered.texts]
-            languages = ("--languages", self.source, self.target)
             yield Step(
-                f"split {split}", self.folder, self.both(self.words, split),
-                partial(call, "steps.split", *parts, *languages, "-o", self.words / split, *self._gather(split)),
-                self.both(self.folder / "tok", *gathered.texts), {"gather": self._gather(split)},
-                title=f"the split {split}",
+                f"tokens {name}", self.folder, self.both(self.folder / "tok", name), program,
+                (*self.both(self.raw, name), self.json), {"options": [*clean, *kind]}, after=whole,
+                title=f"words of {name}",
+            )  # fmt: skip
+        for name, gathered in splits.items():
+            parts = [self.folder / "tok" / part for part in gathered.texts]
+            every = s.VALID_EVERY if gathered.keep else 1
+            yield Step(
+                f"split {name}", self.folder, self.both(self.words, name),
+                partial(split, parts, (self.source, self.target), self.words / name, every, gathered.keep),
+                self.both(self.folder / "tok", *gathered.texts), {"gather": self._gather(name)},
+                title=f"the split {name}",
             )  # fmt: skip
 
-    def _gather(self, split: str) -> list[str]:
-        keep = self.recipe.file.splits[split].keep
+    def _gather(self, name: str) -> list[str]:
+        keep = self.recipe.file.splits[name].keep
         return ["--every", str(self.settings.VALID_EVERY), "--keep", keep] if keep else []
 
     def _token_steps(self) -> Iterator[Step]:
-        s, bpe = self.settings, self.folder / "bpe"
+        s, units = self.settings, self.folder / "bpe"
         train = self.both(self.words, "train")
         yield Step(
-            "codes", self.folder, (self.codes,),
-            partial(call, "steps.bpe", "learn", s.MERGES, *train, "-o", self.codes), train, {"merges": s.MERGES},
-            title=f"learn {s.MERGES} joint merges",
+            "codes", self.folder, (self.codes,), partial(bpe.write, self.codes, train, s.MERGES), train,
+            {"merges": s.MERGES}, title=f"learn {s.MERGES} joint merges",
         )  # fmt: skip
-        for split in SPLITS:
-            options = [*(s.CLEAN_BPE if split != "test" else ())]
+        for name in SPLITS:
+            clean = s.CLEAN_BPE if name != "test" else ()
             # fairseq leaves out such pairs of the training text, and says how many.
-            options += ["--too-long", s.TOO_LONG] if split != "train" else []
-            words = self.both(self.words, split)
+            too_long = s.TOO_LONG if name != "train" else ""
+            words = self.both(self.words, name)
             yield Step(
-                f"bpe {split}", self.folder, self.both(bpe, split),
-                partial(call, "steps.bpe", "apply", self.codes, *words, "-o", bpe, *options), (*words, self.codes),
-                {"options": options}, title=f"BPE tokens of {split}",
+                f"bpe {name}", self.folder, self.both(units, name),
+                partial(bpe.apply, self.codes, words, units, clean, too_long), (*words, self.codes),
+                {"options": [*clean, *(["--too-long", too_long] if too_long else [])]}, title=f"BPE tokens of {name}",
             )  # fmt: skip
         yield Step(
-            "bin", self.folder, (self.binarised,), self._binarise, self.both(bpe, *SPLITS),
+            "bin", self.folder, (self.binarised,), self._binarise, self.both(units, *SPLITS),
             {"expect": list(s.EXPECT)}, title="fairseq's binary data",
         )  # fmt: skip
 
     def _binarise(self) -> None:
-        s, bpe = self.settings, self.folder / "bpe"
-        expected = [f"{self.words.name}/{split}={count}" for split, count in zip(SPLITS, s.EXPECT)]
-        expected += [f"{name}={blob}" for name, blob in s.BLOBS.items()]
-        if expected:
-            call("steps.counts", self.folder, self.source, self.target, *expected)
-        prefixes = [word for split in SPLITS for word in (f"--{split}pref", bpe / split)]
-        languages = ("--source-lang", self.source, "--target-lang", self.target, "--joined-dictionary")
-        binarise(self.binary, *languages, *prefixes, "--workers", os.cpu_count() or 1)
+        s, languages = self.settings, (self.source, self.target)
+        pairs = {f"{self.words.name}/{name}": count for name, count in zip(SPLITS, s.EXPECT)}
+        counts.compare(self.folder, languages, pairs, s.BLOBS)
+        prefixes = [word for name in SPLITS for word in (f"--{name}pref", self.folder / "bpe" / name)]
+        options = ("--source-lang", self.source, "--target-lang", self.target, "--joined-dictionary")
+        binarise(self.binary, *options, *prefixes, "--workers", os.cpu_count() or 1)

@@ -102,17 +102,15 @@ with bar.bar("get x", 100) as shown:
 
 @pytest.fixture
 def steps(tmp_path, monkeypatch, capfd):
-    """steps(module, *arguments) -> the bar's last line under each title."""
+    """steps(step, *arguments) -> the bar's last line under each title."""
     monkeypatch.setattr(bar.plain, "SECONDS", 1e-9)
     lines = [" ".join(random.Random(1).choices(["eins", "zwei", "drei"], k=9))] * 20_000
     for language in ("de", "en"):
         write_lines(tmp_path / f"raw.{language}", lines)
     Text("de", "en").write(tmp_path / "text.json")
 
-    def last(module=None, *arguments: object) -> dict[str, str]:
-        if module:
-            monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
-            module.main()
+    def last(step, *arguments: object) -> dict[str, str]:
+        step(*arguments)
         return dict(re.findall(r"^(.+): (\S+ of \S+ \(\d+ %\)), \S+, \d\d:\d\d left$", capfd.readouterr().err, re.M))
 
     return last
@@ -120,17 +118,14 @@ def steps(tmp_path, monkeypatch, capfd):
 
 def test_every_long_step_reads_n_of_n(steps, tmp_path):
     raw, pair = tmp_path / "raw", [tmp_path / "raw.de", tmp_path / "raw.en"]
-    both, one = (bar.tqdm.format_sizeof(count * pair[0].stat().st_size) for count in (2, 1))
-    whole = {count: f"{count} of {count}B (100 %)" for count in (both, one)}
-    assert steps(tokenise, tmp_path / "text.json", raw, tmp_path / "tok") == {f"tokenise {raw}": whole[both]}
-    done = steps(split, raw, "--languages", "de", "en", "-o", tmp_path / "half")
-    assert done == {f"split {tmp_path}/half": whole[both]}
-    done = steps(bpe, "learn", 5, *pair, "-o", tmp_path / "codes")
-    learning = {f"learn, reading {number} of 2": whole[both] for number in (1, 2)}
-    assert done == learning
-    done = steps(bpe, "apply", tmp_path / "codes", *pair, "-o", tmp_path / "bpe")
-    assert done == {f"apply to {path}": whole[one] for path in pair}
+    size = bar.tqdm.format_sizeof(2 * pair[0].stat().st_size)
+    whole = f"{size} of {size}B (100 %)"
+    read = {f"read {pair[0]} {pair[1]}": whole}
+    assert steps(tokenise.tokenise, tmp_path / "text.json", raw, tmp_path / "tok") == read
+    assert steps(split.split, [raw], ["de", "en"], tmp_path / "half") == {f"split {tmp_path}/half": whole}
+    assert steps(bpe.write, tmp_path / "codes", pair, 5) == read
+    assert steps(bpe.apply, tmp_path / "codes", pair, tmp_path / "bpe") == read
     archive = write_tar(tmp_path / "x.tar", {"text": pair[0].read_bytes(), "more": b"more\n"})
     size = bar.tqdm.format_sizeof(archive.stat().st_size)
-    extract.extract(archive, ["text"], tmp_path / "extracted")
-    assert steps() == {f"read {archive}": f"{size} of {size}B (100 %)"}
+    done = steps(extract.extract, archive, ["text"], tmp_path / "extracted")
+    assert done == {f"read {archive}": f"{size} of {size}B (100 %)"}

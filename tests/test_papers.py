@@ -155,7 +155,7 @@ def test_a_wrong_archive_leaves_no_trace(tmp_path):
         extracted("right")
 
 
-def test_a_text_is_compared_with_what_is_published(tmp_path, monkeypatch, caplog):
+def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
     """Another number of pairs is refused; whether the files are fairseq's, by git's blob ids, is said."""
     settings = planned("iwslt14").settings
     assert settings.EXPECT == ("160239", "7283", "6750") and settings.BLOBS["split/train.de"].startswith("30660ed508af")
@@ -163,17 +163,16 @@ def test_a_text_is_compared_with_what_is_published(tmp_path, monkeypatch, caplog
         (tmp_path / f"test.{language}").write_text("a line\n" * 3)
     git = subprocess.run(["git", "hash-object", tmp_path / "test.de"], capture_output=True, text=True).stdout.strip()
 
-    def compare(*expected: str) -> str:
+    def compare(pairs: dict[str, str], **blobs: str) -> str:
         caplog.clear()
-        monkeypatch.setattr(sys, "argv", ["counts", str(tmp_path), "de", "en", *expected])
-        counts.main()
+        counts.compare(tmp_path, ("de", "en"), pairs, {f"test.{code}": value for code, value in blobs.items()})
         return caplog.text
 
     caplog.set_level("INFO")
-    assert "the published text, byte for byte: test.de" in compare("test=3", f"test.de={git}")
-    assert "not the published text, by git's blob ids: test.en." in compare(f"test.de={git}", f"test.en={'0' * 40}")
+    assert "the published text, byte for byte: test.de" in compare({"test": "3"}, de=git)
+    assert "not the published text, by git's blob ids: test.en." in compare({}, de=git, en="0" * 40)
     with pytest.raises(ValueError, match=r"test.de has 3 lines, expected 4, as in the published text"):
-        compare("test=4")
+        compare({"test": "4"})
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------

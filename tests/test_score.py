@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import run_module
 
 from fairseq_admin.text.tokens import Text
-from recipes.steps import languages, report, results, score
-from recipes.steps import text as text_step
+from recipes.steps import languages, report, results, score, tokenise
 from recipes.steps.common import write_lines
 
 HYPOTHESES = [
@@ -97,9 +95,8 @@ def test_japanese_and_korean_are_scored_by_their_words(target, packages):
 def test_a_language_without_its_tokeniser_is_refused_before_training(target, module, monkeypatch, tmp_path):
     tokeniser = importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{module}")
     monkeypatch.setattr(tokeniser, "MeCab", None)  # as if it were not installed
-    monkeypatch.setattr(sys, "argv", ["text", "en", target, "-o", str(tmp_path / "text.json")])
     with pytest.raises(ValueError, match=rf"^{target}: sacreBLEU needs MeCab.*Run pip install 'sacrebleu\[{target}\]'"):
-        text_step.main()
+        tokenise.settle(tmp_path / "text.json", "en", target, ())
     assert not list(tmp_path.iterdir())
 
 

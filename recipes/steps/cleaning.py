@@ -9,10 +9,13 @@ import argparse
 import logging
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
+Rule = Callable[[str, str], tuple[str, str] | str]
+"""From a pair to what is kept of it, or the reason to drop it, one of REASONS."""
 LONGEST_WORD = 1000
 """Characters; the script's own bound."""
 # The script's white space is Perl's: without U+001C to U+001F, which Python counts.
@@ -24,7 +27,7 @@ REASONS = (EMPTY, "too long", "too short", "of too different lengths", f"with a 
 
 @dataclass(frozen=True)
 class Cleaner:
-    """What a pair must be to be kept.
+    """Moses' rule.
 
     Attributes:
         shortest: words a side, at least.
@@ -38,17 +41,15 @@ class Cleaner:
     ratio: float = 9.0
     factored: bool = False
 
-    def knowing(self, source: str, target: str) -> Cleaner:
-        """With `factored` set as the script sets it: by whether the corpus's first pair holds a "|"."""
-        return replace(self, factored="|" in source or "|" in target)
-
-    def cleaned(self, source: str, target: str) -> tuple[str, str] | str:
-        """The pair with single spaces, or the reason to drop it, one of REASONS.
+    def __call__(self, source: str, target: str) -> tuple[str, str] | str:
+        """Keep the pair with single spaces, or say why not.
 
         Raises:
             ValueError: a word of a factored text lacks a factor.
         """
-        source, target = self._squeezed(source), self._squeezed(target)
+        sides = [line if self.factored else line.replace("|", "") for line in (source, target)]
+        # The script removes one space at either end, and by then there is at most one.
+        source, target = (SPACE.sub(" ", line).strip(" ") for line in sides)
         if not source or not target:
             return EMPTY
         words = source.count(" ") + 1, target.count(" ") + 1
@@ -58,8 +59,9 @@ class Cleaner:
             return REASONS[2]
         if words[0] / words[1] > self.ratio or words[1] / words[0] > self.ratio:
             return REASONS[3]
-        if _has_too_long_a_word(source) or _has_too_long_a_word(target):
-            return REASONS[4]
+        for side in (source, target):
+            if len(side) > LONGEST_WORD and TOO_LONG_A_WORD.search(side):
+                return REASONS[4]
         for side in (source, target):
             if "||" in side or " |" in side:
                 raise ValueError(
@@ -68,41 +70,37 @@ class Cleaner:
                 )
         return source, target
 
-    def _squeezed(self, line: str) -> str:
-        line = line if self.factored else line.replace("|", "")
-        # The script removes one space at either end, and by then there is at most one.
-        return SPACE.sub(" ", line).strip(" ")
+
+def drop_empty(source: str, target: str) -> tuple[str, str] | str:
+    """Keep the pair as it is if both sides hold something."""
+    return (source, target) if source and target else EMPTY
 
 
-def _has_too_long_a_word(line: str) -> bool:
-    return len(line) > LONGEST_WORD and bool(TOO_LONG_A_WORD.search(line))
+def rule(words: Sequence[str], first: Sequence[str]) -> Rule | None:
+    """What CLEAN= or CLEAN_BPE= asks for: --drop-empty, or --lengths MIN MAX and --ratio R; None: nothing.
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """--lengths and --ratio."""
-    parser.add_argument("--lengths", type=int, nargs=2, metavar=("MIN", "MAX"), help="keep pairs with as many words")
-    parser.add_argument(
-        "--ratio", type=float, help="keep pairs whose lengths differ by no larger a factor (default: 9)"
-    )
-
-
-def cleaner(args: argparse.Namespace) -> Cleaner | None:
-    """What the options ask for; None: nothing.
+    Args:
+        first: the corpus's first pair. The script takes its text for factored if this holds a "|".
 
     Raises:
-        ValueError: they contradict each other.
+        ValueError: the words are others, or contradict each other.
     """
-    if args.lengths is None:
-        if args.ratio is not None:
-            raise ValueError("--ratio goes with --lengths MIN MAX; expected both or neither.")
-        return None
-    shortest, longest = args.lengths
-    if not 0 < shortest <= longest:
-        raise ValueError(f"--lengths {shortest} {longest}; expected MIN and MAX, 1 or more, MIN the smaller.")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--drop-empty", action="store_true")
+    parser.add_argument("--lengths", type=int, nargs=2)
+    parser.add_argument("--ratio", type=float)
+    expected = f"{' '.join(words)}; expected --drop-empty, or --lengths MIN MAX (1 or more) and --ratio R (1 or more)."
+    try:
+        args, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error}: {expected}") from None
+    shortest, longest = args.lengths or (1, 1)
     ratio = 9.0 if args.ratio is None else args.ratio
-    if not ratio >= 1:
-        raise ValueError(f"--ratio {ratio:g}; expected 1 or more.")
-    return Cleaner(shortest, longest, ratio)
+    if unknown or not 0 < shortest <= longest or not ratio >= 1 or (args.ratio and not args.lengths):
+        raise ValueError(expected)
+    if args.lengths:
+        return Cleaner(shortest, longest, ratio, factored=any("|" in side for side in first))
+    return drop_empty if args.drop_empty else None
 
 
 def report(name: str, kept: int, dropped: Counter[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import logging
 import multiprocessing
 import os
 import signal
@@ -18,8 +16,6 @@ from typing import Any, BinaryIO, NamedTuple
 from tqdm import tqdm
 
 from recipes.steps.common import decoded, reading
-
-logger = logging.getLogger(__name__)
 
 BYTES = 1 << 18
 """About how much of the first side makes a block."""
@@ -38,19 +34,13 @@ class Block(NamedTuple):
     first: int
     lines: tuple[list[bytes], ...]
 
-    def text(self) -> tuple[list[list[str]], list[int]]:
-        """Each side's lines without their ends, and how many of them ended with CRLF.
+    def text(self) -> list[list[str]]:
+        """Each side's lines, without their ends.
 
         Raises:
             ValueError: a line is not UTF-8.
         """
-        sides, carriage_returns = [], []
-        for path, lines in zip(self.paths, self.lines):
-            side = decoded(lines, path, self.first)
-            found = sum(line.endswith("\r") for line in side)
-            sides.append([line[:-1] if line.endswith("\r") else line for line in side] if found else side)
-            carriage_returns.append(found)
-        return sides, carriage_returns
+        return [decoded(lines, path, self.first) for path, lines in zip(self.paths, self.lines)]
 
 
 def blocks(*paths: str | Path, shown: tqdm | None = None) -> Iterator[Block]:
@@ -85,20 +75,6 @@ def _unequal(paths: Sequence[str], counts: list[int], files: list[BinaryIO]) -> 
         f"{', '.join(f'{path} has {count} lines' for path, count in zip(paths, counts))}; expected the same "
         "number, each line the other's translation. Fetch or align the files again."
     )
-
-
-def warn_of_carriage_returns(path: str | Path, lines: int) -> None:
-    """Say in one line, if there are any, that lines end with CRLF."""
-    if lines:
-        logger.info("%s: %d lines end with CRLF; read as if they ended with LF.", path, lines)
-
-
-def workers(text: str) -> int:
-    """The value of --workers."""
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{count} workers; expected 1 or more")
-    return count
 
 
 def cores() -> int:
@@ -169,7 +145,7 @@ def _received(end: Connection) -> Any:
     return result
 
 
-KILLED = "a worker process ended early; did it run out of memory? Run again with fewer --workers."
+KILLED = "a worker process ended early; did it run out of memory? Run again on fewer cores (taskset -c 0 make ...)."
 
 
 def _work(function: Callable[[Any], Any], end: Connection, others: Iterable[Connection]) -> None:
