@@ -79,7 +79,7 @@ class LanguageModel:
         s, text = self.settings, self.text
         words = tuple(text / "tok" / split for split in SPLITS)
         library = {"library": self.record()["library"]["sha256"]}
-        program = partial(call, "lm.python_docs", text / "tok", "--library", self.library)
+        program = partial(python_docs.write, text / "tok", self.library)
         yield Step("words", text, words, program, settings=library, title="Python's own documentation")
         codes = text / "codes"
         learn = partial(bpe.write, codes, words[:1], s.MERGES)

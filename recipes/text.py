@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.chain import Step
-from recipes.processes import Failed, call
+from recipes.processes import Failed
 from recipes.recipe import Raw, Recipe
 from recipes.steps import bpe, counts, inputs, tokenise
 from recipes.steps.extract import extract
@@ -96,11 +96,15 @@ class Text:
 
     def _generated(self) -> Iterator[Step]:
         for name in SPLITS:
-            words = (name, self.source, self.target, self.raw / name, "--size", self.settings.PAIRS)
             yield Step(
-                f"raw {name}", self.folder, self.both(self.raw, name), partial(call, "demo.generate_corpus", *words),
+                f"raw {name}", self.folder, self.both(self.raw, name), partial(self._generate, name),
                 settings={"pairs": self.settings.PAIRS}, title=f"generate {name}",
             )  # fmt: skip
+
+    def _generate(self, name: str) -> None:
+        from recipes.demo import generate_corpus  # with Babel
+
+        generate_corpus.write(name, (self.source, self.target), self.raw / name, self.settings.PAIRS)
 
     def _members(self, text: Raw, language: str) -> list[str]:
         side = "src" if language == self.source else "ref"

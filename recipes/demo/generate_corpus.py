@@ -1,27 +1,26 @@
-"""Write one split of the demo's corpus: German-English pairs of dates, times, numbers, prices and places in words.
+"""The demo's corpus: German-English pairs of dates, times, numbers, prices and places in words.
 
-    python -m recipes.demo.generate_corpus train de en runs/demo/data/raw/train
-
-writes train.de and train.en. Seeded: with the same num2words and Babel (CLDR), the same call writes the same bytes.
-No sentence, German or English, occurs twice in the whole corpus, so no split shares one with another.
+Seeded: with the same num2words and Babel (CLDR), the same call writes the same bytes. No sentence, German or English,
+occurs twice in the whole corpus, so no split shares one with another.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 from babel import Locale
 from babel.numbers import get_currency_name
 from num2words import num2words
 
-from recipes.steps.common import run, write_lines
+from recipes.steps.common import write_lines
 
 SEED = 20200417
 VALID, TEST = 500, 1000
+"""Of 30,000 pairs."""
 
 # Territories whose German name takes no article: "in Polen", but "in der Schweiz".
 TERRITORIES = (
@@ -29,7 +28,7 @@ TERRITORIES = (
     "NO NP NZ PE PL PT RO SE SG SI TN UY VN"
 ).split()
 CURRENCIES = "EUR USD GBP SEK PLN JPY INR MXN".split()
-GERMAN, ENGLISH = Locale("de"), Locale("en")
+LOCALES = {language: Locale(language) for language in ("de", "en")}
 
 # A phrase is (German, English). Nouns here carry their German article in the case the templates need.
 Phrase = tuple[str, str]
@@ -54,88 +53,70 @@ PLACES: list[Phrase] = [
 words = cache(num2words)
 
 
-class Phrases:
-    """Draws phrases from one random stream. Every method returns the same phrase in German and in English."""
-
-    def __init__(self, seed: int):
-        self.random = random.Random(seed)
-
-    def number(self, low: int, high: int) -> Phrase:
-        n = self.random.randint(low, high)
-        return words(n, lang="de"), words(n, lang="en")
-
-    def ordinal_date(self) -> Phrase:
-        """As in "dritten März", "the third of March"."""
-        day, month = self.random.randint(1, 28), self.random.randint(1, 12)
-        return (
-            f"{words(day, lang='de', to='ordinal')}n {GERMAN.months['format']['wide'][month]}",
-            f"the {words(day, lang='en', to='ordinal')} of {ENGLISH.months['format']['wide'][month]}",
-        )
-
-    def year(self) -> Phrase:
-        n = self.random.randint(1901, 1999)
-        return words(n, lang="de", to="year"), words(n, lang="en", to="year")
-
-    def weekday(self) -> Phrase:
-        day = self.random.randrange(7)
-        return GERMAN.days["format"]["wide"][day], ENGLISH.days["format"]["wide"][day]
-
-    def month(self) -> Phrase:
-        month = self.random.randint(1, 12)
-        return GERMAN.months["format"]["wide"][month], ENGLISH.months["format"]["wide"][month]
-
-    def date(self) -> Phrase:
-        """To follow "am" and "on", as in "Montag, dem dritten März,", "Monday, the third of March,"."""
-        (de, en), (weekday_de, weekday_en) = self.ordinal_date(), self.weekday()
-        return self.random.choice([(de, en), (f"{weekday_de}, dem {de},", f"{weekday_en}, {en},")])
-
-    def time(self) -> Phrase:
-        """As in "halb neun", "half past eight": German counts the half towards the coming hour."""
-        hour = self.random.randint(1, 12)
-        de, en = ([words(h, lang=lang) for h in (hour, hour % 12 + 1)] for lang in ("de", "en"))
-        minutes = self.random.choice([5, 10, 20])
-        minutes_de, minutes_en = words(minutes, lang="de"), words(minutes, lang="en")
-        return self.random.choice([
-            (f"{'ein' if hour == 1 else de[0]} Uhr", f"{en[0]} o'clock"),
-            (f"halb {de[1]}", f"half past {en[0]}"),
-            (f"Viertel nach {de[0]}", f"a quarter past {en[0]}"),
-            (f"Viertel vor {de[1]}", f"a quarter to {en[1]}"),
-            (f"{minutes_de} nach {de[0]}", f"{minutes_en} past {en[0]}"),
-            (f"{minutes_de} vor {de[1]}", f"{minutes_en} to {en[1]}"),
-        ])  # fmt: skip
-
-    def price(self) -> Phrase:
-        (de, en), currency = self.number(2, 99), self.random.choice(CURRENCIES)
-        return (
-            f"{de} {get_currency_name(currency, count=2, locale='de')}",
-            f"{en} {get_currency_name(currency, count=2, locale='en')}",
-        )
-
-    def territory(self) -> Phrase:
-        code = self.random.choice(TERRITORIES)
-        return GERMAN.territories[code], ENGLISH.territories[code]
-
-    def one_of(self, phrases: list[Phrase]) -> Phrase:
-        return self.random.choice(phrases)
+def number(draw: random.Random, low: int, high: int, to: str = "cardinal") -> Phrase:
+    n = draw.randint(low, high)
+    return words(n, lang="de", to=to), words(n, lang="en", to=to)
 
 
-SLOTS: dict[str, Callable[[Phrases], Phrase]] = {
-    "who": lambda p: p.one_of(PEOPLE),
-    "goods": lambda p: p.one_of(GOODS),
-    "event": lambda p: p.one_of(EVENTS),
-    "place": lambda p: p.one_of(PLACES),
-    "n": lambda p: p.number(2, 99),
-    "big": lambda p: p.number(101, 999),
-    "date": Phrases.date,
-    "day": Phrases.ordinal_date,
-    "weekday": Phrases.weekday,
-    "month": Phrases.month,
-    "year": Phrases.year,
-    "time": Phrases.time,
-    "time2": Phrases.time,
-    "price": Phrases.price,
-    "land": Phrases.territory,
-    "land2": Phrases.territory,
+def month(draw: random.Random) -> Phrase:
+    n = draw.randint(1, 12)
+    return LOCALES["de"].months["format"]["wide"][n], LOCALES["en"].months["format"]["wide"][n]
+
+
+def weekday(draw: random.Random) -> Phrase:
+    n = draw.randrange(7)
+    return LOCALES["de"].days["format"]["wide"][n], LOCALES["en"].days["format"]["wide"][n]
+
+
+def territory(draw: random.Random) -> Phrase:
+    code = draw.choice(TERRITORIES)
+    return LOCALES["de"].territories[code], LOCALES["en"].territories[code]
+
+
+def day(draw: random.Random) -> Phrase:
+    """As in "dritten März", "the third of March"."""
+    (day_de, day_en), (month_de, month_en) = number(draw, 1, 28, to="ordinal"), month(draw)
+    return f"{day_de}n {month_de}", f"the {day_en} of {month_en}"
+
+
+def date(draw: random.Random) -> Phrase:
+    """To follow "am" and "on", as in "Montag, dem dritten März,", "Monday, the third of March,"."""
+    (de, en), (weekday_de, weekday_en) = day(draw), weekday(draw)
+    return draw.choice([(de, en), (f"{weekday_de}, dem {de},", f"{weekday_en}, {en},")])
+
+
+def time(draw: random.Random) -> Phrase:
+    """As in "halb neun", "half past eight": German counts the half towards the coming hour."""
+    hour = draw.randint(1, 12)
+    de, en = ([words(h, lang=lang) for h in (hour, hour % 12 + 1)] for lang in ("de", "en"))
+    minutes = draw.choice([5, 10, 20])
+    minutes_de, minutes_en = words(minutes, lang="de"), words(minutes, lang="en")
+    return draw.choice([
+        (f"{'ein' if hour == 1 else de[0]} Uhr", f"{en[0]} o'clock"),
+        (f"halb {de[1]}", f"half past {en[0]}"),
+        (f"Viertel nach {de[0]}", f"a quarter past {en[0]}"),
+        (f"Viertel vor {de[1]}", f"a quarter to {en[1]}"),
+        (f"{minutes_de} nach {de[0]}", f"{minutes_en} past {en[0]}"),
+        (f"{minutes_de} vor {de[1]}", f"{minutes_en} to {en[1]}"),
+    ])  # fmt: skip
+
+
+def price(draw: random.Random) -> Phrase:
+    (de, en), currency = number(draw, 2, 99), draw.choice(CURRENCIES)
+    named = [get_currency_name(currency, count=2, locale=language) for language in ("de", "en")]
+    return f"{de} {named[0]}", f"{en} {named[1]}"
+
+
+SLOTS: dict[str, Callable[[random.Random], Phrase]] = {
+    "who": lambda draw: draw.choice(PEOPLE),
+    "goods": lambda draw: draw.choice(GOODS),
+    "event": lambda draw: draw.choice(EVENTS),
+    "place": lambda draw: draw.choice(PLACES),
+    "n": lambda draw: number(draw, 2, 99),
+    "big": lambda draw: number(draw, 101, 999),
+    "year": lambda draw: number(draw, 1901, 1999, to="year"),
+    **{"date": date, "day": day, "weekday": weekday, "month": month, "price": price},
+    **{"time": time, "time2": time, "land": territory, "land2": territory},
 }
 # The orders differ: German closes a clause with its verb, puts time before place and inverts after an adverbial.
 TEMPLATES: list[Phrase] = [
@@ -170,39 +151,30 @@ def corpus(size: int, seed: int = SEED) -> list[Phrase]:
     Raises:
         ValueError: the templates ran out before `size` pairs.
     """
-    phrases = Phrases(seed)
+    draw = random.Random(seed)
     pairs: dict[str, str] = {}
     english: set[str] = set()
     for _ in range(10 * size):
-        if len(pairs) == size:
-            break
-        template = phrases.one_of(TEMPLATES)
-        drawn = {name: SLOTS[name](phrases) for name in re.findall(r"{(\w+)}", template[0])}
+        template = draw.choice(TEMPLATES)
+        drawn = {name: SLOTS[name](draw) for name in re.findall(r"{(\w+)}", template[0])}
         de, en = (sentence(template[side], {name: drawn[name][side] for name in drawn}) for side in (0, 1))
         if de not in pairs and en not in english:
             pairs[de] = en
             english.add(en)
-    if len(pairs) < size:
-        raise ValueError(f"the templates gave {len(pairs)} distinct pairs, expected {size}. Ask for fewer.")
-    return list(pairs.items())
+        if len(pairs) == size:
+            return list(pairs.items())
+    raise ValueError(f"PAIRS={size}: the templates gave {len(pairs)} distinct pairs. Ask for fewer.")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("split", choices=("train", "valid", "test"))
-    parser.add_argument("languages", nargs=2, choices=("de", "en"), help="source and target")
-    parser.add_argument("prefix", help="where to write: PREFIX.de and PREFIX.en")
-    parser.add_argument("--size", type=int, default=30000, help="pairs in the whole corpus (default: %(default)s)")
-    args = parser.parse_args()
-    if args.size < 100:
-        raise ValueError(f"--size {args.size}: expected 100 pairs or more, or the test set has fewer than three.")
-    pairs = corpus(args.size)
-    test = args.size * TEST // 30000
-    valid = args.size * VALID // 30000
+def write(split: str, languages: Sequence[str], prefix: Path, size: int) -> None:
+    """Write one split of a corpus, PREFIX.de and PREFIX.en.
+
+    Args:
+        size: pairs in the whole corpus.
+    """
+    if size < 100:
+        raise ValueError(f"PAIRS={size}: expected 100 pairs or more, or the test set has fewer than three.")
+    pairs, test, valid = corpus(size), size * TEST // 30000, size * VALID // 30000
     splits = {"test": pairs[:test], "valid": pairs[test : test + valid], "train": pairs[test + valid :]}
-    for language in args.languages:
-        write_lines(f"{args.prefix}.{language}", (pair[language == "en"] for pair in splits[args.split]))
-
-
-if __name__ == "__main__":
-    run(main)
+    for language in languages:
+        write_lines(f"{prefix}.{language}", (pair[language == "en"] for pair in splits[split]))
