@@ -57,15 +57,9 @@ class Text:
         """What a text was made from, as its settings.json has it."""
         s = self.settings
         gather = self._gather("train") if self.recipe.file.splits else []
-        cleaning = " ".join([*s.CLEAN, *s.CLEAN_BPE, *gather])
-        kept = {
-            "pair": s.PAIR,
-            "merges": str(s.MERGES),
-            "tokeniser": " ".join(sorted(s.TOKENISER)),
-            "cleaning": cleaning,
-        }
-        if hasattr(s, "PAIRS"):
-            kept["pairs"] = str(s.PAIRS)
+        kept: dict[str, Any] = {"pair": s.PAIR, "merges": str(s.MERGES), "tokeniser": " ".join(sorted(s.TOKENISER))}
+        kept["cleaning"] = " ".join([*s.CLEAN, *s.CLEAN_BPE, *gather])
+        kept |= {"pairs": str(s.PAIRS)} if hasattr(s, "PAIRS") else {}
         return kept | ({"sums": inputs.describe(Path(s.SUMS))} if hasattr(s, "SUMS") else {})
 
     def steps(self) -> Iterator[Step]:
@@ -82,56 +76,34 @@ class Text:
     # -- raw text ----------------------------------------------------------------------------------------------------
 
     def _raw_steps(self) -> Iterator[Step]:
-        if not self.recipe.file.texts:
-            yield from self._generated()
-        downloads: dict[Path, Step] = {}
-        for name, text in self.recipe.file.texts.items():
-            for language in (self.source, self.target):
-                sources = self._sources(text, language)
-                for path in sources:
-                    if text.archive and path.parent == self.recipe.archives and path not in downloads:
-                        downloads[path] = self._download(path)
-                        yield downloads[path]
-                yield self._extraction(name, text, language, sources)
-
-    def _generated(self) -> Iterator[Step]:
-        for name in SPLITS:
+        texts = self.recipe.file.texts
+        for name in () if texts else SPLITS:
             yield Step(
                 f"raw {name}", self.folder, self.both(self.raw, name), partial(self._generate, name),
                 settings={"pairs": self.settings.PAIRS}, title=f"generate {name}",
             )  # fmt: skip
+        for archive in dict.fromkeys(text.archive for text in texts.values()):
+            if archive and not self.settings.DATA:
+                path = self.recipe.archives / archive
+                yield Step(f"download {archive}", self.folder, (path,), partial(self._fetch, path), fetches=True)
+        for name, text in texts.items():
+            yield from (self._extraction(name, text, language) for language in (self.source, self.target))
 
     def _generate(self, name: str) -> None:
         from recipes.demo import generate_corpus  # with Babel
 
         generate_corpus.write(name, (self.source, self.target), self.raw / name, self.settings.PAIRS)
 
-    def _members(self, text: Raw, language: str) -> list[str]:
-        side = "src" if language == self.source else "ref"
-        return [member.format(language=language, side=side) for member in text.members]
-
-    def _sources(self, text: Raw, language: str) -> list[Path]:
-        """The files that a raw text is read from: an archive, or what was unpacked from it."""
-        data = Path(self.settings.DATA) if self.settings.DATA else None
-        if text.archive and data is None:
-            return [self.recipe.archives / text.archive]
-        if text.archive and data and (data / text.archive).is_file():
-            return [data / text.archive]
-        if data is None:
-            return []
-        return [inputs.unpacked(data, member) or data / member for member in self._members(text, language)]
-
-    def _download(self, path: Path) -> Step:
-        return Step(f"download {path.name}", self.folder, (path,), partial(self._fetch, path), fetches=True)
-
     def _fetch(self, path: Path) -> None:
         from recipes.steps.download import download  # with requests
 
         download(path, Path(self.settings.TABLE), self.settings.URL)
 
-    def _extraction(self, name: str, text: Raw, language: str, sources: list[Path]) -> Step:
+    def _extraction(self, name: str, text: Raw, language: str) -> Step:
+        """A raw text, from an archive, from what was unpacked from it, or as it is published, alone and compressed."""
         s, out = self.settings, self.raw / f"{name}.{language}"
-        members = self._members(text, language)
+        side = "src" if language == self.source else "ref"
+        members = [member.format(language=language, side=side) for member in text.members]
         options: dict[str, Any] = {"kind": text.kind, "straight": text.straight_apostrophe}
         settings: dict[str, Any] = {"members": members, "as": [text.kind], "straight": text.straight_apostrophe}
         if hasattr(s, "SUMS"):
@@ -141,15 +113,16 @@ class Text:
             options |= {"invalid": s.INVALID, "record": self.raw / "inputs.json"}
             options["table"] = Path(s.TABLE) if s.DATA and text.archive else None
             settings["invalid"] = s.INVALID
-        if not sources:
-            program = partial(self._published, members[0], out, options)
-        else:
-            archive = sources[0] if text.archive and sources[0].name == text.archive else Path(s.DATA)
-            program = partial(extract, archive, members, out, **options)
-        return Step(
-            f"raw {name}.{language}", self.raw, (out,), program, tuple(sources), settings,
-            title=f"raw text {name}.{language}",
-        )  # fmt: skip
+        folder = Path(s.DATA) if s.DATA else self.recipe.archives
+        packed = folder / (text.archive or "")
+        reads: tuple[Path, ...] = (packed,)
+        program = partial(extract, packed, members, out, **options)
+        if not s.DATA and not text.archive:
+            reads, program = (), partial(self._published, members[0], out, options)
+        elif s.DATA and not (text.archive and packed.is_file()):
+            reads = tuple(inputs.unpacked(folder, member) or folder / member for member in members)
+            program = partial(extract, folder, members, out, **options)
+        return Step(f"raw {name}.{language}", self.raw, (out,), program, reads, settings, title=f"raw text {out.name}")
 
     def _published(self, member: str, out: Path, options: dict[str, Any]) -> None:
         """A text that is published compressed, and whose checksum is of the text."""

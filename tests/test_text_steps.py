@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import SHARED, process
+from conftest import process
 
 from recipes.steps import bpe, cleaning, common, lengths, streaming, tokenise
 from recipes.steps.cleaning import Cleaner
@@ -318,15 +318,6 @@ def test_merges_depend_neither_on_blocks_nor_on_threads(tmp_path, monkeypatch):
     assert len(found[0]) == 200 and all(merges == found[0] for merges in found)
 
 
-def _subword_nmt(lines, merges):
-    import io
-
-    learner = pytest.importorskip("subword_nmt.learn_bpe")
-    out = io.StringIO()
-    learner.learn_bpe(lines, out, merges)
-    return [f"{line} 1" for line in out.getvalue().splitlines()[1:]]
-
-
 def test_each_merge_is_of_the_most_frequent_pair():
     """The definition, plainly: count all pairs, merge one that comes most often, count again (Sennrich et al. 2016)."""
     random_ = random.Random(2)
@@ -350,24 +341,6 @@ def test_each_merge_is_of_the_most_frequent_pair():
                 else:
                     found.append(unit)
             units[word] = found
-
-
-@pytest.mark.nightly
-def test_units_are_those_of_subword_nmt_on_real_text(tmp_path):
-    """The two break ties differently: of the words in 29,000 real sentences, one in 200 may be split differently."""
-    path = SHARED / "data/multi30k/train.de.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    import gzip
-
-    lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")
-    words = Counter(word for line in lines for word in line.split(" ") if word)
-    sides = []
-    for merges in (bpe.learn(lines, 2000), _subword_nmt(lines, 2000)):
-        write_lines(tmp_path / "codes", merges)
-        sides.append(BPE(tmp_path / "codes").apply(list(words)))
-    other = sum(count for count, ours, theirs in zip(words.values(), *sides) if ours != theirs)
-    assert other / sum(words.values()) < 0.005
 
 
 def test_no_pair_that_comes_once_is_merged(caplog):
@@ -399,27 +372,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     assert names(tmp_path) == {"a"} and (tmp_path / "a").read_text() == "before"
 
 
-def _children(parent: int) -> list:
-    """Process ids of a process's children."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
-
-
-def _alive(process: int) -> bool:
+def _alive(process: str) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see the workers")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see the workers")
 def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path):
     """The killed run has a text of forty blocks, and is at work for half a minute after its first is written."""
     texts = {path: path.read_bytes() for path in tmp_path.glob("raw.*")}
@@ -431,11 +391,12 @@ def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path):
     while not any(path.stat().st_size for path in (tmp_path / "tok").glob("*.part")):
         assert killed.is_alive() and time.monotonic() < deadline
         time.sleep(0.002)
-    workers = _children(killed.pid)
+    workers = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
     killed.kill()
     killed.join(30)
+    assert len(workers) == streaming.cores()
     while any(map(_alive, workers)):
-        assert workers and time.monotonic() < deadline, "a worker outlived the step"
+        assert time.monotonic() < deadline, "a worker outlived the step"
         time.sleep(0.05)
     assert not {"x.de", "x.en"} & names(tmp_path / "tok")
     for path, text in texts.items():
