@@ -171,8 +171,22 @@ def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
     caplog.set_level("INFO")
     assert "the published text, byte for byte: test.de" in compare({"test": "3"}, de=git)
     assert "not the published text, by git's blob ids: test.en." in compare({}, de=git, en="0" * 40)
-    with pytest.raises(ValueError, match=r"test.de has 3 lines, expected 4, as in the published text"):
-        compare({"test": "4"})
+    for expected in ("2", "4"):
+        with pytest.raises(ValueError, match=f"test.de has 3 lines, expected {expected}, as in the published text"):
+            compare({"test": expected})
+
+
+def test_the_test_set_of_wmt14_is_not_normalised(tmp_path):
+    """Its quotes stay as they are, as in the papers' scripts; the training text's do not."""
+    folder, members = archives.make(tmp_path / "archives", pairs=50), archives.contents(pairs=50)["test-full.tgz"]
+    quoted = {name: data.replace("Anna\u2019s".encode(), "\u201eAnna\u201c".encode()) for name, data in members.items()}
+    archives.write_tar(folder / "test-full.tgz", quoted)
+    (tmp_path / "table.tsv").touch()
+    given = {"DATA": str(folder), "TABLE": f"{tmp_path}/table.tsv", "RUNS": f"{tmp_path}/runs", "PRESET": "small"}
+    pipeline = Pipeline(recipe.read("wmt14-ende-6l", given))
+    texts = [pipeline.text.folder / f"tok/{name}.de" for name in ("newstest2014", "commoncrawl")]
+    Chain(pipeline.steps()).make(texts)
+    assert ["\u201e" in path.read_text(encoding="utf-8") for path in texts] == [True, False]
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------

@@ -275,8 +275,9 @@ def test_bpe_can_be_undone_and_keeps_empty_lines(codes, tmp_path):
     assert any("@@ " in line for line in units)
 
 
-def test_a_line_too_long_for_the_model_is_found_at_once(codes, tmp_path, caplog):
+def test_a_line_too_long_for_the_model_is_found_at_once(codes, tmp_path, caplog, monkeypatch):
     """1,024 positions are 1,023 units and the end of the sentence; these letters stay letters."""
+    monkeypatch.setattr(streaming, "BYTES", 100)
     caplog.set_level("INFO")
     lines = ["a b", "q " * 1022 + "q", "q " * 1023 + "q", "a b", "q " * 1499 + "q"]
     write_lines(tmp_path / "test.de", lines)

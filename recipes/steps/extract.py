@@ -82,8 +82,6 @@ def member(archive: Path, name: str) -> Iterator[IO[bytes]]:
                     break
             else:
                 raise missing
-            for _ in tar:
-                pass
         while whole.read(BLOCK):
             pass
 
