@@ -85,19 +85,21 @@ def rule(words: Sequence[str], first: Sequence[str]) -> Rule | None:
     Raises:
         ValueError: the words are others, or contradict each other.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--drop-empty", action="store_true")
     parser.add_argument("--lengths", type=int, nargs=2)
     parser.add_argument("--ratio", type=float)
-    expected = f"{' '.join(words)}; expected --drop-empty, or --lengths MIN MAX (1 or more) and --ratio R (1 or more)."
+    wrong = (
+        f"CLEAN= or CLEAN_BPE= is {' '.join(words)}; expected --drop-empty, or --lengths MIN MAX and --ratio R, from 1."
+    )
     try:
         args, unknown = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
-        raise ValueError(f"{error}: {expected}") from None
+    except argparse.ArgumentError:
+        raise ValueError(wrong) from None
     shortest, longest = args.lengths or (1, 1)
     ratio = 9.0 if args.ratio is None else args.ratio
     if unknown or not 0 < shortest <= longest or not ratio >= 1 or (args.ratio and not args.lengths):
-        raise ValueError(expected)
+        raise ValueError(wrong)
     if args.lengths:
         return Cleaner(shortest, longest, ratio, factored=any("|" in side for side in first))
     return drop_empty if args.drop_empty else None
