@@ -10,6 +10,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any, List
 
 import torch
@@ -21,18 +22,14 @@ from torch.optim import Optimizer
 from torch.optim.radam import radam
 
 from .errors import AdminError
-from .fast.radam import fused_step, has_kernel, rho
+from .fast.radam import fused_step, has_kernel, rectification
 from .rates import ByGroup, refuse_other_groups
 
 # No annotations from the future: fairseq reads the types of RAdamConfig.
 
-CHUNK = 2**24
-"""Elements of half precision updated at once. While it runs, that takes 8 bytes an element: 134 MB in all."""
-
-
-def tractable(step: int, beta2: float) -> bool:
-    """Whether the adaptive learning rate has a variance at this step (counted from 1): ρ_t > 5, algorithm 2."""
-    return rho(step, beta2)[0] > 5
+CHUNK = 2**22
+"""Elements of half precision updated at once, in 34 MB that are kept; a larger parameter alone, in its own 8 bytes an
+element."""
 
 
 def chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -49,13 +46,14 @@ def chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
         yield chunk
 
 
-def in_float32(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors themselves where they are float32, else copies, made by one operation."""
-    if tensors[0].dtype == torch.float32:
-        return tensors
-    copies = [torch.empty_like(tensor, dtype=torch.float32) for tensor in tensors]
-    torch._foreach_copy_(copies, tensors)
-    return copies
+def float_copies(params: list[Tensor], block: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
+    """Float32 tensors for half parameters and for their gradients, one after another in a block of memory."""
+    both = [*params, *params]
+    ends = list(accumulate(p.numel() for p in both))
+    if block is None:
+        block = params[0].new_empty(ends[-1], dtype=torch.float32)
+    views = [block.as_strided(p.size(), p.stride(), end - p.numel()) for p, end in zip(both, ends)]
+    return views[: len(params)], views[len(params) :]
 
 
 def plain_step(
@@ -67,7 +65,7 @@ def plain_step(
         torch._foreach_div_(grads, grad_scale)
     decay = 1 - options["lr"] * options["weight_decay"]
     # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
-    held = {i: params[i] * decay for i, step in enumerate(steps) if not tractable(step, options["beta2"])}
+    held = {i: params[i] * decay for i, step in enumerate(steps) if not rectification(step, options["beta2"])}
     before = [torch.tensor(step - 1.0) for step in steps]  # torch counts by itself
     radam(params, grads, moments, squares, before, decoupled_weight_decay=True, **options)  # type: ignore[arg-type]
     for i, value in held.items():
@@ -77,12 +75,7 @@ def plain_step(
 class RAdam(Optimizer):
     """Rectified Adam without steps while the variance is intractable, its state in float32 whatever the parameters'.
 
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        betas: β1 and β2, each in [0, 1).
-        eps: added to the root of the second moment.
-        weight_decay: decoupled; multiplied by lr.
+    The arguments are torch's; weight decay is decoupled.
     """
 
     fused = True
@@ -102,6 +95,7 @@ class RAdam(Optimizer):
 
     def __init__(self, params, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.divided: dict[int, tuple[list[int], list]] = {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but the moments stay float32 instead of taking the parameters' type.
@@ -135,15 +129,33 @@ class RAdam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                for chunk in [params] if params[0].dtype == torch.float32 else chunks(params):
-                    self._step_chunk(group, chunk, scale)
+            if params and params[0].dtype == torch.float32:
+                self._step_chunk(group, params, (params, [p.grad for p in params]), scale)
+            elif params:
+                for chunk, copies in self._chunks(number, params):
+                    self._step_chunk(group, chunk, copies, scale)
         return loss
 
-    def _step_chunk(self, group: dict[str, Any], params: list[Tensor], scale: float | Tensor) -> None:
+    def _chunks(self, number: int, params: list[Tensor]) -> list[tuple[list[Tensor], Any]]:
+        """The half parameters of a group in chunks, each with its `float_copies`, or None where it is too large.
+
+        They are kept, all in one block, until others have gradients: of small ones, to make them is a third of a step.
+        """
+        key = list(map(id, params))
+        if self.divided.get(number, ((),))[0] != key:
+            block = params[0].new_empty(2 * min(CHUNK, sum(p.numel() for p in params)), dtype=torch.float32)
+            copies = ((c, float_copies(c, block) if c[0].numel() <= CHUNK else None) for c in chunks(params))
+            self.divided[number] = key, list(copies)
+        return self.divided[number][1]
+
+    def _step_chunk(self, group: dict[str, Any], params: list[Tensor], copies: Any, scale: float | Tensor) -> None:
         """One step of parameters of one type."""
+        masters, grads = copies or float_copies(params)
+        if masters is not params:
+            torch._foreach_copy_(masters, params)
+            torch._foreach_copy_(grads, [p.grad for p in params if p.grad is not None])
         states, no_step = [self.state[p] for p in params], torch.zeros(())
         for p, state in zip(params, states):
             if not state:
@@ -151,16 +163,15 @@ class RAdam(Optimizer):
                 state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
                 state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
         # Parameters that have taken as many steps share one tensor for them: a thousand cost more than the kernel.
-        counts = {id(count): count for count in [state["step"] for state in states]}
-        following = {key: int(count) + 1 for key, count in counts.items()}
-        steps = [following[id(state["step"])] for state in states]
+        keys = [id(state["step"]) for state in states]
+        following = {key: int(state["step"]) + 1 for key, state in dict(zip(keys, states)).items()}
+        steps = [following[key] for key in keys]
         shared = {step: torch.tensor(float(step)) for step in following.values()}
-        masters = in_float32(params)
         update = fused_step if self.fused and has_kernel(masters[0].device) else plain_step
         beta1, beta2 = group["betas"]
         update(
             masters,
-            in_float32([p.grad for p in params if p.grad is not None]),
+            grads,
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             steps,
@@ -214,7 +225,8 @@ class FairseqRAdam(ByGroup):
 
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None) -> Tensor:
         """As fairseq's, with one operation for all norms instead of one each."""
-        grads = [p.grad for p in self.params if p.grad is not None]
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        grads = [gradient for p in params if (gradient := p.grad) is not None]
         if not grads or self.has_experts:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, dtype=torch.float32)))

@@ -10,7 +10,8 @@ import sys
 import pytest
 import reference
 import torch
-from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer
+from fairseq import optim
+from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer, fp16_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.optim.fp16_optimizer import MemoryEfficientFP16Optimizer
@@ -20,8 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_admin import radam
 from fairseq_admin.errors import AdminError
+from fairseq_admin.fast.radam import FP16Optimizer
 from fairseq_admin.radam import FairseqRAdam, RAdam, RAdamConfig
 from fairseq_admin.rates import AdamByGroup, slow_down
+from recipes.bench.counting import Operations
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
 STEPS = 200
@@ -145,17 +148,86 @@ def options(**given):
     return RAdamConfig(**{"lr": [1e-3], **given})
 
 
-def memory_efficient(params, **_):
-    """fairseq's --memory-efficient-fp16 around our optimizer, its loss scale 1."""
+def half_config(scale=1):
+    """fairseq's, for its wrappers in half precision."""
     common = {"min_loss_scale": 1e-4, "threshold_loss_scale": None, "fp16_scale_window": 1000, "bf16": False}
-    cfg = {
-        "optimizer": {"_name": "radam", "lr": [1e-2], "weight_decay": 0.1},
-        "common": {**common, "fp16_init_scale": 1, "fp16_scale_tolerance": 0.0},
+    settings = {
+        "optimizer": {
+            "_name": "radam",
+            "lr": [1e-2],
+            "weight_decay": 0.1,
+            "adam_betas": "(0.9, 0.98)",
+            "adam_eps": 1e-8,
+        },
+        "common": {**common, "fp16_init_scale": scale, "fp16_scale_tolerance": 0.0, "fp16_no_flatten_grads": True},
         "distributed_training": {"distributed_world_size": 1},
         "optimization": {"update_freq": [1]},
     }
+    return OmegaConf.create(settings)
+
+
+def memory_efficient(params, **_):
+    """fairseq's --memory-efficient-fp16 around our optimizer, its loss scale 1."""
     handle = FairseqRAdam(options(lr=[1e-2], weight_decay=0.1), params)
-    return MemoryEfficientFP16Optimizer(OmegaConf.create(cfg), params, handle)
+    return MemoryEfficientFP16Optimizer(half_config(), params, handle)
+
+
+def train_half(wrapper, steps, frozen=()):
+    """As fairseq's trainer; in step 3 one parameter has no gradient, in step 5 one overflows."""
+    params = wrapper.fp16_params
+    for step in steps:
+        for i, p in enumerate(params):
+            p.requires_grad_(not (step >= 8 and i in frozen))
+        wrapper.zero_grad()
+        used = [p for i, p in enumerate(params) if p.requires_grad and not (step == 3 and i == 2)]
+        loss = sum((p * g.to(p.dtype)).sum() for p, g in zip(used, gradients(used, step)))
+        wrapper.backward(loss * float("inf") if step == 5 else loss)
+        wrapper.multiply_grads(0.25)
+        try:
+            wrapper.clip_grad_norm(1.0)
+            wrapper.step()
+        except OverflowError:
+            continue
+
+
+@pytest.mark.parametrize("frozen", [(), (1,)])
+def test_fp16_that_is_not_flat_is_copied_at_once(frozen):
+    """Is it as with fairseq's own wrapper, bit for bit, through gradients that lack or overflow, and a resumption?"""
+    found = []
+    for kind in (fp16_optimizer.FP16Optimizer, FP16Optimizer):
+        params = parameters(torch.float16)
+        wrapper = kind.build_optimizer(half_config(scale=128), params)
+        train_half(wrapper, range(7))
+        saved, loss_scale = copy.deepcopy(wrapper.state_dict()), wrapper.scaler.loss_scale
+        wrapper = kind.build_optimizer(half_config(scale=1), params)
+        wrapper.load_state_dict(saved)
+        train_half(wrapper, range(7, 20), frozen)
+        assert wrapper.scaler.loss_scale == loss_scale == 64
+        moments = [wrapper.optimizer.state[p][name] for p in wrapper.fp32_params for name in ("exp_avg", "exp_avg_sq")]
+        wrapper.zero_grad()
+        zeros = [p.grad for p in wrapper.fp32_params]
+        assert all(p.grad is None for p in params) and not any(zero.any() for zero in zeros)
+        found.append([*params, *wrapper.fp32_params, *moments])
+    assert all(map(torch.equal, *found))
+    assert kind.__name__ == fp16_optimizer.FP16Optimizer.__name__  # which fairseq compares when it resumes
+
+
+def test_fp16_that_is_not_flat_has_few_operations(monkeypatch):
+    """Is a fast model's wrapper ours, and does no part of an update go through the parameters?"""
+    monkeypatch.setattr(optim, "FP16Optimizer", fp16_optimizer.FP16Optimizer)
+    reference.build("transformer_admin", dropout=0.0, encoder_layers=1, decoder_layers=1, admin_fast="off")
+    assert optim.FP16Optimizer is fp16_optimizer.FP16Optimizer
+    reference.build("transformer_admin", dropout=0.0, encoder_layers=1, decoder_layers=1, admin_fast="on")
+    params = [torch.ones(4, dtype=torch.float16).requires_grad_() for _ in range(50)]
+    wrapper = optim.FP16Optimizer.build_optimizer(half_config(), params)
+    wrapper.optimizer.fused = True  # torch's own is for each parameter
+    wrapper.backward(sum(p.sum() for p in params))
+    for _ in range(2):  # in the first update the state is made
+        with Operations() as operations:
+            wrapper._needs_sync = True
+            wrapper.clip_grad_norm(1.0)
+            wrapper.step()
+    assert operations.number < 20
 
 
 OTHER = {"lr": 9.0, "betas": (0.5, 0.5), "eps": 1.0, "weight_decay": 9.0}
@@ -254,11 +326,15 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, monkeypatch):
     for p, q in zip(whole, params):
         assert torch.equal(p, q)
         assert all(torch.equal(optimizers[0].state[p][key], optimizers[1].state[q][key]) for key in ("step", "exp_avg"))
-    # A chunk's casts and copies, and torch's own terms, which on a CPU take one parameter at a time, of 30 elements at
-    # most, and a count for each chunk. At the first step the state too: two moments.
+    # A chunk's casts, which are kept, and copies, or those of a parameter that is larger; torch's own terms, which on a
+    # CPU take one parameter at a time, of 30 elements at most; and a count for each chunk. At the first step the state
+    # too: two moments.
     elements = min(max(chunk, 30), 214)
+    elements += chunk if chunk < 30 else 0
     assert max(peaks[1:]) <= 12 * elements + 16 * 30 + 4 * 24
     assert peaks[0] <= 12 * elements + 16 * 30 + 8 * 214 + 4 * 24
+    # Where all fit they are made again only as others have gradients: in the steps with a layer skipped and after them.
+    assert chunk < 214 or max(peaks[3], *peaks[6:]) <= max(peaks[i] for i in (1, 2, 4, 5)) - 8 * 206
 
 
 both = pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])

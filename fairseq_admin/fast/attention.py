@@ -96,32 +96,18 @@ class FastAttention(Fast, MultiheadAttention):
         query: Tensor,
         key: Any,
         value: Any,
-        key_padding_mask: Tensor | None = None,
-        incremental_state: Any = None,
-        need_weights: bool = True,
-        static_kv: bool = False,
-        attn_mask: Tensor | None = None,
-        before_softmax: bool = False,
-        need_head_weights: bool = False,
+        key_padding_mask: Any = None,
+        *,
+        attn_mask: Any = None,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's; or, where the mask has four dimensions, batch-first and without weights.
+        """As fairseq's, with its options; or, where the mask has four dimensions, batch-first and without weights.
 
         Then `key` may be a pair, the encoder's keys and values, each of shape (B, H, S, D).
         """
         bias = key_padding_mask if attn_mask is None else attn_mask
         if bias is None or bias.dim() < 4:
-            return super().forward(
-                query,
-                key,
-                value,
-                key_padding_mask,
-                incremental_state,
-                need_weights,
-                static_kv,
-                attn_mask,
-                before_softmax,
-                need_head_weights,
-            )
+            return super().forward(query, key, value, key_padding_mask, attn_mask=attn_mask, **options)
         if self.self_attention:
             q, k, v = heads_of(query, [self.q_proj, self.k_proj, self.v_proj], self.num_heads)
         else:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from fairseq.criterions import CRITERION_REGISTRY, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
@@ -94,31 +94,14 @@ def _gives_logits(model: Any) -> bool:
 class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """fairseq's criterion, with its options; fairseq's computes for models of adaptive softmax and the like."""
 
-    def _logits_and_target(self, model: Any, net_output: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Shapes (N, V) and (N,); a prefix to be ignored is padding."""
-        logits, target = net_output[0], model.get_targets(sample, net_output)
-        if self.ignore_prefix_size > 0:
-            target = target.clone()
-            target[:, : self.ignore_prefix_size] = self.padding_idx
-        return logits.reshape(-1, logits.size(-1)), target.reshape(-1)
-
     def compute_loss(
         self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
         """As fairseq's; with `reduce`, the backward overwrites the model's output."""
         if not (reduce and _gives_logits(model)):
             return super().compute_loss(model, net_output, sample, reduce=reduce)
-        return smoothed_loss(*self._logits_and_target(model, net_output, sample), self.eps, self.padding_idx)
-
-    def compute_accuracy(self, model: Any, net_output: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """As fairseq's."""
-        if not _gives_logits(model):
-            return super().compute_accuracy(model, net_output, sample)
-        logits, target = self._logits_and_target(model, net_output, sample)
-        real = target.ne(self.padding_idx)
-        return (logits.argmax(1).eq(target) & real).sum(), real.sum()
-
-
-assert CRITERION_REGISTRY["label_smoothed_cross_entropy_fast"] is FastLabelSmoothedCrossEntropy, (
-    "another plugin took the name label_smoothed_cross_entropy_fast"
-)
+        logits, target = net_output[0].flatten(0, -2), model.get_targets(sample, net_output)
+        if self.ignore_prefix_size > 0:  # as if it were padding
+            target = target.clone()
+            target[:, : self.ignore_prefix_size] = self.padding_idx
+        return smoothed_loss(logits, target.reshape(-1), self.eps, self.padding_idx)

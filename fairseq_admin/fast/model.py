@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import torch
+from fairseq import optim
 from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import nn
 
@@ -13,6 +14,7 @@ from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
 from .dropout import FastDropout
 from .linear import FASTER, FastLinear, ahead
+from .radam import FP16Optimizer
 from .stacks import FastDecoder, FastEncoder
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
         logger.info("Admin: --admin-fast: stock layers, for %s has no faster ones", ", ".join(obstacles(cfg)))
     if not wanted(cfg):
         return
+    optim.FP16Optimizer = FP16Optimizer  # which fairseq's trainer takes, and asks no one
     fast: dict[type, type] = dict(FAST)
     if not torch.cuda.is_available() and ahead() >= FASTER:
         logger.info("Admin: --admin-fast: linear layers through oneDNN, %.1f times as fast as MKL on this CPU", ahead())

@@ -12,8 +12,11 @@ so RAdam is AdamW with the step size η r, the decay λ / r and b's share taken 
 from __future__ import annotations
 
 import math
+from itertools import compress
+from typing import Any
 
 import torch
+from fairseq.optim import fp16_optimizer
 from torch import Tensor
 
 
@@ -64,8 +67,8 @@ def fused_step(
     else:
         divisor = None if grad_scale == 1 else torch.full((), grad_scale, device=device)
     for t in set(steps):
-        members = [i for i, step in enumerate(steps) if step == t]
-        p, g, m, v = ([tensors[i] for i in members] for tensors in (params, grads, moments, squares))
+        members = [step == t for step in steps]
+        p, g, m, v = (list(compress(tensors, members)) for tensors in (params, grads, moments, squares))
         r = rectification(t, beta2)
         if not r:
             torch._foreach_mul_(p, 1 - lr * weight_decay)
@@ -75,7 +78,7 @@ def fused_step(
             m,
             v,
             [],
-            [torch.full((), float(t), device=device)] * len(members),
+            [torch.full((), float(t), device=device)] * len(p),
             lr=lr * r,
             beta1=beta1,
             beta2=beta2,
@@ -86,3 +89,36 @@ def fused_step(
             maximize=False,
             grad_scale=divisor,
         )
+
+
+class FP16Optimizer(fp16_optimizer.FP16Optimizer):
+    """fairseq's, with one operation for all copies that are not flat. The name is in checkpoints, and so fairseq's."""
+
+    _needs_sync: bool
+    fp32_params: Any
+
+    @torch.no_grad()
+    def _sync_fp16_grads_to_fp32(self) -> None:
+        if self._needs_sync and not self.has_flat_params:
+            halves, floats = ([p.grad for p in params] for params in (self.fp16_params, self.fp32_params))
+            if set(map(type, halves + floats)) == {Tensor}:  # else fairseq puts zeros where there is none
+                torch._foreach_copy_(floats, halves)
+                self._needs_sync = False
+        super()._sync_fp16_grads_to_fp32()
+
+    @torch.no_grad()
+    def _sync_fp32_params_to_fp16(self) -> None:
+        if self.has_flat_params:
+            super()._sync_fp32_params_to_fp16()
+        else:
+            trained = [p.requires_grad for p in self.fp16_params]
+            halves, floats = (list(compress(params, trained)) for params in (self.fp16_params, self.fp32_params))
+            torch._foreach_copy_(halves, floats)
+
+    def zero_grad(self) -> None:
+        params = self.fp32_params
+        if not self.has_flat_params:
+            torch._foreach_zero_([p.grad for p in params if p.grad is not None])
+            self.fp32_params = []  # of which fairseq would zero one after another
+        super().zero_grad()
+        self.fp32_params = params
