@@ -83,14 +83,15 @@ def prepare(pipeline: Pipeline | LanguageModel, chain: Chain, recipe: Recipe) ->
     kept = inputs.read(record)
     data = Path(recipe.settings.DATA) if getattr(recipe.settings, "DATA", None) else None
     with at_work(recipe.text, wait=True):
-        held = recipe.text / "settings.json"
-        adopts = held.exists() and not (recipe.text / ".keys").exists()
-        before = settings.read(held) if adopts else {}
+        held, keys = recipe.text / "settings.json", recipe.text / ".keys"
+        adopts = held.exists() and not keys.exists()
         changed = settings.differences(kept, inputs.present(kept, data, recipe.archives))
-        settings.hold(held, pipeline.record(), changed, recipe.base)
-        if adopts and not changed and not settings.differences(before, pipeline.record()):
+        if settings.change(held, pipeline.record(), changed, recipe.base):
+            keys.mkdir(exist_ok=True)  # so that no later start takes the old text as made with the new settings
+        elif adopts:
             for folder in dict.fromkeys((recipe.raw, recipe.text)):
                 chain.adopt(folder)
+        settings.hold(held, pipeline.record(), changed, recipe.base)
         chain.make(pipeline.goals["prepare"])
 
 

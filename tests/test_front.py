@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -272,6 +273,24 @@ def test_a_run_from_before_the_front_is_taken_as_it_is(tmp_path):
     more = front("demo-train", *given, "UPDATES=12")
     assert more.returncode == 0 and "update     12/12" in more.stdout and "update      8/12" not in more.stdout
     assert (run / "trained-12").exists() and (run / "trained-8").exists()
+
+
+@pytest.mark.slow
+def test_a_text_from_before_the_front_is_not_taken_as_made_with_other_settings(tmp_path):
+    """Killed once the new settings are written, before anything is made with them."""
+    with tarfile.open(ROOT / "tests/golden/run-of-8e7c53e.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    shutil.rmtree(tmp_path / "demo/admin-cpu-s1")
+    killed = (
+        "import os; from recipes import __main__, chain; chain.Chain.make = lambda *_: os._exit(137); __main__.main()"
+    )
+    given = ["demo-prepare", f"RUNS={tmp_path}", "PAIRS=100", "MERGES=50"]
+    done = subprocess.run([sys.executable, "-c", killed, *given], cwd=ROOT, env=make_environment(), capture_output=True)
+    settings = (tmp_path / "demo/data/settings.json").read_text()
+    assert '"merges": "50"' in settings, done.stderr
+    assert "# learn 50 joint merges" in front(*given).stdout
+    assert len(read_lines(tmp_path / "demo/data/codes")) == 50
+    assert front(*given).stdout == ""
 
 
 @pytest.mark.slow

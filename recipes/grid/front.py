@@ -112,12 +112,11 @@ class Front:
     def hold(self) -> None:
         """Refuse other settings than those of the folder; without a run of those, its text is made again."""
         path = self.grid.folder / "settings.json"
-        before = path.read_bytes() if path.exists() else None
-        settings.hold(path, self.grid.record(), [], self.grid.folder)
-        if before not in (None, path.read_bytes()):
+        if settings.change(path, self.grid.record(), [], self.grid.folder):
             for name in ("text", "bin", "entropy.json"):
                 left = self.grid.folder / name
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        settings.hold(path, self.grid.record(), [], self.grid.folder)
 
     def make(self) -> None:
         """All of it: text, runs, tables and figures."""

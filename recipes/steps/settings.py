@@ -90,8 +90,8 @@ def model(folder: Path | None) -> Path | None:
     return here and (here.parents[1] if here.parent.name in ("checkpoints", "model") else here.parent)
 
 
-def hold(path: Path, settings: Settings, changed: list[str], models: Path | None) -> None:
-    """Write the settings next to the results, or check that they are the ones written there.
+def change(path: Path, settings: Settings, changed: list[str], models: Path | None) -> str:
+    """In what the settings written there differ from these, which may take their place; empty where they do not.
 
     Args:
         path: the file.
@@ -102,25 +102,32 @@ def hold(path: Path, settings: Settings, changed: list[str], models: Path | None
     Raises:
         ValueError: they differ, and a model depends on the old ones, or another make is at work with them.
     """
-    if path.exists():
-        changed = [*differences(read(path), settings), *changed]
-        if not changed:
-            return
-        named = "; ".join([*changed[:NAMED], *([f"{len(changed) - NAMED} more"] if len(changed) > NAMED else [])])
-        trained = model(models)
-        if trained:
-            raise ValueError(
-                f"{path.parent} was made with other settings ({named}), and {trained} holds a model of "
-                f"them. Go on with the old ones, remove {models} to begin again, or write elsewhere with RUNS=."
-            )
-        busy = others_in(models) if models else None
-        if busy:
-            raise ValueError(
-                f"{path.parent} was made with other settings ({named}), and another make works with them in {busy}. "
-                "Wait for its end or stop it, go on with the old ones, or write elsewhere with RUNS=."
-            )
-        log.info("%s: %s; making again what depends on it", path, named)
-    write_lines(path, [json.dumps(settings, indent=2)])
+    changed = [*differences(read(path), settings), *changed] if path.exists() else []
+    if not changed:
+        return ""
+    named = "; ".join([*changed[:NAMED], *([f"{len(changed) - NAMED} more"] if len(changed) > NAMED else [])])
+    trained = model(models)
+    if trained:
+        raise ValueError(
+            f"{path.parent} was made with other settings ({named}), and {trained} holds a model of "
+            f"them. Go on with the old ones, remove {models} to begin again, or write elsewhere with RUNS=."
+        )
+    busy = others_in(models) if models else None
+    if busy:
+        raise ValueError(
+            f"{path.parent} was made with other settings ({named}), and another make works with them in {busy}. "
+            "Wait for its end or stop it, go on with the old ones, or write elsewhere with RUNS=."
+        )
+    return named
+
+
+def hold(path: Path, settings: Settings, changed: list[str], models: Path | None) -> None:
+    """Write the settings next to the results, or check that they are the ones written there; as `change`."""
+    differs = change(path, settings, changed, models)
+    if differs:
+        log.info("%s: %s; making again what depends on it", path, differs)
+    if differs or not path.exists():
+        write_lines(path, [json.dumps(settings, indent=2)])
 
 
 def check_length(folder: Path, unit: str, length: int) -> None:
