@@ -51,7 +51,7 @@ $(FRONTED): $(VENV)/ready
 ## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
 .PHONY: gpu-trial
 gpu-trial: $(VENV)/ready
-	$(CALL) -f recipes/gpu_trial/Makefile
+	@$(RUN) -m recipes.gpu_trial.run
 
 ## make table: all results so far next to the papers' numbers
 .PHONY: table

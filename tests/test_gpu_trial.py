@@ -7,47 +7,50 @@ import shlex
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, make_environment
 
 from recipes.gpu_trial import run
 
-LOGS = {
-    "times": ("noise\ntokens 8, method fast, ms 3.0\nstatus 0, 1 s", ["tokens 8, method fast, ms 3.0"]),
+PRINTED = {
+    "times": ("noise\ntokens 8, method fast, ms 3.0", ["tokens 8, method fast, ms 3.0"]),
     "tests": (
-        "FAILED tests/a.py::b - it\n== 1 failed, 2 passed in 3s ==\nstatus 1, 1 s",
+        "FAILED tests/a.py::b - it\n== 1 failed, 2 passed in 3s ==",
         ["FAILED tests/a.py::b - it", "== 1 failed, 2 passed in 3s =="],
     ),
-    "summary": ("sacreBLEU      13.0\nupdate 30     7.1\nstatus 0, 1 s", ["sacreBLEU 13.0", "update 30 7.1"]),
-    "nothing": ("Segmentation fault\nstatus 139, 1 s", []),
+    "summary": ("sacreBLEU      13.0\nupdate 30     7.1", ["sacreBLEU 13.0", "update 30 7.1"]),
 }
 
 
-@pytest.mark.parametrize("name", LOGS)
+def block(folder: Path) -> list[str]:
+    """What is to be pasted, without the line about the machine."""
+    return (folder / "report.md").read_text().split("```")[1].splitlines()[2:]
+
+
+@pytest.mark.parametrize("name", PRINTED)
 def test_repeats_what_was_measured(name: str, tmp_path: Path) -> None:
-    text, results = LOGS[name]
-    (tmp_path / "name.log").write_text(text)
-    run.report(tmp_path, {"name": "make"})
-    block = (tmp_path / "report.md").read_text().split("```")[1].splitlines()[2:]
-    assert block == [f"name: {text.splitlines()[-1]}: make", *(f"  {line}" for line in results)]
+    text, results = PRINTED[name]
+    (tmp_path / "name.log").write_text(f"{text}\n\nstatus 0, 1 s\n")
+    run.run_missing(tmp_path, [("name", "exit 1")], 60)
+    assert block(tmp_path) == ["name: status 0, 1 s: exit 1", *(f"  {line}" for line in results)]
 
 
 def test_goes_on_and_reports_failures(tmp_path: Path) -> None:
-    """Commands that ended well are not run again; those that failed are, and all are in the block to paste."""
-    count = f"open('{tmp_path}/count', 'a').write('x'); "
-    good, bad = count + "print('tokens 8, method fast, ms 3.0')", count + "1 / 0"
-    todo = {"good": f"python -c {shlex.quote(good)}", "bad": f"python -c {shlex.quote(bad)}"}
-    run.run_missing(tmp_path, {"good": todo["good"]}, todo, 60)
-    block = (tmp_path / "report.md").read_text().split("```")[1]
-    assert "good: status 0, " in block and "  tokens 8, method fast, ms 3.0" in block and "bad: not run" in block
-    run.run_missing(tmp_path, todo, {}, 60)
-    assert (tmp_path / "count").read_text() == "xx"
-    assert "bad: status 1, " in (tmp_path / "report.md").read_text().split("```")[1]
-    run.run_missing(tmp_path, todo, {}, 60)
-    assert (tmp_path / "count").read_text() == "xxx"
+    """Commands that ended well are not run again; those that failed are; none after its time; all are in the block."""
+    count = f"sh -c 'echo x >> {shlex.quote(str(tmp_path))}/count; "
+    good, bad = ("good", count + "echo tokens 8, method fast, ms 3.0'"), ("bad", count + "exit 3'")
+    run.run_missing(tmp_path, [good], 60)
+    run.run_missing(tmp_path, [good, bad], 60)
+    run.run_missing(tmp_path, [good, bad], 60)
+    run.run_missing(tmp_path, [good, ("late", "true")], 0)
+    assert (tmp_path / "count").read_text() == "x\n" * 3
+    first, measured, late = block(tmp_path)
+    assert first.startswith("good: status 0, ") and measured == "  tokens 8, method fast, ms 3.0"
+    assert late == "late: not run: true"
+    run.run_missing(tmp_path, [bad], 60)
+    assert block(tmp_path)[0].startswith("bad: status 3, ")
 
 
 def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
@@ -65,9 +68,9 @@ def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_commands_exist(device: str) -> None:
+def test_commands_exist(device: str, tmp_path: Path) -> None:
     """In the order of what is learnt first: stock, plain and fast in fp16 and bf16, before anything else is timed."""
-    commands = run.COMMANDS[device]
+    commands = dict(run.commands_of(run.Trial(DEVICE=device), tmp_path))
     assert list(commands)[:3] == (["kernels", "fp16", "bf16"] if device == "cuda" else ["kernels", "fp32", "compiled"])
     for command in commands.values():
         words = command.split()
@@ -78,18 +81,27 @@ def test_commands_exist(device: str) -> None:
 def test_a_method_trains_for_its_minutes(tmp_path: Path) -> None:
     """As many updates as fit, by the time measured, the same for all, each method at its own rate."""
     (tmp_path / "fp16-8k.log").write_text("tokens 8192, method fast, ms 100.0, ratio 0.8\n")
-    args = Namespace(device="cuda", data=tmp_path, pair="de-en", minutes=30)
-    commands = run.on_text(tmp_path, args)
-    assert list(commands) == ["text-admin", "text-pre-ln", "text-post-ln"]
-    assert all("UPDATES=18000 WARMUP=4000 " in command for command in commands.values())
-    assert {command.split()[-1] for command in commands.values()} == {"LR=0.0003", "LR=0.0001"}
+    commands = dict(run.commands_of(run.Trial(DATA=tmp_path), tmp_path))
+    texts = [command for name, command in commands.items() if name.startswith("text-")]
+    assert list(commands)[-3:] == ["text-admin", "text-pre-ln", "text-post-ln"]
+    assert all("UPDATES=18000 WARMUP=4000 " in command for command in texts)
+    assert {command.split()[-1] for command in texts} == {"LR=0.0003", "LR=0.0001"}
 
 
-def test_refuses_a_machine_without_a_gpu(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["run", str(tmp_path / "out")])
-    with pytest.raises(SystemExit, match="2"):
-        run.main()
-    assert "this machine has no GPU" in capsys.readouterr().err and not (tmp_path / "out").exists()
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("DEVICE=cuda", "This machine has no GPU that torch can use; DEVICE=cpu tries the trial itself.\n"),
+        ("DEVICE=tpu", "DEVICE=tpu cannot be; expected one of cuda cpu.\n"),
+        ("MINUTES=0", "MINUTES=0 cannot be; expected a number above 0.\n"),
+    ],
+)
+def test_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> None:
+    """As from make, which hands its variables down in the environment, before anything is made."""
+    command = [sys.executable, "-m", "recipes.gpu_trial.run", f"RUNS={tmp_path}/runs"]
+    more = make_environment(**dict([word.split("=")]))
+    done = subprocess.run(command, cwd=ROOT, env=more, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == line and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
@@ -101,7 +113,7 @@ def test_times_real_steps() -> None:
     lines = [line for line in done.stdout.splitlines() if run.RESULT.match(line)]
     for method, line in zip(["stock", "plain", "fast"], lines, strict=True):
         row = dict(item.rsplit(" ", 1) for item in re.sub(r" \(.*?\)", "", line).split(", "))
-        assert row["method"] == method and float(row["ms"]) > 0 and row["updates"] == "4" and row["attention"] == "bmm"
+        assert row["method"] == method and float(row["ms"]) > 0 and row["updates"] == "48" and row["attention"] == "bmm"
         low, high = re.search(r"\((.*) to (.*)\)", line).groups()
         assert float(low) <= float(row["ratio"]) <= float(high)
     assert "ratio 1.000 (1.000 to 1.000)" in lines[0]

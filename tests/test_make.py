@@ -1,4 +1,4 @@
-"""The makefiles that are not the front's: what they refuse."""
+"""The Makefile: what it refuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, make, make_environment
+from conftest import ROOT, make_environment
 
 
 def refused(done: subprocess.CompletedProcess) -> str:
@@ -14,10 +14,6 @@ def refused(done: subprocess.CompletedProcess) -> str:
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     return done.stderr
-
-
-def test_unknown_choices_are_refused():
-    assert "DEVICE=tpu is unknown; expected one of cuda cpu" in refused(make("gpu_trial", "-n", "DEVICE=tpu"))
 
 
 def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
@@ -34,10 +30,9 @@ def plain_make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess
     ],
 )
 def test_paths_that_make_cannot_take_are_refused(variable, unfit):
-    """While the makefiles are read, in one line; by the recipes, and by the Makefile before them."""
-    for arguments in (["-n", "-f", "recipes/gpu_trial/Makefile"], ["-n", "demo"]):
-        message = refused(plain_make(*arguments, variable))
-        assert f" {variable} has {unfit} in it, which make cannot take in the name of a file; expected" in message
+    """While the Makefile is read, in one line."""
+    message = refused(plain_make("-n", "demo", variable))
+    assert f" {variable} has {unfit} in it, which make cannot take in the name of a file; expected" in message
 
 
 def test_distclean_removes_virtual_environments_only(tmp_path):
@@ -47,8 +42,7 @@ def test_distclean_removes_virtual_environments_only(tmp_path):
     assert f"rm -rf {tmp_path}\n" in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
 
 
-@pytest.mark.parametrize("makefile", ["Makefile", "recipes/gpu_trial/Makefile"])
-def test_an_old_make_is_refused_in_one_line(makefile):
+def test_an_old_make_is_refused_in_one_line():
     """Before any line that such a make could not read."""
-    message = refused(plain_make("-f", makefile, ".FEATURES=target-specific order-only else-if", "MAKE_VERSION=3.81"))
+    message = refused(plain_make(".FEATURES=target-specific order-only else-if", "MAKE_VERSION=3.81"))
     assert "GNU make 3.81 is here; 4.3 or newer is needed" in message

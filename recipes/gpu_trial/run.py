@@ -1,30 +1,34 @@
-"""`make gpu-trial`: what only a GPU can show, as a list of commands and one report, OUT/report.md.
+"""`make gpu-trial`: what only a GPU can show, as a list of commands and one report, RUNS/gpu-trial/report.md.
 
-    python -m recipes.gpu_trial.run runs/gpu-trial --device cuda --data TEXT --pair de-en --minutes 30
+    python -m recipes.gpu_trial.run DATA=TEXT PAIR=de-en MINUTES=30    # DEVICE=cpu: every step with tiny sizes
 
 The report is written again after each command, so the trial may be stopped anywhere. Started again, it runs the
-commands that have not ended well. All but the trainings on a text end within LIMIT.
+commands that have not ended well. On a GPU all but the trainings on a text end within eight minutes.
 """
 
 from __future__ import annotations
 
-import argparse
+import math
+import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, PositiveFloat
 
+from recipes.recipe import validated
+from recipes.settings import Folder
+from recipes.steps.common import run
 from recipes.steps.results import commit, hardware
 
-LIMIT = {"cuda": 480.0, "cpu": 86400.0}
-"""Seconds, for the commands without a text together."""
 TESTS, TIMES = "python -m pytest -p no:cacheprovider -p no:warnings", "python -m recipes.gpu_trial.times"
-SMALL = "--tokens 256 --batches 2 --words 100 --cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16"
+SMALL = "--tokens 256 --cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16"
 COMMANDS = {
     "cuda": {
         "kernels": f"{TESTS} tests/test_cuda.py -m cuda",
@@ -51,26 +55,28 @@ RATES = {"admin": 3e-4, "pre-ln": 3e-4, "post-ln": 1e-4}
 """Each method's own: the best of `make compare` with 18 layers on real text (docs/compare.csv)."""
 RESULT = re.compile(r"tokens \d+, method|=* ?\d+ (passed|failed|skipped|error)|FAILED|sacreBLEU +\d|update \d+ +\d")
 """How a line begins that the report repeats: a time, a count of tests, a test that failed, a score, a validation."""
-
-REPORT = """# GPU trial
-
-Each command's whole output is next to this file. Ratios are to stock Post-LN's step, batch by batch: median, lowest and
-highest. Memory is a step's, above the weights and the optimizer's state. To paste into an issue:
-
-```
-{}
-```
-"""
+REPORT = "Each command's whole output is next to this file. To paste into an issue:\n\n```\n{}\n```\n"
 
 
-def on_text(folder: Path, args: argparse.Namespace) -> dict[str, str]:
-    """Three methods with 18 layers, as many updates each as fill the minutes by the times measured."""
+class Trial(BaseModel):
+    """The settings; `own` takes others, as PAIR, from the environment itself."""
+
+    RUNS: Folder = "runs"
+    DEVICE: Literal["cuda", "cpu"] = "cuda"
+    DATA: Path | None = None
+    MINUTES: PositiveFloat = 30
+
+
+def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
+    """Names and commands; after the others, with 18 layers on a text, as many updates of each method as fill the
+    minutes by the step time measured."""
+    yield from COMMANDS[trial.DEVICE].items()
     measured = re.search("8192, method fast, ms ([0-9.]+)", "\n".join(log_of(folder, "fp16-8k")))
-    updates = max(30, round(60000 * args.minutes / (float(measured[1]) if measured else 200)))
-    settings = ON_TEXT[args.device].format(updates=updates, warmup=min(4000, updates // 4), every=updates // 10)
-    data, runs = (shlex.quote(str(path.resolve())) for path in (args.data, folder / "text"))
-    command = f"make own DATA={data} PAIR={args.pair} RUNS={runs} {settings}"
-    return {f"text-{method}": f"{command} METHOD={method} LR={rate}" for method, rate in RATES.items()}
+    updates = max(30, round(60000 * trial.MINUTES / (float(measured[1]) if measured else 200)))
+    settings = ON_TEXT[trial.DEVICE].format(updates=updates, warmup=min(4000, updates // 4), every=updates // 10)
+    runs = shlex.quote(f"{folder}/text")
+    for method, rate in (RATES if trial.DATA else {}).items():
+        yield f"text-{method}", f"python -m recipes own RUNS={runs} {settings} METHOD={method} LR={rate}"
 
 
 def log_of(folder: Path, name: str) -> list[str]:
@@ -80,60 +86,48 @@ def log_of(folder: Path, name: str) -> list[str]:
 
 
 def perform(command: str, path: Path, limit: float) -> None:
-    """Run a command into its log; when its time is up, or the trial is stopped, all that it started ends."""
-    began, ended = time.monotonic(), "stopped"
-    words = [
-        sys.executable if word == "python" else word
-        for word in shlex.split(f"python -m recipes.steps.guard -- {command}")
-    ]
+    """Run a command into its log; when its time is up, or the trial ends, all that it started ends."""
+    began, guarded = time.monotonic(), f"exec python -m recipes.steps.guard -- {command}"
+    where = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     with path.open("w") as log:
         try:
-            ended = f"status {subprocess.run(words, stdout=log, stderr=log, timeout=limit).returncode}"
+            done = subprocess.run(guarded, shell=True, env=where, stdout=log, stderr=log, timeout=limit)
+            ended = f"status {done.returncode}"
         except subprocess.TimeoutExpired:
             ended = "stopped, its time was up"
-        finally:
-            log.write(f"\n{ended}, {time.monotonic() - began:.0f} s\n")
+        log.write(f"\n{ended}, {time.monotonic() - began:.0f} s\n")
 
 
-def report(folder: Path, commands: dict[str, str]) -> None:
-    """Write what is known so far: one block with the commands, how they ended and what they measured."""
-    block = [f"{hardware()}, torch {torch.__version__}, CUDA {torch.version.cuda}, commit {commit()}"]
-    for name, command in commands.items():
-        log = log_of(folder, name)
-        block += [
-            f"{name}: {log[-1]}: {command}",
-            *("  " + " ".join(line.split()) for line in log if RESULT.match(line)),
-        ]
-    (folder / "report.md").write_text(REPORT.format("\n".join(block)), encoding="utf-8")
-
-
-def run_missing(folder: Path, commands: dict[str, str], before: dict[str, str], limit: float) -> None:
-    """Run the commands that have not ended well, until the limit; report on them and on those before."""
+def run_missing(folder: Path, commands: Iterable[tuple[str, str]], limit: float) -> None:
+    """Run the commands that have not ended well, those without a text within the limit; report on all after each."""
     end = time.monotonic() + limit
-    for name, command in commands.items():
-        if not log_of(folder, name)[-1].startswith("status 0,") and time.monotonic() < end:
+    block = [f"{hardware()}, torch {torch.__version__}, CUDA {torch.version.cuda}, commit {commit()}"]
+    for name, command in commands:
+        left = math.inf if name.startswith("text-") else end - time.monotonic()
+        if not log_of(folder, name)[-1].startswith("status 0,") and left > 0:
             print(f"{name}: {command}", flush=True)
-            perform(command, folder / f"{name}.log", end - time.monotonic())
-        report(folder, before | commands)
+            perform(command, folder / f"{name}.log", left)
+        log = log_of(folder, name)
+        block.append(f"{name}: {log[-1]}: {command}")
+        block += ["  " + " ".join(line.split()) for line in log if RESULT.match(line)]
+        (folder / "report.md").write_text(REPORT.format("\n".join(block)), encoding="utf-8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--device", choices=list(COMMANDS), default="cuda")
-    parser.add_argument("--data", type=Path, help="folder with train, valid and test, as for `make own`")
-    parser.add_argument("--pair", default="de-en", help="its languages")
-    parser.add_argument("--minutes", type=float, default=30, help="to train each method on it")
-    args = parser.parse_args()
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("this machine has no GPU that torch can use; DEVICE=cpu tries the trial itself")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    args.folder.mkdir(parents=True, exist_ok=True)
-    run_missing(args.folder, COMMANDS[args.device], {}, LIMIT[args.device])
-    if args.data:
-        run_missing(args.folder, on_text(args.folder, args), COMMANDS[args.device], LIMIT["cpu"] * args.minutes)
-    print(f"report: {args.folder / 'report.md'}")
+    os.environ.update(dict(word.split("=", 1) for word in sys.argv[1:]))
+    given = {name: os.environ[name] for name in Trial.model_fields if os.environ.get(name)}
+    trial: Any = validated(Trial, given)  # type: ignore[arg-type]
+    if trial.DEVICE == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif not torch.cuda.is_available():
+        raise ValueError("This machine has no GPU that torch can use; DEVICE=cpu tries the trial itself.")
+    for name in ("MAKEFLAGS", "DEVICE"):  # in which `own` would find settings of its own
+        os.environ.pop(name, None)
+    folder = Path(trial.RUNS, "gpu-trial" if trial.DEVICE == "cuda" else "gpu-trial-cpu")
+    folder.mkdir(parents=True, exist_ok=True)
+    run_missing(folder, commands_of(trial, folder), 480 if trial.DEVICE == "cuda" else math.inf)
+    print(f"report: {folder / 'report.md'}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
