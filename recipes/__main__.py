@@ -10,22 +10,20 @@ the steps are listed, and none is run.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from recipes import recipe as recipes
 from recipes.chain import Chain
 from recipes.grid import settings as grids
 from recipes.language_model import LanguageModel
+from recipes.processes import supervise
 from recipes.recipe import Recipe
-from recipes.steps import inputs, settings
-from recipes.steps.common import run
-from recipes.steps.guard import OWN, Ended, alone, clear, supervise
+from recipes.steps.common import run, write_lines
+from recipes.steps.guard import at_work
 from recipes.translation import Pipeline
 
 STEPS = ("preflight", "prepare", "train", "average", "generate", "score")
@@ -66,33 +64,12 @@ def asked(target: str) -> tuple[str, str]:
     )
 
 
-@contextmanager
-def at_work(folder: Path, node: int = 0, wait: bool = False) -> Iterator[None]:
-    """Have a folder to oneself; what a killed process left half-written goes."""
-    lock = folder / f".guard{node or ''}"
-    with alone(lock, wait):
-        os.environ[OWN] = os.pathsep.join(filter(None, (os.environ.get(OWN), str(lock.absolute()))))
-        if not node:
-            clear(folder)
-        yield
-
-
 def prepare(pipeline: Pipeline | LanguageModel, chain: Chain, recipe: Recipe) -> None:
     """The text, which others may be waiting for too. Another one is refused where a model was trained on it."""
-    record = recipe.raw / "inputs.json"
-    kept = inputs.read(record)
-    data = Path(recipe.settings.DATA) if getattr(recipe.settings, "DATA", None) else None
     with at_work(recipe.text, wait=True):
-        held, keys = recipe.text / "settings.json", recipe.text / ".keys"
-        adopts = held.exists() and not keys.exists()
-        changed = settings.differences(kept, inputs.present(kept, data, recipe.archives))
-        if settings.change(held, pipeline.record(), changed, recipe.base):
-            keys.mkdir(exist_ok=True)  # so that no later start takes the old text as made with the new settings
-        elif adopts:
-            for folder in dict.fromkeys((recipe.raw, recipe.text)):
-                chain.adopt(folder)
-        settings.hold(held, pipeline.record(), changed, recipe.base)
-        chain.make(pipeline.goals["prepare"])
+        chain.adopt(recipe.text, recipe.raw, pipeline.record(), recipe.base)
+        chain.make(pipeline.goals["prepare"], recipe.base)
+        write_lines(recipe.text / "settings.json", [json.dumps(pipeline.record(), indent=2)])  # for whoever reads it
 
 
 def of(recipe: Recipe) -> Pipeline | LanguageModel:
@@ -108,25 +85,12 @@ def work(recipe: Recipe, goal: str) -> None:
     prepare(pipeline, chain, recipe)
     if goal == "prepare":
         return
-    train = pipeline.run
     with at_work(recipe.run, machine.node):
-        held, folder = recipe.run / "settings.json", recipe.run
-        adopts = held.exists() and not (folder / ".keys").exists()
-        record = {
-            **train.held(),
-            **settings.read(recipe.text / "settings.json"),
-            **inputs.read(recipe.raw / "inputs.json"),
-        }
-        settings.hold(held, record, [], folder)
-        settings.check_length(folder, train.unit, train.length)
-        if adopts and train.trained.exists():
-            chain.adopt(folder)
-        known = chain.kept("average").get("settings", {}).get("average")
-        settings.check_average(known, str(recipe.settings.AVERAGE), folder, train.unit)
+        pipeline.run.hold(chain, pipeline.record())
         chain.make(pipeline.goals[goal])
         if goal == "all":
-            print((folder / "summary.txt").read_text(encoding="utf-8"))
-            print(f"Report: {folder / 'report.html'}")
+            print((recipe.run / "summary.txt").read_text(encoding="utf-8"))
+            print(f"Report: {recipe.run / 'report.html'}")
 
 
 def main() -> None:
@@ -166,25 +130,7 @@ def main() -> None:
     if dry:
         print("\n".join(Chain(pipeline.steps()).table(pipeline.goals[goal])))
         return
-    try:
-        status = supervise(lambda: run(lambda: work(recipe, goal)))
-    except Ended as ended:
-        print("Interrupted. The same command goes on from here.", file=sys.stderr)
-        status = 128 + ended.number
-    if status:
-        clear_halves(recipe)
-    raise SystemExit(status)
-
-
-def clear_halves(recipe: Recipe) -> None:
-    """Remove what a killed command left half-written, where nobody else is at work."""
-    for folder in (recipe.text, recipe.run):
-        if folder.exists():
-            try:
-                with alone(folder / ".guard", wait=False):
-                    clear(folder)
-            except ValueError:
-                continue
+    raise SystemExit(supervise(lambda: run(lambda: work(recipe, goal)), recipe.text, recipe.run))
 
 
 if __name__ == "__main__":

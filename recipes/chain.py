@@ -9,17 +9,15 @@ else.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipes.steps import inputs
 from recipes.steps.common import replacing
-
-log = logging.getLogger(__name__)
+from recipes.steps.settings import Settings, describe, differences, read, refuse
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,6 @@ class Step:
     """it fetches a file that counts by its content, and is needed only by a step that runs"""
     optional: bool = False
     """some model or text has not what it would write"""
-    before: dict[str, str] | None = None
-    """its settings, as folders have them from before steps kept keys"""
     title: str = ""
     """what is said when it runs"""
 
@@ -56,24 +52,25 @@ class Chain:
         self.steps = list(steps)
         self.writer = {path: step for step in self.steps for path in step.writes}
         self._keys: dict[str, str] = {}
+        self._files: dict[Path, Settings] = {}
 
-    def kept(self, name: str) -> dict[str, Any]:
-        """What a step kept when it was done last: its key, settings and inputs; nothing where that cannot be read."""
-        step = next(step for step in self.steps if step.name == name)
+    def kept(self, step: Step) -> dict[str, Any]:
+        """What it kept when it was done last: its key, settings and inputs; nothing where that cannot be read."""
         try:
             return json.loads(step.kept.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return {}
 
-    def _inputs(self, step: Step) -> dict[str, inputs.Input]:
+    def _inputs(self, step: Step) -> dict[str, Settings]:
         """The files that it reads and no step makes. One that was read once, and is gone, is as it was."""
-        known = self.kept(step.name).get("inputs", {})
+        known = self.kept(step).get("inputs", {})
         files = {}
         for path in step.reads:
             writer = self.writer.get(path)
             if writer is None or writer.fetches:
                 if path.is_file():
-                    files[path.name] = inputs.describe(path, known.get(path.name))
+                    files[path.name] = describe(path, self._files.get(path) or known.get(path.name))
+                    self._files[path] = files[path.name]
                 elif path.name in known:
                     files[path.name] = known[path.name]
         return files
@@ -81,19 +78,19 @@ class Chain:
     def key(self, step: Step) -> str:
         """Of the step as it would be done now."""
         if step.name not in self._keys:
-            read = {name: file["sha256"] for name, file in self._inputs(step).items()}
+            inputs = {name: file["sha256"] for name, file in self._inputs(step).items()}
             for path in step.reads:
                 writer = self.writer.get(path)
                 if writer and not writer.fetches:
-                    read[writer.name] = self.key(writer)
-            content = json.dumps([step.name, step.settings, read], sort_keys=True)
+                    inputs[writer.name] = self.key(writer)
+            content = json.dumps([step.name, step.settings, inputs], sort_keys=True)
             self._keys[step.name] = hashlib.sha256(content.encode()).hexdigest()
         return self._keys[step.name]
 
     def is_done(self, step: Step) -> bool:
         if not (step.optional or all(path.exists() for path in step.writes)):
             return False
-        return step.fetches or step.trains or self.kept(step.name).get("key") == self.key(step)
+        return step.fetches or step.trains or self.kept(step).get("key") == self.key(step)
 
     def plan(self, goals: Iterable[Path]) -> list[Step]:
         """The steps that would run for some files, in their order; not those that only steps that are done read."""
@@ -106,13 +103,27 @@ class Chain:
                 pending += [*step.reads, *step.after]
         return [step for step in self.steps if step.name in wanted]
 
-    def make(self, goals: Iterable[Path]) -> None:
-        for step in self.plan(goals):
-            known = self.kept(step.name).get("settings", step.settings)
-            changed = [
-                f"{name} {known.get(name)} -> {now}" for name, now in step.settings.items() if known.get(name) != now
-            ]
-            why = f" ({'; '.join(changed)})" if changed else ""
+    def changes(self, step: Step) -> list[str]:
+        """In what its settings and inputs differ from those that it was done with last."""
+        kept = self.kept(step)
+        before = {**kept["settings"], **kept["inputs"]} if kept else {}
+        return differences(before, {**step.settings, **self._inputs(step)}) if kept else []
+
+    def make(self, goals: Iterable[Path], models: Path | None = None) -> None:
+        """Run what is planned.
+
+        Args:
+            models: where the models are that depend on it, if any; then it is not made again once there is one.
+
+        Raises:
+            ValueError: it would be; or a step's own.
+        """
+        plan = self.plan(goals)
+        changes = {step.name: self.changes(step) for step in plan}
+        if models:
+            refuse(self.steps[-1].folder if not plan else plan[-1].folder, sum(changes.values(), []), models)
+        for step in plan:
+            why = f" ({'; '.join(changes[step.name])})" if changes[step.name] else ""
             print(f"# {step.title or step.name}{why}", flush=True)
             step.program()
             self.keep(step)
@@ -124,25 +135,39 @@ class Chain:
         with replacing(step.kept) as part:
             part.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
-    def adopt(self, folder: Path) -> None:
-        """Take what is in a folder as made with the settings of today, from before steps kept keys.
-
-        Steps that had settings of their own kept those: what comes after one with others is made again.
-        """
-        for step in self.steps:
-            if step.folder == folder and all(path.exists() for path in step.writes):
-                old = folder / f"settings.{step.name}.json"
-                if (
-                    step.before is not None
-                    and old.exists()
-                    and json.loads(old.read_text(encoding="utf-8")) != step.before
-                ):
-                    return
-                self.keep(step)
-
     def table(self, goals: Iterable[Path]) -> list[str]:
         """What would run, and what is done, a line a step."""
         planned = {step.name for step in self.plan(goals)}
         rows = [("run" if step.name in planned else "-", step.title or step.name, step) for step in self.steps]
         width = max(len(title) for _, title, _ in rows)
         return [f"{state:4} {title:{width}}  {step.writes[0]}" for state, title, step in rows]
+
+    # -- the text, which comes before the training -------------------------------------------------------------------
+
+    def _text(self) -> list[Step]:
+        return list(itertools.takewhile(lambda step: not step.trains, self.steps))
+
+    def files(self) -> Settings:
+        """The files that the text was read from, by their names unpacked."""
+        inputs = (self.kept(step).get("inputs", {}) for step in self._text())
+        return {name.removesuffix(".gz"): file for files in inputs for name, file in files.items()}
+
+    def adopt(self, folder: Path, raw: Path, record: Settings, models: Path) -> None:
+        """Take a text from before steps kept keys as it is, if what was recorded of it then is so today.
+
+        Raises:
+            ValueError: it is not so, and a model depends on it.
+        """
+        written = folder / "settings.json"
+        if (folder / ".keys").exists() or not written.exists():
+            return
+        old = raw / "inputs.json"
+        recorded = read(old)["inputs"] if old.exists() else {}
+        now = {name.removesuffix(".gz"): file for step in self._text() for name, file in self._inputs(step).items()}
+        inputs = {name: file for name, file in recorded.items() if name in now}
+        changed = differences({**read(written), **inputs}, {**record, **{name: now[name] for name in inputs}})
+        refuse(folder, changed, models)
+        (folder / ".keys").mkdir()
+        for step in self._text() if not changed else ():
+            if all(path.exists() for path in step.writes):
+                self.keep(step)

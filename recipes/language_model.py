@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
@@ -14,11 +15,29 @@ from typing import Any
 from recipes import machines
 from recipes.chain import Step
 from recipes.lm import python_docs
-from recipes.processes import Failed, call
+from recipes.processes import Failed
 from recipes.recipe import Recipe
 from recipes.steps import bpe
+from recipes.steps.common import read_lines
 from recipes.text import SPLITS, binarise
 from recipes.training import Model, Run
+
+RESULT = re.compile(r"(?:^|[:| ])Loss \(base 2\): ([0-9.]+), Perplexity: ([0-9.]+|inf)$")
+SIGNATURE = "perplexity a word, test set, as fairseq-eval-lm counts words with BPE joined"
+
+
+def perplexity(lines: list[str]) -> str:
+    """What fairseq-eval-lm printed.
+
+    Raises:
+        ValueError: it printed none, or more than one.
+    """
+    found = [match[2] for line in lines if (match := RESULT.search(line))]
+    if len(found) != 1:
+        raise ValueError(
+            f"found {len(found)} perplexities in fairseq-eval-lm's output; expected one. Remove it and evaluate again."
+        )
+    return found[0]
 
 
 class LanguageModel:
@@ -70,10 +89,9 @@ class LanguageModel:
             "generate", self.folder, (self.evaluated,), self._evaluate, (model,), title="the test set's perplexity"
         )
         yield Step(
-            "score", self.folder, (self.score,), partial(call, "lm.perplexity", self.folder, *self.run.row()),
-            (self.evaluated,), {"average": self.settings.AVERAGE},
-        )  # fmt: skip
-        yield from self.run.report_steps(self.score, ["--command", self.recipe.command])
+            "score", self.folder, (self.score,), self._score, (self.evaluated,), {"average": self.settings.AVERAGE}
+        )
+        yield from self.run.report_steps(self.score)
 
     def _text_steps(self) -> Iterator[Step]:
         s, text = self.settings, self.text
@@ -105,3 +123,7 @@ class LanguageModel:
             print(part.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
             raise Failed(f"fairseq-eval-lm ended with status {status}.")
         part.replace(self.evaluated)
+
+    def _score(self) -> None:
+        found = perplexity(read_lines(self.evaluated))
+        self.run.record({"perplexity": found, "signature": SIGNATURE})

@@ -1,20 +1,101 @@
-"""How a step does its work: a step of the text or of the plugin in this process, fairseq's commands in their own."""
+"""How a step does its work: in this process, or by a command of fairseq's; all of it ends with the recipe."""
 
 from __future__ import annotations
 
 import importlib
 import io
+import os
+import signal
 import subprocess
 import sys
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 from recipes.steps.common import replacing
+from recipes.steps.guard import at_work
+
+LOOK = 0.1
+"""Seconds between looks whether the work is done, and the make above is still there."""
+WATCH = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
+"""A watcher's program: it reads to the end of what the process that started it holds open, and then ends its group."""
 
 
 class Failed(ValueError):
     """A command that has said itself what is wrong."""
+
+
+@contextmanager
+def process_group() -> Iterator[int]:
+    """A process group that is killed at the end of the block, and also if this process is killed inside."""
+    watcher = subprocess.Popen([sys.executable, "-c", WATCH], stdin=subprocess.PIPE, process_group=0)
+    try:
+        yield watcher.pid
+    finally:
+        watcher.communicate()
+
+
+def _interruptible() -> None:
+    """From here on SIGTERM and the end of the terminal interrupt as Ctrl-C does; not where they are ignored, as nohup
+    has it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+
+
+def supervise(work: Callable[[], object], *folders: Path) -> int:
+    """Do some work in a process group of its own, which ends with this process and with the make above it.
+
+    Args:
+        folders: where it writes; if it does not end well, what it left half-written goes.
+
+    Returns:
+        its exit status; 130 where it was interrupted.
+    """
+    parent, child, status = os.getppid(), 0, None
+    sys.stdout.flush()
+    _interruptible()
+    with suppress(KeyboardInterrupt), process_group() as group:
+        child = _forked(work, group)
+        while status is None and os.getppid() == parent:
+            ended, code = os.waitpid(child, os.WNOHANG)
+            status = os.waitstatus_to_exitcode(code) if ended else None
+            time.sleep(0 if ended else LOOK)
+    if status is None:
+        if child:
+            os.waitpid(child, 0)
+        print("Interrupted. The same command goes on from here.", file=sys.stderr)
+        status = 130
+    for folder in filter(Path.exists, folders if status else ()):
+        with suppress(ValueError), at_work(folder):  # unless somebody else is
+            pass
+    return status
+
+
+def _forked(work: Callable[[], object], group: int) -> int:
+    """A process of that group that does some work and ends; its number."""
+    child = os.fork()
+    if child:
+        with suppress(OSError):  # it has done so itself
+            os.setpgid(child, group)
+        return child
+    status = 1
+    try:
+        os.setpgid(0, group)
+        os.closerange(3, 4096)  # what ends the group must be open in its parent alone
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        work()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)
 
 
 def call(module: str, *words: object) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 from recipes.chain import Step
 from recipes.processes import Failed
 from recipes.recipe import Raw, Recipe
-from recipes.steps import bpe, counts, inputs, tokenise
-from recipes.steps.extract import extract
+from recipes.steps import bpe, counts, tokenise
+from recipes.steps.extract import extract, unpacked
+from recipes.steps.settings import describe
 from recipes.steps.split import split
 
 SPLITS = ("train", "valid", "test")
@@ -25,14 +26,15 @@ def binarise(folder: Path, *options: object) -> None:
     """fairseq's binary data, the target's folder, whole or not at all.
 
     Raises:
-        Failed: fairseq-preprocess has said why.
+        Failed: it could not be made; what fairseq-preprocess said is in preprocess.log next to the folder.
     """
-    part = folder.with_name(f"{folder.name}.part")
+    part, log = folder.with_name(f"{folder.name}.part"), folder.with_name("preprocess.log")
     for old in (folder, part):
         shutil.rmtree(old, ignore_errors=True)
     command = [sys.executable, "-m", "fairseq_cli.preprocess", *map(str, options), "--destdir", str(part)]
-    if subprocess.run(command, stdin=subprocess.DEVNULL).returncode:
-        raise Failed("fairseq-preprocess could not make its data.")
+    with log.open("wb") as out:
+        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT).returncode:
+            raise Failed(f"{folder}: fairseq-preprocess could not make it. Its whole output: {log}.")
     part.rename(folder)
 
 
@@ -54,13 +56,13 @@ class Text:
         return tuple(folder / f"{name}.{language}" for name in names for language in (self.source, self.target))
 
     def record(self) -> dict[str, Any]:
-        """What a text was made from, as its settings.json has it."""
+        """What a text was made from, as the settings.json of its runs have it."""
         s = self.settings
         gather = self._gather("train") if self.recipe.file.splits else []
         kept: dict[str, Any] = {"pair": s.PAIR, "merges": str(s.MERGES), "tokeniser": " ".join(sorted(s.TOKENISER))}
         kept["cleaning"] = " ".join([*s.CLEAN, *s.CLEAN_BPE, *gather])
         kept |= {"pairs": str(s.PAIRS)} if hasattr(s, "PAIRS") else {}
-        return kept | ({"sums": inputs.describe(Path(s.SUMS))} if hasattr(s, "SUMS") else {})
+        return kept | ({"sums": describe(Path(s.SUMS))} if hasattr(s, "SUMS") else {})
 
     def steps(self) -> Iterator[Step]:
         yield from self._raw_steps()
@@ -108,9 +110,9 @@ class Text:
         settings: dict[str, Any] = {"members": members, "as": [text.kind], "straight": text.straight_apostrophe}
         if hasattr(s, "SUMS"):
             options["sums"] = Path(s.SUMS)
-            settings["sums"] = inputs.describe(options["sums"])["sha256"]
+            settings["sums"] = describe(options["sums"])["sha256"]
         else:
-            options |= {"invalid": s.INVALID, "record": self.raw / "inputs.json"}
+            options["invalid"] = s.INVALID
             options["table"] = Path(s.TABLE) if s.DATA and text.archive else None
             settings["invalid"] = s.INVALID
         folder = Path(s.DATA) if s.DATA else self.recipe.archives
@@ -120,7 +122,7 @@ class Text:
         if not s.DATA and not text.archive:
             reads, program = (), partial(self._published, members[0], out, options)
         elif s.DATA and not (text.archive and packed.is_file()):
-            reads = tuple(inputs.unpacked(folder, member) or folder / member for member in members)
+            reads = tuple(unpacked(folder, member) or folder / member for member in members)
             program = partial(extract, folder, members, out, **options)
         return Step(f"raw {name}.{language}", self.raw, (out,), program, reads, settings, title=f"raw text {out.name}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,15 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from recipes import machines
-from recipes.chain import Step
-from recipes.processes import Failed, call, plugin, stream
+from recipes.chain import Chain, Step
+from recipes.processes import Failed, plugin, stream
 from recipes.recipe import Recipe
-from recipes.steps import settings as record
+from recipes.steps import results, settings
 from recipes.steps.common import replacing
 from recipes.steps.plugin import SCHEMES
 from recipes.steps.progress import progress
 
 log = logging.getLogger(__name__)
+REACHED = {
+    "updates": re.compile(r"trained-(\d+)|checkpoint_\d+_(\d+)\.pt"),
+    "epochs": re.compile(r"trained-(\d+)-epochs|checkpoint(\d+)\.pt|checkpoint_(\d+)_\d+\.pt"),
+}
+"""How far a training came, by what its files are called."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,7 @@ class Run:
     def __init__(self, recipe: Recipe, model: Model, machine: machines.Machines) -> None:
         self.recipe, self.model, self.machine = recipe, model, machine
         self.settings, self.folder = recipe.settings, recipe.run
-        scheme = SCHEMES[self.settings.METHOD]
-        self.folded, self.has_omega = scheme.folds, scheme.omega
+        self.folded = SCHEMES[self.settings.METHOD].folds
         self.unit = "epochs" if self.settings.EPOCHS else "updates"
         self.length = self.settings.EPOCHS or self.settings.UPDATES
         marker = f"trained-{self.length}-epochs" if self.settings.EPOCHS else f"trained-{self.length}"
@@ -80,8 +85,39 @@ class Run:
         if self.settings.TOKENS is not None:
             batches = ["--tokens-per-update", str(self.settings.TOKENS)]
         words = [*self.model.options, *self.weights(), *self.optimisation(), *batches, *machines.device(self.settings)]
-        held = record.options([*words, *self.settings.TRAIN_ARGS])
+        held = settings.options([*words, *self.settings.TRAIN_ARGS])
         return {"save_every": str(self.settings.SAVE_EVERY), **held}
+
+    def hold(self, chain: Chain, text: settings.Settings) -> None:
+        """Refuse what would not go on with the folder's training as it was begun: other settings, another text, fewer
+        updates, or an average of more checkpoints than there are left.
+
+        Args:
+            text: what it was made from.
+
+        Raises:
+            ValueError: it would not.
+        """
+        # A text with published checksums is known by them.
+        files = {} if hasattr(self.settings, "SUMS") else chain.files()
+        settings.hold(self.folder / "settings.json", {**self.held(), **text, **files})
+        folder, unit = self.folder, self.unit.upper()
+        names = [path.name for path in (*folder.glob("trained-*"), *folder.glob("checkpoints/*.pt"))]
+        matches = filter(None, map(REACHED[self.unit].fullmatch, names))
+        reached = max((int(number) for match in matches for number in match.groups() if number), default=0)
+        if reached > self.length:
+            raise ValueError(
+                f"{unit}={self.length} is less than {folder} was trained for, {reached}. Give {unit}={reached} or "
+                "more, remove that folder to begin again, or write elsewhere with RUNS=."
+            )
+        known = chain.kept(chain.writer[self.average]).get("settings", {}).get("average")
+        pattern = "checkpoint[0-9]*.pt" if self.settings.EPOCHS else "checkpoint_*_*.pt"
+        there = len(list((folder / "checkpoints").glob(pattern)))
+        if self.trained.exists() and known not in (None, str(self.settings.AVERAGE)) and there < self.settings.AVERAGE:
+            raise ValueError(
+                f"AVERAGE {known} -> {self.settings.AVERAGE}: {folder}/checkpoints holds {there} to average. Give "
+                f"AVERAGE={known}, train on with more {unit}, or remove {folder}."
+            )
 
     def _batches(self) -> list[str]:
         return [*self.model.batch, "--update-freq", str(self.machine.update_freq)]
@@ -136,26 +172,16 @@ class Run:
             {"length": {self.unit: self.length}, "held": self.held()}, trains=True,
             title=f"train: {self.length} {self.unit}, each of {where}",
         )  # fmt: skip
-        averaging = {"average": str(s.AVERAGE), "of": self.unit}
         words = [str(self.folder / "checkpoints"), "--by", self.unit, "--last", str(s.AVERAGE)]
         words += ["-o", str(self.average), "--data", str(self.model.binary)]
         yield Step(
-            "average", self.folder, (self.average,), partial(plugin, "average", *words), (self.trained,), averaging,
-            before=averaging, title=f"average the last {s.AVERAGE} checkpoints",
+            "average", self.folder, (self.average,), partial(plugin, "average", *words), (self.trained,),
+            {"average": str(s.AVERAGE), "of": self.unit}, title=f"average the last {s.AVERAGE} checkpoints",
         )  # fmt: skip
         yield Step(
             "model", self.folder, (self.model.final,), self._finish, (self.average,),
             title="the model, and what it takes to use it",
         )  # fmt: skip
-        if self.has_omega:
-            omega = self.folder / "omega.json"
-            yield Step(
-                "omega",
-                self.folder,
-                (omega,),
-                partial(plugin, "omega", self.average, "--json", to=omega),
-                (self.average,),
-            )
 
     def _finish(self) -> None:
         """Folding compares the two models on the validation set."""
@@ -170,22 +196,29 @@ class Run:
             with replacing(final) as part:
                 shutil.copy(self.average, part)
 
-    def row(self, **made: object) -> list[object]:
-        """What a row of results.csv is named by and was made with, as options of a step that scores."""
-        s = self.settings
-        words: list[object] = ["--results", Path(s.RUNS, "results.csv"), "--recipe", self.recipe.row]
-        words += ["--method", s.METHOD, "--preset", s.PRESET, "--seed", s.SEED]
-        words += ["--tokens", s.TOKENS or self.machine.tokens]
-        return words + [f"--made={name}={value}" for name, value in {"average": s.AVERAGE, **made}.items()]
+    def record(self, scores: dict[str, str], **made: object) -> None:
+        """Keep the run's row of results.csv.
 
-    def report_steps(self, scored: Path, summary: list[object]) -> Iterator[Step]:
-        """The other methods' results, once they are there, are part of the summary and of the report."""
+        Args:
+            made: what it was made with, besides the average.
+        """
+        s = self.settings
+        key = {"recipe": self.recipe.row, "method": s.METHOD, "preset": s.PRESET, "seed": str(s.SEED)}
+        words = {name: str(value) for name, value in {"average": s.AVERAGE, **made}.items()}
+        measured = {"tokens": s.TOKENS or self.machine.tokens, **scores, **words}
+        results.record(self.folder, Path(s.RUNS, "results.csv"), key, measured)
+
+    def report_steps(self, scored: Path, *text: object) -> Iterator[Step]:
+        """The other methods' results, once they are there, are part of the summary and of the report.
+
+        Args:
+            text: of a translation: prefix of the raw test set, and its languages.
+        """
         others = sorted(self.folder.parent.glob(f"*-{self.settings.PRESET}-s{self.settings.SEED}/score.json"))
-        text = self.folder / "summary.txt"
-        reads = (scored, *([self.folder / "omega.json"] if self.has_omega else []))
-        reads += tuple(path for path in others if path != scored)
+        others = [path for path in others if path != scored]
+        summary = self.folder / "summary.txt"
         yield Step(
-            "summary", self.folder, (text,), partial(call, "steps.summary", self.folder, *summary), reads,
+            "summary", self.folder, (summary,), lambda: self._summarise(*text), (scored, *others),
             {"command": self.recipe.command},
         )  # fmt: skip
         analysed = []
@@ -195,9 +228,14 @@ class Run:
                 f"analyse {name}", self.folder, (analysed[-1],), partial(self._analyse, name), (self.average,),
                 optional=True,
             )  # fmt: skip
-        runs = [path.parent for path in others if path != scored]
+        runs = [path.parent for path in others]
         page = self.folder / "report.html"
-        yield Step("report", self.folder, (page,), lambda: self._report(runs, page), (text, *analysed))
+        yield Step("report", self.folder, (page,), lambda: self._report(runs, page), (summary, *analysed))
+
+    def _summarise(self, *text: Any) -> None:
+        from recipes.steps import summary
+
+        summary.write(self.folder, self.recipe.command, *text)
 
     def _analyse(self, name: str) -> None:
         """On a few tokens. A scheme or a text that it cannot be made of says so in a line, here and in the report."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from recipes import machines
 from recipes.chain import Step
-from recipes.processes import call, stream
+from recipes.processes import stream
 from recipes.recipe import Recipe
-from recipes.steps import settings as record
 from recipes.steps.progress import progress
+from recipes.steps.text import Text as Tokens
 from recipes.text import Text
 from recipes.training import Model, Run
 
@@ -37,7 +36,6 @@ class Pipeline:
             "score": (self.score,),
             "all": (self.folder / "report.html",),
         }
-        self.raw_test = self.text.raw / "test"
 
     def record(self) -> dict[str, Any]:
         return self.text.record()
@@ -87,23 +85,25 @@ class Pipeline:
         yield from self.run.steps()
         settings: dict[str, Any] = {"beam": str(s.BEAM), "lenpen": f"{s.LENPEN:g}", "options": list(s.GENERATE_ARGS)}
         reads = (self.run.model.final,)
-        before = {"beam": settings["beam"], "lenpen": settings["lenpen"], **record.options(list(s.GENERATE_ARGS))}
         yield Step(
-            "generate", self.folder, (self.generated,), self._generate, reads, settings, before=before,
+            "generate", self.folder, (self.generated,), self._generate, reads, settings,
             title="translate the test set",
         )  # fmt: skip
-        words: list[object] = [self.folder, "--raw", self.raw_test, "--text", text.json]
-        words += ["--tokenised", text.words / f"test.{text.target}", "--units", text.folder / "bpe/test"]
-        words += ["--compounds"] if s.COMPOUNDS else []
-        made = {"beam": s.BEAM, "lenpen": settings["lenpen"]}
-        made |= {"generate_args": " ".join(s.GENERATE_ARGS)} if s.GENERATE_ARGS else {}
         yield Step(
-            "score", self.folder, (self.score,), partial(call, "steps.score", *words, *self.run.row(**made)),
-            (self.generated, *text.both(text.raw, "test")), {"compounds": s.COMPOUNDS, "average": s.AVERAGE},
+            "score", self.folder, (self.score,), self._score, (self.generated, *text.both(text.raw, "test")),
+            {"compounds": s.COMPOUNDS, "average": s.AVERAGE},
             after=(*text.both(text.words, "test"), *text.both(text.folder / "bpe", "test")),
         )  # fmt: skip
-        summary = ["--command", self.recipe.command, "--raw", self.raw_test, "--pair", s.PAIR]
-        yield from self.run.report_steps(self.score, summary)
+        yield from self.run.report_steps(self.score, text.raw / "test", s.PAIR)
+
+    def _score(self) -> None:
+        from recipes.steps import score  # with sacreBLEU
+
+        s, text = self.settings, self.text
+        raw, words, units = (folder / "test" for folder in (text.raw, text.words, text.folder / "bpe"))
+        scores = score.translations(self.folder, Tokens.read(text.json), raw, words, units, s.COMPOUNDS)
+        made = {"generate_args": " ".join(s.GENERATE_ARGS)} if s.GENERATE_ARGS else {}
+        self.run.record(scores, beam=s.BEAM, lenpen=f"{s.LENPEN:g}", **made)
 
     def _generate(self) -> None:
         s = self.settings

@@ -15,7 +15,6 @@ import pytest
 from archives import write_tar
 from conftest import process
 
-from recipes.steps import inputs
 from recipes.steps.common import read_lines
 from recipes.steps.extract import extract
 
@@ -169,14 +168,6 @@ def test_of_two_texts_of_one_name_none_is_taken(tmp_path, out):
     (tmp_path / "train.de").write_text("edited\n")
     (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"old\n"))
     assert "holds train.de and train.de.gz, expected one of them" in refused(out, tmp_path, ["train.de"])
-
-
-def test_an_archive_is_found_again_by_its_own_path(tmp_path):
-    """DATA= may be the archive itself; what was recorded of it is what it is."""
-    archive = write_tar(tmp_path / "texts.tgz", {"train.de": b"x\n"})
-    recorded = {"texts.tgz": inputs.describe(archive)}
-    assert inputs.present(recorded, archive, None) == inputs.present(recorded, tmp_path, None) == recorded
-    assert inputs.present({"train.de": inputs.describe(archive)}, archive, None) == {"train.de": None}
 
 
 def test_no_link_is_followed_and_no_path_of_an_archive_written(tmp_path, out):

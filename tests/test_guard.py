@@ -1,4 +1,4 @@
-"""One process at a time, and what many of them record."""
+"""One process at a time, which leaves nothing behind; and what was made with other settings."""
 
 from __future__ import annotations
 
@@ -8,50 +8,60 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from recipes.steps import guard, lock, settings
-
-ROOT = Path(__file__).parents[1]
+from recipes.steps.common import write_lines
 
 
 def python(code: str, *arguments: object) -> subprocess.Popen:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+HOLDER = """
+import sys, time
+from recipes.steps.guard import *
+with alone(Path(sys.argv[1])): print('in', flush=True); time.sleep(float(sys.argv[2]))
+"""
 
 
 def test_a_killed_holder_leaves_the_turn_and_a_new_one_is_named(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(guard, "SHORT", 0.1)
     path = tmp_path / "cell/.guard"
-    code = "import sys, time; from recipes.steps.guard import *\n"
-    code += "with alone(Path(sys.argv[1])): print('in', flush=True); time.sleep(float(sys.argv[2]))"
-    killed = python(code, path, 600)
+    killed = python(HOLDER, path, 600)
     assert killed.stdout.readline() == "in\n"
     killed.kill()
     killed.wait()
     with guard.alone(path):
         assert not caplog.messages, "the kernel ends a killed one's turn"
-    slow = python(code, path, 0.5)
+    slow = python(HOLDER, path, 0.5)
     assert slow.stdout.readline() == "in\n"
     with guard.alone(path):
         (said,) = caplog.messages
     assert said.startswith(f"{path}: taken by process {slow.pid} on ") and said.endswith(". Waiting for its end.")
-    assert [file.name for file in path.parent.iterdir()] == [".guard"]
     slow.wait()
 
 
+# A recipe whose step does not listen to signals.
+RECIPE = """
+import subprocess, sys
+from pathlib import Path
+from recipes.processes import supervise
+from recipes.steps.common import run
+from recipes.steps.guard import at_work
+folder, script = Path(sys.argv[1]), sys.argv[2]
+def work():
+    with at_work(folder):
+        sys.exit(subprocess.run(["bash", "-c", script], cwd=folder).returncode)
+sys.exit(supervise(lambda: run(work), folder))
+"""
 BUSY = "touch omega.json.part; mkdir bin.part; (trap '' INT TERM; echo $BASHPID; exec sleep 600) | cat"
-
-
-def guarded(folder: Path, script: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "recipes.steps.guard", "--alone", str(folder), "--", "bash", "-c"]
-    return subprocess.Popen(
-        [*command, f"cd {folder}; {script}"], cwd=ROOT, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
 
 
 def gone(process: int) -> bool:
@@ -66,82 +76,101 @@ def gone(process: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_make_has_its_folder_and_ends_with_all_it_started(tmp_path, number):
+def test_a_recipe_has_its_folder_and_ends_with_all_it_started(tmp_path, number):
     folder = tmp_path / "run"
-    first = guarded(folder, BUSY)
+    first = python(RECIPE, folder, BUSY)
     child = int(first.stdout.readline())
-    out, error = guarded(folder, "echo in").communicate(timeout=60)
-    assert out == "" and error.startswith(f"{folder}: process {first.pid} on ") and len(error.splitlines()) == 1
+    out, error = python(RECIPE, folder, "echo in").communicate(timeout=60)
+    assert out == "" and error.startswith(f"{folder}: process ") and len(error.splitlines()) == 1
+    assert " is at work there. Wait for its end or stop it, or write elsewhere with RUNS=." in error
     os.killpg(first.pid, number)
     _, error = first.communicate(timeout=60)
     assert gone(child)
     if number != signal.SIGKILL:
-        assert (first.returncode, error) == (128 + number, "Interrupted. The same command goes on from here.\n")
+        assert (first.returncode, error) == (130, "Interrupted. The same command goes on from here.\n")
         assert [path.name for path in folder.iterdir()] == [".guard"]
-    again = guarded(folder, "ls; exit 7")
+    again = python(RECIPE, folder, "ls; exit 7")
     assert again.communicate(timeout=60) == ("", "") and again.returncode == 7
-    assert [path.name for path in folder.iterdir()] == [".guard"]
-
-
-def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):
-    """Names that the steps, the recipes, fairseq and Make write to; and others that only look like them."""
-    halves = ["a.txt.host.example.12.part", "train.de.host.12.part.0", "model.pt.part", "generate.txt.part",
-              "checkpoints/checkpoint_1_50.pt.tmp"]  # fmt: skip
-    mine = ["my.part.txt", "thesis.part", "essay.txt.part", "page.2.part", "notes/thesis.part.2/page", "weights.pt.tmp"]
-    for name in (*halves, *mine, "data/bin.part/dict.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    guard.clear(tmp_path)
-    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(mine)
-
-
-def test_who_else_is_at_work_below(tmp_path):
-    """A folder's own make and the steps that it starts are not others; one that was killed is nobody."""
-    code = "import sys; from recipes.steps.guard import *\nprint(others_in(Path(sys.argv[1])))"
-    asked = [sys.executable, "-c", code, str(tmp_path)]
-    own = subprocess.run(
-        [sys.executable, "-m", "recipes.steps.guard", "--alone", tmp_path / "own", "--", *asked],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (own.stdout, own.stderr) == ("None\n", "")
-    other = guarded(tmp_path, "mkdir run; echo in; sleep 600")
-    assert other.stdout.readline() == "in\n"
-    found = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout
-    assert found.startswith(f"{tmp_path} (process {other.pid} on ")
-    with pytest.raises(ValueError, match=r"data was made with other settings \(width 1 -> 2\), and another make works"):
-        settings.hold(tmp_path / "data/settings.json", {"width": "1"}, [], None)
-        settings.hold(tmp_path / "data/settings.json", {"width": "2"}, [], tmp_path)
-    assert settings.read(tmp_path / "data/settings.json") == {"width": "1"}
-    os.killpg(other.pid, signal.SIGKILL)
-    other.communicate()
-    assert guard.others_in(tmp_path) is None
 
 
 def test_it_ends_with_the_make_above(tmp_path):
-    command = f"{sys.executable} -m recipes.steps.guard --alone {tmp_path} -- bash -c 'echo $$; exec sleep 600'; true"
-    above = subprocess.Popen(
-        ["bash", "-c", command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", RECIPE, str(tmp_path), "echo $$; exec sleep 600"]
+    above = python("import subprocess, sys; subprocess.run(sys.argv[1:])", *command)
     child = int(above.stdout.readline())
     above.kill()
     assert gone(child) and above.communicate(timeout=60)[1] == "Interrupted. The same command goes on from here.\n"
 
 
-def test_records_of_many_processes_all_stay(tmp_path):
+def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):
+    """Names that the steps, the recipes and fairseq write to; and others that only look like them."""
+    halves = ["a.txt.host.example.12.part", "train.de.host.12.part.0", "model.pt.part", "generate.txt.part",
+              "checkpoints/checkpoint_1_50.pt.tmp"]  # fmt: skip
+    mine = ["my.part.txt", "thesis.part", "essay.txt.part", "page.2.part", "notes/thesis.part.2/page", "weights.pt.tmp"]
+    for name in (*halves, *mine, "data/bin.part/dict.txt"):
+        write_lines(tmp_path / name, [])
+    guard.clear(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(mine)
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_held_once_a_model_depends_on_them(tmp_path):
+    """Others take their place before, and what was made with the old ones goes."""
+    path, stale = tmp_path / "grid/settings.json", tmp_path / "grid/text"
+    settings.hold(path, {"width": "64"})
+    written = path.stat().st_mtime_ns
+    settings.hold(path, {"width": "64.0"}, [stale])
+    assert path.stat().st_mtime_ns == written
+    write_lines(stale / "train", ["old"])
+    settings.hold(path, {"width": "128"}, [stale])
+    assert settings.read(path) == {"width": "128"} and not stale.exists()
+    write_lines(tmp_path / "grid/a/checkpoints/checkpoint_1_50.pt", [])
+    settings.hold(path, {"width": "128"}, [stale])
+    said = f"grid was made with other settings .width 128 -> 64., and {tmp_path}/grid/a holds a model of them. "
+    with pytest.raises(ValueError, match=said + f".*remove {tmp_path}/grid to begin again"):
+        settings.hold(path, {"width": "64"}, [stale])
+    with pytest.raises(ValueError, match="depth unset -> 2"):
+        settings.hold(path, {"width": "128", "depth": "2"}, [stale])
+
+
+def test_settings_are_held_while_another_works_with_them(tmp_path):
+    text = tmp_path / "data"
+    with guard.at_work(text):
+        settings.refuse(text, ["width 1 -> 2"], tmp_path)
+        other = python(HOLDER, tmp_path / "run/.guard", 600)
+        assert other.stdout.readline() == "in\n"
+        said = rf"data was made with other settings \(width 1 -> 2\); {tmp_path}/run: process {other.pid} on "
+        with pytest.raises(ValueError, match=said):
+            settings.refuse(text, ["width 1 -> 2"], tmp_path)
+        other.kill()
+        other.wait()
+        settings.refuse(text, ["width 1 -> 2"], tmp_path)
+
+
+def test_a_command_line_differs_by_its_options():
+    held = settings.options(
+        ["--lr", "0.1", "--adam-betas", "(0.9, 0.98)", "--fp16", "--clip-norm", "-1", "--lr", "0.2"]
+    )
+    assert held == {"--lr": "0.2", "--adam-betas": "(0.9, 0.98)", "--fp16": "on", "--clip-norm": "-1"}
+    other = {**held, "--lr": "0.3"}
+    other.pop("--fp16")
+    assert settings.differences(held, other) == ["--fp16 on -> unset", "--lr 0.2 -> 0.3"]
+
+
+# -- what was found the first time ------------------------------------------------------------------------------------
+
+
+def test_records_of_many_processes_all_stay_and_are_held(tmp_path):
     """Twelve processes record at once; without the guard some would overwrite others."""
     code = "import sys; from recipes.steps.lock import *\n"
     code += "for n in range(8): hold(Path(sys.argv[1]), 's', f'{sys.argv[2]}-{n}', n)"
     running = [python(code, tmp_path / "lock", n) for n in range(12)]
     assert [process.wait(60) for process in running] == [0] * 12
     assert len(lock.read(tmp_path / "lock")["s"]) == 96
-
-
-def test_what_was_recorded_stays_recorded(tmp_path):
-    for _ in range(2):
-        lock.hold(tmp_path / "lock", "lines", "x", 3)
-    with pytest.raises(ValueError, match=r'x: found 4, but the first time it was 3 .*remove "x" there'):
-        lock.hold(tmp_path / "lock", "lines", "x", 4)
-    assert lock.recorded(tmp_path / "lock", "lines", "x") == 3
+    lock.hold(tmp_path / "lock", "s", "1-3", 3)
+    with pytest.raises(ValueError, match=r'1-3: found 4, but the first time it was 3 .*remove "1-3" there'):
+        lock.hold(tmp_path / "lock", "s", "1-3", 4)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"archives": 3}'])

@@ -1,44 +1,23 @@
-"""The recipes' steps, and the demo's chain run small from the shell: interrupted, resumed, wrong input."""
+"""The steps of a recipe that follow its text: length, logs, progress, score, summary."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-import platform
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import run_module
+from conftest import ROOT
 
-from recipes.steps import logs, score, settings, tokenise
+from recipes import recipe
+from recipes.chain import Chain
+from recipes.steps import logs, results, score, summary, tokenise
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
 from recipes.steps.text import Text
-
-ROOT = Path(__file__).parents[1]
-
-
-def step(name: str, *args: object) -> subprocess.CompletedProcess:
-    """Run a step as the Makefile does, in a process that has fairseq imported already; all it prints is its stderr."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = run_module(f"recipes.{name}", *args, log=Path(folder) / "log")
-    return subprocess.CompletedProcess([name, *map(str, args)], done.status, "", done.output)
-
-
-def refused(done: subprocess.CompletedProcess) -> str:
-    """The one line a step ends with when the user must fix something."""
-    assert done.returncode == 2, done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stderr
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} if folder.exists() else set()
-
+from recipes.translation import Pipeline
 
 # -- text ------------------------------------------------------------------------------------------------------------
 
@@ -72,65 +51,30 @@ def test_a_fault_of_the_machine_is_one_line(fault):
     assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == bool(said)
 
 
-# -- settings, logs, progress ----------------------------------------------------------------------------------------
-
-
-def test_settings_are_written_once_and_held(tmp_path):
-    """Others take their place until a model depends on the old ones."""
-    path = tmp_path / "data/settings.json"
-    settings.hold(path, {"width": "64"}, [], tmp_path)
-    written = path.stat().st_mtime_ns
-    settings.hold(path, {"width": "64"}, [], tmp_path)
-    assert path.stat().st_mtime_ns == written
-    settings.hold(path, {"width": "128"}, [], tmp_path)
-    assert settings.read(path) == {"width": "128"} and path.stat().st_mtime_ns > written
-    write_lines(tmp_path / "admin-cpu-s1/checkpoints/checkpoint_1_50.pt", [])
-    settings.hold(path, {"width": "128"}, [], tmp_path)
-    said = f"data was made with other settings .width 128 -> 64., and {tmp_path}/admin-cpu-s1 holds a model of them. .*"
-    with pytest.raises(ValueError, match=f"{said}remove {tmp_path} to begin again"):
-        settings.hold(path, {"width": "64"}, [], tmp_path)
-    with pytest.raises(ValueError, match="depth unset -> 2"):
-        settings.hold(path, {"width": "128", "depth": "2"}, [], tmp_path)
-
-
-def test_a_command_line_differs_by_its_options():
-    held = settings.options(
-        ["--lr", "0.1", "--adam-betas", "(0.9, 0.98)", "--fp16", "--clip-norm", "-1", "--lr", "0.2"]
-    )
-    assert held == {"--lr": "0.2", "--adam-betas": "(0.9, 0.98)", "--fp16": "on", "--clip-norm": "-1"}
-    other = {**held, "--lr": "0.3"}
-    other.pop("--fp16")
-    assert settings.differences(held, other) == ["--fp16 on -> unset", "--lr 0.2 -> 0.3"]
+# -- length, logs, progress ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("unit", "left", "reached"),
     [
-        ("updates", ["trained-60", "trained-90", "checkpoints/checkpoint_7_80.pt"], 90),
-        ("updates", ["trained-60", "checkpoints/checkpoint_7_80.pt", "checkpoints/checkpoint_best.pt"], 80),
-        ("epochs", ["trained-2-epochs", "trained-900", "checkpoints/checkpoint3.pt"], 3),
-        ("epochs", ["checkpoints/checkpoint3.pt", "checkpoints/checkpoint_4_80.pt"], 4),
+        ("UPDATES", ["trained-60", "trained-90", "checkpoints/checkpoint_7_80.pt"], 90),
+        ("UPDATES", ["trained-60", "checkpoints/checkpoint_7_80.pt", "checkpoints/checkpoint_best.pt"], 80),
+        ("EPOCHS", ["trained-2-epochs", "trained-900", "checkpoints/checkpoint3.pt"], 3),
+        ("EPOCHS", ["checkpoints/checkpoint3.pt", "checkpoints/checkpoint_4_80.pt"], 4),
     ],
 )
 def test_a_training_is_not_taken_back(tmp_path, unit, left, reached):
+    def hold(length: int) -> None:
+        given = {"RUNS": str(tmp_path), "SAVE_EVERY": "1", "AVERAGE": "1", unit: str(length)}
+        pipeline = Pipeline(recipe.read("demo", given))
+        pipeline.run.hold(Chain(pipeline.steps()), pipeline.record())
+
+    hold(reached)
     for name in left:
-        write_lines(tmp_path / name, [])
-    settings.check_length(tmp_path, unit, reached)
-    with pytest.raises(ValueError, match=f"{unit.upper()}={reached - 1} is less than .* was trained for, {reached}. "):
-        settings.check_length(tmp_path, unit, reached - 1)
-
-
-def test_what_a_killed_process_left_is_cleared(tmp_path):
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    host = platform.node()
-    left = tmp_path / f"text.{host}.{dead.pid}.part"
-    others = [tmp_path / f"text.{host}.{os.getppid()}.part", tmp_path / f"text.elsewhere.{dead.pid}.part"]
-    others += [tmp_path / f"text2.{host}.{dead.pid}.part", tmp_path / "text.part"]
-    for path in (left, *others):
-        path.write_text("half")
-    write_lines(tmp_path / "text", ["whole"])
-    assert names(tmp_path) == {"text", *(path.name for path in others)}
+        write_lines(tmp_path / "demo/admin-cpu-s1" / name, [])
+    hold(reached)
+    with pytest.raises(ValueError, match=f"{unit}={reached - 1} is less than .* was trained for, {reached}. "):
+        hold(reached - 1)
 
 
 HEAD = "2026-01-01 00:00:00 | INFO |"
@@ -246,25 +190,18 @@ def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6
     return folder
 
 
-def run_score(folder: Path, method: str = "admin", seed: int = 1) -> subprocess.CompletedProcess:
-    key = ("--recipe", "demo", "--method", method, "--preset", "cpu", "--seed", seed, "--tokens", 2048)
-    where = ("--raw", folder.parent / "raw/test", "--text", folder.parent / "text.json")
-    where += ("--tokenised", folder.parent / "tok/test.en", "--compounds")
-    where += ("--units", folder.parent / "bpe/test", "--results", folder.parent / "results.csv")
-    return step("steps.score", folder, *where, *key)
-
-
-def read_results(folder: Path) -> list[dict[str, str]]:
-    with (folder / "results.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+def run_score(folder: Path, method: str = "admin", seed: int = 1) -> None:
+    prefixes = (folder.parent / name / "test" for name in ("raw", "tok", "bpe"))
+    key = {"recipe": "demo", "method": method, "preset": "cpu", "seed": str(seed)}
+    scores = score.translations(folder, PLAIN, *prefixes, True)
+    results.record(folder, folder.parent / "results.csv", key, {"tokens": 2048, **scores})
 
 
 def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
     folder = make_run(tmp_path / "admin-cpu-s1")
     for seed in (1, 2, 1):
-        done = run_score(folder, seed=seed)
-        assert done.returncode == 0, done.stderr
-    rows = read_results(tmp_path)
+        run_score(folder, seed=seed)
+    rows = results.read(tmp_path / "results.csv")
     assert sorted(row["seed"] for row in rows) == ["1", "2"]
     # Translations equal to the references, character by character.
     assert {row[name] for row in rows for name in ("score", "tokenised", "compound")} == {"100.00"}
@@ -274,47 +211,44 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
     assert read_lines(folder / "translations.txt") == REFERENCES
 
 
-def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path):
+def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path, caplog):
     """A translation less, and the score with it; but no other may be missing."""
     folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
     write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1023 + "drei"])
-    done = run_score(folder)
-    assert done.returncode == 0 and "1 of 3 sentences are too long for the model and scored as empty" in done.stderr
+    caplog.set_level("INFO")
+    run_score(folder)
+    assert "1 of 3 sentences are too long for the model and scored as empty" in caplog.text
     assert read_lines(folder / "translations.txt") == [*REFERENCES[:2], ""]
-    assert 40 < float(read_results(tmp_path)[0]["score"]) < 60
+    assert 40 < float(results.read(tmp_path / "results.csv")[0]["score"]) < 60
     write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1022 + "drei"])
-    assert "1 of 3 hypotheses are missing" in refused(run_score(folder))
+    with pytest.raises(ValueError, match="1 of 3 hypotheses are missing"):
+        run_score(folder)
 
 
 # -- summary ---------------------------------------------------------------------------------------------------------
 
 
 def run_summary(folder: Path) -> str:
-    where = ("--raw", folder.parent / "raw/test", "--pair", "de-en", "--command", "make demo")
-    done = step("steps.summary", folder, *where)
-    assert done.returncode == 0, done.stderr
+    summary.write(folder, "make demo", folder.parent / "raw/test", "de-en")
     return (folder / "summary.txt").read_text(encoding="utf-8")
 
 
 def test_summary_of_one_run_and_then_of_two(tmp_path):
     admin = make_run(tmp_path / "admin-cpu-s1", bits=1.5)
-    assert run_score(admin).returncode == 0
-    stack = [{"layer": 0, "sublayer": "self_attn", "min": 1.0, "mean": 1.5, "max": 2.0}]
-    write_lines(admin / "omega.json", [json.dumps({"encoder": stack, "decoder": stack, "provenance": {}})])
+    run_score(admin)
     alone = run_summary(admin)
     assert "100.00" in alone and "Post-LN" not in alone and "make demo METHOD=post-ln" in alone
     assert all(line in alone for line in REFERENCES)
-    assert (admin / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert (admin / "omega.png").read_bytes().startswith(b"\x89PNG")
+    about = json.loads((admin / "run.json").read_text())
+    assert about["samples"][0]["hypothesis"] == REFERENCES[0] and about["command"] == "make demo METHOD=admin SEED=1"
 
     post_ln = make_run(tmp_path / "post-ln-cpu-s1", ["at at at"] * 3, bits=5.5)
     make_run(tmp_path / "pre-ln-cpu-s1")  # Not scored, so not shown.
     make_run(tmp_path / "post-ln-cpu-s2")  # Another seed, so not shown.
-    assert run_score(post_ln, "post-ln").returncode == 0
+    run_score(post_ln, "post-ln")
     both = run_summary(post_ln)
     (head, scores, *_) = (line.split() for line in both.splitlines()[2:])
     assert head == ["Admin", "Post-LN"]
     assert scores == ["sacreBLEU", "100.00", "0.00"]
     assert "update 30 1.500 5.500" in " ".join(both.split())
     assert "at at at" in both and "make demo METHOD=pre-ln" in both and "METHOD=post-ln" not in both
-    assert "omega.png" not in both

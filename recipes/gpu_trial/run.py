@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, PositiveFloat
 
+from recipes.processes import process_group
 from recipes.recipe import validated
 from recipes.settings import Folder
 from recipes.steps.common import run
@@ -87,11 +88,13 @@ def log_of(folder: Path, name: str) -> list[str]:
 
 def perform(command: str, path: Path, limit: float) -> None:
     """Run a command into its log; when its time is up, or the trial ends, all that it started ends."""
-    began, guarded = time.monotonic(), f"exec python -m recipes.steps.guard -- {command}"
+    began = time.monotonic()
     where = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-    with path.open("w") as log:
+    with path.open("w") as log, process_group() as group:
         try:
-            done = subprocess.run(guarded, shell=True, env=where, stdout=log, stderr=log, timeout=limit)
+            done = subprocess.run(
+                command, shell=True, env=where, stdout=log, stderr=log, timeout=limit, process_group=group
+            )
             ended = f"status {done.returncode}"
         except subprocess.TimeoutExpired:
             ended = "stopped, its time was up"

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -23,11 +21,11 @@ from recipes.grid import texts
 from recipes.grid.deeper import Deeper
 from recipes.grid.grids import Compare, Grid, Point, Sensitivity, Warmup
 from recipes.grid.settings import KINDS, load, names
-from recipes.processes import call
+from recipes.processes import call, supervise
 from recipes.recipe import validated
 from recipes.steps import gpus, settings
 from recipes.steps.common import run
-from recipes.steps.guard import Ended, alone, clear, supervise
+from recipes.steps.guard import at_work
 from recipes.steps.progress import duration
 
 GRIDS: dict[str, type[Grid]] = {"compare": Compare, "sensitivity": Sensitivity, "warmup": Warmup, "deeper": Deeper}
@@ -111,12 +109,9 @@ class Front:
 
     def hold(self) -> None:
         """Refuse other settings than those of the folder; without a run of those, its text is made again."""
-        path = self.grid.folder / "settings.json"
-        if settings.change(path, self.grid.record(), [], self.grid.folder):
-            for name in ("text", "bin", "entropy.json"):
-                left = self.grid.folder / name
-                shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-        settings.hold(path, self.grid.record(), [], self.grid.folder)
+        folder = self.grid.folder
+        text = [folder / name for name in ("text", "bin", "entropy.json")]
+        settings.hold(folder / "settings.json", self.grid.record(), text)
 
     def make(self) -> None:
         """All of it: text, runs, tables and figures."""
@@ -173,19 +168,9 @@ def main(target: str, values: dict[str, str], dry: bool) -> None:
         return
 
     def work() -> None:
-        with alone(grid.folder / ".guard", wait=False):
-            clear(grid.folder)
+        with at_work(grid.folder):
             front.make()
 
-    status = 0
-    try:
-        # A cluster's jobs go on when this process ends; those here do not.
-        if front.settings.WHERE == "here":
-            status = supervise(lambda: run(work))
-        else:
-            work()
-    except (Ended, KeyboardInterrupt) as ended:
-        if front.settings.WHERE == "here":
-            print("Interrupted. The same command goes on from here.", file=sys.stderr)
-        status = 128 + (ended.number if isinstance(ended, Ended) else signal.SIGINT)
-    raise SystemExit(status)
+    if front.settings.WHERE == "here":
+        raise SystemExit(supervise(lambda: run(work), grid.folder))
+    work()  # a cluster's jobs go on when this process ends

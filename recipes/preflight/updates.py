@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from recipes.processes import process_group
 from recipes.steps.logs import stats
 
 # The first updates profile, allocate and compile, and are not timed.
@@ -31,12 +32,11 @@ def run_updates(options: list[str], data: Path, folder: Path, updates: int, limi
     Raises:
         ValueError: too few were made to time them.
     """
-    # All that the guard starts ends with it.
-    command = [sys.executable, "-m", "recipes.steps.guard", "--", sys.executable, "-m", "recipes.steps.train"]
-    command += [str(data), *options, "--max-update", str(updates), "--no-save", "--disable-validation"]
+    command = [sys.executable, "-m", "recipes.steps.train", str(data), *options]
+    command += ["--max-update", str(updates), "--no-save", "--disable-validation"]
     command += ["--save-dir", str(folder), "--log-format", "json", "--log-interval", "1"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    with process_group() as group, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", process_group=group
     ) as process:  # fmt: skip
         clock = threading.Timer(limit, process.terminate)
         clock.start()

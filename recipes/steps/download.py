@@ -124,7 +124,7 @@ def download(out: Path, table: Path, site: str = "") -> None:
     # Two at once would write to one part.
     with alone(out.with_name(f".{out.name}.guard")):
         unknown = archive.checksum is None and not archive.text_checked
-        if unknown and (known := lock.recorded(record, "archives", out.name)):
+        if unknown and (known := lock.read(record).get("archives", {}).get(out.name)):
             archive = archive._replace(size=known["bytes"], checksum=f"sha256:{known['sha256']}")
         # An archive whose text alone can be checked is not taken on trust.
         if out.is_file() and not archive.text_checked:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from recipes.steps import bar, inputs
+from recipes.steps import bar
 from recipes.steps.common import read_lines, replacing
 from recipes.steps.table import DAMAGE, check, digest, read_table
 
@@ -55,6 +55,18 @@ def unzipped(name: str, file: IO[bytes]) -> IO[bytes]:
     return gzip.GzipFile(fileobj=file, mode="rb") if name.endswith("gz") else file  # type: ignore[return-value]
 
 
+def unpacked(folder: Path, name: str) -> Path | None:
+    """The file of that name in a folder, compressed or not.
+
+    Raises:
+        ValueError: both are there.
+    """
+    there = [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
+    if len(there) > 1:
+        raise ValueError(f"{folder}: holds {name} and {name}.gz, expected one of them. Move the other away.")
+    return next(iter(there), None)
+
+
 @contextmanager
 def member(archive: Path, name: str) -> Iterator[IO[bytes]]:
     """The text of that name in an archive, or in a folder that was unpacked, where it may be compressed (NAME.gz).
@@ -66,7 +78,7 @@ def member(archive: Path, name: str) -> Iterator[IO[bytes]]:
         ValueError: there is none.
         DAMAGE: the archive is truncated or corrupt.
     """
-    path = inputs.unpacked(archive, name) if archive.is_dir() else archive
+    path = unpacked(archive, name) if archive.is_dir() else archive
     missing = ValueError("is not there; expected a plain file of that name. Check the names.")
     if path is None:
         raise missing
@@ -127,24 +139,6 @@ def check_sum(text: Path, name: str, sums: Path) -> None:
         )
 
 
-def sources(archive: Path, names: Sequence[str], record: Path, table: Path | None) -> dict[str, inputs.Input]:
-    """The files that will be read, as they are now. One that is known from the record is not checked again.
-
-    Raises:
-        ValueError: the archive is another than the table's.
-    """
-    known = inputs.read(record)
-    paths = {archive.name: archive} if archive.is_file() else {name: inputs.unpacked(archive, name) for name in names}
-    now = {name: inputs.describe(path, known.get(name)) for name, path in paths.items() if path}
-    row = read_table(table).get(archive.name) if table else None
-    if row and now.get(archive.name) != known.get(archive.name):
-        try:
-            check(str(archive), archive, row)
-        except ValueError as error:
-            raise ValueError(f"{error} ({table}). Fetch it again, or leave DATA out.") from None
-    return now
-
-
 def extract(
     archive: Path,
     names: Sequence[str],
@@ -153,7 +147,6 @@ def extract(
     straight: bool = False,
     invalid: str = "refuse",
     sums: Path | None = None,
-    record: Path | None = None,
     table: Path | None = None,
 ) -> None:
     """Write a text out of members of an archive, whole or not at all.
@@ -165,13 +158,17 @@ def extract(
         straight: turn U+2019 into an apostrophe.
         invalid: refuse bytes that are not UTF-8, or replace them.
         sums: SHA-256 of the text, by the first member's name, as sha256sum writes it.
-        record: where to record which files were read.
-        table: with a record, check the archive against its row of this table.
+        table: check the archive against its row of this table, if it has one.
 
     Raises:
         ValueError: the archive or a text is faulty.
     """
-    read = sources(archive, names, record, table) if record else {}
+    row = read_table(table).get(archive.name) if table and archive.is_file() else None
+    if row:
+        try:
+            check(str(archive), archive, row)
+        except ValueError as error:
+            raise ValueError(f"{error} ({table}). Fetch it again, or leave DATA out.") from None
     with replacing(out) as part:
         with part.open("wb") as file:
             for name in names:
@@ -186,5 +183,3 @@ def extract(
                 log.info("%s: %s: %s", archive, name, said)
         if sums:
             check_sum(part, Path(names[0]).name, sums)
-    if record:
-        inputs.write(record, read)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from tabulate import tabulate
 
-from recipes.steps import about
 from recipes.steps.common import replacing, run, write_lines
-from recipes.steps.results import read
+from recipes.steps.results import papers, read
 
 HEAD = (
     *("recipe", "method", "preset", "seeds", "tokenised BLEU", "paper", "sacreBLEU", "compound BLEU", "perplexity"),
@@ -29,10 +29,8 @@ HEAD = (
 def spread(rows: list[dict[str, str]], column: str) -> str:
     """The mean over the seeds, with the standard deviation where there are several; empty without the column."""
     values = [float(row[column]) for row in rows if row[column]]
-    if not values:
-        return ""
-    mean = f"{statistics.mean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{deviation}" if values else ""
 
 
 def each(rows: list[dict[str, str]], column: str) -> str:
@@ -43,23 +41,21 @@ def each(rows: list[dict[str, str]], column: str) -> str:
 def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[tuple[str, ...]]:
     """A line for each recipe, method and preset, in the papers' order; a paper's number without a run has one too."""
     known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
-    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    groups: dict[tuple[str, str, str], list[dict[str, str]]] = defaultdict(list)
     for row in results:
-        groups.setdefault((row["recipe"], row["method"], row["preset"]), []).append(row)
+        groups[row["recipe"], row["method"], row["preset"]].append(row)
     order = list(dict.fromkeys([*(recipe for recipe, _ in known), *sorted(recipe for recipe, _, _ in groups)]))
     keys = [*groups, *((*key, "") for key in known if not any(group[:2] == key for group in groups))]
     table = []
     for key in sorted(keys, key=lambda key: order.index(key[0])):
-        rows, paper = groups.get(key, []), known.get(key[:2], "")
+        rows = groups.get(key, [])
         # A small run is not an attempt at the paper's number.
-        shown = paper if key[2] in ("", "paper") else ""
-        scores = (spread(rows, "score"), spread(rows, "compound"), spread(rows, "perplexity"))
-        measured = (spread(rows, "tokenised"), shown, *scores)
-        rest = [each(rows, name) for name in ("epochs", "updates", "tokens", "params")]
+        paper = known.get(key[:2], "") if key[2] in ("", "paper") else ""
         seeds = ", ".join(sorted((row["seed"] for row in rows), key=lambda seed: (len(seed), seed)))
-        table.append(
-            (*key, seeds, *measured, *rest, spread(rows, "hours"), each(rows, "hardware"), each(rows, "commit"))
-        )
+        scores = (spread(rows, name) for name in ("score", "compound", "perplexity"))
+        rest = (each(rows, name) for name in ("epochs", "updates", "tokens", "params"))
+        made = (spread(rows, "hours"), each(rows, "hardware"), each(rows, "commit"))
+        table.append((*key, seeds, spread(rows, "tokenised"), paper, *scores, *rest, *made))
     return table
 
 
@@ -75,16 +71,11 @@ def main() -> None:
     args = parser.parse_args()
 
     results = read(args.results)
-    papers = about.papers()
-    table = lines(results, papers)
+    table = lines(results, papers())
     signatures = sorted({row[name] for row in results for name in row if name.endswith("signature") and row[name]})
-    sources = sorted({row["source"] for row in papers})
-    text = [
-        *markdown(table),
-        "",
-        f"Papers: {'; '.join(sources)}. BLEU of tokens; several seeds: mean and standard deviation.",
-        *(f"Signature: `{signature}`" for signature in signatures),
-    ]
+    sources = "; ".join(sorted({row["source"] for row in papers()}))
+    text = [*markdown(table), "", f"Papers: {sources}. BLEU of tokens; several seeds: mean and standard deviation."]
+    text += [f"Signature: `{signature}`" for signature in signatures]
     with replacing(args.out.with_suffix(".csv")) as part, part.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([HEAD, *table])
     write_lines(args.out.with_suffix(".md"), text)

@@ -1,8 +1,7 @@
-"""results.csv: a row per run. The run's own folder has the same as score.json."""
+"""results.csv: a row per run, which the run's own folder has as score.json; and the papers' numbers."""
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
@@ -15,9 +14,10 @@ from recipes.steps.common import read_lines, read_object, replacing, write_lines
 from recipes.steps.guard import alone
 from recipes.steps.logs import as_cell, read_log
 
-# One run is one row: the columns that tell runs apart, then what was measured, and the curve of validation. A score
-# that a recipe does not have is empty, and so is the curve of a run before tables had one.
+PAPERS = Path(__file__).parents[1] / "papers.csv"
 KEY = ("recipe", "method", "preset", "seed")
+"""The columns that tell runs apart. Then comes what was measured, and the curve of validation; a score that a recipe
+does not have is empty, and so is the curve of a run before tables had one."""
 COLUMNS = (
     *KEY,
     *("params", "epochs", "updates", "tokens"),
@@ -27,8 +27,6 @@ COLUMNS = (
     *("hours", "hardware", "commit"),
     "valid",
 )
-
-
 AVERAGED = ("score", "tokenised", "compound", "perplexity", "hours")
 """Columns that tables take the mean of."""
 
@@ -41,23 +39,23 @@ def read(table: Path) -> list[dict[str, str]]:
     """
     if not table.exists():
         return []
-    lines = list(csv.reader(line.rstrip("\r") for line in read_lines(table)))
-    columns = tuple(lines[0]) if lines else ()
-    if columns not in (COLUMNS, COLUMNS[:-1]):
+    head, *lines = [*csv.reader(line.rstrip("\r") for line in read_lines(table))] or [[]]
+    if tuple(head) not in (COLUMNS, COLUMNS[:-1]):
         raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
-    for number, cells in enumerate(lines[1:], start=1):
-        if len(cells) != len(columns):
+    rows = []
+    for number, cells in enumerate(lines, start=1):
+        if len(cells) != len(head):
             raise ValueError(
-                f"{table}: row {number} has {len(cells)} cells, expected {len(columns)}. Fix it, or move the "
-                "file away and run again."
+                f"{table}: row {number} has {len(cells)} cells, expected {len(head)}. Fix it, or move the file away "
+                "and run again."
             )
-    rows = [{"valid": "", **dict(zip(columns, cells))} for cells in lines[1:]]
-    for number, row in enumerate(rows, start=1):
+        rows.append({"valid": "", **dict(zip(head, cells))})
         for name in AVERAGED:
             try:
-                float(row[name] or 0)
+                float(rows[-1][name] or 0)
             except ValueError:
-                raise ValueError(f"{table}: row {number} has {row[name]!r} as {name}, expected a number.") from None
+                found = rows[-1][name]
+                raise ValueError(f"{table}: row {number} has {found!r} as {name}, expected a number.") from None
     return rows
 
 
@@ -75,6 +73,12 @@ def keep(table: Path, row: dict[str, object]) -> None:
             writer.writerows([*rows, row])
 
 
+def papers() -> list[dict[str, str]]:
+    """The papers' numbers, {recipe, method, bleu, source} each. Only a run with the preset "paper" attempts them."""
+    with PAPERS.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def commit() -> str:
     """The commit of the code that ran, with "-dirty" after changes; "unknown" outside a git repository."""
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
@@ -90,18 +94,8 @@ def hardware() -> str:
     return f"{os.cpu_count()} x {platform.machine()} CPU"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that `record` reads."""
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--results", type=Path, required=True, help="results.csv")
-    parser.add_argument("--tokens", type=int, required=True, help="tokens of an update, for the table")
-    parser.add_argument("--made", action="append", default=[], metavar="NAME=VALUE", help="a column, for the table")
-    for name in KEY:
-        parser.add_argument(f"--{name}", required=True, help="for the table")
-
-
 def read_score(path: Path) -> dict[str, Any]:
-    """What `record` kept of a run.
+    """A run's score.json.
 
     Raises:
         ValueError: it is something else.
@@ -110,25 +104,24 @@ def read_score(path: Path) -> dict[str, Any]:
     return read_object(path, dict.fromkeys(KEY, str), expected)
 
 
-def record(args: argparse.Namespace, scores: dict[str, str]) -> None:
+def record(run: Path, table: Path, key: dict[str, str], measured: dict[str, object]) -> None:
     """Keep a run's scores, with what its RUN/train.log says, as its row of the table and as RUN/score.json.
 
     Args:
-        args: those of `add_arguments`.
-        scores: some of the columns.
+        key: the columns KEY.
+        measured: other columns.
     """
-    log = read_log(args.run / "train.log")
-    row = {name: getattr(args, name) for name in KEY} | {
+    log = read_log(run / "train.log")
+    row = {
+        **key,
         "params": log.params,
         "epochs": f"{log.epochs:.2f}",
         "updates": log.updates,
-        "tokens": args.tokens,
-        **scores,
-        **dict(made.split("=", 1) for made in args.made),
+        **measured,
         "hours": f"{log.hours:.2f}",
         "hardware": hardware(),
         "commit": commit(),
         "valid": as_cell(log.valid),
     }
-    keep(args.results, row)
-    write_lines(args.run / "score.json", [json.dumps(row, indent=2)])
+    keep(table, row)
+    write_lines(run / "score.json", [json.dumps(row, indent=2)])

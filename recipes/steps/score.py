@@ -1,19 +1,13 @@
-"""Score a test set's translations, and keep the result.
+"""Score a test set's translations, with up to three BLEU scores:
 
-    D=runs/demo/data; python -m recipes.steps.score runs/demo/admin-cpu-s1 --raw $D/raw/test --text $D/text.json ...
-
-reads RUN/generate.txt and RUN/train.log; writes RUN/translations.txt, RUN/score.json and a row of results.csv, with
-three BLEU scores:
-
-    score      sacreBLEU of the detokenised translations against the raw reference; compare with this one today
-    tokenised  BLEU of the tokens against the reference's tokens, as fairseq-generate prints it and the papers on Admin
-               report it
-    compound   the same as fairseq's compound_split_bleu.sh has it, which other papers report for English to German
+score      sacreBLEU of the detokenised translations against the raw reference; compare with this one today
+tokenised  BLEU of the tokens against the reference's tokens, as fairseq-generate prints it and the papers on Admin
+           report it
+compound   the same as fairseq's compound_split_bleu.sh has it, which other papers report for English to German
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import re
 from collections.abc import Container
@@ -21,8 +15,8 @@ from pathlib import Path
 
 from sacrebleu.metrics import BLEU
 
-from recipes.steps import languages, lengths, results
-from recipes.steps.common import read_lines, run, write_lines
+from recipes.steps import languages, lengths
+from recipes.steps.common import read_lines, write_lines
 from recipes.steps.text import Text, remove_bpe
 
 logger = logging.getLogger(__name__)
@@ -43,13 +37,12 @@ def hypotheses(lines: list[str], count: int, skipped: Container[int] = ()) -> li
         ValueError: one is missing, comes twice, or has a number outside the test set.
     """
     found: dict[int, str] = {}
-    for line in lines:
-        if match := HYPOTHESIS.fullmatch(line):
-            number = int(match[1])
-            if number in found or number >= count:
-                problem = "comes twice" if number in found else f"is outside the {count} sentences of the test set"
-                raise ValueError(f"hypothesis H-{number} {problem}; remove the generated text and generate it again.")
-            found[number] = match[2]
+    for match in filter(None, map(HYPOTHESIS.fullmatch, lines)):
+        number = int(match[1])
+        if number in found or number >= count:
+            problem = "comes twice" if number in found else f"is outside the {count} sentences of the test set"
+            raise ValueError(f"hypothesis H-{number} {problem}; remove the generated text and generate it again.")
+        found[number] = match[2]
     missing = [number for number in range(count) if number not in found and number not in skipped]
     if missing:
         raise ValueError(
@@ -74,7 +67,7 @@ def bleu(metric: BLEU, hypotheses: list[str], references: list[str]) -> tuple[st
 
 
 def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], compounds: bool) -> dict[str, str]:
-    """The three scores with their signatures.
+    """The scores with their signatures.
 
     Args:
         tokens: the translations, BPE undone.
@@ -93,26 +86,20 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    results.add_arguments(parser)
-    parser.add_argument("--raw", required=True, help="prefix of the raw test set: RAW.de, RAW.en")
-    parser.add_argument("--tokenised", required=True, type=Path, help="the reference's tokens")
-    parser.add_argument("--units", required=True, help="prefix of the test set in units: UNITS.de, UNITS.en")
-    parser.add_argument("--text", type=Path, required=True, help="text.json")
-    parser.add_argument("--compounds", action="store_true", help="score with compounds split, too")
-    args = parser.parse_args()
+def translations(run: Path, text: Text, raw: Path, words: Path, units: Path, compounds: bool) -> dict[str, str]:
+    """The scores of RUN/generate.txt; writes RUN/translations.txt.
 
-    text = Text.read(args.text)
-    references = read_lines(f"{args.raw}.{text.target}")
-    skipped = lengths.skipped(args.units, (text.source, text.target))
+    Args:
+        raw, words, units: prefixes of the test set, raw, in tokens and in BPE units: of RAW.de, RAW.en, ...
+
+    Raises:
+        ValueError: a translation is missing.
+    """
+    references = read_lines(f"{raw}.{text.target}")
+    skipped = lengths.skipped(str(units), (text.source, text.target))
     if skipped:
         logger.info("%d of %d sentences are too long for the model and scored as empty.", len(skipped), len(references))
-    units = hypotheses(read_lines(args.run / "generate.txt"), len(references), skipped)
-    tokens = [remove_bpe(line) for line in units]
-    write_lines(args.run / "translations.txt", [text.detokenise(line) for line in tokens])
-    results.record(args, scores(text, tokens, references, read_lines(args.tokenised), args.compounds))
-
-
-if __name__ == "__main__":
-    run(main)
+    found = hypotheses(read_lines(run / "generate.txt"), len(references), skipped)
+    tokens = [remove_bpe(line) for line in found]
+    write_lines(run / "translations.txt", [text.detokenise(line) for line in tokens])
+    return scores(text, tokens, references, read_lines(f"{words}.{text.target}"), compounds)

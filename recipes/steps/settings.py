@@ -1,36 +1,31 @@
-"""Hold a folder to what it was made from: its settings, the options of its commands, the files it was read from.
+"""What something was made from: settings by name, options of a command, files; in what two such records differ.
 
-The file settings.json is written once and then compared with. Other settings take its place where no model was trained
-with the old ones, and are refused where one was.
+A run's record is settings.json in its folder, and a grid's in its own. Others take its place while no model was trained
+with the old ones, and are refused once one was.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import re
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.guard import others_in
+from recipes.steps.guard import alone
+from recipes.steps.table import digest
 
-log = logging.getLogger(__name__)
 Settings = dict[str, Any]
-"""Strings by name; of a file that was read, an `inputs.Input`."""
-
-# So many differences are named.
+"""Values by name; of a file, `describe`'s."""
 NAMED = 3
-# What only a training leaves: the mark of its end, a checkpoint, a model.
+"""So many differences are named."""
 MODEL = re.compile(r"trained(-.*|\.json)|checkpoint.*\.pt|average\.pt|model\.pt")
-# How far a training came, by what its files are called.
-REACHED = {
-    "updates": re.compile(r"trained-(\d+)|checkpoint_\d+_(\d+)\.pt"),
-    "epochs": re.compile(r"trained-(\d+)-epochs|checkpoint(\d+)\.pt|checkpoint_(\d+)_\d+\.pt"),
-}
+"""What only a training leaves: the mark of its end, a checkpoint, a model."""
 
 
-def options(words: list[str]) -> Settings:
+def options(words: Iterable[str]) -> Settings:
     """A command line's options by name; the last of a name counts, as with the command."""
     found: Settings = {}
     name = ""
@@ -43,36 +38,54 @@ def options(words: list[str]) -> Settings:
     return found
 
 
-def shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, dict):
+def describe(path: Path, known: Settings | None = None) -> Settings:
+    """A file as it is now: `path`, `bytes`, the time it was `changed` in nanoseconds, `sha256`.
+
+    Its hash is taken from what is known of it, if it has not changed since.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    try:
+        path, status = path.absolute(), path.stat()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; expected a file. Check the path.") from None
+    # Not the time of modification, which whoever copies a file may set.
+    now = {"path": str(path), "bytes": status.st_size, "changed": status.st_ctime_ns}
+    if known is not None and all(known[name] == value for name, value in now.items()):
+        return known
+    return {**now, "sha256": digest(path, "sha256")}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict) and "sha256" in value:
         return f"{value['path']} ({value['bytes']} bytes, SHA-256 {value['sha256'][:12]}...)"
     return str(value)
 
 
-def identity(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     """What tells two values apart: of a file its content, wherever it is; 1e-3 is 0.001."""
     try:
-        return value["sha256"] if isinstance(value, dict) else float(value)
-    except ValueError:
+        return value.get("sha256", value) if isinstance(value, dict) else float(value)
+    except (TypeError, ValueError):
         return value
 
 
-def differences(held: dict[str, Any], settings: dict[str, Any]) -> list[str]:
-    """What differs, as "name old -> new"."""
+def differences(before: Settings, now: Settings) -> list[str]:
+    """What differs, as "name before -> now"."""
+    both = {name: (before.get(name, "unset"), now.get(name, "unset")) for name in sorted(before.keys() | now.keys())}
     return [
-        f"{name} {shown(held.get(name, 'unset'))} -> {shown(settings.get(name, 'unset'))}"
-        for name in sorted(held.keys() | settings.keys())
-        if identity(held.get(name, "unset")) != identity(settings.get(name, "unset"))
+        f"{name} {_shown(old)} -> {_shown(new)}"
+        for name, (old, new) in both.items()
+        if _identity(old) != _identity(new)
     ]
 
 
 def read(path: Path) -> Settings:
-    """The settings held by a file.
+    """A record.
 
     Raises:
-        ValueError: it is not such a file.
+        ValueError: the file is something else.
     """
     try:
         return json.loads("\n".join(read_lines(path)))
@@ -83,86 +96,49 @@ def read(path: Path) -> Settings:
         ) from None
 
 
-def model(folder: Path | None) -> Path | None:
-    """The folder of a model that was trained in this one or below."""
-    files = sorted(path for path in folder.rglob("*") if MODEL.fullmatch(path.name)) if folder else []
-    here = next(iter(files), None)
-    return here and (here.parents[1] if here.parent.name in ("checkpoints", "model") else here.parent)
-
-
-def change(path: Path, settings: Settings, changed: list[str], models: Path | None) -> str:
-    """In what the settings written there differ from these, which may take their place; empty where they do not.
+def refuse(folder: Path, changed: list[str], models: Path) -> None:
+    """Let nothing in a folder be made again with other settings where a model depends on the old ones.
 
     Args:
-        path: the file.
-        settings: what is wanted now.
-        changed: what else has changed.
-        models: the folder where models would be that depend on them.
+        changed: what differs, as `differences` has it.
+        models: where such models would be.
 
     Raises:
-        ValueError: they differ, and a model depends on the old ones, or another make is at work with them.
+        ValueError: there is one, or another process is at work on one.
     """
-    changed = [*differences(read(path), settings), *changed] if path.exists() else []
     if not changed:
-        return ""
+        return
     named = "; ".join([*changed[:NAMED], *([f"{len(changed) - NAMED} more"] if len(changed) > NAMED else [])])
-    trained = model(models)
-    if trained:
+    said = f"{folder} was made with other settings ({named})"
+    if found := next((path for path in sorted(models.rglob("*")) if MODEL.fullmatch(path.name)), None):
+        run = found.parents[1] if found.parent.name in ("checkpoints", "model") else found.parent
         raise ValueError(
-            f"{path.parent} was made with other settings ({named}), and {trained} holds a model of "
-            f"them. Go on with the old ones, remove {models} to begin again, or write elsewhere with RUNS=."
+            f"{said}, and {run} holds a model of them. Go on with the old ones, remove {models} to begin again, or "
+            "write elsewhere with RUNS=."
         )
-    busy = others_in(models) if models else None
-    if busy:
-        raise ValueError(
-            f"{path.parent} was made with other settings ({named}), and another make works with them in {busy}. "
-            "Wait for its end or stop it, go on with the old ones, or write elsewhere with RUNS=."
-        )
-    return named
+    for lock in sorted(models.rglob(".guard*")):
+        try:
+            if lock.parent != folder:
+                with alone(lock, wait=False):
+                    pass
+        except ValueError as error:
+            raise ValueError(f"{said}; {error}") from None
 
 
-def hold(path: Path, settings: Settings, changed: list[str], models: Path | None) -> None:
-    """Write the settings next to the results, or check that they are the ones written there; as `change`."""
-    differs = change(path, settings, changed, models)
-    if differs:
-        log.info("%s: %s; making again what depends on it", path, differs)
-    if differs or not path.exists():
-        write_lines(path, [json.dumps(settings, indent=2)])
-
-
-def check_length(folder: Path, unit: str, length: int) -> None:
-    """A training cannot be taken back.
+def hold(path: Path, settings: Settings, stale: Iterable[Path] = ()) -> None:
+    """Write the record of a folder, or check that it is the one written there.
 
     Args:
-        folder: the run's folder.
-        unit: "updates" or "epochs".
-        length: how many are wanted.
+        stale: what goes where others take the place of the settings.
 
     Raises:
-        ValueError: the run came further.
+        ValueError: they differ, and what was trained with the old ones is in that folder.
     """
-    names = [path.name for path in (*folder.glob("trained-*"), *folder.glob("checkpoints/*.pt"))]
-    matches = filter(None, map(REACHED[unit].fullmatch, names))
-    reached = max((int(number) for match in matches for number in match.groups() if number), default=0)
-    if reached > length:
-        raise ValueError(
-            f"{unit.upper()}={length} is less than {folder} was trained for, {reached}. Give {unit.upper()}={reached} "
-            "or more, remove that folder to begin again, or write elsewhere with RUNS=."
-        )
-
-
-def check_average(known: str | None, wanted: str, folder: Path, kind: str) -> None:
-    """Another number of checkpoints than is known to be averaged can be only while there are so many.
-
-    Raises:
-        ValueError: there are fewer.
-    """
-    if known in (None, wanted):
-        return
-    pattern = {"epochs": "checkpoint[0-9]*.pt", "updates": "checkpoint_*_*.pt"}[kind]
-    kept = len(list(folder.glob(f"checkpoints/{pattern}")))
-    if list(folder.glob("trained-*")) and kept < int(wanted):
-        raise ValueError(
-            f"AVERAGE {known} -> {wanted}: {folder}/checkpoints holds {kept} to average. Give "
-            f"AVERAGE={known}, train on with more {kind.upper()}, or remove {folder}."
-        )
+    if path.exists():
+        changed = differences(read(path), settings)
+        refuse(path.parent, changed, path.parent)
+        if not changed:
+            return
+        for left in stale:
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+    write_lines(path, [json.dumps(settings, indent=2)])
