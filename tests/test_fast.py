@@ -1,15 +1,17 @@
-"""The fast layers: do they compute what the plain ones do, drop by the right law, and give way where they must?"""
+"""The fast layers: do they compute what the plain ones do, drop by the right law, and give way where they must?
+(test_modes.py trains with them in every mode, and resumes bit for bit.)"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
-import subprocess
-import sys
-from collections import Counter
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fairseq.utils
@@ -17,23 +19,24 @@ import language
 import masked
 import pytest
 import torch
-from conftest import ROOT
+from conftest import Run, train
 from reference import PAD, batch, build
 from test_schemes import MECHANISMS
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_admin.fast import attention, linear
-from fairseq_admin.fast.attention import FastAttention, by_products, causal_bias, padding_bias
+from fairseq_admin.fast import dropout as dropouts
+from fairseq_admin.fast.attention import FastAttention, padding_bias
 from fairseq_admin.fast.dropout import FastDropout
 from fairseq_admin.fast.linear import FastLinear
-from fairseq_admin.fast.plain import plain_layers
+from fairseq_admin.fast.plain import Fast
 from fairseq_admin.method.schemes import SCHEMES
+from recipes.bench.counting import Operations
 from recipes.bench.host import faked_device
 
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
-DROPPED = {"dropout": 0.2, "attention_dropout": 0.2, "activation_dropout": 0.2}
+DROPPED = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.1}
 
 
 def translation(padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
@@ -43,18 +46,17 @@ def translation(padded: bool = True, **options: Any) -> tuple[nn.Module, Callabl
     return build("transformer_admin_tiny", **options), lambda model: loss(model(src, lengths, prev)[0], target)
 
 
-def language_model(padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    words = language.batch(padded=padded)
-    target = words.roll(-1, 1).masked_fill(words.eq(PAD), PAD)
-    return language.build(**options), lambda model: loss(model(words)[0], target)
+def of_words(kind: Any, padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """A language model, masked or not, likewise."""
+    words = kind.batch(padded=padded)
+    return kind.build(**options), lambda model: loss(model(words)[0], words)
 
 
-def masked_model(padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    words = masked.batch(padded=padded)
-    return masked.build(**options), lambda model: loss(model(words)[0], words)
-
-
-KINDS = {"translation": translation, "language model": language_model, "masked language model": masked_model}
+KINDS = {
+    "translation": translation,
+    "language model": partial(of_words, language),
+    "masked language model": partial(of_words, masked),
+}
 
 
 def loss(logits: Tensor, target: Tensor) -> Tensor:
@@ -101,14 +103,11 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairseq_admin.fast.linear.SMALLEST", 0)
 
 
-@pytest.fixture(params=["cpu", "gpu"])
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=[contextlib.nullcontext, faked_device], ids=["cpu", "gpu"])
+def device(request: pytest.FixtureRequest) -> Iterator[None]:
     """The branches that a CPU takes, and those that a GPU takes, computed here."""
-    if request.param == "cpu":
-        yield "cpu"
-    else:
-        with faked_device():
-            yield "gpu"
+    with request.param():
+        yield
 
 
 CASES = [
@@ -118,39 +117,31 @@ CASES = [
 ]
 
 
+def every_fifth(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """In place of dropout, on both sides: channels 0, 5, 10, ... are dropped, of attention those positions."""
+    return x * torch.arange(x.size(-1)).remainder(5).ne(0) / (1 - p) if training and p else x
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, bias=None, dropout_p: float = 0.0, is_causal: bool = False) -> Tensor:
+    """torch's scaled_dot_product_attention, with `every_fifth`."""
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.size(-1)) + (0 if bias is None else bias)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[2:], dtype=torch.bool).triu(1), -math.inf)
+    return every_fifth(scores.softmax(-1), dropout_p) @ v
+
+
 @pytest.mark.parametrize(("kind", "scheme", "padded"), CASES)
-def test_gradients_are_the_plain_ones(kind: str, scheme: str, padded: bool, device: str, exact_softmax) -> None:
-    """In float64, of every parameter, of every mechanism in every kind of model, and of every scheme."""
+def test_gradients_are_the_plain_ones(kind, scheme, padded, device, exact_softmax, monkeypatch) -> None:
+    """In float64, of every parameter, of every mechanism in every kind of model and of every scheme, with dropout."""
+    monkeypatch.setattr(dropouts, "_Dropout", SimpleNamespace(apply=every_fifth))
+    monkeypatch.setattr(functional, "dropout", every_fifth)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attended)
     # fairseq's gelu computes in float32, whatever the model is in.
-    options = {"admin_scheme": scheme, "activation_fn": "relu", **STILL}
+    options = {"admin_scheme": scheme, "activation_fn": "relu", **DROPPED}
     fast, plain, loss_of = pair(kind, torch.float64, padded=padded, **options)
     assert any(isinstance(module, FastAttention) for module in fast.modules())
     found = differences(fast, plain, loss_of)
     assert max(found.values()) <= 1e-9, found
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu_accurate"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_with_dropout(kind: str, activation: str, device: str) -> None:
-    """Against the change of the loss in one direction of all weights, with the same elements dropped."""
-    model, loss_of = KINDS[kind](admin_fast="on", activation_fn=activation, **DROPPED)
-    model.double()
-    loss_of(model)  # the first batch profiles
-
-    def after(step: float) -> Tensor:
-        with torch.no_grad():
-            for p, way in zip(weights, ways):
-                p += step * way
-        torch.manual_seed(7)
-        return loss_of(model)
-
-    weights = list(model.parameters())
-    ways = [torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=p.dtype) * 1e-3 for p in weights]
-    gradients = torch.autograd.grad(after(0.0), weights)
-    slope = sum((gradient * way).sum() for gradient, way in zip(gradients, ways)).item()
-    high, low = after(1e-5).item(), after(-2e-5).item()
-    change = (high - low) / 2e-5
-    assert abs(slope) > 1e-3 and slope == pytest.approx(change, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -163,32 +154,6 @@ def test_gradients_through_onednn(kind: str, onednn) -> None:
     assert max(found.values()) <= 1e-5, found
 
 
-@pytest.mark.parametrize("length", [7, attention.ROW, attention.ROW + 5])
-@pytest.mark.parametrize("mask", ["causal", "padding"])
-def test_products_are_the_formula(mask: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same elements dropped, gradients too; scores have a vector's columns where there are fewer keys."""
-    torch.manual_seed(1)
-    hidden = torch.zeros(3, length, dtype=torch.bool)
-    hidden[1, 5:] = hidden[2, :2] = True
-    q, k, v = (torch.randn(3, 4, length, 5, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    width = max(length, attention.ROW)
-    kept = torch.rand(12, length, width).ge(0.3)
-    monkeypatch.setattr(attention, "dropout", lambda x, p: x * kept / (1 - p))
-    if mask == "causal":
-        bias = causal_bias(length, q)
-        covered = torch.ones(length, length, dtype=torch.bool).triu(1)
-    else:
-        bias, covered = padding_bias(hidden, q), hidden[:, None, None]
-    assert bias.size(-1) == width
-    scores = (q @ k.transpose(2, 3) / math.sqrt(5)).masked_fill(covered, -math.inf)
-    expected = scores.softmax(-1) * kept[..., :length].unflatten(0, (3, 4)) / 0.7 @ v
-    found = by_products(q, k, v, bias, 0.3)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    weights = torch.randn_like(expected)
-    for a, b in zip(*(torch.autograd.grad((out * weights).sum(), (q, k, v)) for out in (found, expected))):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
 def test_a_gpus_bias_is_aligned() -> None:
     """Else torch copies it in every layer, to rows of a multiple of eight numbers."""
     with faked_device():
@@ -198,36 +163,19 @@ def test_a_gpus_bias_is_aligned() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_is_plain(kind: str) -> None:
-    """To the last bit: validation, generation, features, and within the profiling pass."""
-    fast, plain, loss_of = pair(kind, **DROPPED)
-    with torch.no_grad():
-        assert torch.equal(loss_of(fast.eval()), loss_of(plain.eval()))
-    losses = []
-    for model in (fast.train(), plain.train()):
-        torch.manual_seed(3)
-        with plain_layers(model):
-            losses.append(loss_of(model))
-    assert torch.equal(*losses) and not any(getattr(module, "plain", False) for module in fast.modules())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_profiles_the_same_omega(kind: str, onednn) -> None:
-    """To the last bit, with dropout."""
+def test_evaluation_and_profiling_are_plain(kind: str, onednn) -> None:
+    """To the last bit, from the initial weights on: validation, generation, features; and ω, with dropout."""
     states = []
     for fast in ("on", "off"):
         model, loss_of = KINDS[kind](admin_fast=fast, **DROPPED)
+        with torch.no_grad():
+            evaluated = loss_of(model.eval())
         torch.manual_seed(3)
-        loss_of(model)
-        states.append({key: value for key, value in model.state_dict().items() if "omega" in key})
-    assert len(states[0]) > 4 and all(torch.equal(states[0][key], states[1][key]) for key in states[1])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_state_dicts_move_both_ways(kind: str) -> None:
-    """And initial weights are the same."""
-    fast, plain = (KINDS[kind](admin_fast=fast)[0].state_dict() for fast in ("on", "off"))
-    assert list(fast) == list(plain) and all(torch.equal(fast[key], plain[key]) for key in plain)
+        loss_of(model.train())
+        assert not any(getattr(module, "plain", False) for module in model.modules())
+        states.append({"loss": evaluated, **model.state_dict()})
+    assert list(states[0]) == list(states[1]) and all(torch.equal(states[0][key], states[1][key]) for key in states[1])
+    assert any((value > 1.01).any() for key, value in states[0].items() if "omega_init" in key)
 
 
 def left_padded(model: nn.Module) -> Tensor:
@@ -249,29 +197,25 @@ def all_states(model: nn.Module) -> Tensor:
     return loss(model.decoder(prev, encoder_out=encoded)[0], prev)
 
 
-@pytest.mark.parametrize("loss_of", [left_padded, aligned, all_states])
-def test_plain_layers_compute(loss_of: Callable[[nn.Module], Tensor], device: str, exact_softmax) -> None:
-    """Where padding comes first, which causality does not hide, and where weights or a layer's output are wanted."""
-    fast, plain, _ = pair("translation", torch.float64, admin_init="log", activation_fn="relu", **STILL)
-    found = differences(fast, plain, loss_of)
-    assert max(found.values()) <= 1e-9, found
+SKIPPED = {"encoder_layers": 4, "decoder_layers": 4, "encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}
 
 
 @pytest.mark.parametrize(
-    "options", [{"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}, {"no_cross_attention": True}]
+    ("loss_of", "options"),
+    [(left_padded, {}), (aligned, {}), (all_states, {}), (None, SKIPPED), (None, {"no_cross_attention": True})],
 )
-def test_layers_that_are_not_there(options: dict[str, Any], device: str, exact_softmax) -> None:
-    """Is there a gradient of just the parameters that plain layers have one of?"""
-    given = {"encoder_layers": 4, "decoder_layers": 4, "admin_init": "log", "activation_fn": "relu", **STILL}
-    fast, plain, loss_of = pair("translation", torch.float64, **given, **options)
-    found = differences(fast, plain, loss_of)
+def test_what_plain_layers_are_for(loss_of: Any, options: dict[str, Any], device: None, exact_softmax: None) -> None:
+    """Where padding comes first, which causality does not hide; where weights or a layer's output are wanted; and
+    where a layer is skipped, or has no encoder-attention: is there a gradient of just what plain layers have one of?
+    """
+    fast, plain, whole = pair("translation", torch.float64, admin_init="log", activation_fn="relu", **STILL, **options)
+    found = differences(fast, plain, loss_of or whole)
     assert max(found.values()) <= 1e-9, found
-    if "encoder_layerdrop" in options:
-        assert len(found) < 1 + len(list(fast.parameters()))
+    assert not options or len(found) < 1 + len(list(fast.parameters()))
 
 
 @pytest.mark.parametrize("amp", [False, True])
-def test_checkpointed_activations_recompute_the_same(amp: bool, device: str) -> None:
+def test_checkpointed_activations_recompute_the_same(amp: bool, device: None) -> None:
     """Gradients with dropout are those without checkpointing; sums of gradients come in another order."""
     gradients = []
     for checkpointed in (True, False):
@@ -286,7 +230,7 @@ def test_checkpointed_activations_recompute_the_same(amp: bool, device: str) -> 
 
 
 @pytest.mark.parametrize(("autocast", "bound"), [(True, 0.05), (False, 0.1)])
-def test_bfloat16(autocast: bool, bound: float, device: str, onednn) -> None:
+def test_bfloat16(autocast: bool, bound: float, device: None, onednn) -> None:
     """Of eight bits: a product's error is some 0.4 %, and there are a dozen in a row; in all the weights it is more."""
     dtype = torch.float32 if autocast else torch.bfloat16
     fast, plain, loss_of = pair("translation", dtype, admin_init="log", **STILL)
@@ -296,25 +240,9 @@ def test_bfloat16(autocast: bool, bound: float, device: str, onednn) -> None:
     assert max(value for name, value in found.items() if "k_proj.bias" not in name) < bound, found
 
 
-class Operations(TorchDispatchMode):
-    """Counts what is called, by name, and questions whether something is so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-        self.waits = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls[function.__name__.split(".")[0]] += 1
-        self.waits += function is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool
-        return function(*args, **(kwargs or {}))
-
-
 def test_a_gpu_is_asked_little() -> None:
-    """One product for an input's projections, also for all layers' keys and values; one wait.
-
-    The wait is for whether the target begins with padding; fairseq waits in every encoder layer.
-    """
+    """One product for an input's projections, also for all layers' keys and values; and one wait, for whether the
+    target begins with padding. fairseq waits in every encoder layer."""
     sizes = {"encoder_layers": 5, "decoder_layers": 4, "admin_init": "log", **STILL}
     model, loss_of = translation(admin_fast="on", **sizes)
     with faked_device(), Operations() as operations:
@@ -355,88 +283,67 @@ def test_dropout_law(p: float) -> None:
     assert torch.equal(module.eval()(x), x)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"quant_noise_pq": 0.1}, "stock layers, for --quant-noise-pq has no faster ones"),
-        ({"cross_self_attention": True}, "stock layers, for --cross-self-attention has no"),
-        ({}, None),
-    ],
-    ids=["quantisation noise", "cross-self-attention", "all fast"],
-)
-def test_says_what_stays_stock(options: dict, said: str | None, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+@pytest.mark.parametrize("option", ["--quant-noise-pq", "--cross-self-attention", None])
+def test_says_what_stays_stock(option: str | None, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     """Once, with the option's name."""
     monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda: 1.0)
+    options = {option[2:].replace("-", "_"): 0.1} if option else {}
     with caplog.at_level(logging.INFO):
-        build("transformer_admin_tiny", admin_fast="on", **options)
+        model = build("transformer_admin_tiny", admin_fast="on", **options)
     lines = [record.getMessage() for record in caplog.records if "--admin-fast" in record.getMessage()]
-    assert len(lines) == (said is not None) and all(said in line for line in lines)
+    assert lines == ([f"Admin: --admin-fast: stock layers, for {option} has no faster ones"] if option else [])
+    assert any(isinstance(module, Fast) for module in model.modules()) == (option is None)
 
 
-@pytest.mark.parametrize("fast", ["on", "off"])
-def test_cudnns_attention_is_off(fast: str, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+def test_cudnns_attention_is_off(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     """From the first model on, said once, and only where there is a GPU; importing the package changes nothing."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     torch.backends.cuda.enable_cudnn_sdp(True)
     with caplog.at_level(logging.INFO):
-        for _ in range(2):
+        for fast in ("off", "on"):
             build("transformer_admin_tiny", admin_fast=fast)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert len([record for record in caplog.records if "cuDNN's attention is off" in record.getMessage()]) == 1
 
 
-def test_small_layers_keep_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their sizes alone: a probe of something so small comes out now so, now so, and resumed runs would differ."""
-    used = []
-    monkeypatch.setattr(linear, "product", lambda x, *_: used.append(x) or nn.functional.linear(x, *_))
+def test_when_onednn_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is ahead, by the layers' sizes alone: a probe of something small comes out now so, now so, and resumed
+    runs would differ. Two threads' probe on a busy machine chose oneDNN where MKL is level; there are two again after.
+    Of products of many shapes, as batches have them, few are kept: of 300 it was 260 MB.
+    """
+    threads: list[int] = []
+    product = lambda x, *others: threads.append(torch.get_num_threads()) or functional.linear(x, *others)  # noqa: E731
+    monkeypatch.setattr(linear, "product", product)
     for width in (63, 64):
         layer = nn.Linear(64, width)
         layer.__class__ = FastLinear
         layer(torch.ones(2, 64))
-    assert len(used) == 1
-
-
-def test_probes_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And leaves as many as there were. Two threads' probe on a busy machine chose oneDNN where MKL is level."""
-    used: list[int] = []
-    monkeypatch.setattr(linear, "product", lambda *_: used.append(torch.get_num_threads()))
-    before = torch.get_num_threads()
+    assert len(threads) == 1
+    for name in linear.CACHES:
+        monkeypatch.delenv(name, raising=False)
     torch.set_num_threads(2)
     try:
         linear.ahead.__wrapped__()
-        assert set(used) == {1} and torch.get_num_threads() == 2
+        assert set(threads[1:]) == {1} and torch.get_num_threads() == 2
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(1)
+    assert os.environ["LRU_CACHE_CAPACITY"] == os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"
 
 
-# Products of many shapes, as batches are.
-OF_MANY_SHAPES = """
-import torch
-from fairseq_admin.fast import linear
-
-def resident():
-    with open("/proc/self/status") as status:
-        return int(next(line for line in status if line.startswith("VmRSS")).split()[1]) * 1024
-
-torch.set_num_threads(1)
-linear.ahead()
-weight = torch.ones(256, 128)
-with torch.no_grad():
-    linear.product(torch.ones(400, 128), weight)
-    before = resident()
-    for tokens in range(700, 1000):
-        linear.product(torch.ones(tokens, 128), weight)
-print(resident() - before)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
-def test_onednn_keeps_few_products() -> None:
-    """300 shapes leave 32 products, of at most 1 MB: without the bound 260 MB were kept."""
-    environment = {name: value for name, value in os.environ.items() if name not in linear.CACHES}
-    done = subprocess.run(
-        [sys.executable, "-c", OF_MANY_SHAPES], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) / 1e6 < 110
+@pytest.mark.slow
+def test_trains_and_generates_as_without(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+    """The same curve without dropout; a checkpoint generates the same, to the last digit, with either."""
+    curves, said = [], []
+    for fast, criterion in (("off", "label_smoothed_cross_entropy"), ("on", "label_smoothed_cross_entropy_fast")):
+        options = ["--criterion", criterion, "--report-accuracy", "--label-smoothing", 0.1, "--admin-fast", fast]
+        options += ["--dropout", 0, "--attention-dropout", 0, "--max-update", 60, "--lr", "2e-3"]
+        done = train(corpus, tmp_path / fast, *options)
+        curves.append([float(value) for value in re.findall(r"\bloss=?\s*([\d.]+)", done.output)])
+    assert len(curves[0]) == len(curves[1]) > 60 and curves[0][-1] < 0.8 * curves[0][0]
+    # Rounding grows from update to update: 1e-6 a step at first, here over 60.
+    assert max(abs(a - b) for a, b in zip(*curves)) < 0.02
+    for fast in ("on", "off"):
+        options = ["--path", tmp_path / "on/checkpoint_last.pt", "--user-dir", "fairseq_admin", "--cpu", "--beam", 3]
+        out = run("fairseq_cli.generate", corpus, *options, "--model-overrides", str({"admin_fast": fast}))
+        said.append(re.findall(r"^[HDP]-\d+\t.*$", out.output, re.M))
+    assert len(said[0]) > 40 and said[0] == said[1]

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fairseq_admin.fast import loss
 
-NAMES = ("label_smoothed_cross_entropy_fast", "label_smoothed_cross_entropy")
+STILL = {"dropout": 0.0, "attention_dropout": 0.0, "encoder_layers": 1, "decoder_layers": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -25,116 +25,76 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loss.CHUNK, "cpu", 104 * 5)
 
 
-@pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq computes softmax in float32, whatever the model is in."""
-    monkeypatch.setattr(fairseq.utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
-    monkeypatch.setattr(fairseq.utils, "softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
-
-
-def criterion(name: str, smoothing: float = 0.1, prefix: int = 0) -> Any:
-    """With --report-accuracy."""
-    return CRITERION_REGISTRY[name](SimpleNamespace(target_dictionary=dictionary(100)), False, smoothing, prefix, True)
-
-
-def sample() -> dict[str, Any]:
+def both(model: torch.nn.Module, reduce: bool = True, smoothing: float = 0.1, prefix: int = 0) -> list[Any]:
+    """Of ours and fairseq's, with --report-accuracy: loss, size and log, and the gradients of three times the loss."""
     src, lengths, prev = batch()
     target = prev.roll(-1, 1).masked_fill(prev.eq(PAD), PAD)
     inputs = {"src_tokens": src, "src_lengths": lengths, "prev_output_tokens": prev}
-    return {"net_input": inputs, "target": target, "ntokens": int(target.ne(PAD).sum())}
-
-
-def both(model: torch.nn.Module, reduce: bool = True, scale: float = 1.0, **options: Any) -> list[tuple]:
-    """Of ours and fairseq's: loss, gradients and what is logged."""
-    results = []
-    for name in NAMES:
+    sample = {"net_input": inputs, "target": target, "ntokens": int(target.ne(PAD).sum())}
+    task, results = SimpleNamespace(target_dictionary=dictionary(100)), []
+    for name in ("label_smoothed_cross_entropy_fast", "label_smoothed_cross_entropy"):
         model.zero_grad()
-        value, size, log = criterion(name, **options)(model, sample(), reduce=reduce)
-        (value.sum() * scale).backward()
-        grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
-        results.append((value.detach(), grads, {**log, "size": size}))
+        found = CRITERION_REGISTRY[name](task, False, smoothing, prefix, True)(model, sample, reduce=reduce)
+        (3 * found[0].sum()).backward()
+        results.append([*found, {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}])
     return results
 
 
 @pytest.mark.parametrize("prefix", [0, 2])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_is_fairseqs(smoothing: float, prefix: int, exact: None) -> None:
+def test_is_fairseqs(smoothing: float, prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, everything that is returned, and every gradient."""
-    model = build("transformer", dropout=0.0, attention_dropout=0.0, encoder_layers=1, decoder_layers=1).double()
-    ours, theirs = both(model, smoothing=smoothing, prefix=prefix, scale=3.0)
-    assert abs(ours[0] - theirs[0]) <= 1e-12 * theirs[0]
-    for name, gradient in theirs[1].items():
-        torch.testing.assert_close(ours[1][name], gradient, rtol=1e-9, atol=1e-12, msg=name)
-    assert list(ours[2]) == list(theirs[2]) and 0 < ours[2]["total"] == theirs[2]["total"]
-    for name, value in theirs[2].items():
-        torch.testing.assert_close(torch.as_tensor(ours[2][name]), torch.as_tensor(value), rtol=1e-12, atol=0, msg=name)
+    # fairseq computes softmax in float32, whatever the model is in.
+    monkeypatch.setattr(fairseq.utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
+    monkeypatch.setattr(fairseq.utils, "softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
+    ours, theirs = both(build("transformer", **STILL).double(), smoothing=smoothing, prefix=prefix)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert ours[2]["total"] > 0
+
+
+def random(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Logits, not a leaf, and targets with padding among them."""
+    torch.manual_seed(1)
+    target = torch.randint(4, 104, (rows,))
+    target[::5] = PAD
+    return (4 * torch.randn(rows, 104)).to(dtype).requires_grad_() * 1, target
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_half_precision(dtype: torch.dtype) -> None:
-    """Sums are in float32, and a gradient is rounded to the logits' type once, after it is scaled."""
-    torch.manual_seed(1)
-    logits, target = (4 * torch.randn(23, 104)).to(dtype), torch.randint(0, 104, (23,))
-    target[::5] = PAD
-    found = []
-    for way in ("ours", "plain"):
-        x = logits.clone().requires_grad_()
-        if way == "ours":
-            value, nll = loss.smoothed_loss(x * 1, target, 0.0, PAD)
-        else:
-            lprobs = functional.log_softmax(x * 1, 1, dtype=torch.float32)
-            value, nll = label_smoothed_nll_loss(lprobs, target, 0.0, ignore_index=PAD)
-        (value * 128).backward()
-        found.append((value.detach(), nll.detach(), x.grad))
-    (a, b, c), (d, e, f) = found
-    assert a.dtype == b.dtype == torch.float32 and c.dtype == dtype
-    torch.testing.assert_close((a, b), (d, e), rtol=1e-6, atol=0)
-    torch.testing.assert_close(
-        c, f, rtol=max(2 * torch.finfo(dtype).eps, 1e-5), atol=2**-24
-    )  # float16's smallest number
-
-
-def test_padding_has_no_gradient() -> None:
-    logits, target = torch.randn(6, 104, requires_grad=True), torch.tensor([4, PAD, 5, 6, PAD, 7])
-    loss.smoothed_loss(logits * 1, target, 0.1, PAD)[0].backward()
-    assert logits.grad[target.eq(PAD)].eq(0).all() and logits.grad[target.ne(PAD)].ne(0).all()
+    """Sums are in float32, and a gradient is rounded to the logits' type once, after it is scaled; padding has none."""
+    (logits, target), (others, _) = random(23, dtype), random(23, dtype)
+    ours = loss.smoothed_loss(logits, target, 0.0, PAD)
+    lprobs = functional.log_softmax(others, 1, dtype=torch.float32)
+    theirs = label_smoothed_nll_loss(lprobs, target, 0.0, ignore_index=PAD)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    gradients = [torch.autograd.grad(128 * value[0], x)[0] for value, x in ((ours, logits), (theirs, others))]
+    smallest = 2**-24  # of float16
+    torch.testing.assert_close(*gradients, rtol=max(2 * torch.finfo(dtype).eps, 1e-5), atol=smallest)
+    assert gradients[0][target.eq(PAD)].eq(0).all()
 
 
 def test_keeps_the_logits_alone() -> None:
-    """What is saved for the backward is the logits' own memory, and a few bytes a row; their gradient is there, too."""
-    logits = torch.randn(50, 104, requires_grad=True) * 1
-    logits.retain_grad()
+    """What is saved for the backward is the logits' own memory, and a few bytes a row; their gradient is there, too.
+
+    So a second backward is refused: the logits are gone by then.
+    """
+    logits, target = random(50)
     saved: list[Tensor] = []
-
-    def remember(tensor: Tensor) -> Tensor:
-        saved.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-        value, _ = loss.smoothed_loss(logits, torch.randint(4, 104, (50,)), 0.1, PAD)
+    with torch.autograd.graph.saved_tensors_hooks(lambda it: saved.append(it) or it, lambda it: it):
+        loss.smoothed_loss(logits, target, 0.1, PAD)
     assert [it.data_ptr() == logits.data_ptr() for it in saved if it.numel() > 50] == [True]
-
-
-def test_a_second_backward_is_refused() -> None:
-    """The logits are gone by then."""
-    logits = torch.randn(50, 104, requires_grad=True) * 1
-    value, _ = loss.smoothed_loss(logits, torch.randint(4, 104, (50,)), 0.1, PAD)
-    value.backward(retain_graph=True)
+    value, _ = loss.smoothed_loss(logits, target, 0.1, PAD)
+    (gradient,) = torch.autograd.grad(value, logits, retain_graph=True)
+    assert gradient.data_ptr() == logits.data_ptr()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.backward()
 
 
 def test_gives_way() -> None:
     """To fairseq's for a loss of each word, and for an adaptive softmax."""
-    model = build("transformer", dropout=0.0, attention_dropout=0.0)
-    (ours, *_), (theirs, *_) = both(model, reduce=False)
-    assert ours.numel() > 1 and torch.equal(ours, theirs)
-    adaptive = build(
-        "transformer",
-        share_all_embeddings=False,
-        share_decoder_input_output_embed=False,
-        adaptive_softmax_cutoff=[20, 50],
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
-    assert not loss._gives_logits(adaptive) and loss._gives_logits(model)
+    ours, theirs = both(build("transformer", **STILL), reduce=False)
+    assert ours[0].numel() > 1 and torch.equal(ours[0], theirs[0])
+    options = {"adaptive_softmax_cutoff": [20, 50], "share_all_embeddings": False}
+    assert not loss._gives_logits(build("transformer", share_decoder_input_output_embed=False, **options, **STILL))
+    assert loss._gives_logits(build("transformer", **STILL))

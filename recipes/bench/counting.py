@@ -8,6 +8,7 @@ GPU's kernels do that themselves. What a GPU would be asked is counted where the
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,15 +25,21 @@ UNCOUNTED = set(
 
 
 class Operations(TorchDispatchMode):
-    """Counts what computes, and the questions to the device."""
+    """Counts what is called, by name, and the questions to the device."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.number = self.waits = 0
+        self.calls: Counter[str] = Counter()
+        self.waits = 0
+
+    @property
+    def number(self) -> int:
+        """Of the calls that compute."""
+        return sum(number for name, number in self.calls.items() if name not in UNCOUNTED)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.__name__.split(".")[0]
-        self.number += name not in UNCOUNTED
+        self.calls[name] += 1
         # Of bool: fairseq asks positions for integers, of tensors that are on the CPU always.
         self.waits += name == "_local_scalar_dense" and args[0].dtype == torch.bool
         return function(*args, **(kwargs or {}))
