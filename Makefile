@@ -61,12 +61,7 @@ table: $(VENV)/ready
 ## make figures: the figures of README.md and docs/, except report.png, from what is in runs/demo (all three methods) and the runs that docs/ keeps (RUNS=)
 .PHONY: figures
 figures: $(VENV)/ready
-	@$(RUN) -m recipes.figures.analysis --runs $(or $(RUNS),runs) --kept docs -o docs/images
-	@$(RUN) -m recipes.figures.draw --runs $(or $(RUNS),runs) -o docs/images
-	@$(RUN) -m recipes.compare.rates docs/images/compare.png docs/compare.csv
-	@$(RUN) -m recipes.sensitivity.heatmap docs/images/sensitivity.png docs/sensitivity.csv
-	@$(RUN) -m recipes.compare.curves docs/images/multi30k-curves.png docs/multi30k.csv
-	@$(RUN) -m recipes.deeper.figure docs/images/deeper.png docs/deeper.csv
+	@$(RUN) -m recipes.figures.docs $(or $(RUNS),runs) -o docs/images
 
 ## make tables: the tables of results in README.md and docs/, from the rows that docs/ keeps
 .PHONY: tables

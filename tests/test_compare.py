@@ -1,4 +1,4 @@
-"""The grids of runs: the rule for how a run came out, the tables, and the chain run small from the shell."""
+"""The grids of runs: how a run came out, how schemes stand, the protocol's claims, and the chain run small."""
 
 from __future__ import annotations
 
@@ -17,23 +17,18 @@ from pathlib import Path
 import conftest
 import pytest
 from conftest import run_module
-from matplotlib import pyplot
+from scipy import stats
 
-from fairseq_admin.method.schemes import SCHEMES
-from recipes.compare.curves import draw as draw_curves
 from recipes.compare.entropy import unigram_entropy
-from recipes.compare.grid_table import outcome, read_results, read_runs, rows, spread, write_runs
-from recipes.compare.outcomes import interval, still_falling, told, welch
-from recipes.compare.outcomes import outcome as mean_of_last
-from recipes.compare.rates import draw as draw_rates
+from recipes.compare.intervals import contrast, spread, told
+from recipes.compare.outcome import Verdict, left_plateau, loss, mean_of_last, still_falling, verdict
+from recipes.compare.ranking import rankings, table
 from recipes.compare.reversed_corpus import pairs
-from recipes.compare.standing import difference, judged, loss, standings
-from recipes.compare.standing import table as standing_table
-from recipes.compare.verdict import Verdict, left_plateau, verdict
+from recipes.compare.rows import read_results, write_runs
+from recipes.figures import curves, grid, protocol, rates
 from recipes.grid.front import read
 from recipes.grid.judge import bleu, last_change
-from recipes.grid.run import Run, gained
-from recipes.sensitivity.heatmap import draw as draw_heatmap
+from recipes.grid.run import Run
 from recipes.steps.common import write_lines
 from recipes.steps.guard import alone
 from recipes.steps.logs import Log
@@ -42,19 +37,15 @@ ROOT = Path(__file__).parents[1]
 NAN, INF = math.nan, math.inf
 
 
-# -- the rule --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("train", "valid", "stopped", "expected"),
     [
         # H is 10 bits: the plateau begins above 8, and beyond 15 a run has exploded.
         ({10: 9.9, 20: 5.0}, {20: 8.0}, False, Verdict("learned")),
-        ({10: 9.9, 20: 5.0}, {20: 8.01}, False, Verdict("plateau")),
         ({10: 9.9, 20: 10.2}, {20: 15.0}, False, Verdict("plateau")),
-        ({10: 9.9, 20: 16.0}, {20: 15.01}, False, Verdict("diverged", 20)),
         ({10: 16.0, 20: 9.0, 30: 17.0, 40: NAN}, {40: 20.0}, False, Verdict("diverged", 30)),
-        ({10: 9.0, 20: NAN}, {20: NAN}, False, Verdict("diverged", 20)),
+        ({10: 9.0, 20: 5.0}, {20: NAN}, False, Verdict("diverged", 20)),
+        ({10: 9.0, 20: NAN}, {20: 5.0}, False, Verdict("diverged", 20)),
         ({10: INF}, {10: INF}, False, Verdict("diverged", 10)),
         # It begins with a spike, as losses before the first updates do, and that is not held against it.
         ({10: 20.0, 20: 5.0}, {20: 5.0}, False, Verdict("learned")),
@@ -66,28 +57,22 @@ def test_verdict(train, valid, stopped, expected):
     assert verdict(Log(train, valid, 1, 1, 1.0, 0.0), 10.0, stopped) == expected
 
 
-# -- the corpus ------------------------------------------------------------------------------------------------------
-
-
 def test_corpus_is_reversed_and_mapped_one_to_one():
     text = pairs("train", 300, 20)
     mapped = {}
-    for source, target in text:
+    for source, target in [*text, *pairs("test", 9, 20)]:
         for word, other in zip(source.split(), reversed(target.split())):
             assert mapped.setdefault(word, other) == other
         assert len(source.split()) == len(target.split()) and 4 <= len(source.split()) <= 12
     assert len(mapped) == len(set(mapped.values())) == 20 and any(a != b for a, b in mapped.items())
     assert pairs("train", 300, 20) == text and pairs("valid", 300, 20) != text
-    assert all(mapped[w] == o for s, t in pairs("test", 9, 20) for w, o in zip(s.split(), reversed(t.split())))
 
 
 def test_entropy_is_that_of_the_target_with_its_end(tmp_path):
     """Words x x x y and two ends: -(3/6 log 3/6 + 1/6 log 1/6 + 2/6 log 2/6) = 0.5 + 0.430827 + 0.528321 bits."""
-    for split in ("train", "valid"):
-        (tmp_path / f"{split}.a").write_text("p\nq r s\n")
-        (tmp_path / f"{split}.b").write_text("x\nx x y\n")
-    prefixes = [f"--{split}pref={tmp_path / split}" for split in ("train", "valid")]
-    options = ["-s", "a", "-t", "b", *prefixes, "--destdir", tmp_path / "bin"]
+    (tmp_path / "train.a").write_text("p\nq r s\n")
+    (tmp_path / "train.b").write_text("x\nx x y\n")
+    options = ["-s", "a", "-t", "b", f"--trainpref={tmp_path / 'train'}", "--destdir", tmp_path / "bin"]
     assert run_module("fairseq_cli.preprocess", *options, log=tmp_path / "log").status == 0
     assert unigram_entropy(tmp_path / "bin", "a", "b") == pytest.approx(1.459148, abs=1e-6)
     with pytest.raises(ValueError, match="nothing.*no binarised training set there"):
@@ -118,9 +103,6 @@ def test_a_run_is_made_by_one_process_at_a_time(tmp_path):
     assert (result["seed"], result["verdict"]) == ("1", "diverged")
 
 
-# -- tables and figures ----------------------------------------------------------------------------------------------
-
-
 def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
     def git(*arguments):
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -143,37 +125,219 @@ def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
         last_change(page)
 
 
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
 def result(**values):
-    row = {"scheme": "admin", "layers": "6", "lr": "1e-4", "beta2": "0.99", "seed": "1", "verdict": "learned"}
-    row.update(update=None, bits=2.0, entropy=6.0, bleu=50.0, left=15.0, train={10: 6.0, 20: 2.0})
-    row |= values
-    return {"valid": {} if row["bits"] is None else {20: row["bits"]}, **row}
+    row = {"scheme": "admin", "layers": "6", "lr": "1e-4", "seed": "1", "verdict": "learned", "update": None}
+    row |= {"bits": 2.0, "left": 15.0, "entropy": 6.0, "bleu": 50.0, "signature": "s", "params": 1, "seconds": 2}
+    row |= {"train": {10: 6.0}, "valid": {20: values.get("bits", 2.0)}, "hardware": "h", "commit": "c", **values}
+    return row | ({"valid": {}} if row["bits"] is None else {})
+
+
+def seeds(scheme, rate, bits, **values):
+    kind = {number: "learned" if number < 4.8 else "plateau" for number in bits}
+    return [
+        result(scheme=scheme, lr=rate, seed=str(seed), bits=number, verdict=kind[number], **values)
+        for seed, number in enumerate(bits, 1)
+    ]
+
+
+DIVERGED = {"verdict": "diverged", "update": 130, "bits": None, "left": None, "bleu": None, "signature": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("a.csv", ("scheme,", "name,"), "row 1: its scheme is .*: Field required"),
+        ("a.csv", ("\nadmin,", "\nsandwich,"), "row 1: its scheme is 'sandwich': expected one of .*admin"),
+        ("a.csv", ("\nadmin,6,", "\nadmin,"), "row 1: its .* is .*"),
+        ("a.csv", (",6.0,", ",six,"), "row 1: its entropy is 'six': Input should be a valid number"),
+        ("a.csv", ("20:2", "2:x"), "row 1: its valid is '2:x': could not convert string to float"),
+        ("a.json", ("{", "["), "row 0: Expecting"),
+        ("a.json", ('"learned"', '"fine"'), "row 1: its verdict is 'fine': Input should be 'diverged', 'plateau' or"),
+        ("a.json", ('"lr": "1e-4"', '"lr": "x"'), "row 1: its lr is 'x': could not convert"),
+    ],
+)
+def test_a_damaged_row_is_one_line(name, change, said, tmp_path):
+    path = tmp_path / name
+    if name == "a.csv":
+        write_runs(path, [result()])
+    else:
+        path.write_text(json.dumps(result()))
+    assert read_results([path])[0]["valid"] == {20: 2.0}
+    text = path.read_text().replace(*change, 1)
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^{path}: {said}") as error:
+        read_results([path])
+    assert "\n" not in str(error.value) and "expected a grid's result.json or runs.csv. Fix it." in str(error.value)
+
+
+def test_rows_are_kept_as_they_are(tmp_path):
+    """From the runs' files to a table and back; and the tables and figures of both are the same bytes."""
+    rows = [*seeds("admin", "1e-3", [1.0, 2.0]), result(scheme="pre-ln", **DIVERGED)]
+    for number, row in enumerate(rows):
+        (tmp_path / f"{number}.json").write_text(json.dumps(row))
+    outcomes = []
+    for place, given in (("a", [tmp_path / f"{number}.json" for number in range(3)]), ("b", [tmp_path / "a/runs.csv"])):
+        done = run_module("recipes.figures.grid", tmp_path / place, *given, log=tmp_path / "log")
+        assert done.status == 0, done.output
+        outcomes.append({path.name: path.read_bytes() for path in (tmp_path / place).iterdir()})
+    assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 7
+    kept = read_results([tmp_path / "a/runs.csv"])
+    assert kept == [{name: value for name, value in row.items() if name != "train"} for row in rows]
+    assert list(kept[0]) == [name for name in result() if name != "train"]
+    text = (tmp_path / "a/standing.md").read_text()
+    assert (
+        "| Pre-LN   | 6        | 1e-4        | 0 of 1 " in text
+        and "Commit c; h; 0.00 hours of updates in 3 runs." in text
+    )
 
 
 def test_table_keeps_what_went_wrong():
-    bad = result(seed="3", verdict="diverged", update=130, bits=None, bleu=None)
-    found = rows(
-        [result(), result(seed="2", bits=3.0, bleu=70.0), bad, result(layers="12", bits=NAN)], ["scheme", "layers"]
-    )
-    assert found == [
-        {
+    rows = [result(), result(seed="2", bits=3.0, bleu=70.0), result(seed="3", **DIVERGED), result(lr="1", bits=NAN)]
+    place, other = grid.places(rows)
+    assert place == {
+        **{
             "scheme": "admin",
             "layers": "6",
+            "lr": "1e-4",
             "runs": "3",
             "outcome": "2 learned, 1 diverged (update 130)",
-            "bits, valid": "2.500 (2.000 to 3.000)",
-            "BLEU": "60.00 (50.00 to 70.00)",
         },
-        {"scheme": "admin", "layers": "12", "runs": "1", "outcome": "1 learned", "bits, valid": "-", "BLEU": "50.00"},
-    ]
-    assert outcome([bad, result(verdict="plateau")]) == "1 plateau, 1 diverged (update 130)"
-    assert spread([None], 2) == "-" and spread([1.0, 1.0], 1) == "1.0 (1.0 to 1.0)"
+        **{"bits, valid": "2.500 (2.000 to 3.000)", "BLEU": "60.00 (50.00 to 70.00)"},
+    }
+    assert other["bits, valid"] == "-" and spread([1.0, 1.0], 1) == "1.0 (1.0 to 1.0)"
 
 
-@pytest.fixture
-def closed():
-    yield
-    pyplot.close("all")
+# -- statistics ------------------------------------------------------------------------------------------------------
+
+
+def test_intervals_are_students_welchs_and_satterthwaites():
+    """1, 2, 3: mean 2, deviation 1, t(0.975, 2) = 4.302653, so 4.302653 / sqrt(3) = 2.484138 to each side."""
+    one, two = [1.0, 2.0, 3.0], [2.0, 2.5, 2.6, 4.0]
+    found = contrast([(1, one)])
+    assert (found.low, found.high) == (pytest.approx(-0.484138, abs=1e-6), pytest.approx(4.484138, abs=1e-6))
+    assert told(one, ".1f") == "2.0 (-0.5 to 4.5)" and told(one[:2], ".1f") == "1.0, 2.0"
+    assert f"{contrast([(1, [9.6] * 3)]):.3f}" == "9.600 (9.600 to 9.600)"
+    for level in (0.9, 0.95):
+        found = contrast([(1, one), (-1, two)], level)
+        interval = stats.ttest_ind(one, two, equal_var=False).confidence_interval(level)
+        assert (found.low, found.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
+    # Four groups of variance 1 and size 3 have 4 x 2 degrees of freedom: t(0.975, 8) = 2.306004, times sqrt(4/3).
+    found = contrast([(1, one), (-1, one), (-1, one), (1, [2.0, 3.0, 4.0])])
+    assert found.mean == 1 and found.high - 1 == pytest.approx(2.306004 * math.sqrt(4 / 3), abs=1e-6)
+
+
+def test_the_outcome_is_the_mean_of_the_last_validations():
+    """And a run whose outcome is 2 % below the mean of the four validations before is still falling."""
+    flat = dict(zip(range(100, 900, 100), [3.0] * 4 + [2.0, 1.0, 2.0, 3.0]))
+    assert mean_of_last(flat) == 2.0 and mean_of_last({5: 3.0, 9: 1.0}) == 2.0 and math.isnan(mean_of_last({}))
+    assert still_falling(flat) and not still_falling({update: 3.0 for update in range(7)})
+    for last, falls in ((2.93, True), (2.95, False), (3.5, False)):
+        assert still_falling(dict(enumerate([3.0] * 4 + [last] * 4))) == falls, last
+    assert loss(result(valid=flat)) == 2.0
+    assert [loss(result(**DIVERGED)), loss(result(bits=40.0)), loss(result(bits=INF))] == [9.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("valid", "expected"),
+    [
+        ({100: 6.0, 200: 4.0}, 160.0),  # 4.8 of 6 bits is the bound: 1.2 of the 2 bits on the way down
+        ({100: 4.0, 200: 3.0}, 100.0),
+        ({100: NAN, 200: 3.0}, 200.0),
+        ({100: 4.81, 200: 5.0}, None),
+    ],
+)
+def test_where_a_run_leaves_the_plateau(valid, expected):
+    assert left_plateau(valid, 6.0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("others", "best", "window"),
+    [
+        # The one with most that learned, then the lowest mean.
+        ({"3e-3": [1.0, 1.0, 5.0], "3e-4": [3.0, 3.1, 3.2], "1e-3": [2.9, 3.0, 3.1]}, "1e-3", ["3e-4", "1e-3"]),
+        # A rate is no better for seeds that another was not tried with.
+        ({"1e-3": [2.0, 1.0, 1.0], "3e-3": [1.9]}, "3e-3", ["1e-3", "3e-3"]),
+        ({"1e-3": [2.0, 9.0, 9.0], "3e-3": [2.1]}, "1e-3", ["3e-3"]),
+    ],
+)
+def test_a_scheme_is_judged_at_its_best_rate(others, best, window):
+    (found,) = rankings([row for rate, bits in others.items() for row in seeds("admin", rate, bits)])
+    assert (found.best, found.window) == (best, window)
+
+
+def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
+    """Seed by seed. A rate that is best by a hair decides nothing; one that is shown to be worse, or fails once, has no
+    say."""
+    admin = seeds("admin", "1e-3", [1.0, 2.0, 3.0])
+    best = seeds("pre-ln", "3e-3", [1.2, 2.2, 3.21])
+    alone = table(admin + best)[1]
+    assert alone["best rate"] == "3e-3" and alone["bits vs. Admin"] == "behind: +0.203 (+0.189 to +0.218)"
+    other = table(admin + best + seeds("pre-ln", "1e-3", [0.9, 2.3, 3.5]))[1]
+    assert other["best rate"] == "3e-3 (as good: 1e-3)"
+    assert other["bits vs. Admin"] == "no difference shown: +0.203 (-0.526 to +0.992)"
+    ours = table(admin + seeds("admin", "3e-3", [1.3, 1.9, 2.9]) + best)
+    assert ours[1]["bits vs. Admin"].startswith("no difference shown: +0.203"), "Admin's other rate counts as well"
+    for worse in ([1.4, 2.4, 3.41], [1.1, 2.1, 9.0], [1.3, 2.3]):
+        row = table(admin + best + seeds("pre-ln", "1e-3", worse))[1]
+        assert row["best rate"] == "3e-3" and row["bits vs. Admin"] == alone["bits vs. Admin"], worse
+
+
+# -- the protocol ----------------------------------------------------------------------------------------------------
+
+
+def protocol_rows(*shifts):
+    """Six fresh seeds of Admin and Pre-LN at 18 and 6 layers, Pre-LN higher by the shifts; and a pilot."""
+    rows = []
+    for layers, shift in zip(("18", "6"), shifts):
+        for scheme, more in (("admin", 0.0), ("pre-ln", shift)):
+            for seed, noise in zip("456789", (-0.01, 0.0, 0.01, -0.02, 0.0, 0.02)):
+                rows.append(result(scheme=scheme, layers=layers, lr="1e-3", seed=seed, bits=2.7 + more + noise))
+    return [*rows, result(scheme="pre-ln", layers="18", lr="3e-3", seed="1", bits=9.0)]
+
+
+@pytest.mark.parametrize(
+    ("shifts", "first", "second"),
+    [
+        ((0.1, 0.0), "Admin ends ahead: +0.100 (+0.0", "grows with depth: +0.100 (+0.0"),
+        ((0.025, 0.1), "Admin ends ahead and equivalent within 0.05 bits: +0.025", "shrinks with depth: -0.075"),
+        ((0.0, 0.0), "equivalent within 0.05 bits: ", "not shown: "),
+        ((-0.1, -0.1), "Admin ends behind: -0.100", "not shown: "),
+    ],
+)
+def test_the_claims_of_the_protocol(shifts, first, second, tmp_path):
+    write_runs(tmp_path / "rows.csv", protocol_rows(*shifts))
+    done = run_module("recipes.figures.protocol", tmp_path / "rows.csv", log=tmp_path / "log")
+    assert done.status == 0 and f"Pre-LN - Admin at 18L-18L: {first}" in done.output, done.output
+    assert (
+        f"The difference of that to 6L-6L: {second}" in done.output
+        and "\nAdmin, 18L-18L: 2.700 bits" in f"\n{done.output}"
+    )
+
+
+def test_nothing_is_said_before_all_runs_are_there():
+    rows = [row for row in protocol_rows(0.1, 0.0) if row["seed"] != "1"]
+    lines = protocol.claims(rows[:-1])
+    assert lines[-3].startswith("Pre-LN - Admin at 18L-18L: Admin ends ahead") and lines[-2].endswith(protocol.MISSING)
+    assert [line.endswith(protocol.MISSING) for line in protocol.claims(rows[1:])[-3:-1]] == [True, True]
+    rows[0] |= DIVERGED
+    assert "seed 4 diverged" in protocol.claims(rows)[0] and "2.7" not in protocol.claims(rows)[0].split(" bits")[0]
+
+
+@pytest.mark.parametrize(
+    ("deviations", "seen", "equivalent"),
+    [((0.017, 0.017), (0.99, 0.77, 0.44), 1.00), ((0.030, 0.030), (0.72, 0.33, 0.17), 0.69)],
+)
+def test_power_is_that_of_the_page(deviations, seen, equivalent):
+    """docs/protocol.md, Power: to see 0.05, 0.03 and 0.02 bits; 40,000 draws are 0.003 off."""
+    found = [protocol.power(deviations, bits)[0] for bits in (0.05, 0.03, 0.02)]
+    assert found == pytest.approx(seen, abs=0.011)
+    assert protocol.power(deviations, 0)[1] == pytest.approx(equivalent, abs=0.011)
+
+
+# -- figures ---------------------------------------------------------------------------------------------------------
 
 
 def lines(axes, **look):
@@ -184,279 +348,45 @@ def lines(axes, **look):
     return [dict(zip(*line.get_data())) for line in drawn]
 
 
-def test_curves_are_the_runs(closed):
+def test_curves_are_the_runs():
     """Has every run at the best rate its thin line, every scheme its mean, and a diverged run its cross?"""
     losses = {"1": {10: 6.0, 20: 2.0}, "2": {10: 5.0, 20: 1.0}, "3": {10: 4.0, 20: 3.0}}
     three = [result(seed=seed, valid=valid) for seed, valid in losses.items()]
     worse = result(lr="1e-3", bits=5.0, verdict="plateau", valid={10: 6.0, 20: 5.0})
     bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, valid={10: 7.0})
-    six, eighteen = draw_curves([*three, worse, bad]).axes
+    six, eighteen = curves.draw([*three, worse, bad]).axes
     admin, post_ln = "#0072B2", "#D55E00"  # theirs in every figure
     assert lines(six, linewidth=0.6, color=admin) == [*losses.values()]
     assert lines(six, linewidth=1.6, color=admin) == [{10: 5.0, 20: 2.0}]
     assert lines(eighteen, linewidth=0.6, color=post_ln) == lines(eighteen, linewidth=1.6) == [{10: 7.0}]
     assert list(lines(eighteen, marker="x")[0]) == [15]
     # A mean of two is a curve that no run followed.
-    (axes,) = draw_curves(three[:2]).axes
+    (axes,) = curves.draw(three[:2]).axes
     assert lines(axes, linewidth=1.6) == [losses["1"], losses["2"]]
-    assert [text.get_text() for text in axes.get_legend().get_texts()].count("Admin, 1e-4") == 1
 
 
-def test_rates_are_the_runs(closed):
-    """Has every line its mean loss at every rate, the seeds' range as a bar, and a cross where a run diverged?"""
-    runs = [result(seed=seed, lr=lr, bits=bits) for seed, lr, bits in
-            [("1", "1e-3", 2.0), ("2", "1e-3", 3.0), ("1", "1e-4", 4.0), ("2", "1e-4", 5.0)]]  # fmt: skip
-    runs += [
-        result(scheme="deepnorm", lr="1e-4", bits=1.0),
-        result(scheme="deepnorm", lr="1e-3", verdict="diverged", bits=None),
-    ]
-    (panel,) = draw_rates(runs, "6").axes
-    assert panel.get_title() == SCHEMES["deepnorm"].title
-    drawn = {bar.get_label(): bar.lines for bar in panel.containers}
-    points, _, (bars,) = drawn[SCHEMES["admin"].title]
-    assert dict(zip(*points.get_data())) == {1e-4: 4.5, 1e-3: 2.5}
-    assert [bar[:, 1].tolist() for bar in bars.get_segments()] == [[4.0, 5.0], [2.0, 3.0]]
-    assert dict(zip(*drawn[SCHEMES["deepnorm"].title][0].get_data())) == {1e-4: 1.0, 1e-3: 9.0}
-    assert lines(panel, marker="x") == [{1e-3: 9.0}] and lines(panel, markerfacecolor="white") == [
-        {1e-4: 1.0, 1e-3: 9.0}
-    ]
+def test_rates_are_the_runs():
+    """Has every scheme its means at its rates, every run its dot, and one that diverged its cross?"""
+    rows = seeds("admin", "1e-3", [2.0, 3.0]) + seeds("admin", "1e-4", [4.0]) + seeds("deepnorm", "1e-4", [1.0])
+    (panel,) = rates.draw([*rows, result(scheme="deepnorm", lr="1e-3", **DIVERGED)]).axes
+    assert panel.get_title() == "DeepNorm" and [text.get_text() for text in panel.get_xticklabels()] == ["1e-4", "1e-3"]
+    assert lines(panel, label="Admin") == [{0: 4.0, 1: 2.5}] and lines(panel, label="DeepNorm") == [{0: 1.0, 1: 9.0}]
+    assert lines(panel, marker="o", color="#0072B2") == [{1: 2.0}, {1: 3.0}, {0: 4.0}]
+    assert lines(panel, marker="x") == [{1: 9.0}]
 
 
-def table(tmp_path: Path, change: tuple[str, str]) -> Path:
-    """docs/compare.csv with a change."""
-    path = tmp_path / "runs.csv"
-    path.write_text((ROOT / "docs/compare.csv").read_text(encoding="utf-8").replace(*change, 1), encoding="utf-8")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("scheme,", "name,"), "has no scheme; expected results of a grid of scheme, layers"),
-        (("\nadmin,", "\nsandwich,"), "its scheme is sandwich; expected one of admin"),
-        (("\nadmin,18,", "\nadmin,"), "row 1 has other columns than the first line names. Fix it."),
-        (("entropy", "enthalpy"), "has no column entropy; expected the runs.csv of a grid"),
-        ((",6.4", ",six"), "row 1: could not convert string to float: .*; expected a number"),
-    ],
-)
-def test_a_damaged_table_of_runs_is_one_line(tmp_path, change, said):
-    """Whatever is wrong with it, the file is named, and the row."""
-    path = table(tmp_path, change)
-    with pytest.raises(ValueError, match=f"^{path}: {said}"):
-        read_results([path])
-
-
-WHOLE = {
-    **{"scheme": "admin", "layers": "6", "lr": "1e-4", "seed": "1", "verdict": "learned", "update": None, "bits": 1.0},
-    **{"left": 9.0, "entropy": 6.4, "bleu": 3.0, "signature": "s", "params": 1, "seconds": 2, "train": {"1": 2.0}},
-    **{"valid": {"1": 2.0}, "hardware": "h", "commit": "c"},
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "cannot be read .*; expected the result.json of a grid's cell"),
-        ("[1]", "cannot be read .found a list.; expected the result.json of a grid's cell"),
-        (json.dumps({**WHOLE, "bits": "x"}), "cannot be read .its bits is 'x'."),
-        (json.dumps({**WHOLE, "verdict": "fine"}), "its verdict is fine; expected one of"),
-        (json.dumps({**WHOLE, "valid": {"x": 1.0}}), "cannot be read .invalid literal for int"),
-        (json.dumps({**WHOLE, "lr": "x"}), "its lr is x; expected a number, as 1e-3."),
-    ],
-)
-def test_a_damaged_result_is_one_line(tmp_path, text, said):
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps(WHOLE))
-    assert read_results([path])[0]["valid"] == {1: 2.0}
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"^{path}: {said}"):
-        read_results([path])
-
-
-# -- how schemes stand -----------------------------------------------------------------------------------------------
-
-
-def test_interval_is_students_t():
-    """1, 2, 3: mean 2, deviation 1, t(0.975, 2) = 4.302653, so 4.302653 / sqrt(3) = 2.484138 to each side."""
-    found = interval([1.0, 2.0, 3.0])
-    assert (found.mean, found.count) == (2.0, 3)
-    assert (found.low, found.high) == (pytest.approx(-0.484138, abs=1e-6), pytest.approx(4.484138, abs=1e-6))
-    assert f"{found:.1f}" == "2.0 (-0.5 to 4.5)"
-    assert told([1.0, 2.0, 3.0], ".1f") == f"{found:.1f}"
-    assert told([1.0, 2.0], ".1f") == "1.0, 2.0" and told([2.0], ".1f") == "2.0", "an interval of two says nothing"
-
-
-def test_the_outcome_is_the_mean_of_the_last_validations():
-    """And a run whose outcome is 2 % below the mean of the four validations before is still falling."""
-    flat = dict(zip(range(100, 900, 100), [3.0] * 4 + [2.0, 1.0, 2.0, 3.0]))
-    assert mean_of_last(flat) == 2.0 and mean_of_last({5: 3.0, 9: 1.0}) == 2.0 and math.isnan(mean_of_last({}))
-    assert still_falling(flat) and not still_falling({update: 3.0 for update in range(7)})
-    for last, falls in ((2.93, True), (2.95, False), (3.5, False)):
-        assert still_falling(dict(enumerate([3.0] * 4 + [last] * 4))) == falls, last
-    assert loss(result(valid=flat)) == 2.0 and loss(result(valid=flat, verdict="diverged")) == 9.0
-
-
-def test_welch_compares_independent_seeds_on_the_logarithms():
-    """Losses e^0.1, e^0.2, e^0.3 against 1, e^0.1, e^0.2: means 0.1 apart, variances 0.01, so four degrees of freedom;
-    t(0.975, 4) = 2.776445, times 0.1 sqrt(2/3) = 0.226696; e^0.1 = 1.105171, e^-0.126696 = 0.881002, e^0.326696."""
-    ours, theirs = ([math.exp(it) for it in logs] for logs in ((0.1, 0.2, 0.3), (0.0, 0.1, 0.2)))
-    found = welch(ours, theirs)
-    expected = (0.105171, 0.881002 - 1, 1.386380 - 1)
-    assert (found.mean, found.low, found.high) == pytest.approx(expected, abs=1e-5) and found.count == 3
-    assert welch(ours[:2], theirs) is None
-    row = standing_table(grid("admin", "1e-3", theirs) + grid("pre-ln", "1e-3", ours))[1]
-    assert row["loss vs. Admin, Welch"] == "no difference shown: +10.5% (-11.9% to +38.6%)"
-    assert row["still falling"] == "0 of 3"
-
-
-@pytest.mark.parametrize(
-    ("valid", "expected"),
-    [
-        ({100: 6.0, 200: 4.0}, 160.0),  # 4.8 of 6 bits is the bound: 1.2 of the 2 bits on the way down
-        ({100: 4.0, 200: 3.0}, 100.0),
-        ({100: NAN, 200: 3.0}, 200.0),
-        ({100: 4.81, 200: 5.0}, None),
-        ({}, None),
-    ],
-)
-def test_where_a_run_leaves_the_plateau(valid, expected):
-    assert left_plateau(valid, 6.0) == pytest.approx(expected)
-
-
-def grid(scheme, rate, bits, **values):
-    kind = {number: "learned" if number < 4.8 else "plateau" for number in bits}
-    return [
-        result(scheme=scheme, lr=rate, seed=str(seed), bits=number, verdict=kind[number], **values)
-        for seed, number in enumerate(bits, 1)
-    ]
-
-
-def test_a_scheme_is_judged_at_its_best_rate():
-    """Best is the rate at which most seeds learned, then the lowest mean; the window has the rates where all did."""
-    runs = (
-        grid("admin", "3e-3", [1.0, 1.0, 5.0])
-        + grid("admin", "3e-4", [3.0, 3.1, 3.2])
-        + grid("admin", "1e-3", [2.9, 3.0, 3.1])
-    )
-    (found,) = standings(runs)
-    assert (found.best, found.window) == ("1e-3", ["3e-4", "1e-3"])
-    assert [run["bits"] for run in found.at_best.values()] == [2.9, 3.0, 3.1]
-
-
-def test_a_rate_is_no_better_for_seeds_that_another_was_not_tried_with():
-    """Of two rates one has three seeds and the other the first alone, which decides: that one run is the result."""
-    three = grid("admin", "1e-3", [2.0, 1.0, 1.0])
-    (lower,) = standings(three + grid("admin", "3e-3", [1.9]))
-    (higher,) = standings(three + grid("admin", "3e-3", [2.1]))
-    (failing,) = standings(grid("admin", "1e-3", [2.0, 9.0, 9.0]) + grid("admin", "3e-3", [2.1]))
-    assert [it.best for it in (lower, higher, failing)] == ["3e-3", "1e-3", "1e-3"]
-    admin = standings(grid("pre-ln", "1e-3", [1.0, 1.0, 1.0]))[0]
-    assert judged(difference(lower, admin, loss), True) == "fewer than 3 seeds"
-
-
-def test_differences_are_between_the_same_seeds():
-    """Between the schemes' means are 0.5 bits, the seeds 2 bits apart: only seed by seed does the difference show."""
-    admin, other = standings(grid("admin", "1e-3", [1.0, 2.0, 3.0]) + grid("pre-ln", "1e-4", [1.49, 2.5, 3.51]))
-    found = difference(other, admin, loss)
-    assert found.mean == pytest.approx(0.5) and 0.47 < found.low < found.high < 0.53
-    assert (judged(found, True), judged(difference(admin, other, loss), True)) == ("behind", "ahead")
-    assert judged(found, False) == "ahead"
-    (far,) = standings(grid("pre-ln", "1e-4", [3.0, 2.0, 1.2]))
-    assert judged(difference(far, admin, loss), True) == "no difference shown"
-    (two,) = standings(grid("pre-ln", "1e-4", [9.0, 9.0]))
-    assert judged(difference(two, admin, loss), True) == "fewer than 3 seeds"
-
-
-def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
-    """A rate that is best by a hair decides nothing; one that is shown to be worse, or fails once, has no say."""
-    admin = grid("admin", "1e-3", [1.0, 2.0, 3.0])
-    best = grid("pre-ln", "3e-3", [1.2, 2.2, 3.21])
-    alone = standing_table(admin + best)[1]
-    assert alone["best rate"] == "3e-3" and alone["bits vs. Admin"] == "behind: +0.203 (+0.189 to +0.218)"
-    other = standing_table(admin + best + grid("pre-ln", "1e-3", [0.9, 2.3, 3.5]))[1]
-    assert other["best rate"] == "3e-3 (as good: 1e-3)"
-    assert other["bits vs. Admin"] == "no difference shown: +0.203 (-0.526 to +0.992)"
-    (more,) = standings(best + grid("pre-ln", "3e-3", [1.0] * 5)[3:] + grid("pre-ln", "1e-3", [0.9, 2.3, 3.5]))
-    assert more.as_good == ["1e-3"], "of five seeds three at the other rate"
-    ours = standing_table(admin + grid("admin", "3e-3", [1.3, 1.9, 2.9]) + best)
-    assert ours[1]["bits vs. Admin"].startswith("no difference shown: +0.203"), "Admin's other rate counts as well"
-    for worse in ([1.4, 2.4, 3.41], [1.1, 2.1, 9.0], [1.3, 2.3]):
-        row = standing_table(admin + best + grid("pre-ln", "1e-3", worse))[1]
-        assert row["best rate"] == "3e-3" and row["bits vs. Admin"] == alone["bits vs. Admin"], worse
-
-
-def test_a_diverged_run_counts_with_the_bound():
-    (found,) = standings(
-        [result(bits=bits, bleu=None, verdict="diverged", seed=seed) for seed, bits in enumerate([None, INF, 40.0])]
-    )
-    assert [loss(run) for run in found.at_best.values()] == [9.0] * 3 and found.window == []
-
-
-def test_standing_from_the_file_that_is_kept(tmp_path):
-    """Does runs.csv give the same table as the results themselves, and validation's curves?"""
-    runs = grid("admin", "1e-3", [1.0, 2.0, 3.0]) + grid("pre-ln", "1e-4", [1.5, 2.5, 5.0], left=None)
-    runs += [
-        result(scheme="post-ln", bits=None, bleu=None, left=None, verdict="diverged", update=7, seed=s) for s in "123"
-    ]
-    for run in runs:
-        run.update(
-            params=1,
-            seconds=2,
-            signature="s",
-            hardware="h",
-            commit="c",
-            train={10: 9.0},
-            valid=dict.fromkeys((100, 200), NAN if run["bits"] is None else run["bits"]),
-        )
-    write_runs(tmp_path / "runs.csv", runs)
-    table, kept = standing_table(runs), read_runs(tmp_path / "runs.csv")
-    assert standing_table(kept) == table
-    assert [str(run["valid"]) for run in kept] == [str(run["valid"]) for run in runs]
-    assert [row["scheme"] for row in table] == ["admin", "pre-ln", "post-ln"]
-    assert table[0]["left the plateau at"] == "15 (15 to 15)" and table[0]["bits vs. Admin"] == ""
-    assert table[1]["learned"] == "2 of 3" and table[1]["window"] == "-" and table[1]["left the plateau at"] == "-"
-    assert table[1]["bits vs. Admin"].startswith("no difference shown: +1.0")
-    assert (
-        table[2]["bits vs. Admin"].startswith("behind: +7.000 (+4.5")
-        and table[2]["BLEU vs. Admin"] == "behind: -50.00 (-50.00 to -50.00)"
-    )
-    tried = grid("admin", "1e-4", [1.0]) + grid("admin", "1e-3", [1.0]) + grid("pre-ln", "1e-4", [8.9])
-    assert [row["window"] for row in standing_table(runs[:6], tried)] == ["1e-4 1e-3", "-"]
-    (tmp_path / "runs.csv").write_text("scheme\nadmin\n")
-    with pytest.raises(ValueError, match="has no column verdict; expected the runs.csv of a grid"):
-        read_runs(tmp_path / "runs.csv")
-
-
-@pytest.mark.parametrize(
-    ("valid", "end", "expected"),
-    [
-        ({100: 6.0, 200: 7.0}, 200, True),  # the first leg
-        ({200: 6.0, 300: 5.9, 400: 6.1}, 400, True),
-        ({100: 5.0, 200: 6.0, 300: 5.0, 400: 5.5}, 400, False),
-        ({200: 6.0, 300: NAN, 400: NAN}, 400, False),
-    ],
-)
-def test_a_leg_must_gain(valid, end, expected):
-    assert gained(valid, 200, end) is expected
-
-
-def test_heat_map_has_its_numbers(closed):
-    """Does every cell have its colour's value, its number and its mark, at its learning rate and beta2?"""
-    runs = [
-        result(lr="1e-3", beta2="0.999"),
-        result(lr="1e-4", beta2="0.98", bits=5.0, verdict="plateau"),
-        result(lr="1e-3", beta2="0.98", bits=None, verdict="diverged"),
-        result(scheme="post-ln", lr="1e-4", bits=4.0, beta2="0.98"),
-    ]
-    axes = {it.get_title(): it for it in draw_heatmap(runs).axes}
-    admin, post_ln = (axes[SCHEMES[name].title] for name in ("admin", "post-ln"))
-    (image,) = admin.images
-    assert image.get_array().filled(-1).tolist() == [[5.0, 9.0], [-1, 2.0]] and image.get_clim() == (2.0, 9.0)
-    assert [text.get_text() for text in admin.get_xticklabels()] == ["1e-4", "1e-3"]
-    assert [text.get_text() for text in admin.get_yticklabels()] == ["0.98", "0.999"]
-    texts = {text.get_position(): text.get_text() for text in admin.texts}
-    assert texts == {(0, 0): "5.00\n—", (1, 0): "×", (0, 1): "nan", (1, 1): "2.00"}
-    assert post_ln.images[0].get_array().filled(-1).tolist() == [[4.0, -1], [-1, -1]]
+def test_rates_of_a_grid_with_another_axis():
+    """A panel a scheme and optimizer, a line a level, of the last loss."""
+    at = {"scheme": "admin", "optimizer": "sgd", "warmup": "0", "lr": "1"}
+    how = {
+        name: value
+        for name, value in result(valid={10: 9.0, 20: 2.0}).items()
+        if name not in ("scheme", "layers", "lr")
+    }
+    rows = [{**at, **how}, {**at, **how, "warmup": "9", "bits": 3.0}, {**at, **how, "optimizer": "adam"}]
+    sgd, adam = rates.draw(rows).axes
+    assert (sgd.get_title(), adam.get_title()) == ("Admin, SGD", "Admin, Adam")
+    assert lines(sgd, label="warm-up 0") == [{0: 2.0}] and lines(sgd, label="warm-up 9") == [{0: 3.0}]
 
 
 # -- make ------------------------------------------------------------------------------------------------------------
@@ -593,7 +523,7 @@ def test_sensitivity_small(tmp_path):
     done = conftest.front(
         "sensitivity", f"RUNS={tmp_path}", *TINY, "SCHEMES=post-ln", "LRS=1e-3", "BETA2S=0.99", "LAYERS=1"
     )
-    assert done.returncode == 0 and (tmp_path / "sensitivity/heatmap.png").exists(), done.stdout[-3000:] + done.stderr
+    assert done.returncode == 0 and (tmp_path / "sensitivity/rates.png").exists(), done.stdout[-3000:] + done.stderr
 
 
 @pytest.mark.nightly

@@ -2,47 +2,85 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from matplotlib import pyplot
-from matplotlib.axes import Axes
+from conftest import ROOT
 
-from recipes.figures import draw
+from fairseq_admin import cli
+from fairseq_admin.analysis import figure
+from recipes.figures import accuracy, analysis, demo
+from recipes.figures.drawing import ALWAYS
 from recipes.steps.logs import Log
 from recipes.steps.summary import Run
 
-LOSSES = {"Admin": {10: 9.0, 20: 0.17}, "Post-LN": {10: 9.5, 20: 6.3}, "Pre-LN": {10: 8.5, 20: 0.2}}
+
+def test_loss() -> None:
+    """Has each method a training line, validation dots and, in its colour and clear of others, a label?"""
+    losses = {"Admin": {10: 9.0, 20: 0.17}, "Post-LN": {10: 9.5, 20: 6.3}, "Pre-LN": {10: 8.5, 20: 0.2}}
+    runs = [
+        Run(name, Path(name), {"score": "99.56"}, Log({10: 9.9, 20: 5.0}, valid, 1, 20, 1.0, 0.1))
+        for name, valid in losses.items()
+    ]
+    (axes,) = demo.draw(runs).axes
+    drawn = {label.get_text(): (label.get_color(), label.get_position()[1]) for label in axes.texts}
+    assert drawn == {
+        "Admin\n0.17 bits, BLEU 99.6": (ALWAYS["admin"], 0.17),
+        "Pre-LN\n0.20 bits, BLEU 99.6": (ALWAYS["pre-ln"], pytest.approx(0.17 + 1.4)),
+        "Post-LN\n6.30 bits, BLEU 99.6": (ALWAYS["post-ln"], 6.3),
+    }
+    curves = [(dict(zip(*line.get_data())), line.get_color()) for line in axes.lines]
+    assert curves[:2] == [({10: 9.9, 20: 5.0}, ALWAYS["admin"]), (losses["Admin"], ALWAYS["admin"])]
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
-    """The axes of every figure that is drawn, in place of its file."""
-    found: list[Axes] = []
-    monkeypatch.setattr(draw, "save", lambda figure, path: found.extend(figure.axes))
-    yield found
-    pyplot.close("all")
+def test_every_figure_of_the_analysis_has_its_command(tmp_path: Path) -> None:
+    """Of a demo that has been run, all of them; of none, those of fresh models."""
+    folder = tmp_path / analysis.RUN
+    fresh = analysis.measurements(tmp_path)
+    (folder / "checkpoints").mkdir(parents=True)
+    for name in ("average.pt", "checkpoints/checkpoint_3_900.pt", "checkpoints/checkpoint_10_1000.pt"):
+        (folder / name).touch()
+    found = analysis.measurements(tmp_path)
+    assert found["updates"][1:] == [str(folder / "checkpoints" / f"checkpoint_{n}.pt") for n in ("3_900", "10_1000")]
+    assert set(found) - set(fresh) == {"dependency-trained", "omega", "updates"}
+    shown = {path.name for path in (ROOT / "docs/images").glob("analysis-*")}
+    named = {name for name, arguments in found.items() if "--json" not in arguments}
+    assert shown == {f"analysis-{name}.png" for name in {*named, "output-change", "gradients"}}
+    for arguments in found.values():
+        cli.parse(["analyze", *arguments, "--random-tokens", "-o", "x"])  # exits if it cannot
 
 
-def test_loss(drawn: list[Axes]) -> None:
-    """Does each method have a training line, validation dots and, in its colour and clear of others, a label?"""
-    runs = []
-    for name, valid in LOSSES.items():
-        train = {updates: bits + 0.1 for updates, bits in valid.items()}
-        runs.append(Run(name, Path(name), {"score": "99.56"}, Log(train, valid, 1, 20, 1.0, 0.1)))
-    draw.draw_loss(runs, Path("loss.png"))
-    (axes,) = drawn
-    lines = iter(axes.get_lines())
-    places = []
-    for run, label in zip(runs, axes.texts):
-        for curve, marker in ((run.log.train, "None"), (run.log.valid, draw.MARKERS[run.name])):
-            line = next(lines)
-            assert dict(zip(*line.get_data())) == curve
-            assert (line.get_color(), line.get_marker()) == (draw.COLOURS[run.name], marker)
-        end = LOSSES[run.name][20]
-        assert label.get_text() == f"{run.name}\n{end:.2f} bits, BLEU 99.6"
-        assert label.get_color() == draw.COLOURS[run.name]
-        places.append(label.get_position()[1])
-    assert next(lines, None) is None
-    # The lowest at its value, the next one moved up, the third clear of both.
-    assert places == pytest.approx([0.17, 6.3, 0.17 + 1.4])
+def test_output_changes_are_in_one_figure() -> None:
+    """Has every scheme its points and theorem 2's, in its colour, with the law that fits better?"""
+    kept = [json.loads((ROOT / f"docs/output-change-{scheme}.json").read_text()) for scheme in ALWAYS]
+    noise, update = analysis.output_changes(kept).axes
+    for axes, series, laws in (
+        (noise, "random perturbation", ["a + b ln N, R² 0.993", "a + b N, R² 0.994", "a + b ln N, R² 0.987"]),
+        (update, "one update", ["a + b ln N, R² 0.995", "a + b ln N, R² 0.507", "a + b ln N, R² 0.998"]),
+    ):
+        lines = {line.get_label(): line for line in axes.lines if line.get_label()[0] != "_"}
+        assert list(lines) == [f"{it['model']['title']}: {law}" for it, law in zip(kept, laws)]
+        for it, line in zip(kept, lines.values()):
+            assert line.get_ydata().tolist() == it["series"][series]["change"]
+            assert line.get_color() == ALWAYS[it["model"]["scheme"]]
+    hollow = [line.get_ydata().tolist() for line in noise.lines if line.get_markerfacecolor() == "none"]
+    assert hollow == [it["series"]["random perturbation"]["theorem 2"]["predicted"] for it in kept]
+
+
+def test_accuracies_are_the_seeds() -> None:
+    rows = [
+        {"scheme": scheme, "layers": layers, "lr": "1", "seed": seed, "valid": 0.5, "test": test}
+        for scheme, layers in (("none", "0"), ("admin", "8"))
+        for seed, test in (("1", 0.6), ("2", 0.8))
+    ]
+    alone, eight = accuracy.draw(rows).axes
+    assert [text.get_text() for text in alone.get_xticklabels()] == ["head alone"]
+    assert eight.get_title() == "8 new layers"
+    assert [list(line.get_ydata()) for line in eight.lines[:2]] == [[pytest.approx(0.7)], [0.6, 0.8]]
+
+
+def test_a_schemes_colour_is_nothing_elses() -> None:
+    """Is each colour that is given by place another one than the schemes', which every figure has from one table?"""
+    assert figure.ALWAYS == {"admin": "#0072B2", "post-ln": "#D55E00", "pre-ln": "#009E73"}
+    assert not set(figure.ALWAYS.values()) & {figure.style(number)["color"] for number in range(20)}

@@ -1,22 +1,22 @@
 """The demo's corpus: German-English pairs of dates, times, numbers, prices and places in words.
 
-Seeded: with the same num2words and Babel (CLDR), the same call writes the same bytes. No sentence, German or English,
-occurs twice in the whole corpus, so no split shares one with another.
+Its templates and nouns are in phrases.tsv. Seeded: with the same num2words and Babel (CLDR), the same call writes the
+same bytes. No sentence, German or English, occurs twice in the whole corpus, so no split shares one with another.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 from babel import Locale
 from babel.numbers import get_currency_name
 from num2words import num2words
 
-from recipes.steps.common import write_lines
+from recipes.steps.common import read_lines, write_lines
 
 SEED = 20200417
 VALID, TEST = 500, 1000
@@ -28,120 +28,84 @@ TERRITORIES = (
     "NO NP NZ PE PL PT RO SE SG SI TN UY VN"
 ).split()
 CURRENCIES = "EUR USD GBP SEK PLN JPY INR MXN".split()
-LOCALES = {language: Locale(language) for language in ("de", "en")}
+LOCALES = Locale("de"), Locale("en")
 
-# A phrase is (German, English). Nouns here carry their German article in the case the templates need.
 Phrase = tuple[str, str]
-GOODS: list[Phrase] = [
-    ("Bücher", "books"), ("Äpfel", "apples"), ("Stühle", "chairs"), ("Karten", "tickets"), ("Flaschen", "bottles"),
-    ("Lampen", "lamps"), ("Hefte", "notebooks"), ("Schlüssel", "keys"), ("Bilder", "pictures"), ("Uhren", "clocks"),
-]  # fmt: skip
-PEOPLE: list[Phrase] = [
-    ("meine Schwester", "my sister"), ("mein Bruder", "my brother"), ("unsere Lehrerin", "our teacher"),
-    ("der Arzt", "the doctor"), ("die Nachbarin", "the neighbour"), ("ihr Vater", "her father"),
-    ("Anna", "Anna"), ("Peter", "Peter"), ("Maria", "Maria"), ("Jonas", "Jonas"),
-]  # fmt: skip
-EVENTS: list[Phrase] = [
-    ("die Sitzung", "the meeting"), ("das Konzert", "the concert"), ("der Kurs", "the course"),
-    ("die Messe", "the fair"), ("das Spiel", "the game"), ("die Vorlesung", "the lecture"),
-]  # fmt: skip
-PLACES: list[Phrase] = [
-    ("das Museum", "the museum"), ("die Bibliothek", "the library"), ("das Rathaus", "the town hall"),
-    ("die Post", "the post office"), ("der Markt", "the market"), ("das Theater", "the theatre"),
-]  # fmt: skip
-
-words = cache(num2words)
+"""German and English."""
 
 
-def number(draw: random.Random, low: int, high: int, to: str = "cardinal") -> Phrase:
-    n = draw.randint(low, high)
-    return words(n, lang="de", to=to), words(n, lang="en", to=to)
+@functools.cache
+def phrases(kind: str) -> list[Phrase]:
+    """Those of a kind, as in ("die Sitzung", "the meeting")."""
+    rows = [line.split("\t") for line in read_lines(Path(__file__).with_name("phrases.tsv"))]
+    return [(row[1], row[2]) for row in rows if row[0] == kind]
 
 
-def month(draw: random.Random) -> Phrase:
-    n = draw.randint(1, 12)
-    return LOCALES["de"].months["format"]["wide"][n], LOCALES["en"].months["format"]["wide"][n]
+@functools.cache
+def words(n: int, to: str = "cardinal") -> Phrase:
+    return num2words(n, lang="de", to=to), num2words(n, lang="en", to=to)
 
 
-def weekday(draw: random.Random) -> Phrase:
-    n = draw.randrange(7)
-    return LOCALES["de"].days["format"]["wide"][n], LOCALES["en"].days["format"]["wide"][n]
-
-
-def territory(draw: random.Random) -> Phrase:
-    code = draw.choice(TERRITORIES)
-    return LOCALES["de"].territories[code], LOCALES["en"].territories[code]
+def calendar(names: str, n: int) -> Phrase:
+    """The name of a day or month."""
+    de, en = (getattr(locale, names)["format"]["wide"][n] for locale in LOCALES)
+    return de, en
 
 
 def day(draw: random.Random) -> Phrase:
     """As in "dritten März", "the third of March"."""
-    (day_de, day_en), (month_de, month_en) = number(draw, 1, 28, to="ordinal"), month(draw)
+    (day_de, day_en), (month_de, month_en) = words(draw.randint(1, 28), "ordinal"), SLOTS["month"](draw)
     return f"{day_de}n {month_de}", f"the {day_en} of {month_en}"
 
 
 def date(draw: random.Random) -> Phrase:
     """To follow "am" and "on", as in "Montag, dem dritten März,", "Monday, the third of March,"."""
-    (de, en), (weekday_de, weekday_en) = day(draw), weekday(draw)
+    (de, en), (weekday_de, weekday_en) = day(draw), SLOTS["weekday"](draw)
     return draw.choice([(de, en), (f"{weekday_de}, dem {de},", f"{weekday_en}, {en},")])
 
 
 def time(draw: random.Random) -> Phrase:
     """As in "halb neun", "half past eight": German counts the half towards the coming hour."""
     hour = draw.randint(1, 12)
-    de, en = ([words(h, lang=lang) for h in (hour, hour % 12 + 1)] for lang in ("de", "en"))
-    minutes = draw.choice([5, 10, 20])
-    minutes_de, minutes_en = words(minutes, lang="de"), words(minutes, lang="en")
+    (de, en), (next_de, next_en) = words(hour), words(hour % 12 + 1)
+    minutes_de, minutes_en = words(draw.choice([5, 10, 20]))
     return draw.choice([
-        (f"{'ein' if hour == 1 else de[0]} Uhr", f"{en[0]} o'clock"),
-        (f"halb {de[1]}", f"half past {en[0]}"),
-        (f"Viertel nach {de[0]}", f"a quarter past {en[0]}"),
-        (f"Viertel vor {de[1]}", f"a quarter to {en[1]}"),
-        (f"{minutes_de} nach {de[0]}", f"{minutes_en} past {en[0]}"),
-        (f"{minutes_de} vor {de[1]}", f"{minutes_en} to {en[1]}"),
+        (f"{'ein' if hour == 1 else de} Uhr", f"{en} o'clock"),
+        (f"halb {next_de}", f"half past {en}"),
+        (f"Viertel nach {de}", f"a quarter past {en}"),
+        (f"Viertel vor {next_de}", f"a quarter to {next_en}"),
+        (f"{minutes_de} nach {de}", f"{minutes_en} past {en}"),
+        (f"{minutes_de} vor {next_de}", f"{minutes_en} to {next_en}"),
     ])  # fmt: skip
 
 
 def price(draw: random.Random) -> Phrase:
-    (de, en), currency = number(draw, 2, 99), draw.choice(CURRENCIES)
-    named = [get_currency_name(currency, count=2, locale=language) for language in ("de", "en")]
-    return f"{de} {named[0]}", f"{en} {named[1]}"
+    amount, currency = words(draw.randint(2, 99)), draw.choice(CURRENCIES)
+    de, en = (f"{n} {get_currency_name(currency, 2, locale)}" for n, locale in zip(amount, LOCALES))
+    return de, en
+
+
+def territory(draw: random.Random) -> Phrase:
+    code = draw.choice(TERRITORIES)
+    return LOCALES[0].territories[code], LOCALES[1].territories[code]
 
 
 SLOTS: dict[str, Callable[[random.Random], Phrase]] = {
-    "who": lambda draw: draw.choice(PEOPLE),
-    "goods": lambda draw: draw.choice(GOODS),
-    "event": lambda draw: draw.choice(EVENTS),
-    "place": lambda draw: draw.choice(PLACES),
-    "n": lambda draw: number(draw, 2, 99),
-    "big": lambda draw: number(draw, 101, 999),
-    "year": lambda draw: number(draw, 1901, 1999, to="year"),
-    **{"date": date, "day": day, "weekday": weekday, "month": month, "price": price},
-    **{"time": time, "time2": time, "land": territory, "land2": territory},
+    "n": lambda draw: words(draw.randint(2, 99)),
+    "big": lambda draw: words(draw.randint(101, 999)),
+    "year": lambda draw: words(draw.randint(1901, 1999), "year"),
+    "month": lambda draw: calendar("months", draw.randint(1, 12)),
+    "weekday": lambda draw: calendar("days", draw.randrange(7)),
+    **{"land": territory, "date": date, "day": day, "time": time, "price": price},
+    "goods": lambda draw: draw.choice(phrases("goods")),
+    "who": lambda draw: draw.choice(phrases("who")),
+    "event": lambda draw: draw.choice(phrases("event")),
+    "place": lambda draw: draw.choice(phrases("place")),
 }
-# The orders differ: German closes a clause with its verb, puts time before place and inverts after an adverbial.
-TEMPLATES: list[Phrase] = [
-    ("Am {date} um {time}.", "At {time} on {date}."),
-    ("Von {land} nach {land2}.", "From {land} to {land2}."),
-    ("Von {time} bis {time2}.", "From {time} to {time2}."),
-    ("{n} {goods} für {price}.", "{n} {goods} for {price}."),
-    ("Im {month} {year} in {land}.", "In {land} in {month} {year}."),
-    ("Bis {land} sind es {big} Kilometer.", "It is {big} kilometres to {land}."),
-    ("{event} beginnt am {weekday} um {time}.", "{event} starts at {time} on {weekday}."),
-    ("{place} ist am {weekday} ab {time} geöffnet.", "{place} is open from {time} on {weekday}."),
-    ("{who} wurde {year} in {land} geboren.", "{who} was born in {land} in {year}."),
-    ("{who} hat {n} {goods} gekauft.", "{who} bought {n} {goods}."),
-    ("Am {day} kommt {who} aus {land}.", "{who} comes from {land} on {day}."),
-    ("{who} möchte {n} Tage in {land} bleiben.", "{who} would like to stay in {land} for {n} days."),
-    ("{who} sagt, dass es {time} ist.", "{who} says that it is {time}."),
-    ("Das Zimmer kostet im {month} {price}.", "The room costs {price} in {month}."),
-    ("Kann {who} {price} bezahlen?", "Can {who} pay {price}?"),
-    ("Weil {event} um {time} beginnt, kommt {who} am {weekday}.",
-     "{who} is coming on {weekday}, because {event} starts at {time}."),
-]  # fmt: skip
 
 
-def sentence(template: str, phrases: dict[str, str]) -> str:
-    text = template.format_map(phrases).replace(",.", ".").replace(",?", "?")
+def sentence(template: str, filled: dict[str, str]) -> str:
+    text = template.format_map(filled).replace(",.", ".").replace(",?", "?")
     return text[0].upper() + text[1:]
 
 
@@ -155,8 +119,8 @@ def corpus(size: int, seed: int = SEED) -> list[Phrase]:
     pairs: dict[str, str] = {}
     english: set[str] = set()
     for _ in range(10 * size):
-        template = draw.choice(TEMPLATES)
-        drawn = {name: SLOTS[name](draw) for name in re.findall(r"{(\w+)}", template[0])}
+        template = draw.choice(phrases("template"))
+        drawn = {name: SLOTS[name.rstrip("2")](draw) for name in re.findall(r"{(\w+)}", template[0])}
         de, en = (sentence(template[side], {name: drawn[name][side] for name in drawn}) for side in (0, 1))
         if de not in pairs and en not in english:
             pairs[de] = en

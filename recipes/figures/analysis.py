@@ -1,29 +1,19 @@
-"""Draw the figures of docs/analysis.md again: `make figures`.
+"""The figures of docs/analysis.md: what is measured for each, and the two in which several schemes are compared.
 
-    python -m recipes.figures.analysis --runs runs --kept docs -o docs/images
-
-The output changes are drawn from the numbers in docs/output-change-*.json, which take an hour at width 512; they and
-the gradients have several schemes in one figure, to compare. All other fresh models have the sizes of the demo's.
-Sentences are the demo's where it has been run, else random words, as the figure then says. A figure of a trained model
-is drawn where its run is at hand.
+The output changes are drawn from the numbers in docs/output-change-*.json, which take an hour at width 512. All other
+fresh models have the sizes of the demo's.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from fairseq_admin import cli
-from fairseq_admin.analysis import figure
-from recipes.figures import together
-from recipes.steps.common import replacing, run
+from fairseq_admin.analysis import figure, gradients
+from recipes.figures.drawing import ALWAYS, MARKERS
 
 FRESH = [
     *("--arch", "transformer_admin_18l", "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128"),
@@ -31,69 +21,62 @@ FRESH = [
     *("--admin-ffn-init", "xavier"),
 ]
 RUN = "admin-cpu-s1"
-KEPT = ("post-ln", "pre-ln", "admin")
-"""The schemes whose output changes are kept."""
+LAWS = {"linear": "a + b N", "logarithmic": "a + b ln N"}
+"""Of the change of the output, of which the better one is named."""
 
 
 def fresh(what: str, scheme: str, *options: str) -> list[str]:
     return [what, *FRESH, "--admin-scheme", scheme, *options]
 
 
-def figures(demo: Path) -> dict[str, list[str]]:
-    """The arguments of every figure that can be drawn, by its name."""
-    found = {f"dependency-{scheme}": fresh("dependency", scheme) for scheme in ("post-ln", "pre-ln", "admin")}
-    folder = demo / RUN
-    if (folder / "average.pt").exists():
-        average = str(folder / "average.pt")
-        found["dependency-trained"] = ["dependency", average]
-        found["omega"] = ["omega", average]
-        last = sorted((folder / "checkpoints").glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[2]))
-        if len(last) > 1:
-            found["updates"] = ["updates", str(last[0]), str(last[-1])]
-    return found
+def measurements(demo: Path) -> dict[str, list[str]]:
+    """The arguments of fairseq-admin analyze, by the figure's name; of a trained model where its run is at hand."""
+    named = {f"dependency-{scheme}": fresh("dependency", scheme) for scheme in ALWAYS}
+    for scheme in ("post-ln", "pre-ln"):
+        named[f"gradients-{scheme}"] = fresh("gradients", scheme, "--tokens", "512", "--repeats", "8", "--json")
+    average = demo / RUN / "average.pt"
+    if average.exists():
+        named |= {"dependency-trained": ["dependency", str(average)], "omega": ["omega", str(average)]}
+        checkpoints = (demo / RUN / "checkpoints").glob("checkpoint_*_*.pt")
+        first, *_, last = sorted(checkpoints, key=lambda path: int(path.stem.split("_")[2]))
+        named["updates"] = ["updates", str(first), str(last)]
+    return named
 
 
-def gradients() -> list[list[str]]:
-    """The arguments of the figure of gradients, by scheme."""
-    return [fresh("gradients", scheme, "--tokens", "512", "--repeats", "8") for scheme in ("post-ln", "pre-ln")]
+def output_changes(results: Sequence[dict[str, Any]]) -> Figure:
+    """A panel for noise and one for an update, each with a series a scheme; theorem 2's estimates hollow."""
+    drawn, panels = figure.panels(2, height=3.6)
+    for result in results:
+        scheme = result["model"]["scheme"]
+        look: dict[str, Any] = {"color": ALWAYS[scheme], "marker": MARKERS[scheme]}
+        for axes, series in zip(panels, result["series"].values()):
+            law, fit = max(series["fits"].items(), key=lambda item: item[1]["r2"])
+            label = f"{result['model']['title']}: {LAWS[law]}, R² {fit['r2']:.3f}"
+            axes.plot(series["depths"], series["change"], label=label, **look)
+            estimates = series.get("theorem 2", {"predicted": []})["predicted"]
+            axes.plot(series["depths"][: len(estimates)], estimates, linestyle="none", markerfacecolor="none", **look)
+    noise, update = results[0]["series"].values()
+    panels[0].set(title=f"{100 * noise['relative noise']:g} % of noise (hollow: theorem 2)")
+    panels[0].set(ylabel="|F(x, W) − F(x, W*)|², mean a channel")
+    panels[1].set(title=f"one update by Adam at {update['lr']:g}")
+    for axes in panels:
+        axes.set(xlabel=f"layers N of the {results[0]['stack']}", ylim=(0, None))
+        axes.set_xticks(noise["depths"])
+        axes.legend()
+    width, tokens = results[0]["model"]["width"], results[0]["tokens"]
+    figure.set_title(drawn, f"Change of the output: width {width}, at initialisation ({tokens} tokens)")
+    return drawn
 
 
-def analyzed(arguments: list[str]) -> None:
-    """fairseq-admin analyze; it has said what is wrong if it fails."""
-    if status := cli.main(["analyze", *arguments]):
-        raise SystemExit(status)
-
-
-def draw_together(draw: Callable[[list[dict]], Figure], numbers: list[Path], png: Path) -> None:
-    """Draw the numbers of several schemes in one figure."""
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in numbers]
-    with replacing(png) as part, tempfile.TemporaryDirectory() as folder:
-        figure.save(draw, results, part, Path(folder, "figure.svg"))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=Path, required=True, help="the folder with demo/ in it, if it has been run")
-    parser.add_argument("--kept", type=Path, required=True, help="the folder with output-change-SCHEME.json")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
-    args = parser.parse_args()
-    demo = args.runs / "demo"
-    data = demo / "data" / "bin"
-    sentences = ["--data", str(data)] if (data / "dict.de.txt").exists() else ["--random-tokens"]
-    for library in ("matplotlib", "PIL"):  # fairseq lets every library tell all
-        logging.getLogger(library).setLevel(logging.WARNING)
-    kept = [args.kept / f"output-change-{scheme}.json" for scheme in KEPT]
-    draw_together(together.output_changes, kept, args.output / "analysis-output-change.png")
-    with tempfile.TemporaryDirectory() as folder:
-        found = [Path(folder, f"gradients-{number}.json") for number in range(len(gradients()))]
-        for arguments, path in zip(gradients(), found):
-            analyzed([*arguments, *sentences, "--json", "-o", str(path)])
-        draw_together(together.all_gradients, found, args.output / "analysis-gradients.png")
-        for name, arguments in figures(demo).items():
-            analyzed([*arguments, *sentences, "-o", str(Path(folder, name))])
-            with replacing(args.output / f"analysis-{name}.png") as part:
-                shutil.copyfile(Path(folder, f"{name}.png"), part)
-
-
-if __name__ == "__main__":
-    run(main)
+def all_gradients(results: Sequence[dict[str, Any]]) -> Figure:
+    """A row of panels a scheme; those of a column have one scale."""
+    drawn = Figure(figsize=(figure.WIDTH, 2.7 * len(results)), layout="constrained")
+    drawn.subfigures(len(results), 1)
+    for result, part in zip(results, drawn.subfigs):
+        gradients.fill(part.subplots(1, 3), result)
+        figure.headline(part, "Gradients", result)
+    for column in zip(*(part.axes for part in drawn.subfigs)):
+        low, high = zip(*(axes.get_ylim() for axes in column))
+        for axes in column:
+            axes.set_ylim(min(low), max(high))
+    return drawn

@@ -9,64 +9,59 @@ from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from recipes.compare import standing
-from recipes.compare.grid_table import read_results, spread
-from recipes.deeper import standing as deeper
+from recipes.compare import ranking
+from recipes.compare.intervals import spread
+from recipes.compare.rows import TITLES, Row, grouped, read_results, titled, values
 from recipes.deeper import summary
 from recipes.steps import results
 from recipes.steps.common import replacing, run
 from recipes.steps.logs import from_cell
-from recipes.steps.plugin import EVERY, SCHEMES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-Rows = list[dict[str, str]]
+Rows = list[Row]
 
 
 def compared(name: str, *without: str) -> Rows:
     """Each scheme at its best rate, less some columns."""
-    rows = standing.table(read_results([DOCS / name]))
-    titled = [{**row, "scheme": SCHEMES[row["scheme"]].title} for row in rows]
-    return [{column: text for column, text in row.items() if column not in without} for row in titled]
+    rows = titled(ranking.table(read_results([DOCS / name])))
+    return [{column: text for column, text in row.items() if column not in without} for row in rows]
 
 
-def by_method(recipe: str, measures: dict[str, Callable[[dict[str, str]], float]]) -> Rows:
-    """The runs of results.csv, a column a method: the mean and range over its seeds."""
+def by_method(recipe: str, column: str, measure: str, *updates: int) -> Rows:
+    """The runs of results.csv, a column a method: the mean and range over its seeds.
+
+    Args:
+        column: what they are judged by, and what it is called.
+        updates: at which the loss on validation is shown.
+    """
     runs = [row for row in results.read(DOCS / "results.csv") if row["recipe"] == recipe]
-    methods = {EVERY[row["method"]].title: [it for it in runs if it["method"] == row["method"]] for row in runs}
-    return [
-        {"": title} | {method: spread([measure(row) for row in rows], 2) for method, rows in methods.items()}
-        for title, measure in measures.items()
-    ]
-
-
-def bits(update: int, row: dict[str, str]) -> float:
-    return from_cell(row["valid"])[update]
-
-
-def valid(*updates: int) -> dict[str, Callable[[dict[str, str]], float]]:
-    """The validation losses at some updates, as measures."""
-    return {f"bits, update {update}": functools.partial(bits, update) for update in updates}
+    table: Rows = [{"": measure}, *({"": f"bits, update {update}"} for update in updates)]
+    for (method,), seeds in grouped(runs, "method").items():
+        curves = [from_cell(row["valid"]) for row in seeds]
+        measured = [[float(row[column]) for row in seeds], *([curve[update] for curve in curves] for update in updates)]
+        for row, numbers in zip(table, measured):
+            row[TITLES[method]] = spread(numbers, 2)
+    return table
 
 
 def on_top(name: str) -> Rows:
     """Accuracies with the most new layers, and of the head alone: seed 1 at each rate, every seed at the best."""
-    runs = deeper.read_results([DOCS / name])
+    runs = read_results([DOCS / name])
     deepest = max((run["layers"] for run in runs), key=int)
     runs = [run for run in runs if run["layers"] in (deepest, "0")]
-    rates = sorted({run["lr"] for run in runs}, key=float)
-    table = []
-    for row in summary.rows(runs):
-        tried = {it["lr"]: it["test"] for it in runs if it["scheme"] == row["scheme"] and it["seed"] == runs[0]["seed"]}
-        cells = {f"seed 1, {rate}": f"{tried[rate]:.2f}" if rate in tried else "" for rate in rates}
-        kept = {column: row[column] for column in ("best rate", "accuracy, test", "vs. Admin", "vs. Post-LN")}
-        table.append({"scheme": summary.title(row["scheme"]), **cells, **kept})
-    return table
+    rates = values(runs, "lr", float)
+    tried = {(run["scheme"], run["lr"]): f"{run['test']:.2f}" for run in runs if run["seed"] == "1"}
+    return titled(
+        {"scheme": row["scheme"]}
+        | {f"seed 1, {rate}": tried.get((row["scheme"], rate), "") for rate in rates}
+        | {column: row[column] for column in ("best rate", "accuracy, test", "vs. Admin", "vs. Post-LN")}
+        for row in summary.table(runs)
+    )
 
 
 def depth() -> Rows:
@@ -75,42 +70,35 @@ def depth() -> Rows:
         measured = json.loads((DOCS / f"output-change-{scheme}.json").read_text(encoding="utf-8"))
         for change, series in measured["series"].items():
             first, last = series["change"][0], series["change"][-1]
-            row = {"": f"{EVERY[scheme].title}, {change}", "at 6 layers": f"{first:.2g}", "at 48 layers": f"{last:.2g}"}
+            row = {"": f"{TITLES[scheme]}, {change}", "at 6 layers": f"{first:.2g}", "at 48 layers": f"{last:.2g}"}
             fits = {f"R² on {law}": f"{series['fits'][name]['r2']:.3f}" for law, name in LAWS.items()}
             table.append(row | {"ratio": f"{last / first:.1f}"} | fits)
     return table
 
 
-def median(row: dict[str, str]) -> str:
-    """A ratio and its range."""
-    return f"{float(row['ratio']):.2f} ({float(row['ratio_low']):.2f} to {float(row['ratio_high']):.2f})"
-
-
 def speed() -> Rows:
-    """A column a size; of memory and bytes the share of stock's."""
-    sizes: dict[str, dict[str, dict[str, str]]] = {}
+    """A column a size: ratios of time with their range; of memory and bytes the share of stock's."""
+    table = {name: {"": name} for name in (*STEPS.values(), *SHARES.values())}
     with (DOCS / "bench/speed.csv").open(encoding="utf-8", newline="") as file:
-        measured = list(csv.DictReader(file))
-    for row in measured:
-        size = f"{row['layers']}L-{row['decoder_layers']}L, width {row['width']}"
-        sizes.setdefault(size, {})[row["method"]] = row
-    table: Rows = [
-        {"": f"a step, {title}"} | {size: median(rows[method]) for size, rows in sizes.items()}
-        for title, method in {"Admin, fast": "admin", "Admin, plain": "admin-plain", "Pre-LN": "pre-ln"}.items()
-    ]
-    for title, column in SHARES.items():
-        shares = {size: float(rows["admin"][column]) / float(rows["post-ln"][column]) for size, rows in sizes.items()}
-        table.append({"": title} | {size: f"{share:.2f}" for size, share in shares.items()})
-    return table
+        sizes = grouped(csv.DictReader(file), "layers", "decoder_layers", "width")
+    for (layers, decoder_layers, width), rows in sizes.items():
+        size, methods = f"{layers}L-{decoder_layers}L, width {width}", {row["method"]: row for row in rows}
+        for method, name in STEPS.items():
+            ratio, low, high = (float(methods[method][f"ratio{end}"]) for end in ("", "_low", "_high"))
+            table[name][size] = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+        for column, name in SHARES.items():
+            table[name][size] = f"{float(methods['admin'][column]) / float(methods['post-ln'][column]):.2f}"
+    return list(table.values())
 
 
 LAWS = {"N": "linear", "log N": "logarithmic"}
-SHARES = {"bytes saved for the backward": "kept_mib", "peak memory of the process": "peak_mib"}
-SCORE: dict[str, Callable[[dict[str, str]], float]] = {"sacreBLEU, test": lambda row: float(row["score"])}
+STEPS = {"admin": "a step, Admin, fast", "admin-plain": "a step, Admin, plain", "pre-ln": "a step, Pre-LN"}
+SHARES = {"kept_mib": "bytes saved for the backward", "peak_mib": "peak memory of the process"}
+BLEU = "score", "sacreBLEU, test"
 TABLES: dict[str, Callable[[], Rows]] = {
-    "demo": lambda: by_method("demo", SCORE | valid(100, 250, 400, 700, 1000)),
-    "tatoeba": lambda: by_method("own/tatoeba_deen/de-en", SCORE | valid(1000, 2000)),
-    "language-model": lambda: by_method("lm-demo", {"perplexity, test": lambda row: float(row["perplexity"])}),
+    "demo": lambda: by_method("demo", *BLEU, 100, 250, 400, 700, 1000),
+    "tatoeba": lambda: by_method("own/tatoeba_deen/de-en", *BLEU, 1000, 2000),
+    "language-model": lambda: by_method("lm-demo", "perplexity", "perplexity, test"),
     "every-scheme": lambda: compared("compare.csv", "layers", "learned", "left the plateau at"),
     "multi30k": lambda: compared("multi30k.csv", "window", "left the plateau at"),
     "deeper": lambda: on_top("deeper.csv"),

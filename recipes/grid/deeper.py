@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recipes.compare.standing import Standing
-from recipes.deeper.standing import at_best_rates, read_results
+from recipes.compare.ranking import Ranking
+from recipes.compare.rows import read_results
+from recipes.deeper.summary import at_best_rates
 from recipes.grid import settings as kinds
 from recipes.grid.grids import Compare, Point
 from recipes.grid.run import Run
@@ -118,9 +119,5 @@ class Deeper(Compare):
     def trial(self) -> None:
         return None
 
-    def best(self, results: list[Path]) -> list[Standing]:
+    def best(self, results: list[Path]) -> list[Ranking]:
         return at_best_rates(read_results(results))
-
-    def tables(self, results: list[Path]) -> list[tuple[str, list[object]]]:
-        figure = self.folder / "accuracy.png"
-        return [("deeper.summary", [self.folder, *results]), ("deeper.figure", [figure, *results])]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.compare.grid_table import read_results
-from recipes.compare.standing import Standing, standings
+from recipes.compare.ranking import Ranking, rankings
+from recipes.compare.rows import read_results
 from recipes.grid import settings as kinds
 from recipes.grid.run import Run
 from recipes.machines import DEVICES, PRECISIONS
@@ -41,9 +41,6 @@ def scheme_options(scheme: str, ffn_init: str) -> list[str]:
 class Grid(abc.ABC):
     """A grid of translation models; what differs between them is in the classes below."""
 
-    figures = ["heatmap.png"]
-    by: list[str]
-    """the axes, but for the seed"""
     optimizer = ["--optimizer", "radam"]
     name: str
     settings: kinds.Translation
@@ -138,13 +135,13 @@ class Grid(abc.ABC):
 
     def tables(self, results: list[Path]) -> list[tuple[str, list[object]]]:
         """The programs that write tables and figures, with their arguments; and the first file is what is shown."""
-        return [("compare.grid_table", [self.folder, *results, "--by", *self.by])]
+        return [("figures.grid", [self.folder, *results])]
 
-    summary = ["table.md", "table.csv", "runs.csv", "heatmap.png"]
+    summary = ["table.md", "table.csv", "runs.csv", "rates.png"]
 
 
 class Sensitivity(Grid):
-    name, by = "sensitivity", ["scheme", "lr", "beta2"]
+    name = "sensitivity"
     settings: kinds.Sensitivity
 
     def schedule(self) -> list[str]:
@@ -157,12 +154,9 @@ class Sensitivity(Grid):
             axes = {"scheme": scheme, "lr": lr, "beta2": beta2, "seed": seed}
             yield Point(f"{scheme}-lr{lr}-b{beta2}-s{seed}", axes, [*options, "--seed", seed])
 
-    def tables(self, results: list[Path]) -> list[tuple[str, list[object]]]:
-        return [*super().tables(results), ("sensitivity.heatmap", [self.folder / "heatmap.png", *results])]
-
 
 class Warmup(Grid):
-    name, by = "warmup", ["scheme", "optimizer", "warmup", "lr"]
+    name = "warmup"
     settings: kinds.Warmup
     optimizer = ["--optimizer", "adam"]
     optimizers = {
@@ -180,13 +174,9 @@ class Warmup(Grid):
                 axes = {"scheme": scheme, "optimizer": optimizer, "warmup": warmup, "lr": lr, "seed": seed}
                 yield Point(f"{scheme}-{optimizer}-w{warmup}-lr{lr}-s{seed}", axes, options)
 
-    def tables(self, results: list[Path]) -> list[tuple[str, list[object]]]:
-        figure = ("sensitivity.heatmap", [self.folder / "heatmap.png", *results, "--against", "warmup"])
-        return [*super().tables(results), figure]
-
 
 class Compare(Grid):
-    name, by = "compare", ["scheme", "layers", "lr"]
+    name = "compare"
     settings: kinds.Compare
     optimizer = ["--optimizer", "radam", "--adam-betas", "(0.9, 0.98)"]
     summary = ["standing.md", "standing.csv", "table.md", "table.csv", "runs.csv", "rates.png", "curves.png"]
@@ -249,17 +239,11 @@ class Compare(Grid):
         seeds = s.SEEDS if trial else s.SEEDS[1:]
         yield [self.point(it.scheme, it.layers, it.best, seed) for seed in seeds for it in best]
 
-    def best(self, results: list[Path]) -> list[Standing]:
-        return standings(read_results(results))
+    def best(self, results: list[Path]) -> list[Ranking]:
+        return rankings(read_results(results))
 
     def tables(self, results: list[Path]) -> list[tuple[str, list[object]]]:
         """At every rate there are only the runs that tried them."""
         trial = self.trial()
-        tried = trial.folder / "runs.csv" if trial else None
-        searched: list[object] = ["--tried", tried, "--updates", self.settings.SHORT] if tried else []
-        return [
-            ("compare.standing", [self.folder, *results, *searched]),
-            *super().tables(results),
-            ("compare.rates", [self.folder / "rates.png", *([tried] if tried else results)]),
-            ("compare.curves", [self.folder / "curves.png", *results]),
-        ]
+        searched = ["--tried", trial.folder / "runs.csv", "--updates", self.settings.SHORT] if trial else []
+        return [("figures.grid", [self.folder, *results, *searched])]

@@ -11,7 +11,7 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU
 
-from recipes.compare.verdict import left_plateau, verdict
+from recipes.compare.outcome import left_plateau, verdict
 from recipes.steps import languages
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import read_lines, replacing

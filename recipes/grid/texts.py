@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from recipes.compare import reversed_corpus
+from recipes.compare.entropy import unigram_entropy
+from recipes.deeper import pairs
 from recipes.grid.deeper import Deeper
 from recipes.grid.grids import Grid
-from recipes.processes import call
+from recipes.steps.common import write_lines
 from recipes.steps.extract import extract
 
 
@@ -44,8 +48,8 @@ def generated(grid: Grid) -> None:
     s, text = grid.settings, grid.folder / "text"
     if (grid.data / "dict.b.txt").exists():
         return
-    for split, pairs in {"train": s.PAIRS, "valid": s.VALID_PAIRS, "test": s.TEST_PAIRS}.items():
-        call("compare.reversed_corpus", split, text / split, "--pairs", pairs, "--words", s.WORDS)
+    for split, size in {"train": s.PAIRS, "valid": s.VALID_PAIRS, "test": s.TEST_PAIRS}.items():
+        reversed_corpus.write(text, split, size, s.WORDS)
     languages = ["--source-lang", "a", "--target-lang", "b", "--joined-dictionary", "--destdir", "{}"]
     preprocess(grid.data, [*languages, *splits(f"{text}/", "train", "valid", "test")])
 
@@ -70,13 +74,13 @@ def for_classes(grid: Deeper) -> None:
     s, text = grid.settings, grid.folder / "text"
     if (grid.data / "dict.txt").exists():
         return
-    sizes = ["--pretrain", s.PRETRAIN, "--examples", s.EXAMPLES, "--held-out", s.HELD_OUT]
-    given: list[object] = ["--words", s.WORDS]
     if s.DATA:
         for language in s.PAIR.split("-"):
             extract(Path(s.DATA), [f"train.{language}"], text / f"raw/train.{language}")
-        given = ["--text", text / "raw", "--pair", s.PAIR]
-    call("deeper.pairs", text, *sizes, *given)
+        sentences = list(dict.fromkeys(pairs.read(text / "raw", s.PAIR)))
+    else:
+        sentences = pairs.generated(s.PRETRAIN + s.EXAMPLES + 2 * s.HELD_OUT, s.WORDS)
+    pairs.write(text, sentences, s.PRETRAIN, s.EXAMPLES, s.HELD_OUT)
     three = ("train", "valid", "test")
     one: list[object] = ["--only-source"]
     preprocess(
@@ -94,6 +98,5 @@ def make(grid: Grid) -> None:
     generated(grid) if grid.generated else of_a_recipe(grid)
     entropy = grid.folder / "entropy.json"
     if not entropy.exists():
-        command = [sys.executable, "-m", "recipes.compare.entropy", str(grid.data)]
-        command += ["--pair", grid.pair, "-o", str(entropy)]
-        subprocess.run(command, check=True)
+        bits = unigram_entropy(grid.data, grid.source, grid.target)
+        write_lines(entropy, [json.dumps({"bits": bits})])

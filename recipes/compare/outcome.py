@@ -1,0 +1,93 @@
+"""How a run came out: did it learn, stay on the plateau, or diverge, and at what loss did it end?
+
+H is the entropy of one target token, end of sentence included, over the training set: the loss of a model that knows
+how frequent every word is and nothing else.
+
+    diverged   it stopped because a loss or gradient was no longer finite, update after update overflowed; or the last
+               loss is not finite, or above 1.5 H: confidently wrong
+    plateau    the last validation is above 0.8 H. (On the generated corpus a model that ends every sentence where it
+               should, and guesses the words, is at 0.92 H: still on the plateau.)
+    learned    else
+
+The outcome of a run is the mean of its last validations: one alone is noise on top of an effect.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from recipes.steps.logs import Log
+
+PLATEAU, EXPLODED = 0.8, 1.5
+LAST = 4
+"""Validations whose mean is the outcome."""
+FALLING = 0.02
+"""Share of the mean before by which a run that is still falling ends lower."""
+
+
+class Verdict(NamedTuple):
+    """How a run ended; `update` is where it diverged (the last logged, or the first bad loss), else None."""
+
+    kind: str
+    update: int | None = None
+
+
+def verdict(log: Log, entropy: float, stopped: bool) -> Verdict:
+    """Judge a finished run.
+
+    Args:
+        entropy: H, in bits per token.
+        stopped: whether training stopped itself because it had diverged.
+    """
+    bad: dict[int, bool] = {}
+    for update, bits in sorted([*log.train.items(), *log.valid.items()], key=lambda point: point[0]):
+        bad[update] = bad.get(update, False) or not bits <= EXPLODED * entropy  # nan is bad
+    if stopped:
+        return Verdict("diverged", max(bad, default=0))
+    if bad[max(bad)]:
+        good = max((update for update in bad if not bad[update]), default=-1)
+        return Verdict("diverged", next(update for update in bad if update > good))
+    return Verdict("plateau" if log.valid[max(log.valid)] > PLATEAU * entropy else "learned")
+
+
+def left_plateau(valid: dict[int, float], entropy: float) -> float | None:
+    """The update at which validation fell below the plateau's bound; between two validations, on the straight line.
+
+    None if it never does.
+    """
+    bound = PLATEAU * entropy
+    before, higher = 0, math.nan
+    for update, bits in sorted(valid.items()):
+        if bits < bound:
+            share = (higher - bound) / (higher - bits) if math.isfinite(higher) else 1.0
+            return before + (update - before) * share
+        before, higher = update, bits
+    return None
+
+
+def mean_of_last(valid: dict[int, float]) -> float:
+    """The mean of the last validations, nan without any. Bits per token, by update."""
+    last = [valid[update] for update in sorted(valid)[-LAST:]]
+    return sum(last) / len(last) if last else math.nan
+
+
+def still_falling(valid: dict[int, float]) -> bool:
+    """Whether the outcome is clearly below the mean of as many validations before; never with too few to tell."""
+    before = {update: valid[update] for update in sorted(valid)[-2 * LAST : -LAST]}
+    return len(before) == LAST and mean_of_last(valid) < (1 - FALLING) * mean_of_last(before)
+
+
+def _bounded(row: dict[str, Any], bits: float | None) -> float:
+    bound = EXPLODED * row["entropy"]
+    return min(bits, bound) if bits is not None and math.isfinite(bits) else bound
+
+
+def last(row: dict[str, Any]) -> float:
+    """A run's last loss on validation, as `loss` bounds it: by it the rate was chosen that further seeds run at."""
+    return _bounded(row, row["bits"])
+
+
+def loss(row: dict[str, Any]) -> float:
+    """A run's outcome, in bits per token; of one that diverged the bound beyond which a run has, and no more of any."""
+    return _bounded(row, None if row["verdict"] == "diverged" else mean_of_last(row["valid"]))

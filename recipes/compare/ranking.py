@@ -1,0 +1,171 @@
+"""How the schemes of a comparison stand: each at its own best learning rate, with intervals over the seeds.
+
+The table has a row a scheme and depth:
+
+    best rate   by the seeds that every rate was tried with: the one with most that learned; of those the one with the
+                lowest mean of the last loss on validation; `edge`: no rate beyond it was tried; `as good`: rates at
+                which as many seeds learned, three or more, and whose loss is not shown to be higher
+    window      the rates at which every seed learned
+    left        the update at which validation fell below the plateau's bound
+    bits, BLEU  the outcome, which is the mean of the last four validations, and the score of the test set, which chose
+                nothing; of one seed or two, each value
+    falling     the runs whose outcome is more than 2 % below the mean of the four validations before
+    vs. Admin   the difference to Admin's row, seed by seed: the same batches in the same order. Its interval spans
+                those at all rates that are as good, so that no verdict hangs on which of them came out best
+    Welch       the ratio of the losses less one, by Welch's interval on their logarithms, which pairs no seeds
+
+Intervals are Student's t at 95 % over the seeds. A difference counts if its interval, from three seeds or more, is on
+one side of zero; else none was shown. Many rows are compared at once: one in twenty will count by chance. A run that
+diverged counts with the loss beyond which a run has diverged, and with BLEU 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from recipes.compare.intervals import FEWEST, NOT_SHOWN, Interval, contrast, judged, shown, told
+from recipes.compare.outcome import last, loss, still_falling
+from recipes.compare.rows import Row, grouped
+
+BASE = "admin"
+Seeds = dict[str, Row]
+Measure = Callable[[Row], float]
+
+
+def score(row: Row) -> float:
+    """A run's BLEU on the test set."""
+    return row["bleu"] or 0.0
+
+
+def learned(runs: Seeds) -> int:
+    return sum(row.get("verdict") == "learned" for row in runs.values())
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A scheme at one depth: its runs by rate, ascending, and seed; its best rate, and the rates that are as good."""
+
+    scheme: str
+    layers: str
+    runs: dict[str, Seeds]
+    best: str
+    as_good: list[str]
+
+    @property
+    def at_best(self) -> Seeds:
+        return self.runs[self.best]
+
+    @property
+    def window(self) -> list[str]:
+        return [rate for rate, runs in self.runs.items() if learned(runs) == len(runs)]
+
+
+def seeds_of_all(runs: dict[str, Seeds]) -> set[str]:
+    """The seeds that every rate was tried with."""
+    return set.intersection(*map(set, runs.values()))
+
+
+def with_seeds_of_all(runs: dict[str, Seeds]) -> dict[str, Seeds]:
+    """The runs with such seeds, if there are any: a rate is no better for seeds that another was not tried with."""
+    seeds = seeds_of_all(runs)
+    return {rate: {seed: them[seed] for seed in them if not seeds or seed in seeds} for rate, them in runs.items()}
+
+
+def paired(ours: Seeds, theirs: Seeds, measure: Measure) -> Interval | None:
+    """What a measure of our runs is more than of theirs, over the seeds that both have; None if they share none."""
+    differences = [measure(ours[seed]) - measure(theirs[seed]) for seed in ours if seed in theirs]
+    return contrast([(1, differences)]) if differences else None
+
+
+def rankings(rows: Sequence[Row], chosen_by: Measure = last, measure: Measure = loss) -> list[Ranking]:
+    """One for each scheme and depth, in the order of appearance.
+
+    Args:
+        chosen_by: what is lowest, on the mean, at the best rate.
+        measure: what may not be shown to be higher at a rate that is as good.
+    """
+
+    def order(runs: Seeds) -> tuple[float, ...]:
+        return -learned(runs), fmean(map(chosen_by, runs.values()))
+
+    def no_higher(runs: Seeds, best: Seeds) -> bool:
+        ours, theirs = with_seeds_of_all({"other": runs, "best": best}).values()
+        return learned(ours) >= learned(theirs) and judged(paired(ours, theirs, measure), True) in (NOT_SHOWN, "ahead")
+
+    ranked = []
+    for (scheme, layers), tried in grouped(rows, "scheme", "layers").items():
+        rates = sorted(grouped(tried, "lr").items(), key=lambda item: float(item[0][0]))
+        runs = {rate: {row["seed"]: row for row in same} for (rate,), same in rates}
+        shared = with_seeds_of_all(runs)
+        best = min(runs, key=lambda rate: order(shared[rate]))
+        others = [rate for rate in runs if rate != best and no_higher(runs[rate], runs[best])]
+        ranked.append(Ranking(scheme, layers, runs, best, others))
+    return ranked
+
+
+def difference(one: Ranking, other: Ranking, measure: Measure) -> Interval | None:
+    """What a measure of one scheme is more than of the other, at their best rates; None if they share no seed there.
+
+    The interval reaches from the lowest to the highest of those at all pairs of their best rates and others as good.
+    """
+    best = paired(one.at_best, other.at_best, measure)
+    if best is None:
+        return None
+    pairs = itertools.product((one.best, *one.as_good), (other.best, *other.as_good))
+    them = [paired(one.runs[ours], other.runs[theirs], measure) for ours, theirs in pairs]
+    enough = [it for it in them if it and it.count >= min(best.count, FEWEST)]
+    return Interval(best.mean, min(it.low for it in enough), max(it.high for it in enough), best.count)
+
+
+def ratio(one: Ranking, other: Ranking) -> Interval:
+    """Welch's interval of one scheme's losses over the other's, less one, at their best rates."""
+    ours, theirs = ([math.log(loss(row)) for row in it.at_best.values()] for it in (one, other))
+    logs = contrast([(1, ours), (-1, theirs)])
+    return Interval(math.expm1(logs.mean), math.expm1(logs.low), math.expm1(logs.high), logs.count)
+
+
+def versus(one: Ranking, other: Ranking | None, measure: Measure, digits: str, lower_is_better: bool) -> str:
+    """What the difference to another scheme shows, if there is one."""
+    return shown(difference(one, other, measure), digits, lower_is_better) if other and other is not one else ""
+
+
+def rate(ranking: Ranking, tried: Ranking) -> str:
+    """The best rate, whether it is at the edge of those that were tried, and those that are as good."""
+    rates = list(tried.runs)
+    notes = ["edge"] if len(rates) > 2 and ranking.best in (rates[0], rates[-1]) else []
+    notes += [f"as good: {' '.join(ranking.as_good)}"] if ranking.as_good else []
+    return ranking.best + (f" ({', '.join(notes)})" if notes else "")
+
+
+def table(rows: Sequence[Row], tried: Sequence[Row] | None = None) -> list[Row]:
+    """A row a scheme and depth.
+
+    Args:
+        tried: other runs, which showed each scheme's window and best rate; default: the rows themselves.
+    """
+    ranked = rankings(rows)
+    bases = {it.layers: it for it in ranked if it.scheme == BASE}
+    search = {(it.scheme, it.layers): it for it in (rankings(tried) if tried else ranked)}
+    written = []
+    for it in ranked:
+        runs, base = list(it.at_best.values()), bases.get(it.layers)
+        left = [row["left"] for row in runs if row["left"] is not None]
+        written.append({
+            "scheme": it.scheme,
+            "layers": it.layers,
+            "best rate": rate(it, search[it.scheme, it.layers]),
+            "learned": f"{learned(it.at_best)} of {len(runs)}",
+            "window": " ".join(search[it.scheme, it.layers].window) or "-",
+            "left the plateau at": told(left, ".0f") if len(left) == len(runs) else "-",
+            "bits, valid": told(list(map(loss, runs)), ".3f"),
+            "still falling": f"{sum(still_falling(row['valid']) for row in runs)} of {len(runs)}",
+            "BLEU, test": told(list(map(score, runs)), ".2f"),
+            "bits vs. Admin": versus(it, base, loss, "+.3f", True),
+            "loss vs. Admin, Welch": shown(ratio(it, base), "+.1%", True) if base and base is not it else "",
+            "BLEU vs. Admin": versus(it, base, score, "+.2f", False),
+        })  # fmt: skip
+    return written

@@ -1,0 +1,68 @@
+"""The figures of README.md and docs/, except report.png: `make figures`.
+
+    python -m recipes.figures.docs runs -o docs/images
+
+draws the rows and numbers that docs/ keeps; fresh models, on the demo's sentences where it has been run, else on random
+words, as the figure then says; and what is in runs/demo, of all three methods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+
+from fairseq_admin import cli
+from fairseq_admin.analysis import figure
+from recipes.compare.rows import read_results
+from recipes.figures import accuracy, analysis, curves, demo, rates
+from recipes.figures.drawing import save
+from recipes.steps.common import replacing, run
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+GRIDS = {
+    "compare": (rates.draw, "compare.csv"),
+    "sensitivity": (rates.draw, "sensitivity.csv"),
+    "multi30k-curves": (curves.draw, "multi30k.csv"),
+    "deeper": (accuracy.draw, "deeper.csv"),
+}
+"""How rows are drawn, and which."""
+
+
+def draw_analysis(runs: Path, folder: Path) -> None:
+    """The figures of docs/analysis.md."""
+    data = runs / "demo/data/bin"
+    sentences = ["--data", str(data)] if (data / "dict.de.txt").exists() else ["--random-tokens"]
+    numbers = {path.stem: path for path in DOCS.glob("output-change-*.json")}
+    for name, arguments in analysis.measurements(runs / "demo").items():
+        if status := cli.main(["analyze", *arguments, *sentences, "-o", str(folder / name)]):
+            raise SystemExit(status)  # it has said what is wrong
+        numbers[name] = folder / f"{name}.json"
+    for name, draw in {"output-change": analysis.output_changes, "gradients": analysis.all_gradients}.items():
+        schemes = [f"{name}-{scheme}" for scheme in ("post-ln", "pre-ln", "admin")]
+        results = [json.loads(numbers[it].read_text(encoding="utf-8")) for it in schemes if it in numbers]
+        figure.save(draw, results, folder / f"{name}.png", folder / f"{name}.svg")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", type=Path, help="the folder with demo/ in it")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
+    args = parser.parse_args()
+    for library in ("matplotlib", "PIL"):  # fairseq lets every library tell all
+        logging.getLogger(library).setLevel(logging.WARNING)
+    for name, (draw, rows) in GRIDS.items():
+        save(draw(read_results([DOCS / rows])), args.output / f"{name}.png")
+    with tempfile.TemporaryDirectory() as folder:
+        draw_analysis(args.runs, Path(folder))
+        for path in Path(folder).glob("*.png"):
+            with replacing(args.output / f"analysis-{path.name}") as part:
+                shutil.copyfile(path, part)
+    save(demo.draw(demo.demo_runs(args.runs)), args.output / "demo-loss.png", dpi=180)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,59 @@
+"""What the figures of losses share: how they are written, and the axis of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from recipes.compare.outcome import EXPLODED, PLATEAU
+from recipes.steps.common import replacing
+
+if TYPE_CHECKING:
+    from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours
+else:
+    from recipes.plugin.analysis.figure import ALWAYS, COLOURS, few_colours
+
+__all__ = ["ALWAYS", "BITS", "COLOURS", "MARKERS", "loss_axes", "save", "subplots"]
+
+MARKERS = dict(zip(ALWAYS, "osD"))
+BITS = "bits per token, validation"
+
+
+def subplots(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
+    """A figure and its panels. Shape (rows, columns)."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def loss_axes(panels: Iterable[Axes], losses: Iterable[float], entropy: float) -> None:
+    """Give panels a logarithmic axis of losses, which shows how far apart the low ones are, with its landmarks.
+
+    It begins a little below the lowest and ends a little above the highest, or the plateau's bound.
+
+    Args:
+        losses: those that are shown; one that has exploded says no more than that.
+    """
+    bound = PLATEAU * entropy
+    known = [bits for bits in losses if 0 < bits]
+    low, top = 0.95 * min([bound, *known]), 1.05 * min(max([bound, *known]), EXPLODED * entropy)
+    landmarks = (entropy, ":", "entropy of a token"), (bound, "--", f"plateau ({PLATEAU} of the entropy)")
+    for axes in panels:
+        for level, style, label in landmarks:
+            if level < top:
+                axes.axhline(level, color="grey", linewidth=0.8, linestyle=style, label=label)
+        axes.set(yscale="log", ylim=(low, top))
+        axes.yaxis.set_major_locator(LogLocator(subs=range(1, 10) if top < 10 * low else (1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+
+
+def save(figure: Figure, path: Path, dpi: int = 130) -> None:
+    """Write a PNG, whole or not at all."""
+    with replacing(path) as part:
+        figure.savefig(part, format="png", dpi=dpi)
+        few_colours(part)

@@ -1,0 +1,121 @@
+"""The tables and figures of a grid of runs.
+
+    python -m recipes.figures.grid RUN RUN/*/result.json
+
+writes RUN/runs.csv, a row a run, RUN/table.csv and table.md, a row a place in the grid, and rates.png; of make compare
+also standing.csv and standing.md (recipes/compare/ranking.py) and curves.png; of make deeper the table of
+recipes/deeper/summary.py and accuracy.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from recipes.compare import ranking
+from recipes.compare.intervals import LEVEL, spread
+from recipes.compare.outcome import EXPLODED, LAST, PLATEAU, mean_of_last
+from recipes.compare.rows import Row, axes, grouped, read_results, titled, values, write_runs, write_table
+from recipes.deeper import summary
+from recipes.figures import accuracy, curves, rates
+from recipes.figures.drawing import save
+from recipes.steps.common import run
+from recipes.steps.logs import read_log
+
+
+def outcome(rows: Sequence[Row]) -> str:
+    """As in "2 learned, 1 diverged (update 130)"."""
+    parts = []
+    for kind in ("learned", "plateau", "diverged"):
+        updates = [str(row["update"]) for row in rows if row["verdict"] == kind]
+        at = f" (update {', '.join(updates)})" if kind == "diverged" else ""
+        parts += [f"{len(updates)} {kind}{at}"] if updates else []
+    return ", ".join(parts)
+
+
+def places(rows: Sequence[Row]) -> list[Row]:
+    """A row a place in the grid: how its seeds came out."""
+    names = axes(rows[0])
+    table = []
+    for place, runs in grouped(rows, *names).items():
+        row = {**dict(zip(names, place)), "runs": str(len(runs)), "outcome": outcome(runs)}
+        row["bits, valid"] = spread([mean_of_last(run["valid"]) for run in runs], 3)
+        table.append({**row, "BLEU": spread([run["bleu"] for run in runs], 2)})
+    return table
+
+
+def made_by(rows: Sequence[Row]) -> str:
+    """Which code made the rows, on what, and how long it took."""
+    code, machines = (", ".join(values(rows, name)) for name in ("commit", "hardware"))
+    hours = sum(row["seconds"] for row in rows) / 3600
+    return f"Commit {code}; {machines}; {hours:.2f} hours of updates in {len(rows)} runs."
+
+
+def notes(rows: Sequence[Row]) -> Iterator[str]:
+    """What holds for a whole table of translation models."""
+    entropy = ", ".join(sorted({f"{row['entropy']:.3f}" for row in rows}))
+    yield (
+        f"Bits: of a run the mean of its last {LAST} validations. Mean over the seeds, and the range. "
+        f"One target token has an entropy of {entropy} bits: above {PLATEAU} of it "
+        f"a run is on the plateau, above {EXPLODED} of it, or no longer finite, diverged (recipes/compare/outcome.py)."
+    )
+    yield from (f"BLEU: {text}" for text in values((row for row in rows if row["signature"]), "signature"))
+    yield made_by(rows)
+
+
+def chosen(rows: Sequence[Row], searched: str = "") -> str:
+    """How the rate of a table's row was chosen, and what its brackets are."""
+    among = ", ".join(values(rows, "lr", float))
+    return f"best of the rates {among}{searched}; brackets: Student's t over the seeds, {LEVEL:.0%}."
+
+
+def compared(folder: Path, rows: Sequence[Row], tried: Sequence[Row] | None, updates: int | None) -> None:
+    """How the schemes stand, and the figures of that."""
+    table = ranking.table(rows, tried)
+    searched = ""
+    if tried:
+        seeds = ", ".join(values(tried, "seed"))
+        searched = f" (the rates, and so the window, were tried in runs of {updates} updates on seed {seeds})"
+    else:
+        seed, *more = set.intersection(*({*values(runs, "seed")} for runs in grouped(rows, "lr").values())) or ["", ""]
+        if not more and len(values(rows, "seed")) > 1:
+            searched = f" (the rates were tried on seed {seed})"
+    rule = (
+        f"A loss is the mean of the last {LAST} validations. Each scheme at its {chosen(tried or rows, searched)} "
+        f"{len(table)} rows are compared at once. What the columns are: recipes/compare/ranking.py."
+    )
+    write_table(folder / "standing", table, [*notes(rows), rule], titled(table))
+    save(curves.draw(rows), folder / "curves.png")
+
+
+def classified(folder: Path, rows: Sequence[Row]) -> None:
+    """How new layers on a pre-trained encoder came out."""
+    table, valid = summary.table(rows), read_log(folder / "encoder/train.log").valid
+    rule = f"Each at its {chosen(rows)} What the columns are: recipes/deeper/summary.py."
+    encoder = f"The encoder needs {valid[max(valid)]:.3f} bits a masked word on validation, after {max(valid)} updates."
+    write_table(folder / "table", table, [rule, encoder, made_by(rows)], titled(table))
+    save(accuracy.draw(rows), folder / "accuracy.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--tried", type=Path, help="runs.csv of the short runs that the rates were tried with")
+    parser.add_argument("--updates", type=int, help="how long those were")
+    args = parser.parse_args()
+    rows = read_results(args.results)
+    write_runs(args.folder / "runs.csv", rows)
+    if "diverged" in rows[0]:
+        classified(args.folder, rows)
+        return
+    write_table(args.folder / "table", places(rows), [*notes(rows)])
+    tried = read_results([args.tried]) if args.tried else None
+    save(rates.draw(tried or rows), args.folder / "rates.png")
+    if "layers" in rows[0]:
+        compared(args.folder, rows, tried, args.updates)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,104 @@
+"""What docs/protocol.md claims, from the rows of its runs alone.
+
+    python -m recipes.figures.protocol docs/protocol.csv -o protocol.png
+
+prints each comparison whose runs are all there, and the power that the spread of the rows gives it; and draws every
+run with the means of its group. The runs that chose a rate (the pilots) are in none of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from recipes.compare.intervals import LEVEL, Interval, contrast
+from recipes.compare.outcome import loss
+from recipes.compare.rows import TITLES, Row, grouped, read_results
+from recipes.figures import curves
+from recipes.figures.drawing import save
+from recipes.steps.common import run
+
+SEEDS = "456789"
+MARGIN = 0.05
+"""Bits within which two methods are equivalent."""
+DRAWS = 40_000
+MISSING = "not all of its runs are there"
+
+
+def welch(pre_ln: Any, admin: Any, level: float = LEVEL) -> Interval:
+    """Pre-LN - Admin."""
+    return contrast([(1, pre_ln), (-1, admin)], level)
+
+
+def first(pre_ln: Sequence[float], admin: Sequence[float]) -> str:
+    """Is there a difference, and by two one-sided tests, is it small?"""
+    whole, narrow = welch(pre_ln, admin), welch(pre_ln, admin, 0.9)
+    claims = ["Admin ends ahead"] if whole.low > 0 else ["Admin ends behind"] if whole.high < 0 else []
+    claims += [f"equivalent within {MARGIN} bits"] if -MARGIN < narrow.low and narrow.high < MARGIN else []
+    return f"{' and '.join(claims) or 'not decided'}: {whole:+.3f} bits; 90 % interval: {narrow:+.3f}"
+
+
+def second(deep: Sequence[Sequence[float]], shallow: Sequence[Sequence[float]]) -> str:
+    """Does the difference hang on the depth? Each is of Pre-LN and Admin."""
+    found = contrast([*zip((1, -1), deep), *zip((-1, 1), shallow)])
+    claim = "grows with depth" if found.low > 0 else "shrinks with depth" if found.high < 0 else "not shown"
+    return f"{claim}: {found:+.3f} bits"
+
+
+def power(deviations: Sequence[float], difference: float) -> tuple[float, float]:
+    """The shares of draws that show a difference, and that show equivalence.
+
+    Args:
+        deviations: of Pre-LN's and Admin's outcomes, which are normal.
+        difference: between their means, in bits.
+    """
+    generator = np.random.default_rng(1)
+    pre_ln, admin = (generator.normal(0, deviation, (DRAWS, len(SEEDS))) for deviation in deviations)
+    whole, narrow = (welch(pre_ln + difference, admin, level) for level in (LEVEL, 0.9))
+    seen = np.logical_or(np.greater(whole.low, 0), np.less(whole.high, 0))
+    equivalent = np.logical_and(np.greater(narrow.low, -MARGIN), np.less(narrow.high, MARGIN))
+    return float(seen.mean()), float(equivalent.mean())
+
+
+def group(runs: Sequence[Row]) -> str:
+    """A mean, with what went wrong in it."""
+    failed = [f"; seed {row['seed']} {row['verdict']}" for row in runs if row["verdict"] != "learned"]
+    bits, bleu = list(map(loss, runs)), fmean(row["bleu"] or 0 for row in runs)
+    return f"{fmean(bits):.3f} bits, standard deviation {stdev(bits):.3f}, BLEU {bleu:.2f}{''.join(failed)}"
+
+
+def claims(rows: Sequence[Row]) -> list[str]:
+    """What can be said of the runs that count, a line each."""
+    groups = {place: runs for place, runs in grouped(rows, "layers", "scheme").items() if len(runs) == len(SEEDS)}
+    lines = [f"{TITLES[scheme]}, {layers}L-{layers}L: {group(runs)}" for (layers, scheme), runs in groups.items()]
+    both = {}
+    for depth in ("18", "6"):
+        if (depth, "pre-ln") in groups and (depth, "admin") in groups:
+            both[depth] = [list(map(loss, groups[depth, scheme])) for scheme in ("pre-ln", "admin")]
+    lines.append(f"Pre-LN - Admin at 18L-18L: {first(*both['18']) if '18' in both else MISSING}")
+    lines.append(f"The difference of that to 6L-6L: {second(both['18'], both['6']) if len(both) > 1 else MISSING}")
+    for depth, outcomes in both.items():
+        deviations = list(map(stdev, outcomes))
+        seen = ", ".join(f"{power(deviations, bits)[0]:.2f} for {bits}" for bits in (0.05, 0.03, 0.02))
+        lines.append(f"Power at {depth}L-{depth}L: {seen} bits; for equivalence {power(deviations, 0)[1]:.2f}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("-o", "--figure", type=Path)
+    args = parser.parse_args()
+    rows = [row for row in read_results([args.rows]) if row["seed"] in SEEDS]
+    print("\n".join(claims(rows)))
+    if args.figure:
+        save(curves.draw(rows), args.figure)
+
+
+if __name__ == "__main__":
+    run(main)
