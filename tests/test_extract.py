@@ -17,6 +17,7 @@ from conftest import process
 
 from recipes.steps.common import read_lines
 from recipes.steps.extract import extract
+from recipes.steps.guard import clear
 
 NOISE = bytes(range(32, 127)) * 2000 + b"\n"
 
@@ -198,6 +199,7 @@ def test_killed_midway_nothing_looks_finished(tmp_path, out):
     killed.kill()
     killed.join()
     assert "text" not in names(out.parent)
+    clear(out.parent)
     extract(archive, ["text"], out)
     assert out.read_bytes() == text and names(out.parent) == {"text"}
 

@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 from conftest import process
 
+from recipes.processes import supervise
 from recipes.steps import bpe, cleaning, common, lengths, streaming, tokenise
 from recipes.steps.cleaning import Cleaner
 from recipes.steps.common import read_lines, write_lines
+from recipes.steps.guard import clear
 from recipes.steps.split import split
 from recipes.steps.text import BPE, Text, remove_bpe
 
@@ -380,19 +382,28 @@ def _alive(process: str) -> bool:
         return False
 
 
+def _children(process: object) -> list[str]:
+    return Path(f"/proc/{process}/task/{process}/children").read_text().split()
+
+
+def _supervised(*given: object) -> None:
+    supervise(lambda: tokenise.tokenise(*given))
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see the workers")
 def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path):
     """The killed run has a text of forty blocks, and is at work for half a minute after its first is written."""
     texts = {path: path.read_bytes() for path in tmp_path.glob("raw.*")}
     for path, text in texts.items():
         path.write_bytes(text * 20)
-    killed = process(tokenise.tokenise, tmp_path / "text.json", many, tmp_path / "tok/x")
+    killed = process(_supervised, tmp_path / "text.json", many, tmp_path / "tok/x")
     killed.start()
     deadline = time.monotonic() + 60
     while not any(path.stat().st_size for path in (tmp_path / "tok").glob("*.part")):
         assert killed.is_alive() and time.monotonic() < deadline
         time.sleep(0.002)
-    workers = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
+    _, step = _children(killed.pid)  # after what watches over it
+    workers = _children(step)
     killed.kill()
     killed.join(30)
     assert len(workers) == streaming.cores()
@@ -403,6 +414,7 @@ def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path):
     for path, text in texts.items():
         path.write_bytes(text)
     for out in ("tok", "other"):
+        clear(tmp_path / out)
         tokenise.tokenise(tmp_path / "text.json", many, tmp_path / out / "x")
         assert names(tmp_path / out) == {"x.de", "x.en"}
     for language in ("de", "en"):

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
+from tqdm.utils import CallbackIOWrapper
 
 if TYPE_CHECKING:
     from fairseq_admin import bar as plain
 else:
     from recipes.plugin import bar as plain
 
-BLOCK = 1 << 18
-
 
 @contextmanager
-def bar(title: str, total: int | None, done: int = 0, unit: str = "B") -> Iterator[tqdm]:
-    """A bar that counts bytes, or what `unit` names; `update` it. Log messages of the block do not break it.
+def bar(title: str, total: int | None, done: int = 0) -> Iterator[tqdm]:
+    """A bar that counts bytes; `update` it. Log messages of the block do not break it.
 
     Args:
         title: what is done to what.
         total: bytes in all, if they are known.
         done: bytes that an earlier run did.
     """
-    opened = plain.bar(title, total, unit, scaled=True, done=done, speaker="")
+    opened = plain.bar(title, total, "B", scaled=True, done=done, speaker="")
     with logging_redirect_tqdm(tqdm_class=type(opened)), opened as shown:
         yield shown
 
@@ -38,19 +36,8 @@ def texts(title: str, *paths: str | Path) -> Any:
     return bar(title, sum(path.stat().st_size for path in map(Path, paths) if path.is_file()))
 
 
-class _Counted(FileIO):
-    def __init__(self, path: str | Path, shown: tqdm) -> None:
-        super().__init__(path)
-        self.shown = shown
-
-    def readinto(self, buffer: Any) -> int | None:
-        count = super().readinto(buffer)
-        self.shown.update(count)
-        return count
-
-
 @contextmanager
 def reading(title: str, path: str | Path) -> Iterator[BinaryIO]:
     """The file, opened; a bar shows how much of it was read."""
-    with texts(title, path) as shown, BufferedReader(_Counted(path, shown), BLOCK) as file:
-        yield file
+    with open(path, "rb") as file, texts(title, path) as shown:
+        yield CallbackIOWrapper(shown.update, file, "read")  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import logging
 import os
@@ -18,27 +17,12 @@ Kinds = Mapping[str, type | tuple[type, ...]]
 """What an object's entries are, by name; of several types, any."""
 
 
-def _runs(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except PermissionError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """A name next to `path` to write to; it takes `path`'s place only when the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    host = platform.node()
-    part = path.with_name(f"{path.name}.{host}.{os.getpid()}.part")
-    for left in path.parent.glob(glob.escape(f"{path.name}.{host}.") + "*.part"):
-        # What a killed process left of the same file.
-        if not _runs(left.name.split(".")[-2]):
-            left.unlink(missing_ok=True)
+    part = path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
         yield part
         os.replace(part, path)
@@ -103,19 +87,14 @@ def decoded(lines: list[bytes], path: str | Path, first: int = 1) -> list[str]:
     """
     try:
         text = b"".join(lines).decode("utf-8").split("\n")
-    except UnicodeDecodeError:
-        for number, line in enumerate(lines, first):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path}: line {number} is not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}); "
-                    "convert the file first, for instance with iconv -f latin1 -t utf-8."
-                ) from None
-        raise
-    if not text[-1]:
-        text.pop()
-    return text
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start]
+        number, column = first + before.count(b"\n"), error.start - before.rfind(b"\n")
+        raise ValueError(
+            f"{path}: line {number} is not UTF-8 (byte 0x{error.object[error.start]:02x} at column {column}); convert "
+            "the file first, for instance with iconv -f latin1 -t utf-8."
+        ) from None
+    return text if text[-1] else text[:-1]
 
 
 def read_object(path: Path, kinds: Kinds, expected: str) -> dict[str, Any]:
@@ -138,18 +117,6 @@ def read_object(path: Path, kinds: Kinds, expected: str) -> dict[str, Any]:
     return found
 
 
-def check_rate(path: Path, rate: str) -> None:
-    """Refuse a learning rate that is no number.
-
-    Raises:
-        ValueError: it is none; the message names the file.
-    """
-    try:
-        float(rate)
-    except ValueError:
-        raise ValueError(f"{path}: its lr is {rate}; expected a number, as 1e-3.") from None
-
-
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     """Write the lines as UTF-8, all of them or no file."""
     with writing(path) as (out,):
@@ -157,22 +124,22 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a step's main: what the user can fix is one line on stderr and exit status 2, not a traceback."""
+    """Run a program's main: what the user can fix is one line on stderr and exit status 2, not a traceback."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    status, said = 2, ""
     try:
-        main()
+        return main()
     except ValueError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
+        said = str(error)
     except BrokenPipeError:
         # Whoever read what is printed has read enough. Python would write the rest at its end, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(128 + signal.SIGPIPE) from None
+        status = 128 + signal.SIGPIPE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        said = f"{error.strerror or error}. Check the path and its permissions, or make room, and run again."
-        print(f"{where}{said}", file=sys.stderr)
-        raise SystemExit(2) from None
+        said = f"{where}{error.strerror or error}. Check the path and its permissions, or make room, and run again."
     except KeyboardInterrupt:
-        # The status that a shell gives a process ended by an interrupt.
-        raise SystemExit(130) from None
+        status = 128 + signal.SIGINT
+    if said:
+        print(said, file=sys.stderr)
+    raise SystemExit(status)

@@ -1,15 +1,11 @@
-"""Pass fairseq's output on as one short line per interval, for a terminal or a log.
-
-    fairseq-train ... 2>&1 | tee -a train.log | python -m recipes.steps.progress --updates 900
+"""fairseq's output in short: a line per interval, for a terminal or a log.
 
 Warnings, errors and whatever is not fairseq's own log go through unchanged, so a traceback is never hidden.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator
 
@@ -79,20 +75,3 @@ def progress(
         elif not DETAIL.match(line) and not (hidden and CONTINUED.match(line)):
             hidden = False
             yield line.rstrip("\n")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--updates", type=int, default=0, help="updates the run will make")
-    parser.add_argument("--epochs", type=int, default=0, help="or epochs")
-    parser.add_argument("--less", type=int, default=0, help="the batch to give where a GPU runs out of memory")
-    args = parser.parse_args()
-    try:
-        for text in progress(sys.stdin, args.updates, args.epochs, args.less):
-            print(text, flush=True)
-    except KeyboardInterrupt:
-        pass
-
-
-if __name__ == "__main__":
-    main()
