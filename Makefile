@@ -98,9 +98,9 @@ release: $(VENV)/ready
 ## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), the host time of a GPU's step, and an attached BERT's
 .PHONY: bench
 bench: $(VENV)/ready
-	$(RUN) recipes/bench/speed.py $(if $(SIZES),--sizes $(SIZES)) --csv $(MEASURED)/speed.csv --json $(MEASURED)/speed.json
-	$(if $(QUICK),,$(RUN) recipes/bench/host.py --csv $(MEASURED)/host.csv)
-	$(if $(QUICK),,$(RUN) recipes/bench/attached.py --csv $(MEASURED)/attached.csv)
+	$(RUN) -m recipes.bench.speed $(if $(SIZES),--sizes $(SIZES)) --csv $(MEASURED)/speed.csv
+	$(if $(QUICK),,$(RUN) -m recipes.bench.host --csv $(MEASURED)/host.csv)
+	$(if $(QUICK),,$(RUN) -m recipes.bench.attached --csv $(MEASURED)/attached.csv)
 
 ## make setup: only the virtual environment (TORCH=cpu|cuda|cu126 or pip's torch==..., PYTHON=, VENV=)
 .PHONY: setup

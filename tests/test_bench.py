@@ -41,8 +41,8 @@ def test_reports_host_time(tmp_path, capsys) -> None:
 @pytest.mark.timeout(1800)
 def test_reports_what_fast_layers_save(tmp_path) -> None:
     """Is there a row a method, with lower counts for fast Admin than for plain?"""
-    command = [sys.executable, str(ROOT / "recipes/bench/speed.py"), "--sizes", "3-2:16:64", "--pairs", "1"]
-    done = subprocess.run([*command, "--csv", str(tmp_path / "speed.csv")], capture_output=True, text=True)
+    command = [sys.executable, "-m", "recipes.bench.speed", "--sizes", "3-2:16:64", "--pairs", "1"]
+    done = subprocess.run([*command, "--csv", str(tmp_path / "speed.csv")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = {row["method"]: row for row in kept(tmp_path / "speed.csv")}
     assert list(rows) == ["post-ln", "pre-ln", "admin-plain", "admin"] and float(rows["admin"]["profile_steps"]) > 0
@@ -53,8 +53,8 @@ def test_reports_what_fast_layers_save(tmp_path) -> None:
 @pytest.mark.parametrize("size", ["6:512", "0:16:64", "6-:16:64", "6:100:64:", "2:250:64"])
 def test_refuses_what_is_no_size(size: str) -> None:
     """One line that says what a size is, before anything is measured."""
-    command = [sys.executable, str(ROOT / "recipes/bench/speed.py"), "--sizes", size]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "recipes.bench.speed", "--sizes", size]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert f"argument --sizes: '{size}'" in done.stderr and "expected" in done.stderr
 

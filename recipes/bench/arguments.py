@@ -42,3 +42,11 @@ def output(given: str) -> Path:
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{given} was found; expected a file in a folder that can be written to")
     return path
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """A bench's, with --pairs and --csv."""
+    top = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--pairs", type=number, default=15, help="turns (default: %(default)s)")
+    top.add_argument("--csv", type=output, help="file to write the rows to")
+    return top

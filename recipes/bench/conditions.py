@@ -8,7 +8,6 @@ import platform
 import statistics
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,18 @@ import torch
 from recipes.steps.common import replacing
 
 
-def conditions(args: Namespace) -> dict[str, Any]:
+def conditions(clock: str = "cpu") -> dict[str, Any]:
     """Where and with what: hardware, what else it does (processes that run, over the last minute), versions, commit."""
     root = Path(__file__).resolve().parents[2]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, stdout=subprocess.PIPE, text=True).stdout.strip()
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    cpu = [line.split(": ")[1] for line in lines if "model name" in line]
     return {
         "commit": commit,
-        "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else (cpu or [platform.machine()])[0],
+        "device": next((line.split(": ")[1] for line in lines if "model name" in line), platform.machine()),
         "load": round(os.getloadavg()[0], 1),
         "threads": torch.get_num_threads(),
-        "clock": args.clock,
+        "clock": clock,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
@@ -37,7 +35,7 @@ def conditions(args: Namespace) -> dict[str, Any]:
 
 def keep(file: Path | None, where: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Write what was found as CSV, every row with its conditions, if there is a file to write to (--csv)."""
-    if not file:
+    if not file or not rows:
         return
     with replacing(file) as part, part.open("w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, [*rows[0], *where], lineterminator="\n")

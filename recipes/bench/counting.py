@@ -1,19 +1,16 @@
 """What a forward, a loss and a backward ask of the device: operations, waits, and bytes kept in between.
 
 An operation is a call that torch dispatches to a kernel: what the profiler shows as the innermost aten:: call, without
-those that only describe memory (views, empty tensors). While counting, nothing is dropped in attention, on all sides: a
-GPU's kernels do that themselves. What a GPU would be asked is counted where the device is faked, in host.py.
+those that only describe memory (views, empty tensors). What a GPU would be asked is counted in host.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -45,22 +42,9 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@contextlib.contextmanager
-def _attending_as_on_a_gpu(model: nn.Module) -> Iterator[None]:
-    modules = [it.dropout_module for it in model.modules() if isinstance(it, MultiheadAttention)]
-    chances = [module.p for module in modules]
-    try:
-        for module in modules:
-            module.p = 0.0
-        yield
-    finally:
-        for module, p in zip(modules, chances):
-            module.p = p
-
-
 def counts(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, float]:
-    """Operations, waits and MiB kept, of one loss with its forward, and its backward. Bytes are with all dropout."""
-    with _attending_as_on_a_gpu(model), Operations() as operations:
+    """Operations, waits and MiB kept, of one loss with its forward, and its backward."""
+    with Operations() as operations:
         loss().backward()
     model.zero_grad(set_to_none=True)
     kept: dict[int, int] = {}

@@ -4,36 +4,32 @@ Every model class is built small with random weights, in float64 where it allows
 in which a norm alone reads a sum x + f(x) are Post-LN; of each it says how many sites it has, whether it is the same
 bit for bit at ω = 1 and the same to rounding once folded, or why it is refused.
 
-    python recipes/bench/families.py --csv docs/families.csv     # all, about half an hour
-    python recipes/bench/families.py bert bart xlnet
+    python -m recipes.bench.families --csv docs/families.csv     # all, about half an hour
+    python -m recipes.bench.families bert bart xlnet
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import inspect
 import math
 import re
 import signal
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES  # noqa: E402
-
-import fairseq_admin.pytorch as admin  # noqa: E402
-from fairseq_admin.errors import AdminError  # noqa: E402
-from fairseq_admin.pytorch.folded import INSIDE  # noqa: E402
-from fairseq_admin.pytorch.reading import tensors  # noqa: E402
-from recipes.bench.arguments import output  # noqa: E402
+import fairseq_admin.pytorch as admin
+from fairseq_admin.errors import AdminError
+from fairseq_admin.pytorch.folded import INSIDE
+from fairseq_admin.pytorch.reading import tensors
+from recipes.bench.arguments import output
+from recipes.bench.conditions import keep
 
 SECONDS = 100
 """Of CPU time, that a family may take."""
@@ -213,11 +209,7 @@ def main() -> None:
                 break
         rows.append(row)
         print(*row.values(), sep="\t", flush=True)
-    if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(row for row in rows if row["verdict"] not in ("not Post-LN", "not run"))
+    keep(args.csv, {}, [row for row in rows if row["verdict"] not in ("not Post-LN", "not run")])
 
 
 if __name__ == "__main__":

@@ -5,39 +5,33 @@ compute; dropout is the one operation that it is there (native_dropout), and att
 kernel for CPUs has no dropout and a GPU's does it itself. At width 16 the arithmetic hardly counts. Process CPU time,
 the methods in turns; each turn gives one ratio to stock Post-LN, and the median counts.
 
-    python recipes/bench/host.py                       # 18L-18L and 60L-12L, some minutes
-    python recipes/bench/host.py --layers 6 --pairs 3 --csv host.csv
+    python -m recipes.bench.host                       # 18L-18L and 60L-12L, some minutes
+    python -m recipes.bench.host --layers 6 --pairs 3 --csv host.csv
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+from fairseq.modules import MultiheadAttention
+from fairseq.utils import clip_grad_norm_
+from torch import Tensor
 
-import torch  # noqa: E402
-from fairseq.modules import MultiheadAttention  # noqa: E402
-from fairseq.utils import clip_grad_norm_  # noqa: E402
-from torch import Tensor  # noqa: E402
+from fairseq_admin.radam import FairseqRAdam, RAdamConfig
+from recipes.bench.arguments import parser, size
+from recipes.bench.conditions import conditions, keep
+from recipes.bench.step import PADDING, Run
+from recipes.bench.turns import interleaved, ratio
 
-from fairseq_admin.radam import FairseqRAdam, RAdamConfig  # noqa: E402
-from recipes.bench.arguments import number, output, size  # noqa: E402
-from recipes.bench.conditions import conditions, keep  # noqa: E402
-from recipes.bench.step import METHODS, PADDING, Run  # noqa: E402
-from recipes.bench.turns import interleaved, ratio  # noqa: E402
-
-LAYERS = ["18", "60-12"]
 COMPARED = ["post-ln", "admin-plain", "admin"]
-assert set(COMPARED) <= set(METHODS)
 
 
 def _native_dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -81,41 +75,36 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
     """A row for each method at one size."""
     with faked_device():
         runs = [HostRun(method, args) for method in COMPARED]
-        device = torch.device("cpu")
-        passes = interleaved([run.forward_backward for run in runs], args.pairs, time.process_time, device)
-        steps = interleaved([run.whole_step for run in runs], args.pairs, time.process_time, device)
+        passes = interleaved([run.forward_backward for run in runs], args.pairs, time.process_time)
+        steps = interleaved([run.whole_step for run in runs], args.pairs, time.process_time)
         rows = []
-        for method, run, *times in zip(COMPARED, runs, passes, steps):
+        for i, (method, run) in enumerate(zip(COMPARED, runs)):
             row = {"method": method, "layers": args.layers, "decoder_layers": args.decoder_layers, **run.counts()}
-            for name, seconds, stock in zip(("forward_backward", "step"), times, (passes[0], steps[0])):
-                row[f"{name}_ms"] = 1000 * statistics.median(seconds)
-                row[name], row[f"{name}_low"], row[f"{name}_high"] = ratio(seconds, stock)
+            for name, times in {"forward_backward": passes, "step": steps}.items():
+                row[f"{name}_ms"] = 1000 * statistics.median(times[i])
+                row[name], row[f"{name}_low"], row[f"{name}_high"] = ratio(times[i], times[0])
             rows.append(row)
     return rows
 
 
 def cell(row: dict[str, Any], name: str) -> str:
     """Milliseconds, and the ratio's median, lowest and highest."""
-    ratios = " to ".join(f"{row[f'{name}_{end}']:.3f}" for end in ("low", "high"))
-    return f"{row[f'{name}_ms']:8.1f} {row[name]:7.3f} ({ratios})"
+    return "{:8.1f} {:7.3f} ({:.3f} to {:.3f})".format(*(row[name + end] for end in ("_ms", "", "_low", "_high")))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--layers", nargs="+", default=LAYERS, help="as 18 or 60-12 (default: %(default)s)")
-    top.add_argument("--pairs", type=number, default=15, help="turns (default: 15)")
-    top.add_argument("--csv", type=output, help="file to write the rows to")
+    top = parser(__doc__)
+    top.add_argument("--layers", nargs="+", default=["18", "60-12"], help="as 18 or 60-12 (default: %(default)s)")
     args = top.parse_args(arguments)
     torch.set_num_threads(1)
-    common = {**vars(args), "words": 100, "length": 8, "device": "cpu", "dtype": "float32", "clock": "cpu"}
     rows = []
     print(f"{'method':12} {'layers':>7} {'forward + backward, ms and ratio':>33} {'whole step':>33} operations waits")
     for layers in args.layers:
-        for row in rows_of(Namespace(**{**common, **size(f"{layers}:16:64")})):
+        for row in rows_of(Namespace(**vars(args) | size(f"{layers}:16:64"), words=100, length=8)):
             times = " ".join(cell(row, name) for name in ("forward_backward", "step"))
             print(f"{row['method']:12} {layers:>7} {times} {row['operations']:10} {row['waits']:5}", flush=True)
             rows.append(row)
-    keep(args.csv, conditions(Namespace(**common)), rows)
+    keep(args.csv, conditions(), rows)
     return 0
 
 

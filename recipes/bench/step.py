@@ -6,7 +6,6 @@ its own of both.
 
 from __future__ import annotations
 
-import contextlib
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
@@ -38,30 +37,23 @@ class Run:
     """One model with its loss, its optimizer and its batch."""
 
     def __init__(self, method: str, args: Namespace) -> None:
-        options = Namespace(share_all_embeddings=True, dropout=0.1, attention_dropout=0.1, update_freq=[1])
-        options.admin_init, options.admin_profile_tokens, options.admin_max_skipped_updates = "reference", 8192, 100
-        for side in ("encoder", "decoder"):
-            sizes = {
-                "layers": args.decoder_layers if side == "decoder" else args.layers,
-                "embed_dim": args.width,
-                "ffn_embed_dim": args.ffn,
-                "attention_heads": args.heads,
-            }
-            for name, value in sizes.items():
-                setattr(options, f"{side}_{name}", value)
-        arch, changes = METHODS[method]
-        vars(options).update(changes)
-        ARCH_CONFIG_REGISTRY[arch](options)
+        arch, options = METHODS[method]
+        given = Namespace(share_all_embeddings=True, dropout=0.1, attention_dropout=0.1, update_freq=[1], **options)
+        given.admin_init, given.admin_profile_tokens, given.admin_max_skipped_updates = "reference", 8192, 100
+        for side, layers in (("encoder", args.layers), ("decoder", args.decoder_layers)):
+            sizes = {"layers": layers, "embed_dim": args.width, "ffn_embed_dim": args.ffn}
+            for name, value in {**sizes, "attention_heads": args.heads}.items():
+                setattr(given, f"{side}_{name}", value)
+        ARCH_CONFIG_REGISTRY[arch](given)
         words = Dictionary()
         for word in range(args.words):
             words.add_symbol(f"w{word}")
-        task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
         torch.manual_seed(1)
-        self.device = torch.device(args.device)
-        self.model = ARCH_MODEL_REGISTRY[arch].build_model(options, task).to(self.device).train()
+        task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
+        self.model = ARCH_MODEL_REGISTRY[arch].build_model(given, task).train()
         size = (max(1, args.tokens // args.length), args.length)
-        self.src, self.target = (torch.randint(4, args.words + 4, size, device=self.device) for _ in range(2))
-        self.lengths = torch.full(size[:1], args.length, device=self.device)
+        self.src, self.target = (torch.randint(4, args.words + 4, size) for _ in range(2))
+        self.lengths = torch.full(size[:1], args.length)
         self.prev = self.target.roll(1, 1)
         params = list(self.model.parameters())
         self.fast = method == "admin"
@@ -70,16 +62,9 @@ class Run:
             self.rule.fused = self.fast
         else:
             self.rule = Adam(params, lr=1e-5, betas=(0.9, 0.98))
-        self.dtype = getattr(torch, args.dtype)
-
-    def precision(self) -> contextlib.AbstractContextManager:
-        if self.dtype == torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
 
     def forward(self) -> Tensor:
-        with self.precision():
-            return self.model(self.src, self.lengths, self.prev)[0]
+        return self.model(self.src, self.lengths, self.prev)[0]
 
     def loss(self, logits: Tensor) -> Tensor:
         logits, target = logits.flatten(0, 1), self.target.flatten()
@@ -99,12 +84,11 @@ class Run:
     def loss_alone(self) -> None:
         """The projection to words, the loss, and both backwards."""
         features = torch.ones(*self.target.shape, self.model.decoder.output_embed_dim, requires_grad=True)
-        self.loss(self.model.decoder.output_layer(features.to(self.device))).backward()
+        self.loss(self.model.decoder.output_layer(features)).backward()
         self.model.zero_grad(set_to_none=True)
 
     def profile(self) -> None:
-        with self.precision():
-            measure(self.model, self.src, self.prev, "reference")
+        measure(self.model, self.src, self.prev, "reference")
 
     def counts(self) -> dict[str, float]:
         return counting.counts(self.model, lambda: self.loss(self.forward()))

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 
 def seconds(action: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
     """Time of one call, until whatever it started on the device has finished."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
     start = clock()
     action()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait()
     return clock() - start
 
 
-def interleaved(actions: list[Callable[[], object]], rounds: int, clock: Callable, device: torch.device) -> list[list]:
+def interleaved(actions: Sequence[Callable[[], object]], rounds: int, clock: Callable[[], float]) -> list[list[float]]:
     """Seconds of every action in every round, the order turned round from one to the next; the first is warm-up."""
     times: list[list[float]] = [[] for _ in actions]
     for turn in range(rounds + 1):
         order = range(len(actions)) if turn % 2 else reversed(range(len(actions)))
         for i in order:
-            taken = seconds(actions[i], device, clock)
-            if turn:
-                times[i].append(taken)
-    return times
+            times[i].append(seconds(actions[i], torch.device("cpu"), clock))
+    return [taken[1:] for taken in times]
 
 
-def ratio(times: list[float], stock: list[float]) -> tuple[float, float, float]:
+def ratio(times: Sequence[float], stock: Sequence[float]) -> tuple[float, float, float]:
     """What one side took as a share of the other, a ratio a turn: the median, the lowest and the highest."""
     ratios = sorted(a / b for a, b in zip(times, stock))
     return statistics.median(ratios), ratios[0], ratios[-1]
