@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
-from tqdm.utils import CallbackIOWrapper
 
 if TYPE_CHECKING:
     from fairseq_admin import bar as plain
 else:
     from recipes.plugin import bar as plain
+
+BLOCK = 1 << 18
 
 
 @contextmanager
@@ -36,8 +38,19 @@ def texts(title: str, *paths: str | Path) -> Any:
     return bar(title, sum(path.stat().st_size for path in map(Path, paths) if path.is_file()))
 
 
+class _Counted(FileIO):
+    def __init__(self, path: str | Path, shown: tqdm) -> None:
+        super().__init__(path)
+        self.shown = shown
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        self.shown.update(count)
+        return count
+
+
 @contextmanager
 def reading(title: str, path: str | Path) -> Iterator[BinaryIO]:
     """The file, opened; a bar shows how much of it was read."""
-    with open(path, "rb") as file, texts(title, path) as shown:
-        yield CallbackIOWrapper(shown.update, file, "read")  # type: ignore[misc]
+    with texts(title, path) as shown, BufferedReader(_Counted(path, shown), BLOCK) as file:
+        yield file

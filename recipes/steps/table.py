@@ -17,7 +17,6 @@ from typing import NamedTuple
 from recipes.steps.bar import reading
 from recipes.steps.common import read_lines
 
-BLOCK = 1 << 20
 # What reading a damaged archive raises.
 DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError)
 
@@ -52,11 +51,8 @@ def read_table(path: Path) -> dict[str, Archive]:
 
 def digest(path: Path, algorithm: str) -> str:
     """The file's digest in hex."""
-    state = hashlib.new(algorithm)
     with reading(f"{algorithm} of {path}", path) as file:
-        while block := file.read(BLOCK):
-            state.update(block)
-    return state.hexdigest()
+        return hashlib.file_digest(file, algorithm).hexdigest()  # type: ignore[arg-type]
 
 
 def check(where: str, path: Path, archive: Archive) -> None:
