@@ -58,7 +58,7 @@ gpu-trial: $(VENV)/ready
 table: $(VENV)/ready
 	@$(RUN) -m recipes.steps.report $(or $(RUNS),runs)/results.csv -o $(or $(RUNS),runs)/table
 
-## make figures: the figures of README.md and docs/, except report.png, from what is in runs/demo (all three methods) and the runs that docs/ keeps (RUNS=)
+## make figures: the figures of README.md and docs/, except report.png, from the runs that docs/ keeps and the model in runs/demo (RUNS=)
 .PHONY: figures
 figures: $(VENV)/ready
 	@$(RUN) -m recipes.figures.docs $(or $(RUNS),runs) -o docs/images

@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import re
+import shutil
 from types import SimpleNamespace
 
 import deeper
@@ -38,10 +39,20 @@ def task(data):
     return deeper.task(data)
 
 
+def loaded(task, **given):
+    """With the weights of the pre-trained encoder."""
+    model = build(task, **given)
+    model.load_state_dict(pretrained(task))
+    return model
+
+
+def some_words(count=4):
+    return torch.randint(4, 44, (count, 9), generator=torch.Generator().manual_seed(1))
+
+
 def sentences(task, data, count=None):
     """The training set's sentences, one by one. Each of shape (1, T)."""
-    task = deeper.task(data)
-    found = task.load_dataset("train")
+    found = deeper.task(data).load_dataset("train")
     return [found[i]["net_input.src_tokens"][None] for i in found.ordered_indices()[:count]]
 
 
@@ -97,8 +108,7 @@ def test_omega_is_measured_on_the_encoders_output(task, data):
     """As many of the first sentences as there are tokens for, to the last one."""
     used = sentences(task, data, 8)
     budget = len(used) * max(words.size(1) for words in used)
-    model = build(task, more_layers=2, more_scheme="admin", admin_profile_tokens=budget)
-    model.load_state_dict(pretrained(task))
+    model = loaded(task, more_layers=2, more_scheme="admin", admin_profile_tokens=budget)
     norms = [getattr(it, f"{name}_layer_norm") for it in model.more.layers for name in ("self_attn", "final")]
     found = [norm.omega_init[0].item() for norm in norms]
     record = provenance.decode(model.more.admin_provenance)
@@ -117,59 +127,47 @@ def test_omega_is_measured_on_the_encoders_output(task, data):
 
     with torch.no_grad():
         for layer in more.layers:
-            add(
-                [layer.self_attn(x[:, None], x[:, None], x[:, None])[0][:, 0] for x in states],
-                layer.self_attn_layer_norm,
-            )
+            attended = [layer.self_attn(x[:, None], x[:, None], x[:, None])[0][:, 0] for x in states]
+            add(attended, layer.self_attn_layer_norm)
             add([layer.fc2(torch.nn.functional.gelu(layer.fc1(x))) for x in states], layer.final_layer_norm)
     assert found == pytest.approx(expected, rel=1e-5) and found[0] == 1 and found[3] > found[1]
 
 
 @pytest.mark.parametrize("scheme", [*MECHANISMS, *FOR_EXTRA_LAYERS])
-def test_every_scheme_trains_and_loads_back(scheme, task):
+def test_every_scheme_trains_on_a_frozen_encoder_and_loads_back(scheme, task):
+    """And its pickle and copy compute the same, but have no training set to measure another encoder on."""
     model = build(task, more_layers=2, more_scheme=scheme, pretrained_lr_factor=0)
     names = model.state_dict().keys()
     model.load_state_dict(pretrained(task))
     assert model.state_dict().keys() == names  # fairseq drops the norm that ends a stack of version 1
-    words = torch.randint(4, 44, (4, 9), generator=torch.Generator().manual_seed(1))
-    first = model(words, classification_head_name=HEAD)[0]
-    first.square().mean().backward()
-    grads = [p.grad for p in model.more.parameters() if p.grad is not None]
-    assert grads and any(grad.abs().max() > 0 for grad in grads)
+    model(some_words(), classification_head_name=HEAD)[0].square().mean().backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.more.parameters())
+    assert all(p.grad is None for p in model.encoder.parameters())
     with torch.no_grad():
         for p in model.more.parameters():
             p.sub_(0 if p.grad is None else 0.1 * p.grad)
-    other = build(task, seed=2, more_layers=2, more_scheme=scheme)
-    other.load_state_dict(model.state_dict())
-    model.eval(), other.eval()
-    outputs = [it(words, classification_head_name=HEAD)[0] for it in (model, other)]
-    assert torch.equal(*outputs) and outputs[0].isfinite().all()
-
-
-@pytest.mark.parametrize("scheme", ["admin", "pre-ln"])
-def test_pickled(scheme, task):
-    """It computes the same, and has no training set to measure another encoder on."""
-    model = build(task, more_layers=2, more_scheme=scheme, admin_fast="on")
-    model.load_state_dict(pretrained(task))
-    words = torch.randint(4, 44, (4, 9), generator=torch.Generator().manual_seed(1))
-    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+    others = (
+        build(task, seed=2, more_layers=2, more_scheme=scheme),
+        pickle.loads(pickle.dumps(model)),
+        copy.deepcopy(model),
+    )
+    first = model.eval()(some_words(), classification_head_name=HEAD)[0]
+    for other in others:
         other.load_state_dict(model.state_dict())
-        outputs = [it.eval()(words, classification_head_name=HEAD)[0] for it in (model, other)]
-        assert torch.equal(*outputs)
-        if other.more.measured:
-            with pytest.raises(AdminError, match="the model is a copy, without the training set"):
-                other.load_state_dict(pretrained(task))
+        assert torch.equal(other.eval()(some_words(), classification_head_name=HEAD)[0], first)
+    if model.more.measured:
+        with pytest.raises(AdminError, match="the model is a copy, without the training set"):
+            others[1].load_state_dict(pretrained(task))
 
 
 @pytest.mark.parametrize("scheme", ["admin", "dt-fixup", "pre-ln", "residual"])
 def test_fast_new_layers(scheme, task):
     """The same measurement, and in training the same output and gradients but for float32, as with plain ones."""
-    words = torch.randint(4, 44, (6, 9), generator=torch.Generator().manual_seed(1))
+    words = some_words(6)
     words[2, 5:] = words[4, 3:] = 1
     outputs, gradients, records = [], [], []
     for fast in ("off", "on"):
-        model = build(task, more_layers=3, more_scheme=scheme, pretrained_lr_factor=1, admin_fast=fast, **NO_DROPOUT)
-        model.load_state_dict(pretrained(task))
+        model = loaded(task, more_layers=3, more_scheme=scheme, pretrained_lr_factor=1, admin_fast=fast, **NO_DROPOUT)
         records.append(provenance.decode(model.more.admin_provenance))
         outputs.append(model(words, classification_head_name=HEAD)[0])
         outputs[-1].square().sum().backward()
@@ -187,48 +185,39 @@ def test_fast_new_layers(scheme, task):
 @pytest.mark.parametrize("given", [{}, {"encoder_layerdrop": 0.5}])
 def test_no_more_layers_is_stock(given, task):
     """The same training forward and gradients as fairseq's RoBERTa, bit for bit."""
-    models = [build(task, arch, pretrained_lr_factor=1, **given) for arch in ("deeper_admin", "roberta")]
-    words = torch.randint(4, 44, (6, 9), generator=torch.Generator().manual_seed(1))
+    admin, stock = (loaded(task, arch=arch, pretrained_lr_factor=1, **given) for arch in ("deeper_admin", "roberta"))
+    stock.load_state_dict(admin.state_dict())
+    assert admin.state_dict().keys() == stock.state_dict().keys()
     outputs = []
-    for model in models:
-        model.load_state_dict(pretrained(task))
-        model.classification_heads.load_state_dict(models[0].classification_heads.state_dict())
+    for model in (admin, stock):
         torch.manual_seed(3)
-        outputs.append(model(words, classification_head_name=HEAD)[0])
+        outputs.append(model(some_words(6), classification_head_name=HEAD)[0])
         outputs[-1].square().mean().backward()
     assert torch.equal(*outputs)
-    pairs = list(zip(*(model.parameters() for model in models)))
-    assert models[0].state_dict().keys() == models[1].state_dict().keys()
-    assert all(
-        (a.grad is None) == (b.grad is None) and (a.grad is None or torch.equal(a.grad, b.grad)) for a, b in pairs
-    )
-    assert any(a.grad is not None and a.grad.abs().max() > 0 for a, _ in pairs)
+    gradients = [[torch.zeros(1) if p.grad is None else p.grad for p in model.parameters()] for model in (admin, stock)]
+    assert all(map(torch.equal, *gradients)) and max(gradient.abs().max() for gradient in gradients[0]) > 0
 
 
 @pytest.mark.parametrize("given", [{"admin_fast": "on"}, {"checkpoint_activations": True}])
 def test_a_frozen_encoder_costs_one_forward(given, task):
     """In training mode too its features are those of evaluation mode, and no tensor is kept for a backward."""
-    words = torch.randint(4, 44, (4, 9), generator=torch.Generator().manual_seed(1))
     found, kept = [], []
     for factor in (0, 1):
-        model = build(task, pretrained_lr_factor=factor, **given)
-        model.load_state_dict(pretrained(task))
+        model = loaded(task, pretrained_lr_factor=factor, **given)
         kept.append([])
         with torch.autograd.graph.saved_tensors_hooks(lambda it: kept[-1].append(it) or it, lambda it: it):
-            found.append(model(words)[0])
+            found.append(model(some_words())[0])
     assert not kept[0] and kept[1] and not found[0].requires_grad
-    assert torch.equal(found[0], model.eval()(words)[0]) and not torch.equal(*found)
+    assert torch.equal(found[0], model.eval()(some_words())[0]) and not torch.equal(*found)
 
 
 def test_new_layers_learn_on_a_frozen_encoder_whatever_is_kept(task):
     """Have their weights the same gradients with --checkpoint-activations, which asks for an input that has one?"""
-    words = torch.randint(4, 44, (4, 9), generator=torch.Generator().manual_seed(1))
     gradients = []
     for checkpointed in (False, True):
         given = {"checkpoint_activations": checkpointed, "pretrained_lr_factor": 0, **NO_DROPOUT}
-        model = build(task, more_layers=2, more_scheme="pre-ln", **given)
-        model.load_state_dict(pretrained(task))
-        model(words, classification_head_name=HEAD)[0].square().sum().backward()
+        model = loaded(task, more_layers=2, more_scheme="pre-ln", **given)
+        model(some_words(), classification_head_name=HEAD)[0].square().sum().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 30
     assert all(torch.equal(it, gradients[1][name]) for name, it in gradients[0].items())
@@ -237,26 +226,22 @@ def test_new_layers_learn_on_a_frozen_encoder_whatever_is_kept(task):
 @pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])
 def test_the_encoder_learns_at_its_share(handle, task):
     """Ten updates on the same gradients: what the encoder moves by is 0.008 of what it moves by at the full rate."""
+    config = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0, "lr": [1e-3]}
     moved = []
     for factor in (1, 0.008):
         model = build(task, more_layers=2, more_scheme="pre-ln", pretrained_lr_factor=factor)
-        config = SimpleNamespace(
-            adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.0, lr=[1e-3], fp16_adam_stats=False
-        )
-        optimizer = handle(config, list(model.parameters()))
+        optimizer = handle(SimpleNamespace(**config, fp16_adam_stats=False), list(model.parameters()))
         optimizer.set_lr(1e-3)
         assert optimizer.get_lr() == 1e-3
         parameters = dict(model.named_parameters())
-        watched = {
-            key: parameters[key] for key in ("encoder.sentence_encoder.layers.0.fc1.bias", "more.layers.0.fc1.bias")
-        }
-        start = {key: p.detach().clone() for key, p in watched.items()}
-        for number in range(10):
-            generator = torch.Generator().manual_seed(number)
-            for p in watched.values():
+        watched = [parameters[f"{name}.layers.0.fc1.bias"] for name in ("encoder.sentence_encoder", "more")]
+        start = [p.detach().clone() for p in watched]
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(10):
+            for p in watched:
                 p.grad = torch.randn(p.shape, generator=generator)
             optimizer.step()
-        moved.append([p.detach() - start[key] for key, p in watched.items()])
+        moved.append([p.detach() - before for p, before in zip(watched, start)])
         assert model.slower is None or model.slower.taken
     (encoder, more), (slow_encoder, same_more) = moved
     assert torch.equal(more, same_more) and encoder.abs().min() > 1e-6
@@ -273,65 +258,43 @@ def test_the_encoder_learns_at_its_share(handle, task):
         ({"more_layers": 2}, "--more-layers is 2 and --more-scheme None; expected both or neither"),
         ({"more_layers": 2, "more_scheme": "t-fixup"}, "its paper scales the embeddings too"),
         ({"admin_scheme": "dt-fixup"}, "--admin-scheme dt-fixup was given, which is for new layers"),
-    ],
-)
-def test_unsuitable_options(given, said, task):
-    with pytest.raises(AdminError, match="^" + re.escape(said) if said[0] == "-" else re.escape(said)):
-        build(task, **given)
-
-
-def test_a_task_without_a_head(task):
-    other = SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64)
-    with pytest.raises(AdminError, match="which has no classification head. Give --task sentence_prediction"):
-        build(other)
-
-
-def test_other_encoders(task):
-    state = pretrained(task)
-    for given, said in (
         ({"encoder_embed_dim": 16}, "embed_tokens.weight of the checkpoint is 49 x 32 and the model's 49 x 16"),
         ({"max_positions": 32}, "embed_positions.weight of the checkpoint is 66 x 32 and the model's 34 x 32"),
         ({"encoder_layers": 2}, "the checkpoint's encoder has 3 layers"),
         ({"admin_scheme": "deepnorm"}, "the checkpoint is of --admin-scheme post-ln"),
-    ):
-        with pytest.raises(AdminError, match=re.escape(said)):
-            build(task, **given).load_state_dict(dict(state))
-    words = {key: it[:44] if it.dim() and len(it) == 49 else it for key, it in state.items()}
+    ],
+)
+def test_options_that_do_not_fit(given, said, task):
+    with pytest.raises(AdminError, match=re.escape(said)):
+        loaded(task, **given)
+
+
+def test_checkpoints_that_do_not_fit(task):
+    cut = {key: it[:44] if it.dim() and len(it) == 49 else it for key, it in pretrained(task).items()}
     with pytest.raises(AdminError, match="embed_tokens.weight of the checkpoint is 44 x 32 and the model's 49 x 32"):
-        build(task).load_state_dict(words)
-
-
-def test_other_new_layers(task):
-    model = build(task, more_layers=2, more_scheme="pre-ln")
-    model.load_state_dict(pretrained(task))
+        build(task).load_state_dict(cut)
+    model = loaded(task, more_layers=2, more_scheme="pre-ln")
     for given in ({}, {"more_layers": 3, "more_scheme": "pre-ln"}, {"more_layers": 2, "more_scheme": "post-ln"}):
         with pytest.raises(AdminError, match="the checkpoint has 2 new layers of --more-scheme pre-ln"):
             build(task, **given).load_state_dict(model.state_dict())
 
 
-def test_no_pretrained_encoder_and_no_optimizer_for_it(task):
-    words = torch.randint(4, 44, (4, 9), generator=torch.Generator().manual_seed(1))
+def test_what_is_missing(task, data, tmp_path):
+    """A head, a pre-trained encoder, an optimizer that knows two rates, a text to measure on."""
+    with pytest.raises(AdminError, match="which has no classification head. Give --task sentence_prediction"):
+        build(SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64))
     model = build(task, more_layers=1, more_scheme="dt-fixup")
-    with pytest.raises(AdminError, match="has no pre-trained encoder"):
-        model(words, classification_head_name=HEAD)
-    model.load_state_dict(pretrained(task))
-    with pytest.raises(AdminError, match="--pretrained-lr-factor 0.008 was given, and the optimizer has one rate"):
-        model(words, classification_head_name=HEAD)
-
-
-def test_nothing_to_measure_on(task, data, tmp_path):
-    for path in data.rglob("*"):
-        if path.is_file() and not path.name.startswith("train"):
-            copy = tmp_path / path.relative_to(data)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
+    for said in ("has no pre-trained encoder", "--pretrained-lr-factor 0.008 was given, and the optimizer has"):
+        with pytest.raises(AdminError, match=said):
+            model(some_words(), classification_head_name=HEAD)
+        model.load_state_dict(pretrained(task))
+    shutil.copytree(data, tmp_path / "bin", ignore=shutil.ignore_patterns("train*"))
     for empty, given, said in (
-        (deeper.task(tmp_path), {}, "there is none"),
+        (deeper.task(tmp_path / "bin"), {}, "there is none"),
         (deeper.task(data, max_positions=2), {"max_positions": 2}, "are all longer"),
     ):
         model = build(empty, more_layers=1, more_scheme="dt-fixup", **given)
-        state = {
-            k: it[: model.state_dict()[k].size(0)] if "positions" in k else it for k, it in pretrained(task).items()
-        }
+        rows = {key: it.size(0) for key, it in model.state_dict().items() if "positions" in key}
+        state = {key: it[: rows.get(key, len(it))] if it.dim() else it for key, it in pretrained(task).items()}
         with pytest.raises(AdminError, match=said):
             model.load_state_dict(state)

@@ -154,20 +154,6 @@ def test_two_processes(data: Path, encoder: Path, tmp_path: Path) -> None:
     assert "sentences" in provenance.decode(states[2]["more.admin_provenance"])
 
 
-def test_a_frozen_encoder_does_not_move(data: Path, encoder: Path, tmp_path: Path) -> None:
-    """Is the encoder the checkpoint's, bit for bit, with any optimizer, while the new layers have moved?"""
-    how = [*CLASSES, "--pretrained-lr-factor", 0, "--optimizer", "adam", "--finetune-from-model", encoder]
-    states = []
-    for updates in (1, 3):
-        train(data, tmp_path / str(updates), *how, "--max-update", updates)
-        states.append(read(tmp_path / str(updates) / "checkpoint_last.pt")["model"])
-    before = read(encoder)["model"]
-    frozen = [key for key in before if key.startswith("encoder.")]
-    assert len(frozen) > 30 and all(torch.equal(states[1][key], before[key]) for key in frozen)
-    moved = [key for key in states[0] if key.endswith("weight") and not torch.equal(states[0][key], states[1][key])]
-    assert all(key.startswith(("more.", "classification_heads.")) for key in moved) and len(moved) == 14
-
-
 def test_validated_and_shown(data: Path, trained: Path, tmp_path: Path, run, capsys: pytest.CaptureFixture) -> None:
     path = trained / "checkpoint_last.pt"
     given = ["--user-dir", "fairseq_admin", "--path", path, "--task", "sentence_prediction", "--num-classes", 2]

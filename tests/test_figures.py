@@ -12,26 +12,22 @@ from fairseq_admin import cli
 from fairseq_admin.analysis import figure
 from recipes.figures import accuracy, analysis, demo
 from recipes.figures.drawing import ALWAYS
-from recipes.steps.logs import Log
-from recipes.steps.summary import Run
+from recipes.steps.logs import as_cell
 
 
 def test_loss() -> None:
-    """Has each method a training line, validation dots and, in its colour and clear of others, a label?"""
-    losses = {"Admin": {10: 9.0, 20: 0.17}, "Post-LN": {10: 9.5, 20: 6.3}, "Pre-LN": {10: 8.5, 20: 0.2}}
-    runs = [
-        Run(name, Path(name), {"score": "99.56"}, Log({10: 9.9, 20: 5.0}, valid, 1, 20, 1.0, 0.1))
-        for name, valid in losses.items()
-    ]
-    (axes,) = demo.draw(runs).axes
+    """Has each method its validations and, in its colour and clear of others, a label?"""
+    curves = {"admin": {10: 9.0, 20: 0.17}, "post-ln": {10: 9.5, 20: 6.3}, "pre-ln": {10: 8.5, 20: 0.2}}
+    rows = [{"method": name, "valid": as_cell(curve), "score": "99.56"} for name, curve in curves.items()]
+    (axes,) = demo.draw(rows).axes
     drawn = {label.get_text(): (label.get_color(), label.get_position()[1]) for label in axes.texts}
     assert drawn == {
         "Admin\n0.17 bits, BLEU 99.6": (ALWAYS["admin"], 0.17),
         "Pre-LN\n0.20 bits, BLEU 99.6": (ALWAYS["pre-ln"], pytest.approx(0.17 + 1.4)),
         "Post-LN\n6.30 bits, BLEU 99.6": (ALWAYS["post-ln"], 6.3),
     }
-    curves = [(dict(zip(*line.get_data())), line.get_color()) for line in axes.lines]
-    assert curves[:2] == [({10: 9.9, 20: 5.0}, ALWAYS["admin"]), (losses["Admin"], ALWAYS["admin"])]
+    lines = {line.get_color(): dict(zip(*line.get_data())) for line in axes.lines}
+    assert lines == {ALWAYS[name]: curve for name, curve in curves.items()}
 
 
 def test_every_figure_of_the_analysis_has_its_command(tmp_path: Path) -> None:
@@ -74,10 +70,10 @@ def test_accuracies_are_the_seeds() -> None:
         for scheme, layers in (("none", "0"), ("admin", "8"))
         for seed, test in (("1", 0.6), ("2", 0.8))
     ]
-    alone, eight = accuracy.draw(rows).axes
-    assert [text.get_text() for text in alone.get_xticklabels()] == ["head alone"]
-    assert eight.get_title() == "8 new layers"
-    assert [list(line.get_ydata()) for line in eight.lines[:2]] == [[pytest.approx(0.7)], [0.6, 0.8]]
+    (axes,) = accuracy.draw(rows).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["", "8 new layers"]
+    drawn = [(line.get_label(), list(line.get_ydata())) for line in axes.lines]
+    assert drawn[0] == ("head alone", [pytest.approx(0.7)]) and drawn[1][1] == drawn[3][1] == [0.6, 0.8]
 
 
 def test_a_schemes_colour_is_nothing_elses() -> None:

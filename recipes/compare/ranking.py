@@ -64,14 +64,9 @@ class Ranking:
         return [rate for rate, runs in self.runs.items() if learned(runs) == len(runs)]
 
 
-def seeds_of_all(runs: dict[str, Seeds]) -> set[str]:
-    """The seeds that every rate was tried with."""
-    return set.intersection(*map(set, runs.values()))
-
-
 def with_seeds_of_all(runs: dict[str, Seeds]) -> dict[str, Seeds]:
-    """The runs with such seeds, if there are any: a rate is no better for seeds that another was not tried with."""
-    seeds = seeds_of_all(runs)
+    """Only the seeds that every rate has, if there are any: a rate is no better for seeds that another is without."""
+    seeds = set.intersection(*map(set, runs.values()))
     return {rate: {seed: them[seed] for seed in them if not seeds or seed in seeds} for rate, them in runs.items()}
 
 

@@ -45,10 +45,8 @@ def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
 
 def draw(rows: Sequence[Row]) -> Figure:
     schemes = [name for name in TITLES if name in values(rows, "scheme")]
-    others = [name for name in schemes if name not in ALWAYS]
-    looks = {name: ("-", colour) for name, colour in ALWAYS.items()} | dict(
-        zip(others, itertools.product(STYLES, COLOURS))
-    )
+    looks = dict(zip((name for name in schemes if name not in ALWAYS), itertools.product(STYLES, COLOURS)))
+    looks |= {name: ("-", colour) for name, colour in ALWAYS.items()}
     depths = values(rows, "layers", int)
     figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6), sharey=True)
     losses = []

@@ -3,7 +3,7 @@
     python -m recipes.figures.docs runs -o docs/images
 
 draws the rows and numbers that docs/ keeps; fresh models, on the demo's sentences where it has been run, else on random
-words, as the figure then says; and what is in runs/demo, of all three methods.
+words, as the figure then says; and the demo's model where there is one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fairseq_admin.analysis import figure
 from recipes.compare.rows import read_results
 from recipes.figures import accuracy, analysis, curves, demo, rates
 from recipes.figures.drawing import save
+from recipes.steps import results
 from recipes.steps.common import replacing, run
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -43,8 +44,8 @@ def draw_analysis(runs: Path, folder: Path) -> None:
         numbers[name] = folder / f"{name}.json"
     for name, draw in {"output-change": analysis.output_changes, "gradients": analysis.all_gradients}.items():
         schemes = [f"{name}-{scheme}" for scheme in ("post-ln", "pre-ln", "admin")]
-        results = [json.loads(numbers[it].read_text(encoding="utf-8")) for it in schemes if it in numbers]
-        figure.save(draw, results, folder / f"{name}.png", folder / f"{name}.svg")
+        measured = [json.loads(numbers[it].read_text(encoding="utf-8")) for it in schemes if it in numbers]
+        figure.save(draw, measured, folder / f"{name}.png", folder / f"{name}.svg")
 
 
 def main() -> None:
@@ -56,12 +57,13 @@ def main() -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
     for name, (draw, rows) in GRIDS.items():
         save(draw(read_results([DOCS / rows])), args.output / f"{name}.png")
+    runs = [row for row in results.read(DOCS / "results.csv") if (row["recipe"], row["seed"]) == ("demo", "1")]
+    save(demo.draw(runs), args.output / "demo-loss.png", dpi=180)
     with tempfile.TemporaryDirectory() as folder:
         draw_analysis(args.runs, Path(folder))
         for path in Path(folder).glob("*.png"):
             with replacing(args.output / f"analysis-{path.name}") as part:
                 shutil.copyfile(path, part)
-    save(demo.draw(demo.demo_runs(args.runs)), args.output / "demo-loss.png", dpi=180)
 
 
 if __name__ == "__main__":
