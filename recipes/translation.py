@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from fairseq_admin.text.tokens import Text as Tokens
 from recipes import machines
 from recipes.chain import Step
 from recipes.processes import stream
 from recipes.recipe import Recipe
 from recipes.steps.progress import progress
-from recipes.steps.text import Text as Tokens
 from recipes.text import Text
 from recipes.training import Model, Run
 

@@ -16,9 +16,9 @@ import pytest
 from archives import write_tar
 
 from fairseq_admin import bar as the_plugins
+from fairseq_admin.text.tokens import Text
 from recipes.steps import bar, bpe, extract, split, tokenise
 from recipes.steps.common import write_lines
-from recipes.steps.text import Text
 
 ROOT = Path(__file__).parents[1]
 
@@ -80,9 +80,10 @@ def test_without_a_total_it_says_what_it_knows(clock, capsys):
 def test_on_a_terminal_one_line_is_drawn_over_and_messages_stay_whole():
     code = """
 import logging, time
+import fairseq_admin.bar
 from recipes.steps import bar
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-bar.plain.SECONDS = 0.01
+fairseq_admin.bar.SECONDS = 0.01
 with bar.bar("get x", 100) as shown:
     for _ in range(4):
         time.sleep(0.01)
@@ -103,7 +104,7 @@ with bar.bar("get x", 100) as shown:
 @pytest.fixture
 def steps(tmp_path, monkeypatch, capfd):
     """steps(step, *arguments) -> the bar's last line under each title."""
-    monkeypatch.setattr(bar.plain, "SECONDS", 1e-9)
+    monkeypatch.setattr(the_plugins, "SECONDS", 1e-9)
     lines = [" ".join(random.Random(1).choices(["eins", "zwei", "drei"], k=9))] * 20_000
     for language in ("de", "en"):
         write_lines(tmp_path / f"raw.{language}", lines)

@@ -19,6 +19,7 @@ import pytest
 from conftest import run_module
 from scipy import stats
 
+from fairseq_admin.logs import Log
 from recipes.compare.entropy import unigram_entropy
 from recipes.compare.intervals import contrast, spread, told
 from recipes.compare.outcome import Verdict, left_plateau, loss, mean_of_last, still_falling, verdict
@@ -31,7 +32,6 @@ from recipes.grid.judge import bleu, last_change
 from recipes.grid.run import Run
 from recipes.steps.common import write_lines
 from recipes.steps.guard import alone
-from recipes.steps.logs import Log
 
 ROOT = Path(__file__).parents[1]
 NAN, INF = math.nan, math.inf

@@ -18,13 +18,13 @@ import pytest
 from conftest import ROOT, front, make_environment, run_module
 
 from fairseq_admin.method.schemes import SCHEMES
+from fairseq_admin.text.tokens import Text
 from recipes import recipe as recipes
 from recipes.chain import Chain, Step
 from recipes.demo.generate_corpus import corpus
 from recipes.grid import settings as grids
 from recipes.steps import score
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.text import Text
 from recipes.translation import Pipeline
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from fairseq_admin.text.tokens import Text
 from recipes import recipe
 from recipes.chain import Chain
 from recipes.steps import logs, results, score, summary, tokenise
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
-from recipes.steps.text import Text
 from recipes.translation import Pipeline
 
 # -- text ------------------------------------------------------------------------------------------------------------

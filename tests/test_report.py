@@ -195,7 +195,7 @@ def test_translations_of_one_sentence_stand_together(folders: list[Path], page: 
 
 def test_tables_are_read_without_torch() -> None:
     """A recipe's summary takes its rows from there."""
-    program = "import sys, recipes.plugin.report.tables; sys.exit('torch' in sys.modules)"
+    program = "import sys, fairseq_admin.report.tables; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 

@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from conftest import process
 
+from fairseq_admin.text.bpe import BPE, remove_bpe
+from fairseq_admin.text.tokens import Text
 from recipes.processes import supervise
 from recipes.steps import bpe, cleaning, common, lengths, streaming, tokenise
 from recipes.steps.cleaning import Cleaner
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import clear
 from recipes.steps.split import split
-from recipes.steps.text import BPE, Text, remove_bpe
 
 PLAIN = Text("de", "en")
 PERL = Text("de", "en", escape=True, perl=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from recipes.steps.logs import Log
+from fairseq_admin.logs import Log
 
 PLATEAU, EXPLODED = 0.8, 1.5
 LAST = 4

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours
 from recipes.compare.outcome import EXPLODED, PLATEAU
 from recipes.steps.common import replacing
-
-if TYPE_CHECKING:
-    from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours
-else:
-    from recipes.plugin.analysis.figure import ALWAYS, COLOURS, few_colours
 
 __all__ = ["ALWAYS", "BITS", "COLOURS", "MARKERS", "loss_axes", "save", "subplots"]
 

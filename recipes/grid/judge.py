@@ -11,13 +11,13 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU
 
+from fairseq_admin.text.tokens import Text
 from recipes.compare.outcome import left_plateau, verdict
 from recipes.steps import languages
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import read_lines, replacing
 from recipes.steps.logs import read_log
 from recipes.steps.score import hypotheses
-from recipes.steps.text import Text
 
 TARGET = re.compile(r"T-(\d+)\t(.*)")
 GUESS = 0.5

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from fairseq_admin.logs import stats
 from recipes.processes import process_group
-from recipes.steps.logs import stats
 
 # The first updates profile, allocate and compile, and are not timed.
 WARM_UP = 3

@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-if TYPE_CHECKING:
-    from fairseq_admin import bar as plain
-else:
-    from recipes.plugin import bar as plain
+from fairseq_admin import bar as plain
 
 BLOCK = 1 << 18
 

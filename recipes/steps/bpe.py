@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from fairseq_admin.text.bpe import BPE
 from recipes.steps import bar, pairs, streaming
 from recipes.steps.common import write_lines
-from recipes.steps.text import BPE
 
 logger = logging.getLogger(__name__)
 

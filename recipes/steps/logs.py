@@ -1,18 +1,11 @@
-"""A run's log, as the recipes need it: read without torch by the plugin's reader, and refused if it is not whole."""
+"""A run's log, refused if it is not whole; and a curve in a cell of a table."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fairseq_admin.logs import Log, read
 from recipes.steps.common import read_lines
-
-if TYPE_CHECKING:
-    from fairseq_admin.logs import Log, Record, parse, read, stats
-else:
-    from recipes.plugin.logs import Log, Record, parse, read, stats
-
-__all__ = ["Log", "Record", "as_cell", "from_cell", "parse", "read", "read_log", "stats"]
 
 
 def read_log(path: str | Path, unfinished: bool = False) -> Log:

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 
-from recipes.steps.logs import Record, parse
+from fairseq_admin.logs import Record, parse
 
 # The head of a log line: fairseq's own format, or Python's where a library set up logging first.
 LOG = re.compile(r"(\S+ \S+ \| (?P<level>[A-Z]+) \| (?P<logger>\S+) \| |(?P<early>INFO|DEBUG):[\w.]+:)")

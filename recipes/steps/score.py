@@ -15,9 +15,10 @@ from pathlib import Path
 
 from sacrebleu.metrics import BLEU
 
+from fairseq_admin.text.bpe import remove_bpe
+from fairseq_admin.text.tokens import Text
 from recipes.steps import languages, lengths
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.text import Text, remove_bpe
 
 logger = logging.getLogger(__name__)
 

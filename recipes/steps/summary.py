@@ -13,19 +13,16 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tabulate import tabulate
 
+from fairseq_admin.logs import Log
+from fairseq_admin.report import tables
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.logs import Log, read_log
+from recipes.steps.logs import read_log
 from recipes.steps.plugin import SCHEMES
 from recipes.steps.results import KEY, papers, read_score
-
-if TYPE_CHECKING:
-    from fairseq_admin.report import tables
-else:
-    from recipes.plugin.report import tables
 
 BASELINES = ("admin", "post-ln", "pre-ln")
 PACKAGES = ("fairseq-admin", "fairseq", "fairseq-fixed", "torch", "sacrebleu")

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from fairseq_admin.text.tokens import Text
 from recipes.steps import languages, pairs
 from recipes.steps.common import replacing
-from recipes.steps.text import Text
 
 
 def settle(out: Path, source: str, target: str, settings: Sequence[str]) -> None:
