@@ -1,6 +1,5 @@
 # In words that make 3.81, which macOS has, can read.
 $(if $(filter grouped-target,$(.FEATURES)),,$(error GNU make $(MAKE_VERSION) is here; 4.3 or newer is needed: on macOS, brew install make, then gmake in place of make))
-include recipes/paths.mk
 
 export PYTHONUTF8 := 1
 SHELL := bash
@@ -12,30 +11,27 @@ SHELL := bash
 PYTHON ?=
 # Where the virtual environment is.
 VENV ?= .venv
+$(if $(filter-out 1,$(words $(VENV))),$(error VENV=$(VENV) is not one word; expected a folder without spaces in its name))
 # The torch to install: a build (recipes/torch_build.py) or a pip requirement; empty: the one of before, or by the card.
 TORCH ?=
 # pytest's own options, e.g. PYTEST="-k radam".
 PYTEST ?=
-
-RUN := $(VENV)/bin/python
-# make hands its variables down in the environment; under make -n, too, the front lists what would run.
-FRONT = +@if test -x $(RUN); then exec $(RUN) -m recipes $@; else echo "make setup comes first: $(RUN) is not here."; fi
-CALL = +@$(MAKE) --no-print-directory PYTHON=$(RUN)
 # The sizes that bench measures, each LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS; empty: three, the largest 18:512:1024.
 SIZES ?=
-# Where it puts the tables.
-MEASURED = $(or $(RUNS),runs)/bench
+
+RUN := $(VENV)/bin/python
 # What the front knows; and a step of a paper's experiment, as in make iwslt14-prepare.
 PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)
 STEPS := preflight prepare train average generate score
-FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper preflight $(PAPERS) \
+FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper preflight gpu-trial table figures tables $(PAPERS) \
 	$(foreach step,$(STEPS),$(PAPERS:%=%-$(step)))
+.PHONY: $(FRONTED) test test-nightly lint release bench setup lock clean distclean help
 
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
 ## make multi30k: the same pipeline on Multi30k (PAIR=en-fr, DATA=DIR, PRESET=cpu|gpu, METHOD=, SEED=)
 ## make own DATA=DIR PAIR=de-en: the same pipeline on a parallel text of your own (train.de, train.en, valid and test alike)
 ## make iwslt14: the paper's IWSLT'14 De-En, from download to a score (GPUS=, PRECISION=, METHOD=, SEED=, DATA=, PRESET=small)
-## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (NODES=, MASTER=, NODE= for several machines)
+## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (WHERE=slurm NODES= GPUS=, or MASTER= NODE=)
 ## make wmt14-enfr-6l, -60l: the papers' WMT'14 En-Fr, 6L-6L and 60L-12L
 ## make iwslt14-prepare, -train, -average, -generate, -score: one step and what it needs; any wmt14 target likewise
 ## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, what does it take, how long (or iwslt14-preflight; PRICE=)
@@ -44,42 +40,23 @@ FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper preflight
 ## make sensitivity: what learning rates and beta2 a scheme stands without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
 ## make warmup: what warm-up each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, QUICK=1)
 ## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, QUICK=1)
-.PHONY: $(FRONTED)
-$(FRONTED): $(VENV)/ready
-	$(FRONT)
-
 ## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
-.PHONY: gpu-trial
-gpu-trial: $(VENV)/ready
-	@$(RUN) -m recipes.gpu_trial.run
-
 ## make table: all results so far next to the papers' numbers
-.PHONY: table
-table: $(VENV)/ready
-	@$(RUN) -m recipes.steps.report $(or $(RUNS),runs)/results.csv -o $(or $(RUNS),runs)/table
-
 ## make figures: the figures of README.md and docs/, except report.png, from the runs that docs/ keeps and the model in runs/demo (RUNS=)
-.PHONY: figures
-figures: $(VENV)/ready
-	@$(RUN) -m recipes.figures.docs $(or $(RUNS),runs) -o docs/images
-
 ## make tables: the tables of results in README.md and docs/, from the rows that docs/ keeps
-.PHONY: tables
-tables: $(VENV)/ready
-	@$(RUN) -m recipes.figures.tables README.md docs/*.md
+$(FRONTED): $(VENV)/ready
+# make hands its variables down in the environment; under make -n, too, the front lists what would run.
+	+@if test -x $(RUN); then exec $(RUN) -m recipes $@; else echo "make setup comes first: $(RUN) is not here."; fi
 
 ## make test: lint, types and all tests but the nightly ones
-.PHONY: test
 test: lint
 	$(RUN) -m pytest -n 2 --dist loadfile -m 'not nightly' $(PYTEST)
 
 ## make test-nightly: the tests that take minutes, or that train until a model learns
-.PHONY: test-nightly
 test-nightly: $(VENV)/ready
 	$(RUN) -m pytest -n 2 --dist loadfile -m nightly $(PYTEST)
 
 ## make lint: ruff, mypy and the schemas of .github only
-.PHONY: lint
 lint: $(VENV)/ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -88,7 +65,6 @@ lint: $(VENV)/ready
 	$(RUN) -m mypy
 
 ## make release: a wheel and an sdist in dist/, checked, and the wheel tried in an empty environment outside the clone
-.PHONY: release
 release: $(VENV)/ready
 	rm -rf dist
 	$(RUN) -m build
@@ -96,38 +72,32 @@ release: $(VENV)/ready
 	PYTHON=$(abspath $(RUN)) tests/release.sh dist/*.whl
 
 ## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), the host time of a GPU's step, and an attached BERT's
-.PHONY: bench
 bench: $(VENV)/ready
-	$(RUN) -m recipes.bench.speed $(if $(SIZES),--sizes $(SIZES)) --csv $(MEASURED)/speed.csv
-	$(if $(QUICK),,$(RUN) -m recipes.bench.host --csv $(MEASURED)/host.csv)
-	$(if $(QUICK),,$(RUN) -m recipes.bench.attached --csv $(MEASURED)/attached.csv)
+	$(RUN) -m recipes.bench.speed $(if $(SIZES),--sizes $(SIZES)) --csv "$${RUNS:-runs}/bench/speed.csv"
+	$(if $(QUICK),,$(RUN) -m recipes.bench.host --csv "$${RUNS:-runs}/bench/host.csv")
+	$(if $(QUICK),,$(RUN) -m recipes.bench.attached --csv "$${RUNS:-runs}/bench/attached.csv")
 
 ## make setup: only the virtual environment (TORCH=cpu|cuda|cu126 or pip's torch==..., PYTHON=, VENV=)
-.PHONY: setup
 setup: $(VENV)/ready
 FORCE:
 $(VENV)/ready: FORCE
 	@$(or $(PYTHON),python3) -m recipes.set_up $(VENV) --torch '$(TORCH)' --python '$(PYTHON)'
 
 ## make lock: requirements.lock again, with the newest versions of everything but torch
-.PHONY: lock
 lock: $(VENV)/ready
 	$(RUN) -m uv pip compile -q setup.py --extra dev --universal --python-version 3.11 --python $(RUN) --no-build-isolation \
 	  --overrides recipes/unlocked.txt --generate-hashes --no-annotate --no-header --upgrade -o requirements.lock
 
 ## make clean: remove caches and runs/demo
-.PHONY: clean
 clean:
 	rm -rf runs/demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find fairseq_admin recipes tests -name __pycache__ -prune -exec rm -rf {} +
 
 ## make distclean: clean, and remove the virtual environment and all runs
-.PHONY: distclean
 distclean: clean
 	$(if $(wildcard $(VENV)/pyvenv.cfg),rm -rf $(VENV))
 	rm -rf runs
 
 ## make help: this list; make help TARGET=demo: a target's settings
-.PHONY: help
 help:
-	@$(if $(TARGET),$(RUN) -m recipes help $(TARGET),sed -n 's/^## //p' $(MAKEFILE_LIST))
+	@$(if $(TARGET),$(RUN) -m recipes help,sed -n 's/^## //p' $(MAKEFILE_LIST))

@@ -2,48 +2,36 @@
 
     python -m recipes demo METHOD=pre-ln SEED=2
     python -m recipes iwslt14-prepare
+    python -m recipes compare SCHEMES="admin pre-ln" JOBS=8 WHERE=slurm
     python -m recipes help demo
 
 A setting that is not given is taken from the environment, where make has put what stands on its command line. With -n
-the steps are listed, and none is run.
+what would run is listed, and nothing is run.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+from recipes import cluster, programs
 from recipes import recipe as recipes
 from recipes.chain import Chain
-from recipes.grid import settings as grids
 from recipes.language_model import LanguageModel
 from recipes.processes import supervise
 from recipes.recipe import Recipe
 from recipes.steps.common import run, write_lines
 from recipes.steps.guard import at_work
 from recipes.translation import Pipeline
+from recipes.validation import described
 
 STEPS = ("preflight", "prepare", "train", "average", "generate", "score")
-MAKES = {"PYTHON", "VENV", "TORCH", "PYTEST", "TARGET", "RECIPE"}
-"""Variables of the Makefile's own."""
-
-
-def given(target: str, words: list[str]) -> dict[str, str]:
-    """What the user gave for the settings of a target: words NAME=VALUE, or the environment.
-
-    Raises:
-        ValueError: a name on make's command line is not a setting.
-    """
-    if wrong := next((word for word in words if not re.match(r"[A-Z]\w*=", word)), None):
-        raise ValueError(f"{wrong}: expected NAME=VALUE, a setting of {target}. See make help TARGET={target}.")
-    known = grids.names(target) if target in grids.KINDS else recipes.names(target)
-    _, _, after = os.environ.get("MAKEFLAGS", "").partition("-- ")
-    on_line = {word.partition("=")[0] for word in re.split(r"(?<!\\)\s+", after) if "=" in word} - MAKES
-    values = {name: os.environ[name] for name in [*known, *on_line] if name in os.environ}
-    return values | dict(word.split("=", 1) for word in words)
 
 
 def asked(target: str) -> tuple[str, str]:
@@ -56,11 +44,11 @@ def asked(target: str) -> tuple[str, str]:
     recipe, _, step = target.rpartition("-")
     if target in known:
         return target, "all"
-    if recipe in known and step in STEPS:
+    if recipe in known and not known[recipe][0].is_grid and step in STEPS:
         return recipe, step
     raise ValueError(
-        f"{target} is unknown; expected one of {' '.join([*known, *grids.KINDS])}, or one with -{' -'.join(STEPS)} "
-        "after it (the grids have none)."
+        f"{target} is unknown; expected one of {' '.join([*known, *programs.PROGRAMS])}, or one with "
+        f"-{' -'.join(STEPS)} after it (the grids have none)."
     )
 
 
@@ -88,49 +76,87 @@ def work(recipe: Recipe, goal: str) -> None:
     with at_work(recipe.run, machine.node):
         pipeline.run.hold(chain, pipeline.record())
         chain.make(pipeline.goals[goal])
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a target does."""
+
+    cpu: bool
+    plan: Callable[[], list[str]]
+    work: Callable[[], None]
+    folders: tuple[Path, ...]
+    """those that are this process's alone while it works"""
+
+
+def of_a_model(recipe: Recipe, goal: str) -> Task:
+    pipeline = of(recipe)
+    machine, submits = pipeline.machine, recipe.settings.WHERE == "slurm" and recipe.settings.NODE is None
+    if machine.node and goal != "train":
+        raise ValueError(f"NODE={machine.node} of several only trains; run the target that ends in -train there.")
+
+    def act() -> None:
+        if goal == "preflight":
+            from recipes.preflight import page  # with torch
+
+            page(recipe, pipeline.run)
+        elif submits:
+            cluster.run(recipe, pipeline, goal)
+        else:
+            work(recipe, goal)
         if goal == "all":
             print((recipe.run / "summary.txt").read_text(encoding="utf-8"))
             print(f"Report: {recipe.run / 'report.html'}")
 
+    def plan() -> list[str]:
+        jobs = cluster.plan(recipe, pipeline, goal) if submits else []
+        return [*jobs, *Chain(pipeline.steps()).table(pipeline.goals[goal])]
+
+    return Task(machine.cpu, plan, act, (recipe.text, recipe.run))
+
+
+def of_a_grid(recipe: Recipe) -> Task:
+    from recipes.grid import front  # with scipy and submitit
+
+    grid = front.of(recipe)
+
+    def act() -> None:
+        with at_work(grid.folder):
+            front.make(grid)
+
+    return Task(grid.on_cpu, partial(front.plan, grid), act, (grid.folder,))
+
 
 def main() -> None:
-    options, words = [word for word in sys.argv[1:] if word.startswith("-")], sys.argv[1:]
-    target, *words = [word for word in words if not word.startswith("-")] or ["help"]
+    options = [word for word in sys.argv[1:] if word.startswith("-")]
+    target, *words = [word for word in sys.argv[1:] if not word.startswith("-")] or ["help"]
     flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
     dry = "-n" in options or (not flags.startswith("-") and "n" in flags)
-    if target in grids.KINDS:
-        from recipes.grid import front  # with scipy and submitit
-
-        front.main(target, given(target, words), dry)
-        return
     if target == "help":
         name = next(iter(words), os.environ.get("TARGET", ""))
-        print("\n".join(grids.help_lines(name) if name in grids.KINDS else recipes.help_lines(asked(name)[0])))
+        program = programs.PROGRAMS.get(name)
+        lines = described(program, program.model_fields, {}) if program else recipes.help_lines(asked(name)[0])
+        print("\n".join(lines))
+        return
+    if target in programs.PROGRAMS:
+        chosen = recipes.collect(target, words, list(programs.PROGRAMS[target].model_fields))
+        programs.run(target, chosen, dry)
         return
     if target == "preflight":
         named = [word.partition("=")[2] for word in words if word.startswith("RECIPE=")]
         target = f"{next(iter(named), os.environ.get('RECIPE', ''))}-preflight"
         words = [word for word in words if not word.startswith("RECIPE=")]
     name, goal = asked(target)
-    recipe = recipes.read(name, given(name, words))
+    recipe = recipes.read(name, recipes.collect(name, words, recipes.files()[name][0].names))
     os.environ.update({key: value for key, value in recipe.settings.exported().items() if key not in os.environ})
-    pipeline = of(recipe)
-    if pipeline.machine.cpu:
+    task = of_a_grid(recipe) if recipe.file.is_grid else of_a_model(recipe, goal)
+    if task.cpu:
         # With --cpu fairseq still clips gradients on a GPU that it sees, and starts a process for each of several.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if pipeline.machine.node and goal != "train":
-        raise ValueError(
-            f"NODE={pipeline.machine.node} of several only trains; run the target that ends in -train there."
-        )
-    if goal == "preflight":
-        from recipes.preflight.page import page  # with torch
-
-        page(recipe, pipeline.run)
-        return
     if dry:
-        print("\n".join(Chain(pipeline.steps()).table(pipeline.goals[goal])))
+        print("\n".join(task.plan()))
         return
-    raise SystemExit(supervise(lambda: run(lambda: work(recipe, goal)), recipe.text, recipe.run))
+    raise SystemExit(supervise(partial(run, task.work), *task.folders))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -92,32 +91,35 @@ def plan(settings: Training) -> Machines:
     Raises:
         ValueError: such batches do not make up an update, or fit no device.
     """
-    cpu = on_cpu(settings)
-    there = [] if cpu or settings.TOKENS is None else gpus.visible()
-    devices = settings.GPUS or max(1, len(there))
-    if settings.NODES > 1 and devices < len(there):
+    cpu, s = on_cpu(settings), settings
+    # Where a cluster's jobs are submitted from there are other GPUs than where they run.
+    there = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and s.NODE is None) else gpus.visible()
+    devices = s.GPUS or max(1, len(there))
+    if s.NODES > 1 and devices < len(there):
         raise ValueError(
-            f"GPUS={devices} of {len(there)} with NODES={settings.NODES}: fairseq trains on each GPU it sees. Let it "
+            f"GPUS={devices} of {len(there)} with NODES={s.NODES}: fairseq trains on each GPU it sees. Let it "
             f"see only those: CUDA_VISIBLE_DEVICES={','.join(gpu.index for gpu in there[:devices])}"
         )
-    node = settings.NODE
+    node = s.NODE
     if node is None:
-        node = 0 if settings.NODES == 1 else int(os.environ.get("SLURM_NODEID", 0))
-    where = (cpu, devices, settings.NODES, node, settings.MASTER)
-    if settings.TOKENS is None:
-        if settings.MAX_TOKENS is None:
+        node = 0 if s.NODES == 1 else int(os.environ.get("SLURM_NODEID", 0))
+    where = (cpu, devices, s.NODES, node, s.MASTER)
+    if s.TOKENS is None:
+        if s.MAX_TOKENS is None:
             raise ValueError("MAX_TOKENS= is missing; expected the tokens of a batch.")
-        return Machines(*where, settings.MAX_TOKENS, settings.UPDATE_FREQ, None)
-    workers = settings.NODES * devices
-    if settings.MAX_TOKENS is not None:
-        batches = chosen(settings.TOKENS, workers, settings.MAX_TOKENS)
-    else:
-        memory = settings.MEMORY or min((gpu.memory / GB for gpu in there if gpu.memory), default=None)
-        # Where the memory is not known, the papers' batch is taken to fit.
-        known = memory is not None and settings.BY_MEMORY
-        limit = largest(settings.BY_MEMORY, memory or 0) if known else settings.DEVICE_TOKENS
-        batches = fewest(settings.TOKENS, workers, limit)
-    less = split(settings.TOKENS, workers, batches.max_tokens // 2) or batches
+        return Machines(*where, s.MAX_TOKENS, s.UPDATE_FREQ, None)
+    workers = s.NODES * devices
+    memory = s.MEMORY or min((gpu.memory / GB for gpu in there if gpu.memory), default=None)
+    # Where the memory is not known, the papers' batch is taken to fit.
+    known = memory is not None and s.BY_MEMORY
+    limit = s.MAX_TOKENS or (largest(s.BY_MEMORY, memory or 0) if known else s.DEVICE_TOKENS)
+    batches = fewest(s.TOKENS, workers, limit)
+    if s.MAX_TOKENS and batches.max_tokens != s.MAX_TOKENS:
+        raise ValueError(
+            f"MAX_TOKENS={s.MAX_TOKENS} on {workers} devices does not make up an update of {s.TOKENS} tokens. Take "
+            f"{batches.max_tokens}, or leave MAX_TOKENS out."
+        )
+    less = split(s.TOKENS, workers, batches.max_tokens // 2) or batches
     return Machines(*where, batches.max_tokens, batches.update_freq, less.max_tokens)
 
 
@@ -136,14 +138,13 @@ def largest(table: dict[int, int], memory: float) -> int:
     Raises:
         ValueError: the card is smaller than the table's smallest.
     """
-    rows = [gb for gb in table if gb <= memory]
-    if not rows:
-        smallest = min(table)
-        raise ValueError(
-            f"a GPU has {memory:.1f} GB, and this model was planned for {smallest} GB or more. To try it, give "
-            f"MAX_TOKENS={table[smallest] // 2}."
-        )
-    return table[max(rows)]
+    if rows := [gb for gb in table if gb <= memory]:
+        return table[max(rows)]
+    smallest = min(table)
+    raise ValueError(
+        f"a GPU has {memory:.1f} GB, and this model was planned for {smallest} GB or more. To try it, give "
+        f"MAX_TOKENS={table[smallest] // 2}."
+    )
 
 
 def fewest(tokens: int, workers: int, limit: int) -> Batches:
@@ -159,35 +160,16 @@ def fewest(tokens: int, workers: int, limit: int) -> Batches:
     raise ValueError(
         f"an update of {tokens} tokens does not split over {workers} devices into equal batches of "
         f"{min(LEAST, limit)} tokens or more that fit. Take another number of devices (GPUS= times NODES=: "
-        f"{', '.join(map(str, nearest))}), or another batch with MAX_TOKENS="
+        f"{', '.join(map(str, nearest))}), or another batch with MAX_TOKENS=."
     )
 
 
-def chosen(tokens: int, workers: int, max_tokens: int) -> Batches:
-    """The plan for a batch that the user chose.
-
-    Raises:
-        ValueError: such batches do not make up the update.
-    """
-    if max_tokens < 1 or tokens % (workers * max_tokens):
-        fitting = [size for size in range(LEAST, tokens // workers + 1) if tokens % (workers * size) == 0]
-        nearest = sorted(sorted(fitting, key=lambda size: abs(size - max_tokens))[:4])
-        raise ValueError(
-            f"MAX_TOKENS={max_tokens} on {workers} devices does not make up an update of {tokens} tokens. Take "
-            f"{' or '.join(map(str, nearest)) or 'fewer devices'}, or leave MAX_TOKENS out"
-        )
-    return Batches(max_tokens, tokens // (workers * max_tokens))
-
-
-def faults(machines: Machines, precision: str) -> Iterator[str]:
-    """Why this machine's GPUs, or this environment's torch, cannot train a run."""
-    if machines.cpu:
-        return
-    there = gpus.visible()
-    if len(there) < machines.gpus:
-        yield (
+def faults(machines: Machines, precision: str) -> str:
+    """Why this machine's GPUs, or this environment's torch, cannot train a run; empty if they can."""
+    there = [] if machines.cpu else gpus.visible()
+    if not machines.cpu and len(there) < machines.gpus:
+        return (
             f"this machine has {len(there)} GPUs{gpus.restricted()}, and the run needs {machines.gpus}. Give GPUS=, or "
             "train small on a CPU with PRESET=small (or cpu)."
         )
-    elif fault := gpus.torch_fault(machines.gpus, precision or "fp32", there):
-        yield fault
+    return "" if machines.cpu else gpus.torch_fault(machines.gpus, precision or "fp32", there) or ""

@@ -1,20 +1,27 @@
-"""A recipe: its YAML, what a user gives for its settings, and where its files are."""
+"""A recipe, or a grid of runs: its YAML, what a user gives for its settings, and where its files are."""
 
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from recipes.settings import KINDS, Settings, Training
+from recipes.jobs import Needs
+from recipes.kinds import KINDS, ONE_MODEL
+from recipes.settings import Machine, Settings
 from recipes.steps import gpus
+from recipes.validation import described, validated
 
 HERE = Path(__file__).parent
+MAKES = {"PYTHON", "VENV", "TORCH", "PYTEST", "TARGET", "RECIPE"}
+"""Variables of the Makefile's own."""
 
 
 class Raw(BaseModel):
@@ -47,7 +54,9 @@ class File(BaseModel):
 
     kind: str
     about: str
-    folder: str
+    folder: str = ""
+    needs: Needs = Needs()
+    """of a cluster"""
     raw: str = ""
     command: list[str] = []
     """settings that the command is named with"""
@@ -55,9 +64,35 @@ class File(BaseModel):
     """settings that are not the user's"""
     settings: dict[str, Any] = {}
     presets: dict[str, dict[str, Any]]
+    quick: dict[str, Any] = {}
+    """sizes with which it takes a few minutes: does it work here?"""
     sizes: dict[str, dict[str, Any]] = {}
     texts: dict[str, Raw] = {}
     splits: dict[str, Split] = {}
+
+    @property
+    def model(self) -> type[Settings]:
+        return KINDS[self.kind]
+
+    @property
+    def is_grid(self) -> bool:
+        return self.model not in ONE_MODEL
+
+    @property
+    def names(self) -> list[str]:
+        """The settings that a user may give."""
+        return [name for name in self.model.model_fields if name not in self.fixed]
+
+    @property
+    def preset(self) -> str:
+        """The one for this machine, where there is one for GPUs and one without; or the first."""
+        if {"cpu", "gpu"} <= self.presets.keys() and not self.is_grid:
+            return "gpu" if gpus.visible() else "cpu"
+        return next(iter(self.presets))
+
+    def values(self, size: str, preset: str) -> dict[str, Any]:
+        """Of the settings, before a user gives any."""
+        return {**self.settings, **self.fixed, **self.sizes.get(size, {}), **self.presets[preset], "PRESET": preset}
 
 
 @dataclass(frozen=True)
@@ -68,8 +103,8 @@ class Recipe:
     settings: Any
     size: str = ""
     """the part of the target that names one, with its variant"""
-    given: tuple[tuple[str, str], ...] = ()
-    """what the user gave for its settings, in the order of their names"""
+    given: dict[str, str] = field(default_factory=dict)
+    """what the user gave for its settings"""
 
     @property
     def name(self) -> str:
@@ -107,29 +142,37 @@ class Recipe:
 
         What only tells processes of threads and GPUs is left out: it may be another in each shell.
         """
-        left_out = {"METHOD", "SEED", *Settings.model_fields} - {"RUNS"}
+        left_out = {"METHOD", "SEED", "NODE", *Machine.model_fields} - {"RUNS"}
+        left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
         named = {name: str(getattr(self.settings, name)) for name in self.file.command}
-        named |= {name: value for name, value in self.given if name not in left_out}
+        named |= {name: value for name, value in sorted(self.given.items()) if name not in left_out}
         return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named.items())])
 
 
-def files() -> dict[str, tuple[Path, str]]:
-    """The YAML of every target that trains one model, and the size that the target names."""
-    targets: dict[str, tuple[Path, str]] = {}
+def files() -> dict[str, tuple[File, str]]:
+    """The YAML of every target, and the size that the target names."""
+    targets: dict[str, tuple[File, str]] = {}
     for path in sorted(HERE.glob("*.yaml")):
-        sizes = [name for name in _load(path).sizes if "-" not in name]
-        targets |= {f"{path.stem}-{size}": (path, size) for size in sizes} or {path.stem: (path, "")}
+        file = File.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        sizes = [name for name in file.sizes if "-" not in name]
+        targets |= {f"{path.stem}-{size}": (file, size) for size in sizes} or {path.stem: (file, "")}
     return targets
 
 
-def _load(path: Path) -> File:
-    return File.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+def collect(target: str, words: list[str], known: list[str]) -> dict[str, str]:
+    """What the user gave for the settings of a target: words NAME=VALUE, or the environment.
 
+    make puts the values of what stands on its command line into the environment, and the names into MAKEFLAGS.
 
-def names(target: str) -> list[str]:
-    """The settings that a user may give for a target."""
-    file = _load(files()[target][0])
-    return [name for name in KINDS[file.kind].model_fields if name not in file.fixed]
+    Raises:
+        ValueError: a word is not a setting.
+    """
+    if wrong := next((word for word in words if not re.match(r"[A-Z]\w*=", word)), None):
+        raise ValueError(f"{wrong}: expected NAME=VALUE, a setting of {target}. See make help TARGET={target}.")
+    _, _, after = os.environ.get("MAKEFLAGS", "").partition("-- ")
+    on_line = {word.partition("=")[0] for word in re.split(r"(?<!\\)\s+", after) if "=" in word} - MAKES
+    values = {name: os.environ[name] for name in [*known, *on_line] if name in os.environ}
+    return values | dict(word.split("=", 1) for word in words)
 
 
 def read(target: str, given: dict[str, str]) -> Recipe:
@@ -138,11 +181,9 @@ def read(target: str, given: dict[str, str]) -> Recipe:
     Raises:
         ValueError: a setting is unknown or wrong.
     """
-    path, size = files()[target]
-    file = _load(path)
-    model, known = KINDS[file.kind], names(target)
-    if unknown := next((name for name in given if name not in known), None):
-        near = difflib.get_close_matches(unknown, known, 1)
+    file, size = files()[target]
+    if unknown := next((name for name in given if name not in file.names), None):
+        near = difflib.get_close_matches(unknown, file.names, 1)
         like = f" {near[0]} is one." if near else ""
         raise ValueError(
             f"{unknown}={given[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
@@ -150,89 +191,27 @@ def read(target: str, given: dict[str, str]) -> Recipe:
     if given.get("VARIANT"):
         size = f"{size}-{given['VARIANT']}"
         if size not in file.sizes:
-            variants = ", ".join(
-                f"{name} of {path.stem}-{of}" for of, _, name in (s.partition("-") for s in file.sizes) if name
-            )
-            raise ValueError(f"VARIANT={given['VARIANT']} is not one of {target}; expected {variants or 'none'}.")
-    preset = given.get("PRESET") or _default(file)
+            variants = [
+                f"{name} of {target.rpartition('-')[0]}-{of}"
+                for of, _, name in (one.partition("-") for one in file.sizes)
+                if name
+            ]
+            expected = ", ".join(variants) or "none"
+            raise ValueError(f"VARIANT={given['VARIANT']} is not one of {target}; expected {expected}.")
+    preset = given.get("PRESET") or file.preset
     if preset not in file.presets:
         raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(file.presets)}.")
-    values = {**file.settings, **file.fixed, **file.sizes.get(size, {}), **file.presets[preset], **given}
+    values = file.values(size, preset) | (file.quick if given.get("QUICK") else {}) | given
     if values.get("EPOCHS") and "UPDATES" in given:
         raise ValueError(
             f"UPDATES={given['UPDATES']} is given, and EPOCHS={values['EPOCHS']} says how long it trains; give another "
             "EPOCHS=, or EPOCHS= empty."
         )
-    settings = validated(model, {**values, "PRESET": preset})
-    return Recipe(target, file, settings, size, tuple(sorted(given.items())))
-
-
-def _default(file: File) -> str:
-    """The preset for this machine, where there is one for GPUs and one without; or the first."""
-    if {"cpu", "gpu"} <= file.presets.keys():
-        return "gpu" if gpus.visible() else "cpu"
-    return next(iter(file.presets))
-
-
-def validated(model: type[Training], values: dict[str, Any]) -> Training:
-    """The settings.
-
-    Raises:
-        ValueError: one cannot be, or some do not go together, in one line.
-    """
-    try:
-        return model(**values)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        if not fault["loc"]:
-            raise ValueError(fault["msg"].removeprefix("Value error, ")) from None
-        name = str(fault["loc"][0])
-        schema = model.model_json_schema()["properties"][name]
-        if fault["type"] == "missing":
-            raise ValueError(f"{name}= is missing; expected {schema['description']}.") from None
-        what = fault["msg"].removeprefix("Value error, ") if fault["type"] == "value_error" else expected(schema)
-        raise ValueError(f"{name}={values[name]} cannot be; expected {what}.") from None
-
-
-def expected(schema: dict[str, Any]) -> str:
-    """What a field of a JSON schema may be, in words."""
-    if choices := schema.get("enum", [schema["const"]] if "const" in schema else []):
-        return f"one of {' '.join(map(str, filter(None, choices)))}"
-    if "anyOf" in schema:
-        return expected(next(one for one in schema["anyOf"] if one.get("type") != "null"))
-    kind = schema.get("type")
-    if kind in ("integer", "number"):
-        least = "above 0" if "exclusiveMinimum" in schema else "of 0 or more"
-        below = f" and below {schema['exclusiveMaximum']}" if "exclusiveMaximum" in schema else ""
-        return f"a {'whole ' if kind == 'integer' else ''}number {least}{below}"
-    if kind == "array":
-        return expected(schema["items"]).replace("one of", "some of")
-    if "pattern" in schema:
-        return "source and target language, as in de-en" if "-" in schema["pattern"] else "a name without / and :"
-    return {"boolean": "yes or no", "object": "a table"}.get(str(kind), "text")
+    return Recipe(target, file, validated(file.model, values), size, given)
 
 
 def help_lines(target: str) -> list[str]:
-    """Every setting of a recipe: its name, its value here, what it may be, what it means."""
-    path, size = files()[target]
-    file = _load(path)
-    model = KINDS[file.kind]
-    values = {**file.settings, **file.sizes.get(size, {}), **file.presets[_default(file)]}
+    """What a recipe does, its presets, and its settings."""
+    file, size = files()[target]
     lines = [f"make {target}: {file.about}", f"presets: {' '.join(file.presets)}", ""]
-    return [*lines, *described(model, names(target), values)]
-
-
-def described(model: type[BaseModel], known: list[str], values: dict[str, Any]) -> list[str]:
-    """A line for each of some settings: its value, or its default; what it means; what it may be."""
-    schemas = model.model_json_schema()["properties"]
-    lines = []
-    for name in known:
-        schema = schemas[name]
-        value = values.get(name, schema.get("default"))
-        shown = "" if value in (None, "", [], {}) else f"={value if not isinstance(value, list) else ' '.join(value)}"
-        meaning = " ".join(schema.get("description", "").split())
-        kind = expected(schema)
-        lines.append(
-            f"{name}{shown}: " + "; ".join(filter(None, (meaning, "" if meaning and kind == "text" else kind)))
-        )
-    return lines
+    return [*lines, *described(file.model, file.names, file.values(size, file.preset))]

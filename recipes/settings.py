@@ -1,14 +1,15 @@
-"""The settings of the recipes: what each is called, may be and means, and what goes with what.
+"""The settings of the recipes: what each is called, may be and means, and what goes with what. recipe.py reads them.
 
-A recipe's YAML has only what differs from the defaults here. What a user gives as NAME=VALUE comes before a preset's
-value, and that before the recipe's.
+Here are those of every target and of training one model; kinds.py and grid/settings.py have what each kind adds. A
+recipe's YAML has only what differs from the defaults. What a user gives as NAME=VALUE comes before a preset's value,
+and that before the recipe's.
 """
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -18,25 +19,14 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     model_validator,
 )
 
 from recipes.steps.plugin import SCHEMES
 
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-def _split(value: Any) -> Any:
-    return value.split() if isinstance(value, str) else value
-
-
-def _words(value: Any) -> Any:
-    return shlex.split(value) if isinstance(value, str) else value
-
-
-def _nothing(value: Any) -> Any:
-    return None if value == "" else value
+T = TypeVar("T")
 
 
 def _folder(path: str) -> str:
@@ -45,12 +35,10 @@ def _folder(path: str) -> str:
     return path
 
 
-Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
-"""Several, with spaces between."""
-Options = Annotated[tuple[str, ...], BeforeValidator(_words)]
-"""Options of a command, as a shell divides them."""
-Folder = Annotated[str, AfterValidator(_folder)]
-Table = dict[int, PositiveInt]
+def _there(path: str) -> str:
+    if not Path(path).exists():
+        raise ValueError("a folder that is there; nothing has that name. Check the path")
+    return path
 
 
 def _scheme(name: str) -> str:
@@ -59,13 +47,28 @@ def _scheme(name: str) -> str:
     return name
 
 
-Method = Annotated[str, Field(json_schema_extra={"enum": list(SCHEMES)}), AfterValidator(_scheme)]
+def _split(value: Any) -> Any:
+    return value.split() if isinstance(value, str) else value
+
+
+Maybe = Annotated[T | None, BeforeValidator(lambda value: None if value == "" else value)]
+"""An empty one is none."""
+Words = Annotated[tuple[T, ...], BeforeValidator(_split)]
+"""Several, with spaces between."""
+Options = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: shlex.split(value) if isinstance(value, str) else value)
+]
+"""Options of a command, as a shell divides them."""
+Share = Annotated[float, Field(ge=0, lt=1)]
+Folder = Annotated[str, AfterValidator(_folder)]
+Data = Annotated[Folder, AfterValidator(_there)]
+Pair = Annotated[str, Field(pattern=r"^\w+-\w+$")]
+Scheme = Annotated[str, Field(json_schema_extra={"enum": list(SCHEMES)}), AfterValidator(_scheme)]
 Tokenising = Literal["lowercase", "normalise", "aggressive_dashes", "escape", "perl"]
-Analysis = Literal["dependency", "output-change"]
 
 
-class Settings(BaseModel):
-    """Of every recipe."""
+class Machine(BaseModel):
+    """Of every target: where it writes, and what its processes are told by their environment."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True
@@ -73,7 +76,7 @@ class Settings(BaseModel):
 
     RUNS: Folder = "runs"
     """the folder in which everything is written"""
-    OMP_NUM_THREADS: Annotated[PositiveInt | None, BeforeValidator(_nothing)] = None
+    OMP_NUM_THREADS: Maybe[PositiveInt] = None
     """threads of a process on a CPU"""
     OMP_WAIT_POLICY: str | None = None
     """what threads do that wait for one another: by default they spin for a moment, then sleep"""
@@ -85,7 +88,7 @@ class Settings(BaseModel):
     """the GPUs that may be used"""
 
     def exported(self) -> dict[str, str]:
-        """What the processes of a recipe are told by their environment.
+        """The environment.
 
         Threads that wait for one another spin for a moment, as long as most waits are, and then sleep: those that only
         spin are many times slower on a machine that is busy, and those that only sleep slower on one that is not. With
@@ -93,45 +96,67 @@ class Settings(BaseModel):
         fairseq and its libraries warn of about one another is nothing that the user can fix.
         """
         spinning = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"} if self.OMP_WAIT_POLICY is None else {}
-        chosen = {
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONUTF8": "1",
-            "PYTHONWARNINGS": "ignore",
-            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-            **spinning,
-        }
-        for name in Settings.model_fields:
-            if name != "RUNS" and getattr(self, name) is not None:
-                chosen[name] = str(getattr(self, name))
-        return chosen
+        always = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", "PYTHONWARNINGS": "ignore"}
+        given = {name: getattr(self, name) for name in Machine.model_fields if name != "RUNS"}
+        chosen = {name: str(value) for name, value in given.items() if value is not None}
+        return {**always, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **spinning, **chosen}
+
+
+class Settings(Machine):
+    """Of every recipe and grid."""
+
+    PRESET: str = ""
+    """sizes for a CPU or for GPUs, or a text and sizes for it"""
+    FFN_INIT: Literal["xavier", "stock"] = "xavier"
+    """feed-forward weights of every scheme: as in the fairseq of the papers, or as in today's"""
+    WIDTH: PositiveInt = 64
+    """of the model"""
+    HEADS: PositiveInt = 4
+    """of attention; WIDTH is a multiple of them"""
+    UPDATES: PositiveInt = 1000
+    """how long a run is"""
+    SAVE_EVERY: PositiveInt = 50
+    """updates from one checkpoint and validation to the next"""
+    LOG_EVERY: PositiveInt = 10
+    """updates from one line of progress to the next"""
+    PRECISION: Literal["", "fp16", "me-fp16", "amp", "bf16", "fp32"] = ""
+    """me-fp16 is memory-efficient; V100s have no bf16"""
+    TRAIN_ARGS: Options = ()
+    """more options for fairseq-train, after the recipe's own"""
+    WHERE: Literal["here", "slurm"] = "here"
+    """on this machine, or as jobs of a Slurm cluster"""
+    SLURM: Folder = "slurm.yaml"
+    """what the cluster wants to be told: partition, account"""
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Settings:
+        if self.WIDTH % self.HEADS:
+            raise ValueError(f"WIDTH={self.WIDTH} is not a multiple of HEADS={self.HEADS}. Give another of them.")
+        for name in ("UPDATES", "LEG", "SHORT") if not getattr(self, "EPOCHS", None) else ():
+            updates = getattr(self, name, None) or self.SAVE_EVERY
+            if updates % self.SAVE_EVERY:
+                raise ValueError(
+                    f"{name}={updates} is not a multiple of SAVE_EVERY={self.SAVE_EVERY}, so the last updates would be "
+                    f"in no checkpoint. Give {name}={max(1, updates // self.SAVE_EVERY) * self.SAVE_EVERY}, or another "
+                    "SAVE_EVERY."
+                )
+        return self
 
 
 class Training(Settings):
     """Of a recipe that trains one model."""
 
-    PRESET: str = ""
-    """a set of sizes, for a CPU or for GPUs"""
-    METHOD: Method = "admin"
+    METHOD: Scheme = "admin"
     """the scheme of the residual branches"""
-    FFN_INIT: Literal["xavier", "stock"] = "xavier"
-    """feed-forward weights of every method: as in the fairseq of the papers, or as in today's"""
     SEED: NonNegativeInt = 1
     """of the weights, the batches and dropout"""
-    TRAIN_ARGS: Options = ()
-    """more options for fairseq-train, after the recipe's own"""
     WANDB: str = ""
     """a project of Weights & Biases to log to"""
-    ANALYSES: Annotated[tuple[Analysis, ...], BeforeValidator(_split)] = ("dependency", "output-change")
+    ANALYSES: Words[Literal["dependency", "output-change"]] = ("dependency", "output-change")
     """what of the papers' analysis the report shows"""
 
-    UPDATES: PositiveInt = 1000
-    """how long a run is; a checkpoint comes every SAVE_EVERY of them"""
-    EPOCHS: Annotated[PositiveInt | None, BeforeValidator(_nothing)] = None
+    EPOCHS: Maybe[PositiveInt] = None
     """how long a run is in epochs, in place of UPDATES, with a checkpoint at the end of each"""
-    SAVE_EVERY: PositiveInt = 50
-    """updates from one checkpoint and validation to the next"""
-    LOG_EVERY: PositiveInt = 10
-    """updates from one line of progress to the next"""
     AVERAGE: PositiveInt = 5
     """how many of the last checkpoints are averaged"""
 
@@ -139,12 +164,8 @@ class Training(Settings):
     """merges of byte-pair encoding"""
     LAYERS: PositiveInt = 18
     """of each stack"""
-    WIDTH: PositiveInt = 64
-    """of the model"""
     FFN: PositiveInt = 128
     """width of its feed-forward sub-layers"""
-    HEADS: PositiveInt = 4
-    """of attention; WIDTH is a multiple of them"""
     DROPOUT: Share = 0.0
     LR: NonNegativeFloat = 0.001
     """the peak learning rate"""
@@ -157,153 +178,45 @@ class Training(Settings):
 
     DEVICE: Literal["cpu", "gpu"] = "cpu"
     """what it trains on"""
-    PRECISION: Literal["", "fp16", "me-fp16", "amp", "bf16", "fp32"] = ""
-    """me-fp16 is memory-efficient; V100s have no bf16"""
-    TOKENS: Annotated[PositiveInt | None, BeforeValidator(_nothing)] = None
+    TOKENS: Maybe[PositiveInt] = None
     """of an update, on all devices together"""
     DEVICE_TOKENS: PositiveInt = 4096
     """tokens of the papers' batch on one device"""
-    BY_MEMORY: Table = {}
+    BY_MEMORY: dict[int, PositiveInt] = {}
     """tokens of a batch by the GB of a GPU"""
-    MAX_TOKENS: Annotated[PositiveInt | None, BeforeValidator(_nothing)] = None
+    MAX_TOKENS: Maybe[PositiveInt] = None
     """of a batch on one device"""
     UPDATE_FREQ: PositiveInt = 1
     """batches of an update on each device, where TOKENS does not say it"""
-    GPUS: Annotated[PositiveInt | None, BeforeValidator(_nothing)] = None
-    """of a machine; all that are visible"""
-    MEMORY: Annotated[float | None, Field(gt=0), BeforeValidator(_nothing)] = None
+    GPUS: Maybe[PositiveInt] = None
+    """of a machine; all that are visible, or one of a cluster's"""
+    MEMORY: Maybe[PositiveFloat] = None
     """GB of a GPU, as nvidia-smi says"""
     NODES: PositiveInt = 1
     """machines, each of which runs the same command"""
-    NODE: Annotated[NonNegativeInt | None, BeforeValidator(_nothing)] = None
+    NODE: Maybe[NonNegativeInt] = None
     """the number of this one, from 0; SLURM sets it"""
     MASTER: str = ""
-    """HOST:PORT, where the first of several machines is reached"""
-    PRICE: Annotated[NonNegativeFloat | None, BeforeValidator(_nothing)] = None
+    """HOST:PORT, where the first of several machines is reached; WHERE=slurm sets it"""
+    PRICE: Maybe[NonNegativeFloat] = None
     """of a device an hour, for preflight"""
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Training:
-        if self.WIDTH % self.HEADS:
-            raise ValueError(f"WIDTH={self.WIDTH} is not a multiple of HEADS={self.HEADS}. Give another of them.")
-        self._check_length()
-        if self.NODES > 1:
-            host, _, port = self.MASTER.rpartition(":")
-            if not host or not port.isdecimal():
-                raise ValueError(
-                    f"NODES={self.NODES} needs MASTER=HOST:PORT, where the first node is reached; found "
-                    f"MASTER={self.MASTER}."
-                )
-        if (self.NODE or 0) >= self.NODES:
-            expected = f"a number from 0 to {self.NODES - 1}"
-            raise ValueError(f"NODE={self.NODE} is not one of NODES={self.NODES}; expected {expected}.")
-        return self
-
-    def _check_length(self) -> None:
-        length, checkpoints = (self.UPDATES, self.UPDATES // self.SAVE_EVERY) if not self.EPOCHS else (0, self.EPOCHS)
-        if length % self.SAVE_EVERY:
-            raise ValueError(
-                f"UPDATES={length} is not a multiple of SAVE_EVERY={self.SAVE_EVERY}, so the last updates would be in "
-                f"no checkpoint. Give UPDATES={max(1, checkpoints) * self.SAVE_EVERY}, or another SAVE_EVERY."
-            )
+    def _trains(self) -> Training:
+        checkpoints = self.EPOCHS or self.UPDATES // self.SAVE_EVERY
         if self.AVERAGE > checkpoints:
-            of = f"EPOCHS={self.EPOCHS}" if self.EPOCHS else f"UPDATES={length} and SAVE_EVERY={self.SAVE_EVERY}"
+            of = f"EPOCHS={self.EPOCHS}" if self.EPOCHS else f"UPDATES={self.UPDATES} and SAVE_EVERY={self.SAVE_EVERY}"
             raise ValueError(
                 f"AVERAGE={self.AVERAGE} is more than the {checkpoints} checkpoints of {of}. Give "
                 f"AVERAGE={checkpoints}, or train longer."
             )
-
-
-class Translation(Training):
-    """Of a recipe that trains a model to translate."""
-
-    PAIR: Annotated[str, Field(pattern=r"^\w+-\w+$")] = "de-en"
-    """source and target language"""
-    DATA: Folder | None = None
-    """a folder with the archives, or with what is in them, in place of a download"""
-    URL: str = ""
-    """where to take the archives from, in place of the addresses in the table"""
-    TABLE: Folder = "recipes/archives.tsv"
-    """sizes, checksums and addresses of archives"""
-    INVALID: Literal["refuse", "replace"] = "refuse"
-    """bytes that are not UTF-8; replace puts U+FFFD there"""
-    TOKENISER: Annotated[tuple[Tokenising, ...], BeforeValidator(_split)] = ()
-    """what else tokenising does"""
-    CLEAN: Options = ("--drop-empty",)
-    """which training pairs are kept, by their words"""
-    CLEAN_BPE: Options = ()
-    """which pairs are kept, by their BPE tokens, of training and validation"""
-    VALID_EVERY: PositiveInt = 23
-    """of so many pairs one validates, where they are one text"""
-    TOO_LONG: Literal["refuse", "skip"] = "refuse"
-    """a line of validation or test that no model reads"""
-    EXPECT: Words = ()
-    """the numbers of pairs that train, valid and test must have"""
-    BLOBS: dict[str, str] = {}
-    """git's blob ids of published files"""
-
-    VARIANT: str = ""
-    """of a size, with settings of its own"""
-    ENCODER_LAYERS: Annotated[PositiveInt | None, BeforeValidator(_nothing)] = None
-    """where it is not LAYERS"""
-    DECODER_LAYERS: Annotated[PositiveInt | None, BeforeValidator(_nothing)] = None
-    """where it is not LAYERS"""
-    ATTENTION_DROPOUT: Share | None = None
-    ACTIVATION_DROPOUT: Share | None = None
-    BEAM: PositiveInt = 5
-    """hypotheses of a search"""
-    LENPEN: NonNegativeFloat = 1.0
-    """penalty of a hypothesis by its length"""
-    GENERATE_ARGS: Options = ()
-    """more options for fairseq-generate"""
-    COMPOUNDS: bool = False
-    """whether BLEU of split compounds is reported too"""
-
-    @model_validator(mode="after")
-    def _two_languages(self) -> Translation:
-        source, target = self.PAIR.split("-")
-        if source == target:
+        host, _, port = self.MASTER.rpartition(":")
+        if self.NODES > 1 and self.WHERE == "here" and not (host and port.isdecimal()):
             raise ValueError(
-                f"PAIR={self.PAIR} names one language twice, and so one file for both sides; expected two codes. Call "
-                "one side otherwise, as in PAIR=en-en_simple: the tokeniser treats a code it does not know as English."
+                f"NODES={self.NODES} needs MASTER=HOST:PORT, where the first node is reached; found "
+                f"MASTER={self.MASTER}."
             )
+        if (self.NODE or 0) >= self.NODES:
+            expected = f"a number from 0 to {self.NODES - 1}"
+            raise ValueError(f"NODE={self.NODE} is not one of NODES={self.NODES}; expected {expected}.")
         return self
-
-
-class Demo(Translation):
-    PAIRS: PositiveInt = 30000
-    """sentence pairs of the whole corpus, of which 500 in 30,000 validate and 1,000 test"""
-
-
-class Multi30k(Translation):
-    PAIR: Literal["de-en", "en-de", "de-fr", "fr-de", "en-fr", "fr-en"] = "de-en"
-    """source and target language"""
-    SUMS: Folder = "recipes/multi30k/SHA256SUMS"
-    """SHA-256 of the published texts"""
-
-
-class Own(Translation):
-    DATA: Folder
-    """the folder with train.de and train.en (or .gz), valid and test alike"""
-    PAIR: Annotated[str, Field(pattern=r"^\w+-\w+$")]
-    """source and target language, as in de-en"""
-    CORPUS: Annotated[str, Field(pattern=r"^[^/:]*$")] = ""
-    """what to call the text; the name of its folder"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**values, "CORPUS": values.get("CORPUS") or Path(values.get("DATA", "")).name}
-
-
-class LanguageModel(Training):
-    LIBRARY: Folder | None = None
-    """the folder of a standard library whose documentation is the text; this Python's"""
-    CONTEXT: PositiveInt = 128
-    """tokens of a text that the model reads at once"""
-
-
-KINDS: dict[str, type[Training]] = {
-    model.__name__: model for model in (Demo, Multi30k, Own, Translation, LanguageModel)
-}
-"""The kinds of recipes, as their YAML names them."""

@@ -151,7 +151,7 @@ class Run:
 
     def train(self) -> None:
         """Go on from the newest checkpoint. Other settings than those of the folder are refused before."""
-        for fault in machines.faults(self.machine, self.settings.PRECISION):
+        if fault := machines.faults(self.machine, self.settings.PRECISION):
             raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""

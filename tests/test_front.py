@@ -22,7 +22,6 @@ from fairseq_admin.text.tokens import Text
 from recipes import recipe as recipes
 from recipes.chain import Chain, Step
 from recipes.demo.generate_corpus import corpus
-from recipes.grid import settings as grids
 from recipes.steps import score
 from recipes.steps.common import read_lines, write_lines
 from recipes.translation import Pipeline
@@ -68,12 +67,28 @@ WRONG = [
     ("demo", "PAIR=en-de", "PAIR=en-de is not a setting of demo."),
     ("demo", "SEEED=2", "SEEED=2 is not a setting of demo. SEED is one. See make help TARGET=demo."),
     ("demo", "VARIANT=x", "VARIANT=x is not one of demo; expected none."),
+    (
+        "own",
+        "DATA=nowhere",
+        "DATA=nowhere cannot be; expected a folder that is there; nothing has that name. Check the",
+    ),
+    ("compare", "RATES=1e-3 nan", "RATES=1e-3 nan cannot be; expected numbers of 0 or more, as 1e-3, one or more"),
+    ("compare", "SCHEMES=amdin", "SCHEMES=amdin cannot be; expected one of admin post-ln pre-ln"),
+    ("compare", "RATES=1 1", "RATES=1 1 cannot be; expected one or more, with spaces between and none twice."),
+    ("compare", "RATES=", "RATES= cannot be; expected one or more"),
+    ("compare", "DEPTHS=0", "DEPTHS=0 cannot be; expected whole numbers above 0."),
+    ("compare", "LEG=50", "LEG=50 is not a multiple of SAVE_EVERY=100"),
+    ("compare", "LR=1", "LR=1 is not a setting of compare."),
+    ("sensitivity", "BETA2S=1", "BETA2S=1 cannot be; expected numbers below 1, as 0.98"),
+    ("warmup", "OPTIMIZERS=lion", "OPTIMIZERS=lion cannot be; expected some of adam sgd."),
+    ("deeper", "SCHEMES=t-fixup", "SCHEMES=t-fixup cannot be; expected some of"),
+    ("warmup", "SGD_LRS=inf", "SGD_LRS=inf cannot be; expected numbers of 0 or more, as 1e-3, one or more"),
 ]
 
 
 @pytest.mark.parametrize(("target", "word", "message"), WRONG)
 def test_what_cannot_be_is_named(target, word, message):
-    more = ["DATA=nowhere", "PAIR=de-en"] if target == "own" else []
+    more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         read(target, *more, word)
     assert "\n" not in str(error.value)
@@ -100,27 +115,21 @@ def test_values_reach_the_front_through_make_as_they_are(tmp_path):
     assert make("SEED=x").stderr.startswith("SEED=x cannot be; expected a whole number of 0 or more.")
 
 
-def test_help_lists_every_setting():
-    done = front("help", "demo")
-    listed = {line.partition(":")[0].partition("=")[0] for line in done.stdout.splitlines()}
-    assert (
-        listed >= set(recipes.names("demo"))
-        and "SEED=1: of the weights, the batches and dropout; a whole" in done.stdout
-    )
-
-
-@pytest.mark.parametrize("target", sorted(grids.KINDS))
-def test_help_of_a_grid_says_the_value_and_the_range(target):
-    lines = front("help", target).stdout.splitlines()
-    assert {line.partition(":")[0].partition("=")[0] for line in lines} >= set(grids.names(target))
+def test_help_lists_every_setting_with_its_value_and_its_range():
+    lines = front("help", "compare").stdout.splitlines()
     assert "JOBS=1: runs at a time, each on a GPU of its own where there are any; a whole number above 0" in lines
+    assert any(line.startswith("SEEDS=1 2 3: ") for line in lines)
+    for target, (file, _) in recipes.files().items():
+        listed = {line.partition(":")[0].partition("=")[0] for line in recipes.help_lines(target)}
+        assert listed >= set(file.names), target
 
 
 def test_every_default_is_one_that_can_be():
-    for target in recipes.files():
-        more = ["DATA=nowhere", "PAIR=de-en"] if target == "own" else []
-        for preset in read(target, *more).file.presets:
-            assert read(target, *more, f"PRESET={preset}", "GPUS=1").settings.PRESET == preset
+    for target, (file, _) in recipes.files().items():
+        more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
+        more += ["GPUS=1"] if not file.is_grid else []
+        for preset in file.presets:
+            assert read(target, *more, f"PRESET={preset}").settings.PRESET == preset
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -198,9 +207,10 @@ def test_every_scheme_is_trained_in_one_way(method, folds):
     )
 
 
-def test_what_to_run_next_repeats_every_setting():
-    given = read("own", "DATA=my text", "PAIR=de-en", "METHOD=pre-ln", "SEED=3", "UPDATES=2000", "LAYERS=6")
-    assert given.command == "make own 'DATA=my text' PAIR=de-en PRESET=cpu LAYERS=6 UPDATES=2000"
+def test_what_to_run_next_repeats_every_setting(tmp_path):
+    (tmp_path / "my text").mkdir()
+    given = read("own", f"DATA={tmp_path}/my text", "PAIR=de-en", "METHOD=pre-ln", "SEED=3", "UPDATES=2000", "LAYERS=6")
+    assert given.command == f"make own 'DATA={tmp_path}/my text' PAIR=de-en PRESET=cpu LAYERS=6 UPDATES=2000"
 
 
 def test_as_many_checkpoints_are_kept_as_are_averaged():

@@ -11,19 +11,23 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from conftest import front
 
 from recipes import slurm
-from recipes.jobs import Job, Resources, run
+from recipes.jobs import Job, Needs, run
+from recipes.steps.common import read_lines
+from recipes.steps.results import read as read_results
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def job(folder: Path, name: str, program: str, **more) -> Job:
-    """A job that runs a Python program."""
-    return Job(name, [sys.executable, "-c", program], folder / name, **more)
+def job(folder: Path, name: str, program: str) -> Job:
+    """A job that runs a Python program, which finds its name in WHO."""
+    return Job(name, [sys.executable, "-c", f"import os; WHO = '{name}'\n{program}"], folder / name)
 
 
 def wait_for(happened, seconds: float = 60) -> None:
@@ -42,45 +46,19 @@ def meanwhile(function):
     thread.join()
 
 
-# -- here ------------------------------------------------------------------------------------------------------------
-
-
 def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
     """Four jobs, two at a time: no device has two at once."""
     program = (
-        "import os, sys, time; device = os.environ['CUDA_VISIBLE_DEVICES']; print('on', device, os.environ['WHO']);"
+        "import sys, time; device = os.environ['CUDA_VISIBLE_DEVICES']; print('on', device, WHO);"
         f"os.open('{tmp_path}/' + device, os.O_CREAT | os.O_EXCL); time.sleep(0.3); os.remove('{tmp_path}/' + device);"
-        "sys.exit(3 if os.environ['WHO'] == 'c' else 0)"
+        "sys.exit(3 if WHO == 'c' else 0)"
     )
-    jobs = [job(tmp_path, name, program, env={"WHO": name}) for name in "abcd"]
-    begin = time.monotonic()
-    assert run(jobs, parallel=2, devices=["5", "7"]) == {"a": 0, "b": 0, "c": 3, "d": 0}
+    begin, over = time.monotonic(), []
+    statuses = run([job(tmp_path, name, program) for name in "abcd"], 2, ["5", "7"], lambda one, _: over.append(one))
+    assert statuses == {"a": 0, "b": 0, "c": 3, "d": 0} and {one.name for one in over} == set("abcd")
     assert time.monotonic() - begin > 0.6, "two at a time"
-    said = {name: (tmp_path / name / "job.log").read_text() for name in "abcd"}
-    assert {said[name] for name in "ab"} == {"on 5 a\n", "on 7 b\n"}
-    assert all(f" {name}\n" in text for name, text in said.items())
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_end_of_the_front_ends_its_jobs(tmp_path, number):
-    """The job's own processes too, which are not the front's children."""
-    program = f"""
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open("{tmp_path}/part", "w").write(str(child.pid))
-import os; os.rename("{tmp_path}/part", "{tmp_path}/child")
-time.sleep(600)
-"""
-    front = (
-        "import sys; from pathlib import Path; from recipes.jobs import Job, run;"
-        "run([Job('a', [sys.executable, '-c', sys.argv[2]], Path(sys.argv[1]))])"
-    )
-    process = subprocess.Popen([sys.executable, "-c", front, tmp_path, program], cwd=ROOT, stderr=subprocess.DEVNULL)
-    wait_for((tmp_path / "child").exists)
-    child = Path("/proc") / (tmp_path / "child").read_text()
-    process.send_signal(number)
-    process.wait(30)
-    wait_for(lambda: not child.exists() or ") Z" in (child / "stat").read_text())
+    said = {one.name: one.last_word() for one in over}
+    assert {said[name] for name in "ab"} == {"on 5 a", "on 7 b"} and said["d"] in ("on 5 d", "on 7 d")
 
 
 # -- a cluster's settings --------------------------------------------------------------------------------------------
@@ -89,9 +67,9 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("partitoin: gpu", "partitoin is unknown; expected one of partition, account, qos, constraint, hours"),
-        ("hours: 0", "hours is 0; Input should be greater than 0"),
-        ("cpus: many", "cpus is 'many'; Input should be a valid integer"),
+        ("partitoin: gpu", "partitoin is unknown; expected one of partition, account, qos, constraint, hours, memory"),
+        ("hours: 0", "hours=0 cannot be; expected a number above 0."),
+        ("cpus: many", "cpus=many cannot be; expected a whole number above 0."),
         ("- gpu", "cannot be read .*; expected NAME: VALUE"),
         ("partition: [", "cannot be read .*; expected NAME: VALUE"),
     ],
@@ -106,19 +84,30 @@ def test_a_wrong_slurm_yaml_is_one_line(tmp_path, text, message):
 
 def test_what_a_cluster_is_told(tmp_path):
     """A recipe's needs and the user's settings, of which the user's count; without a file, the needs alone."""
-    path = tmp_path / "slurm.yaml"
-    over_two_nodes = job(tmp_path, "a", "", needs=Resources(gpus=8, nodes=2, hours=48, memory=200))
-    plain = slurm.parameters(over_two_nodes, 4, slurm.read_settings(path))
+    path, needs = tmp_path / "slurm.yaml", Needs(gpus=8, nodes=2, hours=48, memory=200)
+    plain = slurm.parameters(needs, 4, slurm.read_settings(path))
     assert plain == {
         **{"name": "recipes", "nodes": 2, "tasks_per_node": 1, "slurm_gpus_per_node": 8},
         **{"timeout_min": 2880, "mem_gb": 200, "slurm_array_parallelism": 4},
     }
     path.write_text("partition: gpu\nhours: 24\ncpus: 10\nsetup: [module load cuda]\noptions: {exclude: n7}\n")
-    assert slurm.parameters(over_two_nodes, 4, slurm.read_settings(path)) == {
+    assert slurm.parameters(needs, 4, slurm.read_settings(path)) == {
         **plain,
         **{"slurm_partition": "gpu", "timeout_min": 1440, "cpus_per_task": 80, "slurm_setup": ["module load cuda"]},
         **{"slurm_additional_parameters": {"exclude": "n7"}, "slurm_srun_args": ["--cpus-per-task", "80"]},
     }
+
+
+def test_the_plan_of_a_training_over_two_nodes(tmp_path):
+    """The text on one node, the training on all GPUs of two, and what is made of it on one GPU."""
+    done = front("wmt14-enfr-60l", "-n", "WHERE=slurm", "NODES=2", "GPUS=8", f"RUNS={tmp_path}")
+    assert done.stdout.splitlines()[:3] == [
+        "job  wmt14-enfr-60l-prepare: 1 node, 48 h",
+        "job  wmt14-enfr-60l-train: 2 nodes with 8 GPUs each, 48 h",
+        "job  wmt14-enfr-60l: 1 node with 1 GPU, 48 h",
+    ]
+    assert "train: 50 epochs, each of 2 x 8 x 16 batches of up to 5000 tokens" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 # -- a cluster -------------------------------------------------------------------------------------------------------
@@ -136,7 +125,7 @@ def cluster(tmp_path):
         subprocess.run(["scancel", *json.loads((tmp_path / "jobs.json").read_text()).values()], check=True)
 
 
-NEEDS = Resources(memory=0.5)
+NEEDS = Needs(memory=0.5)
 
 
 @pytest.mark.slurm
@@ -145,26 +134,26 @@ def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, capl
     caplog.set_level("INFO")
     go = tmp_path / "go"
     program = (
-        "import os, pathlib, sys, time; print('in', os.environ['SLURM_ARRAY_JOB_ID'], os.environ['WHO'], flush=True)\n"
+        "import pathlib, sys, time; print('in', os.environ['SLURM_ARRAY_JOB_ID'], WHO, flush=True)\n"
         f"while not pathlib.Path('{go}').exists(): time.sleep(0.1)\n"
-        "sys.exit(3 if os.environ['WHO'] == 'c' else 0)"
+        "sys.exit(3 if WHO == 'c' else 0)"
     )
-    jobs = [job(tmp_path, name, program, env={"WHO": name}, needs=NEEDS) for name in "abcd"]
-    front = (
+    jobs = [job(tmp_path, name, program) for name in "abcd"]
+    first = (
         "import logging, pickle, sys; from pathlib import Path; from recipes import slurm;"
         "logging.basicConfig(level='INFO', format='%(message)s');"
-        "slurm.run(pickle.load(sys.stdin.buffer), 2, slurm.Slurm(hours=0.2), Path(sys.argv[1]))"
+        "slurm.run(*pickle.load(sys.stdin.buffer), Path(sys.argv[1]))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", front, tmp_path], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", first, tmp_path], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    process.stdin.write(pickle.dumps(jobs))
+    process.stdin.write(pickle.dumps((jobs, NEEDS, 2, cluster)))
     process.stdin.close()
     wait_for(lambda: sum(one.log.exists() for one in jobs) == 2)
     process.send_signal(signal.SIGINT)
     said = process.stderr.read().decode()
     (number,) = {known.partition("_")[0] for known in json.loads((tmp_path / "jobs.json").read_text()).values()}
-    assert f"The same command waits for them again; scancel {number} ends them." in said
+    assert f"Slurm has 4 jobs. Ctrl-C leaves them there; scancel {number} ends them." in said
     assert sum(one.log.exists() for one in jobs) == 2, "two at a time"
 
     def let_them_go():
@@ -172,24 +161,10 @@ def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, capl
         go.touch()
 
     with meanwhile(let_them_go):
-        statuses = slurm.run(jobs, 2, cluster, tmp_path)
+        statuses = slurm.run(jobs, NEEDS, 2, cluster, tmp_path)
     assert statuses == {"a": 0, "b": 0, "c": 3, "d": 0}
     assert "Waiting for 4 jobs of before." in caplog.text and "4 of 4 jobs over" in caplog.text
     assert {one.log.read_text() for one in jobs} == {f"in {number} {name}\n" for name in "abcd"}
-
-
-@pytest.mark.slurm
-def test_one_job_over_two_nodes_meets(tmp_path, cluster):
-    """Two ranks add 1 and 2 by gloo; the recipe's MASTER and NODE name the same place."""
-    program = (
-        "import os, torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1) + d.get_rank();"
-        "d.all_reduce(x); e = os.environ; assert e['MASTER'] == e['MASTER_ADDR'] + ':' + e['MASTER_PORT'];"
-        "assert e['NODE'] == e['RANK'] == e['SLURM_NODEID'];"
-        "print(f'sum {x.item()} of {d.get_world_size()}\\n', end=''); d.destroy_process_group()"
-    )
-    two = job(tmp_path, "two", program, needs=Resources(nodes=2, memory=1))
-    assert slurm.run([two], 1, cluster, tmp_path) == {"two": 0}
-    assert two.log.read_text().splitlines() == ["sum 3.0 of 2"] * 2
 
 
 @pytest.mark.slurm
@@ -200,7 +175,7 @@ def test_a_preempted_job_goes_on(tmp_path, cluster, caplog):
         "import pathlib, time; file = pathlib.Path('count'); count = int(file.read_text()) if file.exists() else 0;"
         "print('begins at', count, flush=True); file.write_text('7'); time.sleep(600 * (not count))"
     ).replace("'count'", f"'{tmp_path}/count'")
-    one = job(tmp_path, "one", program, needs=NEEDS)
+    one = job(tmp_path, "one", program)
 
     def preempt():
         wait_for((tmp_path / "count").exists)
@@ -209,15 +184,40 @@ def test_a_preempted_job_goes_on(tmp_path, cluster, caplog):
             subprocess.run(["scancel", "--signal", number, name], check=True)
 
     with meanwhile(preempt):
-        assert slurm.run([one], 1, cluster, tmp_path) == {"one": 0}
+        assert slurm.run([one], NEEDS, 1, cluster, tmp_path) == {"one": 0}
     assert one.log.read_text().splitlines() == ["begins at 0", "begins at 7"]
-    assert len(json.loads((tmp_path / "jobs.json").read_text())) == 1 and "1 running" in caplog.text
+    assert len(json.loads((tmp_path / "jobs.json").read_text())) == 1
 
 
 @pytest.mark.slurm
 def test_a_job_that_the_cluster_ends_has_a_status(tmp_path, cluster, caplog):
     caplog.set_level("INFO")
-    program = "import os, subprocess, time; subprocess.run(['scancel', os.environ['SLURM_JOB_ID']]); time.sleep(600)"
-    one = job(tmp_path, "one", program)
-    assert slurm.run([one], 1, cluster, tmp_path) == {"one": 1}
+    program = "import subprocess, time; subprocess.run(['scancel', os.environ['SLURM_JOB_ID']]); time.sleep(600)"
+    assert slurm.run([job(tmp_path, "one", program)], NEEDS, 1, cluster, tmp_path) == {"one": 1}
     assert "one (job " in caplog.text and "CANCELLED" in caplog.text
+
+
+@pytest.mark.slurm
+def test_a_recipe_trains_over_two_nodes(tmp_path, cluster):
+    """Text, training and score are three jobs; the ranks of the second meet by gloo. A second call has no job left."""
+    small = ["PAIRS=1500", "LAYERS=1", "UPDATES=6", "SAVE_EVERY=3", "LOG_EVERY=1", "AVERAGE=2", "ANALYSES="]
+    (tmp_path / "slurm.yaml").write_text("memory: 1.5\n")
+    make = partial(
+        front, "demo", *small, f"RUNS={tmp_path}/runs", "WHERE=slurm", "NODES=2", f"SLURM={tmp_path}/slurm.yaml"
+    )
+    done = make()
+    run = tmp_path / "runs/demo/admin-cpu-s1"
+    assert done.returncode == 0 and done.stdout.endswith(f"Report: {run}/report.html\n"), done.stdout + done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines() if line[:1] == "#"] == [
+        *("demo-prepare:", "demo-train:", "demo:")
+    ]
+    log = (run / "train.log").read_text()
+    assert "'distributed_world_size': 2" in log and log.count("Admin: profiled") == 1
+    assert (run / "train-node1.log").exists() and [
+        row["updates"] for row in read_results(tmp_path / "runs/results.csv")
+    ] == ["6"]
+    again = make()
+    assert again.returncode == 0 and "#" not in again.stdout and read_lines(run / "summary.txt")[0] in again.stdout
+    other = make("WIDTH=32")
+    assert other.returncode == 2 and "made with other settings (--decoder-embed-dim 64 -> 32" in other.stderr
+    assert len(json.loads((run / "slurm/jobs.json").read_text())) == 3

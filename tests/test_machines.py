@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from functools import partial
 
 import pytest
 import torch
 
 from recipes import recipe
+from recipes.__main__ import main
 from recipes.grid import front as grids
 from recipes.translation import Pipeline
 
@@ -41,7 +43,7 @@ def test_what_a_recipe_tells_its_processes_of_threads_and_memory(own, told):
 
 def of_a_grid(*words: str) -> list[str]:
     """fairseq-train's options in a grid's run."""
-    return grids.read("compare", dict(word.split("=") for word in words)).options()
+    return grids.of(recipe.read("compare", dict(word.split("=") for word in words))).common()
 
 
 FLAGS = {"fp16": "--fp16", "me-fp16": "--memory-efficient-fp16", "amp": "--amp", "bf16": "--bf16", "fp32": None}
@@ -68,10 +70,10 @@ def test_a_grid_on_the_cpu_sees_no_gpu(monkeypatch):
     """It hides them from its runs, and on GPUs each run has one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert "--cpu" in of_a_grid("PRESET=cpu") and "--cpu" not in of_a_grid("PRESET=gpu")
-    grids.main("compare", {"RUNS": "nowhere", "PRESET": "gpu"}, dry=True)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
-    grids.main("sensitivity", {"RUNS": "nowhere"}, dry=True)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    for words, seen in (("compare PRESET=gpu", "0,1"), ("sensitivity", "")):
+        monkeypatch.setattr(sys, "argv", ["recipes", *words.split(), "RUNS=nowhere", "-n"])
+        main()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
 def test_a_job_on_several_nodes_that_forgot_nodes_is_one_run(monkeypatch):

@@ -19,7 +19,7 @@ from server import Server
 
 from recipes import recipe
 from recipes.chain import Chain
-from recipes.preflight.page import missing
+from recipes.preflight import missing
 from recipes.steps import counts, results
 from recipes.steps.common import read_lines
 from recipes.translation import Pipeline
@@ -275,7 +275,7 @@ def test_the_plan_is_the_papers(target, gpus, options, settings):
         ("iwslt14", "GPUS=8", "an update of 4096 tokens does not split over 8 devices"),
         ("iwslt14", "PAIR=fr-en", "PAIR=fr-en is not a setting of iwslt14"),
         ("wmt14-enfr-6l", "VARIANT=deepnmt", "is not one of wmt14-enfr-6l; expected deepnmt of wmt14-enfr-60l"),
-        ("wmt14-enfr-60l", "GPUS=7 MAX_TOKENS=5000", "MAX_TOKENS=5000 on 7 devices does not make up"),
+        ("wmt14-enfr-60l", "GPUS=8 MAX_TOKENS=3000", "MAX_TOKENS=3000 on 8 devices does not make up"),
     ],
 )  # fmt: skip
 def test_impossible_plans_are_refused_in_one_line(target, word, message):

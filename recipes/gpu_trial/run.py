@@ -17,16 +17,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, PositiveFloat
 
 from recipes.processes import process_group
-from recipes.recipe import validated
-from recipes.settings import Folder
+from recipes.programs import Trial
 from recipes.steps.common import run
 from recipes.steps.results import commit, hardware
+from recipes.validation import validated
 
 TESTS, TIMES = "python -m pytest -p no:cacheprovider -p no:warnings", "python -m recipes.gpu_trial.times"
 SMALL = "--tokens 256 --cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16"
@@ -57,15 +55,6 @@ RATES = {"admin": 3e-4, "pre-ln": 3e-4, "post-ln": 1e-4}
 RESULT = re.compile(r"tokens \d+, method|=* ?\d+ (passed|failed|skipped|error)|FAILED|sacreBLEU +\d|update \d+ +\d")
 """How a line begins that the report repeats: a time, a count of tests, a test that failed, a score, a validation."""
 REPORT = "Each command's whole output is next to this file. To paste into an issue:\n\n```\n{}\n```\n"
-
-
-class Trial(BaseModel):
-    """The settings; `own` takes others, as PAIR, from the environment itself."""
-
-    RUNS: Folder = "runs"
-    DEVICE: Literal["cuda", "cpu"] = "cuda"
-    DATA: Path | None = None
-    MINUTES: PositiveFloat = 30
 
 
 def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
@@ -119,7 +108,7 @@ def run_missing(folder: Path, commands: Iterable[tuple[str, str]], limit: float)
 def main() -> None:
     os.environ.update(dict(word.split("=", 1) for word in sys.argv[1:]))
     given = {name: os.environ[name] for name in Trial.model_fields if os.environ.get(name)}
-    trial: Any = validated(Trial, given)  # type: ignore[arg-type]
+    trial = validated(Trial, given)
     if trial.DEVICE == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available():

@@ -16,45 +16,48 @@ from recipes.compare.outcome import left_plateau, verdict
 from recipes.steps import languages
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import read_lines, replacing
-from recipes.steps.logs import read_log
+from recipes.steps.logs import Log
 from recipes.steps.score import hypotheses
 
 TARGET = re.compile(r"T-(\d+)\t(.*)")
 GUESS = 0.5
+Row = dict[str, Any]
 
 
-def references(lines: list[str]) -> list[str]:
-    """The references in fairseq-generate's output, in the order of the test set."""
-    found = {int(match[1]): match[2] for match in map(TARGET.fullmatch, lines) if match}
-    return [found[number] for number in sorted(found)]
+def bleu(lines: list[str], text: Path | None = None, raw: str = "") -> tuple[float, str]:
+    """sacreBLEU of fairseq-generate's output, and its signature.
+
+    Args:
+        text: text.json of a text that was tokenised; the score is then of the detokenised translations against that
+            text as it was published, else of the tokens.
+        raw: prefix of that text's test set.
+    """
+    if text:
+        tokens = Text.read(text)
+        references = read_lines(f"{raw}.{tokens.target}")
+        metric, found = languages.metric(tokens), hypotheses(lines, len(references))
+        found = [tokens.detokenise(line) for line in found]
+    else:
+        numbered = {int(match[1]): match[2] for match in map(TARGET.fullmatch, lines) if match}
+        references = [numbered[number] for number in sorted(numbered)]
+        metric, found = BLEU(tokenize="none"), hypotheses(lines, len(references))
+    return metric.corpus_score(found, [references]).score, str(metric.get_signature())
 
 
-def bleu(lines: list[str]) -> tuple[float, str]:
-    """sacreBLEU of fairseq-generate's output, on its tokens as they are, and its signature."""
-    expected = references(lines)
-    metric = BLEU(tokenize="none")
-    score = metric.corpus_score(hypotheses(lines, len(expected)), [expected]).score
-    return score, str(metric.get_signature())
-
-
-def published_bleu(lines: list[str], text: Text, expected: list[str]) -> tuple[float, str]:
-    """The same of the detokenised translations, on the references `expected` as they were published."""
-    metric = languages.metric(text)
-    found = [text.detokenise(tokens) for tokens in hypotheses(lines, len(expected))]
-    return metric.corpus_score(found, [expected]).score, str(metric.get_signature())
-
-
-def generate(folder: Path, data: str, options: list[str]) -> None:
-    """Run fairseq-generate with the run's last checkpoint; its whole output, or no file."""
-    path = newest(folder / "checkpoints")
-    command = [sys.executable, "-m", "fairseq_cli.generate", data, "--user-dir", "fairseq_admin"]
-    command += ["--path", str(path), "--gen-subset", "test", "--required-batch-size-multiple", "1", *options]
-    with replacing(folder / "generate.txt") as part:
-        with part.open("wb") as out:
-            status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
-        if status:
-            output = part.read_bytes().decode("utf-8", "replace").strip()
-            raise ValueError(f"{folder}: fairseq-generate ended with status {status}: {output.splitlines()[-1]}")
+def generate(folder: Path, data: str, options: list[str]) -> list[str]:
+    """The output of fairseq-generate with the run's last checkpoint."""
+    path = folder / "generate.txt"
+    if not path.exists():
+        command = [sys.executable, "-m", "fairseq_cli.generate", data, "--user-dir", "fairseq_admin", "--path"]
+        command += [str(newest(folder / "checkpoints")), "--gen-subset", "test"]
+        command += ["--required-batch-size-multiple", "1", *options]
+        with replacing(path) as part:
+            with part.open("wb") as out:
+                status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
+            if status:
+                output = part.read_bytes().decode("utf-8", "replace").strip()
+                raise ValueError(f"{folder}: fairseq-generate ended with status {status}: {output.splitlines()[-1]}")
+    return read_lines(path)
 
 
 def last_change(page: Path) -> str:
@@ -72,37 +75,21 @@ def last_change(page: Path) -> str:
 
 
 def translation(
-    folder: Path,
-    data: str,
-    stopped: bool,
-    entropy: float,
-    options: list[str],
-    text: str = "",
-    raw: str = "",
+    folder: Path, data: str, log: Log, stopped: bool, entropy: float, options: list[str], text: str = "", raw: str = "",
     protocol: str = "",
-) -> tuple[dict[str, Any], str]:
-    """Translate the test set with a run's last checkpoint: its row, and what to say.
+) -> tuple[Row, str]:  # fmt: skip
+    """A model's translations of the test set.
 
     Args:
         entropy: of a target token, in bits.
         options: fairseq-generate's.
-        text: text.json of a text that was tokenised; the score is then of the detokenised translations against that
-            text as it was published, else of the tokens.
-        raw: prefix of that text's raw test set.
+        text, raw: as for `bleu`.
         protocol: a page that says beforehand what the run is for.
     """
-    log = read_log(folder / "train.log", unfinished=stopped)
     found = verdict(log, entropy, stopped)
     score, signature = None, None
     if not stopped:
-        if not (folder / "generate.txt").exists():
-            generate(folder, data, options)
-        lines = read_lines(folder / "generate.txt")
-        if text:
-            tokens = Text.read(Path(text))
-            score, signature = published_bleu(lines, tokens, read_lines(f"{raw}.{tokens.target}"))
-        else:
-            score, signature = bleu(lines)
+        score, signature = bleu(generate(folder, data, options), Path(text) if text else None, raw)
     row = {
         "verdict": found.kind,
         "update": found.update,
@@ -111,27 +98,22 @@ def translation(
         "entropy": entropy,
         "bleu": score,
         "signature": signature,
-        "params": log.params,
-        "seconds": round(log.hours * 3600),
+        **cost(log),
         "train": log.train,
         "valid": log.valid,
         **({"protocol": last_change(Path(protocol))} if protocol else {}),
     }
     where = "" if found.update is None else f" by update {found.update}"
-    scored = "" if score is None else f", BLEU {score:.2f}"
-    return row, f"{found.kind}{where}{scored}"
+    return row, f"{found.kind}{where}" + ("" if score is None else f", BLEU {score:.2f}")
 
 
-def classes(folder: Path, data: str, stopped: bool) -> tuple[dict[str, Any], str]:
-    """A classifier's row, and what to say. A run that diverged has the accuracy of a guess.
+def classes(folder: Path, data: str, log: Log, stopped: bool) -> tuple[Row, str]:
+    """A classifier's accuracies; that of a guess, if it diverged.
 
     Training tried every checkpoint on validation and the test set; what counts is the last one.
     """
-    log = folder / "train.log"
-    parsed = read_log(log, unfinished=stopped)
-    found = {subset: GUESS if stopped else accuracy(log, subset) for subset in ("valid", "test")}
-    row = {"diverged": stopped, **found, "params": parsed.params, "seconds": round(parsed.hours * 3600)}
-    return row, "diverged" if stopped else f"accuracy {found['test']:.3f}"
+    found = {split: GUESS if stopped else accuracy(folder / "train.log", split) for split in ("valid", "test")}
+    return {"diverged": stopped, **found, **cost(log)}, "diverged" if stopped else f"accuracy {found['test']:.3f}"
 
 
 def accuracy(log: Path, subset: str) -> float:
@@ -148,5 +130,9 @@ def accuracy(log: Path, subset: str) -> float:
     return round(float(found[-1]) / 100, 5)  # fairseq's per cent have three digits
 
 
-JUDGES: dict[str, Callable[..., tuple[dict[str, Any], str]]] = {"translation": translation, "classes": classes}
-"""From a run's folder, its data, and whether it stopped itself, to its row and what to say."""
+def cost(log: Log) -> Row:
+    return {"params": log.params, "seconds": round(log.hours * 3600)}
+
+
+JUDGES: dict[str, Callable[..., tuple[Row, str]]] = {"translation": translation, "classes": classes}
+"""From a run's folder, its text, its log, and whether it stopped itself, diverged, to its row and what to say."""

@@ -60,8 +60,8 @@ def gained(valid: dict[int, float], leg: int, end: int) -> bool:
     return not before or min(within) < min(before)
 
 
-def train(folder: Path, spec: Run) -> None:
-    """Train, leg by leg; write down whether it stopped itself."""
+def train(folder: Path, spec: Run) -> str:
+    """Train, leg by leg; write down whether it stopped itself, and say how it ended."""
     leg = min(spec.leg, spec.updates)
     stopped = False
     for end in [*range(leg, spec.updates, leg), spec.updates]:
@@ -71,7 +71,7 @@ def train(folder: Path, spec: Run) -> None:
             break
     write_lines(folder / "trained.json", [json.dumps({"stopped": stopped})])
     early = "" if end == spec.updates else f" to update {end}, no longer better"
-    print("stopped, diverged" if stopped else "trained" + early, flush=True)
+    return "stopped, diverged" if stopped else f"trained{early}"
 
 
 def train_to(end: int, folder: Path, spec: Run) -> bool:
@@ -97,22 +97,19 @@ def train_to(end: int, folder: Path, spec: Run) -> bool:
     return status == 0
 
 
-def stopped(folder: Path) -> bool:
-    """Whether its training stopped itself because it had diverged."""
-    expected = "what its training left. Remove this folder, and make it again"
-    return read_object(folder / "trained.json", {"stopped": bool}, expected)["stopped"]
-
-
 def main() -> None:
     (folder,) = map(Path, sys.argv[1:])
     spec = Run(**json.loads((folder / "run.json").read_text(encoding="utf-8")))
+    trained, result = folder / "trained.json", folder / "result.json"
     with alone(folder / ".guard"):
-        if not (folder / "trained.json").exists():
-            train(folder, spec)
-        if spec.judge and not (folder / "result.json").exists():
-            row, message = JUDGES[spec.judge](folder, spec.data, stopped(folder), **spec.by)
-            row = {**spec.axes, **row, "hardware": hardware(), "commit": commit()}
-            write_lines(folder / "result.json", [json.dumps(row)])
+        if not trained.exists():
+            print(train(folder, spec), flush=True)
+        if spec.judge and not result.exists():
+            expected = "what its training left. Remove this folder, and make it again"
+            stopped = read_object(trained, {"stopped": bool}, expected)["stopped"]
+            log = read_log(folder / "train.log", unfinished=stopped)
+            row, message = JUDGES[spec.judge](folder, spec.data, log, stopped, **spec.by)
+            write_lines(result, [json.dumps({**spec.axes, **row, "hardware": hardware(), "commit": commit()})])
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             print(message, flush=True)
 

@@ -4,75 +4,50 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from recipes.compare import reversed_corpus
 from recipes.compare.entropy import unigram_entropy
 from recipes.deeper import pairs
-from recipes.grid.deeper import Deeper
-from recipes.grid.grids import Grid
 from recipes.steps.common import write_lines
 from recipes.steps.extract import extract
+from recipes.text import SPLITS, binarise
 
 
-def preprocess(folder: Path, *calls: list[object]) -> None:
-    """fairseq's binary data, whole or not at all.
-
-    Args:
-        calls: the options of one fairseq-preprocess after another, with `{}` where its folder is meant.
-
-    Raises:
-        ValueError: one of them failed.
-    """
-    part = folder.with_name(f"{folder.name}.part")
-    for old in (folder, part):
-        shutil.rmtree(old, ignore_errors=True)
-    log = folder.with_name("preprocess.log")
-    with log.open("wb") as out:
-        for words in calls:
-            command = [sys.executable, "-m", "fairseq_cli.preprocess", *(str(word).format(part) for word in words)]
-            if subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode:
-                raise ValueError(f"{folder}: fairseq-preprocess could not make it. Its whole output: {log}.")
-    part.rename(folder)
-
-
-def splits(prefix: str, *names: str) -> list[object]:
+def prefixes(prefix: str, *splits: str) -> list[object]:
     """fairseq-preprocess' options for a text's splits."""
-    return [word for name in names for word in (f"--{name}pref", f"{prefix}{name}")]
+    return [word for split in splits for word in (f"--{split}pref", f"{prefix}{split}")]
 
 
-def generated(grid: Grid) -> None:
-    s, text = grid.settings, grid.folder / "text"
-    if (grid.data / "dict.b.txt").exists():
+def generated(settings: Any, folder: Path) -> None:
+    """Sentences whose translation is in the reverse order."""
+    s, text, data = settings, folder / "text", folder / "bin"
+    if (data / "dict.b.txt").exists():
         return
-    for split, size in {"train": s.PAIRS, "valid": s.VALID_PAIRS, "test": s.TEST_PAIRS}.items():
+    for split, size in zip(SPLITS, (s.PAIRS, s.VALID_PAIRS, s.TEST_PAIRS)):
         reversed_corpus.write(text, split, size, s.WORDS)
-    languages = ["--source-lang", "a", "--target-lang", "b", "--joined-dictionary", "--destdir", "{}"]
-    preprocess(grid.data, [*languages, *splits(f"{text}/", "train", "valid", "test")])
+    languages = ["--source-lang", "a", "--target-lang", "b", "--joined-dictionary"]
+    binarise(data, *languages, *prefixes(f"{text}/", *SPLITS))
 
 
-def of_a_recipe(grid: Grid) -> None:
-    """The demo's text, or Multi30k's. The recipe gets those settings alone that it is given here."""
-    if (grid.data / "dict.en.txt").exists():
-        return
-    s = grid.settings
-    target = {"gpu": "demo", "multi30k": "multi30k"}[s.PRESET]
-    words = ["PRESET=cpu", f"RUNS={s.RUNS}"]
-    if target == "multi30k":
-        words += [f"{name}={getattr(s, name)}" for name in ("DATA", "URL", "SUMS", "MERGES") if getattr(s, name)]
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", *type(s).model_fields)
-    }
-    if subprocess.run([sys.executable, "-m", "recipes", f"{target}-prepare", *words], env=environment).returncode:
+def of_a_recipe(target: str, settings: Any) -> None:
+    """The recipe gets those settings alone that it is given here."""
+    names = ("DATA", "URL", "SUMS", "MERGES") if target == "multi30k" else ()
+    words = [f"{name}={getattr(settings, name)}" for name in names if getattr(settings, name)]
+    others = ("MAKEFLAGS", *type(settings).model_fields)
+    environment = {name: value for name, value in os.environ.items() if name not in others}
+    command = [sys.executable, "-m", "recipes", f"{target}-prepare", "PRESET=cpu", f"RUNS={settings.RUNS}", *words]
+    if subprocess.run(command, env=environment).returncode:
         raise ValueError(f"the text of {target} could not be made; see above.")
 
 
-def for_classes(grid: Deeper) -> None:
-    s, text = grid.settings, grid.folder / "text"
-    if (grid.data / "dict.txt").exists():
+def for_classes(settings: Any, folder: Path) -> None:
+    """Pairs of sentences to pre-train on, and some that are translations or near misses, with their labels."""
+    s, text, data = settings, folder / "text", folder / "bin"
+    if (data / "label/dict.txt").exists():
         return
     if s.DATA:
         for language in s.PAIR.split("-"):
@@ -81,22 +56,13 @@ def for_classes(grid: Deeper) -> None:
     else:
         sentences = pairs.generated(s.PRETRAIN + s.EXAMPLES + 2 * s.HELD_OUT, s.WORDS)
     pairs.write(text, sentences, s.PRETRAIN, s.EXAMPLES, s.HELD_OUT)
-    three = ("train", "valid", "test")
-    one: list[object] = ["--only-source"]
-    preprocess(
-        grid.data,
-        [*one, "--nwordssrc", 8000, *splits(f"{text}/pretrain.", "train", "valid"), "--destdir", "{}"],
-        [*one, "--srcdict", "{}/dict.txt", *splits(f"{text}/pairs.", *three), "--destdir", "{}/input0"],
-        [*one, *splits(f"{text}/label.", *three), "--destdir", "{}/label"],
-    )
+    binarise(data, "--only-source", "--nwordssrc", 8000, *prefixes(f"{text}/pretrain.", "train", "valid"))
+    dictionary = ("--srcdict", data / "dict.txt")
+    binarise(data / "input0", "--only-source", *dictionary, *prefixes(f"{text}/pairs.", *SPLITS))
+    binarise(data / "label", "--only-source", *prefixes(f"{text}/label.", *SPLITS))
 
 
-def make(grid: Grid) -> None:
-    """The text of a grid; and the entropy of one of its tokens, by which its runs are judged."""
-    if isinstance(grid, Deeper):
-        return for_classes(grid)
-    generated(grid) if grid.generated else of_a_recipe(grid)
-    entropy = grid.folder / "entropy.json"
-    if not entropy.exists():
-        bits = unigram_entropy(grid.data, grid.source, grid.target)
-        write_lines(entropy, [json.dumps({"bits": bits})])
+def entropy(data: Path, pair: str, path: Path) -> None:
+    """Of a target token, in bits."""
+    if not path.exists():
+        write_lines(path, [json.dumps({"bits": unigram_entropy(data, *pair.split("-"))})])

@@ -1,0 +1,145 @@
+"""Before a run of days: what is missing, what does it take, and how long? `make preflight RECIPE=iwslt14` prints it."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tqdm import tqdm
+
+from fairseq_admin.logs import stats
+from recipes import machines
+from recipes.recipe import Recipe
+from recipes.steps.common import read_lines
+from recipes.steps.table import read_table
+from recipes.training import Run
+
+size = functools.partial(tqdm.format_sizeof, suffix="B")
+UPDATES, LIMIT = 10, 600.0
+"""Updates that are tried, and seconds that they may take."""
+WARM_UP = 3
+"""The first updates profile, allocate and compile, and are not timed."""
+
+
+def parameters(run: Run) -> int:
+    """Of the model that would be trained, built without memory of its own."""
+    import torch
+    from fairseq import options as fairseq_options
+    from fairseq.data import Dictionary
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    logging.disable(logging.INFO)
+    words = [str(run.model.binary), *run.command_options(), *run.settings.TRAIN_ARGS]
+    args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words)
+    dictionary = Dictionary()
+    there = next(run.model.binary.glob("dict*.txt"), None)
+    for number in range(len(read_lines(there)) if there else run.settings.MERGES):
+        dictionary.add_symbol(f"w{number}")
+    names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary")
+    with torch.device("meta"):
+        model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, SimpleNamespace(**dict.fromkeys(names, dictionary)))
+    logging.disable(logging.NOTSET)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def missing(recipe: Recipe, prepared: bool) -> list[str]:
+    """The archives that would be downloaded."""
+    names = {text.archive for text in recipe.file.texts.values() if text.archive}
+    here = prepared or getattr(recipe.settings, "DATA", None)
+    return sorted(name for name in names if not here and not (recipe.archives / name).exists())
+
+
+def disk(recipe: Recipe, count: int, archives: list[str]) -> tuple[str, str]:
+    """What the run takes of the disk against what is free; and what is wrong with that, if anything is.
+
+    The checkpoints are those to average, the newest, the best and one in writing, of fp32 weights and two moments each;
+    then the average and the model.
+    """
+    table = read_table(Path(recipe.settings.TABLE)) if archives else {}
+    downloads = sum(table[name].size or 0 for name in archives)
+    checkpoints = count * 4 * (3 * (recipe.settings.AVERAGE + 3) + 2)
+    folder = next(path for path in recipe.run.absolute().parents if path.exists())
+    free = shutil.disk_usage(folder).free
+    line = f"disk: checkpoints {size(checkpoints)}, archives {size(downloads)}, text apart; {size(free)} are free"
+    short = downloads + checkpoints - free
+    fault = f"the disk is too small by {size(short)}; make room, or give RUNS= elsewhere"
+    return f"{line} at {recipe.run}", fault if short > 0 else ""
+
+
+def updates(run: Run) -> list[dict[str, Any]]:
+    """Some real updates, as fairseq tells them, with the time `at` which each was told: its own are whole seconds.
+
+    Raises:
+        ValueError: too few were made to time them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "recipes.steps.train", str(run.model.binary), *run.command_options()]
+        command += ["--max-update", str(UPDATES), "--no-save", "--disable-validation", "--save-dir", folder]
+        command += ["--log-format", "json", "--log-interval", "1", *run.settings.TRAIN_ARGS]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )  # fmt: skip
+        clock = threading.Timer(LIMIT, process.kill)
+        clock.start()
+        with process:
+            lines = [(time.monotonic(), line.strip()) for line in process.stdout or ()]
+        clock.cancel()
+    told = [(at, stats(line)) for at, line in lines]
+    found = [{**values[1], "at": at} for at, values in told if values and values[0] == "train_inner"]
+    if len(found) < WARM_UP + 2:
+        said = next((line for _, line in reversed(lines) if line), "nothing said")
+        raise ValueError(f"{len(found)} updates in {LIMIT:.0f} s at most; the last line: {said}")
+    return found
+
+
+def forecast(settings: Any, devices: int, told: list[dict[str, Any]]) -> str:
+    """What some updates say of the whole run: hours, the end, the cost."""
+    timed, last = told[WARM_UP:], told[-1]
+    an_update = (last["at"] - timed[0]["at"]) / (len(timed) - 1)
+    an_epoch = int(last["num_updates"]) / float(last["update"])
+    count = settings.EPOCHS * an_epoch if settings.EPOCHS else settings.UPDATES
+    hours = count * an_update / 3600
+    end = datetime.datetime.now() + datetime.timedelta(hours=min(hours, 24 * 365 * 1000))
+    text = (
+        f"timed: {an_update:.2f} s an update, {an_epoch:.0f} updates an epoch, {count:.0f} in all: {hours:.1f} hours"
+        f", validations and checkpoints apart; started now, it ends on {end:%Y-%m-%d %H:%M}"
+    )
+    if settings.PRICE is None:
+        return text
+    return f"{text}\ncost: {hours * settings.PRICE * devices:.2f}, at {settings.PRICE:g} an hour and device"
+
+
+def page(recipe: Recipe, run: Run) -> None:
+    """Print it.
+
+    Raises:
+        ValueError: the run cannot work here; the message says why.
+    """
+    m, settings = run.machine, recipe.settings
+    faults = machines.faults(m, settings.PRECISION)
+    prepared = next(run.model.binary.glob("train*.idx"), None) is not None
+    archives, count = missing(recipe, prepared), parameters(run)
+    room, no_room = disk(recipe, count, archives)
+    on = "the CPU" if m.cpu else "GPUs"
+    print(f"{recipe.row}: {count:,} parameters, {settings.PRECISION or 'fp32'}, on {on}")
+    print(f"plan: {m.nodes} x {m.gpus} x {m.update_freq} x {m.max_tokens} = {m.tokens} tokens an update")
+    print(room)
+    if archives:
+        print(f"text: to download: {' '.join(archives)}")
+    whys = {"recipe's device is not here": faults, "run is of several nodes": m.nodes > 1}
+    whys["text is not prepared yet"] = not prepared
+    why = next((f"not timed: the {reason}" for reason, holds in whys.items() if holds), "")
+    print(why or forecast(settings, m.nodes * m.gpus, updates(run)), flush=True)
+    if wrong := [fault.rstrip(".") for fault in (faults, no_room) if fault]:
+        raise ValueError(f"It cannot work here: {'; '.join(wrong)}.")
+    print("It can work here.")
