@@ -15,7 +15,7 @@ from scipy import stats
 
 from fairseq_admin.logs import Log
 from recipes.compare.entropy import unigram_entropy
-from recipes.compare.intervals import contrast, spread, told
+from recipes.compare.intervals import contrast, with_interval, with_range
 from recipes.compare.outcome import Verdict, left_plateau, loss, mean_of_last, still_falling, verdict
 from recipes.compare.ranking import rankings, table
 from recipes.compare.reversed_corpus import pairs
@@ -164,6 +164,9 @@ def test_a_damaged_row_is_one_line(name, change, said, tmp_path):
     with pytest.raises(ValueError, match=f"^{path}: {said}") as error:
         read_results([path])
     assert "\n" not in str(error.value) and "expected a grid's result.json or runs.csv. Fix it." in str(error.value)
+    path.with_name("b.csv").write_text("scheme,lr\n")
+    with pytest.raises(ValueError, match="b.csv: row 0: there is none; expected"):
+        read_results([path.with_name("b.csv")])
 
 
 def test_rows_are_kept_as_they_are(tmp_path):
@@ -200,7 +203,7 @@ def test_table_keeps_what_went_wrong():
         },
         **{"bits, valid": "2.500 (2.000 to 3.000)", "BLEU": "60.00 (50.00 to 70.00)"},
     }
-    assert other["bits, valid"] == "-" and spread([1.0, 1.0], 1) == "1.0 (1.0 to 1.0)"
+    assert other["bits, valid"] == "-" and with_range([1.0, 1.0], 1) == "1.0 (1.0 to 1.0)"
 
 
 # -- statistics ------------------------------------------------------------------------------------------------------
@@ -211,7 +214,7 @@ def test_intervals_are_students_welchs_and_satterthwaites():
     one, two = [1.0, 2.0, 3.0], [2.0, 2.5, 2.6, 4.0]
     found = contrast([(1, one)])
     assert (found.low, found.high) == (pytest.approx(-0.484138, abs=1e-6), pytest.approx(4.484138, abs=1e-6))
-    assert told(one, ".1f") == "2.0 (-0.5 to 4.5)" and told(one[:2], ".1f") == "1.0, 2.0"
+    assert with_interval(one, ".1f") == "2.0 (-0.5 to 4.5)" and with_interval(one[:2], ".1f") == "1.0, 2.0"
     assert f"{contrast([(1, [9.6] * 3)]):.3f}" == "9.600 (9.600 to 9.600)"
     for level in (0.9, 0.95):
         found = contrast([(1, one), (-1, two)], level)
@@ -281,27 +284,31 @@ def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
 # -- the protocol ----------------------------------------------------------------------------------------------------
 
 
-def protocol_rows(*shifts):
-    """Six fresh seeds of Admin and Pre-LN at 18 and 6 layers, Pre-LN higher by the shifts; and a pilot."""
+def protocol_rows(*shifts, scale=1):
+    """Six fresh seeds of Admin and Pre-LN at 18 and 6 layers, Pre-LN higher by the shifts; and a pilot.
+
+    The 90 % interval of a difference is 0.0148 to each side, the 95 % one 0.0182, times the scale.
+    """
     rows = []
     for layers, shift in zip(("18", "6"), shifts):
         for scheme, more in (("admin", 0.0), ("pre-ln", shift)):
             for seed, noise in zip("456789", (-0.01, 0.0, 0.01, -0.02, 0.0, 0.02)):
-                rows.append(result(scheme=scheme, layers=layers, lr="1e-3", seed=seed, bits=2.7 + more + noise))
+                rows.append(result(scheme=scheme, layers=layers, lr="1e-3", seed=seed, bits=2.7 + more + scale * noise))
     return [*rows, result(scheme="pre-ln", layers="18", lr="3e-3", seed="1", bits=9.0)]
 
 
 @pytest.mark.parametrize(
-    ("shifts", "first", "second"),
+    ("shifts", "scale", "first", "second"),
     [
-        ((0.1, 0.0), "Admin ends ahead: +0.100 (+0.0", "grows with depth: +0.100 (+0.0"),
-        ((0.025, 0.1), "Admin ends ahead and equivalent within 0.05 bits: +0.025", "shrinks with depth: -0.075"),
-        ((0.0, 0.0), "equivalent within 0.05 bits: ", "not shown: "),
-        ((-0.1, -0.1), "Admin ends behind: -0.100", "not shown: "),
+        ((0.1, 0.0), 1, "Admin ends ahead: +0.100 (+0.082 to +0.118)", "grows with depth: +0.100 (+0.0"),
+        ((0.034, 0.1), 1, "Admin ends ahead and equivalent within 0.05 bits: +0.034", "shrinks with depth: -0.066"),
+        ((0.0, 0.0), 1, "equivalent within 0.05 bits: ", "not shown: "),
+        ((0.0, 0.0), 5, "not decided: ", "not shown: "),
+        ((-0.036, -0.036), 1, "Admin ends behind: -0.036", "not shown: "),
     ],
 )
-def test_the_claims_of_the_protocol(shifts, first, second, tmp_path):
-    write_runs(tmp_path / "rows.csv", protocol_rows(*shifts))
+def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path):
+    write_runs(tmp_path / "rows.csv", protocol_rows(*shifts, scale=scale))
     done = run_module("recipes.figures.protocol", tmp_path / "rows.csv", log=tmp_path / "log")
     assert done.status == 0 and f"Pre-LN - Admin at 18L-18L: {first}" in done.output, done.output
     assert (

@@ -13,12 +13,12 @@ def unigram_entropy(data: Path, source: str, target: str) -> float:
     Raises:
         ValueError: the training set is missing.
     """
-    from fairseq.data import data_utils  # takes seconds, and a grid whose text is there need not wait
+    from fairseq.data.indexed_dataset import MMapIndexedDataset  # takes seconds, which few need
 
     path = data / f"train.{source}-{target}.{target}"
-    dataset = data_utils.load_indexed_dataset(str(path))
-    if dataset is None:
+    if not MMapIndexedDataset.exists(str(path)):
         raise ValueError(f"{path}: no binarised training set there; expected fairseq-preprocess output. Check it.")
+    dataset = MMapIndexedDataset(str(path))
     counts = Counter(token for sentence in range(len(dataset)) for token in dataset[sentence].tolist())
     total = counts.total()
     return -math.fsum(count / total * math.log2(count / total) for count in counts.values())

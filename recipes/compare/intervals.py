@@ -54,14 +54,14 @@ def contrast(groups: Sequence[tuple[float, Any]], level: float = LEVEL) -> Inter
     return Interval(mean, mean - reach, mean + reach, min(sizes))
 
 
-def told(values: Sequence[float], digits: str) -> str:
+def with_interval(values: Sequence[float], digits: str) -> str:
     """The mean and its interval; of too few seeds for one that says something, the values themselves."""
     if len(values) < FEWEST:
         return ", ".join(f"{value:{digits}}" for value in values)
     return f"{contrast([(1, values)]):{digits}}"
 
 
-def spread(values: Sequence[float | None], digits: int) -> str:
+def with_range(values: Sequence[float | None], digits: int) -> str:
     """Mean and range, of the runs that have a finite value."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if not finite:
@@ -79,6 +79,6 @@ def judged(found: Interval | None, lower_is_better: bool) -> str:
     return "ahead" if (found.high < 0) == lower_is_better else "behind"
 
 
-def shown(found: Interval | None, digits: str, lower_is_better: bool) -> str:
+def in_words(found: Interval | None, digits: str, lower_is_better: bool) -> str:
     said = judged(found, lower_is_better)
     return f"{said}: {found:{digits}}" if found and found.count >= FEWEST else said

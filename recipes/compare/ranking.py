@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from recipes.compare.intervals import FEWEST, NOT_SHOWN, Interval, contrast, judged, shown, told
+from recipes.compare.intervals import FEWEST, NOT_SHOWN, Interval, contrast, in_words, judged, with_interval
 from recipes.compare.outcome import last, loss, still_falling
 from recipes.compare.rows import Row, grouped
 
@@ -125,7 +125,7 @@ def ratio(one: Ranking, other: Ranking) -> Interval:
 
 def versus(one: Ranking, other: Ranking | None, measure: Measure, digits: str, lower_is_better: bool) -> str:
     """What the difference to another scheme shows, if there is one."""
-    return shown(difference(one, other, measure), digits, lower_is_better) if other and other is not one else ""
+    return in_words(difference(one, other, measure), digits, lower_is_better) if other and other is not one else ""
 
 
 def rate(ranking: Ranking, tried: Ranking) -> str:
@@ -136,7 +136,7 @@ def rate(ranking: Ranking, tried: Ranking) -> str:
     return ranking.best + (f" ({', '.join(notes)})" if notes else "")
 
 
-def table(rows: Sequence[Row], tried: Sequence[Row] | None = None) -> list[Row]:
+def table(rows: Sequence[Row], tried: Sequence[Row] = ()) -> list[Row]:
     """A row a scheme and depth.
 
     Args:
@@ -155,12 +155,12 @@ def table(rows: Sequence[Row], tried: Sequence[Row] | None = None) -> list[Row]:
             "best rate": rate(it, search[it.scheme, it.layers]),
             "learned": f"{learned(it.at_best)} of {len(runs)}",
             "window": " ".join(search[it.scheme, it.layers].window) or "-",
-            "left the plateau at": told(left, ".0f") if len(left) == len(runs) else "-",
-            "bits, valid": told(list(map(loss, runs)), ".3f"),
+            "left the plateau at": with_interval(left, ".0f") if len(left) == len(runs) else "-",
+            "bits, valid": with_interval(list(map(loss, runs)), ".3f"),
             "still falling": f"{sum(still_falling(row['valid']) for row in runs)} of {len(runs)}",
-            "BLEU, test": told(list(map(score, runs)), ".2f"),
+            "BLEU, test": with_interval(list(map(score, runs)), ".2f"),
             "bits vs. Admin": versus(it, base, loss, "+.3f", True),
-            "loss vs. Admin, Welch": shown(ratio(it, base), "+.1%", True) if base and base is not it else "",
+            "loss vs. Admin, Welch": in_words(ratio(it, base), "+.1%", True) if base and base is not it else "",
             "BLEU vs. Admin": versus(it, base, score, "+.2f", False),
         })  # fmt: skip
     return written

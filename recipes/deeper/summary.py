@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recipes.compare.intervals import told
+from recipes.compare.intervals import with_interval
 from recipes.compare.ranking import Ranking, rankings, rate, versus
 from recipes.compare.rows import TITLES, Row
 
@@ -36,7 +36,7 @@ def table(rows: Sequence[Row]) -> list[Row]:
         runs = list(it.at_best.values())
         row = {"scheme": it.scheme, "new layers": it.layers, "best rate": rate(it, it)}
         row["diverged"] = f"{sum(run['diverged'] for run in runs)} of {len(runs)}"
-        row["accuracy, test"] = told(list(map(accuracy, runs)), ".3f")
+        row["accuracy, test"] = with_interval(list(map(accuracy, runs)), ".3f")
         for base in BASES:
             row[f"vs. {TITLES[base]}"] = versus(it, places.get((base, it.layers)), accuracy, "+.3f", False)
         written.append(row)

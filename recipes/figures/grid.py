@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from recipes.compare import ranking
-from recipes.compare.intervals import LEVEL, spread
+from recipes.compare.intervals import LEVEL, with_range
 from recipes.compare.outcome import EXPLODED, LAST, PLATEAU, mean_of_last
 from recipes.compare.rows import Row, axes, grouped, read_results, titled, values, write_runs, write_table
 from recipes.deeper import summary
@@ -40,8 +40,8 @@ def places(rows: Sequence[Row]) -> list[Row]:
     table = []
     for place, runs in grouped(rows, *names).items():
         row = {**dict(zip(names, place)), "runs": str(len(runs)), "outcome": outcome(runs)}
-        row["bits, valid"] = spread([mean_of_last(run["valid"]) for run in runs], 3)
-        table.append({**row, "BLEU": spread([run["bleu"] for run in runs], 2)})
+        row["bits, valid"] = with_range([mean_of_last(run["valid"]) for run in runs], 3)
+        table.append({**row, "BLEU": with_range([run["bleu"] for run in runs], 2)})
     return table
 
 
@@ -70,12 +70,12 @@ def chosen(rows: Sequence[Row], searched: str = "") -> str:
     return f"best of the rates {among}{searched}; brackets: Student's t over the seeds, {LEVEL:.0%}."
 
 
-def compared(folder: Path, rows: Sequence[Row], tried: Sequence[Row] | None, updates: int | None) -> None:
+def compared(folder: Path, rows: Sequence[Row], tried: Sequence[Row]) -> None:
     """How the schemes stand, and the figures of that."""
     table = ranking.table(rows, tried)
     searched = ""
     if tried:
-        seeds = ", ".join(values(tried, "seed"))
+        updates, seeds = max(max(row["valid"], default=0) for row in tried), ", ".join(values(tried, "seed"))
         searched = f" (the rates, and so the window, were tried in runs of {updates} updates on seed {seeds})"
     else:
         seed, *more = set.intersection(*({*values(runs, "seed")} for runs in grouped(rows, "lr").values())) or ["", ""]
@@ -102,8 +102,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path, nargs="+")
-    parser.add_argument("--tried", type=Path, help="runs.csv of the short runs that the rates were tried with")
-    parser.add_argument("--updates", type=int, help="how long those were")
+    parser.add_argument(
+        "--tried", type=Path, nargs=1, default=[], help="runs.csv of the short runs that the rates were tried with"
+    )
     args = parser.parse_args()
     rows = read_results(args.results)
     write_runs(args.folder / "runs.csv", rows)
@@ -111,10 +112,10 @@ def main() -> None:
         classified(args.folder, rows)
         return
     write_table(args.folder / "table", places(rows), [*notes(rows)])
-    tried = read_results([args.tried]) if args.tried else None
+    tried = read_results(args.tried)
     save(rates.draw(tried or rows), args.folder / "rates.png")
     if "layers" in rows[0]:
-        compared(args.folder, rows, tried, args.updates)
+        compared(args.folder, rows, tried)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recipes.compare import ranking
-from recipes.compare.intervals import spread
+from recipes.compare.intervals import with_range
 from recipes.compare.rows import TITLES, Row, grouped, read_results, titled, values
 from recipes.deeper import summary
 from recipes.steps import results
@@ -45,7 +45,7 @@ def by_method(recipe: str, column: str, measure: str, *updates: int) -> Rows:
         curves = [from_cell(row["valid"]) for row in seeds]
         measured = [[float(row[column]) for row in seeds], *([curve[update] for curve in curves] for update in updates)]
         for row, numbers in zip(table, measured):
-            row[TITLES[method]] = spread(numbers, 2)
+            row[TITLES[method]] = with_range(numbers, 2)
     return table
 
 

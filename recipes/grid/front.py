@@ -88,7 +88,7 @@ def make(grid: Grid) -> None:
         make_runs(grid, stage)
         points |= {point.name: point for point in stage if point is not grid.before}
     results = [grid.folder / name / "result.json" for name in points]
-    searched = ("--tried", trial.folder / "runs.csv", "--updates", trial.settings.UPDATES) if trial else ()
+    searched = ("--tried", trial.folder / "runs.csv") if trial else ()
     call("figures.grid", grid.folder, *results, *searched)
     print((grid.folder / grid.summary[0]).read_text(encoding="utf-8"))
     print(f"Files: {' '.join(str(grid.folder / name) for name in grid.summary)}")
