@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 from recipes import machines
 from recipes.chain import Step
 from recipes.lm import python_docs
-from recipes.processes import Failed
+from recipes.processes import produce
 from recipes.recipe import Recipe
 from recipes.steps import bpe
 from recipes.steps.common import read_lines
@@ -116,13 +115,7 @@ class LanguageModel:
         command = [sys.executable, "-m", "fairseq_cli.eval_lm", str(self.binary), *self.run.user_dir, "--path"]
         command += [str(self.run.model.final), "--gen-subset", "test", "--post-process", "@@ ", *self.batch]
         command += ["--cpu", "--num-workers", "0"]
-        part = self.evaluated.with_name("eval.txt.part")
-        with part.open("wb") as out:
-            status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out).returncode
-        if status:
-            print(part.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
-            raise Failed(f"fairseq-eval-lm ended with status {status}.")
-        part.replace(self.evaluated)
+        produce(command, self.evaluated)
 
     def _score(self) -> None:
         found = perplexity(read_lines(self.evaluated))

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
-from recipes.steps.common import replacing
 from recipes.steps.guard import at_work
+from recipes.steps.progress import progress
 
 LOOK = 0.1
 """Seconds between looks whether the work is done, and the make above is still there."""
@@ -107,8 +107,8 @@ def call(module: str, *words: object) -> None:
         sys.argv = before
 
 
-def plugin(*words: object, to: Path | None = None) -> str:
-    """A verb of fairseq-admin, in this process; what it prints, which goes to a file if there is one.
+def plugin(*words: object) -> str:
+    """A verb of fairseq-admin, in this process; what it prints.
 
     Raises:
         Failed: it has said why.
@@ -118,18 +118,17 @@ def plugin(*words: object, to: Path | None = None) -> str:
     printed = io.StringIO()
     with redirect_stdout(printed):
         status = cli.main([str(word) for word in words])
+    print(printed.getvalue(), end="", flush=True)
     if status:
         raise Failed(f"fairseq-admin {words[0]} ended with status {status}.")
-    if to:
-        with replacing(to) as part:
-            part.write_text(printed.getvalue(), encoding="utf-8")
-    else:
-        print(printed.getvalue(), end="", flush=True)
     return printed.getvalue()
 
 
-def stream(command: list[str], show: Callable[[Iterable[str]], Iterable[str]], log: Path, mode: str = "ab") -> None:
-    """A command whose output is kept in a file and shown in short.
+def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> None:
+    """A command of fairseq's, whose output is kept in a file and shown in short.
+
+    Args:
+        shown: what `progress` is told.
 
     Raises:
         Failed: it ended with another status than 0.
@@ -142,7 +141,18 @@ def stream(command: list[str], show: Callable[[Iterable[str]], Iterable[str]], l
                 out.write(line)
                 yield line.decode("utf-8", "replace")
 
-        for text in show(lines()):
+        for text in progress(lines(), **shown):
             print(text, flush=True)
     if process.returncode:
         raise Failed(f"{' '.join(command[1:4])} ended with status {process.returncode}; its whole output: {log}.")
+
+
+def produce(command: list[str], out: Path) -> None:
+    """A file of what a command of fairseq's prints, whole or not at all.
+
+    Raises:
+        Failed: it ended with another status than 0.
+    """
+    part = out.with_name(f"{out.name}.part")
+    stream(command, part, "wb")
+    part.replace(out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,17 +15,11 @@ from recipes import machines
 from recipes.chain import Chain, Step
 from recipes.processes import Failed, plugin, stream
 from recipes.recipe import Recipe
-from recipes.steps import results, settings
-from recipes.steps.common import replacing
+from recipes.steps import checkpoints, results, settings, summary
+from recipes.steps.common import replacing, write_lines
 from recipes.steps.plugin import SCHEMES
-from recipes.steps.progress import progress
 
 log = logging.getLogger(__name__)
-REACHED = {
-    "updates": re.compile(r"trained-(\d+)|checkpoint_\d+_(\d+)\.pt"),
-    "epochs": re.compile(r"trained-(\d+)-epochs|checkpoint(\d+)\.pt|checkpoint_(\d+)_\d+\.pt"),
-}
-"""How far a training came, by what its files are called."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +56,6 @@ class Run:
         """What the model needs of the plugin. A folded one needs none."""
         return [] if self.folded else ["--user-dir", "fairseq_admin"]
 
-    def weights(self) -> list[str]:
-        return ["--admin-ffn-init", self.settings.FFN_INIT]
-
     def optimisation(self) -> list[str]:
         """Every epoch has batches of its own: fairseq would keep those of the epoch that a process began with, so a run
         that was resumed would see others than one that was not."""
@@ -75,6 +65,7 @@ class Run:
             "--clip-norm": s.CLIP_NORM, "--lr": s.LR, "--lr-scheduler": "inverse_sqrt", "--warmup-updates": s.WARMUP,
             "--warmup-init-lr": "1e-7", "--criterion": "label_smoothed_cross_entropy_fast",
             "--label-smoothing": s.LABEL_SMOOTHING, "--seed": s.SEED, "--update-epoch-batch-itr": "True",
+            "--admin-ffn-init": s.FFN_INIT,
         }  # fmt: skip
         return [str(word) for item in options.items() for word in item]
 
@@ -84,13 +75,13 @@ class Run:
         batches = self._batches()
         if self.settings.TOKENS is not None:
             batches = ["--tokens-per-update", str(self.settings.TOKENS)]
-        words = [*self.model.options, *self.weights(), *self.optimisation(), *batches, *machines.device(self.settings)]
+        words = [*self.model.options, *self.optimisation(), *batches, *machines.device(self.settings)]
         held = settings.options([*words, *self.settings.TRAIN_ARGS])
         return {"save_every": str(self.settings.SAVE_EVERY), **held}
 
     def hold(self, chain: Chain, text: settings.Settings) -> None:
         """Refuse what would not go on with the folder's training as it was begun: other settings, another text, fewer
-        updates, or an average of more checkpoints than there are left.
+        updates.
 
         Args:
             text: what it was made from.
@@ -101,22 +92,11 @@ class Run:
         # A text with published checksums is known by them.
         files = {} if hasattr(self.settings, "SUMS") else chain.files()
         settings.hold(self.folder / "settings.json", {**self.held(), **text, **files})
-        folder, unit = self.folder, self.unit.upper()
-        names = [path.name for path in (*folder.glob("trained-*"), *folder.glob("checkpoints/*.pt"))]
-        matches = filter(None, map(REACHED[self.unit].fullmatch, names))
-        reached = max((int(number) for match in matches for number in match.groups() if number), default=0)
+        reached, unit = checkpoints.furthest(self.folder, self.unit), self.unit.upper()
         if reached > self.length:
             raise ValueError(
-                f"{unit}={self.length} is less than {folder} was trained for, {reached}. Give {unit}={reached} or "
+                f"{unit}={self.length} is less than {self.folder} was trained for, {reached}. Give {unit}={reached} or "
                 "more, remove that folder to begin again, or write elsewhere with RUNS=."
-            )
-        known = chain.kept(chain.writer[self.average]).get("settings", {}).get("average")
-        pattern = "checkpoint[0-9]*.pt" if self.settings.EPOCHS else "checkpoint_*_*.pt"
-        there = len(list((folder / "checkpoints").glob(pattern)))
-        if self.trained.exists() and known not in (None, str(self.settings.AVERAGE)) and there < self.settings.AVERAGE:
-            raise ValueError(
-                f"AVERAGE {known} -> {self.settings.AVERAGE}: {folder}/checkpoints holds {there} to average. Give "
-                f"AVERAGE={known}, train on with more {unit}, or remove {folder}."
             )
 
     def _batches(self) -> list[str]:
@@ -126,7 +106,7 @@ class Run:
         """fairseq-train's, but for the data and how long it trains."""
         return [
             *("--user-dir", "fairseq_admin", *self.model.task, "--arch", self.model.arch),
-            *("--admin-scheme", self.settings.METHOD, *self.weights(), *self.model.options, *self.optimisation()),
+            *("--admin-scheme", self.settings.METHOD, *self.model.options, *self.optimisation()),
             *(*self._batches(), *machines.device(self.settings), *self.machine.meeting()),
         ]
 
@@ -155,12 +135,8 @@ class Run:
             raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
-        length = {self.unit: self.length}
-        stream(
-            self.command(),
-            lambda lines: progress(lines, **length, less=self.machine.less or 0),
-            log=self.folder / f"train{node}.log",
-        )
+        shown = {self.unit: self.length, "less": self.machine.less or 0}
+        stream(self.command(), self.folder / f"train{node}.log", **shown)
         self.trained.touch()
 
     def steps(self) -> Iterator[Step]:
@@ -190,8 +166,8 @@ class Run:
         for path in self.model.assets:
             shutil.copy(path, final.parent)
         if self.folded:
-            words = ("fold", self.average, "-o", final, "--data", self.model.binary)
-            print(plugin(*words, to=self.folder / "fold.txt"), end="")
+            said = plugin("fold", self.average, "-o", final, "--data", self.model.binary)
+            write_lines(self.folder / "fold.txt", said.splitlines())
         else:
             with replacing(final) as part:
                 shutil.copy(self.average, part)
@@ -208,17 +184,18 @@ class Run:
         measured = {"tokens": s.TOKENS or self.machine.tokens, **scores, **words}
         results.record(self.folder, Path(s.RUNS, "results.csv"), key, measured)
 
-    def report_steps(self, scored: Path, *text: object) -> Iterator[Step]:
+    def report_steps(self, scored: Path, *test: Any) -> Iterator[Step]:
         """The other methods' results, once they are there, are part of the summary and of the report.
 
         Args:
-            text: of a translation: prefix of the raw test set, and its languages.
+            test: of a translation: prefix of the raw test set, and its languages.
         """
         others = sorted(self.folder.parent.glob(f"*-{self.settings.PRESET}-s{self.settings.SEED}/score.json"))
         others = [path for path in others if path != scored]
-        summary = self.folder / "summary.txt"
+        text, page = self.folder / "summary.txt", self.folder / "report.html"
         yield Step(
-            "summary", self.folder, (summary,), lambda: self._summarise(*text), (scored, *others),
+            "summary", self.folder, (text,), partial(summary.write, self.folder, self.recipe.command, *test),
+            (scored, *others),
             {"command": self.recipe.command},
         )  # fmt: skip
         analysed = []
@@ -228,14 +205,8 @@ class Run:
                 f"analyse {name}", self.folder, (analysed[-1],), partial(self._analyse, name), (self.average,),
                 optional=True,
             )  # fmt: skip
-        runs = [path.parent for path in others]
-        page = self.folder / "report.html"
-        yield Step("report", self.folder, (page,), lambda: self._report(runs, page), (summary, *analysed))
-
-    def _summarise(self, *text: Any) -> None:
-        from recipes.steps import summary
-
-        summary.write(self.folder, self.recipe.command, *text)
+        program = partial(plugin, "report", self.folder, *(path.parent for path in others), "-o", page)
+        yield Step("report", self.folder, (page,), program, (text, *analysed))
 
     def _analyse(self, name: str) -> None:
         """On a few tokens. A scheme or a text that it cannot be made of says so in a line, here and in the report."""
@@ -245,10 +216,3 @@ class Run:
             plugin("analyze", name, self.average, "--data", self.model.binary, "--tokens", 256, "--json", "-o", out)
         except Failed:
             log.info("analyse %s: left out of the report", name)
-
-    def _report(self, runs: list[Path], page: Path) -> None:
-        try:
-            plugin("report", self.folder, *runs, "-o", page)
-        except Failed:
-            said = f"The report could not be made; the run is whole: {self.folder / 'summary.txt'}"
-            raise ValueError(said) from None

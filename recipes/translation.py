@@ -9,9 +9,8 @@ from typing import Any
 from fairseq_admin.text.tokens import Text as Tokens
 from recipes import machines
 from recipes.chain import Step
-from recipes.processes import stream
+from recipes.processes import produce
 from recipes.recipe import Recipe
-from recipes.steps.progress import progress
 from recipes.text import Text
 from recipes.training import Model, Run
 
@@ -107,10 +106,8 @@ class Pipeline:
 
     def _generate(self) -> None:
         s = self.settings
-        part = self.generated.with_name("generate.txt.part")
         command = [sys.executable, "-m", "fairseq_cli.generate", str(self.text.binary), *self.run.user_dir]
         command += ["--path", str(self.run.model.final), "--gen-subset", "test", *self.task()]
         command += ["--beam", str(s.BEAM), "--lenpen", f"{s.LENPEN:g}", *self.batch(), "--max-tokens", self._fitting()]
         command += ["--skip-invalid-size-inputs-valid-test", *s.GENERATE_ARGS]
-        stream(command, progress, log=part, mode="wb")
-        part.replace(self.generated)
+        produce(command, self.generated)

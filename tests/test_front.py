@@ -367,7 +367,7 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     assert "# train" not in mean.stdout
     assert [(row["average"], row["beam"]) for row in rows(tmp_path)] == [("1", "1")]
     more = front("demo", *small, "AVERAGE=3")
-    assert more.returncode == 2 and "holds 2 to average" in more.stderr
+    assert more.returncode == 2 and "holds 2 checkpoints numbered by updates and the last 3 were" in more.stderr
 
 
 @pytest.mark.slow
