@@ -14,7 +14,7 @@ from conftest import ROOT
 from fairseq_admin.text.tokens import Text
 from recipes import recipe
 from recipes.chain import Chain
-from recipes.steps import logs, results, score, summary, tokenise
+from recipes.steps import checkpoints, logs, results, score, summary, tokenise
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
 from recipes.translation import Pipeline
@@ -54,27 +54,22 @@ def test_a_fault_of_the_machine_is_one_line(fault):
 # -- length, logs, progress ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("unit", "left", "reached"),
-    [
-        ("UPDATES", ["trained-60", "trained-90", "checkpoints/checkpoint_7_80.pt"], 90),
-        ("UPDATES", ["trained-60", "checkpoints/checkpoint_7_80.pt", "checkpoints/checkpoint_best.pt"], 80),
-        ("EPOCHS", ["trained-2-epochs", "trained-900", "checkpoints/checkpoint3.pt"], 3),
-        ("EPOCHS", ["checkpoints/checkpoint3.pt", "checkpoints/checkpoint_4_80.pt"], 4),
-    ],
-)
-def test_a_training_is_not_taken_back(tmp_path, unit, left, reached):
-    def hold(length: int) -> None:
-        given = {"RUNS": str(tmp_path), "SAVE_EVERY": "1", "AVERAGE": "1", unit: str(length)}
-        pipeline = Pipeline(recipe.read("demo", given))
+def test_a_training_is_not_taken_back(tmp_path):
+    def hold(**length: str) -> None:
+        pipeline = Pipeline(recipe.read("demo", {"RUNS": str(tmp_path), "SAVE_EVERY": "1", "AVERAGE": "1", **length}))
         pipeline.run.hold(Chain(pipeline.steps()), pipeline.record())
 
-    hold(reached)
-    for name in left:
-        write_lines(tmp_path / "demo/admin-cpu-s1" / name, [])
-    hold(reached)
-    with pytest.raises(ValueError, match=f"{unit}={reached - 1} is less than .* was trained for, {reached}. "):
-        hold(reached - 1)
+    run = tmp_path / "demo/admin-cpu-s1"
+    hold(UPDATES="90")
+    for name in ("trained-60", "trained-2-epochs", "checkpoints/checkpoint_7_80.pt", "checkpoints/checkpoint_best.pt"):
+        write_lines(run / name, [])
+    assert [checkpoints.furthest(run, unit) for unit in ("updates", "epochs")] == [80, 7]
+    hold(UPDATES="80")
+    with pytest.raises(ValueError, match="UPDATES=79 is less than .* was trained for, 80. Give UPDATES=80 or more"):
+        hold(UPDATES="79")
+    write_lines(run / "checkpoints/checkpoint8.pt", [])
+    with pytest.raises(ValueError, match="EPOCHS=7 is less than .* was trained for, 8. "):
+        hold(EPOCHS="7")
 
 
 HEAD = "2026-01-01 00:00:00 | INFO |"
@@ -101,14 +96,6 @@ LOG = [
     log_line("train_inner", 20, 7.5),
     log_line("valid", 20, 6.25),
 ]
-
-
-def test_what_a_killed_run_did_beyond_its_checkpoint_is_void(tmp_path):
-    lines = [log_line("train_inner", n, 8.0) for n in (10, 20, 30)]  # killed; the newest checkpoint is of update 10
-    lines += [PARAMS, log_line("train_inner", 15, 7.0), log_line("valid", 15, 6.5)]
-    write_lines(tmp_path / "train.log", [PARAMS, *lines])
-    log = logs.read_log(tmp_path / "train.log")
-    assert (log.train, log.valid) == ({10: 8.0, 15: 7.0}, {15: 6.5})
 
 
 def test_a_log_without_training_is_refused(tmp_path):
@@ -139,15 +126,11 @@ def test_progress_shows_the_pace_and_hides_no_error():
     assert [line.split()[0] for line in shown[:3]] == ["update"] * 3
     assert "Admin: profiled" in shown[3] and "beware" in shown[4]
     assert shown[5:] == lines[-3:]
-
-
-def test_progress_of_a_run_in_epochs():
     ticks = iter([100.0, 105.0])
     lines = [log_line("train_inner", 8, 8.0), log_line("train_inner", 24, 7.0), log_line("valid", 24, 6.5)]
     shown = list(progress(lines, epochs=3, clock=lambda: next(ticks)))
     # One epoch in five seconds, and one and a half to go.
     assert shown[1].startswith("epoch   1.50/3  update     24  train  7.000") and "5.00 s/epoch  8 s left" in shown[1]
-    assert shown[2].startswith("epoch   2.00/3  update     24  valid")
 
 
 # -- score -----------------------------------------------------------------------------------------------------------

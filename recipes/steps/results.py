@@ -39,23 +39,21 @@ def read(table: Path) -> list[dict[str, str]]:
     """
     if not table.exists():
         return []
-    head, *lines = [*csv.reader(line.rstrip("\r") for line in read_lines(table))] or [[]]
-    if tuple(head) not in (COLUMNS, COLUMNS[:-1]):
+    lines = csv.DictReader(line.rstrip("\r") for line in read_lines(table))
+    if tuple(lines.fieldnames or ()) not in (COLUMNS, COLUMNS[:-1]):
         raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
     rows = []
-    for number, cells in enumerate(lines, start=1):
-        if len(cells) != len(head):
+    for number, row in enumerate(lines, start=1):
+        if None in row or None in row.values():
             raise ValueError(
-                f"{table}: row {number} has {len(cells)} cells, expected {len(head)}. Fix it, or move the file away "
-                "and run again."
+                f"{table}: row {number} has more or fewer cells than columns. Fix it, or move the file away."
             )
-        rows.append({"valid": "", **dict(zip(head, cells))})
+        rows.append({"valid": "", **row})
         for name in AVERAGED:
             try:
-                float(rows[-1][name] or 0)
+                float(row[name] or 0)
             except ValueError:
-                found = rows[-1][name]
-                raise ValueError(f"{table}: row {number} has {found!r} as {name}, expected a number.") from None
+                raise ValueError(f"{table}: row {number} has {row[name]!r} as {name}, expected a number.") from None
     return rows
 
 
