@@ -12,7 +12,7 @@ import time
 import pytest
 from conftest import ROOT
 
-from recipes.steps import guard, lock, settings
+from recipes.steps import guard, settings
 from recipes.steps.common import write_lines
 
 
@@ -156,26 +156,3 @@ def test_a_command_line_differs_by_its_options():
     other = {**held, "--lr": "0.3"}
     other.pop("--fp16")
     assert settings.differences(held, other) == ["--fp16 on -> unset", "--lr 0.2 -> 0.3"]
-
-
-# -- what was found the first time ------------------------------------------------------------------------------------
-
-
-def test_records_of_many_processes_all_stay_and_are_held(tmp_path):
-    """Twelve processes record at once; without the guard some would overwrite others."""
-    code = "import sys; from recipes.steps.lock import *\n"
-    code += "for n in range(8): hold(Path(sys.argv[1]), 's', f'{sys.argv[2]}-{n}', n)"
-    running = [python(code, tmp_path / "lock", n) for n in range(12)]
-    assert [process.wait(60) for process in running] == [0] * 12
-    assert len(lock.read(tmp_path / "lock")["s"]) == 96
-    lock.hold(tmp_path / "lock", "s", "1-3", 3)
-    with pytest.raises(ValueError, match=r'1-3: found 4, but the first time it was 3 .*remove "1-3" there'):
-        lock.hold(tmp_path / "lock", "s", "1-3", 4)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"archives": 3}'])
-def test_a_damaged_record_is_named_and_kept(tmp_path, text):
-    (tmp_path / "lock").write_text(text)
-    with pytest.raises(ValueError, match="lock: .*expected .*JSON.* Fix it, or remove it"):
-        lock.hold(tmp_path / "lock", "archives", "x", 4)
-    assert (tmp_path / "lock").read_text() == text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import run_module
@@ -148,14 +147,6 @@ def test_a_run_is_one_row(tmp_path):
     for seed, value in ((1, "35.00"), (2, "36.00"), (1, "35.50")):
         results.keep(path, row("iwslt14", "admin", seed, value))
     assert [(found["seed"], found["tokenised"]) for found in results.read(path)] == [("2", "36.00"), ("1", "35.50")]
-
-
-def test_runs_that_end_together_all_have_their_row(tmp_path):
-    path = tmp_path / "results.csv"
-    results.keep(path, row("iwslt14", "admin", 0, "1"))
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda seed: results.keep(path, row("iwslt14", "admin", seed, "1")), range(40)))
-    assert len(results.read(path)) == 40
 
 
 def cells(rows, recipe, method, preset=None):

@@ -1,7 +1,7 @@
 """Get one archive from its addresses, in order; checked before it takes its name.
 
-Interrupted, it goes on where it stopped, if the archive's checksum is known. Size and checksum come from a table; what
-that does not know is recorded in archives.lock.json next to the archive the first time, and held from then on.
+Interrupted, it goes on where it stopped, if the archive's checksum is known. Size and checksum come from a table. An
+archive that it knows no checksum of is held to the text made from it: another one is another input of that step.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from tqdm import tqdm
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
-from recipes.steps import lock
 from recipes.steps.bar import bar
 from recipes.steps.guard import alone
-from recipes.steps.table import Archive, check, digest, read_table
+from recipes.steps.table import Archive, check, read_table
 
 log = logging.getLogger(__name__)
 BLOCK = 1 << 16
@@ -113,9 +112,9 @@ def download(out: Path, table: Path, site: str = "") -> None:
         site: the address of a folder, in place of the table's addresses.
 
     Raises:
-        ValueError: the table does not name it, no address has it, it is another than before, or the disk is full.
+        ValueError: the table does not name it, no address has it, or the disk is full.
     """
-    rows, record, part = read_table(table), out.with_name("archives.lock.json"), out.with_name(f"{out.name}.part")
+    rows, part = read_table(table), out.with_name(f"{out.name}.part")
     if out.name not in rows:
         raise ValueError(f"{out.name}: not in {table}; expected one of {', '.join(rows)}.")
     archive = rows[out.name]
@@ -123,9 +122,6 @@ def download(out: Path, table: Path, site: str = "") -> None:
         archive = archive._replace(urls=(f"{site.rstrip('/')}/{out.name}",))
     # Two at once would write to one part.
     with alone(out.with_name(f".{out.name}.guard")):
-        unknown = archive.checksum is None and not archive.text_checked
-        if unknown and (known := lock.read(record).get("archives", {}).get(out.name)):
-            archive = archive._replace(size=known["bytes"], checksum=f"sha256:{known['sha256']}")
         # An archive whose text alone can be checked is not taken on trust.
         if out.is_file() and not archive.text_checked:
             try:
@@ -133,8 +129,4 @@ def download(out: Path, table: Path, site: str = "") -> None:
             except ValueError as error:
                 log.info("%s; fetching it again", error)
         fetch(archive, part)
-        if unknown:
-            found = {"bytes": part.stat().st_size, "sha256": digest(part, "sha256")}
-            lock.hold(record, "archives", out.name, found)
-            log.info("%s: SHA-256 %s, recorded in %s", out.name, found["sha256"], record)
         part.replace(out)

@@ -1,8 +1,8 @@
 """A table of archives: recipes/archives.tsv, and any other of its format; and whether a file is one of them.
 
 A row is a name, bytes or -, a checksum and addresses separated by spaces, with tabs between; # starts a comment. A
-checksum is 64 hex digits (SHA-256); md5:...; - where none is published: then the first download is trusted, recorded
-and held (lock.py); or text: not of the file, but of the text in it, which `extract --sums` checks.
+checksum is 64 hex digits (SHA-256); md5:...; - where none is published; or text: not of the file, but of the text in
+it, which `extract` checks.
 """
 
 from __future__ import annotations
