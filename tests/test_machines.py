@@ -1,86 +1,155 @@
-"""Which devices, precision and processes do the recipes give fairseq-train? (No GPU is needed to plan for one.)"""
+"""Which devices, batches, precision and processes do the recipes give fairseq-train? A plan needs no GPU."""
 
 from __future__ import annotations
 
 import os
 import re
+import socket
+import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
+from conftest import ROOT, front, make_environment
 
-from recipes import recipe
+from recipes import machines
 from recipes.__main__ import main
 from recipes.grid import front as grids
+from recipes.kinds import Demo
+from recipes.recipe import read
+from recipes.steps.progress import progress
 from recipes.translation import Pipeline
 
-FIRST_SPINNING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
-HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+SMALL = ["PAIRS=1500", "LAYERS=1", "UPDATES=6", "SAVE_EVERY=3", "LOG_EVERY=1", "AVERAGE=2"]
+BY = {16: 8192, 32: 16384, 80: 32768}
 
 
-def planned(target: str, *words: str) -> list[str]:
-    """The words of a recipe's training command."""
-    return Pipeline(recipe.read(target, dict(word.split("=") for word in words))).run.command()
+def planned(*words: str) -> machines.Machines:
+    """An update of 32,768 tokens; the papers' batch is of 8,192."""
+    given = dict(word.split("=") for word in words)
+    return machines.plan(Demo(DEVICE="gpu", TOKENS=32768, DEVICE_TOKENS=8192, BY_MEMORY=BY, **given))
+
+
+def command(target: str, *words: str) -> list[str]:
+    """A recipe's fairseq-train."""
+    return Pipeline(read(target, dict(word.split("=", 1) for word in words))).run.command()
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "a_device", "workers", "expected"),
+    [
+        # The papers' own, where nothing is known of the memory: IWSLT'14; WMT'14 En-De on 4 GPUs; En-Fr on 8 and 16.
+        (4096, 4096, 1, (4096, 1)),
+        (32768, 8192, 4, (8192, 1)),
+        (640000, 8000, 8, (8000, 10)),
+        (1280000, 5000, 16, (5000, 16)),
+        (640000, 8000, 5, (8000, 16)),
+        # An update smaller than a sentence can be, as in the recipe.
+        (512, 512, 1, (512, 1)),
+    ],
+)
+def test_an_update_is_split_whole(tokens, a_device, workers, expected):
+    found = machines.fewest(tokens, workers, a_device)
+    assert found == expected and found.max_tokens * found.update_freq * workers == tokens
+
+
+@pytest.mark.parametrize(
+    ("memory", "plan"), [(17.2, (8192, 2, 4096)), (42.9, (16384, 1, 8192)), (141.0, (16384, 1, 8192))]
+)
+def test_a_batch_is_the_tables_for_the_cards_memory(memory, plan):
+    found = planned("GPUS=2", f"MEMORY={memory}")
+    assert (found.max_tokens, found.update_freq, found.less) == plan and found.tokens == 32768
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("GPUS=3", "an update of 32768 tokens does not split over 3 devices into equal batches"),
+        ("GPUS=3", "Take another number of devices (GPUS= times NODES=: 1, 2, 4, 8), or another batch"),
+        (
+            "GPUS=2 MAX_TOKENS=3000",
+            "MAX_TOKENS=3000 on 2 devices does not make up an update of 32768 tokens. Take 2048",
+        ),
+        ("GPUS=1 MEMORY=11.5", "a GPU has 11.5 GB, and this model was planned for 16 GB or more"),
+    ],
+)
+def test_what_cannot_be_is_refused(words, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        planned(*words.split())
+
+
+def test_gpus_are_asked_of_nvidia_smi(nvidia_smi, monkeypatch):
+    """Of two the smaller one's memory counts; where a cluster's jobs are submitted from, neither does."""
+    nvidia_smi((16384, "A"), (49152, "B"))
+    found = planned()
+    assert (found.gpus, found.max_tokens, found.update_freq) == (2, 8192, 2)
+    assert planned("WHERE=slurm").gpus == 1 and planned("WHERE=slurm", "NODE=0").gpus == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = planned()
+    assert (found.gpus, found.max_tokens, found.update_freq) == (1, 16384, 2)
+
+
+def test_several_nodes_train_on_every_visible_gpu(nvidia_smi):
+    nvidia_smi(*[(32768, "A")] * 4)
+    with pytest.raises(ValueError, match="GPUS=2 of 4 with NODES=2: .* CUDA_VISIBLE_DEVICES=0,1"):
+        planned("NODES=2", "GPUS=2", "MASTER=h:1")
+
+
+def test_out_of_memory_names_the_batch_to_give():
+    """Once, however often fairseq says so."""
+    line = "2026-01-01 00:00:00 | WARNING | fairseq.trainer | OOM: Ran out of memory with exception: CUDA."
+    said = "Out of memory: stop this, and give MAX_TOKENS=4096; an update holds as many tokens as before."
+    assert [text for text in progress([line, line], less=4096) if "MAX_TOKENS" in text] == [said]
+
+
+# -- devices, precision, the environment ------------------------------------------------------------------------------
+
+HUGE, SLEEPING = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
 
 
 @pytest.mark.parametrize(
     ("own", "told"),
     [
-        ({}, {**FIRST_SPINNING, **HUGE}),
-        (
-            {"GOMP_SPINCOUNT": "1", "GLIBC_TUNABLES": ""},
-            {**FIRST_SPINNING, "GOMP_SPINCOUNT": "1", "GLIBC_TUNABLES": ""},
-        ),
+        ({}, {**SLEEPING, **HUGE}),
+        ({"GOMP_SPINCOUNT": "1", "GLIBC_TUNABLES": ""}, {**SLEEPING, "GOMP_SPINCOUNT": "1", "GLIBC_TUNABLES": ""}),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE", **HUGE}),
     ],
 )
 def test_what_a_recipe_tells_its_processes_of_threads_and_memory(own, told):
-    exported = recipe.read("multi30k", own).settings.exported()
+    exported = read("multi30k", own).settings.exported()
     assert {name: value for name, value in exported.items() if re.match("G?OMP_|GLIBC_", name)} == told
-    assert exported["PYTHONUTF8"] == "1" and recipe.read("demo", {}).settings.exported()["OMP_NUM_THREADS"] == "1"
-
-
-def of_a_grid(*words: str) -> list[str]:
-    """fairseq-train's options in a grid's run."""
-    return grids.of(recipe.read("compare", dict(word.split("=") for word in words))).common()
+    assert exported["PYTHONUTF8"] == "1" and read("demo", {}).settings.exported()["OMP_NUM_THREADS"] == "1"
 
 
 FLAGS = {"fp16": "--fp16", "me-fp16": "--memory-efficient-fp16", "amp": "--amp", "bf16": "--bf16", "fp32": None}
 
 
-@pytest.mark.parametrize("kind", ["front", "grid"])
-def test_the_wanted_precision_and_no_other(kind):
-    plan = (
-        (lambda *words: planned("iwslt14", "GPUS=1", *words)) if kind == "front" else partial(of_a_grid, "PRESET=gpu")
-    )
-    for precision, flag in FLAGS.items():
-        words = plan(f"PRECISION={precision}")
-        assert [word for word in words if word in FLAGS.values()] == [flag] * (flag is not None), precision
-    assert "--fp16" in plan()
+@pytest.mark.parametrize("precision", FLAGS)
+def test_the_wanted_precision_and_no_other(precision):
+    grid = grids.of(read("compare", {"PRESET": "gpu", "PRECISION": precision})).common()
+    for words in (command("iwslt14", "GPUS=1", f"PRECISION={precision}"), grid):
+        assert [word for word in words if word in FLAGS.values()] == list(filter(None, [FLAGS[precision]]))
 
 
 @pytest.mark.parametrize("target", ["demo", "iwslt14 PRESET=small", "multi30k PRESET=cpu"])
 def test_a_run_on_the_cpu_sees_no_gpu(target):
-    words = planned(*target.split())
+    words = command(*target.split())
     assert "--cpu" in words and words[words.index("--distributed-world-size") + 1] == "1"
 
 
 def test_a_grid_on_the_cpu_sees_no_gpu(monkeypatch):
     """It hides them from its runs, and on GPUs each run has one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert "--cpu" in of_a_grid("PRESET=cpu") and "--cpu" not in of_a_grid("PRESET=gpu")
     for words, seen in (("compare PRESET=gpu", "0,1"), ("sensitivity", "")):
         monkeypatch.setattr(sys, "argv", ["recipes", *words.split(), "RUNS=nowhere", "-n"])
         main()
         assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
-def test_a_job_on_several_nodes_that_forgot_nodes_is_one_run(monkeypatch):
-    """The second node would have a lock of its own, and both would train into one folder."""
-    monkeypatch.setenv("SLURM_NODEID", "1")
-    pipeline = Pipeline(recipe.read("iwslt14", {"GPUS": "1"}))
-    assert pipeline.machine.node == 0 and "--max-epoch" in pipeline.run.command()
+# -- several machines ------------------------------------------------------------------------------------------------
 
 
 def test_a_slurm_job_trains_on_as_many_gpus_as_the_plan_says(monkeypatch, tmp_path):
@@ -93,25 +162,57 @@ def test_a_slurm_job_trains_on_as_many_gpus_as_the_plan_says(monkeypatch, tmp_pa
     scontrol.write_text("#!/bin/sh\necho node1\n")
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    slurm = {
-        "JOB_ID": "7",
-        "JOB_NODELIST": "node[1-2]",
-        "NNODES": "2",
-        "NTASKS": "2",
-        "NTASKS_PER_NODE": "1",
-        "NODEID": "0",
-    }
-    for name, value in slurm.items():
+    slurm = {"JOB_ID": "7", "JOB_NODELIST": "node[1-2]", "NNODES": "2", "NTASKS": "2", "NTASKS_PER_NODE": "1"}
+    for name, value in {**slurm, "NODEID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    words = planned("wmt14-ende-18l", "GPUS=2")
-    begin, end = words.index("--distributed-world-size"), words.index("--max-epoch")
-    given = words[begin:end]
+    words = command("wmt14-ende-18l", "GPUS=2")
+    given = words[words.index("--distributed-world-size") : words.index("--max-epoch")]
     args = options.parse_args_and_arch(options.get_training_parser(), ["data", "--arch", "transformer", *given])
-    cfg = convert_namespace_to_omegaconf(args)
-    infer_init_method(cfg.distributed_training)
-    assert cfg.distributed_training.distributed_world_size == 2
-    method = cfg.distributed_training.distributed_init_method
-    assert re.fullmatch(r"tcp://localhost:\d+", method) and 1024 < int(method.rpartition(":")[2]) < 65536
-    # One GPU needs no other process.
-    assert "--distributed-init-method" not in planned("wmt14-ende-18l", "GPUS=1")
+    training = convert_namespace_to_omegaconf(args).distributed_training
+    infer_init_method(training)
+    assert training.distributed_world_size == 2
+    assert re.fullmatch(r"tcp://localhost:\d{4,5}", training.distributed_init_method)
+    # One GPU needs no other process, nor does a job of several nodes that forgot NODES.
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert "--distributed-init-method" not in command("wmt14-ende-18l", "GPUS=1")
+    assert Pipeline(read("iwslt14", {"GPUS": "1"})).machine.node == 0
+
+
+@pytest.mark.slow
+def test_two_nodes_meet_and_train_one_model(tmp_path):
+    assert front("demo-prepare", *SMALL, f"RUNS={tmp_path}").returncode == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "recipes", "demo-train", *SMALL, f"RUNS={tmp_path}", "NODES=2"]
+    logs = [tmp_path / f"node{node}.log" for node in (0, 1)]
+    nodes = [
+        subprocess.Popen(
+            [*words, f"MASTER=127.0.0.1:{port}"], cwd=ROOT, env=make_environment(SLURM_NODEID=str(node)),
+            stdout=log.open("w"), stderr=subprocess.STDOUT,
+        )
+        for node, log in enumerate(logs)
+    ]  # fmt: skip
+    try:
+        ends = [node.wait(300) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert ends == [0, 0], "\n".join(log.read_text()[-2000:] for log in logs)
+    folder = tmp_path / "demo/admin-cpu-s1"
+    log = (folder / "train.log").read_text()
+    assert "'distributed_world_size': 2" in log and log.count("Admin: profiled") == 1
+    assert len(re.findall(r"\| train_inner \|", log)) == 6
+    assert (folder / "train-node1.log").exists() and (folder / "trained-6").exists()
+    # Both nodes' tokens count: about 1,000 each.
+    assert float(re.findall(r'"wpb": "([\d.]+)"', log)[0]) > 1200
+
+
+def test_the_first_node_does_all_and_the_others_only_train():
+    words = command("demo", "NODES=2", "MASTER=[fd00::1]:1")
+    meeting = "--distributed-world-size 2 --distributed-init-method tcp://[fd00::1]:1 --distributed-rank 0"
+    assert meeting in " ".join(words)
+    done = front("demo", "-n", "NODES=2", "MASTER=h:1", "NODE=1")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "NODE=1 of several only trains; run the target that ends in -train there." in done.stderr

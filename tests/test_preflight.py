@@ -76,14 +76,7 @@ def test_what_is_missing_is_named(tmp_path):
     assert "not timed: the recipe's device is not here" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        (["RECIPE=wmt15"], "wmt15-preflight is unknown; expected one of compare"),
-        ([], "-preflight is unknown; expected one of compare"),
-        (["RECIPE=demo", "PRICE=abc"], "PRICE=abc cannot be; expected a number of 0 or more"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(variables, message):
-    done = make(*variables)
-    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+def test_what_cannot_be_is_refused_in_one_line():
+    done = make("RECIPE=wmt15")
+    assert done.returncode == 2 and done.stderr.startswith("wmt15-preflight is unknown; expected one of compare")
+    assert len(done.stderr.splitlines()) == 1
