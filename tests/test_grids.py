@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import os
 import re
 import signal
@@ -16,34 +17,54 @@ import conftest
 import pytest
 from conftest import run_module
 
-from recipes.grid.front import of
+from recipes.grid.front import of, plan
+from recipes.grid.grids import Point
 from recipes.grid.run import Run
 from recipes.recipe import read
+from recipes.steps.common import write_lines
 
 ROOT = Path(__file__).parents[1]
 TINY = "PAIRS=300 VALID_PAIRS=50 TEST_PAIRS=20 WORDS=20 WIDTH=16 FFN=16 UPDATES=20 SAVE_EVERY=10 LOG_EVERY=5".split()
 WARMUP = "WARMUP=5"
 
 
-def planned(target, folder, *given):
+def planned(target: str, folder: Path, *words: str) -> list[str]:
     """What a plan says of each run, by its folder below this one, in its order."""
-    done = conftest.front(target, "-n", f"RUNS={folder}", *given)
-    assert done.returncode == 0, done.stderr
+    lines = plan(of(read(target, dict(word.split("=", 1) for word in (f"RUNS={folder}", *words)))))
     assert not list(folder.iterdir())
-    *runs, last = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
-    runs += [last] if last[0] == "run" else []
-    return [Path(path).relative_to(folder).as_posix() for _, path in runs]
+    return [line.removeprefix(f"run   {folder}/") for line in lines]
 
 
 def test_rates_are_tried_on_the_first_seed(tmp_path):
     """And on real text in a folder of short runs; the others are known once there are results."""
     given = ["SCHEMES=admin", "RATES=1e-4 1e-3", "SEEDS=1 2"]
-    tried = ["admin-18l-lr1e-4-s1", "admin-18l-lr1e-3-s1"]
+    tried, then = ["admin-18l-lr1e-4-s1", "admin-18l-lr1e-3-s1"], "then the best of those, as the results will show"
     all_seeds = [*tried, "admin-18l-lr1e-4-s2", "admin-18l-lr1e-3-s2"]
     assert planned("compare", tmp_path, *given) == [f"compare/{name}" for name in all_seeds]
-    assert planned("compare", tmp_path, *given, "SEARCH=first") == [f"compare/{name}" for name in tried]
-    short = planned("compare", tmp_path, *given, "PRESET=multi30k")
-    assert short == [f"compare-multi30k/search/{name}" for name in tried]
+    assert planned("compare", tmp_path, *given, "SEARCH=first") == [*(f"compare/{name}" for name in tried), then]
+    short = [f"compare-multi30k/search/{name}" for name in tried]
+    assert planned("compare", tmp_path, *given, "PRESET=multi30k") == [*short, then]
+
+
+def row(point: Point, bits: float) -> dict:
+    """A result of a run that learned."""
+    kept = {"update": None, "left": 1.0, "entropy": 6.0, "bleu": 1.0, "signature": "s", "params": 1, "seconds": 2}
+    curve = {"train": {"10": bits}, "valid": {"10": bits}, "hardware": "h", "commit": "c"}
+    return {**point.axes, "verdict": "learned", "bits": bits, **kept, **curve}
+
+
+@pytest.mark.parametrize(("search", "seeds"), [("first", ["2", "3"]), ("short", ["1", "2", "3"])])
+def test_the_seeds_run_at_the_best_rate(search, seeds, tmp_path):
+    """All that have not run at it yet; those of short runs, in a folder of their own, have not."""
+    grid = of(read("compare", {"SEARCH": search, "SCHEMES": "admin", "RUNS": str(tmp_path)}))
+    trial = grid.trial()
+    tried = next((trial or grid).stages())
+    assert [point.axes["seed"] for point in tried] == ["1"] * 4 and (trial is not None) == (search == "short")
+    assert not trial or (trial.settings.UPDATES, trial.folder.name) == (1000, "search")
+    for point, bits in zip(tried, (3.0, 1.0, 2.0, 4.0)):
+        write_lines((trial or grid).folder / point.name / "result.json", [json.dumps(row(point, bits))])
+    *_, last = grid.stages()
+    assert [point.name for point in last] == [f"admin-18l-lr3e-4-s{seed}" for seed in seeds]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +75,7 @@ def test_rates_are_tried_on_the_first_seed(tmp_path):
         ("sensitivity", "PRESET=gpu", "sensitivity-gpu/post-ln-lr1e-4-b0.99-s1", 45),
         ("warmup", "", "warmup/post-ln-adam-w0-lr5e-4-s1", 54),
         ("warmup", "QUICK=1", "warmup/post-ln-adam-w0-lr1e-3-s1", 12),
-        ("deeper", "FACTOR=0 DROPOUT=0.1", "deeper-factor0-dropout0.1/encoder", 77),
+        ("deeper", "FACTOR=0 DROPOUT=0.1", "deeper-factor0-dropout0.1/encoder", 78),
     ],
 )  # fmt: skip
 def test_where_the_runs_of_a_grid_are(target, given, first, count, tmp_path):
