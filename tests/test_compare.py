@@ -317,11 +317,15 @@ def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path):
     )
 
 
-def test_nothing_is_said_before_all_runs_are_there():
+def test_nothing_is_said_before_all_runs_are_there(tmp_path):
     rows = [row for row in protocol_rows(0.1, 0.0) if row["seed"] != "1"]
     lines = protocol.claims(rows[:-1])
     assert lines[-3].startswith("Pre-LN - Admin at 18L-18L: Admin ends ahead") and lines[-2].endswith(protocol.MISSING)
     assert [line.endswith(protocol.MISSING) for line in protocol.claims(rows[1:])[-3:-1]] == [True, True]
+    write_runs(tmp_path / "pilots.csv", [result()])
+    given = [tmp_path / "pilots.csv", "-o", tmp_path / "figure.png"]
+    done = run_module("recipes.figures.protocol", *given, log=tmp_path / "log")
+    assert done.status == 2 and done.output.splitlines()[-1].startswith(f"{given[0]}: has no run with a seed of 4, 5,")
     rows[0] |= DIVERGED
     assert "seed 4 diverged" in protocol.claims(rows)[0] and "2.7" not in protocol.claims(rows)[0].split(" bits")[0]
 

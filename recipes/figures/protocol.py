@@ -96,6 +96,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = [row for row in read_results([args.rows]) if row["seed"] in SEEDS]
     print("\n".join(claims(rows)))
+    if args.figure and not rows:
+        raise ValueError(f"{args.rows}: has no run with a seed of {', '.join(SEEDS)}; expected some to draw. Omit -o.")
     if args.figure:
         save(curves.draw(rows), args.figure)
 
