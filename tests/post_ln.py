@@ -8,6 +8,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+import fairseq_admin.pytorch as admin
+
 WORDS = 60
 PADDED = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 6 + [0]])
 """Three sentences of up to seven words. Shape (B, T)."""
@@ -77,6 +79,23 @@ def output(model: Any, batch: dict[str, Any]) -> Tensor:
     torch.manual_seed(2)
     result = model(**batch)
     return result if isinstance(result, Tensor) else result["logits"]
+
+
+def perturbed(model: Any) -> Any:
+    """The model with another ω at every channel, as after a training."""
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if name.endswith("omega_delta"):
+            parameter.data = torch.empty_like(parameter).uniform_(-0.4, 0.6, generator=generator)
+    return model
+
+
+def trained(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """An attached model as in the middle of a training, and its batch."""
+    model, batch = build(name, dtype, **options)
+    admin.attach(model, **batch)
+    admin.profile(model, **batch)
+    return perturbed(model), batch
 
 
 class WrittenOut(nn.Module):

@@ -8,20 +8,11 @@ import math
 
 import pytest
 import torch
-from post_ln import NAMES, PADDED, WrittenOut, build, output
+from post_ln import NAMES, PADDED, WrittenOut, build, output, trained
 from torch import nn
 from torch.nn import functional
 
 import fairseq_admin.pytorch as admin
-
-
-def perturbed(model, seed=3):
-    """With another ω at every channel, as after a training."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if name.endswith("omega_delta"):
-            parameter.data = torch.empty_like(parameter).uniform_(-0.4, 0.6, generator=generator)
-    return model
 
 
 def hooks(model):
@@ -33,6 +24,7 @@ def test_attached_is_stock_and_folded_is_stock(name):
     model, batch = build(name, torch.float32)
     stock, gradients = output(model, batch), []
     keys, hung, modes = list(model.state_dict()), hooks(model), [module.training for module in model.modules()]
+    nested = getattr(model, "use_nested_tensor", None)
     state = torch.get_rng_state()
     assert admin.attach(model, **batch) is model
     assert torch.equal(torch.get_rng_state(), state) and [m.training for m in model.modules()] == modes
@@ -47,15 +39,14 @@ def test_attached_is_stock_and_folded_is_stock(name):
     assert {key for key in attached if key not in expected} == {k for k in model.state_dict() if "omega_delta" in k}
     admin.fold(model, **batch)
     assert list(model.state_dict()) == keys and hooks(model) == hung
+    assert getattr(model, "use_nested_tensor", None) is nested
     assert torch.equal(output(model, batch), stock)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fold_in_float64(name):
-    model, batch = build(name)
-    admin.attach(model, **batch)
-    admin.profile(model, **batch)
-    perturbed(model).eval()
+    model, batch = trained(name)
+    model.eval()
     before, weights = output(model, batch), copy.deepcopy(model.state_dict())
     folded = admin.folded_state_dict(model)
     assert torch.equal(output(model, batch), before)
@@ -147,12 +138,12 @@ def test_fifty_steps_of_adam_against_a_model_written_out():
     admin.profile(model, **batch)
     written = WrittenOut(build("bert")[0], list(admin.omegas(model).values()))
     losses = {model: [], written: []}
-    for trained, noted in losses.items():
-        optimizer = torch.optim.Adam(trained.parameters(), lr=3e-3)
+    for either, noted in losses.items():
+        optimizer = torch.optim.Adam(either.parameters(), lr=3e-3)
         torch.manual_seed(4)
         for _ in range(50):
             optimizer.zero_grad()
-            loss = trained(**batch).loss
+            loss = either(**batch).loss
             loss.backward()
             optimizer.step()
             noted.append(loss.item())
@@ -227,6 +218,8 @@ def test_labels_say_where_a_decoder_is_padded():
     assert torch.equal(torch.stack(list(by_labels.values())), torch.stack(list(by_mask.values())))
     counted = admin.profile(model, **{**batch, "labels": batch["labels"].clamp(min=1)})
     assert not torch.equal(torch.stack(list(by_labels.values())), torch.stack(list(counted.values())))
+    with pytest.raises(ValueError, match="all padding to a stack"):
+        admin.profile(model, **{**batch, "labels": torch.full_like(batch["labels"], -100)})
 
 
 @pytest.mark.parametrize("name", ["bert", "transformer"])
@@ -272,10 +265,7 @@ def test_deep_copies_are_apart_and_nothing_of_a_forward_is_kept():
 
 
 def test_state_dict_restores_omega():
-    model, batch = build("bert")
-    admin.attach(model, **batch)
-    admin.profile(model, **batch)
-    perturbed(model)
+    model, batch = trained("bert")
     again, _ = build("bert")
     admin.attach(again, **batch)
     again.load_state_dict(model.state_dict())
@@ -283,10 +273,8 @@ def test_state_dict_restores_omega():
 
 
 def test_beam_search_is_the_same_after_the_fold():
-    model, batch = build("bart")
-    admin.attach(model, **batch)
-    admin.profile(model, **batch)
-    perturbed(model).eval()
+    model, batch = trained("bart")
+    model.eval()
     options = {"num_beams": 3, "max_new_tokens": 12, "min_new_tokens": 8}
     source = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     before = model.generate(**source, **options)

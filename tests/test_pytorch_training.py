@@ -8,7 +8,7 @@ import socket
 import pytest
 import reference
 import torch
-from post_ln import build, output
+from post_ln import build, output, trained
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,18 +16,6 @@ import fairseq_admin.pytorch as admin
 from fairseq_admin.method import profiling
 
 HALVES = [torch.float16, torch.bfloat16]
-
-
-def trained(name, dtype=torch.float64, **options):
-    """An attached model as in the middle of a training, and its batch."""
-    model, batch = build(name, dtype, **options)
-    admin.attach(model, **batch)
-    admin.profile(model, **batch)
-    generator = torch.Generator().manual_seed(5)
-    for key, parameter in model.named_parameters():
-        if key.endswith("omega_delta"):
-            parameter.data = torch.empty_like(parameter).uniform_(-0.4, 0.6, generator=generator)
-    return model, batch
 
 
 def gradients(model, batch):

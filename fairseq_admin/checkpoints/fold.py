@@ -126,7 +126,7 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
 
     def scale_output(module: str, factor: Tensor) -> None:
         for key in (f"{module}.weight", f"{module}.bias"):
-            folded[key] = folding.scale_output(folded[key], factor)
+            folded[key] = folding.scale(folded[key], factor, 0)
 
     for sublayer in _scaled_sublayers(weights):
         where = f"{checkpoint.name}: omega of {sublayer.norm}"
@@ -139,7 +139,7 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
         else:
             scale_output(sublayer.norm_before, omega)
         for key in (f"{sublayer.layer}.{reader}.weight" for reader in sublayer.readers):
-            folded[key] = folding.divide_input(folded[key], omega)
+            folded[key] = folding.scale(folded[key], 1 / omega, 1)
     for key, factor in weights.items():
         if key.endswith(BRANCH_SCALE):
             for writer in (key.replace(BRANCH_SCALE, f".{name}") for name in WRITERS):

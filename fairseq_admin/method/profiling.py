@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +18,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
-from ..pytorch.omega import StackMeasure, omega_range, within_memory
+from ..pytorch.omega import StackMeasure, profile_stacks
 from ..pytorch.trace import undisturbed
 from ..version import __version__
 from .norms import ShortcutNorm, shortcut_norms
@@ -114,31 +113,20 @@ def profile(
     norms = {side: shortcut_norms(stacks[side]) for side in batch}
     named = {"encoder": "source", "decoder": "target"} if len(batch) > 1 else dict.fromkeys(batch, "")
 
-    def attempt(sentences: int) -> tuple[Tensor, int]:
+    def attempt(sentences: int) -> Tensor:
         src, prev = (None if side is None else side[:sentences] for side in (src_tokens, prev_output_tokens))
-        return measure(model, src, prev, rule), sentences
+        return measure(model, src, prev, rule)
 
     widths, sentences = [words.size(1) for words in batch.values()], len(next(iter(batch.values())))
-    failure = None
-    try:
-        omega, sentences = within_memory(attempt, min(sentences, max(1, tokens // max(widths))))
-    except Exception as error:  # after the broadcast, which every rank has to reach
-        failure = error
-        omega = torch.full((sum(map(len, norms.values())),), math.nan, device=next(iter(batch.values())).device)
-    omega = from_first_rank(omega)
-    if failure is not None and not torch.isfinite(omega).all():
-        raise failure
-    parts = omega.split([len(part) for part in norms.values()])
-    for side, part in zip(batch, parts):
-        for norm, value in zip(norms[side], part, strict=True):
-            norm.set_omega(value)
+    fitting = min(sentences, max(1, tokens // max(widths)))
+    _, sentences, summary = profile_stacks(norms, attempt, fitting, from_first_rank)
     counts = {named[side]: int(batch[side][:sentences].ne(stacks[side].padding_idx).sum()) for side in batch}
     logger.info(
         "Admin: profiled by rule %s on %s tokens in %.2f s: %s",
         rule,
         " and ".join(f"{count} {side}".rstrip() for side, count in counts.items()),
         time.perf_counter() - start,
-        "; ".join(map(omega_range, batch, parts)),
+        summary,
     )
     return {
         "rule": rule,

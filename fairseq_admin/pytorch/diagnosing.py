@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .attaching import attach, attached, set_omega
-from .batch import Batch
-from .profiling import profile
+from .attaching import attach, attached
+from .profiling import Batch, profile
 from .trace import undisturbed
 
 NOISE = 0.01
@@ -99,15 +98,12 @@ def outputs(model: nn.Module, given: Batch) -> dict[str, Tensor]:
 
         return hook
 
-    inputs = {site.norm: stack[0].inputs for stack in found.stacks for site in stack}
-    handles = [root.get_submodule(name).register_forward_hook(keep(name, inputs[name])) for name in inputs]
-    try:
-        with undisturbed(root):
-            root.eval()
-            root(**given.first(given.within(TOKENS)))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with undisturbed(root) as hooks:
+        root.eval()
+        for stack in found.stacks:
+            for site in stack:
+                hooks.append(site.norm.register_forward_hook(keep(site.name, stack[0].inputs)))
+        root(**given.first(given.within(TOKENS)))
     return states
 
 
@@ -138,11 +134,11 @@ def diagnose(model: nn.Module, *args: Any, **batch: Any) -> Diagnosis:
     attempt = attach(copy.deepcopy(model), *args, **batch)
     omegas, given = profile(attempt, *args, **batch), Batch(attempt, args, batch)
     admin = changes(attempt, given)
-    stacks = attached(attempt)[1].stacks
-    for stack in stacks:
-        set_omega(attempt, stack, torch.ones(len(stack)))
+    found = attached(attempt)[1]
+    for site in found.sites:
+        site.set_omega(1)
     post_ln = changes(attempt, given)
-    names = [[site.norm for site in stack] for stack in stacks]
+    names = [[site.name for site in stack] for stack in found.stacks]
     rows = [[Sublayer(n, omegas[n].item(), post_ln[n], admin[n]) for n in stack] for stack in names]
     matrices = [weight for weight in model.parameters() if weight.dim() > 1 and weight.any()]
     distinct = {(weight.shape, weight.double().norm().item()) for weight in matrices}

@@ -4,11 +4,11 @@ appendix C).
 A sub-layer computes LN(ω ⊙ x + f(x)). Let whatever writes x write ω ⊙ x, and let whatever in f reads x divide its input
 by ω: the sum is the same, and the shortcut needs no ω.
 
-    the norm that wrote x       scale_output(weight, ω), scale_output(bias, ω)
-    every module that reads x   divide_input(weight, ω): its input columns; the bias stays
+    the norm that wrote x       scale(weight, ω, 0), scale(bias, ω, 0)
+    every module that reads x   scale(weight, 1 / ω, 1): its input columns; the bias stays
 
 Where nothing with weights wrote x (a stack's first sub-layer) and ω is one constant c > 0, LN(c x + f) = LN(x + f / c)
-but for the norm's eps: the weight and bias of the branch's last module get scale_output(..., 1 / c).
+but for the norm's eps: the weight and bias of the branch's last module get scale(..., 1 / c, 0).
 
 Everything is computed and returned in float64. C channels
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from ..errors import AdminError
@@ -25,25 +26,17 @@ SMALLEST = 1e-6
 """Folding divides by ω; entries nearer to 0 than this are refused, unless another bound is given."""
 
 
-def scale_output(tensor: Tensor, factor: Tensor) -> Tensor:
-    """The weight or the bias of a norm or a projection whose output is to be `factor` times as large.
+def scale(tensor: Tensor, factor: Tensor, axis: int) -> Tensor:
+    """A weight or a bias whose entries along an axis are `factor` times as large.
 
     Args:
-        tensor: a bias or a norm's weight, shape (C,), or a projection's weight, shape (C, ...).
+        tensor: any with C entries along the axis.
         factor: shape (C,), or (1,) for all channels.
+        axis: 0 for what a norm or a projection gives, 1 for the columns of a projection, by which it reads.
     """
-    return tensor.double() * factor.double().reshape(-1, *[1] * (tensor.dim() - 1))
-
-
-def divide_input(weight: Tensor, omega: Tensor, dim: int = 1) -> Tensor:
-    """The weight of a projection that computes the same from an input `omega` times as large.
-
-    Args:
-        weight: an nn.Linear's or a packed projection's, shape (outputs, C); any with C entries along `dim`.
-        omega: shape (C,), or (1,) for all channels.
-        dim: where the input channels are.
-    """
-    return weight.double() * (1 / omega.double()).reshape(-1, *[1] * (weight.dim() - 1 - dim))
+    shape = [1] * tensor.dim()
+    shape[axis] = -1
+    return tensor.double() * factor.to(tensor.device, torch.double).reshape(shape)
 
 
 def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool = False) -> Tensor:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from torch import Tensor
 from ..errors import AdminError
 
 logger = logging.getLogger(__name__)
-Measured = TypeVar("Measured")
 
 
 def variance(x: Tensor, real: Tensor | None) -> Tensor:
@@ -107,9 +106,16 @@ class StackMeasure:
     Args:
         rule: "reference" or "paper".
         real: as for `variance`.
+
+    Raises:
+        AdminError: no position is real.
     """
 
     def __init__(self, rule: str, real: Tensor | None) -> None:
+        if real is not None and not len(real):
+            raise AdminError(
+                "the batch is all padding to a stack; expected words to profile on. Profile on another batch."
+            )
         self.rule = rule
         self.real = real
         self.omegas: list[Tensor] = []
@@ -154,11 +160,11 @@ def omega_range(stack: str, omega: Tensor) -> str:
     return f"{stack} {len(omega)} sub-layers, omega {omega.min():.3f} to {omega.max():.3f}"
 
 
-def within_memory(measure: Callable[[int], Measured], sentences: int) -> Measured:
-    """What `measure` gives for so many sentences, or for half of them, each time that memory runs out."""
+def within_memory(measure: Callable[[int], Tensor], sentences: int) -> tuple[Tensor, int]:
+    """What `measure` gives for so many sentences, or for half of them, each time that memory runs out; how many."""
     while True:
         try:
-            return measure(sentences)
+            return measure(sentences), sentences
         except RuntimeError as error:
             if "out of memory" not in str(error) or sentences == 1:
                 raise
@@ -166,6 +172,42 @@ def within_memory(measure: Callable[[int], Measured], sentences: int) -> Measure
         logger.warning("Admin: out of memory while profiling; trying again with %d sentences", sentences)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def profile_stacks(
+    stacks: Mapping[str, Sequence[Any]],
+    measure: Callable[[int], Tensor],
+    sentences: int,
+    from_first_rank: Callable[[Tensor], object],
+) -> tuple[Tensor, int, str]:
+    """Measure every ω, and set it to what the first rank measured. Every rank has to call this.
+
+    Args:
+        stacks: the sub-layers of each stack, by name; each has `omega` and `set_omega`.
+        measure: gives the ω of all stacks from so many sentences.
+        sentences: how many the batch has.
+        from_first_rank: broadcasts a tensor, in place.
+
+    Returns:
+        ω, shape (S_1 + S_2 + ...,); from how many sentences; what to say of it.
+
+    Raises:
+        AdminError: an ω is not a finite number, and none was set.
+    """
+    sublayers = [sublayer for stack in stacks.values() for sublayer in stack]
+    omega, failure = torch.full((len(sublayers),), math.nan, device=sublayers[0].omega.device), None
+    try:
+        omega, sentences = within_memory(measure, sentences)
+    except Exception as error:  # after the broadcast, which every rank has to reach
+        failure = error
+    from_first_rank(omega)
+    if failure is not None and not torch.isfinite(omega).all():
+        raise failure
+    ranges = map(omega_range, stacks, omega.split([len(stack) for stack in stacks.values()]))
+    summary = "; ".join(ranges)
+    for sublayer, value in zip(sublayers, omega, strict=True):
+        sublayer.set_omega(value)
+    return omega, sentences, summary
 
 
 def omega_summary(omega: Tensor) -> dict[str, float]:

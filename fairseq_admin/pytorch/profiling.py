@@ -1,7 +1,4 @@
-"""ω of an attached model from one batch: one pass without gradients, dropout as in training.
-
-The pass changes nothing in the model but ω: random state, modes and autocast's cache are what they would have been.
-"""
+"""ω of an attached model from one batch: a pass without gradients, dropout as in training, that changes no more."""
 
 from __future__ import annotations
 
@@ -13,13 +10,60 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from .attaching import attached, refuse_trained, set_omega
-from .batch import Batch
-from .omega import StackMeasure, omega_range, within_memory
+from .attaching import Attached, attached, refuse_trained
+from .omega import StackMeasure, profile_stacks
 from .sites import Site
-from .trace import undisturbed
+from .trace import by_name, undisturbed
 
 logger = logging.getLogger(__name__)
+
+UNBATCHED = ("mask", "src_mask", "tgt_mask", "memory_mask")
+"""torch's masks of positions by positions."""
+
+ENCODER = ("attention_mask", "src_key_padding_mask")
+DECODER = ("decoder_attention_mask", "tgt_key_padding_mask", "labels")
+"""Arguments that tell padding: as 0, in torch's as all but 0, in labels as -100, which cross entropy leaves out."""
+
+
+class Batch:
+    """The arguments of a model's forward. Sentences are along the first axis, or as nn.MultiheadAttention has them."""
+
+    def __init__(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.named = by_name(model, args, kwargs)
+        self.axis = int(not all(m.batch_first for m in model.modules() if isinstance(m, nn.MultiheadAttention)))
+        batched = (value for value in self.named.values() if isinstance(value, Tensor) and value.dim() > 1)
+        first = next(batched, torch.empty(1, 1))
+        self.sentences, self.length = first.size(self.axis), first.size(1 - self.axis)
+
+    def within(self, tokens: int) -> int:
+        """How many sentences have at most so many padded tokens together; at least one."""
+        return max(1, min(self.sentences, tokens // max(1, self.length)))
+
+    def first(self, sentences: int) -> dict[str, Any]:
+        """The arguments, cut to the first sentences."""
+        cut = dict(self.named)
+        for name, value in self.named.items():
+            axis = 0 if name.endswith("key_padding_mask") else self.axis
+            batched = isinstance(value, Tensor) and name not in UNBATCHED
+            if batched and value.shape[axis : axis + 1] == (self.sentences,):
+                cut[name] = value.narrow(axis, 0, sentences)
+        return cut
+
+    def real(self, inputs: frozenset[str], x: Tensor) -> Tensor | None:
+        """The indices of a stack's positions that are not padding, as far as is known. None: of all.
+
+        Args:
+            inputs: the arguments on which the stack's input depends.
+            x: what runs through the stack, of the first sentences. Shape (B, T, C) or (T, B, C).
+        """
+        decoder = any(name.startswith(("decoder_", "tgt", "labels")) for name in inputs)
+        name = next((name for name in (DECODER if decoder else ENCODER) if self.named.get(name) is not None), "")
+        if not name:
+            return None
+        mask = self.named[name][: x.size(self.axis)]
+        real = mask == 0 if "padding" in name else mask != (-100 if name == "labels" else 0)
+        real = real.transpose(0, 1) if self.axis else real
+        return real.flatten().nonzero().squeeze(1) if real.shape == x.shape[:2] else None
 
 
 def profile(
@@ -37,7 +81,7 @@ def profile(
         tokens: padded tokens to use at most; the batch's first sentences that fit are used, at least one.
 
     Returns:
-        {norm: ω}, a scalar each, in forward order of each stack.
+        {norm: ω}, a scalar each, as `omegas` orders them.
 
     Raises:
         AdminError: the model is not attached, or not fresh; a site does not run once; a variance is not finite.
@@ -45,64 +89,43 @@ def profile(
     root, found = attached(model)
     if found.rule != "profile" or rule not in ("reference", "paper"):
         raise AdminError(
-            f"rule={rule!r} of a model attached with omega={found.rule!r}; expected 'reference' or 'paper', and "
-            "'profile'."
+            f"rule={rule!r} after omega={found.rule!r}; expected 'reference' or 'paper' after attach(omega='profile')."
         )
-    refuse_trained(root, found.sites)
+    refuse_trained(found.sites)
     given = Batch(root, args, batch)
-    omega = torch.full((len(found.sites),), float("nan"), device=next(root.parameters()).device)
-    failure: Exception | None = None
-    try:
-        omega = within_memory(lambda count: measure(root, found.stacks, given, count, rule), given.within(tokens))
-    except Exception as error:  # after the broadcast, which every rank has to reach
-        failure = error
+    stacks = {f"stack of {stack[0].name}": stack for stack in found.stacks}
+    attempt = partial(measure, root, found, given, rule)
+    omega, sentences, summary = profile_stacks(stacks, attempt, given.within(tokens), from_first_rank)
+    logger.info("Admin: profiled by rule %s on %d sentences: %s", rule, sentences, summary)
+    return {site.name: value for site, value in zip(found.sites, omega)}
+
+
+def from_first_rank(omega: Tensor) -> None:
+    """Take the first rank's ω."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.broadcast(omega, 0)
-    if failure is not None and not torch.isfinite(omega).all():
-        raise failure
-    parts = omega.split([len(stack) for stack in found.stacks])
-    ranges = [omega_range(f"stack of {stack[0].norm}", part) for stack, part in zip(found.stacks, parts)]
-    set_omega(root, found.sites, omega)
-    sentences = given.within(tokens)
-    logger.info("Admin: profiled by rule %s on at most %d sentences: %s", rule, sentences, "; ".join(ranges))
-    return {site.norm: value for site, value in zip(found.sites, omega)}
 
 
-def measure(root: nn.Module, stacks: list[list[Site]], given: Batch, sentences: int, rule: str) -> Tensor:
-    """ω of all stacks from the first sentences of a batch, one stack after the other. Shape (S_1 + S_2 + ...,).
-
-    The forward runs on copies of the buffers, which are ω and running statistics, and without layerdrop.
-    """
+def measure(root: nn.Module, found: Attached, given: Batch, rule: str, sentences: int) -> Tensor:
+    """ω of all stacks from the first sentences of a batch, one stack after the other. Shape (S_1 + S_2 + ...,)."""
     measures: dict[Site, StackMeasure] = {}
 
     def observe(first: Site, site: Site, norm: nn.Module, inputs: tuple) -> None:
         total = inputs[0]
-        assert site.shortcut is not None
         x = site.shortcut.reshape(total.shape)
         if site is first:
             measures[first] = StackMeasure(rule, given.real(first.inputs, x))
-        exact = torch.promote_types(total.dtype, torch.float32)
-        set_omega(root, [site], [measures[first].add(x, total.to(exact) - x.to(exact))])
+        site.set_omega(measures[first].add(x, total.float() - x.float()))
 
-    dropping: dict[Any, float] = {m: m.layerdrop for m in root.modules() if getattr(m, "layerdrop", 0)}  # type: ignore
-    handles = [
-        root.get_submodule(site.norm).register_forward_pre_hook(partial(observe, stack[0], site), prepend=True)
-        for stack in stacks
-        for site in stack
-    ]
-    try:
-        with undisturbed(root):
-            root.train()
-            for module in dropping:
-                module.layerdrop = 0.0
-            buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
-            torch.func.functional_call(root, buffers, (), given.first(sentences))
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, share in dropping.items():
-            module.layerdrop = share
+    with undisturbed(root) as hooks:
+        root.train()
+        for stack in found.stacks:
+            for site in stack:
+                hooks.append(site.norm.register_forward_pre_hook(partial(observe, stack[0], site), prepend=True))
+        # On copies of the buffers, which are ω and running statistics.
+        buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
+        torch.func.functional_call(root, buffers, (), given.first(sentences))
     runs = sum(len(measured.omegas) for measured in measures.values())
-    if runs != sum(map(len, stacks)):
-        raise AdminError(f"{runs} sub-layers ran; {sum(map(len, stacks))} did with the batch that attach was given.")
-    return torch.cat([measures[stack[0]].omega() for stack in stacks])
+    if runs != len(found.sites):
+        raise AdminError(f"{runs} sub-layers ran; {len(found.sites)} did with the batch that attach was given.")
+    return torch.cat([measures[stack[0]].omega() for stack in found.stacks])

@@ -11,42 +11,50 @@ of both signs, which no rounding sees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .folding import divide_input
+from .folding import scale
 
 
-@dataclass(frozen=True)
-class Reader:
-    """A parameter whose entries along `axis` multiply the channels: those in the rows from `start` to `end`."""
+class Reader(NamedTuple):
+    """How a parameter reads channels: its entries along an axis multiply them, in some of its rows."""
 
-    parameter: str
     axis: int
-    start: int
-    end: int
+    rows: slice
 
     def divided(self, weight: Tensor, omega: Tensor) -> Tensor:
         """The parameter for channels that are ω times as large, float64."""
         whole = weight.double().clone()
-        whole[self.start : self.end] = divide_input(whole[self.start : self.end], omega, self.axis)
+        whole[self.rows] = scale(whole[self.rows], 1 / omega, self.axis)
         return whole
 
 
-def candidates(name: str, shape: torch.Size, channels: int) -> Iterator[Reader]:
-    """The ways in which a parameter may read channels; one matrix of q, k and v may in some of its thirds."""
-    for axis in reversed(range(len(shape))):
-        if shape[axis] == channels:
-            yield Reader(name, axis, 0, shape[0])
-    if shape == (3 * channels, channels):
-        for start, end in combinations(range(0, 4 * channels, channels), 2):
-            yield Reader(name, 1, start, end)
+@dataclass(eq=False)
+class Value:
+    """A tensor at one moment of a forward. The first that a call makes stands for the call, too."""
+
+    made_by: str = ""
+    """The torch function that made it, or "norm"; or "parameter"."""
+    place: str = ""
+    """The module in which that ran, of a norm the norm itself; the name of a parameter."""
+    time: int = 0  # the number of the call
+    size: int = 0  # how many numbers it has
+    reads: list[Value] = field(default_factory=list)
+    depends: frozenset[str] = frozenset()  # on which arguments of the model's forward
+    readers: int = 0  # how many calls read it
+    takers: list[tuple[str, Any, int]] = field(default_factory=list)
+    """The modules that were given it: name, the argument's position or keyword, after which call."""
+    channels: dict[Value, int] = field(default_factory=dict)
+    """The norms whose output's channels it has, so that a scale of them scales it, and their axis, from the end."""
+    readings: list[tuple[Reader | None, Value]] = field(default_factory=list)
+    """Of a norm: how they are read, and by which parameter; or None, and the call where a scale cannot be undone."""
 
 
 def tensors(values: Any) -> list[Tensor]:
@@ -54,52 +62,59 @@ def tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def run(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
-    """What a function returns, and the tensors that it changed in place."""
+def run(function: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
+    """What a function returns, and the tensors that it made or changed. An argument that it returns becomes a view."""
     versions = [(tensor, tensor._version) for tensor in tensors([args, kwargs])]
-    return function(*args, **kwargs), [tensor for tensor, version in versions if tensor._version != version]
+    result = function(*args, **kwargs)
+    changed = [tensor for tensor, version in versions if tensor._version != version]
+    if not changed and any(result is tensor for tensor, _ in versions):
+        result = result.view_as(result)
+    return result, changed or tensors(result)
 
 
-def effect(
-    call: tuple[Callable[..., Any], Any, Any], axes: dict[int, int], names: dict[int, str], channels: int
-) -> list[int | None] | Reader | None:
-    """What a call does with a scale of channels.
+def candidates(shape: torch.Size, channels: int) -> Iterator[Reader]:
+    """The ways in which a parameter may read channels; one matrix of q, k and v may in some of its thirds."""
+    for axis in reversed(range(len(shape))):
+        if shape[axis] == channels:
+            yield Reader(axis, slice(None))
+    if shape == (3 * channels, channels):
+        for start, end in combinations(range(0, 4 * channels, channels), 2):
+            yield Reader(1, slice(start, end))
 
-    Args:
-        call: the function and its arguments, positional and named.
-        axes: where the channels are in those of its tensors that have them, by id, counted from the end.
-        names: of those of its tensors that are parameters, by id.
-        channels: C.
 
-    Returns:
-        Where the channels are in each tensor that it makes (None: it stays the same), if the scale passes; or the
-        parameter that reads them; or None.
-    """
+def follow(norm: Value, call: tuple[Any, Any, Any], inputs: dict[int, Value], made: list[Value]) -> None:
+    """Note where a norm's channels are in what a call makes of its inputs (by id), or that it reads them, and how."""
     function, *arguments = call
     drawn = {id(t): torch.randn_like(t) if t.is_floating_point() else t for t in tensors(arguments)}
-    scale = 2.0 ** torch.randint(1, 4, (channels,)) * (2 * torch.randint(2, (channels,)) - 1)
+    axes = {key: value.channels[norm] for key, value in inputs.items() if norm in value.channels}
+    channels = {drawn[key].size(axis) for key, axis in axes.items()}.pop()
+    factor = 2.0 ** torch.randint(1, 4, (channels,)) * (2 * torch.randint(2, (channels,)) - 1)
 
     def outputs(changed: dict[int, Tensor]) -> list[Tensor]:
         numbers = {**drawn, **changed}
-        result, written = run(function, *tree_map_only(Tensor, lambda t: numbers[id(t)].clone(), arguments))
-        return written or tensors(result)
+        return run(function, *tree_map_only(Tensor, lambda t: numbers[id(t)].clone(), arguments))[1]
 
     def scaled(tensor: Tensor, axis: int) -> Tensor:
-        return tensor * scale.to(tensor).reshape(-1, *[1] * (-axis - 1))
+        return scale(tensor, factor, axis).to(tensor.dtype)
 
-    def passed(old: Tensor, new: Tensor) -> list[int | None]:
-        ways = [axis for axis in range(-old.dim(), 0) if old.is_floating_point() and old.size(axis) == channels]
-        same: list[int | None] = [None] if torch.equal(old, new) else []
-        return same + [axis for axis in ways if torch.equal(scaled(old, axis), new)]
+    def axis_of(old: Tensor, new: Tensor) -> int | None:
+        """Where it is scaled, counted from the end; 0: nowhere; None: not so."""
+        if torch.equal(old, new):
+            return 0
+        axes = [axis for axis in range(-old.dim(), 0) if old.is_floating_point() and old.size(axis) == channels]
+        return next((axis for axis in axes if torch.equal(scaled(old, axis), new)), None)
 
-    inputs = {key: scaled(drawn[key], axis) for key, axis in axes.items()}
+    changed = {key: scaled(drawn[key], axis) for key, axis in axes.items()}
     before = outputs({})
-    ways = list(map(passed, before, outputs(inputs)))
-    if all(ways):
-        return [way[0] for way in ways]
-    for key, name in names.items():
-        for reader in candidates(name, drawn[key].shape, channels):
-            divided = reader.divided(drawn[key], scale.to(drawn[key])).to(drawn[key])
-            if all(map(torch.equal, before, outputs({**inputs, key: divided}))):
-                return reader
-    return None
+    passed = list(map(axis_of, before, outputs(changed)))
+    if None not in passed:
+        for value, axis in zip(made, passed):
+            value.channels.update({norm: axis} if axis else {})
+        return
+    for key, value in inputs.items():
+        weight = drawn[key]
+        for reader in candidates(weight.shape, channels) if value.made_by == "parameter" else ():
+            divided = reader.divided(weight, factor).to(weight.dtype)
+            if all(map(torch.equal, before, outputs({**changed, key: divided}))):
+                return norm.readings.append((reader, value))
+    norm.readings.append((None, made[0]))

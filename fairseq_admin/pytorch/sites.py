@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from .reading import Reader
-from .trace import UNSEEN, Call, Trace, Value, trace
+from .reading import Reader, Value
+from .trace import UNSEEN, Trace
 
 ADDS = frozenset("add add_ __add__ __radd__ __iadd__".split())
 SAME = frozenset("view reshape to type_as float contiguous".split())
@@ -24,20 +25,27 @@ SAME = frozenset("view reshape to type_as float contiguous".split())
 
 @dataclass(eq=False)
 class Site:
-    """A sum x + f(x) and its norm, by the names of modules and parameters; `take` and `scale` are hooks."""
+    """A sum x + f(x) and its norm; `take` and `scale` are hooks."""
 
-    norm: str
-    taker: str
-    """The last module before the sum that is given x."""
-    argument: int | str
-    """As which x is given to it: the argument's position or keyword."""
+    name: str  # of the norm
+    norm: Any
+    taker: nn.Module  # the last module before the sum that is given x
+    argument: int | str  # its argument that x is: the position or the keyword
     writer: str | None
     """The norm that wrote x. None: the first of a stack, whose input no norm wrote; its ω stays 1."""
-    readers: list[Reader]
-    inputs: frozenset[str]
-    """The arguments of the model's forward on which x depends."""
-    shortcut: Tensor | None = None
-    """x, between the call of the module that takes it and that of the norm."""
+    readers: dict[str, Reader]  # how parameters read x, by name
+    inputs: frozenset[str]  # the arguments of the model's forward on which x depends
+    shortcut: Any = None  # x, between the calls of the taker and of the norm
+
+    @property
+    def omega(self) -> Tensor:
+        """ω. Shape (C,)."""
+        return torch.add(self.norm.omega_init, self.norm.omega_delta).detach()
+
+    def set_omega(self, omega: Tensor | float) -> None:
+        """Fill omega_init with one number; where no norm wrote the shortcut it stays 1."""
+        if self.writer:
+            self.norm.omega_init.fill_(omega)
 
     def take(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Remember x: a hook of the module that is given it."""
@@ -48,99 +56,82 @@ class Site:
         x, self.shortcut = self.shortcut, None
         assert x is not None, "the norm ran without the module that takes its shortcut"
         # The sum may be of another type than x, as under autocast, and flat (OPT); it is to stay what it is.
+        total = args[0]
         more = x * (norm.omega_init - 1 + norm.omega_delta).to(x.dtype)
-        return args[0] + more.to(args[0].dtype).reshape(args[0].shape), *args[1:]
+        return total + more.to(total.dtype).reshape(total.shape), *args[1:]
 
 
-def writer_of(x: Value) -> Call | None:
-    """The norm that wrote a shortcut, all of it (Funnel's pools positions)."""
-    return next((norm for norm, axis in x.channels.items() if axis == -1 and norm.size == x.size), None)
-
-
-def sum_of(norm: Call) -> tuple[Call, Value] | None:
-    """The addition that a norm alone reads, and its shortcut: the term that was first, if a module was given it."""
-    total, add = norm.reads[0], norm.reads[0].maker
-    while add is not None and add.name in SAME and len(total.readers) == 1:
-        total, add = add.reads[0], add.reads[0].maker
-    if add is None or add.name not in ADDS or len(total.readers) != 1:
+def sum_of(norm: Value) -> tuple[Value, Value, Value | None] | None:
+    """The sum that a norm alone reads; its shortcut, the first term, if a module took it; and what norm wrote that."""
+    total = norm.reads[0]
+    while total.made_by in SAME and total.readers == 1:
+        total = total.reads[0]
+    if total.made_by not in ADDS or total.readers != 1:
         return None
-    x = min(add.reads, key=lambda value: value.maker.time if value.maker else -1)
-    return (add, x) if any(time <= add.time for _, _, time in x.takers) else None
+    x = min(total.reads, key=lambda value: value.time)
+    if not any(time < total.time for _, _, time in x.takers):
+        return None
+    # Funnel pools positions: its norm wrote more than x.
+    writers = [norm for norm, axis in x.channels.items() if axis == -1 and norm.size == x.size]
+    return total, x, next(iter(writers), None)
 
 
-def site_of(graph: Trace, norm: Call, taker: str | None) -> Site:
-    """The site of a norm.
+def site_of(model: nn.Module, graph: Trace, name: str, taker: str | None) -> Site:
+    """The site of a norm, with this module for its taker, or the last that it can have; or AdminError."""
 
-    Args:
-        taker: the module that is given the shortcut. None: the last that is.
+    def refused(reason: str) -> AdminError:
+        return AdminError(
+            f"{type(model).__name__}: {reason}, so omega could not be folded away there. Name the norms that are to "
+            "have one: sites={norm: module that is given its shortcut}."
+        )
 
-    Raises:
-        AdminError: there is no such sum, the hooks could not scale its shortcut, or the fold not undo it.
-    """
-    name, found = norm.module, sum_of(norm)
+    found = sum_of(graph.norms[name]) if name in graph.norms else None
     if found is None:
-        raise AdminError(f"{name} reads no sum x + f(x) alone")
-    add, x = found
-    writer = writer_of(x)
-    for called in [name] if writer is None else [name, writer.module]:
-        if graph.entered[called] > 1:
-            raise AdminError(f"{called} is called {graph.entered[called]} times")
-    if UNSEEN in norm.reads[0].depends - x.depends:
-        raise AdminError(f"{name} reads what the trace cannot see (a custom autograd function?)")
+        raise refused(f"{name} is not a norm that alone reads a sum x + f(x)")
+    total, x, writer = found
+    written = writer.place if writer else None
+    for called in filter(None, [name, written]):
+        if graph.called[called] > 1:
+            raise refused(f"{called} is called {graph.called[called]} times")
+    if UNSEEN <= total.depends - x.depends:
+        raise refused(f"{name} reads what the trace cannot see (a custom autograd function?)")
     takers = [
-        (m, key) for m, key, time in x.takers if time <= add.time and graph.entered[m] == 1 and taker in (None, m)
+        (model.get_submodule(module), argument)
+        for module, argument, time in x.takers
+        if time < total.time and graph.called[module] == 1 and taker in (None, module)
     ]
     if not takers:
-        given = f"{taker} is not" if taker else "no module that is called once is"
-        raise AdminError(f"{given} given the shortcut of {name}")
-    readings = [reading for reading in writer.readings if reading != (None, add)] if writer else []
-    for reader, call in readings:
+        raise refused(f"the shortcut of {name} is not given to {taker or 'any module that is called once'}")
+    readings = [reading for reading in writer.readings if reading != (None, total)] if writer else []
+    for reader, value in readings:
         if reader is None:
-            raise AdminError(f"the shortcut of {name} is also read by {call.name} in {call.module or 'the model'}")
-        for other in graph.parameters[reader.parameter].readers:
-            if (reader, other) not in readings:
-                place = other.module or "the model"
-                raise AdminError(f"{reader.parameter} reads the shortcut of {name}, and something else in {place}")
-    readers = [reader for reader in dict.fromkeys(reader for reader, _ in readings) if reader]
-    return Site(name, *takers[-1], writer.module if writer else None, readers, x.depends)
+            raise refused(f"the shortcut of {name} is also read by {value.made_by} in {value.place or 'the model'}")
+        if [other for other, read in readings if read is value] != [reader] * value.readers:
+            raise refused(f"{value.place} reads the shortcut of {name}, and something else")
+    readers = {value.place: reader for reader, value in readings if reader}
+    return Site(name, model.get_submodule(name), *takers[-1], written, readers, x.depends)
 
 
-def find_sites(
-    model: nn.Module, args: tuple, batch: dict[str, Any], chosen: Mapping[str, str] | None
-) -> list[list[Site]]:
-    """The sites of each stack of a model: one site's norm writes the next one's shortcut.
+def find_sites(model: nn.Module, batch: dict[str, Any], chosen: Mapping[str, str] | None) -> list[list[Site]]:
+    """The sites of each stack of a model, in which one site's norm writes the next one's shortcut.
 
     Args:
-        args, batch: what a forward takes.
-        chosen: the norms that are to be sites, and the module that takes the shortcut of each. None: all that are.
-
-    Raises:
-        AdminError: there is none, or one whose ω could not be folded away.
+        chosen: the norms that are to be sites, each with its taker. None: all that are.
     """
-    graph = trace(model, args, batch)
-    norms = {call.module: call for call in graph.calls if call.name == "norm"}
-    layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in norms}
-    sums = {name: found[1] for name, norm in norms.items() if (found := sum_of(norm))}
+    graph = Trace(model, batch)
+    sums = {name: found for name, norm in graph.norms.items() if (found := sum_of(norm))}
     # A sum whose shortcut no norm wrote is the first of a stack, in a layer as others are, or no site (embeddings).
-    inside = {layers[name] for name, x in sums.items() if writer_of(x)}
+    layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in sums}
+    inside = {layers[name] for name, (_, _, writer) in sums.items() if writer}
     takers = {name: None for name in sums if layers[name] in inside} if chosen is None else chosen
     if not takers:
         raise AdminError(
-            f"{type(model).__name__}: no site. None of its {len(norms)} norms is alone in reading a sum x + f(x) of a "
-            "norm's output x; in Pre-LN the sum goes on. Admin is for Post-LN."
+            f"{type(model).__name__}: no site. None of its {len(graph.norms)} norms is alone in reading a sum x + f(x) "
+            "of a norm's output x; in Pre-LN the sum goes on. Admin is for Post-LN."
         )
-    stacks: list[list[Site]] = []
+    stacks: dict[str | None, list[Site]] = {}
+    """By the norm of the last site."""
     for name, taker in takers.items():
-        try:
-            if name not in norms:
-                raise AdminError(f"{name} is not a norm")
-            site = site_of(graph, norms[name], taker)
-        except AdminError as error:
-            raise AdminError(
-                f"{type(model).__name__}: {error}, so omega could not be folded away there. Name the norms that are to "
-                "have one: sites={norm: module that is given its shortcut}."
-            ) from None
-        stack = next((stack for stack in stacks if stack[-1].norm == site.writer), [])
-        stacks += [] if stack else [stack]
-        stack.append(site)
-    return stacks
+        site = site_of(model, graph, name, taker)
+        stacks[name] = [*stacks.pop(site.writer, []), site]
+    return list(stacks.values())

@@ -9,56 +9,21 @@ known by identity: a call in place makes another `Value` of the same tensor, and
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .batch import Batch
-from .reading import Reader, effect, run, tensors
+from .reading import Value, follow, run, tensors
 
-UNSEEN = "?"
-"""Stands among the arguments on which a value depends for what no mode sees: numpy, a custom autograd function."""
-
-
-@dataclass(eq=False)
-class Value:
-    """A tensor at one moment of the forward."""
-
-    size: int
-    """How many numbers it has."""
-    depends: frozenset[str] = frozenset()
-    """The arguments of the model's forward on which it depends."""
-    parameter: str = ""
-    """Its name, if it is one."""
-    maker: Call | None = None
-    readers: list[Call] = field(default_factory=list)
-    takers: list[tuple[str, Any, int]] = field(default_factory=list)
-    """The modules that were given it: name, the argument's position or keyword, before which call."""
-    channels: dict[Call, int] = field(default_factory=dict)
-    """The norms whose output's channels it has, so that a scale of them scales it, and their axis, from the end."""
-
-
-@dataclass(eq=False)
-class Call:
-    """A call of a torch function, or of a norm."""
-
-    name: str
-    module: str
-    """The module in which it ran; of a norm, the norm itself."""
-    time: int
-    reads: list[Value]
-    size: int = 0
-    channels: int = 0
-    """Of a norm: how many numbers, and channels, its output has."""
-    readings: list[tuple[Reader | None, Call]] = field(default_factory=list)
-    """Of a norm: the calls that read these channels, and with which parameter; None: a scale cannot be undone there."""
+UNSEEN = frozenset("?")
+"""Stands for the arguments on which what no mode sees depends: of numpy, a custom autograd function."""
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -70,113 +35,100 @@ def is_norm(module: nn.Module) -> bool:
 
 
 class Trace(TorchFunctionMode):
-    """The graph of one forward."""
+    """The graph of one forward, which it runs in evaluation mode.
 
-    def __init__(self, model: nn.Module, arguments: dict[str, Any]) -> None:
+    It has how often each module was `called`, and what the last call of each norm gave.
+    """
+
+    def __init__(self, model: nn.Module, batch: dict[str, Any]) -> None:
         super().__init__()
-        self.calls: list[Call] = []
-        self.inside: list[str] = []
-        """The modules that are running, the outermost first."""
-        self.norm_input: Value | None = None
-        """Of the norm that is running."""
-        self.entered: Counter[str] = Counter()
-        """How often each module was called."""
-        self.parameters = {name: Value(t.numel(), parameter=name) for name, t in model.named_parameters()}
-        self.values: Any = WeakTensorKeyDictionary()
-        self.values.update({tensor: self.parameters[name] for name, tensor in model.named_parameters()})
-        self.values.update({tensor: Value(tensor.numel()) for tensor in model.buffers()})
-        for name, argument in arguments.items():
-            self.values.update({tensor: Value(tensor.numel(), frozenset([name])) for tensor in tensors(argument)})
+        self.names = {module: name for name, module in model.named_modules()}
+        self.running: list[str] = []
+        self.in_norm = False
+        self.called: Counter[str] = Counter()
+        self.norms: dict[str, Value] = {}
+        self.time = 0
+        self.values: MutableMapping[Tensor, Value] = WeakTensorKeyDictionary()
+        self.values.update({tensor: Value("parameter", name) for name, tensor in model.named_parameters()})
+        self.values.update({tensor: Value() for tensor in model.buffers()})
+        for name, argument in batch.items():
+            self.values.update({tensor: Value(depends=frozenset([name])) for tensor in tensors(argument)})
+        with undisturbed(model) as hooks, self:
+            model.eval()
+            for module in self.names:
+                hooks.append(module.register_forward_pre_hook(self.enter, with_kwargs=True))
+                hooks.append(module.register_forward_hook(self.leave))
+            model(**batch)
 
     def value(self, tensor: Tensor) -> Value:
         """What a tensor is now."""
-        unseen = frozenset([UNSEEN] if tensor.is_floating_point() else [])
-        value: Value = self.values.setdefault(tensor, Value(tensor.numel(), unseen))
-        return value
+        return self.values.setdefault(tensor, Value(depends=UNSEEN if tensor.is_floating_point() else frozenset()))
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.norm_input is not None:
+        if self.in_norm:
             return func(*args, **kwargs)
         inputs = {id(tensor): self.value(tensor) for tensor in tensors([args, kwargs])}
-        result, changed = run(func, args, kwargs)
-        if id(result) in inputs and not changed:
-            result = result.view_as(result)
-        call, outputs = self.record(func.__name__, list(inputs.values()), changed or tensors(result))
-        names = {key: value.parameter for key, value in inputs.items() if value.parameter}
-        for norm in {norm for value in inputs.values() for norm in value.channels} if outputs else ():
-            axes = {key: value.channels[norm] for key, value in inputs.items() if norm in value.channels}
-            found = effect((func, args, kwargs), axes, names, norm.channels)
-            if not isinstance(found, list):
-                norm.readings.append((found, call))
-                continue
-            for value, axis in zip(outputs, found):
-                value.channels.update({} if axis is None else {norm: axis})
+        result, tensors_made = run(func, args, kwargs)
+        made = self.record(func.__name__, list(inputs.values()), tensors_made)
+        for norm in {norm for value in inputs.values() for norm in value.channels} if made else ():
+            follow(norm, (func, args, kwargs), inputs, made)
         return result
 
-    def record(self, name: str, reads: list[Value], made: list[Tensor]) -> tuple[Call, list[Value]]:
-        """Note a call and what it made, unless it made no tensor, but a shape or a type."""
-        call = Call(name, self.inside[-1], len(self.calls), reads)
+    def record(self, name: str, reads: list[Value], made: list[Tensor]) -> list[Value]:
+        """Note what a call made and what it read, unless it made no tensor, but a shape or a type."""
+        self.time += 1
         depends = frozenset().union(*[value.depends for value in reads])
-        outputs = [Value(tensor.numel(), depends, maker=call) for tensor in made]
-        self.values.update(zip(made, outputs))
+        values = [Value(name, self.running[-1], self.time, tensor.numel(), reads, depends) for tensor in made]
+        self.values.update(zip(made, values))
         for value in reads if made else ():
-            value.readers.append(call)
-        self.calls += [call] if made else []
-        return call, outputs
+            value.readers += 1
+        return values
 
-    def enter(self, name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def enter(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Note that a module is called, and with what."""
-        self.inside.append(name)
-        self.entered[name] += 1
-        if self.norm_input is not None:
-            return
-        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        for argument, tensor in arguments.items():
+        name = self.names[module]
+        self.running.append(name)
+        self.called[name] += 1
+        for argument, tensor in [*enumerate(args), *kwargs.items()]:
             if isinstance(tensor, Tensor):
-                self.value(tensor).takers.append((name, argument, len(self.calls)))
-        if is_norm(module) and isinstance(arguments.get(0), Tensor):
-            self.norm_input = self.value(args[0])
+                self.value(tensor).takers.append((name, argument, self.time))
+        self.in_norm = is_norm(module) and len(args) > 0
 
-    def leave(self, name: str, module: nn.Module, args: tuple, result: Any) -> None:
+    def leave(self, module: nn.Module, args: tuple, result: Any) -> None:
         """Note that a module has returned."""
-        if self.norm_input is not None and is_norm(module):
-            call, (output,) = self.record("norm", [self.norm_input], [result])
-            for norm in self.norm_input.channels:
-                norm.readings.append((None, call))
-            call.size, call.channels, output.channels[call] = output.size, result.shape[-1], -1
-            self.norm_input = None
-        self.inside.pop()
+        if self.in_norm:
+            x = self.value(args[0])
+            (norm,) = self.record("norm", [x], [result])
+            for other in x.channels:
+                other.readings.append((None, norm))
+            norm.channels[norm] = -1
+            self.norms[norm.place] = norm
+            self.in_norm = False
+        self.running.pop()
 
 
 @contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """No gradients; random state, modes and autocast's cache are put back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
+def undisturbed(model: nn.Module) -> Iterator[list[RemovableHandle]]:
+    """No gradients, layerdrop or nested tensors; afterwards the list's hooks are removed, and all is as it was."""
+    switches = {"training", "layerdrop", "use_nested_tensor"}
+    kept = [(vars(m), {key: vars(m)[key] for key in switches & vars(m).keys()}) for m in model.modules()]
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    hooks: list[RemovableHandle] = []
     try:
-        with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
-            yield
+        with torch.random.fork_rng(list(devices)), torch.no_grad():
+            for attributes, before in kept:
+                attributes.update(dict.fromkeys(before.keys() - {"training"}, False))
+            yield hooks
     finally:
-        for module, training in modes:
-            module.training = training
+        for hook in hooks:
+            hook.remove()
+        for attributes, before in kept:
+            attributes.update(before)
         # The next forward must not find weights in autocast's cache that were cast without gradients.
         torch.clear_autocast_cache()
 
 
-def trace(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Trace:
-    """Record one forward, in evaluation mode: layerdrop would leave out layers."""
-    graph = Trace(model, Batch(model, args, kwargs).named)
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(graph.enter, name), with_kwargs=True))
-        handles.append(module.register_forward_hook(partial(graph.leave, name)))
-    try:
-        with undisturbed(model):
-            model.eval()
-            with graph:
-                model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return graph
+def by_name(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a model's forward, all by name."""
+    return {**dict(zip(inspect.signature(model.forward).parameters, args)), **kwargs}
