@@ -11,7 +11,6 @@ what would run is listed, and nothing is run.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
@@ -26,7 +25,7 @@ from recipes.chain import Chain
 from recipes.language_model import LanguageModel
 from recipes.processes import supervise
 from recipes.recipe import Recipe
-from recipes.steps.common import run, write_lines
+from recipes.steps.common import run
 from recipes.steps.guard import at_work
 from recipes.translation import Pipeline
 from recipes.validation import described
@@ -57,7 +56,6 @@ def prepare(pipeline: Pipeline | LanguageModel, chain: Chain, recipe: Recipe) ->
     with at_work(recipe.text, wait=True):
         chain.adopt(recipe.text, recipe.raw, pipeline.record(), recipe.base)
         chain.make(pipeline.goals["prepare"], recipe.base)
-        write_lines(recipe.text / "settings.json", [json.dumps(pipeline.record(), indent=2)])  # for whoever reads it
 
 
 def of(recipe: Recipe) -> Pipeline | LanguageModel:

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from recipes.steps.plugin import SCHEMES
+from fairseq_admin.method.schemes import SCHEMES
 
 T = TypeVar("T")
 

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairseq_admin.method.schemes import SCHEMES
 from recipes import machines
 from recipes.chain import Chain, Step
 from recipes.processes import Failed, plugin, stream
 from recipes.recipe import Recipe
 from recipes.steps import checkpoints, results, settings, summary
 from recipes.steps.common import replacing, write_lines
-from recipes.steps.plugin import SCHEMES
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from tabulate import tabulate
 
+from fairseq_admin.method.schemes import EVERY
 from recipes.steps.common import read_lines, replacing, write_lines
 from recipes.steps.logs import as_cell, from_cell
-from recipes.steps.plugin import EVERY
 
 Row = dict[str, Any]
 TITLES = {"none": "head alone", **{name: scheme.title for name, scheme in EVERY.items()}}

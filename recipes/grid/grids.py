@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fairseq_admin.method.schemes import SCHEMES
 from recipes.compare.ranking import Ranking, rankings
 from recipes.compare.rows import read_results
 from recipes.grid import texts
@@ -21,7 +22,7 @@ from recipes.grid.run import Run
 from recipes.machines import DEVICES, PRECISIONS
 from recipes.recipe import Recipe
 from recipes.steps import settings as held
-from recipes.steps.plugin import SCHEMES
+from recipes.text import Text
 
 Options = dict[str, Any]
 """fairseq's, by name."""
@@ -82,7 +83,7 @@ class Grid:
         if self.makes_text:
             texts.generated(self.settings, self.folder)
         else:
-            texts.of_a_recipe({"gpu": "demo", "multi30k": "multi30k"}[self.settings.PRESET], self.settings)
+            texts.of_a_recipe(texts.recipe_of(self.settings))
         texts.entropy(self.data, self.pair, self.folder / "entropy.json")
 
     # -- a run -------------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class Grid:
         if self.makes_text:
             record |= {"pairs": f"{s.PAIRS}/{s.VALID_PAIRS}/{s.TEST_PAIRS}", "words": str(s.WORDS)}
         else:
-            record |= held.read(self.text / "settings.json")
+            record |= Text(texts.recipe_of(s)).record()
         return record | held.options(self.common())
 
     def run(self, point: Point) -> Run:

@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fairseq_admin.errors import DIVERGED
 from recipes.grid.judge import JUDGES
 from recipes.steps.checkpoints import newest, reached
 from recipes.steps.common import read_object, run, write_lines
 from recipes.steps.guard import alone
 from recipes.steps.logs import read_log
-from recipes.steps.plugin import DIVERGED
 from recipes.steps.results import commit, hardware
 
 

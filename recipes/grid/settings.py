@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from fairseq_admin.method.schemes import EVERY, SCHEMES
 from recipes.settings import Data, Maybe, Pair, Scheme, Settings, Share
-from recipes.steps.plugin import EVERY, SCHEMES
 
 T = TypeVar("T")
 NEW_LAYERS = [name for name in EVERY if not name.startswith("t-fixup")]

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from recipes import recipe
 from recipes.compare import reversed_corpus
 from recipes.compare.entropy import unigram_entropy
 from recipes.deeper import pairs
+from recipes.recipe import Recipe
 from recipes.steps.common import write_lines
 from recipes.steps.extract import extract
 from recipes.text import SPLITS, binarise
@@ -33,15 +35,21 @@ def generated(settings: Any, folder: Path) -> None:
     binarise(data, *languages, *prefixes(f"{text}/", *SPLITS))
 
 
-def of_a_recipe(target: str, settings: Any) -> None:
-    """The recipe gets those settings alone that it is given here."""
+def recipe_of(settings: Any) -> Recipe:
+    """The recipe whose text a grid takes. It gets those settings alone that it is given here."""
+    target = {"gpu": "demo", "multi30k": "multi30k"}[settings.PRESET]
     names = ("DATA", "URL", "SUMS", "MERGES") if target == "multi30k" else ()
-    words = [f"{name}={getattr(settings, name)}" for name in names if getattr(settings, name)]
-    others = ("MAKEFLAGS", *type(settings).model_fields)
+    given = {name: str(getattr(settings, name)) for name in names if getattr(settings, name)}
+    return recipe.read(target, {"PRESET": "cpu", "RUNS": str(settings.RUNS), **given})
+
+
+def of_a_recipe(lender: Recipe) -> None:
+    others = ("MAKEFLAGS", *type(lender.settings).model_fields)
     environment = {name: value for name, value in os.environ.items() if name not in others}
-    command = [sys.executable, "-m", "recipes", f"{target}-prepare", "PRESET=cpu", f"RUNS={settings.RUNS}", *words]
+    words = [f"{name}={value}" for name, value in lender.given.items()]
+    command = [sys.executable, "-m", "recipes", f"{lender.target}-prepare", *words]
     if subprocess.run(command, env=environment).returncode:
-        raise ValueError(f"the text of {target} could not be made; see above.")
+        raise ValueError(f"the text of {lender.target} could not be made; see above.")
 
 
 def for_classes(settings: Any, folder: Path) -> None:
