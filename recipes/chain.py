@@ -120,8 +120,8 @@ class Chain:
         """
         plan = self.plan(goals)
         changes = {step.name: self.changes(step) for step in plan}
-        if models:
-            refuse(self.steps[-1].folder if not plan else plan[-1].folder, sum(changes.values(), []), models)
+        if models and plan:
+            refuse(plan[-1].folder, sum(changes.values(), []), models)
         for step in plan:
             why = f" ({'; '.join(changes[step.name])})" if changes[step.name] else ""
             print(f"# {step.title or step.name}{why}", flush=True)

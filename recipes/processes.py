@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import signal
@@ -96,15 +95,6 @@ def _forked(work: Callable[[], object], group: int) -> int:
         with suppress(OSError):
             sys.stdout.flush()
         os._exit(status)
-
-
-def call(module: str, *words: object) -> None:
-    """A program of ours, in this process, as `python -m recipes.MODULE words` would run it."""
-    before, sys.argv = sys.argv, [module, *map(str, words)]
-    try:
-        importlib.import_module(f"recipes.{module}").main()
-    finally:
-        sys.argv = before
 
 
 def plugin(*words: object) -> str:

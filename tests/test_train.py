@@ -42,11 +42,6 @@ def test_without_bf16_it_is_fairseq_train(run, corpus, tmp_path):
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
-def test_wrong_options_end_as_with_fairseq_train(run, corpus, tmp_path):
-    done = run("recipes.steps.train", corpus, *TRAIN, "--bf16", "--admin-profile-tokens", 0, "--save-dir", tmp_path)
-    assert done.status == 2 and done.output.splitlines()[-1].startswith("fairseq-admin: --admin-profile-tokens is 0")
-
-
 ONE_UPDATE_AN_EPOCH = (
     "--max-tokens 9999 --save-interval-updates 2 --validate-interval-updates 2 --save-interval 1000000 "
     "--validate-interval 1000000 --no-last-checkpoints --update-epoch-batch-itr True"

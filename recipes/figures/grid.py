@@ -98,14 +98,14 @@ def classified(folder: Path, rows: Sequence[Row]) -> None:
     save(accuracy.draw(rows), folder / "accuracy.png")
 
 
-def main() -> None:
+def main(words: Sequence[object] = ()) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument(
         "--tried", type=Path, nargs=1, default=[], help="runs.csv of the short runs that the rates were tried with"
     )
-    args = parser.parse_args()
+    args = parser.parse_args([str(word) for word in words] or None)
     rows = read_results(args.results)
     write_runs(args.folder / "runs.csv", rows)
     if "diverged" in rows[0]:

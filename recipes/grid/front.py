@@ -15,7 +15,6 @@ from pathlib import Path
 from recipes import jobs, slurm
 from recipes.grid.deeper import Deeper
 from recipes.grid.grids import Compare, Grid, Point, Sensitivity, Warmup
-from recipes.processes import call
 from recipes.recipe import Recipe
 from recipes.steps import gpus, settings
 from recipes.steps.progress import duration
@@ -78,9 +77,11 @@ def hold(grid: Grid) -> None:
 
 
 def make(grid: Grid) -> None:
-    """All of it. What a recipe's text was made with is known once it is there."""
-    for step in (hold, type(grid).make_text) if grid.makes_text else (type(grid).make_text, hold):
-        step(grid)
+    """All of it."""
+    from recipes.figures import grid as figures  # with scipy and matplotlib
+
+    hold(grid)
+    grid.make_text()
     if trial := grid.trial():
         make(trial)
     points: dict[str, Point] = {}
@@ -89,7 +90,7 @@ def make(grid: Grid) -> None:
         points |= {point.name: point for point in stage if point is not grid.before}
     results = [grid.folder / name / "result.json" for name in points]
     searched = ("--tried", trial.folder / "runs.csv") if trial else ()
-    call("figures.grid", grid.folder, *results, *searched)
+    figures.main([grid.folder, *results, *searched])
     print((grid.folder / grid.summary[0]).read_text(encoding="utf-8"))
     print(f"Files: {' '.join(str(grid.folder / name) for name in grid.summary)}")
 
