@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from recipes import cluster, programs
+from recipes import cluster, one_model, programs
 from recipes import recipe as recipes
 from recipes.chain import Chain
-from recipes.language_model import LanguageModel
 from recipes.processes import supervise
 from recipes.recipe import Recipe
 from recipes.steps.common import run
 from recipes.steps.guard import at_work
-from recipes.translation import Pipeline
 from recipes.validation import described
 
 STEPS = ("preflight", "prepare", "train", "average", "generate", "score")
@@ -51,31 +48,6 @@ def asked(target: str) -> tuple[str, str]:
     )
 
 
-def prepare(pipeline: Pipeline | LanguageModel, chain: Chain, recipe: Recipe) -> None:
-    """The text, which others may be waiting for too. Another one is refused where a model was trained on it."""
-    with at_work(recipe.text, wait=True):
-        chain.adopt(recipe.text, recipe.raw, pipeline.record(), recipe.base)
-        chain.make(pipeline.goals["prepare"], recipe.base)
-
-
-def of(recipe: Recipe) -> Pipeline | LanguageModel:
-    """The steps of a recipe."""
-    return LanguageModel(recipe) if recipe.file.kind == "LanguageModel" else Pipeline(recipe)
-
-
-def work(recipe: Recipe, goal: str) -> None:
-    pipeline = of(recipe)
-    chain = Chain(pipeline.steps())
-    warnings.simplefilter("ignore")  # of fairseq and its libraries about one another: nothing the user can fix
-    machine = pipeline.machine
-    prepare(pipeline, chain, recipe)
-    if goal == "prepare":
-        return
-    with at_work(recipe.run, machine.node):
-        pipeline.run.hold(chain, pipeline.record())
-        chain.make(pipeline.goals[goal])
-
-
 @dataclass(frozen=True)
 class Task:
     """What a target does."""
@@ -88,7 +60,7 @@ class Task:
 
 
 def of_a_model(recipe: Recipe, goal: str) -> Task:
-    pipeline = of(recipe)
+    pipeline = one_model.of(recipe)
     machine, submits = pipeline.machine, recipe.settings.WHERE == "slurm" and recipe.settings.NODE is None
     if machine.node and goal != "train":
         raise ValueError(f"NODE={machine.node} of several only trains; run the target that ends in -train there.")
@@ -101,7 +73,7 @@ def of_a_model(recipe: Recipe, goal: str) -> Task:
         elif submits:
             cluster.run(recipe, pipeline, goal)
         else:
-            work(recipe, goal)
+            one_model.make(recipe, goal)
         if goal == "all":
             print((recipe.run / "summary.txt").read_text(encoding="utf-8"))
             print(f"Report: {recipe.run / 'report.html'}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_admin.method.schemes import SCHEMES
+from recipes import one_model
 from recipes.compare.ranking import Ranking, rankings
 from recipes.compare.rows import read_results
 from recipes.grid import texts
@@ -83,7 +84,7 @@ class Grid:
         if self.makes_text:
             texts.generated(self.settings, self.folder)
         else:
-            texts.of_a_recipe(texts.recipe_of(self.settings))
+            one_model.make(texts.recipe_of(self.settings), "prepare")
         texts.entropy(self.data, self.pair, self.folder / "entropy.json")
 
     # -- a run -------------------------------------------------------------------------------------------------------

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +38,6 @@ def recipe_of(settings: Any) -> Recipe:
     names = ("DATA", "URL", "SUMS", "MERGES") if target == "multi30k" else ()
     given = {name: str(getattr(settings, name)) for name in names if getattr(settings, name)}
     return recipe.read(target, {"PRESET": "cpu", "RUNS": str(settings.RUNS), **given})
-
-
-def of_a_recipe(lender: Recipe) -> None:
-    others = ("MAKEFLAGS", *type(lender.settings).model_fields)
-    environment = {name: value for name, value in os.environ.items() if name not in others}
-    words = [f"{name}={value}" for name, value in lender.given.items()]
-    command = [sys.executable, "-m", "recipes", f"{lender.target}-prepare", *words]
-    if subprocess.run(command, env=environment).returncode:
-        raise ValueError(f"the text of {lender.target} could not be made; see above.")
 
 
 def for_classes(settings: Any, folder: Path) -> None:
