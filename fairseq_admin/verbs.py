@@ -79,7 +79,7 @@ def fold(args: argparse.Namespace) -> str:
 
     text = _text(args.checkpoint, args.data)
     outputs.check(args.output, [args.checkpoint, *(text.files() if text else [])])
-    checkpoint = Checkpoint.outline(args.checkpoint)
+    checkpoint = Checkpoint.read(args.checkpoint)
     folded = folding.fold(checkpoint, {"fp32": torch.float32, "fp16": torch.float16}[args.dtype], args.min_omega)
     _note(folded, text)
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
@@ -129,7 +129,7 @@ def export(args: argparse.Namespace) -> str:
     from .checkpoints.checkpoint import Checkpoint
     from .export import folder
 
-    checkpoint = Checkpoint.outline(args.checkpoint)
+    checkpoint = Checkpoint.read(args.checkpoint)
     assets = _assets(args, args.checkpoint)
     exported = folder.export(checkpoint, args.to, args.output, assets, args.quantization, args.tolerance)
     for note in exported.notes:

@@ -16,6 +16,7 @@ from fairseq_admin import cli
 from fairseq_admin.analysis import command, figure
 from fairseq_admin.analysis.registry import MEASURES
 from fairseq_admin.checkpoints import files
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
 
 TASK = {"dataset_impl": None, "train_subset": "train", "required_seq_len_multiple": 1}
 FRESH = ["--arch", "transformer_admin_tiny", "--encoder-layers", "2", "--decoder-layers", "1", "--random-tokens"]
@@ -127,7 +128,7 @@ def test_omega_of_a_checkpoint_needs_no_data(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "c.pt")
     state = files.read(path)
     state["model"]["encoder.layers.1.final_layer_norm.omega_delta"][:32] += 0.5
-    torch.save(state, path)
+    Checkpoint(state).write(path)
     result = analyzed("omega", path, "--json", "-o", tmp_path / "out")
     encoder = result["stacks"]["encoder"]
     assert encoder["sublayers"][-1] == "layers.1.ffn" and "tokens" not in result
@@ -184,7 +185,7 @@ def test_refusals(
             state["model"]["admin_provenance"].zero_()
         elif name == "OTHER":
             state["cfg"]["model"]["_name"] = "lightconv"
-        torch.save(state, places[name])
+        Checkpoint(state).write(places[name])
     given = [places.get(word, word) for word in arguments.split()]
     assert message in refused(capsys, *given, "-o", tmp_path / "out" / "x")
     assert not list((tmp_path / "out").iterdir())

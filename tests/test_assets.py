@@ -9,7 +9,7 @@ import pytest
 from test_export import TASK, state_of, words
 
 from fairseq_admin import cli
-from fairseq_admin.checkpoints import files
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.text.assets import Assets
 from fairseq_admin.text.folders import binarised, folders
@@ -80,7 +80,7 @@ def test_without_text_json_and_codes(
     state["cfg"]["task"] = {**TASK, "source_lang": None, "target_lang": None}
     data, model = tmp_path / "data-bin", tmp_path / "model.pt"
     data.mkdir()
-    files.write(state, model)
+    Checkpoint(state).write(model)
     for language in ("de", "en"):
         some.save(str(data / f"dict.{language}.txt"))
     (data / "test.de-en.de.idx").touch()

@@ -72,16 +72,11 @@ def test_the_newest_of_a_folder(tmp_path, place, there, options, expected):
             (inputs, {}, "is a folder; either one run folder or files were expected")
             for inputs in ([".", "two"], ["checkpoint9.pt", "two"], ["two", "two"])
         ),
-        *(
-            (["checkpoint9.pt", "checkpoint2.pt", name], {}, r"9\.pt are one file; each checkpoint counts once")
-            for name in ("checkpoint9.pt", "two/../checkpoint9.pt", "symbolic.pt")
-        ),
     ],
 )
 def test_choices_that_are_refused(tmp_path, inputs, options, message):
     (tmp_path / "two").mkdir()
     folder(tmp_path, *EPOCHS, "checkpoint_last-shard0")
-    (tmp_path / "symbolic.pt").symlink_to(tmp_path / "checkpoint9.pt")
     with pytest.raises(AdminError, match=message):
         averaging.choose([tmp_path / name for name in inputs], last=5 if inputs == ["."] else None, **options)
 
@@ -167,9 +162,12 @@ def test_checkpoints_that_disagree_about_what_is_tied(tmp_path, newest):
 # Memory
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="resets the peak as Linux does")
-def test_memory_is_the_result_and_little_more(tmp_path):
-    """The model is 32 MiB, each file 96 MiB; of four files, one loaded or summed whole would show."""
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux")
+def test_memory_is_the_result_and_little_more(tmp_path, monkeypatch):
+    """The model is 32 MiB, each file 96 MiB; of four files, one loaded or summed whole would show.
+
+    What is mapped and was only read, the system takes back where it needs it: it does not count.
+    """
     size = 2**25
     for n in range(4):
         generator = torch.Generator().manual_seed(n)
@@ -177,12 +175,16 @@ def test_memory_is_the_result_and_little_more(tmp_path):
         save(tmp_path / f"{n}.pt", model, n, last_optimizer_state={"a": torch.zeros(size // 2)})
     paths = [tmp_path / f"{n}.pt" for n in range(4)]
     averaging.average(paths[:1])  # pays for what is loaded once
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    before, used, mean = _status("RssAnon"), [], averaging._mean
+
+    def seen(*given):
+        used.append(_status("RssAnon") - before)
+        return mean(*given)
+
+    monkeypatch.setattr(averaging, "_mean", seen)
     averaging.average(paths)
-    # The result is 1. In the heap of a long test process the 2 MiB storages leave holes, up to 2.4 in all were seen; a
-    # file loaded whole makes it more than 4.
-    assert _status("VmHWM") - before < 3 * size
+    # The result is 1; a file loaded whole makes it more than 3.
+    assert len(used) == 16 and max(used) < 1.5 * size
 
 
 def _status(name):
@@ -237,8 +239,10 @@ def test_the_same_weights_under_two_names(tmp_path):
         save(tmp_path / f"{name}.pt", vectors(w=1), n) for n, name in enumerate(("checkpoint3", "checkpoint_last"))
     ]
     paths.insert(1, save(tmp_path / "checkpoint2.pt", vectors(w=2)))
-    message = r"checkpoint_last\.pt and .*checkpoint3\.pt hold the same weights; each checkpoint counts once"
-    assert re.search(message, refused(*paths))
+    (tmp_path / "symbolic.pt").symlink_to(paths[0])
+    for again in (paths[2], tmp_path / "symbolic.pt", paths[0]):
+        message = rf"{again.name} and .*checkpoint3\.pt hold the same weights; each checkpoint counts once"
+        assert re.search(message, refused(*paths[:2], again))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -271,15 +275,14 @@ def test_files_of_torch_before_1_6(tmp_path):
     assert "hold the same weights" in refused(paths[0], Path(shutil.copy(paths[0], tmp_path / "copy.pt")))
 
 
-def test_a_file_that_is_replaced_meanwhile_is_told(tmp_path, monkeypatch):
-    """As a running training replaces checkpoint_best.pt: the mean would be of parts of two checkpoints."""
+def test_a_file_that_is_replaced_meanwhile(tmp_path, monkeypatch):
+    """As a running training replaces its checkpoints: the mean is of those that were there, not of parts of two."""
     paths = [save(tmp_path / f"{n}.pt", vectors(w=n), n) for n in (1, 2)]
-    fill = averaging._fill
+    mean = averaging._mean
 
     def replaced(*given):
         save(tmp_path / "new.pt", vectors(w=7)).replace(paths[1])
-        fill(*given)
+        return mean(*given)
 
-    monkeypatch.setattr(averaging, "_fill", replaced)
-    with pytest.raises(AdminError, match="a file in .* was written to while it was read. Average again"):
-        averaging.average(paths)
+    monkeypatch.setattr(averaging, "_mean", replaced)
+    assert averaging.average(paths).weights["encoder.w"].item() == 1.5

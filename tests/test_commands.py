@@ -18,6 +18,7 @@ from conftest import ROOT, TRAIN, Run, train
 
 from fairseq_admin.architectures.translation_model import TransformerAdminModel
 from fairseq_admin.checkpoints import files
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
 
 SENTENCE = "w1 w2 w3 w4"
 USER_DIR = ["--user-dir", "fairseq_admin"]
@@ -87,7 +88,7 @@ def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[...
     """Does fairseq-validate give the loss that training printed, whatever else fairseq has put in the file?"""
     state = files.read(trained / "checkpoint2.pt")
     state["extra_state"].update({"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")})
-    files.write(state, tmp_path / "given.pt")
+    Checkpoint(state).write(tmp_path / "given.pt")
     given = ["--valid-subset", "valid", "--path", tmp_path / "given.pt", "--max-tokens", 300, "--cpu"]
     given += ["--task", "translation", *NO_WORKERS]
     done = run("fairseq_cli.validate", corpus, *USER_DIR, *given)

@@ -53,7 +53,10 @@ def cut(path):
 
 DAMAGES = {
     "a truncated file": (cut, "not a whole checkpoint"),
-    "a log": (lambda path: path.write_text("| INFO | loss 3\n"), "not a "),
+    "a log": (
+        lambda path: path.write_text("| INFO | loss 3\n"),
+        "is not a checkpoint; a file that torch.save wrote (.pt) was expected. Give a file that",
+    ),
     "not a checkpoint": (lambda path: torch.save([1], path), "a torch file, but not a fairseq checkpoint"),
     "a sparse weight": (
         of_weights(lambda weights: weights.update({WEIGHT: weights[WEIGHT].to_sparse()})),

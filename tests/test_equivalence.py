@@ -58,7 +58,7 @@ def test_the_difference_is_of_log_probabilities():
     one = stock(share_all_embeddings=False)
     model = {name: tensor.clone() for name, tensor in one["model"].items()}
     model["decoder.output_projection.weight"] *= 1.1
-    found = equivalence.verify(Checkpoint(one), Checkpoint({**one, "model": model})).largest
+    found = equivalence.verify(Checkpoint(one), Checkpoint({**one, "model": model}))[0]
     largest = 0.0
     for batch in equivalence.random_batches(Checkpoint(one)):
         scores = []
@@ -75,14 +75,14 @@ def test_not_a_number_is_not_equal():
     one = stock()
     model = {name: tensor.clone() for name, tensor in one["model"].items()}
     model["encoder.layers.0.fc1.bias"][0] = math.nan
-    assert equivalence.verify(Checkpoint(one), Checkpoint({**one, "model": model})).largest == math.inf
+    assert equivalence.verify(Checkpoint(one), Checkpoint({**one, "model": model}))[0] == math.inf
 
 
 def test_separate_vocabularies():
     sizes = {**reference.TINY, "share_all_embeddings": False}
     state = state_of(reference.build("transformer_admin", **sizes), **sizes)
     state["model"]["encoder.embed_tokens.weight"] = torch.randn(50, 64)
-    assert equivalence.verify(Checkpoint(state), Checkpoint(state)).largest == 0.0
+    assert equivalence.verify(Checkpoint(state), Checkpoint(state))[0] == 0.0
     for batch in equivalence.random_batches(Checkpoint(state)):
         assert batch.src_tokens.max() < 50 and batch.prev_output_tokens.max() > 50
 
@@ -95,8 +95,8 @@ def test_real_batches(corpus):
     sentences = sum(len(batch.src_tokens) for batch in batches)
     assert 8 <= sentences <= 40 and all(batch.src_tokens.max() < 48 for batch in batches)
     assert (
-        equivalence.verify(Checkpoint(state), Checkpoint(state), corpus).positions
-        > equivalence.verify(Checkpoint(state), Checkpoint(state)).positions
+        equivalence.verify(Checkpoint(state), Checkpoint(state), corpus)[1]
+        > equivalence.verify(Checkpoint(state), Checkpoint(state))[1]
     )
     with pytest.raises(AdminError, match="the dictionary has 48 symbols and the model's encoder 104"):
         equivalence.real_batches(Checkpoint(stock()), corpus)

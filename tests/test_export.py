@@ -16,7 +16,6 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_admin import cli
-from fairseq_admin.checkpoints import files
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
@@ -85,9 +84,9 @@ def two_models(folder: Path) -> Dictionary:
     some = words(60)
     state = state_of(some, some)
     state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})
-    files.write(state, folder / "model.pt")
+    Checkpoint(state).write(folder / "model.pt")
     state["model"]["decoder.layers.0.fc1.bias"] += 1
-    files.write(state, folder / "other.pt")
+    Checkpoint(state).write(folder / "other.pt")
     return some
 
 
@@ -99,7 +98,7 @@ class Given:
         self.path, self.state, self.source, self.target = folder / "model.pt", state, source, target
         source.save(str(folder / "dict.de.txt"))
         target.save(str(folder / "dict.en.txt"))
-        files.write(state, self.path)
+        Checkpoint(state).write(self.path)
 
     def export(self, engine, output, **options):
         return folder.export(Checkpoint.read(self.path), engine, output, **options)
@@ -455,7 +454,7 @@ class TextModel:
         self.folder, self.path, self.text = folder, folder / "model.pt", text
         state = state_of(self.words, self.words, encoder_layers=1, decoder_layers=1)
         state["cfg"]["task"] = {**TASK, "source_lang": text.source, "target_lang": text.target}
-        files.write(state, self.path)
+        Checkpoint(state).write(self.path)
 
     def numbers(self, units):
         return [self.words.index(unit) for unit in units.split()] + [2]

@@ -69,7 +69,7 @@ def saved(path: Path, model: nn.Module, updates: int) -> Path:
         next(model.parameters()).add_(updates)
     state: dict[str, Any] = {"model": model.state_dict(), "optimizer_history": [{"num_updates": updates}]}
     state["cfg"] = {"model": {"_name": "transformer_admin", "admin_scheme": "post-ln"}, "task": {}, "criterion": {}}
-    files.write(state, path)
+    Checkpoint(state).write(path)
     return path
 
 

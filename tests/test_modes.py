@@ -28,6 +28,7 @@ from fairseq.trainer import Trainer
 
 import fairseq_admin  # noqa: F401  (registers the model)
 from fairseq_admin.checkpoints import files
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.norms import shortcut_norms
 
@@ -391,7 +392,7 @@ def test_preset_omega(corpus: Path, ten: Path, tmp_path: Path) -> None:
     model, _ = initial(corpus)
     preset = {**model.state_dict(), **{key: t for key, t in auto["model"].items() if key.endswith(".omega_init")}}
     preset[provenance.KEY] = provenance.encode({"rule": "preset by a test"})
-    files.write({**auto, "model": preset, "last_optimizer_state": None}, tmp_path / "preset.pt")
+    Checkpoint({**auto, "model": preset, "last_optimizer_state": None}).write(tmp_path / "preset.pt")
     done = train(corpus, tmp_path / "run", *TO_10, "--finetune-from-model", tmp_path / "preset.pt")
     assert "profiled by rule" not in done.output
     state = last(tmp_path / "run")

@@ -58,9 +58,11 @@ def test_every_kind_tells_what_it_is_and_is_built_again(kind, arch, options, sch
     it = checkpoint_of(kind, arch, options)
     assert (it.kind, it.scheme_name, it.stacks, it.updates, it.folded) == (arch, scheme, stacks, 7, False)
     assert it.layers == dict.fromkeys(stacks, layers) and it.vocabulary == dict.fromkeys(stacks, 104)
-    assert it.has_omega == bool(it.omegas) == (scheme == "admin")
+    assert bool(it.omegas) == (scheme == "admin")
     assert it.scheme.omega == (scheme == "admin")
+    state = torch.get_rng_state()
     check(it)
+    assert torch.equal(torch.get_rng_state(), state)  # no initial weight is drawn
     assert Checkpoint({**it.state, "optimizer_history": []}).updates == 0
     built = build(it)
     assert not built.training
@@ -69,6 +71,16 @@ def test_every_kind_tells_what_it_is_and_is_built_again(kind, arch, options, sch
     assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
     if arch in FOLDABLE:
         assert build(fold(it)).state_dict().keys() <= found.keys()
+
+
+def test_what_was_checked_stays_when_its_file_is_written_over(tmp_path):
+    """As a running training writes over checkpoint_last.pt: what is read from the file after that ends the process."""
+    checkpoint_of(*KINDS[0][:3]).write(tmp_path / "c.pt")
+    it = Checkpoint.read(tmp_path / "c.pt")
+    check(it)
+    before = {key: tensor.clone() for key, tensor in it.weights.items()}
+    (tmp_path / "c.pt").write_bytes(b"")
+    assert all(torch.equal(it.weights[key], tensor) for key, tensor in before.items())
 
 
 def test_a_scheme_of_another_version_is_named():

@@ -287,7 +287,7 @@ def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pyt
         ("score.json", "{", "score.json: cannot be read"),
         ("score.json", "[]", "found a list, expected a JSON object"),
         ("analysis/x.json", {"what": "dependency"}, "holds dependency that cannot be shown (KeyError: 'stacks')"),
-        ("average.pt", "text", "not a torch file"),
+        ("average.pt", "text", "is not a checkpoint"),
     ],
     ids=str,
 )

@@ -18,6 +18,7 @@ from kinds import KINDS, STILL, assert_equal, logits, trained
 from reference import PAD
 
 from fairseq_admin.checkpoints import files
+from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.initial_weights import deepnorm_gains, t_fixup_gains
@@ -483,7 +484,7 @@ def test_train_resume_generate(scheme: str, corpus: Path, tmp_path: Path, run: C
     path = tmp_path / "whole" / "checkpoint_last.pt"
     if scheme == "admin":  # as it was saved before there was a choice
         del whole["cfg"]["model"]["admin_scheme"]
-        files.write(whole, path)
+        Checkpoint(whole).write(path)
     given = ["--user-dir", "fairseq_admin", "--path", path, "--beam", 2, "--max-len-b", 5, "--cpu"]
     # fairseq's main branch otherwise leaves out the sentences short of a batch of 8, and its worker outlives the test.
     given += ["--required-batch-size-multiple", 1, "--num-workers", 0]

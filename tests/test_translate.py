@@ -84,7 +84,7 @@ def admin(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     end = state["model"]["decoder.embed_tokens.weight"][2]
     state["model"]["decoder.layers.1.final_layer_norm.weight"].fill_(-3)
     state["model"]["decoder.layers.1.final_layer_norm.bias"].copy_(2 * end / end.square().sum())
-    files.write(state, folder / "talkative.pt")
+    Checkpoint(state).write(folder / "talkative.pt")
     return folder / "talkative.pt"
 
 
@@ -172,7 +172,7 @@ def test_sources_are_padded_as_in_training(noted: object, left: bool, admin: Pat
     state["cfg"]["task"]["left_pad_source"] = noted
     if noted is None:
         del state["cfg"]["task"]["left_pad_source"]
-    files.write(state, tmp_path / "model.pt")
+    Checkpoint(state).write(tmp_path / "model.pt")
     pipeline = Pipeline.load(tmp_path / "model.pt", Assets(tmp_path / "model.pt", data), device="cpu")
     sources: list[torch.Tensor] = []
     pipeline.translator.model.encoder.embed_tokens.register_forward_pre_hook(  # type: ignore[attr-defined]

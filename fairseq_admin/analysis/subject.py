@@ -157,7 +157,7 @@ class Trained(Subject):
             AdminError: a file is not a checkpoint of a model that can be analysed.
         """
         self.source = source
-        self.checkpoints = [Checkpoint.outline(path) for path in paths]
+        self.checkpoints = [Checkpoint.read(path) for path in paths]
         first = self.checkpoints[0]
         shapes = {key: tensor.shape for key, tensor in first.weights.items()}
         for checkpoint in self.checkpoints:
@@ -170,9 +170,9 @@ class Trained(Subject):
                 raise AdminError(
                     f"{checkpoint.name} and {first.name} are of different models. Give checkpoints of one run."
                 )
-            if checkpoint.has_omega and checkpoint.record is None:
-                raise AdminError(f"{checkpoint.name}: its omega has not been profiled yet. Give a later checkpoint.")
             check(checkpoint)
+            if checkpoint.omegas and checkpoint.record is None:
+                raise AdminError(f"{checkpoint.name}: its omega has not been profiled yet. Give a later checkpoint.")
         self.name, self.arch = paths[0].name, str(first.options.model["_name"])
         self.stacks, self.vocabulary = first.stacks, first.vocabulary
 

@@ -1,14 +1,13 @@
-"""The mean of a run's checkpoints: which files, whether they belong together, and the mean, a part at a time.
+"""The mean of a run's checkpoints: which files, whether they belong together, and the mean.
 
-The files are mapped, not loaded (torch.load(mmap=True)), and mapped again for each part: pages that were read count as
-memory for as long as their file is mapped.
+The files are mapped, not loaded: what was read of them is memory that the system takes back where it needs it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,6 @@ LAST = 10
 """How many checkpoints of a run folder to average by default."""
 
 NUMBERED = {"epochs": re.compile(r"checkpoint(\d+)\.pt"), "updates": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
-
-PARTS = 8
-"""In how many parts the model is summed."""
 
 MOVING_AVERAGES = ("ema", "ema_fp32_params")
 """Where a checkpoint's `extra_state` holds those of --store-ema: one of the weights, and that in float32."""
@@ -78,11 +74,6 @@ def choose(
             raise AdminError(
                 f"{option} chooses from a run folder, and {inputs[0]} is not one. Leave it out, or give a folder."
             )
-    seen: dict[str, Path] = {}
-    for path in inputs:
-        first = seen.setdefault(os.path.realpath(path), path)
-        if first is not path:
-            raise AdminError(f"{path} and {first} are one file; each checkpoint counts once. Name it once.")
     return list(inputs)
 
 
@@ -125,7 +116,7 @@ def _of_a_run(checkpoint: Checkpoint, texts: bool) -> dict[str, Any]:
 def average(paths: Sequence[Path]) -> Checkpoint:
     """The newest checkpoint (most updates) with its model replaced by the mean of all.
 
-    Memory holds the result, a part of one file, and that part's float64 sum.
+    Memory holds the result and the float64 sum of one tensor.
 
     Accumulated in float64, stored in the newest's types; entries that are not floats, or that only an older fairseq
     stores (one of them uninitialised memory, so possibly NaN), are taken from the newest. Entries that are one tensor
@@ -137,22 +128,17 @@ def average(paths: Sequence[Path]) -> Checkpoint:
 
     Raises:
         AdminError: a file is not a whole checkpoint, is folded, is from another model or run than the first, has
-            diverged, or is written to meanwhile.
+            diverged.
     """
-    checkpoints = [Checkpoint.read(path, mapped=True) for path in each("read", paths, " files")]
-    checksums = [files.checksums(path) for path in paths]
-    _refuse_misfits(checkpoints, checksums)
+    checkpoints = [Checkpoint.read(path) for path in each("read", paths, " files")]
+    _refuse_misfits(checkpoints, [files.checksums(path) for path in paths])
     last = max(checkpoints, key=lambda checkpoint: checkpoint.updates)
     ties = _ties(checkpoints, last)
-    means = {keys[0]: torch.empty(last.weights[keys[0]].shape, dtype=last.weights[keys[0]].dtype) for keys in ties}
-    with bar("average", len(paths) * sum(mean.nbytes for mean in means.values()), "B", scaled=True) as shown:
-        for part in _parts(means):
-            _fill(part, paths, checkpoints, last)
-            shown.update(len(paths) * sum(mean.nbytes for mean in part.values()))
-    if [files.checksums(path) for path in paths] != checksums:
-        raise AdminError(f"a file in {paths[0].parent} was written to while it was read. Average again.")
-    for keys in ties:
-        last.weights.update(dict.fromkeys(keys, means[keys[0]]))
+    with bar("average", sum(last.weights[keys[0]].nbytes for keys in ties), "B", scaled=True) as shown:
+        for keys in ties:
+            mean = _mean(keys[0], checkpoints, last.weights[keys[0]])
+            last.weights.update(dict.fromkeys(keys, mean))
+            shown.update(mean.nbytes)
     last.state.pop("last_optimizer_state", None)
     for name in MOVING_AVERAGES:
         (last.state.get("extra_state") or {}).pop(name, None)
@@ -168,36 +154,14 @@ def _ties(checkpoints: Sequence[Checkpoint], last: Checkpoint) -> list[list[str]
     return list(ties.values())
 
 
-def _parts(means: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The model in parts of about the same number of bytes."""
-    size = sum(mean.nbytes for mean in means.values()) / PARTS
-    part: dict[str, Tensor] = {}
-    for key, mean in means.items():
-        part[key] = mean
-        if sum(tensor.nbytes for tensor in part.values()) >= size:
-            yield part
-            part = {}
-    if part:
-        yield part
-
-
-def _fill(means: dict[str, Tensor], paths: Sequence[Path], checkpoints: Sequence[Checkpoint], last: Checkpoint) -> None:
-    """Compute a part of the model: every file is mapped, read and unmapped."""
-    sums = {
-        key: torch.zeros(mean.shape, dtype=torch.float64)
-        for key, mean in means.items()
-        if mean.is_floating_point() and not STRAY.search(key)
-    }
-    for path in paths:
-        weights = files.load(path, mapped=True)["model"]
-        for key, summed in sums.items():
-            summed += weights[key]
-        del weights  # with its pages
-    for key, mean in means.items():
-        if key not in sums:
-            mean.copy_(last.weights[key])
-            continue
-        if not sums[key].sum().isfinite():
-            for checkpoint in checkpoints:
-                refuse_not_finite(checkpoint.name, key, checkpoint.weights[key])
-        mean.copy_(sums[key].div_(len(checkpoints)))
+def _mean(key: str, checkpoints: Sequence[Checkpoint], newest: Tensor) -> Tensor:
+    """An entry's mean in the newest's type, or the newest's own."""
+    if STRAY.search(key) or not newest.is_floating_point():
+        return newest
+    summed = torch.zeros(newest.shape, dtype=torch.float64)
+    for checkpoint in checkpoints:
+        summed += checkpoint.weights[key]
+    if not summed.sum().isfinite():
+        for checkpoint in checkpoints:
+            refuse_not_finite(checkpoint.name, key, checkpoint.weights[key])
+    return summed.div_(len(checkpoints)).to(newest.dtype)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import Namespace
 from types import SimpleNamespace
+from typing import Any
 
-import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.utils import eval_str_list
 from omegaconf import OmegaConf, ValidationError
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ..architectures.config import nested
 from ..errors import AdminError, line
 from ..method.state_dict import STRAY
 from .checkpoint import STACKS, Checkpoint
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check(checkpoint: Checkpoint) -> None:
@@ -31,7 +31,7 @@ def check(checkpoint: Checkpoint) -> None:
     """
     if checkpoint.kind in STACKS:
         _refuse_misfits(checkpoint)
-    checkpoint.complete()
+    checkpoint.state["model"] = copy.deepcopy(checkpoint.weights)  # out of the file, which a training may write over
     for key, tensor in checkpoint.weights.items():
         if not STRAY.search(key):
             refuse_not_finite(checkpoint.name, key, tensor)
@@ -45,9 +45,7 @@ def _refuse_misfits(checkpoint: Checkpoint) -> None:
                 f"{checkpoint.name}: its weights are of {layers} {stack} layers and its options of "
                 f"{getattr(arguments, f'{stack}_layers')}. Give the file that fairseq-train saved."
             )
-    # Names, shapes and types alone, where fairseq can do that: RoBERTa draws its initial weights on the CPU.
-    with torch.device("cpu" if checkpoint.stacks == ("encoder",) else "meta"):
-        model = _unloaded(checkpoint)
+    model = _unloaded(checkpoint)
     weights = dict(checkpoint.weights)
     model.upgrade_state_dict(weights)
     for key, tensor in model.state_dict().items():
@@ -58,7 +56,7 @@ def _refuse_misfits(checkpoint: Checkpoint) -> None:
             what = "is missing"
         elif tuple(entry.shape) != expected:
             what = f"has shape {tuple(entry.shape)}"
-        elif tensor.is_floating_point() and entry.dtype not in FLOATS:
+        elif tensor.is_floating_point() and not entry.is_floating_point():
             what = f"is of {entry.dtype}"
         else:
             continue
@@ -94,6 +92,15 @@ def build(
     return model.eval()
 
 
+class _Undrawn(TorchFunctionMode):
+    """A block that draws no initial weights. (Made on the meta device, a model has torch import its compiler: 1 s.)"""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.endswith(("uniform_", "normal_")):
+            return args[0] if args else None
+        return func(*args, **(kwargs or {}))
+
+
 def _unloaded(
     checkpoint: Checkpoint, source: Dictionary | None = None, target: Dictionary | None = None
 ) -> BaseFairseqModel:
@@ -102,26 +109,25 @@ def _unloaded(
     args.admin_fast = "off"  # nothing is trained here: stock layers compute the same, and need no probe of the CPU
     args.checkpoint_activations = args.offload_activations = False  # likewise
     sizes = list(checkpoint.vocabulary.values())
-    what, advice = ("options and dictionaries", "dictionaries that it was trained with")
-    if source is None:
-        what, advice = ("options", "file that fairseq-train saved")
+    given = "options" if source is None else "options and its dictionaries"
     source = source or made_up_words(sizes[0])
     target = target or (source if sizes[0] == sizes[-1] else made_up_words(sizes[-1]))
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     try:
-        given = {name: value for name, value in vars(args).items() if value is not None}
-        typed = nested(Namespace(**given))
+        typed = nested(Namespace(**{name: value for name, value in vars(args).items() if value is not None}))
         if isinstance(typed.adaptive_softmax_cutoff, str):  # as a command line has it
             typed.adaptive_softmax_cutoff = eval_str_list(typed.adaptive_softmax_cutoff, type=int)
         OmegaConf.structured(typed)  # where fairseq's own types are compared with the values that are given
-        return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
+        with _Undrawn():
+            return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     except AdminError:
         raise
     except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
         option = f"{error.full_key}: " if isinstance(error, ValidationError) else ""
         raise AdminError(
-            f"{checkpoint.name}: no model can be built from its {what} ({option}{line(error)}). Give the {advice}."
+            f"{checkpoint.name}: no model can be built from its {given} ({option}{line(error)}). Give the file that "
+            "fairseq-train saved, and what it was trained with."
         ) from None
 
 

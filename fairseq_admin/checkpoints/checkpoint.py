@@ -48,30 +48,17 @@ class Checkpoint:
         """
         self.state = state
         self.path = path
-        self.whole = True
         self.name = "the checkpoint" if path is None else str(path)
 
     @classmethod
-    def outline(cls, path: Path) -> Checkpoint:
-        """A checkpoint whose values are still in its file, by `files.outline`; `building.check` reads them."""
-        checkpoint = cls(files.outline(path), path)
-        checkpoint.whole = False
-        return checkpoint
-
-    def complete(self) -> None:
-        """Read the values of an outline."""
-        if not self.whole:
-            assert self.path is not None
-            self.state, self.whole = files.read(self.path), True
-
-    @classmethod
-    def read(cls, path: Path, mapped: bool = False) -> Checkpoint:
+    def read(cls, path: Path) -> Checkpoint:
         """A checkpoint from its file, by `files.read`."""
-        return cls(files.read(path, mapped), path)
+        return cls(files.read(path), path)
 
     def write(self, path: Path) -> None:
-        """Save the checkpoint by `files.write`."""
-        files.write(self.state, path)
+        """Save the checkpoint by `files.saved`, without a check."""
+        with files.saved(self.state, path):
+            pass
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -84,18 +71,14 @@ class Checkpoint:
         return (self.state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
 
     @property
-    def _fold_note(self) -> Mapping[str, Any] | None:
-        return (self.state.get("extra_state") or {}).get(FOLD)
-
-    @property
     def folded(self) -> bool:
         """Whether `fold` made it."""
-        return self._fold_note is not None
+        return FOLD in (self.state.get("extra_state") or {})
 
     @property
     def text(self) -> dict[str, str]:
         """Fingerprints of what its text was made with, as fingerprint.py names them; none of one that was not ours."""
-        earlier = self._fold_note if self.folded else self.state.get("task_state")
+        earlier = self.state["extra_state"][FOLD] if self.folded else self.state.get("task_state")
         return fingerprint.noted(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
 
     def note_text(self, fingerprints: Mapping[str, str]) -> None:
@@ -143,11 +126,6 @@ class Checkpoint:
     def layers(self) -> dict[str, int]:
         """How many layers each stack has in the file, which holds fewer than were trained if some were pruned."""
         return {stack: state_dict.layers(self.weights, stack) for stack in self.stacks}
-
-    @property
-    def has_omega(self) -> bool:
-        """Whether it has shortcut scales."""
-        return any(key.endswith(state_dict.OMEGA_INIT) for key in self.weights)
 
     @cached_property
     def omegas(self) -> dict[str, dict[str, Tensor]]:

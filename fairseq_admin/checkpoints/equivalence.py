@@ -24,6 +24,7 @@ from ..errors import AdminError, line
 from ..pytorch.folding import largest_difference
 from .building import build
 from .checkpoint import Checkpoint
+from .stock import max_positions
 
 PAD, EOS, FIRST_WORD = 1, 2, 4
 """Indices in every fairseq dictionary: padding, end of sentence, and where words begin."""
@@ -50,8 +51,7 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
         `Batch`es; for a language model `LanguageBatch`es.
     """
     generator = torch.Generator().manual_seed(1)
-    for side in ("source", "target")[-len(checkpoint.stacks) :]:
-        longest = min(longest, checkpoint.options.model.get(f"max_{side}_positions") or longest)
+    longest = min(longest, *(max_positions(checkpoint, stack) for stack in checkpoint.stacks))
     places = torch.arange(longest)
 
     def side_of(stack: str) -> Tensor:
@@ -137,23 +137,17 @@ def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterat
             yield scores[batch.prev_output_tokens.ne(PAD)]
 
 
-class Difference(NamedTuple):
-    """The largest difference between two log-probabilities, and over how many target positions."""
-
-    largest: float
-    positions: int
-
-
-def verify(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> Difference:
+def verify(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> tuple[float, int]:
     """Compare two checkpoints; one model is in memory at a time.
 
     Args:
         one, other: checkpoints of the same vocabulary.
         data: binarised data to compare on, in addition to random sentences.
+
+    Returns:
+        The largest difference, and over how many target positions.
     """
     batches = random_batches(one) + (real_batches(one, data) if data else [])
     expected = list(log_probabilities(build(one), batches))
-    largest = 0.0
-    for after, before in zip(log_probabilities(build(other), batches), expected):
-        largest = max(largest, largest_difference(before, after))
-    return Difference(largest, sum(len(scores) for scores in expected))
+    largest = max(map(largest_difference, log_probabilities(build(other), batches), expected))
+    return largest, sum(len(scores) for scores in expected)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pickle
 import re
 import zipfile
 import zlib
@@ -42,87 +41,52 @@ def allow_fairseq_globals() -> None:
     )
 
 
-def outline(path: Path) -> dict[str, Any]:
-    """A fairseq checkpoint's contents, its tensors still in the file: names, shapes and types, without a value.
+ZIP, BEFORE_1_6 = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""What torch.save begins a file with: torch of today, and a pickled number before torch 1.6."""
 
-    (What torch wrote before 1.6 cannot be mapped, and is read whole.)
+GIVE = "Give a file that fairseq-train wrote, and copy it again if it is one."
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A fairseq checkpoint's contents, loaded without running code that it may carry.
+
+    Its tensors stay in the file until their values are used. (What torch wrote before 1.6 cannot be mapped, and is read
+    whole.) A checkpoint of the authors' code comes as one of ours.
 
     Raises:
-        AdminError: the file is missing, truncated, not a checkpoint, or holds objects that a checkpoint does not need.
+        AdminError: the file is missing, damaged, not a checkpoint, or holds what a checkpoint does not need.
     """
     if not os.path.isfile(path):
         raise AdminError(f"{path} is missing, a folder, a pipe or a device; a fairseq checkpoint (.pt) was expected.")
-    with _damaged(path):
-        if zipfile.is_zipfile(path):
+    with path.open("rb") as file:
+        start = file.read(len(BEFORE_1_6))
+    zipped = start.startswith(ZIP)
+    if not zipped and start != BEFORE_1_6:
+        raise AdminError(f"{path} is not a checkpoint; a file that torch.save wrote (.pt) was expected. {GIVE}")
+    try:
+        if zipped:  # torch.load compares no checksums
             with zipfile.ZipFile(path) as archive:
-                records = archive.infolist()
-            if any(record.compress_type != zipfile.ZIP_STORED for record in records):
-                raise ValueError("it is compressed, which torch.save does not")
-            if sum(record.file_size for record in records) > path.stat().st_size:
-                raise ValueError("its parts overlap, which torch.save does not do")
-        return load(path, mapped=True)
-
-
-def read(path: Path, mapped: bool = False) -> dict[str, Any]:
-    """A fairseq checkpoint's contents, on the CPU, loaded without running code that it may carry.
-
-    Args:
-        path: the file.
-        mapped: leave tensors in the file until they are used.
-
-    Raises:
-        AdminError: as `outline`; or a storage is damaged.
-    """
-    state = outline(path)
-    with _damaged(path):
-        _compare_checksums(path)
-        return state if mapped else load(path, mapped=False)
-
-
-def load(path: Path, mapped: bool) -> dict[str, Any]:
-    """As `read`, of a file that was looked at before. A checkpoint of the authors' code comes as one of ours."""
-    state = torch.load(path, map_location="cpu", mmap=mapped and zipfile.is_zipfile(path), weights_only=True)
+                if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
+                    raise ValueError("it is compressed, or its parts overlap")
+                if changed := archive.testzip():
+                    raise ValueError(f"{changed} does not match its checksum")
+        state = torch.load(path, map_location="cpu", mmap=zipped, weights_only=True)
+    except Exception as error:  # on damaged content, the unpickler raises almost anything
+        if isinstance(error, OSError) and error.filename:  # the system's, not torch's of a file cut short
+            raise
+        if name := re.search(r"GLOBAL (\S+)", str(error)):
+            message = f"holds an object of {name[1]}; a fairseq checkpoint was expected. Nothing in it was run. {GIVE}"
+            raise AdminError(f"{path} {message}") from None
+        raise AdminError(f"{path}: not a whole checkpoint ({line(error)}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise AdminError(f"{path}: a torch file, but not a fairseq checkpoint (it has no entry 'model').")
+        raise AdminError(f"{path}: a torch file, but not a fairseq checkpoint (it has no entry 'model'). {GIVE}")
     for key, tensor in state["model"].items():
         plain_layout = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
         if not plain_layout or tensor.is_quantized or tensor.device.type != "cpu":
-            raise AdminError(
-                f"{path}: {key} of its model is not a plain tensor, which fairseq-train saves. Give the file that it "
-                "saved."
-            )
+            raise AdminError(f"{path}: {key} of its model is not a plain tensor, which fairseq-train saves. {GIVE}")
     if clinic.rename(state["model"]):
         state["args"] = argparse.Namespace(**{**plain(state.get("args")), **clinic.OPTIONS})
     return state
-
-
-@contextmanager
-def _damaged(path: Path) -> Iterator[None]:
-    """A block that reads a file; whatever is wrong with its content is one line."""
-    try:
-        yield
-    except AdminError:
-        raise
-    except pickle.UnpicklingError as error:
-        name = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"holds an object of {name[1]}" if name else "is not a torch file"
-        raise AdminError(
-            f"{path} {what}; a fairseq checkpoint was expected. Nothing in it was run. Give a file that fairseq-train "
-            "wrote, and copy it again if it is one."
-        ) from None
-    except Exception as error:  # on a file that is something else, the unpickler raises almost anything
-        if isinstance(error, OSError) and error.filename:  # the system's, not torch's of a file cut short
-            raise
-        what = "not a whole checkpoint" if zipfile.is_zipfile(path) else "not a whole checkpoint, or not a torch file"
-        raise AdminError(f"{path}: {what} ({line(error)}). Copy or train it again.") from None
-
-
-def _compare_checksums(path: Path) -> None:
-    """Compare the checksum of every storage in a file, which torch.load does not."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():
-                raise ValueError(f"{damaged} does not match its checksum")
 
 
 def checksums(path: Path) -> tuple[int, ...]:
@@ -152,9 +116,3 @@ def saved(state: Mapping[str, Any], path: Path) -> Iterator[Path]:
         with outputs.writing(path, RuntimeError):  # torch's own, of a full disk
             torch.save(state, part)
         yield part
-
-
-def write(state: Mapping[str, Any], path: Path) -> None:
-    """Save a checkpoint by `saved`, without a check."""
-    with saved(state, path):
-        pass

@@ -65,8 +65,8 @@ def fold(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, min_omega: 
         AdminError: it is not one of our models, or its scheme is one that no stock Transformer computes; it is damaged;
             an ω cannot be divided by; or `dtype` cannot hold a folded weight.
     """
-    _refuse_unfoldable(checkpoint)
     check(checkpoint)
+    _refuse_unfoldable(checkpoint)
     folded = fold_weights(checkpoint, min_omega or folding.SMALLEST, clamp=min_omega is not None)
     first = [stack for stack in checkpoint.stacks if _embedding_scaled(folded, checkpoint.weights, stack)]
     untied = dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False) if first else {}
@@ -89,7 +89,7 @@ def _refuse_unfoldable(checkpoint: Checkpoint) -> None:
     name, keep = checkpoint.name, "Keep the model unfolded, with --user-dir."
     if checkpoint.kind in ("masked_lm_admin", "deeper_admin"):
         raise AdminError(f"{name} is of {checkpoint.kind}; only {' and '.join(FOLDABLE)} can be folded. {keep}")
-    if checkpoint.kind not in FOLDABLE or (checkpoint.scheme.omega and not checkpoint.has_omega):
+    if checkpoint.kind not in FOLDABLE or (checkpoint.scheme.omega and not checkpoint.omegas):
         raise AdminError(f"{name} has no omega: it is not (or no longer) an Admin model. There is nothing to fold.")
     if not checkpoint.scheme.folds:
         raise AdminError(

@@ -23,7 +23,7 @@ class FairseqTranslator(Translator):
     """A checkpoint of fairseq's, Admin's or a stock Transformer's."""
 
     def __init__(self, model: Path, assets: Assets, device: str | None) -> None:
-        checkpoint = Checkpoint.outline(model)
+        checkpoint = Checkpoint.read(model)
         assets.expected = checkpoint.text
         task = checkpoint.options.task
         if task.get("_name") != "translation":
