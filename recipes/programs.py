@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
-from recipes.settings import Data, Machine, Maybe, Pair
+from recipes.settings import Data, Machine, Pair
 from recipes.validation import validated
 
 
@@ -19,7 +19,7 @@ class Trial(Machine):
     """cpu tries it with tiny sizes, in a folder of its own"""
     DATA: Data | None = None
     """a folder with train, valid and test in both languages, as for make own: three models are trained on it too"""
-    PAIR: Maybe[Pair] = None
+    PAIR: Pair = "de-en"
     """source and target language of DATA"""
     MINUTES: PositiveFloat = 30
     """that each of the three may take"""

@@ -46,8 +46,8 @@ def make(recipe: str, *variables: str) -> subprocess.CompletedProcess:
 
 def digests(folder: Path) -> dict[str, str]:
     files = [path for path in folder.rglob("*") if path.is_file()]
-    # fairseq's log of its own run holds the time and the path, as does the record of what was read.
-    files = [path for path in files if path.name not in ("preprocess.log", "inputs.json", ".guard")]
+    # fairseq's log of its own run holds the time and the path; a lock says who had it last.
+    files = [path for path in files if not path.name.endswith(("preprocess.log", ".guard"))]
     files = [path for path in files if path.parent.name != ".keys"]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

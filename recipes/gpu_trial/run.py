@@ -64,9 +64,9 @@ def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
     measured = re.search("8192, method fast, ms ([0-9.]+)", "\n".join(log_of(folder, "fp16-8k")))
     updates = max(30, round(60000 * trial.MINUTES / (float(measured[1]) if measured else 200)))
     settings = ON_TEXT[trial.DEVICE].format(updates=updates, warmup=min(4000, updates // 4), every=updates // 10)
-    runs = shlex.quote(f"{folder}/text")
+    given = f"PAIR={trial.PAIR} RUNS={shlex.quote(f'{folder}/text')}"
     for method, rate in (RATES if trial.DATA else {}).items():
-        yield f"text-{method}", f"python -m recipes own RUNS={runs} {settings} METHOD={method} LR={rate}"
+        yield f"text-{method}", f"python -m recipes own {given} {settings} METHOD={method} LR={rate}"
 
 
 def log_of(folder: Path, name: str) -> list[str]:
