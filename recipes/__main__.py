@@ -79,8 +79,9 @@ def of_a_model(recipe: Recipe, goal: str) -> Task:
             print(f"Report: {recipe.run / 'report.html'}")
 
     def plan() -> list[str]:
-        jobs = cluster.plan(recipe, pipeline, goal) if submits else []
-        return [*jobs, *Chain(pipeline.steps()).table(pipeline.goals[goal])]
+        planned = "all" if goal == "preflight" else goal
+        jobs = cluster.plan(recipe, pipeline, planned) if submits else []
+        return [*jobs, *Chain(pipeline.steps()).table(pipeline.goals[planned])]
 
     return Task(machine.cpu, plan, act, (recipe.text, recipe.run))
 
@@ -114,7 +115,9 @@ def main() -> None:
         return
     if target == "preflight":
         named = [word.partition("=")[2] for word in words if word.startswith("RECIPE=")]
-        target = f"{next(iter(named), os.environ.get('RECIPE', ''))}-preflight"
+        if not (name := next(iter(named), os.environ.get("RECIPE", ""))):
+            raise ValueError("RECIPE= is missing; expected a recipe, as in make preflight RECIPE=demo.")
+        target = f"{name}-preflight"
         words = [word for word in words if not word.startswith("RECIPE=")]
     name, goal = asked(target)
     recipe = recipes.read(name, recipes.collect(name, words, recipes.files()[name][0].names))

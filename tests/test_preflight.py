@@ -80,3 +80,16 @@ def test_what_cannot_be_is_refused_in_one_line():
     done = make("RECIPE=wmt15")
     assert done.returncode == 2 and done.stderr.startswith("wmt15-preflight is unknown; expected one of compare")
     assert len(done.stderr.splitlines()) == 1
+    done = make()
+    assert (done.returncode, done.stderr) == (
+        2,
+        "RECIPE= is missing; expected a recipe, as in make preflight RECIPE=demo.\n",
+    )
+
+
+def test_its_plan_is_the_recipes():
+    plans = [
+        conftest.front(*target, "-n", "WHERE=slurm", "GPUS=8").stdout
+        for target in (["preflight", "RECIPE=wmt14-enfr-60l"], ["wmt14-enfr-60l"])
+    ]
+    assert "run  train" in plans[0] and plans[0] == plans[1]
