@@ -159,21 +159,11 @@ def run(tmp_path: Path) -> Callable[..., Run]:
     return go
 
 
-def make(recipe: str, *variables: object, timeout: float = 600, **more: str) -> subprocess.CompletedProcess:
-    """Run a recipe's Makefile to its end; `more` is for its environment."""
-    command, environment = make_command(recipe, *variables), make_environment(**more)
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
-
-
 def front(target: str, *words: object, timeout: float = 600, **more: str) -> subprocess.CompletedProcess:
     """Run the recipes' front to its end; `more` is for its environment."""
     command = [sys.executable, "-m", "recipes", target, *map(str, words)]
     environment = make_environment(**more)
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
-
-
-def make_command(recipe: str, *variables: object) -> list[str]:
-    return ["make", "-f", f"recipes/{recipe}/Makefile", f"PYTHON={sys.executable}", *map(str, variables)]
 
 
 def make_environment(**more: str) -> dict[str, str]:

@@ -210,7 +210,7 @@ def test_fp16_that_is_not_flat_has_few_operations(monkeypatch):
     ("make", "dtype"),
     [(RAdam, torch.float32), (RAdam, torch.float16), (memory_efficient, torch.float16)],
 )
-@pytest.mark.parametrize("split", [3, 20])
+@pytest.mark.parametrize("split", [4, 20])
 def test_state_dict_continues(split, make, dtype):
     """Bit for bit, whatever settings the resumed optimizer has; and to rounding with the other of the two kernels."""
     whole = parameters(dtype)
@@ -228,8 +228,8 @@ def test_state_dict_continues(split, make, dtype):
         if fused == RAdam.fused:
             assert all(map(torch.equal, whole, params))
         for p, q in zip(whole, params):
-            # At most 37 updates of at most 1e-2, each rounded to the parameter's type.
-            torch.testing.assert_close(p, q, rtol=1e-5 if dtype == torch.float32 else 37 * 2**-11, atol=1e-6)
+            # At most 36 updates of at most 1e-2, each rounded to the parameter's type.
+            torch.testing.assert_close(p, q, rtol=1e-5 if dtype == torch.float32 else 36 * 2**-11, atol=1e-6)
 
 
 def test_memory_efficient_fp16_divides_by_the_loss_scale_in_float32():
