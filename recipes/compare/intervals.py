@@ -43,7 +43,7 @@ def contrast(groups: Sequence[tuple[float, Any]], level: float = LEVEL) -> Inter
     sizes = [np.shape(values)[-1] for _, values in groups]
     if min(sizes) < 1:
         raise ValueError("no value to average: expected one or more.")
-    mean = np.sum([weight * np.mean(values, axis=-1) for weight, values in groups], axis=0)
+    mean: Any = np.sum([weight * np.mean(values, axis=-1) for weight, values in groups], axis=0)
     if min(sizes) < 2:
         return Interval(float(mean), math.nan, math.nan, min(sizes))
     parts = [weight**2 * np.var(values, axis=-1, ddof=1) / n for (weight, values), n in zip(groups, sizes)]
