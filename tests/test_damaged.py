@@ -52,7 +52,7 @@ def cut(path):
 
 
 DAMAGES = {
-    "a truncated file": (cut, "not a whole checkpoint"),
+    "a truncated file": (cut, "not a whole checkpoint (its end is missing)"),
     "a log": (
         lambda path: path.write_text("| INFO | loss 3\n"),
         "is not a checkpoint; a file that torch.save wrote (.pt) was expected. Give a file that",

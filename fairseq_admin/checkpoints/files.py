@@ -65,6 +65,8 @@ def read(path: Path) -> dict[str, Any]:
         raise AdminError(f"{path} is not a checkpoint; a file that torch.save wrote (.pt) was expected. {GIVE}")
     try:
         if zipped:  # torch.load compares no checksums
+            if not zipfile.is_zipfile(path):
+                raise ValueError("its end is missing")
             with zipfile.ZipFile(path) as archive:
                 if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
                     raise ValueError("it is compressed, or its parts overlap")
