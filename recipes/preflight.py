@@ -54,9 +54,8 @@ def parameters(run: Run) -> int:
 
 def missing(recipe: Recipe, prepared: bool) -> list[str]:
     """The archives that would be downloaded."""
-    names = {text.archive for text in recipe.file.texts.values() if text.archive}
     here = prepared or getattr(recipe.settings, "DATA", None)
-    return sorted(name for name in names if not here and not (recipe.archives / name).exists())
+    return sorted(name for name in recipe.downloads if not here and not (recipe.archives / name).exists())
 
 
 def disk(recipe: Recipe, count: int, archives: list[str]) -> tuple[str, str]:

@@ -84,10 +84,9 @@ class Text:
                 f"raw {name}", self.folder, self.both(self.raw, name), partial(self._generate, name),
                 settings={"pairs": self.settings.PAIRS}, title=f"generate {name}",
             )  # fmt: skip
-        for archive in dict.fromkeys(text.archive for text in texts.values()):
-            if archive and not self.settings.DATA:
-                path = self.recipe.archives / archive
-                yield Step(f"download {archive}", self.folder, (path,), partial(self._fetch, path), fetches=True)
+        for archive in [] if self.settings.DATA else self.recipe.downloads:
+            path = self.recipe.archives / archive
+            yield Step(f"download {archive}", self.folder, (path,), partial(self._fetch, path), fetches=True)
         for name, text in texts.items():
             yield from (self._extraction(name, text, language) for language in (self.source, self.target))
 
@@ -102,7 +101,7 @@ class Text:
         download(path, Path(self.settings.TABLE), self.settings.URL)
 
     def _extraction(self, name: str, text: Raw, language: str) -> Step:
-        """A raw text, from an archive, from what was unpacked from it, or as it is published, alone and compressed."""
+        """A raw text, from an archive or from what was unpacked from it."""
         s, out = self.settings, self.raw / f"{name}.{language}"
         side = "src" if language == self.source else "ref"
         members = [member.format(language=language, side=side) for member in text.members]
@@ -112,27 +111,15 @@ class Text:
             options["sums"] = Path(s.SUMS)
             settings["sums"] = describe(options["sums"])["sha256"]
         else:
-            options["invalid"] = s.INVALID
-            options["table"] = Path(s.TABLE) if s.DATA and text.archive else None
-            settings["invalid"] = s.INVALID
-        folder = Path(s.DATA) if s.DATA else self.recipe.archives
-        packed = folder / (text.archive or "")
-        reads: tuple[Path, ...] = (packed,)
-        program = partial(extract, packed, members, out, **options)
-        if not s.DATA and not text.archive:
-            reads, program = (), partial(self._published, members[0], out, options)
-        elif s.DATA and not (text.archive and packed.is_file()):
-            reads = tuple(unpacked(folder, member) or folder / member for member in members)
-            program = partial(extract, folder, members, out, **options)
+            options["invalid"] = settings["invalid"] = s.INVALID
+            options["table"] = Path(s.TABLE) if s.DATA else None
+        archive = Path(s.DATA or self.recipe.archives, (text.archive or "").format(language=language))
+        reads: tuple[Path, ...] = (archive,)
+        if s.DATA and not archive.is_file():
+            archive = Path(s.DATA)
+            reads = tuple(unpacked(archive, member) for member in members)
+        program = partial(extract, archive, members, out, **options)
         return Step(f"raw {name}.{language}", self.raw, (out,), program, reads, settings, title=f"raw text {out.name}")
-
-    def _published(self, member: str, out: Path, options: dict[str, Any]) -> None:
-        """A text that is published compressed, and whose checksum is of the text."""
-        archive = self.raw / f"{member}.gz"
-        self._fetch(archive)
-        extract(archive, [member], out, **options)
-        for path in (archive, archive.with_name(f".{archive.name}.guard")):
-            path.unlink(missing_ok=True)
 
     # -- words and BPE tokens ----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairseq_admin.text.bpe import BPE
 from recipes.steps import bar, pairs, streaming
-from recipes.steps.common import write_lines
+from recipes.steps.common import decoded, write_lines
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class Texts:
     def __iter__(self) -> Iterator[str]:
         with bar.texts(f"read {' '.join(map(str, self.paths))}", *self.paths) as shown:
             for path in self.paths:
-                for block in streaming.blocks(path, shown=shown):
-                    yield "\n".join(block.text()[0])
+                for first, (lines,) in streaming.blocks(path, shown=shown):
+                    yield "\n".join(decoded(lines, path, first))
 
 
 def write(out: Path, paths: Sequence[Path], merges: int) -> None:

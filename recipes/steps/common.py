@@ -74,19 +74,20 @@ def read_lines(path: str | Path) -> list[str]:
         return decoded(file.readlines(), path)
 
 
-def decoded(lines: list[bytes], path: str | Path, first: int = 1) -> list[str]:
+def decoded(lines: list[bytes], path: str | Path, first: int = 1, errors: str = "strict") -> list[str]:
     """The lines as text, without their newlines.
 
     Args:
         lines: as they are in the file.
         path: the file, for the message.
         first: number of the first line, for the message.
+        errors: what is done where one is not UTF-8.
 
     Raises:
-        ValueError: one is not UTF-8.
+        ValueError: one is not UTF-8, and that is strict.
     """
     try:
-        text = b"".join(lines).decode("utf-8").split("\n")
+        text = b"".join(lines).decode("utf-8", errors).split("\n")
     except UnicodeDecodeError as error:
         before = error.object[: error.start]
         number, column = first + before.count(b"\n"), error.start - before.rfind(b"\n")

@@ -122,8 +122,7 @@ def download(out: Path, table: Path, site: str = "") -> None:
         archive = archive._replace(urls=(f"{site.rstrip('/')}/{out.name}",))
     # Two at once would write to one part.
     with alone(out.with_name(f".{out.name}.guard")):
-        # An archive whose text alone can be checked is not taken on trust.
-        if out.is_file() and not archive.text_checked:
+        if out.is_file():
             try:
                 return check(str(out), out, archive)
             except ValueError as error:

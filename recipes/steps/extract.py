@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from recipes.steps import bar
-from recipes.steps.common import read_lines, replacing
+from recipes.steps.common import decoded, read_lines, writing
 from recipes.steps.table import DAMAGE, check, digest, read_table
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ def stripped(line: str, kind: str) -> str | None:
     Raises:
         ValueError: a segment ends on another line.
     """
-    if kind == "tags":
-        return None if any(tag in line for tag in DROPPED) else TAGS.sub("", line)
     if kind == "plain":
         return line
+    if kind == "tags":
+        return None if any(tag in line for tag in DROPPED) else TAGS.sub("", line)
     if "<seg id" not in line:
         return None
     if "</seg>" not in line:
@@ -50,26 +50,20 @@ def stripped(line: str, kind: str) -> str | None:
     return CLOSING.sub("", OPENING.sub("", line))
 
 
+def unpacked(folder: Path, name: str) -> Path:
+    """The file of that name in a folder, compressed if it is there so."""
+    packed = folder / f"{name}.gz"
+    return packed if packed.is_file() else folder / name
+
+
 def unzipped(name: str, file: IO[bytes]) -> IO[bytes]:
     """The text of a file that is compressed if its name says so."""
     return gzip.GzipFile(fileobj=file, mode="rb") if name.endswith("gz") else file  # type: ignore[return-value]
 
 
-def unpacked(folder: Path, name: str) -> Path | None:
-    """The file of that name in a folder, compressed or not.
-
-    Raises:
-        ValueError: both are there.
-    """
-    there = [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
-    if len(there) > 1:
-        raise ValueError(f"{folder}: holds {name} and {name}.gz, expected one of them. Move the other away.")
-    return next(iter(there), None)
-
-
 @contextmanager
 def member(archive: Path, name: str) -> Iterator[IO[bytes]]:
-    """The text of that name in an archive, or in a folder that was unpacked, where it may be compressed (NAME.gz).
+    """The text of that name in a .tgz or .tar, in a folder, or in a .gz of it alone; compressed (NAME.gz) or not.
 
     No path from an archive is written to, and no link in it is followed. An archive is read to its end, as the checksum
     of a gzip file is in its last eight bytes.
@@ -79,12 +73,12 @@ def member(archive: Path, name: str) -> Iterator[IO[bytes]]:
         DAMAGE: the archive is truncated or corrupt.
     """
     path = unpacked(archive, name) if archive.is_dir() else archive
-    missing = ValueError("is not there; expected a plain file of that name. Check the names.")
-    if path is None:
+    missing = ValueError(f"{name}: is not there; expected a plain file of that name. Check the names.")
+    if not path.is_file():
         raise missing
     with bar.reading(f"read {path}", path) as raw:
         whole = unzipped(path.name, raw)
-        if archive.is_dir() or path.name == f"{name}.gz":
+        if path.suffix not in (".tgz", ".tar"):
             yield whole
             return
         with tarfile.open(fileobj=whole, mode="r|") as tar:
@@ -98,45 +92,20 @@ def member(archive: Path, name: str) -> Iterator[IO[bytes]]:
             pass
 
 
-def write(text: IO[bytes], out: IO[bytes], kind: str, straight: bool, errors: str) -> str:
-    """Write a member's text, and say in words what it was; lines end with LF or CRLF, which is read as LF.
+def lines(text: IO[bytes], name: str, replace: bool) -> Iterator[str]:
+    """The lines of a text, which end with LF or CRLF.
 
     Raises:
-        ValueError: it is not UTF-8, or nothing is left of it.
+        ValueError: one is not UTF-8, and such bytes are not to be replaced.
     """
-    count = returns = invalid = 0
-    for number, raw in enumerate(text, start=1):
-        raw = raw.removesuffix(b"\n")
-        returns += raw.endswith(b"\r")
-        raw = raw.removesuffix(b"\r")
+    first = 1
+    while block := text.readlines(BLOCK):
         try:
-            line = raw.decode("utf-8", errors)
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"line {number} is not UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}). Convert it, "
-                "for instance with iconv -f latin1 -t utf-8, or give INVALID=replace to put U+FFFD there."
-            ) from None
-        invalid += "\ufffd" in line
-        if (kept := stripped(line, kind)) is not None:
-            out.write((kept.replace("\u2019", "'") if straight else kept).encode("utf-8") + b"\n")
-            count += 1
-    if not count:
-        raise ValueError(f"no line is left of it as {kind}. Check the name, its kind, and the archive.")
-    return f"{count} lines, {returns} that ended with CRLF, {invalid} with U+FFFD"
-
-
-def check_sum(text: Path, name: str, sums: Path) -> None:
-    """Is the text the published one?
-
-    Raises:
-        ValueError: its SHA-256 is not the one that the file of checksums has for it.
-    """
-    listed = dict(line.split("  ", 1)[::-1] for line in read_lines(sums) if "  " in line)
-    if (found := digest(text, "sha256")) != listed.get(name):
-        raise ValueError(
-            f"{name}: its text has SHA-256 {found}, expected {listed.get(name)} ({sums}). It is not the published "
-            "text: remove it, and fetch it again."
-        )
+            found = decoded(block, name, first, "replace" if replace else "strict")
+        except ValueError as error:
+            raise ValueError(f"{error} Or give INVALID=replace, which puts U+FFFD there.") from None
+        yield from (line.removesuffix("\r") for line in found)
+        first += len(block)
 
 
 def extract(
@@ -152,7 +121,7 @@ def extract(
     """Write a text out of members of an archive, whole or not at all.
 
     Args:
-        archive: a .tgz, .tar or .gz, or a folder that was unpacked.
+        archive: what `member` reads.
         names: paths in it, without .gz.
         kind: what they are: plain, tags or segments.
         straight: turn U+2019 into an apostrophe.
@@ -161,25 +130,36 @@ def extract(
         table: check the archive against its row of this table, if it has one.
 
     Raises:
-        ValueError: the archive or a text is faulty.
+        ValueError: the archive or a text is faulty, or the text is not the one of that checksum.
     """
-    row = read_table(table).get(archive.name) if table and archive.is_file() else None
-    if row:
+    if table and archive.is_file() and (row := read_table(table).get(archive.name)):
         try:
             check(str(archive), archive, row)
         except ValueError as error:
             raise ValueError(f"{error} ({table}). Fetch it again, or leave DATA out.") from None
-    with replacing(out) as part:
-        with part.open("wb") as file:
-            for name in names:
-                try:
-                    with member(archive, name) as text:
-                        said = write(text, file, kind, straight, "replace" if invalid == "replace" else "strict")
-                except DAMAGE as error:
-                    said = f"found a truncated or corrupt archive ({error}). Fetch that file again."
-                    raise ValueError(f"{archive}: {said}") from None
-                except ValueError as error:
-                    raise ValueError(f"{archive}: {name}: {error}") from None
-                log.info("%s: %s: %s", archive, name, said)
-        if sums:
-            check_sum(part, Path(names[0]).name, sums)
+    with writing(out) as (file,):
+        for name in names:
+            count = 0
+            try:
+                with member(archive, name) as text:
+                    for line in lines(text, name, invalid == "replace"):
+                        if (kept := stripped(line, kind)) is not None:
+                            kept = kept.replace("\u2019", "'") if straight else kept
+                            file.write(f"{kept}\n".encode())
+                            count += 1
+                if not count:
+                    raise ValueError(f"{name}: no line is left of it as {kind}. Check the name, its kind, the archive.")
+            except DAMAGE as error:
+                said = f"found a truncated or corrupt archive ({error}). Fetch that file again."
+                raise ValueError(f"{archive}: {said}") from None
+            except ValueError as error:
+                raise ValueError(f"{archive}: {error}") from None
+            log.info("%s: %s: %d lines", archive, name, count)
+        file.flush()
+        listed = dict(line.split("  ", 1)[::-1] for line in read_lines(sums)) if sums else {}
+        expected = listed.get(Path(names[0]).name)
+        if sums and (found := digest(Path(file.name), "sha256")) != expected:
+            raise ValueError(
+                f"{archive}: {names[0]}: its text has SHA-256 {found}, expected {expected} ({sums}). It is not the "
+                "published text: remove it, and fetch it again."
+            )

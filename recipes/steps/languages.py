@@ -27,7 +27,7 @@ def metric(text: Text) -> BLEU:
     """
     from sacrebleu.metrics import BLEU  # a fifth of a second, which a recipe with nothing to do can spare
 
-    language = _code(text.target)
+    language = re.split("[_-]", text.target.lower())[0]  # zh of zh_CN
     try:
         return BLEU(lowercase=text.lowercase, tokenize=UNSPACED.get(language, "13a"))
     except RuntimeError:  # its advice has several lines
@@ -35,21 +35,6 @@ def metric(text: Text) -> BLEU:
             f"{text.target}: sacreBLEU needs MeCab to find the words of this language, and it is not installed. Run "
             f"pip install 'sacrebleu[{language}]' in the virtual environment, then make again."
         ) from None
-
-
-def say_normalised(text: Text) -> None:
-    """Say in one line that the target's own punctuation is given up, which the reference keeps and the scores count."""
-    if text.normalise and UNSPACED.get(_code(text.target)) in ("zh", "ja-mecab"):
-        logger.info(
-            "%s: normalise writes its punctuation as English has it, in translations too, and no translation can then "
-            "equal the reference. Leave it out (TOKENISER='aggressive_dashes escape') for scores to compare.",
-            text.target,
-        )
-
-
-def _code(language: str) -> str:
-    """zh of zh_CN."""
-    return re.split("[_-]", language.lower())[0]
 
 
 def say_unknown(text: Text) -> None:

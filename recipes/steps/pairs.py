@@ -5,29 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from recipes.steps import bar, cleaning, lengths, streaming
 from recipes.steps.common import decoded, writing
 
 Sides = list[list[str]]
 """Lines of either text."""
-
-
-class Done(NamedTuple):
-    """What became of a block.
-
-    Attributes:
-        sides: either side's lines, as they are written.
-        kept: how many pairs these are.
-        dropped: how many were dropped, by reason.
-        long: lines that are too long for the model, if they were looked for.
-    """
-
-    sides: list[bytes]
-    kept: int
-    dropped: Counter[str]
-    long: list[str]
 
 
 def convert(
@@ -45,33 +28,30 @@ def convert(
         ValueError: a text is missing or not UTF-8, they have not as many lines each, nothing is left of them, or a line
             is too long for the model and not to be skipped.
     """
-    first: Sides = []
-    for block in streaming.blocks(*paths):
-        first = change([decoded(lines[:1], path) for lines, path in zip(block.lines, paths)])
-        break
-    rule = cleaning.rule(clean, [side[0] for side in first])
+    rule = cleaning.rule(clean)
 
-    def work(block: streaming.Block) -> Done:
-        dropped: Counter[str] = Counter()
-        kept: list[Sequence[str]] = []
-        long = []
-        for number, pair in enumerate(zip(*change(block.text())), block.first):
-            outcome = rule(*pair) if rule else pair
-            if isinstance(outcome, str):
-                dropped[outcome] += 1
-                continue
-            kept.append(outcome)
-            if too_long:
-                long += [f"{path}: line {number}" for path, line in zip(paths, outcome) if lengths.is_long(line)]
-        sides = ["".join(f"{line}\n" for line in side).encode() for side in zip(*kept)] or [b"" for _ in paths]
-        return Done(sides, len(kept), dropped, long)
+    def work(block: streaming.Block) -> tuple[list[bytes], Counter[str], list[str]]:
+        """Either side as it is written; how many pairs were dropped, by reason; lines that are too long."""
+        first, sides = block
+        pairs = list(zip(*change([decoded(lines, path, first) for lines, path in zip(sides, paths)])))
+        reasons = [rule(*pair) for pair in pairs]
+        kept = [(number, pair) for number, (pair, reason) in enumerate(zip(pairs, reasons), first) if not reason]
+        long = [
+            f"{path}: line {number}"
+            for number, pair in (kept if too_long else ())
+            for path, line in zip(paths, pair)
+            if lengths.is_long(line)
+        ]
+        written = ["".join(f"{pair[side]}\n" for _, pair in kept).encode() for side in range(len(paths))]
+        return written, Counter(reasons), long
 
-    name, total = " ".join(map(str, paths)), Done([], 0, Counter(), [])
+    name, counts, long = " ".join(map(str, paths)), Counter[str](), []
     with writing(*outputs) as files:
         with bar.texts(f"read {name}", *paths) as shown:
-            for done in streaming.parallel(work, streaming.blocks(*paths, shown=shown), streaming.cores()):
-                for file, side in zip(files, done.sides):
+            for sides, reasons, found in streaming.parallel(work, streaming.blocks(*paths, shown=shown)):
+                for file, side in zip(files, sides):
                     file.write(side)
-                total = Done([], total.kept + done.kept, total.dropped + done.dropped, total.long + done.long)
-        lengths.settle(total.long, skip=too_long == "skip")
-        cleaning.report(name, total.kept, total.dropped)
+                counts += reasons
+                long += found
+        lengths.settle(long, skip=too_long == "skip")
+        cleaning.report(name, counts)

@@ -24,21 +24,16 @@ def split(parts: Sequence[Path], languages: Sequence[str], out: Path, every: int
     Raises:
         ValueError: no pair is kept.
     """
-    before = kept = 0
+    number = kept = 0
     texts = [[f"{part}.{language}" for language in languages] for part in parts]
     with writing(*(f"{out}.{language}" for language in languages)) as files:
         with bar.texts(f"split {out}", *chain(*texts)) as shown:
-            for block in chain.from_iterable(blocks(*paths, shown=shown) for paths in texts):
-                count = len(block.lines[0])
-                chosen = [
-                    index for index in range(count)
-                    if keep is None or ((before + index + 1) % every == 0) == (keep == "nth")
-                ]  # fmt: skip
-                for file, lines in zip(files, block.lines):
-                    # The last line of a file may lack its newline.
-                    file.writelines(lines[index].rstrip(b"\n") + b"\n" for index in chosen)
-                before += count
-                kept += len(chosen)
+            pairs = (pair for paths in texts for _, sides in blocks(*paths, shown=shown) for pair in zip(*sides))
+            for number, pair in enumerate(pairs, 1):
+                if keep is None or (number % every == 0) == (keep == "nth"):
+                    kept += 1
+                    for file, line in zip(files, pair):
+                        file.write(line)
         if not kept:
-            raise ValueError(f"{out}: none of {before} pairs is kept; expected some. Check the texts and VALID_EVERY=.")
-        logger.info("%s: %d of %d pairs", out, kept, before)
+            raise ValueError(f"{out}: none of {number} pairs is kept; expected some. Check the texts and VALID_EVERY=.")
+        logger.info("%s: %d of %d pairs", out, kept, number)

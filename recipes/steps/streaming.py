@@ -4,47 +4,28 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
-from recipes.steps.common import decoded, reading
+from recipes.steps.common import reading
 
 BYTES = 1 << 18
 """About how much of the first side makes a block."""
+AHEAD = 4
+"""Blocks for each core that are read at a time."""
+Block = tuple[int, list[list[bytes]]]
+"""The number of the first line, from 1, and each side's lines as they are in the file."""
 
 
-class Block(NamedTuple):
-    """Some lines of a text, or of several that belong together line by line.
-
-    Attributes:
-        paths: the files.
-        first: number of the first line, from 1.
-        lines: each side's lines as they are in the file.
-    """
-
-    paths: tuple[str, ...]
-    first: int
-    lines: tuple[list[bytes], ...]
-
-    def text(self) -> list[list[str]]:
-        """Each side's lines, without their ends.
-
-        Raises:
-            ValueError: a line is not UTF-8.
-        """
-        return [decoded(lines, path, self.first) for path, lines in zip(self.paths, self.lines)]
-
-
-def blocks(*paths: str | Path, shown: tqdm | None = None) -> Iterator[Block]:
-    """The texts block by block.
+def blocks(*paths: str | Path, shown: tqdm) -> Iterator[Block]:
+    """A text, or several that belong together line by line, block by block.
 
     Args:
         shown: a bar that counts the bytes read.
@@ -52,7 +33,6 @@ def blocks(*paths: str | Path, shown: tqdm | None = None) -> Iterator[Block]:
     Raises:
         ValueError: a file is missing, or their numbers of lines differ.
     """
-    names = tuple(map(str, paths))
     with ExitStack() as opened:
         files = [opened.enter_context(reading(path)) for path in paths]
         first = 1
@@ -61,14 +41,13 @@ def blocks(*paths: str | Path, shown: tqdm | None = None) -> Iterator[Block]:
             lines += [list(islice(file, len(lines[0]) or 1)) for file in files[1:]]
             if len(set(map(len, lines))) > 1:
                 counts = [first - 1 + len(side) + sum(1 for _ in file) for side, file in zip(lines, files)]
-                said = ", ".join(f"{path} has {count} lines" for path, count in zip(names, counts))
+                said = ", ".join(f"{path} has {count} lines" for path, count in zip(paths, counts))
                 what = "expected the same number, each line the other's translation. Fetch or align the files again."
                 raise ValueError(f"{said}; {what}")
             if not lines[0]:
                 return
-            yield Block(names, first, tuple(lines))
-            if shown is not None:
-                shown.update(sum(len(line) for side in lines for line in side))
+            yield first, lines
+            shown.update(sum(len(line) for side in lines for line in side))
             first += len(lines[0])
 
 
@@ -77,33 +56,25 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def parallel(function: Callable[[Any], Any], items: Iterable[Any], count: int) -> Iterator[Any]:
+def parallel(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     """The function's results, in the order of the items, of which few are held at a time.
 
     The workers are forks: they share what was read before. They end with the recipe (`processes.supervise`).
 
     Args:
         function: computed in a worker process; what it raises is raised here.
-        items: read when a worker is free.
-        count: how many workers.
 
     Raises:
         ValueError: a worker was killed.
     """
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), FUNCTION.append, (function,))
-    pending: deque[Future[Any]] = deque()
+    left = iter(items)
     try:
-        for item in items:
-            pending.append(pool.submit(_work, item))
-            if len(pending) > count:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        with ProcessPoolExecutor(cores(), multiprocessing.get_context("fork"), FUNCTION.append, (function,)) as pool:
+            while some := list(islice(left, AHEAD * cores())):
+                yield from pool.map(_work, some)
     except BrokenProcessPool:
         said = "a worker process ended early; did it run out of memory?"
         raise ValueError(f"{said} Run again on fewer cores (taskset -c 0 make ...).") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 FUNCTION: list[Callable[[Any], Any]] = []

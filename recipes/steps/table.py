@@ -1,8 +1,7 @@
 """A table of archives: recipes/archives.tsv, and any other of its format; and whether a file is one of them.
 
 A row is a name, bytes or -, a checksum and addresses separated by spaces, with tabs between; # starts a comment. A
-checksum is 64 hex digits (SHA-256); md5:...; - where none is published; or text: not of the file, but of the text in
-it, which `extract` checks.
+checksum is 64 hex digits (SHA-256), md5:..., or - where none is published.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ class Archive(NamedTuple):
     size: int | None
     checksum: str | None
     urls: tuple[str, ...]
-    text_checked: bool = False
 
 
 def read_table(path: Path) -> dict[str, Archive]:
@@ -44,8 +42,8 @@ def read_table(path: Path) -> dict[str, Archive]:
             count = None if size == "-" else int(size)
         except ValueError:
             raise ValueError(f"{path}: found {row!r}; expected name, bytes, checksum, addresses. Fix it.") from None
-        full = None if checksum in ("-", "text") else checksum if ":" in checksum else f"sha256:{checksum}"
-        archives[name] = Archive(name, count, full, tuple(addresses.split()), checksum == "text")
+        full = None if checksum == "-" else checksum if ":" in checksum else f"sha256:{checksum}"
+        archives[name] = Archive(name, count, full, tuple(addresses.split()))
     return archives
 
 
@@ -67,7 +65,7 @@ def check(where: str, path: Path, archive: Archive) -> None:
     algorithm, _, expected = (archive.checksum or "").partition(":")
     if algorithm and (digits := digest(path, algorithm)) != expected:
         raise ValueError(f"{where}: found {algorithm} {digits}, expected {expected}")
-    if not algorithm and not archive.text_checked:
+    if not algorithm:
         try:
             with tarfile.open(path) as tar:
                 tar.getmembers()

@@ -19,7 +19,6 @@ def settle(out: Path, source: str, target: str, settings: Sequence[str]) -> None
     """
     text = Text(source, target, **dict.fromkeys(settings, True))
     languages.say_unknown(text)
-    languages.say_normalised(text)
     languages.metric(text)  # before anything is trained
     with replacing(out) as part:
         text.write(part)
