@@ -50,20 +50,13 @@ def test_reports_what_fast_layers_save(tmp_path) -> None:
         assert 0 < float(rows["admin"][name]) < float(rows["admin-plain"][name]), name
 
 
-@pytest.mark.parametrize("size", ["6:512", "0:16:64", "6-:16:64", "6:100:64:", "2:250:64"])
+@pytest.mark.parametrize("size", ["0:16:64", "2:250:64"])
 def test_refuses_what_is_no_size(size: str) -> None:
     """One line that says what a size is, before anything is measured."""
     command = [sys.executable, "-m", "recipes.bench.speed", "--sizes", size]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert f"argument --sizes: '{size}'" in done.stderr and "expected" in done.stderr
-
-
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        host.main(["--csv", str(tmp_path)])
-    out, err = capsys.readouterr()
-    assert out == "" and f"--csv: {tmp_path} was found; expected a file in a folder that can be written to" in err
 
 
 def test_counting_leaves_nothing_behind() -> None:

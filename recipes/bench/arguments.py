@@ -1,9 +1,8 @@
-"""Arguments that several benches take: a model's size, whole numbers, and files to write."""
+"""Arguments that several benches take: a model's size, turns, and a file to write."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from pathlib import Path
 
@@ -25,28 +24,9 @@ def size(given: str) -> dict[str, int]:
     return {**sizes, "ffn": 4 * width, "heads": heads}
 
 
-def number(given: str) -> int:
-    """One of the arguments that count."""
-    if not re.fullmatch(r"[1-9]\d*", given):
-        raise argparse.ArgumentTypeError(f"{given!r} was found; expected a whole number of at least 1")
-    return int(given)
-
-
-def output(given: str) -> Path:
-    """A file to write, its folder made; where it cannot be written, that is said before anything is measured."""
-    path = Path(given)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{given}: no folder can be made for it ({error.strerror})") from None
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{given} was found; expected a file in a folder that can be written to")
-    return path
-
-
 def parser(about: str | None) -> argparse.ArgumentParser:
     """A bench's, with --pairs and --csv."""
     top = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--pairs", type=number, default=15, help="turns (default: %(default)s)")
-    top.add_argument("--csv", type=output, help="file to write the rows to")
+    top.add_argument("--pairs", type=int, default=15, help="turns (default: %(default)s)")
+    top.add_argument("--csv", type=Path, help="file to write the rows to")
     return top

@@ -20,7 +20,7 @@ import transformers
 from torch import nn
 
 import fairseq_admin.pytorch as admin
-from recipes.bench.arguments import number, parser
+from recipes.bench.arguments import parser
 from recipes.bench.conditions import conditions, keep
 from recipes.bench.turns import interleaved, ratio
 
@@ -41,8 +41,8 @@ def step_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], No
 
 def main(arguments: list[str] | None = None) -> int:
     top = parser(__doc__)
-    top.add_argument("--layers", type=number, default=12, help="of the BERT (default: 12)")
-    top.add_argument("--width", type=number, default=256, help="likewise; a multiple of 64 (default: 256)")
+    top.add_argument("--layers", type=int, default=12, help="of the BERT (default: 12)")
+    top.add_argument("--width", type=int, default=256, help="likewise; a multiple of 64 (default: 256)")
     args = top.parse_args(arguments)
     torch.set_num_threads(1)
     torch.manual_seed(1)

@@ -1,13 +1,11 @@
-"""Where and with what something was measured, kept with it (--csv); and how long the package takes to start."""
+"""Where and with what something was measured, kept with it (--csv)."""
 
 from __future__ import annotations
 
 import csv
 import os
 import platform
-import statistics
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +39,3 @@ def keep(file: Path | None, where: dict[str, Any], rows: list[dict[str, Any]]) -
         writer = csv.DictWriter(out, [*rows[0], *where], lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, **where} for row in rows)
-
-
-def start_up(rounds: int) -> dict[str, float]:
-    """Seconds of processor time to import fairseq's command for training, without and with the plugin."""
-    times: dict[str, list[float]] = {"fairseq": [], "fairseq_admin": []}
-    for _ in range(rounds):
-        for name, found in times.items():
-            source = f"import time, fairseq_cli.train, {name}; print(time.process_time())"
-            out = subprocess.run([sys.executable, "-c", source], check=True, stdout=subprocess.PIPE, text=True).stdout
-            found.append(float(out.splitlines()[-1]))
-    return {f"{name}_start_up_s": statistics.median(found) for name, found in times.items()}

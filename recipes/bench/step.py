@@ -81,12 +81,6 @@ class Run:
         self.rule.step()
         self.model.zero_grad(set_to_none=True)
 
-    def loss_alone(self) -> None:
-        """The projection to words, the loss, and both backwards."""
-        features = torch.ones(*self.target.shape, self.model.decoder.output_embed_dim, requires_grad=True)
-        self.loss(self.model.decoder.output_layer(features)).backward()
-        self.model.zero_grad(set_to_none=True)
-
     def profile(self) -> None:
         measure(self.model, self.src, self.prev, "reference")
 
