@@ -16,6 +16,7 @@ import math
 import re
 import signal
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
