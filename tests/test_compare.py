@@ -140,33 +140,21 @@ DIVERGED = {"verdict": "diverged", "update": 130, "bits": None, "left": None, "b
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("change", "said"),
     [
-        ("a.csv", ("scheme,", "name,"), "row 1: its scheme is .*: Field required"),
-        ("a.csv", ("\nadmin,", "\nsandwich,"), "row 1: its scheme is 'sandwich': expected one of .*admin"),
-        ("a.csv", ("\nadmin,6,", "\nadmin,"), "row 1: its .* is .*"),
-        ("a.csv", (",6.0,", ",six,"), "row 1: its entropy is 'six': Input should be a valid number"),
-        ("a.csv", ("20:2", "2:x"), "row 1: its valid is '2:x': could not convert string to float"),
-        ("a.json", ("{", "["), "row 0: Expecting"),
-        ("a.json", ('"learned"', '"fine"'), "row 1: its verdict is 'fine': Input should be 'diverged', 'plateau' or"),
-        ("a.json", ('"lr": "1e-4"', '"lr": "x"'), "row 1: its lr is 'x': could not convert"),
+        (("scheme,", "name,"), "row 1: its scheme is .*: Field required"),
+        ((",6.0,", ",six,"), "row 1: its entropy is 'six': Input should be a valid number"),
+        (("20:2", "2:x"), "row 1: its valid is '2:x': Value error, could not convert string to float"),
+        (("learned", "fine"), "row 1: its verdict is 'fine': Input should be 'diverged', 'plateau' or"),
     ],
 )
-def test_a_damaged_row_is_one_line(name, change, said, tmp_path):
-    path = tmp_path / name
-    if name == "a.csv":
-        write_runs(path, [result()])
-    else:
-        path.write_text(json.dumps(result()))
+def test_a_damaged_row_is_one_line(change, said, tmp_path):
+    path = tmp_path / "a.csv"
+    write_runs(path, [result()])
     assert read_results([path])[0]["valid"] == {20: 2.0}
-    text = path.read_text().replace(*change, 1)
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"^{path}: {said}") as error:
+    path.write_text(path.read_text().replace(*change, 1))
+    with pytest.raises(ValueError, match=f"^{path}: {said}.*; expected a grid's result.json or runs.csv. Fix it.$"):
         read_results([path])
-    assert "\n" not in str(error.value) and "expected a grid's result.json or runs.csv. Fix it." in str(error.value)
-    path.with_name("b.csv").write_text("scheme,lr\n")
-    with pytest.raises(ValueError, match="b.csv: row 0: there is none; expected"):
-        read_results([path.with_name("b.csv")])
 
 
 def test_rows_are_kept_as_they_are(tmp_path):
@@ -319,7 +307,7 @@ def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path):
 
 def test_nothing_is_said_before_all_runs_are_there(tmp_path):
     rows = protocol_rows(0.1, 0.0)[:-2]
-    lines = protocol.claims(rows[:-1])
+    lines = protocol.claims([*rows[:-1], rows[0]])  # one of them twice
     assert lines[-3].startswith("Pre-LN - Admin at 18L-18L: Admin ends ahead") and lines[-2].endswith(protocol.MISSING)
     assert [line.endswith(protocol.MISSING) for line in protocol.claims(rows[1:])[-3:-1]] == [True, True]
     write_runs(tmp_path / "pilots.csv", [result()])

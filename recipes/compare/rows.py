@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from tabulate import tabulate
 
 from fairseq_admin.method.schemes import EVERY
@@ -22,17 +22,6 @@ from recipes.steps.logs import as_cell, from_cell
 Row = dict[str, Any]
 TITLES = {"none": "head alone", **{name: scheme.title for name, scheme in EVERY.items()}}
 """Of schemes; `none` is a head without new layers, in make deeper."""
-
-
-def _known(scheme: str) -> str:
-    if scheme not in TITLES:
-        raise ValueError(f"expected one of {', '.join(TITLES)}")
-    return scheme
-
-
-def _rate(text: str) -> str:
-    float(text)
-    return text
 
 
 EMPTY = BeforeValidator(lambda cell: None if cell == "" else cell)
@@ -46,8 +35,8 @@ class Run(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    scheme: Annotated[str, AfterValidator(_known)]
-    lr: Annotated[str, AfterValidator(_rate)]
+    scheme: str
+    lr: str
     seed: str
     params: int
     seconds: int
@@ -85,20 +74,16 @@ def read_results(paths: Iterable[Path]) -> list[Row]:
     for path in paths:
         lines, number = read_lines(path), 0
         try:
-            table = csv.DictReader(line.rstrip("\r") for line in lines) if path.suffix == ".csv" else None
-            for row in table or [json.loads("".join(lines))]:
+            found = csv.DictReader(lines) if path.suffix == ".csv" else [json.loads("".join(lines))]
+            for row in found:
                 number += 1
                 kind = Classified if "diverged" in row else Translated
                 rows.append({**row, **kind.model_validate(row).model_dump(exclude_unset=True)})
-            fault = "" if number else "there is none"
-        except ValidationError as error:
-            first = error.errors()[0]
-            message = first["msg"].removeprefix("Value error, ")
-            fault = f"its {'.'.join(map(str, first['loc']))} is {first['input']!r:.40}: {message}"
         except ValueError as error:
-            fault = str(error)
-        if fault:
-            raise ValueError(f"{path}: row {number}: {fault}; expected a grid's result.json or runs.csv. Fix it.")
+            first = error.errors()[0] if isinstance(error, ValidationError) else None
+            fault = f"its {first['loc'][0]} is {first['input']!r:.40}: {first['msg']}" if first else error
+            what = "expected a grid's result.json or runs.csv. Fix it."
+            raise ValueError(f"{path}: row {number}: {fault}; {what}") from None
     return rows
 
 

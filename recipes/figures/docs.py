@@ -13,15 +13,19 @@ import json
 import logging
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from fairseq_admin import cli
 from fairseq_admin.analysis import figure
-from recipes.compare.rows import read_results
-from recipes.figures import accuracy, analysis, curves, demo, rates
-from recipes.figures.drawing import save
+from recipes.compare.rows import TITLES, read_results
+from recipes.figures import accuracy, analysis, curves, rates
+from recipes.figures.drawing import ALWAYS, BITS, MARKERS, save, subplots
 from recipes.steps import results
 from recipes.steps.common import replacing, run
+from recipes.steps.logs import from_cell
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GRIDS = {
@@ -31,6 +35,27 @@ GRIDS = {
     "deeper": (accuracy.draw, "deeper.csv"),
 }
 """How rows are drawn, and which."""
+APART = 1.4
+"""Bits from one label to the next, at least."""
+
+
+def draw_demo(rows: Sequence[dict[str, str]]) -> Figure:
+    """The loss on validation in `make demo`, of a row of results.csv a method.
+
+    A curve is labelled at its end, or above that, where labels would overlap.
+    """
+    figure, ((axes,),) = subplots(1, 1, (8, 4))
+    curves = {row["method"]: from_cell(row["valid"]) for row in rows}
+    bleu = {row["method"]: float(row["score"]) for row in rows}
+    place = -APART
+    for method, curve in sorted(curves.items(), key=lambda item: item[1][max(item[1])]):
+        end, colour = curve[max(curve)], ALWAYS[method]
+        axes.plot(*zip(*curve.items()), marker=MARKERS[method], markersize=4, color=colour, clip_on=False)
+        text, place = f"{TITLES[method]}\n{end:.2f} bits, BLEU {bleu[method]:.1f}", max(end, place + APART)
+        axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), color=colour, va="center", fontweight="bold")
+    axes.set(xlabel="updates", ylabel=BITS, xlim=(0, max(map(max, curves.values()))), ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def draw_analysis(runs: Path, folder: Path) -> None:
@@ -58,7 +83,7 @@ def main() -> None:
     for name, (draw, rows) in GRIDS.items():
         save(draw(read_results([DOCS / rows])), args.output / f"{name}.png")
     runs = [row for row in results.read(DOCS / "results.csv") if (row["recipe"], row["seed"]) == ("demo", "1")]
-    save(demo.draw(runs), args.output / "demo-loss.png", dpi=180)
+    save(draw_demo(runs), args.output / "demo-loss.png", dpi=180)
     with tempfile.TemporaryDirectory() as folder:
         draw_analysis(args.runs, Path(folder))
         for path in Path(folder).glob("*.png"):

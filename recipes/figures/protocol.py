@@ -73,8 +73,9 @@ def group(runs: Sequence[Row]) -> str:
 
 
 def claims(rows: Sequence[Row]) -> list[str]:
-    """What can be said of the runs that count, a line each."""
-    groups = {place: runs for place, runs in grouped(rows, "layers", "scheme").items() if len(runs) == len(SEEDS)}
+    """What can be said of the runs that count, a line each. Of a run that has two rows the later one is its."""
+    once = {(row["layers"], row["scheme"], row["seed"]): row for row in rows}.values()
+    groups = {place: runs for place, runs in grouped(once, "layers", "scheme").items() if len(runs) == len(SEEDS)}
     lines = [f"{TITLES[scheme]}, {layers}L-{layers}L: {group(runs)}" for (layers, scheme), runs in groups.items()]
     both = {}
     for depth in ("18", "6"):

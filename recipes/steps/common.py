@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
-
-Kinds = Mapping[str, type | tuple[type, ...]]
-"""What an object's entries are, by name; of several types, any."""
+from typing import BinaryIO
 
 
 @contextmanager
@@ -96,26 +92,6 @@ def decoded(lines: list[bytes], path: str | Path, first: int = 1, errors: str = 
             "the file first, for instance with iconv -f latin1 -t utf-8."
         ) from None
     return text if text[-1] else text[:-1]
-
-
-def read_object(path: Path, kinds: Kinds, expected: str) -> dict[str, Any]:
-    """A JSON object that holds what is named, each of its kind.
-
-    Raises:
-        ValueError: it does not; the message says what was `expected`.
-    """
-    try:
-        found = json.loads("\n".join(read_lines(path)))
-        if not isinstance(found, dict):
-            raise ValueError(f"found a {type(found).__name__}")
-        for name, kind in kinds.items():
-            if name not in found:
-                raise ValueError(f"it has no {name}")
-            if not isinstance(found[name], kind):
-                raise ValueError(f"its {name} is {found[name]!r:.40}")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}); expected {expected}.") from None
-    return found
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:

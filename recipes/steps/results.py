@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from recipes.steps.common import read_lines, read_object, replacing, write_lines
+from recipes.steps.common import read_lines, replacing, write_lines
 from recipes.steps.guard import alone
 from recipes.steps.logs import as_cell, read_log
 
@@ -93,13 +93,8 @@ def hardware() -> str:
 
 
 def read_score(path: Path) -> dict[str, Any]:
-    """A run's score.json.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    expected = "the score.json of a run. Remove it, and make that run's score again"
-    return read_object(path, dict.fromkeys(KEY, str), expected)
+    """A run's score.json."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def record(run: Path, table: Path, key: dict[str, str], measured: dict[str, object]) -> None:
