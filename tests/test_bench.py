@@ -59,6 +59,13 @@ def test_refuses_what_is_no_size(size: str) -> None:
     assert f"argument --sizes: '{size}'" in done.stderr and "expected" in done.stderr
 
 
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        host.main(["--csv", str(tmp_path)])
+    out, err = capsys.readouterr()
+    assert out == "" and f"--csv: {tmp_path} cannot be written: Is a directory" in err
+
+
 def test_counting_leaves_nothing_behind() -> None:
     """All activations of every model counted stayed in memory, until the machine had none left."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())

@@ -16,7 +16,6 @@ import math
 import re
 import signal
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ import fairseq_admin.pytorch as admin
 from fairseq_admin.errors import AdminError
 from fairseq_admin.pytorch.folded import INSIDE
 from fairseq_admin.pytorch.reading import tensors
+from recipes.bench.arguments import output
 from recipes.bench.conditions import keep
 
 SECONDS = 100
@@ -185,7 +185,7 @@ def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", help="names of transformers' model types (default: all)")
-    parser.add_argument("--csv", type=Path, help="file to write")
+    parser.add_argument("--csv", type=output, help="file to write")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
