@@ -23,9 +23,9 @@ RUN := $(VENV)/bin/python
 # What the front knows; and a step of a paper's experiment, as in make iwslt14-prepare.
 PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)
 STEPS := preflight prepare train average generate score
-FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper preflight gpu-trial table figures tables $(PAPERS) \
+FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper preflight $(PAPERS) \
 	$(foreach step,$(STEPS),$(PAPERS:%=%-$(step)))
-.PHONY: $(FRONTED) test test-nightly lint release bench setup lock clean distclean help
+.PHONY: $(FRONTED) gpu-trial table figures tables test test-nightly lint release bench setup lock clean distclean help
 
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
 ## make multi30k: the same pipeline on Multi30k (PAIR=en-fr, DATA=DIR, PRESET=cpu|gpu, METHOD=, SEED=)
@@ -40,13 +40,25 @@ FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper preflight
 ## make sensitivity: what learning rates and beta2 a scheme stands without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
 ## make warmup: what warm-up each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, QUICK=1)
 ## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, QUICK=1)
-## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
-## make table: all results so far next to the papers' numbers
-## make figures: the figures of README.md and docs/, except report.png, from the runs that docs/ keeps and the model in runs/demo (RUNS=)
-## make tables: the tables of results in README.md and docs/, from the rows that docs/ keeps
 $(FRONTED): $(VENV)/ready
 # make hands its variables down in the environment; under make -n, too, the front lists what would run.
 	+@if test -x $(RUN); then exec $(RUN) -m recipes $@; else echo "make setup comes first: $(RUN) is not here."; fi
+
+## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
+gpu-trial: $(VENV)/ready
+	$(RUN) -m recipes.gpu_trial.run
+
+## make table: all results so far next to the papers' numbers
+table: $(VENV)/ready
+	$(RUN) -m recipes.steps.report "$${RUNS:-runs}/results.csv" -o "$${RUNS:-runs}/table"
+
+## make figures: the figures of README.md and docs/, except report.png, from the runs that docs/ keeps and the model in runs/demo (RUNS=)
+figures: $(VENV)/ready
+	$(RUN) -m recipes.figures.docs "$${RUNS:-runs}" -o docs/images
+
+## make tables: the tables of results in README.md and docs/, from the rows that docs/ keeps
+tables: $(VENV)/ready
+	$(RUN) -m recipes.figures.tables README.md docs/*.md
 
 ## make test: lint, types and all tests but the nightly ones
 test: lint

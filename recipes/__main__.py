@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from recipes import cluster, one_model, programs
+from recipes import cluster, one_model
 from recipes import recipe as recipes
 from recipes.chain import Chain
 from recipes.processes import supervise
 from recipes.recipe import Recipe
 from recipes.steps.common import run
 from recipes.steps.guard import at_work
-from recipes.validation import described
 
 STEPS = ("preflight", "prepare", "train", "average", "generate", "score")
 
@@ -43,7 +42,7 @@ def asked(target: str) -> tuple[str, str]:
     if recipe in known and not known[recipe][0].is_grid and step in STEPS:
         return recipe, step
     raise ValueError(
-        f"{target} is unknown; expected one of {' '.join([*known, *programs.PROGRAMS])}, or one with "
+        f"{target} is unknown; expected one of {' '.join(known)}, or one with "
         f"-{' -'.join(STEPS)} after it (the grids have none)."
     )
 
@@ -104,14 +103,8 @@ def main() -> None:
     flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
     dry = "-n" in options or (not flags.startswith("-") and "n" in flags)
     if target == "help":
-        name = next(iter(words), os.environ.get("TARGET", ""))
-        program = programs.PROGRAMS.get(name)
-        lines = described(program, program.model_fields, {}) if program else recipes.help_lines(asked(name)[0])
-        print("\n".join(lines))
-        return
-    if target in programs.PROGRAMS:
-        chosen = recipes.collect(target, words, list(programs.PROGRAMS[target].model_fields))
-        programs.run(target, chosen, dry)
+        name, _ = asked(next(iter(words), os.environ.get("TARGET", "")))
+        print("\n".join(recipes.help_lines(name)))
         return
     if target == "preflight":
         named = [word.partition("=")[2] for word in words if word.startswith("RECIPE=")]

@@ -17,11 +17,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
+from pydantic import PositiveFloat
 
 from recipes.processes import process_group
-from recipes.programs import Trial
+from recipes.recipe import collect
+from recipes.settings import Data, Machine, Pair
 from recipes.steps.common import run
 from recipes.steps.results import commit, hardware
 from recipes.validation import validated
@@ -55,6 +58,17 @@ RATES = {"admin": 3e-4, "pre-ln": 3e-4, "post-ln": 1e-4}
 RESULT = re.compile(r"tokens \d+, method|=* ?\d+ (passed|failed|skipped|error)|FAILED|sacreBLEU +\d|update \d+ +\d")
 """How a line begins that the report repeats: a time, a count of tests, a test that failed, a score, a validation."""
 REPORT = "Each command's whole output is next to this file. To paste into an issue:\n\n```\n{}\n```\n"
+
+
+class Trial(Machine):
+    DEVICE: Literal["cuda", "cpu"] = "cuda"
+    """cpu tries it with tiny sizes, in a folder of its own"""
+    DATA: Data | None = None
+    """a folder with train, valid and test in both languages, as for make own: three models are trained on it too"""
+    PAIR: Pair = "de-en"
+    """source and target language of DATA"""
+    MINUTES: PositiveFloat = 30
+    """that each of the three may take"""
 
 
 def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
@@ -106,9 +120,9 @@ def run_missing(folder: Path, commands: Iterable[tuple[str, str]], limit: float)
 
 
 def main() -> None:
-    os.environ.update(dict(word.split("=", 1) for word in sys.argv[1:]))
-    given = {name: os.environ[name] for name in Trial.model_fields if os.environ.get(name)}
-    trial = validated(Trial, given)
+    given = collect("gpu-trial", sys.argv[1:], list(Trial.model_fields))
+    os.environ.update(given)
+    trial = validated(Trial, {name: value for name, value in given.items() if value})
     if trial.DEVICE == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available():
