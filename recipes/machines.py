@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from recipes.settings import Training
 from recipes.steps import gpus
@@ -29,11 +28,6 @@ ON_CPUS = ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-bac
 LEAST = 1024
 """Tokens of a batch, below which an update is not divided."""
 GB = 1e9
-
-
-class Batches(NamedTuple):
-    max_tokens: int
-    update_freq: int
 
 
 @dataclass(frozen=True)
@@ -113,22 +107,29 @@ def plan(settings: Training) -> Machines:
     # Where the memory is not known, the papers' batch is taken to fit.
     known = memory is not None and s.BY_MEMORY
     limit = s.MAX_TOKENS or (largest(s.BY_MEMORY, memory or 0) if known else s.DEVICE_TOKENS)
-    batches = fewest(s.TOKENS, workers, limit)
-    if s.MAX_TOKENS and batches.max_tokens != s.MAX_TOKENS:
+    batches = split(s.TOKENS, workers, limit)
+    if not batches:
+        raise ValueError(
+            f"an update of {s.TOKENS} tokens does not split over {workers} devices into equal batches of "
+            f"{min(LEAST, limit)} tokens or more that fit. Take another number of devices (GPUS= times NODES=), or "
+            "another batch with MAX_TOKENS=."
+        )
+    if s.MAX_TOKENS and batches[0] != s.MAX_TOKENS:
         raise ValueError(
             f"MAX_TOKENS={s.MAX_TOKENS} on {workers} devices does not make up an update of {s.TOKENS} tokens. Take "
-            f"{batches.max_tokens}, or leave MAX_TOKENS out."
+            f"{batches[0]}, or leave MAX_TOKENS out."
         )
-    less = split(s.TOKENS, workers, batches.max_tokens // 2) or batches
-    return Machines(*where, batches.max_tokens, batches.update_freq, less.max_tokens)
+    less, _ = split(s.TOKENS, workers, batches[0] // 2) or batches
+    return Machines(*where, *batches, less)
 
 
-def split(tokens: int, workers: int, limit: int) -> Batches | None:
-    """The fewest equal batches of at most `limit` tokens that make up an update; None if there are none."""
+def split(tokens: int, workers: int, limit: int) -> tuple[int, int] | None:
+    """The tokens and the number, for each worker, of the fewest equal batches of at most `limit` tokens that make up an
+    update; None if there are none."""
     for update_freq in range(1, tokens // (workers * min(LEAST, limit)) + 1):
         max_tokens, rest = divmod(tokens, workers * update_freq)
         if not rest and max_tokens <= limit:
-            return Batches(max_tokens, update_freq)
+            return max_tokens, update_freq
     return None
 
 
@@ -147,29 +148,14 @@ def largest(table: dict[int, int], memory: float) -> int:
     )
 
 
-def fewest(tokens: int, workers: int, limit: int) -> Batches:
-    """The largest batches of at most `limit` tokens.
-
-    Raises:
-        ValueError: no number of such batches makes up the update.
-    """
-    if found := split(tokens, workers, limit):
-        return found
-    possible = [count for count in range(1, tokens // LEAST + 1) if split(tokens, count, limit)]
-    nearest = sorted(sorted(possible, key=lambda count: abs(count - workers))[:4])
-    raise ValueError(
-        f"an update of {tokens} tokens does not split over {workers} devices into equal batches of "
-        f"{min(LEAST, limit)} tokens or more that fit. Take another number of devices (GPUS= times NODES=: "
-        f"{', '.join(map(str, nearest))}), or another batch with MAX_TOKENS=."
-    )
-
-
 def faults(machines: Machines, precision: str) -> str:
     """Why this machine's GPUs, or this environment's torch, cannot train a run; empty if they can."""
-    there = [] if machines.cpu else gpus.visible()
-    if not machines.cpu and len(there) < machines.gpus:
+    if machines.cpu:
+        return ""
+    if (there := len(gpus.visible())) < machines.gpus:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         return (
-            f"this machine has {len(there)} GPUs{gpus.restricted()}, and the run needs {machines.gpus}. Give GPUS=, or "
-            "train small on a CPU with PRESET=small (or cpu)."
+            f"this machine has {there} GPUs{'' if seen is None else f' (CUDA_VISIBLE_DEVICES={seen})'}, and the run "
+            f"needs {machines.gpus}. Give GPUS=, or train small on a CPU with PRESET=small (or cpu)."
         )
-    return "" if machines.cpu else gpus.torch_fault(machines.gpus, precision or "fp32", there) or ""
+    return gpus.fault(machines.gpus, precision)
