@@ -14,17 +14,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from recipes import cluster, one_model
+from recipes import cluster
 from recipes import recipe as recipes
 from recipes.chain import Chain
+from recipes.language_model import LanguageModel
 from recipes.processes import supervise
 from recipes.recipe import Recipe
 from recipes.steps.common import run
 from recipes.steps.guard import at_work
+from recipes.translation import Translation
 
 STEPS = ("preflight", "prepare", "train", "average", "generate", "score")
 
@@ -47,19 +48,12 @@ def asked(target: str) -> tuple[str, str]:
     )
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a target does."""
-
-    cpu: bool
-    plan: Callable[[], list[str]]
-    work: Callable[[], None]
-    folders: tuple[Path, ...]
-    """those that are this process's alone while it works"""
+Task = tuple[bool, Callable[[], list[str]], Callable[[], None], tuple[Path, ...]]
+"""What a target does: whether on a CPU, its plan, its work, and the folders that are this process's alone meanwhile."""
 
 
 def of_a_model(recipe: Recipe, goal: str) -> Task:
-    pipeline = one_model.of(recipe)
+    pipeline = LanguageModel(recipe) if recipe.file.kind == "LanguageModel" else Translation(recipe)
     machine, submits = pipeline.machine, recipe.settings.WHERE == "slurm" and recipe.settings.NODE is None
     if machine.node and goal != "train":
         raise ValueError(f"NODE={machine.node} of several only trains; run the target that ends in -train there.")
@@ -68,21 +62,21 @@ def of_a_model(recipe: Recipe, goal: str) -> Task:
         if goal == "preflight":
             from recipes.preflight import page  # with torch
 
-            page(recipe, pipeline.run)
+            page(pipeline)
         elif submits:
-            cluster.run(recipe, pipeline, goal)
+            cluster.run(pipeline, goal)
         else:
-            one_model.make(recipe, goal)
+            pipeline.make(goal)
         if goal == "all":
             print((recipe.run / "summary.txt").read_text(encoding="utf-8"))
             print(f"Report: {recipe.run / 'report.html'}")
 
     def plan() -> list[str]:
-        planned = "all" if goal == "preflight" else goal
-        jobs = cluster.plan(recipe, pipeline, planned) if submits else []
-        return [*jobs, *Chain(pipeline.steps()).table(pipeline.goals[planned])]
+        parts = cluster.parts(pipeline, "all" if goal == "preflight" else goal) if submits else ()
+        jobs = [f"job  {job.name}: {needs}" for _, job, needs in parts]
+        return [*jobs, *Chain(pipeline.steps()).table(pipeline.goals[goal])]
 
-    return Task(machine.cpu, plan, act, (recipe.text, recipe.run))
+    return machine.cpu, plan, act, (recipe.text, recipe.run)
 
 
 def of_a_grid(recipe: Recipe) -> Task:
@@ -94,7 +88,7 @@ def of_a_grid(recipe: Recipe) -> Task:
         with at_work(grid.folder):
             front.make(grid)
 
-    return Task(grid.on_cpu, partial(front.plan, grid), act, (grid.folder,))
+    return grid.on_cpu, partial(front.plan, grid), act, (grid.folder,)
 
 
 def main() -> None:
@@ -115,14 +109,14 @@ def main() -> None:
     name, goal = asked(target)
     recipe = recipes.read(name, recipes.collect(name, words, recipes.files()[name][0].names))
     os.environ.update({key: value for key, value in recipe.settings.exported().items() if key not in os.environ})
-    task = of_a_grid(recipe) if recipe.file.is_grid else of_a_model(recipe, goal)
-    if task.cpu:
+    on_cpu, plan, work, folders = of_a_grid(recipe) if recipe.file.is_grid else of_a_model(recipe, goal)
+    if on_cpu:
         # With --cpu fairseq still clips gradients on a GPU that it sees, and starts a process for each of several.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if dry:
-        print("\n".join(task.plan()))
+        print("\n".join(plan()))
         return
-    raise SystemExit(supervise(partial(run, task.work), *task.folders))
+    raise SystemExit(supervise(partial(run, work), *folders))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Step:
     optional: bool = False
     """some model or text has not what it would write"""
     title: str = ""
-    """what is said when it runs"""
+    """what is said when it runs, in place of its name"""
 
     @property
     def kept(self) -> Path:

@@ -12,15 +12,13 @@ from pathlib import Path
 
 from recipes.chain import Chain
 from recipes.jobs import Job, Needs
-from recipes.language_model import LanguageModel
-from recipes.recipe import Recipe
-from recipes.translation import Pipeline
+from recipes.training import Pipeline
 
 
-def parts(recipe: Recipe, pipeline: Pipeline | LanguageModel, goal: str) -> Iterator[tuple[str, Job, Needs]]:
+def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job, Needs]]:
     """The goals that are jobs, one after another."""
-    needs, machine = recipe.file.needs, pipeline.machine
-    gpus = 0 if machine.cpu else machine.gpus
+    recipe, machine = pipeline.recipe, pipeline.machine
+    needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
     found = {"prepare": needs}
     if goal != "prepare":
         found["train"] = replace(needs, nodes=machine.nodes, gpus=gpus)
@@ -32,11 +30,7 @@ def parts(recipe: Recipe, pipeline: Pipeline | LanguageModel, goal: str) -> Iter
         yield part, Job(target, [sys.executable, "-m", "recipes", target, *words], recipe.run), needed
 
 
-def plan(recipe: Recipe, pipeline: Pipeline | LanguageModel, goal: str) -> list[str]:
-    return [f"job  {job.name}: {needs}" for _, job, needs in parts(recipe, pipeline, goal)]
-
-
-def run(recipe: Recipe, pipeline: Pipeline | LanguageModel, goal: str) -> None:
+def run(pipeline: Pipeline, goal: str) -> None:
     """Those parts that are not done.
 
     Raises:
@@ -44,8 +38,9 @@ def run(recipe: Recipe, pipeline: Pipeline | LanguageModel, goal: str) -> None:
     """
     from recipes import slurm  # with submitit
 
+    recipe = pipeline.recipe
     cluster = slurm.read_settings(Path(recipe.settings.SLURM))
-    for part, job, needs in parts(recipe, pipeline, goal):
+    for part, job, needs in parts(pipeline, goal):
         if Chain(pipeline.steps()).plan(pipeline.goals[part]):
             print(f"# {job.name}: {needs}; what it says is in {job.log}", flush=True)
             if slurm.run([job], needs, 1, cluster, recipe.run / "slurm")[job.name]:

@@ -22,7 +22,7 @@ from recipes import machines
 from recipes.recipe import Recipe
 from recipes.steps.common import read_lines
 from recipes.steps.table import read_table
-from recipes.training import Run
+from recipes.training import Pipeline
 
 size = functools.partial(tqdm.format_sizeof, suffix="B")
 UPDATES, LIMIT = 10, 600.0
@@ -31,7 +31,7 @@ WARM_UP = 3
 """The first updates profile, allocate and compile, and are not timed."""
 
 
-def parameters(run: Run) -> int:
+def parameters(run: Pipeline) -> int:
     """Of the model that would be trained, built without memory of its own."""
     import torch
     from fairseq import options as fairseq_options
@@ -39,10 +39,10 @@ def parameters(run: Run) -> int:
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     logging.disable(logging.INFO)
-    words = [str(run.model.binary), *run.command_options(), *run.settings.TRAIN_ARGS]
+    words = [str(run.binary), *run.command_options(), *run.settings.TRAIN_ARGS]
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words)
     dictionary = Dictionary()
-    there = next(run.model.binary.glob("dict*.txt"), None)
+    there = next(run.binary.glob("dict*.txt"), None)
     for number in range(len(read_lines(there)) if there else run.settings.MERGES):
         dictionary.add_symbol(f"w{number}")
     names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary")
@@ -75,14 +75,14 @@ def disk(recipe: Recipe, count: int, archives: list[str]) -> tuple[str, str]:
     return f"{line} at {recipe.run}", fault if short > 0 else ""
 
 
-def updates(run: Run) -> list[dict[str, Any]]:
+def updates(run: Pipeline) -> list[dict[str, Any]]:
     """Some real updates, as fairseq tells them, with the time `at` which each was told: its own are whole seconds.
 
     Raises:
         ValueError: too few were made to time them.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "recipes.steps.train", str(run.model.binary), *run.command_options()]
+        command = [sys.executable, "-m", "recipes.steps.train", str(run.binary), *run.command_options()]
         command += ["--max-update", str(UPDATES), "--no-save", "--disable-validation", "--save-dir", folder]
         command += ["--log-format", "json", "--log-interval", "1", *run.settings.TRAIN_ARGS]
         process = subprocess.Popen(
@@ -118,15 +118,15 @@ def forecast(settings: Any, devices: int, told: list[dict[str, Any]]) -> str:
     return f"{text}\ncost: {hours * settings.PRICE * devices:.2f}, at {settings.PRICE:g} an hour and device"
 
 
-def page(recipe: Recipe, run: Run) -> None:
+def page(run: Pipeline) -> None:
     """Print it.
 
     Raises:
         ValueError: the run cannot work here; the message says why.
     """
-    m, settings = run.machine, recipe.settings
+    recipe, m, settings = run.recipe, run.machine, run.settings
     faults = machines.faults(m, settings.PRECISION)
-    prepared = next(run.model.binary.glob("train*.idx"), None) is not None
+    prepared = next(run.binary.glob("train*.idx"), None) is not None
     archives, count = missing(recipe, prepared), parameters(run)
     room, no_room = disk(recipe, count, archives)
     on = "the CPU" if m.cpu else "GPUs"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
@@ -27,11 +26,11 @@ class Failed(ValueError):
 
 
 @contextmanager
-def process_group() -> Iterator[int]:
-    """A process group that is killed at the end of the block, and also if this process is killed inside."""
+def process_group() -> Iterator[subprocess.Popen]:
+    """Leads a process group that is killed at the end of the block, and also if this process is killed inside."""
     watcher = subprocess.Popen([sys.executable, "-c", WATCH], stdin=subprocess.PIPE, process_group=0)
     try:
-        yield watcher.pid
+        yield watcher
     finally:
         watcher.communicate()
 
@@ -53,18 +52,17 @@ def supervise(work: Callable[[], object], *folders: Path) -> int:
     Returns:
         its exit status; 130 where it was interrupted.
     """
-    parent, child, status = os.getppid(), 0, None
-    sys.stdout.flush()
+    parent, child, status = os.getppid(), None, None
     _interruptible()
     with suppress(KeyboardInterrupt), process_group() as group:
-        child = _forked(work, group)
+        child = multiprocessing.get_context("fork").Process(target=_within, args=(group, work))
+        child.start()
         while status is None and os.getppid() == parent:
-            ended, code = os.waitpid(child, os.WNOHANG)
-            status = os.waitstatus_to_exitcode(code) if ended else None
-            time.sleep(0 if ended else LOOK)
+            child.join(LOOK)
+            status = child.exitcode
     if status is None:
-        if child:
-            os.waitpid(child, 0)
+        if child and child.pid:
+            child.join()
         print("Interrupted. The same command goes on from here.", file=sys.stderr)
         status = 130
     for folder in filter(Path.exists, folders if status else ()):
@@ -73,28 +71,12 @@ def supervise(work: Callable[[], object], *folders: Path) -> int:
     return status
 
 
-def _forked(work: Callable[[], object], group: int) -> int:
-    """A process of that group that does some work and ends; its number."""
-    child = os.fork()
-    if child:
-        with suppress(OSError):  # it has done so itself
-            os.setpgid(child, group)
-        return child
-    status = 1
-    try:
-        os.setpgid(0, group)
-        os.closerange(3, 4096)  # what ends the group must be open in its parent alone
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        work()
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with suppress(OSError):
-            sys.stdout.flush()
-        os._exit(status)
+def _within(group: subprocess.Popen, work: Callable[[], object]) -> None:
+    """Do some work in that group; what ends it must be open in its parent alone."""
+    os.setpgid(0, group.pid)
+    group.stdin.close()  # type: ignore[union-attr]
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    work()
 
 
 def plugin(*words: object) -> str:

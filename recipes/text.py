@@ -66,11 +66,11 @@ class Text:
 
     def steps(self) -> Iterator[Step]:
         yield from self._raw_steps()
+        tokeniser = self.settings.TOKENISER
         yield Step(
             "text", self.folder, (self.json,),
-            partial(tokenise.settle, self.json, self.source, self.target, self.settings.TOKENISER),
-            settings={"languages": [self.source, self.target], "tokeniser": sorted(self.settings.TOKENISER)},
-            title="how text is tokenised",
+            partial(tokenise.settle, self.json, self.source, self.target, tokeniser),
+            settings={"languages": [self.source, self.target], "tokeniser": sorted(tokeniser)},
         )  # fmt: skip
         yield from self._word_steps()
         yield from self._token_steps()
@@ -82,7 +82,7 @@ class Text:
         for name in () if texts else SPLITS:
             yield Step(
                 f"raw {name}", self.folder, self.both(self.raw, name), partial(self._generate, name),
-                settings={"pairs": self.settings.PAIRS}, title=f"generate {name}",
+                settings={"pairs": self.settings.PAIRS},
             )  # fmt: skip
         for archive in [] if self.settings.DATA else self.recipe.downloads:
             path = self.recipe.archives / archive
@@ -119,7 +119,7 @@ class Text:
             archive = Path(s.DATA)
             reads = tuple(unpacked(archive, member) for member in members)
         program = partial(extract, archive, members, out, **options)
-        return Step(f"raw {name}.{language}", self.raw, (out,), program, reads, settings, title=f"raw text {out.name}")
+        return Step(f"raw {name}.{language}", self.raw, (out,), program, reads, settings)
 
     # -- words and BPE tokens ----------------------------------------------------------------------------------------
 
@@ -139,7 +139,6 @@ class Text:
             yield Step(
                 f"tokens {name}", self.folder, self.both(self.folder / "tok", name), program,
                 (*self.both(self.raw, name), self.json), {"options": [*clean, *kind]}, after=whole,
-                title=f"words of {name}",
             )  # fmt: skip
         for name, gathered in splits.items():
             parts = [self.folder / "tok" / part for part in gathered.texts]
@@ -148,7 +147,6 @@ class Text:
                 f"split {name}", self.folder, self.both(self.words, name),
                 partial(split, parts, (self.source, self.target), self.words / name, every, gathered.keep),
                 self.both(self.folder / "tok", *gathered.texts), {"gather": self._gather(name)},
-                title=f"the split {name}",
             )  # fmt: skip
 
     def _gather(self, name: str) -> list[str]:
@@ -158,10 +156,8 @@ class Text:
     def _token_steps(self) -> Iterator[Step]:
         s, units = self.settings, self.folder / "bpe"
         train = self.both(self.words, "train")
-        yield Step(
-            "codes", self.folder, (self.codes,), partial(bpe.write, self.codes, train, s.MERGES), train,
-            {"merges": s.MERGES}, title=f"learn {s.MERGES} joint merges",
-        )  # fmt: skip
+        learn = partial(bpe.write, self.codes, train, s.MERGES)
+        yield Step("codes", self.folder, (self.codes,), learn, train, {"merges": s.MERGES})
         for name in SPLITS:
             clean = s.CLEAN_BPE if name != "test" else ()
             # fairseq leaves out such pairs of the training text, and says how many.
@@ -170,12 +166,10 @@ class Text:
             yield Step(
                 f"bpe {name}", self.folder, self.both(units, name),
                 partial(bpe.apply, self.codes, words, units, clean, too_long), (*words, self.codes),
-                {"options": [*clean, *(["--too-long", too_long] if too_long else [])]}, title=f"BPE tokens of {name}",
+                {"options": [*clean, *(["--too-long", too_long] if too_long else [])]},
             )  # fmt: skip
-        yield Step(
-            "bin", self.folder, (self.binarised,), self._binarise, self.both(units, *SPLITS),
-            {"expect": list(s.EXPECT)}, title="fairseq's binary data",
-        )  # fmt: skip
+        expected = {"expect": list(s.EXPECT)}
+        yield Step("bin", self.folder, (self.binarised,), self._binarise, self.both(units, *SPLITS), expected)
 
     def _binarise(self) -> None:
         s, languages = self.settings, (self.source, self.target)

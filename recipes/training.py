@@ -1,12 +1,16 @@
-"""The steps from fairseq's binary data to a summary: training, average, model, the report. A run never starts again."""
+"""What every recipe of one model has: its text, which others may share, then training, average, model, score, report.
+
+translation.py and language_model.py say what is trained and how it is scored. A training never starts again.
+"""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,38 +22,129 @@ from recipes.processes import Failed, plugin, stream
 from recipes.recipe import Recipe
 from recipes.steps import checkpoints, results, settings, summary
 from recipes.steps.common import replacing, write_lines
+from recipes.steps.guard import at_work
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Model:
-    """What a kind of recipe trains: fairseq's options for it, and the files it reads and makes."""
+class Pipeline(ABC):
+    """A recipe's steps. The first attributes are a kind's own."""
 
+    arch: str
+    task: list[str]
+    batch: list[str]
+    """fairseq's options for what is read at once"""
+    validated: list[str] = []
+    """those for validation"""
+    text_goals: tuple[Path, ...]
+    """what `prepare` makes"""
     binary: Path
     binarised: Path
-    task: list[str]
-    arch: str
-    options: list[str]
-    batch: list[str]
-    validated: list[str]
+    """the folder of fairseq's data, and its last file"""
     final: Path
     assets: tuple[Path, ...] = ()
-    """what it takes to use the model, besides it"""
+    """the model, and what it takes to use it"""
+    generated: Path
+    """what is scored"""
+    test: tuple[Any, ...] = ()
+    """of a translation: prefix of the raw test set, and its languages"""
 
-
-class Run:
-    """The training of a recipe's model, and what is made of it."""
-
-    def __init__(self, recipe: Recipe, model: Model, machine: machines.Machines) -> None:
-        self.recipe, self.model, self.machine = recipe, model, machine
-        self.settings, self.folder = recipe.settings, recipe.run
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.settings, self.folder = recipe, recipe.settings, recipe.run
+        self.machine = machines.plan(recipe.settings)
         self.folded = SCHEMES[self.settings.METHOD].folds
         self.unit = "epochs" if self.settings.EPOCHS else "updates"
         self.length = self.settings.EPOCHS or self.settings.UPDATES
-        marker = f"trained-{self.length}-epochs" if self.settings.EPOCHS else f"trained-{self.length}"
-        self.trained = self.folder / marker
-        self.average = self.folder / "average.pt"
+        self.trained = self.folder / f"trained-{self.length}{'-epochs' if self.settings.EPOCHS else ''}"
+        self.average, self.score = self.folder / "average.pt", self.folder / "score.json"
+
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
+        """What the text was made from, as the settings.json of its runs have it."""
+
+    @abstractmethod
+    def model_options(self) -> list[str]:
+        """fairseq's, for the model's sizes."""
+
+    @abstractmethod
+    def text_steps(self) -> Iterable[Step]: ...
+
+    @abstractmethod
+    def score_steps(self) -> Iterable[Step]: ...
+
+    # -- all of it ---------------------------------------------------------------------------------------------------
+
+    @property
+    def goals(self) -> dict[str, tuple[Path, ...]]:
+        last = self.folder / "report.html"
+        return {
+            "prepare": self.text_goals, "train": (self.trained,), "average": (self.final,),
+            "generate": (self.generated,), "score": (self.score,), "all": (last,), "preflight": (last,),
+        }  # fmt: skip
+
+    def make(self, goal: str) -> None:
+        """What a goal needs. Another text is refused where a model was trained on the one that is there."""
+        chain, record, recipe = Chain(self.steps()), self.record(), self.recipe
+        warnings.simplefilter("ignore")  # of fairseq and its libraries about one another: nothing the user can fix
+        with at_work(recipe.text, wait=True):
+            chain.adopt(recipe.text, recipe.raw, record, recipe.base)
+            chain.make(self.goals["prepare"], recipe.base)
+        if goal != "prepare":
+            with at_work(self.folder, self.machine.node):
+                self.hold(chain, record)
+                chain.make(self.goals[goal])
+
+    def hold(self, chain: Chain, text: settings.Settings) -> None:
+        """Refuse what would not go on with the folder's training as it was begun: other settings, another text, fewer
+        updates."""
+        # A text with published checksums is known by them.
+        files = {} if hasattr(self.settings, "SUMS") else chain.files()
+        settings.hold(self.folder / "settings.json", {**self.held(), **text, **files})
+        reached, unit = checkpoints.furthest(self.folder, self.unit), self.unit.upper()
+        if reached > self.length:
+            raise ValueError(
+                f"{unit}={self.length} is less than {self.folder} was trained for, {reached}. Give {unit}={reached} or "
+                "more, remove that folder to begin again, or write elsewhere with RUNS=."
+            )
+
+    def steps(self) -> Iterator[Step]:
+        """The other methods' results, once they are there, are part of the summary and of the report."""
+        s, m, folder = self.settings, self.machine, self.folder
+        yield from self.text_steps()
+        where = f"{m.nodes} x {m.gpus} x {m.update_freq} batches of up to {m.max_tokens} tokens"
+        yield Step(
+            "train", folder, (self.trained,), self.train, (self.binarised,),
+            {"length": {self.unit: self.length}, "held": self.held()}, trains=True,
+            title=f"train: {self.length} {self.unit}, each of {where}",
+        )  # fmt: skip
+        words = [
+            folder / "checkpoints",
+            "--by",
+            self.unit,
+            "--last",
+            s.AVERAGE,
+            "-o",
+            self.average,
+            "--data",
+            self.binary,
+        ]
+        averaging = {"average": str(s.AVERAGE), "of": self.unit}
+        yield Step("average", folder, (self.average,), partial(plugin, "average", *words), (self.trained,), averaging)
+        yield Step("model", folder, (self.final,), self._finish, (self.average,))
+        yield from self.score_steps()
+        others = sorted(folder.parent.glob(f"*-{s.PRESET}-s{s.SEED}/score.json"))
+        others = [path for path in others if path != self.score]
+        text, page, command = folder / "summary.txt", folder / "report.html", self.recipe.command
+        write = partial(summary.write, folder, command, *self.test)
+        yield Step("summary", folder, (text,), write, (self.score, *others), {"command": command})
+        analysed = [folder / "analysis" / f"{name}.json" for name in s.ANALYSES]
+        for path in analysed:
+            analyse = partial(self._analyse, path)
+            yield Step(f"analyse {path.stem}", folder, (path,), analyse, (self.average,), optional=True)
+        report = partial(plugin, "report", folder, *(path.parent for path in others), "-o", page)
+        yield Step("report", folder, (page,), report, (text, *analysed))
+
+    # -- training ----------------------------------------------------------------------------------------------------
 
     @property
     def user_dir(self) -> list[str]:
@@ -69,44 +164,23 @@ class Run:
         }  # fmt: skip
         return [str(word) for item in options.items() for word in item]
 
+    def _batches(self) -> list[str]:
+        return [*self.batch, "--update-freq", str(self.machine.update_freq)]
+
     def held(self) -> dict[str, Any]:
         """What a run's checkpoints depend on. More updates continue it; with the tokens of an update held, a run may go
         on with other batches, on other machines."""
-        batches = self._batches()
-        if self.settings.TOKENS is not None:
-            batches = ["--tokens-per-update", str(self.settings.TOKENS)]
-        words = [*self.model.options, *self.optimisation(), *batches, *machines.device(self.settings)]
-        held = settings.options([*words, *self.settings.TRAIN_ARGS])
-        return {"save_every": str(self.settings.SAVE_EVERY), **held}
-
-    def hold(self, chain: Chain, text: settings.Settings) -> None:
-        """Refuse what would not go on with the folder's training as it was begun: other settings, another text, fewer
-        updates.
-
-        Args:
-            text: what it was made from.
-
-        Raises:
-            ValueError: it would not.
-        """
-        # A text with published checksums is known by them.
-        files = {} if hasattr(self.settings, "SUMS") else chain.files()
-        settings.hold(self.folder / "settings.json", {**self.held(), **text, **files})
-        reached, unit = checkpoints.furthest(self.folder, self.unit), self.unit.upper()
-        if reached > self.length:
-            raise ValueError(
-                f"{unit}={self.length} is less than {self.folder} was trained for, {reached}. Give {unit}={reached} or "
-                "more, remove that folder to begin again, or write elsewhere with RUNS=."
-            )
-
-    def _batches(self) -> list[str]:
-        return [*self.model.batch, "--update-freq", str(self.machine.update_freq)]
+        s, batches = self.settings, self._batches()
+        if s.TOKENS is not None:
+            batches = ["--tokens-per-update", str(s.TOKENS)]
+        words = [*self.model_options(), *self.optimisation(), *batches, *machines.device(s), *s.TRAIN_ARGS]
+        return {"save_every": str(s.SAVE_EVERY), **settings.options(words)}
 
     def command_options(self) -> list[str]:
         """fairseq-train's, but for the data and how long it trains."""
         return [
-            *("--user-dir", "fairseq_admin", *self.model.task, "--arch", self.model.arch),
-            *("--admin-scheme", self.settings.METHOD, *self.model.options, *self.optimisation()),
+            *("--user-dir", "fairseq_admin", *self.task, "--arch", self.arch),
+            *("--admin-scheme", self.settings.METHOD, *self.model_options(), *self.optimisation()),
             *(*self._batches(), *machines.device(self.settings), *self.machine.meeting()),
         ]
 
@@ -122,8 +196,8 @@ class Run:
             length += [str(s.AVERAGE), "--validate-interval-updates", every]
             length += ["--save-interval", "1000000", "--validate-interval", "1000000"]
         return [
-            *(sys.executable, "-m", "recipes.steps.train", str(self.model.binary), *self.command_options(), *length),
-            *(*self.model.validated, "--save-dir", str(self.folder / "checkpoints"), "--no-last-checkpoints"),
+            *(sys.executable, "-m", "recipes.steps.train", str(self.binary), *self.command_options(), *length),
+            *(*self.validated, "--save-dir", str(self.folder / "checkpoints"), "--no-last-checkpoints"),
             *("--tensorboard-logdir", str(self.folder / "tensorboard")),
             *(["--wandb-project", s.WANDB] if s.WANDB else []),
             *("--log-format", "json", "--log-interval", str(s.LOG_EVERY), *s.TRAIN_ARGS),
@@ -139,80 +213,33 @@ class Run:
         stream(self.command(), self.folder / f"train{node}.log", **shown)
         self.trained.touch()
 
-    def steps(self) -> Iterator[Step]:
-        """Training, average and model."""
-        s, m = self.settings, self.machine
-        where = f"{m.nodes} x {m.gpus} x {m.update_freq} batches of up to {m.max_tokens} tokens"
-        yield Step(
-            "train", self.folder, (self.trained,), self.train, (self.model.binarised,),
-            {"length": {self.unit: self.length}, "held": self.held()}, trains=True,
-            title=f"train: {self.length} {self.unit}, each of {where}",
-        )  # fmt: skip
-        words = [str(self.folder / "checkpoints"), "--by", self.unit, "--last", str(s.AVERAGE)]
-        words += ["-o", str(self.average), "--data", str(self.model.binary)]
-        yield Step(
-            "average", self.folder, (self.average,), partial(plugin, "average", *words), (self.trained,),
-            {"average": str(s.AVERAGE), "of": self.unit}, title=f"average the last {s.AVERAGE} checkpoints",
-        )  # fmt: skip
-        yield Step(
-            "model", self.folder, (self.model.final,), self._finish, (self.average,),
-            title="the model, and what it takes to use it",
-        )  # fmt: skip
+    # -- what is made of it ------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         """Folding compares the two models on the validation set."""
-        final = self.model.final
-        final.parent.mkdir(parents=True, exist_ok=True)
-        for path in self.model.assets:
-            shutil.copy(path, final.parent)
+        self.final.parent.mkdir(parents=True, exist_ok=True)
+        for path in self.assets:
+            shutil.copy(path, self.final.parent)
         if self.folded:
-            said = plugin("fold", self.average, "-o", final, "--data", self.model.binary)
+            said = plugin("fold", self.average, "-o", self.final, "--data", self.binary)
             write_lines(self.folder / "fold.txt", said.splitlines())
         else:
-            with replacing(final) as part:
+            with replacing(self.final) as part:
                 shutil.copy(self.average, part)
 
-    def record(self, scores: dict[str, str], **made: object) -> None:
-        """Keep the run's row of results.csv.
-
-        Args:
-            made: what it was made with, besides the average.
-        """
+    def keep_scores(self, scores: dict[str, str], **made: object) -> None:
+        """Keep the run's row of results.csv, with what it was made with, besides the average."""
         s = self.settings
         key = {"recipe": self.recipe.row, "method": s.METHOD, "preset": s.PRESET, "seed": str(s.SEED)}
         words = {name: str(value) for name, value in {"average": s.AVERAGE, **made}.items()}
         measured = {"tokens": s.TOKENS or self.machine.tokens, **scores, **words}
         results.record(self.folder, Path(s.RUNS, "results.csv"), key, measured)
 
-    def report_steps(self, scored: Path, *test: Any) -> Iterator[Step]:
-        """The other methods' results, once they are there, are part of the summary and of the report.
-
-        Args:
-            test: of a translation: prefix of the raw test set, and its languages.
-        """
-        others = sorted(self.folder.parent.glob(f"*-{self.settings.PRESET}-s{self.settings.SEED}/score.json"))
-        others = [path for path in others if path != scored]
-        text, page = self.folder / "summary.txt", self.folder / "report.html"
-        yield Step(
-            "summary", self.folder, (text,), partial(summary.write, self.folder, self.recipe.command, *test),
-            (scored, *others),
-            {"command": self.recipe.command},
-        )  # fmt: skip
-        analysed = []
-        for name in self.settings.ANALYSES:
-            analysed.append(self.folder / "analysis" / f"{name}.json")
-            yield Step(
-                f"analyse {name}", self.folder, (analysed[-1],), partial(self._analyse, name), (self.average,),
-                optional=True,
-            )  # fmt: skip
-        program = partial(plugin, "report", self.folder, *(path.parent for path in others), "-o", page)
-        yield Step("report", self.folder, (page,), program, (text, *analysed))
-
-    def _analyse(self, name: str) -> None:
+    def _analyse(self, path: Path) -> None:
         """On a few tokens. A scheme or a text that it cannot be made of says so in a line, here and in the report."""
-        out = self.folder / "analysis" / name
-        out.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
+        out, sizes = path.with_suffix(""), ("--tokens", 256, "--json")
         try:
-            plugin("analyze", name, self.average, "--data", self.model.binary, "--tokens", 256, "--json", "-o", out)
+            plugin("analyze", path.stem, self.average, "--data", self.binary, *sizes, "-o", out)
         except Failed:
-            log.info("analyse %s: left out of the report", name)
+            log.info("analyse %s: left out of the report", path.stem)

@@ -19,7 +19,7 @@ from recipes import recipe
 from recipes.chain import Chain
 from recipes.steps import download
 from recipes.steps.table import read_table
-from recipes.translation import Pipeline
+from recipes.translation import Translation
 
 ROOT = Path(__file__).parents[1]
 NAME = "some.tgz"
@@ -258,7 +258,7 @@ def multi30k(tmp_path: Path, server: Server):
     def make(**settings: object) -> str:
         given = {"RUNS": str(tmp_path), "SUMS": f"{tmp_path}/sums", "TABLE": f"{tmp_path}/table", "PRESET": "cpu"}
         given |= {name: str(value) for name, value in settings.items()}
-        Chain(Pipeline(recipe.read("multi30k", given)).steps()).make([raw])
+        Chain(Translation(recipe.read("multi30k", given)).steps()).make([raw])
         return raw.read_text(encoding="utf-8")
 
     return make

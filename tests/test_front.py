@@ -24,15 +24,15 @@ from recipes.chain import Chain, Step
 from recipes.demo.generate_corpus import corpus
 from recipes.steps import score
 from recipes.steps.common import read_lines, write_lines
-from recipes.translation import Pipeline
+from recipes.translation import Translation
 
 
 def read(target: str, *words: str) -> recipes.Recipe:
     return recipes.read(target, dict(word.split("=", 1) for word in words))
 
 
-def pipeline(target: str, *words: str) -> Pipeline:
-    return Pipeline(read(target, *words))
+def pipeline(target: str, *words: str) -> Translation:
+    return Translation(read(target, *words))
 
 
 def names(folder: Path) -> set[str]:
@@ -194,7 +194,7 @@ def test_a_step_that_was_killed_before_its_key_is_done_again(tmp_path, monkeypat
 @pytest.mark.parametrize(("method", "folds"), [("admin", True), ("post-ln", True), ("b2t", False)])
 def test_every_scheme_is_trained_in_one_way(method, folds):
     """Through the plugin, with its option; folded where the table's row says so, and then used without the plugin."""
-    run = pipeline("demo", f"METHOD={method}").run
+    run = pipeline("demo", f"METHOD={method}")
     arch = f"--arch transformer_admin_18l --admin-scheme {method} "
     assert f"--user-dir fairseq_admin --source-lang de --target-lang en {arch}" in " ".join(run.command())
     assert run.folded == folds == SCHEMES[method].folds and run.user_dir == (
@@ -209,8 +209,8 @@ def test_what_to_run_next_repeats_every_setting(tmp_path):
 
 
 def test_as_many_checkpoints_are_kept_as_are_averaged():
-    assert "--keep-interval-updates 7" in " ".join(pipeline("demo", "AVERAGE=7").run.command())
-    epochs = " ".join(pipeline("demo", "AVERAGE=7", "EPOCHS=9").run.command())
+    assert "--keep-interval-updates 7" in " ".join(pipeline("demo", "AVERAGE=7").command())
+    epochs = " ".join(pipeline("demo", "AVERAGE=7", "EPOCHS=9").command())
     assert "--keep-last-epochs 7" in epochs and "--max-epoch 9" in epochs and "--max-update" not in epochs
 
 
@@ -247,8 +247,8 @@ def test_a_text_is_read_again_where_its_files_changed(tmp_path):
     write_lines(changed, lines)
     os.utime(changed, ns=(written.st_atime_ns, written.st_mtime_ns))
     done = own("a/corpus")
-    said = f"# raw text test.en (test.en {tmp_path}/a/corpus/test.en ({written.st_size} bytes, SHA-256 "
-    assert done.returncode == 0 and said in done.stdout and "learn" not in done.stdout and read_lines(raw) == lines
+    said = f"# raw test.en (test.en {tmp_path}/a/corpus/test.en ({written.st_size} bytes, SHA-256 "
+    assert done.returncode == 0 and said in done.stdout and "# codes" not in done.stdout and read_lines(raw) == lines
     write_lines(text.parent / "admin-cpu-s1/trained-5", [])
     done = own("b/corpus")
     assert done.returncode == 2 and read_lines(raw) == lines and len(done.stderr.splitlines()) == 1
@@ -271,7 +271,7 @@ def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
     done = front("demo-score", *given, "UPDATES=8", "LR=1.5e-3")
     assert done.returncode == 0 and done.stdout.startswith("# average"), done.stdout + done.stderr
     done = front("demo-score", *given, "UPDATES=8", "BEAM=2")
-    assert done.returncode == 0 and "# translate the test set (beam 5 -> 2)" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "# generate (beam 5 -> 2)" in done.stdout, done.stdout + done.stderr
     assert "# train" not in done.stdout and "# average" not in done.stdout and checkpoint.read_bytes() == weights
     assert [row["beam"] for row in rows(tmp_path)] == ["2"]
     more = front("demo-train", *given, "UPDATES=12")
@@ -291,7 +291,7 @@ def test_a_text_from_before_the_front_is_not_taken_as_made_with_other_settings(t
     given = ["demo-prepare", f"RUNS={tmp_path}", "PAIRS=100", "MERGES=50"]
     done = subprocess.run([sys.executable, "-c", killed, *given], cwd=ROOT, env=make_environment(), capture_output=True)
     assert done.returncode == 137, done.stderr
-    assert "# learn 50 joint merges" in front(*given).stdout
+    assert "# codes\n" in front(*given).stdout
     assert len(read_lines(tmp_path / "demo/data/codes")) == 50
     assert front(*given).stdout == ""
 
@@ -358,7 +358,7 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     assert less.returncode == 2 and "UPDATES=140 is less than" in less.stderr
     assert [row["beam"] for row in rows(tmp_path)] == ["5"]
     mean = front("demo", *small, "BEAM=1", "AVERAGE=1")
-    assert mean.returncode == 0 and "# translate" in mean.stdout and "average of checkpoint_" in mean.stdout
+    assert mean.returncode == 0 and "# generate" in mean.stdout and "average of checkpoint_" in mean.stdout
     assert "# train" not in mean.stdout
     assert [(row["average"], row["beam"]) for row in rows(tmp_path)] == [("1", "1")]
     more = front("demo", *small, "AVERAGE=3")

@@ -18,7 +18,7 @@ from recipes.grid import front as grids
 from recipes.kinds import Demo
 from recipes.recipe import read
 from recipes.steps.progress import progress
-from recipes.translation import Pipeline
+from recipes.translation import Translation
 
 SMALL = ["PAIRS=1500", "LAYERS=1", "UPDATES=6", "SAVE_EVERY=3", "LOG_EVERY=1", "AVERAGE=2"]
 BY = {16: 8192, 32: 16384, 80: 32768}
@@ -32,7 +32,7 @@ def planned(*words: str) -> machines.Machines:
 
 def command(target: str, *words: str) -> list[str]:
     """A recipe's fairseq-train."""
-    return Pipeline(read(target, dict(word.split("=", 1) for word in words))).run.command()
+    return Translation(read(target, dict(word.split("=", 1) for word in words))).command()
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_a_slurm_job_trains_on_as_many_gpus_as_the_plan_says(monkeypatch, tmp_pa
     # One GPU needs no other process, nor does a job of several nodes that forgot NODES.
     monkeypatch.setenv("SLURM_NODEID", "1")
     assert "--distributed-init-method" not in command("wmt14-ende-18l", "GPUS=1")
-    assert Pipeline(read("iwslt14", {"GPUS": "1"})).machine.node == 0
+    assert Translation(read("iwslt14", {"GPUS": "1"})).machine.node == 0
 
 
 @pytest.mark.slow

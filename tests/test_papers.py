@@ -22,7 +22,7 @@ from recipes.chain import Chain
 from recipes.preflight import missing
 from recipes.steps import counts, results
 from recipes.steps.common import read_lines
-from recipes.translation import Pipeline
+from recipes.translation import Translation
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["PRESET=small", "EXPECT=", "MERGES=300", "EPOCHS=2", "LOG_EVERY=5"]
@@ -140,7 +140,7 @@ def test_a_wrong_archive_leaves_no_trace(tmp_path):
 
     def extracted(folder: str) -> tuple[int, int]:
         given = {"DATA": str(tmp_path / folder), "RUNS": f"{tmp_path}/runs"}
-        chain = Chain(Pipeline(recipe.read("iwslt14", given)).steps())
+        chain = Chain(Translation(recipe.read("iwslt14", given)).steps())
         planned = len(chain.plan([raw]))
         chain.make([raw])
         return len(read_lines(raw)), planned
@@ -183,7 +183,7 @@ def test_the_test_set_of_wmt14_is_not_normalised(tmp_path):
     archives.write_tar(folder / "test-full.tgz", quoted)
     (tmp_path / "table.tsv").touch()
     given = {"DATA": str(folder), "TABLE": f"{tmp_path}/table.tsv", "RUNS": f"{tmp_path}/runs", "PRESET": "small"}
-    pipeline = Pipeline(recipe.read("wmt14-ende-6l", given))
+    pipeline = Translation(recipe.read("wmt14-ende-6l", given))
     texts = [pipeline.text.folder / f"tok/{name}.de" for name in ("newstest2014", "commoncrawl")]
     Chain(pipeline.steps()).make(texts)
     assert ["\u201e" in path.read_text(encoding="utf-8") for path in texts] == [True, False]
@@ -192,8 +192,8 @@ def test_the_test_set_of_wmt14_is_not_normalised(tmp_path):
 # -- plans -----------------------------------------------------------------------------------------------------------
 
 
-def planned(target: str, *words: str) -> Pipeline:
-    return Pipeline(recipe.read(target, {"RUNS": "nowhere"} | dict(word.split("=", 1) for word in words)))
+def planned(target: str, *words: str) -> Translation:
+    return Translation(recipe.read(target, {"RUNS": "nowhere"} | dict(word.split("=", 1) for word in words)))
 
 
 @pytest.mark.parametrize("target", PAPERS)
@@ -255,7 +255,7 @@ PLANS = [
 def test_the_plan_is_the_papers(target, gpus, options, settings):
     target, *words = target.split()
     pipeline = planned(target, *words, f"GPUS={gpus}")
-    command = " ".join(pipeline.run.command())
+    command = " ".join(pipeline.command())
     shared = (
         "--optimizer radam --adam-betas (0.9, 0.98) --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 "
         "--label-smoothing 0.1 --clip-norm 0.0 --fp16 --fp16-scale-window 256 --threshold-loss-scale 0.03125 "
@@ -285,10 +285,10 @@ def test_impossible_plans_are_refused_in_one_line(target, word, message):
 
 def test_training_needs_the_gpus_of_its_plan():
     with pytest.raises(ValueError, match="this machine has 0 GPUs .CUDA_VISIBLE_DEVICES is ''., and the run needs 4"):
-        planned("iwslt14", "GPUS=4").run.train()
+        planned("iwslt14", "GPUS=4").train()
 
 
 def test_other_machines_go_on_with_a_run():
     """The settings that a run is held to include its tokens, and nothing about the machines."""
-    one, four = (planned("wmt14-ende-6l", gpus, "MEMORY=16").run.held() for gpus in ("GPUS=1", "GPUS=4"))
+    one, four = (planned("wmt14-ende-6l", gpus, "MEMORY=16").held() for gpus in ("GPUS=1", "GPUS=4"))
     assert one == four and one["--tokens-per-update"] == "32768"

@@ -17,7 +17,7 @@ from recipes.chain import Chain
 from recipes.steps import checkpoints, logs, results, score, summary, tokenise
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
-from recipes.translation import Pipeline
+from recipes.translation import Translation
 
 # -- text ------------------------------------------------------------------------------------------------------------
 
@@ -56,8 +56,10 @@ def test_a_fault_of_the_machine_is_one_line(fault):
 
 def test_a_training_is_not_taken_back(tmp_path):
     def hold(**length: str) -> None:
-        pipeline = Pipeline(recipe.read("demo", {"RUNS": str(tmp_path), "SAVE_EVERY": "1", "AVERAGE": "1", **length}))
-        pipeline.run.hold(Chain(pipeline.steps()), pipeline.record())
+        pipeline = Translation(
+            recipe.read("demo", {"RUNS": str(tmp_path), "SAVE_EVERY": "1", "AVERAGE": "1", **length})
+        )
+        pipeline.hold(Chain(pipeline.steps()), pipeline.record())
 
     run = tmp_path / "demo/admin-cpu-s1"
     hold(UPDATES="90")

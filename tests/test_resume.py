@@ -9,12 +9,12 @@ import torch
 from conftest import TRAIN
 
 from recipes import recipe
-from recipes.translation import Pipeline
+from recipes.translation import Translation
 
 
 def batches() -> list[str]:
     """The option that recipes give fairseq-train for its batches."""
-    words = Pipeline(recipe.read("demo", {})).run.optimisation()
+    words = Translation(recipe.read("demo", {})).optimisation()
     place = words.index("--update-epoch-batch-itr")
     return words[place : place + 2]
 

@@ -96,7 +96,7 @@ def perform(command: str, path: Path, limit: float) -> None:
     with path.open("w") as log, process_group() as group:
         try:
             done = subprocess.run(
-                command, shell=True, env=where, stdout=log, stderr=log, timeout=limit, process_group=group
+                command, shell=True, env=where, stdout=log, stderr=log, timeout=limit, process_group=group.pid
             )
             ended = f"status {done.returncode}"
         except subprocess.TimeoutExpired:

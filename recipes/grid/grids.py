@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_admin.method.schemes import SCHEMES
-from recipes import one_model
 from recipes.compare.ranking import Ranking, rankings
 from recipes.compare.rows import read_results
 from recipes.grid import texts
@@ -24,6 +23,7 @@ from recipes.machines import DEVICES, PRECISIONS
 from recipes.recipe import Recipe
 from recipes.steps import settings as held
 from recipes.text import Text
+from recipes.translation import Translation
 
 Options = dict[str, Any]
 """fairseq's, by name."""
@@ -84,7 +84,7 @@ class Grid:
         if self.makes_text:
             texts.generated(self.settings, self.folder)
         else:
-            one_model.make(texts.recipe_of(self.settings), "prepare")
+            Translation(texts.recipe_of(self.settings)).make("prepare")
         texts.entropy(self.data, self.pair, self.folder / "entropy.json")
 
     # -- a run -------------------------------------------------------------------------------------------------------
