@@ -43,5 +43,5 @@ def run(pipeline: Pipeline, goal: str) -> None:
     for part, job, needs in parts(pipeline, goal):
         if Chain(pipeline.steps()).plan(pipeline.goals[part]):
             print(f"# {job.name}: {needs}; what it says is in {job.log}", flush=True)
-            if slurm.run([job], needs, 1, cluster, recipe.run / "slurm")[job.name]:
+            if any(status for _, status in slurm.run([job], needs, 1, cluster, recipe.run / "slurm")):
                 raise ValueError(f"{job.name}: {job.last_word()} All it said: {job.log}.")

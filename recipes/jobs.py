@@ -1,6 +1,6 @@
 """Jobs: commands that run for long, side by side on this machine, or on a cluster's (slurm.py).
 
-    run([Job("a", ["python", "-m", "recipes.grid.run", ...], folder)], parallel=2, devices=["0", "1"])
+    for job, status in run([Job("a", ["python", "-m", "recipes.grid.run", ...], folder)], 2, devices=["0", "1"]): ...
 
 What a job says is added to the file that `Job.log` names. Those here are in the process group of the front, and end
 with it.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,10 +47,6 @@ class Job:
         return "".join(self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:])
 
 
-Ended = Callable[[Job, int], object]
-"""What is called with each job that is over, and its exit status."""
-
-
 def start(job: Job, env: Mapping[str, str], group: int | None = None) -> subprocess.Popen:
     """Start a job's command, with variables that where it runs adds; 0: in a process group of its own."""
     job.folder.mkdir(parents=True, exist_ok=True)
@@ -61,8 +57,8 @@ def start(job: Job, env: Mapping[str, str], group: int | None = None) -> subproc
         )  # fmt: skip
 
 
-def run(jobs: Sequence[Job], parallel: int, devices: Sequence[str], ended: Ended) -> dict[str, int]:
-    """Run jobs on this machine to their end, so many at a time; the exit status of each, by name.
+def run(jobs: Sequence[Job], parallel: int, devices: Sequence[str]) -> Iterator[tuple[Job, int]]:
+    """Run jobs on this machine, so many at a time; each that is over, with its exit status.
 
     Args:
         devices: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them; a job gets one of them.
@@ -78,11 +74,6 @@ def run(jobs: Sequence[Job], parallel: int, devices: Sequence[str], ended: Ended
         finally:
             places.put(place)
 
-    statuses = {}
     with ThreadPoolExecutor(parallel) as pool:
         started = {pool.submit(one, job): job for job in jobs}
-        for future in as_completed(started):
-            job = started[future]
-            statuses[job.name] = future.result()
-            ended(job, statuses[job.name])
-    return statuses
+        yield from ((started[future], future.result()) for future in as_completed(started))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from recipes.grid import settings as grids
-from recipes.settings import Data, Folder, Maybe, Options, Pair, Settings, Share, Tokenising, Training, Words
+from recipes.settings import Data, Folder, Maybe, Options, Pair, Settings, Share, Tokenising, Training
 
 
 class Translation(Training):
@@ -24,17 +24,17 @@ class Translation(Training):
     """sizes, checksums and addresses of archives"""
     INVALID: Literal["refuse", "replace"] = "refuse"
     """bytes that are not UTF-8; replace puts U+FFFD there"""
-    TOKENISER: Words[Tokenising] = ()
+    TOKENISER: Options[Tokenising] = ()
     """what else tokenising does"""
-    CLEAN: Options = ("--drop-empty",)
+    CLEAN: Options[str] = ("--drop-empty",)
     """which training pairs are kept, by their words"""
-    CLEAN_BPE: Options = ()
+    CLEAN_BPE: Options[str] = ()
     """which pairs are kept, by their BPE tokens, of training and validation"""
     VALID_EVERY: PositiveInt = 23
     """of so many pairs one validates, where they are one text"""
     TOO_LONG: Literal["refuse", "skip"] = "refuse"
     """a line of validation or test that no model reads"""
-    EXPECT: Words[str] = ()
+    EXPECT: Options[str] = ()
     """the numbers of pairs that train, valid and test must have"""
     BLOBS: dict[str, str] = {}
     """git's blob ids of published files"""
@@ -51,7 +51,7 @@ class Translation(Training):
     """hypotheses of a search"""
     LENPEN: NonNegativeFloat = 1.0
     """penalty of a hypothesis by its length"""
-    GENERATE_ARGS: Options = ()
+    GENERATE_ARGS: Options[str] = ()
     """more options for fairseq-generate"""
     COMPOUNDS: bool = False
     """whether BLEU of split compounds is reported too"""

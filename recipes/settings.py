@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -41,29 +41,20 @@ def _there(path: str) -> str:
     return path
 
 
-def _scheme(name: str) -> str:
-    if name not in SCHEMES:
-        raise ValueError(f"one of {' '.join(SCHEMES)}")
-    return name
-
-
-def _split(value: Any) -> Any:
-    return value.split() if isinstance(value, str) else value
-
-
 Maybe = Annotated[T | None, BeforeValidator(lambda value: None if value == "" else value)]
 """An empty one is none."""
-Words = Annotated[tuple[T, ...], BeforeValidator(_split)]
-"""Several, with spaces between."""
 Options = Annotated[
-    tuple[str, ...], BeforeValidator(lambda value: shlex.split(value) if isinstance(value, str) else value)
+    tuple[T, ...], BeforeValidator(lambda value: shlex.split(value) if isinstance(value, str) else value)
 ]
-"""Options of a command, as a shell divides them."""
+"""Several, as a shell divides them."""
 Share = Annotated[float, Field(ge=0, lt=1)]
 Folder = Annotated[str, AfterValidator(_folder)]
 Data = Annotated[Folder, AfterValidator(_there)]
 Pair = Annotated[str, Field(pattern=r"^\w+-\w+$")]
-Scheme = Annotated[str, Field(json_schema_extra={"enum": list(SCHEMES)}), AfterValidator(_scheme)]
+if TYPE_CHECKING:
+    Scheme = str
+else:
+    Scheme = Literal[tuple(SCHEMES)]
 Tokenising = Literal["lowercase", "normalise", "aggressive_dashes", "escape", "perl"]
 
 
@@ -121,7 +112,7 @@ class Settings(Machine):
     """updates from one line of progress to the next"""
     PRECISION: Literal["", "fp16", "me-fp16", "amp", "bf16", "fp32"] = ""
     """me-fp16 is memory-efficient; V100s have no bf16"""
-    TRAIN_ARGS: Options = ()
+    TRAIN_ARGS: Options[str] = ()
     """more options for fairseq-train, after the recipe's own"""
     WHERE: Literal["here", "slurm"] = "here"
     """on this machine, or as jobs of a Slurm cluster"""
@@ -152,7 +143,7 @@ class Training(Settings):
     """of the weights, the batches and dropout"""
     WANDB: str = ""
     """a project of Weights & Biases to log to"""
-    ANALYSES: Words[Literal["dependency", "output-change"]] = ("dependency", "output-change")
+    ANALYSES: Options[Literal["dependency", "output-change"]] = ("dependency", "output-change")
     """what of the papers' analysis the report shows"""
 
     EPOCHS: Maybe[PositiveInt] = None

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from pydantic import BaseModel, PositiveFloat, PositiveInt
 from submitit.core.utils import FailedJobError, UncompletedJobError
 from submitit.helpers import Checkpointable, TorchDistributedEnvironment
 
-from recipes.jobs import Ended, Job, Needs, start
+from recipes.jobs import Job, Needs, start
 from recipes.steps.common import write_lines
 from recipes.validation import validated
 
@@ -100,6 +100,7 @@ def parameters(needs: Needs, parallel: int, slurm: Slurm) -> dict[str, Any]:
     """What submitit is told of jobs."""
     cpus = slurm.cpus and slurm.cpus * max(1, needs.gpus)
     options = {
+        **{f"slurm_{name}": getattr(slurm, name) for name in ("partition", "account", "qos", "constraint", "setup")},
         "name": "recipes",
         "nodes": needs.nodes,
         "tasks_per_node": 1,
@@ -107,11 +108,6 @@ def parameters(needs: Needs, parallel: int, slurm: Slurm) -> dict[str, Any]:
         "mem_gb": slurm.memory or needs.memory,
         "cpus_per_task": cpus,
         "slurm_gpus_per_node": needs.gpus,
-        "slurm_partition": slurm.partition,
-        "slurm_account": slurm.account,
-        "slurm_qos": slurm.qos,
-        "slurm_constraint": slurm.constraint,
-        "slurm_setup": slurm.setup,
         "slurm_array_parallelism": parallel,
         "slurm_additional_parameters": slurm.options,
         # srun no longer takes these over from sbatch.
@@ -125,23 +121,20 @@ def submitted(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, fo
     ids = folder / "jobs.json"
     with FileLock(folder / ".jobs.lock"):
         known = json.loads(ids.read_text(encoding="utf-8")) if ids.exists() else {}
-        there: dict[str, submitit.Job] = {}
-        for job in jobs:
-            if job.name in known:
-                before: submitit.Job = submitit.SlurmJob(folder, known[job.name], range(needs.nodes))
-                there |= {} if before.done() else {job.name: before}
+        there: dict[str, submitit.Job] = {
+            job.name: submitit.SlurmJob(folder, known[job.name], range(needs.nodes))
+            for job in jobs
+            if job.name in known
+        }
+        there = {name: job for name, job in there.items() if not job.done()}
         if there:
-            log.info("Waiting for %s of before.", many(len(there)))
+            log.info("Waiting for %d of before.", len(there))
         wanted = [job for job in jobs if job.name not in there]
         executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=TIMES)
         executor.update_parameters(**parameters(needs, parallel, slurm))
         there |= zip([job.name for job in wanted], executor.map_array(Attempt(), wanted) if wanted else [])
         write_lines(ids, [json.dumps({**known, **{name: job.job_id for name, job in there.items()}}, indent=1)])
     return there
-
-
-def many(count: int) -> str:
-    return f"{count} job{'s' if count != 1 else ''}"
 
 
 def outcome(name: str, job: submitit.Job) -> int:
@@ -153,29 +146,13 @@ def outcome(name: str, job: submitit.Job) -> int:
         return 1
 
 
-def states(there: dict[str, submitit.Job], waiting: dict[str, submitit.Job]) -> str:
-    """As in "2 of 4 jobs over, 1 pending, 1 running"."""
-    counts = Counter(job.watcher.get_state(job.job_id, "cache").partition(" ")[0].lower() for job in waiting.values())
-    text = f"{len(there) - len(waiting)} of {many(len(there))} over"
-    return ", ".join([text, *(f"{count} {state}" for state, count in sorted(counts.items()))])
-
-
-def run(
-    jobs: Sequence[Job],
-    needs: Needs,
-    parallel: int,
-    slurm: Slurm,
-    folder: Path,
-    ended: Ended = lambda job, status: None,
-) -> dict[str, int]:
-    """As recipes.jobs.run, but the end of this process leaves the jobs there; the states are said as they change.
+def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> Iterator[tuple[Job, int]]:
+    """As recipes.jobs.run, but the end of this process leaves the jobs there; the states are said as they change. A job
+    that the cluster ended has the status 1.
 
     Args:
         slurm: the user's settings of the cluster.
         folder: where a cluster's files are kept, and which jobs it has; every node sees it.
-
-    Returns:
-        by name, the exit status of a job's command; 1 if the cluster ended it.
     """
     if not shutil.which("sbatch"):
         raise ValueError("WHERE=slurm needs sbatch, which is not here. Run this where jobs are submitted from.")
@@ -186,18 +163,17 @@ def run(
     except (subprocess.CalledProcessError, FailedJobError) as error:
         raise ValueError(f"sbatch refused the jobs: {' '.join(str(error).split())}. Look at slurm.yaml.") from None
     numbers = " ".join(sorted({job.job_id.partition("_")[0] for job in there.values()}))
-    log.info("Slurm has %s. Ctrl-C leaves them there; scancel %s ends them.", many(len(there)), numbers)
-    by_name = {job.name: job for job in jobs}
-    said, waiting, statuses, began = "", dict(there), {}, time.monotonic()
+    log.info("Jobs on Slurm: %d. Ctrl-C leaves them there; scancel %s ends them.", len(there), numbers)
+    by_name, waiting, said, began = {job.name: job for job in jobs}, dict(there), "", time.monotonic()
     while waiting:
         submitit.SlurmJob.watcher.update()
         for name in [name for name, job in waiting.items() if job.done()]:
-            statuses[name] = outcome(name, waiting.pop(name))
-            ended(by_name[name], statuses[name])
-        now = states(there, waiting)
+            yield by_name[name], outcome(name, waiting.pop(name))
+        states = Counter(job.watcher.get_state(job.job_id, "cache").partition(" ")[0] for job in waiting.values())
+        counts = [f"{count} {state.lower()}" for state, count in sorted(states.items())]
+        now = ", ".join([f"{len(there) - len(waiting)} of {len(there)} over", *counts])
         if now != said:
             log.info("%s  %s", time.strftime("%H:%M:%S"), now)
         said = now
         if waiting:
             time.sleep(min(LOOK, 1 + (time.monotonic() - began) / 20))
-    return statuses

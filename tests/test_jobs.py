@@ -30,6 +30,10 @@ def job(folder: Path, name: str, program: str) -> Job:
     return Job(name, [sys.executable, "-c", f"import os; WHO = '{name}'\n{program}"], folder / name)
 
 
+def statuses(over) -> dict[str, int]:
+    return {one.name: status for one, status in over}
+
+
 def wait_for(happened, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not happened():
@@ -53,11 +57,11 @@ def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
         f"os.open('{tmp_path}/' + device, os.O_CREAT | os.O_EXCL); time.sleep(0.3); os.remove('{tmp_path}/' + device);"
         "sys.exit(3 if WHO == 'c' else 0)"
     )
-    begin, over = time.monotonic(), []
-    statuses = run([job(tmp_path, name, program) for name in "abcd"], 2, ["5", "7"], lambda one, _: over.append(one))
-    assert statuses == {"a": 0, "b": 0, "c": 3, "d": 0} and {one.name for one in over} == set("abcd")
+    begin = time.monotonic()
+    over = list(run([job(tmp_path, name, program) for name in "abcd"], 2, ["5", "7"]))
+    assert statuses(over) == {"a": 0, "b": 0, "c": 3, "d": 0}
     assert time.monotonic() - begin > 0.6, "two at a time"
-    said = {one.name: one.last_word() for one in over}
+    said = {one.name: one.last_word() for one, _ in over}
     assert {said[name] for name in "ab"} == {"on 5 a", "on 7 b"} and said["d"] in ("on 5 d", "on 7 d")
 
 
@@ -142,7 +146,7 @@ def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, capl
     first = (
         "import logging, pickle, sys; from pathlib import Path; from recipes import slurm;"
         "logging.basicConfig(level='INFO', format='%(message)s');"
-        "slurm.run(*pickle.load(sys.stdin.buffer), Path(sys.argv[1]))"
+        "list(slurm.run(*pickle.load(sys.stdin.buffer), Path(sys.argv[1])))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", first, tmp_path], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE
@@ -153,7 +157,7 @@ def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, capl
     process.send_signal(signal.SIGINT)
     said = process.stderr.read().decode()
     (number,) = {known.partition("_")[0] for known in json.loads((tmp_path / "jobs.json").read_text()).values()}
-    assert f"Slurm has 4 jobs. Ctrl-C leaves them there; scancel {number} ends them." in said
+    assert f"Jobs on Slurm: 4. Ctrl-C leaves them there; scancel {number} ends them." in said
     assert sum(one.log.exists() for one in jobs) == 2, "two at a time"
 
     def let_them_go():
@@ -161,9 +165,9 @@ def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, capl
         go.touch()
 
     with meanwhile(let_them_go):
-        statuses = slurm.run(jobs, NEEDS, 2, cluster, tmp_path)
-    assert statuses == {"a": 0, "b": 0, "c": 3, "d": 0}
-    assert "Waiting for 4 jobs of before." in caplog.text and "4 of 4 jobs over" in caplog.text
+        found = statuses(slurm.run(jobs, NEEDS, 2, cluster, tmp_path))
+    assert found == {"a": 0, "b": 0, "c": 3, "d": 0}
+    assert "Waiting for 4 of before." in caplog.text and "4 of 4 over" in caplog.text
     assert {one.log.read_text() for one in jobs} == {f"in {number} {name}\n" for name in "abcd"}
 
 
@@ -184,7 +188,7 @@ def test_a_preempted_job_goes_on(tmp_path, cluster, caplog):
             subprocess.run(["scancel", "--signal", number, name], check=True)
 
     with meanwhile(preempt):
-        assert slurm.run([one], NEEDS, 1, cluster, tmp_path) == {"one": 0}
+        assert statuses(slurm.run([one], NEEDS, 1, cluster, tmp_path)) == {"one": 0}
     assert one.log.read_text().splitlines() == ["begins at 0", "begins at 7"]
     assert len(json.loads((tmp_path / "jobs.json").read_text())) == 1
 
@@ -193,7 +197,7 @@ def test_a_preempted_job_goes_on(tmp_path, cluster, caplog):
 def test_a_job_that_the_cluster_ends_has_a_status(tmp_path, cluster, caplog):
     caplog.set_level("INFO")
     program = "import subprocess, time; subprocess.run(['scancel', os.environ['SLURM_JOB_ID']]); time.sleep(600)"
-    assert slurm.run([job(tmp_path, "one", program)], NEEDS, 1, cluster, tmp_path) == {"one": 1}
+    assert statuses(slurm.run([job(tmp_path, "one", program)], NEEDS, 1, cluster, tmp_path)) == {"one": 1}
     assert "one (job " in caplog.text and "CANCELLED" in caplog.text
 
 

@@ -42,31 +42,27 @@ def make_runs(grid: Grid, points: Sequence[Point]) -> None:
     """
     began, folder, s = time.monotonic(), grid.folder, grid.settings
     wanted = {point.name: point for point in points if not is_done(grid, point)}
-    done, here = len(points) - len(wanted), 0
+    count, done = len(points), len(points) - len(wanted)
     if not wanted:
         return
-    print(f"{folder}: {len(points)} runs, {done} of them done; {s.JOBS} at a time", flush=True)
-
-    def ended(job: jobs.Job, status: int) -> None:
-        nonlocal here
-        here += not status
-        left = (time.monotonic() - began) / max(here, 1) * (len(wanted) - here)
-        text = f"{job.name}: {job.last_word()}; {done + here} of {len(points)} runs done"
-        print(text + (f", {duration(left)} left" if here and here < len(wanted) else ""), flush=True)
-
+    print(f"{folder}: {count} runs, {done} of them done; {s.JOBS} at a time", flush=True)
     commands = []
     for name, point in wanted.items():
         grid.run(point).write(folder / name)
         commands.append(jobs.Job(name, [sys.executable, "-m", "recipes.grid.run", str(folder / name)], folder / name))
     if s.WHERE == "slurm":
         needs = replace(grid.recipe.file.needs, gpus=0 if grid.on_cpu else 1)
-        cluster = slurm.read_settings(Path(s.SLURM))
-        statuses = slurm.run(commands, needs, s.JOBS, cluster, folder / "slurm", ended)
+        ended = slurm.run(commands, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), folder / "slurm")
     else:
-        devices = [] if grid.on_cpu else [gpu.index for gpu in gpus.visible()]
-        statuses = jobs.run(commands, s.JOBS, devices, ended)
-    if failed := [name for name, point in wanted.items() if statuses[name] or not is_done(grid, point)]:
-        logs = ", ".join(str(folder / name / "job.log") for name in failed[:3])
+        ended = jobs.run(commands, s.JOBS, [] if grid.on_cpu else [gpu.index for gpu in gpus.visible()])
+    failed = []
+    for number, (job, status) in enumerate(ended, start=1):
+        failed += [job] if status or not is_done(grid, wanted[job.name]) else []
+        left = (time.monotonic() - began) / number * (len(wanted) - number)
+        text = f"{job.name}: {job.last_word()}; {done + number - len(failed)} of {count} runs done"
+        print(f"{text}, {duration(left)} left" if number < len(wanted) else text, flush=True)
+    if failed:
+        logs = ", ".join(str(job.log) for job in failed[:3])
         raise ValueError(f"{len(failed)} of {len(wanted)} runs failed; their output: {logs}.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -13,7 +13,10 @@ from fairseq_admin.method.schemes import EVERY, SCHEMES
 from recipes.settings import Data, Maybe, Pair, Scheme, Settings, Share
 
 T = TypeVar("T")
-NEW_LAYERS = [name for name in EVERY if not name.startswith("t-fixup")]
+if TYPE_CHECKING:
+    NewLayers = str
+else:
+    NewLayers = Literal[tuple(name for name in EVERY if not name.startswith("t-fixup"))]
 
 
 def _below(limit: float, what: str) -> AfterValidator:
@@ -28,24 +31,18 @@ def _below(limit: float, what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _divided(value: Any) -> Any:
-    """Words, or one number of a YAML."""
-    return value if isinstance(value, tuple) else tuple(str(value).split())
-
-
 def _once(values: tuple[T, ...]) -> tuple[T, ...]:
     if not values or len({*values}) < len(values):
         raise ValueError("one or more, with spaces between and none twice")
     return values
 
 
-def _new_layers(name: str) -> str:
-    if name not in NEW_LAYERS:
-        raise ValueError(f"some of {' '.join(NEW_LAYERS)}")
-    return name
-
-
-Several = Annotated[tuple[T, ...], BeforeValidator(_divided), AfterValidator(_once)]
+Several = Annotated[
+    tuple[T, ...],
+    BeforeValidator(lambda value: value if isinstance(value, tuple) else tuple(str(value).split())),
+    AfterValidator(_once),
+]
+"""Words, or one number of a YAML."""
 Rates = Several[Annotated[str, _below(math.inf, "numbers of 0 or more, as 1e-3")]]
 
 
@@ -137,7 +134,7 @@ class Warmup(Translations):
 class Deeper(Grid):
     QUICK: str = ""
     """anything, for a few minutes with small sizes"""
-    SCHEMES: Several[Annotated[str, AfterValidator(_new_layers)]] = tuple(NEW_LAYERS)
+    SCHEMES: Several[NewLayers] = ("dt-fixup", "admin", "post-ln", "pre-ln", "deepnorm", "rezero")
     """of the new layers; a head without any is always among the runs"""
     DEPTHS: Several[PositiveInt] = (2, 8, 24)
     """new layers"""

@@ -42,18 +42,15 @@ def read(table: Path) -> list[dict[str, str]]:
     lines = csv.DictReader(line.rstrip("\r") for line in read_lines(table))
     if tuple(lines.fieldnames or ()) not in (COLUMNS, COLUMNS[:-1]):
         raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
-    rows = []
-    for number, row in enumerate(lines, start=1):
-        if None in row or None in row.values():
-            raise ValueError(
-                f"{table}: row {number} has more or fewer cells than columns. Fix it, or move the file away."
-            )
-        rows.append({"valid": "", **row})
-        for name in AVERAGED:
-            try:
+    rows = [{"valid": "", **row} for row in lines]
+    for number, row in enumerate(rows, start=1):
+        try:
+            if None in row or None in row.values():
+                raise ValueError
+            for name in AVERAGED:
                 float(row[name] or 0)
-            except ValueError:
-                raise ValueError(f"{table}: row {number} has {row[name]!r} as {name}, expected a number.") from None
+        except ValueError:
+            raise ValueError(f"{table}: row {number} has another number of cells, or a word for a number.") from None
     return rows
 
 

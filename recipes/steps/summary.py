@@ -80,20 +80,6 @@ def table(rows: list[list[str]]) -> list[str]:
     return tabulate(rows, "firstrow", tablefmt="plain", colalign=sides, disable_numparse=True).splitlines()
 
 
-def files(run: Path) -> list[str]:
-    """What is in a run's folder, and what it is."""
-    named = {
-        "translations": "translations.txt",
-        "model": "model" if (run / "model").exists() else "model.pt",
-        "averaged, unfolded": "average.pt",
-        "checkpoints": "checkpoints",
-        "log": "train.log",
-        "this text": "summary.txt",
-    }
-    there = {what: run / name for what, name in named.items() if (run / name).exists() or name == "summary.txt"}
-    return [f"  {what:18}  {path}{'/' if path.is_dir() else ''}" for what, path in there.items()]
-
-
 def write(run: Path, command: str, raw: Path | None = None, pair: str = "") -> None:
     """Write RUN/run.json and RUN/summary.txt.
 
@@ -120,5 +106,7 @@ def write(run: Path, command: str, raw: Path | None = None, pair: str = "") -> N
             text += [f"{name:>10}  {line}" for name, line in zip([source, *names, "reference"], lines)] + [""]
         example, program = read_lines(f"{raw}.{source}")[0], Path(sys.executable).with_name("fairseq-admin")
         following.append(f"echo {shlex.quote(example)} | {os.path.relpath(program)} translate {run}/model/model.pt")
-    text += ["Where everything is:", *files(run), "", "What to run next:", *(f"  {line}" for line in following)]
+    made = ("translations.txt", "model", "model.pt", "average.pt", "checkpoints", "train.log")
+    text.append(f"In {run}: {' '.join(name for name in made if (run / name).exists())}")
+    text += ["", "What to run next:", *(f"  {line}" for line in following)]
     write_lines(run / "summary.txt", text)
