@@ -12,7 +12,7 @@ PYTHON ?=
 # Where the virtual environment is.
 VENV ?= .venv
 $(if $(filter-out 1,$(words $(VENV))),$(error VENV=$(VENV) is not one word; expected a folder without spaces in its name))
-# The torch to install: a build (recipes/torch_build.py) or a pip requirement; empty: the one of before, or by the card.
+# The torch to install: a build (recipes/set_up.py) or a pip requirement; empty: the one of before, or by the card.
 TORCH ?=
 # pytest's own options, e.g. PYTEST="-k radam".
 PYTEST ?=

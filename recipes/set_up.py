@@ -5,6 +5,10 @@
 It runs before there is an environment, so it imports Python's own library alone. requirements.lock has everything but
 torch, with hashes; `make lock` renews it. torchaudio, which fairseq-fixed asks for, is not in it: nothing here uses it,
 transformers imports it where it is, and its newest does not load next to torch 2.13.
+
+All builds of torch are of the version that the tests run with. cu126 is the only one with kernels for cards before
+compute capability 7.5, as the V100 is, since torch 2.11 (pytorch#172352), and takes drivers too old for CUDA 13; torch
+2.14 is the last version that has it (pytorch#190385). Only the cpu build has been run.
 """
 
 from __future__ import annotations
@@ -12,15 +16,13 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import platform
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from recipes import torch_build
 
 LOCK = Path("requirements.lock")
 # What fairseq-fixed is built with; pip prepares all of a list before it installs any of it.
@@ -28,19 +30,30 @@ BUILD = ("cython", "numpy", "setuptools", "wheel")
 PARTS = ("ready", "pyvenv.cfg", "bin", "include", "lib", "lib64", "share")
 """What is removed of an environment that is made again."""
 OLDEST = (3, 11)
+VERSION = "2.13.0"
+INDEX = "--extra-index-url https://download.pytorch.org/whl"
+"""For torch alone: what it needs is on PyPI."""
+# PyPI has the build of today's CUDA for Linux; elsewhere it has one for CPUs.
+BUILDS = {
+    "cpu": f"torch=={VERSION}+cpu {INDEX}/cpu" if platform.system() == "Linux" else f"torch=={VERSION}",
+    "cuda": f"torch=={VERSION}",
+    "cu126": f"torch=={VERSION}+cu126 {INDEX}/cu126",
+}
+TODAYS_CAPABILITY, TODAYS_DRIVER = 7.5, 580
+"""The oldest card and driver of the build `cuda`. The driver: NVIDIA's table of minor-version compatibility."""
 
 
-def says(python: str | Path, program: str) -> str:
-    """What a Python prints; nothing if it cannot be run."""
+def says(*command: str | Path) -> str:
+    """What a command prints; nothing if it cannot be run."""
     try:
-        done = subprocess.run([python, "-c", program], capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def version(python: str | Path) -> str:
-    return says(python, 'import sys; print(*sys.version_info[:2], sep=".")')
+    return says(python, "-c", 'import sys; print(*sys.version_info[:2], sep=".")')
 
 
 def base(venv: Path, asked: str) -> str:
@@ -49,12 +62,19 @@ def base(venv: Path, asked: str) -> str:
     Raises:
         ValueError: it cannot be run, or is too old.
     """
-    python = asked or says(venv / "bin/python", "import sys; print(sys._base_executable)") or "python3"
-    if not (found := version(python)):
-        raise ValueError(f"PYTHON={python} cannot be run; expected a Python of 3.11 or newer, as in PYTHON=python3.11.")
-    if tuple(map(int, found.split("."))) < OLDEST:
+    python = asked or says(venv / "bin/python", "-c", "import sys; print(sys._base_executable)") or "python3"
+    found = version(python) or "nothing that can be run"
+    if not found[0].isdigit() or tuple(map(int, found.split("."))) < OLDEST:
         raise ValueError(f"{python} is Python {found}; expected 3.11 or newer, as in PYTHON=python3.11.")
     return python
+
+
+def fitting() -> str:
+    """The build of torch for the cards that are here, as nvidia-smi says."""
+    rows = says("nvidia-smi", "--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
+    cards = re.findall(r"(\d+\.\d+), (\d+)", rows)
+    old = any(float(capability) < TODAYS_CAPABILITY or int(driver) < TODAYS_DRIVER for capability, driver in cards)
+    return "cu126" if old else "cuda" if cards else "cpu"
 
 
 @contextmanager
@@ -70,6 +90,13 @@ def alone(path: Path) -> Iterator[None]:
         yield
 
 
+def differs(venv: Path, torch: str, python: str) -> bool:
+    """Whether another torch, or another Python, is asked for: fairseq is compiled for both."""
+    held = venv / "torch"
+    other_torch = bool(torch) and (not held.exists() or held.read_text(encoding="utf-8").strip() != torch)
+    return other_torch or (bool(python) and version(python) != version(venv / "bin/python"))
+
+
 def is_current(venv: Path, torch: str, python: str) -> bool:
     """Whether it is whole, newer than what it is made from, and of the torch and the Python that are asked for."""
     ready = venv / "ready"
@@ -78,34 +105,24 @@ def is_current(venv: Path, torch: str, python: str) -> bool:
     return not differs(venv, torch, python)
 
 
-def differs(venv: Path, torch: str, python: str) -> bool:
-    """Whether another torch, or another Python, is asked for: fairseq is compiled for both."""
-    held = venv / "torch"
-    other_torch = bool(torch) and (not held.exists() or held.read_text(encoding="utf-8").strip() != torch)
-    return other_torch or (bool(python) and version(python) != version(venv / "bin/python"))
-
-
 def make(venv: Path, torch: str, python: str) -> None:
-    """Make it again from nothing where it must be; only one that was made here is, which has the file `torch`.
+    """Make it again from nothing where it must be; only one that was made here is, which has the file `torch`: the name
+    of a build, or a requirement of pip. The build that fits is kept, so that a machine without a card does not change
+    it later.
 
     Raises:
         ValueError: it was made by somebody else.
     """
-    chosen = base(venv, python)
-    if says(venv / "bin/python", "import pip; print(pip)") and not differs(venv, torch, python):
-        return
-    held = venv / "torch"
-    if not held.exists() and any((venv / name).exists() for name in PARTS):
-        raise ValueError(f"{venv} was not made by make setup, and would have to be made again. Give another VENV=.")
-    for name in PARTS:
-        path = venv / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    if torch or not held.exists():
-        held.write_text(f"{torch}\n", encoding="utf-8")
-    subprocess.run([chosen, "-m", "venv", venv], check=True)
+    chosen, held = base(venv, python), venv / "torch"
+    whole = says(venv / "bin/python", "-c", "import pip; print(pip)") and not differs(venv, torch, python)
+    if not whole:
+        if not held.exists() and any((venv / name).exists() for name in PARTS):
+            raise ValueError(f"{venv} was not made by make setup, and would have to be made again. Give another VENV=.")
+        subprocess.run(["rm", "-rf", *(venv / name for name in PARTS)], check=True)
+    kept = held.read_text(encoding="utf-8").strip() if held.exists() else ""
+    held.write_text(f"{torch or kept or fitting()}\n", encoding="utf-8")
+    if not whole:
+        subprocess.run([chosen, "-m", "venv", venv], check=True)
 
 
 def install(venv: Path) -> None:
@@ -113,22 +130,22 @@ def install(venv: Path) -> None:
     # Where CUDA_HOME is set, fairseq-fixed compiles CUDA kernels that nothing here uses, and stops at a toolkit of
     # another version than torch's.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_HOME"}
-    quiet = [] if sys.stderr.isatty() else ["-q"]
-    pip: list[str | Path] = [venv / "bin/python", "-m", "pip", "install", "--disable-pip-version-check", *quiet]
-    locked = [*pip, "--no-deps", "--no-build-isolation", "--require-hashes"]
+    asked = (venv / "torch").read_text(encoding="utf-8").strip()
+    print(f"Setting up {venv}: torch ({asked}; TORCH= takes another), fairseq and the tools, a few minutes.", flush=True)
+    torch, build = BUILDS.get(asked, asked).split(), venv / "build.lock"
     pinned = re.split(r"\n(?=\w)", LOCK.read_text(encoding="utf-8"))
-    torch = torch_build.arguments(venv / "torch")
-    build = venv / "build.lock"
-    build.write_text("\n".join(one for one in pinned if one.startswith(tuple(f"{name}==" for name in BUILD))) + "\n")
-    commands: list[list[str | Path]] = [
-        [*pip, "--no-deps", *torch],
-        [*pip, torch[0]],
-        [*locked, "-r", build],
-        [*locked, "-r", LOCK],
-        [*pip, "--no-deps", "--no-build-isolation", "-e", "."],
-    ]
-    for command in commands:
-        subprocess.run(command, env=environment, check=True)
+    build.write_text("\n".join(one for one in pinned if one.partition("==")[0] in BUILD) + "\n")
+    locked = ["--no-deps", "--no-build-isolation", "--require-hashes", "-r"]
+    for words in (
+        ["--no-deps", *torch],
+        [torch[0]],
+        [*locked, build],
+        [*locked, LOCK],
+        ["--no-deps", "--no-build-isolation", "-e", "."],
+    ):
+        quiet = [] if sys.stderr.isatty() else ["-q"]
+        pip = [venv / "bin/python", "-m", "pip", "install", "--disable-pip-version-check", *quiet]
+        subprocess.run([*pip, *words], env=environment, check=True)
 
 
 def main() -> None:
@@ -137,24 +154,25 @@ def main() -> None:
     parser.add_argument("--torch", default="", help="a build of torch, or a requirement of pip; empty: as before")
     parser.add_argument("--python", default="", help="the Python to make it from; empty: as before")
     args = parser.parse_args()
-    torch = args.torch.strip()
+    venv, torch, python = args.venv, args.torch.strip(), args.python
     try:
-        torch_build.check(torch)
-        if args.python:
-            base(args.venv, args.python)
-        if is_current(args.venv, torch, args.python):
+        if torch and torch not in BUILDS and not torch.startswith("torch"):
+            expected = f"one of {' '.join(BUILDS)}, or pip's, as torch==2.7.1"
+            raise ValueError(f"TORCH={torch} is unknown; expected {expected}.")
+        if python:
+            base(venv, python)
+        if is_current(venv, torch, python):
             return
-        with alone(args.venv / "lock"):
-            if not is_current(args.venv, torch, args.python):
-                print(f"Setting up {args.venv}: torch, fairseq and the tools, a few minutes.", flush=True)
-                make(args.venv, torch, args.python)
-                install(args.venv)
-                (args.venv / "ready").touch()
+        with alone(venv / "lock"):
+            if not is_current(venv, torch, python):
+                make(venv, torch, python)
+                install(venv)
+                (venv / "ready").touch()
     except ValueError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
     except subprocess.CalledProcessError as error:
-        print(f"{args.venv}: not set up, the command above ended with status {error.returncode}.", file=sys.stderr)
+        print(f"{venv}: not set up, the command above ended with status {error.returncode}.", file=sys.stderr)
         raise SystemExit(2) from None
 
 
