@@ -103,5 +103,5 @@ class LanguageModel(Training):
     """tokens of a text that the model reads at once"""
 
 
-ONE_MODEL: list[type[Settings]] = [Demo, Multi30k, Own, Translation, LanguageModel]
-KINDS: dict[str, type[Settings]] = {model.__name__: model for model in [*ONE_MODEL, *grids.KINDS]}
+_ALL: list[type[Settings]] = [Demo, Multi30k, Own, Translation, LanguageModel, *grids.KINDS]
+KINDS = {model.__name__: model for model in _ALL}

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from fairseq_admin.logs import stats
 from recipes import machines
+from recipes.chain import Chain
 from recipes.recipe import Recipe
 from recipes.steps.common import read_lines
 from recipes.steps.table import read_table
@@ -50,12 +51,6 @@ def parameters(run: Pipeline) -> int:
         model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, SimpleNamespace(**dict.fromkeys(names, dictionary)))
     logging.disable(logging.NOTSET)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def missing(recipe: Recipe, prepared: bool) -> list[str]:
-    """The archives that would be downloaded."""
-    here = prepared or getattr(recipe.settings, "DATA", None)
-    return sorted(name for name in recipe.downloads if not here and not (recipe.archives / name).exists())
 
 
 def disk(recipe: Recipe, count: int, archives: list[str]) -> tuple[str, str]:
@@ -127,7 +122,8 @@ def page(run: Pipeline) -> None:
     recipe, m, settings = run.recipe, run.machine, run.settings
     faults = machines.faults(m, settings.PRECISION)
     prepared = next(run.binary.glob("train*.idx"), None) is not None
-    archives, count = missing(recipe, prepared), parameters(run)
+    text = [] if prepared else Chain(run.steps()).plan(run.text_goals)
+    archives, count = [path.name for step in text if step.fetches for path in step.writes], parameters(run)
     room, no_room = disk(recipe, count, archives)
     on = "the CPU" if m.cpu else "GPUs"
     print(f"{recipe.row}: {count:,} parameters, {settings.PRECISION or 'fp32'}, on {on}")
@@ -135,10 +131,14 @@ def page(run: Pipeline) -> None:
     print(room)
     if archives:
         print(f"text: to download: {' '.join(archives)}")
-    whys = {"recipe's device is not here": faults, "run is of several nodes": m.nodes > 1}
-    whys["text is not prepared yet"] = not prepared
-    why = next((f"not timed: the {reason}" for reason, holds in whys.items() if holds), "")
-    print(why or forecast(settings, m.nodes * m.gpus, updates(run)), flush=True)
+    if faults:
+        print("not timed: the recipe's device is not here")
+    elif m.nodes > 1:
+        print("not timed: the run is of several nodes")
+    elif not prepared:
+        print("not timed: the text is not prepared yet")
+    else:
+        print(forecast(settings, m.nodes * m.gpus, updates(run)), flush=True)
     if wrong := [fault.rstrip(".") for fault in (faults, no_room) if fault]:
         raise ValueError(f"It cannot work here: {'; '.join(wrong)}.")
     print("It can work here.")

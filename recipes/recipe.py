@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from recipes.jobs import Needs
-from recipes.kinds import KINDS, ONE_MODEL
-from recipes.settings import Machine, Settings
+from recipes.kinds import KINDS
+from recipes.settings import Machine, Settings, Training
 from recipes.steps import gpus
 from recipes.validation import described, validated
 
@@ -24,10 +24,8 @@ MAKES = {"PYTHON", "VENV", "TORCH", "PYTEST", "TARGET", "RECIPE"}
 """Variables of the Makefile's own."""
 
 
-class Raw(BaseModel):
+class Raw(BaseModel, extra="forbid", frozen=True):
     """A raw text of both languages, and what it is extracted from."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     members: list[str]
     archive: str | None = None
@@ -38,19 +36,15 @@ class Raw(BaseModel):
     """options of the step that tokenises it"""
 
 
-class Split(BaseModel):
+class Split(BaseModel, extra="forbid", frozen=True):
     """Train, valid or test: texts in their order, and which of their pairs."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     texts: list[str]
     keep: Literal["rest", "nth"] | None = None
 
 
-class File(BaseModel):
+class File(BaseModel, extra="forbid", frozen=True):
     """What a recipe's YAML holds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: str
     about: str
@@ -76,7 +70,7 @@ class File(BaseModel):
 
     @property
     def is_grid(self) -> bool:
-        return self.model not in ONE_MODEL
+        return not issubclass(self.model, Training)
 
     @property
     def names(self) -> list[str]:
@@ -197,12 +191,7 @@ def read(target: str, given: dict[str, str]) -> Recipe:
     if given.get("VARIANT"):
         size = f"{size}-{given['VARIANT']}"
         if size not in file.sizes:
-            variants = [
-                f"{name} of {target.rpartition('-')[0]}-{of}"
-                for of, _, name in (one.partition("-") for one in file.sizes)
-                if name
-            ]
-            expected = ", ".join(variants) or "none"
+            expected = ", ".join(name for name in file.sizes if "-" in name) or "none"
             raise ValueError(f"VARIANT={given['VARIANT']} is not one of {target}; expected {expected}.")
     preset = given.get("PRESET") or file.preset
     if preset not in file.presets:

@@ -131,20 +131,22 @@ def install(venv: Path) -> None:
     # another version than torch's.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_HOME"}
     asked = (venv / "torch").read_text(encoding="utf-8").strip()
-    print(f"Setting up {venv}: torch ({asked}; TORCH= takes another), fairseq and the tools, a few minutes.", flush=True)
+    print(
+        f"Setting up {venv}: torch ({asked}; TORCH= takes another), fairseq and the tools, a few minutes.", flush=True
+    )
     torch, build = BUILDS.get(asked, asked).split(), venv / "build.lock"
     pinned = re.split(r"\n(?=\w)", LOCK.read_text(encoding="utf-8"))
     build.write_text("\n".join(one for one in pinned if one.partition("==")[0] in BUILD) + "\n")
     locked = ["--no-deps", "--no-build-isolation", "--require-hashes", "-r"]
+    quiet = [] if sys.stderr.isatty() else ["-q"]
+    pip = [str(venv / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", *quiet]
     for words in (
         ["--no-deps", *torch],
         [torch[0]],
-        [*locked, build],
-        [*locked, LOCK],
+        [*locked, str(build)],
+        [*locked, str(LOCK)],
         ["--no-deps", "--no-build-isolation", "-e", "."],
     ):
-        quiet = [] if sys.stderr.isatty() else ["-q"]
-        pip = [venv / "bin/python", "-m", "pip", "install", "--disable-pip-version-check", *quiet]
         subprocess.run([*pip, *words], env=environment, check=True)
 
 

@@ -19,7 +19,6 @@ from server import Server
 
 from recipes import recipe
 from recipes.chain import Chain
-from recipes.preflight import missing
 from recipes.steps import counts, results
 from recipes.steps.common import read_lines
 from recipes.translation import Translation
@@ -196,13 +195,6 @@ def planned(target: str, *words: str) -> Translation:
     return Translation(recipe.read(target, {"RUNS": "nowhere"} | dict(word.split("=", 1) for word in words)))
 
 
-@pytest.mark.parametrize("target", PAPERS)
-def test_archives_that_are_counted_are_those_that_are_read(target):
-    pipeline = planned(target, "GPUS=8" if "enfr" in target else "GPUS=1")
-    steps = Chain(pipeline.steps()).plan(pipeline.goals["prepare"])
-    assert {f"download {name}" for name in missing(pipeline.recipe, False)} == {s.name for s in steps if s.fetches}
-
-
 def test_archives_at_hand_are_read_where_they_are(tmp_path):
     """Packed or not, and held to the table as a download is."""
     (tmp_path / "de-en.tgz").touch()
@@ -274,7 +266,7 @@ def test_the_plan_is_the_papers(target, gpus, options, settings):
         ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains"),
         ("iwslt14", "GPUS=8", "an update of 4096 tokens does not split over 8 devices"),
         ("iwslt14", "PAIR=fr-en", "PAIR=fr-en is not a setting of iwslt14"),
-        ("wmt14-enfr-6l", "VARIANT=deepnmt", "is not one of wmt14-enfr-6l; expected deepnmt of wmt14-enfr-60l"),
+        ("wmt14-enfr-6l", "VARIANT=deepnmt", "is not one of wmt14-enfr-6l; expected 60l-deepnmt"),
         ("wmt14-enfr-60l", "GPUS=8 MAX_TOKENS=3000", "MAX_TOKENS=3000 on 8 devices does not make up"),
     ],
 )  # fmt: skip
@@ -284,7 +276,7 @@ def test_impossible_plans_are_refused_in_one_line(target, word, message):
 
 
 def test_training_needs_the_gpus_of_its_plan():
-    with pytest.raises(ValueError, match="this machine has 0 GPUs .CUDA_VISIBLE_DEVICES is ''., and the run needs 4"):
+    with pytest.raises(ValueError, match="this machine has 0 GPUs .CUDA_VISIBLE_DEVICES=., and the run needs 4"):
         planned("iwslt14", "GPUS=4").train()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from recipes.steps.common import read_lines, write_lines
+from recipes.steps.common import write_lines
 from recipes.steps.guard import alone
 from recipes.steps.table import digest
 
@@ -88,8 +88,8 @@ def read(path: Path) -> Settings:
         ValueError: the file is something else.
     """
     try:
-        return json.loads("\n".join(read_lines(path)))
-    except json.JSONDecodeError as error:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(
             f"{path}: cannot be read ({error}); expected JSON. Remove this file alone, if all else in its folder was "
             "made with the settings that are given now."
