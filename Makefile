@@ -52,9 +52,9 @@ gpu-trial: $(VENV)/ready
 table: $(VENV)/ready
 	$(RUN) -m recipes.steps.report "$${RUNS:-runs}/results.csv" -o "$${RUNS:-runs}/table"
 
-## make figures: the figures of README.md and docs/, except report.png, from the runs that docs/ keeps and the model in runs/demo (RUNS=)
+## make figures: the figures of README.md and docs/ that show what docs/ keeps, rows and numbers
 figures: $(VENV)/ready
-	$(RUN) -m recipes.figures.docs "$${RUNS:-runs}" -o docs/images
+	$(RUN) -m recipes.figures.docs -o docs/images
 
 ## make tables: the tables of results in README.md and docs/, from the rows that docs/ keeps
 tables: $(VENV)/ready

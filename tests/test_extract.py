@@ -7,17 +7,14 @@ import io
 import shutil
 import subprocess
 import tarfile
-import time
 from pathlib import Path
 
 import archives
 import pytest
 from archives import write_tar
-from conftest import process
 
 from recipes.steps.common import read_lines
 from recipes.steps.extract import extract
-from recipes.steps.guard import clear
 
 NOISE = bytes(range(32, 127)) * 2000 + b"\n"
 
@@ -174,33 +171,3 @@ def test_no_link_is_followed_and_no_path_of_an_archive_written(tmp_path, out):
     before = set(tmp_path.rglob("*"))
     extract(tmp_path / "x.tgz", ["../../outside"], out)
     assert set(tmp_path.rglob("*")) - before <= {out.parent, out}
-
-
-# -- kills, checksums ------------------------------------------------------------------------------------------------
-
-
-def test_killed_midway_nothing_looks_finished(tmp_path, out):
-    """SIGKILL while it writes, then the same command again."""
-    text = NOISE * 300
-    archive = write_tar(tmp_path / "x.tar", {"text": text})
-    killed = process(extract, archive, ["text"], out)
-    killed.start()
-    deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in out.parent.glob("*")):
-        assert time.monotonic() < deadline and killed.is_alive()
-        time.sleep(0.001)
-    killed.kill()
-    killed.join()
-    assert "text" not in names(out.parent)
-    clear(out.parent)
-    extract(archive, ["text"], out)
-    assert out.read_bytes() == text and names(out.parent) == {"text"}
-
-
-def test_the_text_can_be_held_to_a_checksum(tmp_path, out):
-    archive, sums = one(tmp_path, b"one\n"), tmp_path / "sums"
-    sums.write_text("2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806  text\n")
-    extract(archive, ["text"], out, sums=sums)
-    out.unlink()
-    sums.write_text(f"{'0' * 64}  text\n")
-    assert "its text has SHA-256 2c8b08" in refused(out, archive, ["text"], sums=sums)

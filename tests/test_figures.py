@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
-from fairseq_admin import cli
 from fairseq_admin.analysis import figure
-from recipes.figures import accuracy, analysis, docs
+from recipes.figures import accuracy, docs
 from recipes.figures.drawing import ALWAYS
 from recipes.steps.logs import as_cell
 
@@ -30,27 +28,10 @@ def test_loss() -> None:
     assert lines == {ALWAYS[name]: curve for name, curve in curves.items()}
 
 
-def test_every_figure_of_the_analysis_has_its_command(tmp_path: Path) -> None:
-    """Of a demo that has been run, all of them; of none, those of fresh models."""
-    folder = tmp_path / analysis.RUN
-    fresh = analysis.measurements(tmp_path)
-    (folder / "checkpoints").mkdir(parents=True)
-    for name in ("average.pt", "checkpoints/checkpoint_3_900.pt", "checkpoints/checkpoint_10_1000.pt"):
-        (folder / name).touch()
-    found = analysis.measurements(tmp_path)
-    assert found["updates"][1:] == [str(folder / "checkpoints" / f"checkpoint_{n}.pt") for n in ("3_900", "10_1000")]
-    assert set(found) - set(fresh) == {"dependency-trained", "omega", "updates"}
-    shown = {path.name for path in (ROOT / "docs/images").glob("analysis-*")}
-    named = {name for name, arguments in found.items() if "--json" not in arguments}
-    assert shown == {f"analysis-{name}.png" for name in {*named, "output-change", "gradients"}}
-    for arguments in found.values():
-        cli.parse(["analyze", *arguments, "--random-tokens", "-o", "x"])  # exits if it cannot
-
-
 def test_output_changes_are_in_one_figure() -> None:
     """Has every scheme its points and theorem 2's, in its colour, with the law that fits better?"""
     kept = [json.loads((ROOT / f"docs/output-change-{scheme}.json").read_text()) for scheme in ALWAYS]
-    noise, update = analysis.output_changes(kept).axes
+    noise, update = docs.draw_output_changes(kept).axes
     for axes, series, laws in (
         (noise, "random perturbation", ["a + b ln N, R² 0.993", "a + b N, R² 0.994", "a + b ln N, R² 0.987"]),
         (update, "one update", ["a + b ln N, R² 0.995", "a + b ln N, R² 0.507", "a + b ln N, R² 0.998"]),

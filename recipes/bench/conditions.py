@@ -5,23 +5,21 @@ from __future__ import annotations
 import csv
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from recipes.steps.common import replacing
+from recipes.steps.results import commit
 
 
 def conditions(clock: str = "cpu") -> dict[str, Any]:
     """Where and with what: hardware, what else it does (processes that run, over the last minute), versions, commit."""
-    root = Path(__file__).resolve().parents[2]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, stdout=subprocess.PIPE, text=True).stdout.strip()
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return {
-        "commit": commit,
+        "commit": commit(),
         "device": next((line.split(": ")[1] for line in lines if "model name" in line), platform.machine()),
         "load": round(os.getloadavg()[0], 1),
         "threads": torch.get_num_threads(),

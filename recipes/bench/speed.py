@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from tabulate import tabulate
 
 from recipes.bench.arguments import FORM, parser, size
 from recipes.bench.conditions import conditions, keep
@@ -32,9 +33,6 @@ from recipes.bench.turns import interleaved, ratio
 SIZES = ["18:16:512", "18:256:1024", "18:512:1024"]
 QUICK = ["6:16:512", "6:256:512", "6:256:1024"]
 """Layers, width and target tokens. Heads have 64 channels; at width 16, where only dispatch counts, 8."""
-COLUMNS = """layers:6d decoder_layers:14d width:5d tokens:6d method:11s step_ms:9.1f ratio:6.3f ratio_low:9.3f
-ratio_high:10.3f operations:10d waits:5d kept_mib:8.1f peak_mib:8.0f profile_steps:13.2f"""
-"""What is measured, and how it is printed."""
 BLOCKS_OF_THEIR_OWN = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
@@ -86,16 +84,11 @@ def main(arguments: list[str] | None = None) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     where = conditions(args.clock)
-    print(", ".join(f"{name} {value}" for name, value in where.items()))
-    forms = dict(column.split(":") for column in COLUMNS.split())
-    widths = {name: int(form[:-1].partition(".")[0]) for name, form in forms.items()}
-    print(" ".join(f"{name:>{width}}" for name, width in widths.items()), flush=True)
+    print(", ".join(f"{name} {value}" for name, value in where.items()), flush=True)
     rows: list[dict[str, Any]] = []
     for sizes in args.sizes or map(size, QUICK if quick else SIZES):
         measured = rows_of(Namespace(**vars(args) | sizes, words=4000, length=32))
-        for row in measured:  # a dash where a method has no such number
-            cells = [f"{'-':>{widths[name]}}" if row[name] is None else f"{row[name]:>{forms[name]}}" for name in forms]
-            print(" ".join(cells), flush=True)
+        print(tabulate(measured, headers="keys", floatfmt=".3f"), flush=True)
         rows += measured
     keep(args.csv, where, rows)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -10,7 +9,7 @@ from matplotlib.figure import Figure
 
 from recipes.compare.rows import TITLES, Row, values
 from recipes.deeper.summary import accuracy, at_best_rates
-from recipes.figures.drawing import ALWAYS, COLOURS, subplots
+from recipes.figures.drawing import looks, subplots
 
 GUESS = 0.5
 
@@ -18,13 +17,11 @@ GUESS = 0.5
 def draw(rows: Sequence[Row]) -> Figure:
     """The schemes next to each other at each depth: the mean, and the seeds to its right."""
     ranked, depths = at_best_rates(rows), values(rows, "layers", int)
-    schemes = [name for name in TITLES if name in values(rows, "scheme")]
-    others = [name for name in schemes if name not in ALWAYS]
-    colours = dict(zip(others, itertools.cycle(COLOURS))) | ALWAYS
+    schemes = looks(rows)
     figure, ((axes,),) = subplots(1, 1, (7.5, 4))
     for it in ranked:
-        seeds, look = list(map(accuracy, it.at_best.values())), {"color": colours[it.scheme], "clip_on": False}
-        place = depths.index(it.layers) + (schemes.index(it.scheme) - len(schemes) / 2) / (len(schemes) + 2)
+        seeds, look = list(map(accuracy, it.at_best.values())), {"color": schemes[it.scheme]["color"], "clip_on": False}
+        place = depths.index(it.layers) + ([*schemes].index(it.scheme) - len(schemes) / 2) / (len(schemes) + 2)
         label = TITLES[it.scheme] if it.layers in ("0", depths[-1]) else ""
         axes.plot([place], [fmean(seeds)], "o", markersize=7, label=label, **look)
         axes.plot([place + 0.04] * len(seeds), seeds, ".", markersize=4, alpha=0.6, **look)

@@ -5,7 +5,6 @@ A panel a depth, a colour a scheme; thin lines are seeds, thick ones their mean,
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from statistics import fmean
@@ -17,9 +16,8 @@ from matplotlib.figure import Figure
 from recipes.compare.intervals import FEWEST
 from recipes.compare.ranking import rankings
 from recipes.compare.rows import TITLES, Row, values
-from recipes.figures.drawing import ALWAYS, BITS, COLOURS, loss_axes, subplots
+from recipes.figures.drawing import BITS, looks, loss_axes, subplots
 
-STYLES = ("-", "--", ":", "-.")
 AS_GOOD = (0, (1, 1))
 """The dashes of a rate that is as good as the best."""
 
@@ -44,19 +42,15 @@ def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    schemes = [name for name in TITLES if name in values(rows, "scheme")]
-    looks = dict(zip((name for name in schemes if name not in ALWAYS), itertools.product(STYLES, COLOURS)))
-    looks |= {name: ("-", colour) for name, colour in ALWAYS.items()}
-    depths = values(rows, "layers", int)
+    drawn, depths = looks(rows), values(rows, "layers", int)
     figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6), sharey=True)
     losses = []
-    for it in sorted(rankings(rows), key=lambda it: schemes.index(it.scheme)):
-        style, colour = looks[it.scheme]
+    for it in sorted(rankings(rows), key=lambda it: [*drawn].index(it.scheme)):
         for rate in (it.best, *it.as_good):
             runs = list(it.runs[rate].values())
             label = f"{TITLES[it.scheme]}, {rate}{' (one seed)' if len(runs) == 1 else ''}"
-            dashes = style if rate == it.best else AS_GOOD
-            draw_runs(panels[depths.index(it.layers)], runs, label, color=colour, linestyle=dashes)
+            look = drawn[it.scheme] | ({} if rate == it.best else {"linestyle": AS_GOOD})
+            draw_runs(panels[depths.index(it.layers)], runs, label, **look)
             losses += [bits for row in runs for bits in row["valid"].values() if bits < math.inf]
     loss_axes(panels, losses, rows[0]["entropy"])
     for axes, depth in zip(panels, depths):

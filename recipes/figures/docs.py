@@ -1,27 +1,24 @@
-"""The figures of README.md and docs/, except report.png: `make figures`.
+"""The figures of README.md and docs/ that show what docs/ keeps, rows and numbers: `make figures`.
 
-    python -m recipes.figures.docs runs -o docs/images
+    python -m recipes.figures.docs -o docs/images
 
-draws the rows and numbers that docs/ keeps; fresh models, on the demo's sentences where it has been run, else on random
-words, as the figure then says; and the demo's model where there is one.
+The others are by `fairseq-admin analyze`; docs/analysis.md has the commands.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
-import shutil
-import tempfile
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from fairseq_admin import cli
 from fairseq_admin.analysis import figure
 from recipes.compare.rows import TITLES, read_results
-from recipes.figures import accuracy, analysis, curves, rates
+from recipes.figures import accuracy, curves, rates
 from recipes.figures.drawing import ALWAYS, BITS, MARKERS, save, subplots
 from recipes.steps import results
 from recipes.steps.common import replacing, run
@@ -37,6 +34,8 @@ GRIDS = {
 """How rows are drawn, and which."""
 APART = 1.4
 """Bits from one label to the next, at least."""
+LAWS = {"linear": "a + b N", "logarithmic": "a + b ln N"}
+"""Of the change of the output, of which the better one is named."""
 
 
 def draw_demo(rows: Sequence[dict[str, str]]) -> Figure:
@@ -44,7 +43,7 @@ def draw_demo(rows: Sequence[dict[str, str]]) -> Figure:
 
     A curve is labelled at its end, or above that, where labels would overlap.
     """
-    figure, ((axes,),) = subplots(1, 1, (8, 4))
+    drawn, ((axes,),) = subplots(1, 1, (8, 4))
     curves = {row["method"]: from_cell(row["valid"]) for row in rows}
     bleu = {row["method"]: float(row["score"]) for row in rows}
     place = -APART
@@ -55,40 +54,46 @@ def draw_demo(rows: Sequence[dict[str, str]]) -> Figure:
         axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), color=colour, va="center", fontweight="bold")
     axes.set(xlabel="updates", ylabel=BITS, xlim=(0, max(map(max, curves.values()))), ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
-    return figure
+    return drawn
 
 
-def draw_analysis(runs: Path, folder: Path) -> None:
-    """The figures of docs/analysis.md."""
-    data = runs / "demo/data/bin"
-    sentences = ["--data", str(data)] if (data / "dict.de.txt").exists() else ["--random-tokens"]
-    numbers = {path.stem: path for path in DOCS.glob("output-change-*.json")}
-    for name, arguments in analysis.measurements(runs / "demo").items():
-        if status := cli.main(["analyze", *arguments, *sentences, "-o", str(folder / name)]):
-            raise SystemExit(status)  # it has said what is wrong
-        numbers[name] = folder / f"{name}.json"
-    for name, draw in {"output-change": analysis.output_changes, "gradients": analysis.all_gradients}.items():
-        schemes = [f"{name}-{scheme}" for scheme in ("post-ln", "pre-ln", "admin")]
-        measured = [json.loads(numbers[it].read_text(encoding="utf-8")) for it in schemes if it in numbers]
-        figure.save(draw, measured, folder / f"{name}.png", folder / f"{name}.svg")
+def draw_output_changes(results: Sequence[dict[str, Any]]) -> Figure:
+    """The output's change by noise and by an update, a series a scheme; theorem 2's estimates hollow."""
+    drawn, panels = figure.panels(2, height=3.6)
+    for result in results:
+        scheme = result["model"]["scheme"]
+        look: dict[str, Any] = {"color": ALWAYS[scheme], "marker": MARKERS[scheme]}
+        for axes, series in zip(panels, result["series"].values()):
+            law, fit = max(series["fits"].items(), key=lambda item: item[1]["r2"])
+            label = f"{result['model']['title']}: {LAWS[law]}, R² {fit['r2']:.3f}"
+            axes.plot(series["depths"], series["change"], label=label, **look)
+            estimates = series.get("theorem 2", {"predicted": []})["predicted"]
+            axes.plot(series["depths"][: len(estimates)], estimates, linestyle="none", markerfacecolor="none", **look)
+    noise, update = results[0]["series"].values()
+    panels[0].set(title=f"{100 * noise['relative noise']:g} % of noise (hollow: theorem 2)")
+    panels[0].set(ylabel="|F(x, W) − F(x, W*)|², mean a channel")
+    panels[1].set(title=f"one update by Adam at {update['lr']:g}")
+    for axes in panels:
+        axes.set(xlabel=f"layers N of the {results[0]['stack']}", ylim=(0, None))
+        axes.set_xticks(noise["depths"])
+        axes.legend()
+    width, tokens = results[0]["model"]["width"], results[0]["tokens"]
+    figure.set_title(drawn, f"Change of the output: width {width}, at initialisation ({tokens} tokens)")
+    return drawn
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", type=Path, help="the folder with demo/ in it")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
-    args = parser.parse_args()
-    for library in ("matplotlib", "PIL"):  # fairseq lets every library tell all
-        logging.getLogger(library).setLevel(logging.WARNING)
+    folder = parser.parse_args().output
     for name, (draw, rows) in GRIDS.items():
-        save(draw(read_results([DOCS / rows])), args.output / f"{name}.png")
+        save(draw(read_results([DOCS / rows])), folder / f"{name}.png", dpi=120)
     runs = [row for row in results.read(DOCS / "results.csv") if (row["recipe"], row["seed"]) == ("demo", "1")]
-    save(draw_demo(runs), args.output / "demo-loss.png", dpi=180)
-    with tempfile.TemporaryDirectory() as folder:
-        draw_analysis(args.runs, Path(folder))
-        for path in Path(folder).glob("*.png"):
-            with replacing(args.output / f"analysis-{path.name}") as part:
-                shutil.copyfile(path, part)
+    save(draw_demo(runs), folder / "demo-loss.png", dpi=180)
+    numbers = [DOCS / f"output-change-{scheme}.json" for scheme in ("post-ln", "pre-ln", "admin")]
+    changes = [json.loads(path.read_text(encoding="utf-8")) for path in numbers]
+    with replacing(folder / "analysis-output-change.png") as part:
+        figure.save(draw_output_changes, changes, part, Path(os.devnull))
 
 
 if __name__ == "__main__":

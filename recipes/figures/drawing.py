@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,21 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours
 from recipes.compare.outcome import EXPLODED, PLATEAU
+from recipes.compare.rows import TITLES, Row
 from recipes.steps.common import replacing
 
-__all__ = ["ALWAYS", "BITS", "COLOURS", "MARKERS", "loss_axes", "save", "subplots"]
-
 MARKERS = dict(zip(ALWAYS, "osD"))
+STYLES = ("-", "--", ":", "-.")
 BITS = "bits per token, validation"
+
+
+def looks(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
+    """How the schemes of some rows are drawn, in the order of TITLES."""
+    there = {row["scheme"] for row in rows}
+    schemes = [name for name in TITLES if name in there]
+    drawn = zip((name for name in schemes if name not in ALWAYS), itertools.product(STYLES, COLOURS))
+    every = {name: ("-", colour) for name, colour in ALWAYS.items()} | dict(drawn)
+    return {name: dict(zip(("linestyle", "color"), every[name])) for name in schemes}
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:

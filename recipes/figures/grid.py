@@ -64,27 +64,26 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     yield made_by(rows)
 
 
-def chosen(rows: Sequence[Row], searched: str = "") -> str:
-    """How the rate of a table's row was chosen, and what its brackets are."""
+def chosen(rows: Sequence[Row]) -> str:
+    """How the rate of a table's row was chosen, and what its brackets are.
+
+    Args:
+        rows: those that it was chosen by.
+    """
     among = ", ".join(values(rows, "lr", float))
-    return f"best of the rates {among}{searched}; brackets: Student's t over the seeds, {LEVEL:.0%}."
+    seeds = set.intersection(*({*values(runs, "seed")} for runs in grouped(rows, "lr").values()))
+    on = f", tried on seed {', '.join(sorted(seeds))}" if seeds else ""
+    return f"best of the rates {among}{on}; brackets: Student's t over the seeds, {LEVEL:.0%}."
 
 
 def compared(folder: Path, rows: Sequence[Row], tried: Sequence[Row]) -> None:
     """How the schemes stand, and the figures of that."""
     table = ranking.table(rows, tried)
-    searched = ""
+    rule = f"A loss is the mean of the last {LAST} validations. Each scheme at its {chosen(tried or rows)} "
     if tried:
-        updates, seeds = max(max(row["valid"], default=0) for row in tried), ", ".join(values(tried, "seed"))
-        searched = f" (the rates, and so the window, were tried in runs of {updates} updates on seed {seeds})"
-    else:
-        seed, *more = set.intersection(*({*values(runs, "seed")} for runs in grouped(rows, "lr").values())) or ["", ""]
-        if not more and len(values(rows, "seed")) > 1:
-            searched = f" (the rates were tried on seed {seed})"
-    rule = (
-        f"A loss is the mean of the last {LAST} validations. Each scheme at its {chosen(tried or rows, searched)} "
-        f"{len(table)} rows are compared at once. What the columns are: recipes/compare/ranking.py."
-    )
+        updates = max(max(row["valid"], default=0) for row in tried)
+        rule += f"The rates, and so the window, were tried in runs of {updates} updates. "
+    rule += f"{len(table)} rows are compared at once. What the columns are: recipes/compare/ranking.py."
     write_table(folder / "standing", table, [*notes(rows), rule], titled(table))
     save(curves.draw(rows), folder / "curves.png")
 

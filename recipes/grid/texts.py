@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from recipes import recipe
 from recipes.compare import reversed_corpus
-from recipes.compare.entropy import unigram_entropy
 from recipes.deeper import pairs
 from recipes.recipe import Recipe
 from recipes.steps.common import write_lines
@@ -56,6 +57,16 @@ def for_classes(settings: Any, folder: Path) -> None:
     dictionary = ("--srcdict", data / "dict.txt")
     binarise(data / "input0", "--only-source", *dictionary, *prefixes(f"{text}/pairs.", *SPLITS))
     binarise(data / "label", "--only-source", *prefixes(f"{text}/label.", *SPLITS))
+
+
+def unigram_entropy(data: Path, source: str, target: str) -> float:
+    """The entropy of one target token, end of sentence included, over a binarised training set, in bits."""
+    from fairseq.data.indexed_dataset import MMapIndexedDataset  # takes seconds, which few need
+
+    dataset = MMapIndexedDataset(str(data / f"train.{source}-{target}.{target}"))
+    counts = Counter(token for sentence in range(len(dataset)) for token in dataset[sentence].tolist())
+    total = counts.total()
+    return -math.fsum(count / total * math.log2(count / total) for count in counts.values())
 
 
 def entropy(data: Path, pair: str, path: Path) -> None:

@@ -79,16 +79,12 @@ def corpus(library: Path) -> dict[str, list[str]]:
     """The lines of every split; a paragraph that occurs twice counts once.
 
     Raises:
-        ValueError: a source is not Python, or a split is empty: the library's sources are not there.
+        ValueError: a split is empty: the library's sources are not there.
     """
     lines: dict[str, list[str]] = {split: [] for split in SPLITS}
     seen: set[str] = set()
     for module, source in modules(library):
-        try:
-            tree = ast.parse(source.decode())
-        except (SyntaxError, UnicodeDecodeError) as error:
-            raise ValueError(f"{library / module} is not Python in UTF-8 ({error}). Give another LIBRARY=.") from None
-        for name, text in documentation(tree, module):
+        for name, text in documentation(ast.parse(source.decode()), module):
             for paragraph in paragraphs(text):
                 if paragraph not in seen:
                     seen.add(paragraph)

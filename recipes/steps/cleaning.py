@@ -6,8 +6,8 @@ tokens have single spaces between them, and the tokeniser escapes | (the setting
 
 from __future__ import annotations
 
-import argparse
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -56,24 +56,15 @@ def rule(words: Sequence[str]) -> Rule:
     Raises:
         ValueError: the words are others, or contradict each other.
     """
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--drop-empty", action="store_true")
-    parser.add_argument("--lengths", type=int, nargs=2)
-    parser.add_argument("--ratio", type=float)
-    wrong = (
-        f"CLEAN= or CLEAN_BPE= is {' '.join(words)}; expected --drop-empty, or --lengths MIN MAX and --ratio R, from 1."
-    )
-    try:
-        args, unknown = parser.parse_known_args(words)
-    except argparse.ArgumentError:
-        raise ValueError(wrong) from None
-    shortest, longest = args.lengths or (1, 1)
-    ratio = 9.0 if args.ratio is None else args.ratio
-    if unknown or not 0 < shortest <= longest or not ratio >= 1 or (args.ratio and not args.lengths):
-        raise ValueError(wrong)
-    if args.lengths:
-        return by_length(shortest, longest, ratio)
-    return drop_empty if args.drop_empty else lambda *sides: ""
+    given = " ".join(words)
+    found = re.fullmatch(r"|--drop-empty|--lengths ([1-9]\d*) (\d+)(?: --ratio ([1-9]\d*(?:\.\d+)?))?", given)
+    if not found or (found[1] and int(found[1]) > int(found[2])):
+        raise ValueError(
+            f"CLEAN= or CLEAN_BPE= is {given}; expected --drop-empty, or --lengths MIN MAX and --ratio R, from 1."
+        )
+    if found[1]:
+        return by_length(int(found[1]), int(found[2]), float(found[3] or 9))
+    return drop_empty if given else lambda *sides: ""
 
 
 def report(name: str, counts: Counter[str]) -> None:

@@ -28,45 +28,25 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(*paths: str | Path) -> Iterator[list[BinaryIO]]:
-    """The files to write: all of them whole, or none.
-
-    Raises:
-        ValueError: the disk is full, or a path cannot be written for another reason.
-    """
-    try:
-        with ExitStack() as replaced:
-            parts = [replaced.enter_context(replacing(path)) for path in paths]
+    """The files to write: all of them whole, or none."""
+    with ExitStack() as replaced:
+        parts = [replaced.enter_context(replacing(path)) for path in paths]
+        try:
             # Closing may find the disk full, so all are closed before the first takes its place.
             with ExitStack() as opened:
                 yield [opened.enter_context(part.open("wb")) for part in parts]
-    except OSError as error:
-        raise ValueError(
-            f"{' and '.join(map(str, paths))}: cannot be written ({error.strerror}); nothing is left there. "
-            "Make room or write elsewhere, and run again."
-        ) from None
-
-
-@contextmanager
-def reading(path: str | Path) -> Iterator[BinaryIO]:
-    """The text, to read.
-
-    Raises:
-        ValueError: it cannot be opened or read.
-    """
-    try:
-        with open(path, "rb") as file:
-            yield file
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; expected a text, one sentence per line. Check the path.") from None
+        except OSError as error:
+            error.filename = error.filename or paths[0]
+            raise
 
 
 def read_lines(path: str | Path) -> list[str]:
     """The lines of a UTF-8 text. Only a newline ends a line: U+2028 and the like stay inside.
 
     Raises:
-        ValueError: the file is missing, or a line is not UTF-8.
+        ValueError: a line is not UTF-8.
     """
-    with reading(path) as file:
+    with open(path, "rb") as file:
         return decoded(file.readlines(), path)
 
 

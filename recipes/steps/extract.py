@@ -109,15 +109,9 @@ def lines(text: IO[bytes], name: str, replace: bool) -> Iterator[str]:
 
 
 def extract(
-    archive: Path,
-    names: Sequence[str],
-    out: Path,
-    kind: str = "plain",
-    straight: bool = False,
-    invalid: str = "refuse",
-    sums: Path | None = None,
-    table: Path | None = None,
-) -> None:
+    archive: Path, names: Sequence[str], out: Path, kind: str = "plain", straight: bool = False,
+    invalid: str = "refuse", sums: Path | None = None, table: Path | None = None,
+) -> None:  # fmt: skip
     """Write a text out of members of an archive, whole or not at all.
 
     Args:

@@ -14,8 +14,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from recipes.steps.common import reading
-
 BYTES = 1 << 18
 """About how much of the first side makes a block."""
 AHEAD = 4
@@ -31,10 +29,10 @@ def blocks(*paths: str | Path, shown: tqdm) -> Iterator[Block]:
         shown: a bar that counts the bytes read.
 
     Raises:
-        ValueError: a file is missing, or their numbers of lines differ.
+        ValueError: their numbers of lines differ.
     """
     with ExitStack() as opened:
-        files = [opened.enter_context(reading(path)) for path in paths]
+        files = [opened.enter_context(open(path, "rb")) for path in paths]
         first = 1
         while True:
             lines = [files[0].readlines(BYTES)]
