@@ -131,12 +131,6 @@ class Recipe:
         return Path(self.settings.RUNS, "archives")
 
     @property
-    def downloads(self) -> list[str]:
-        """The archives that its texts come from."""
-        named = [text.archive for text in self.file.texts.values() if text.archive]
-        return [*dict.fromkeys(name.format(language=code) for name in named for code in self.settings.PAIR.split("-"))]
-
-    @property
     def command(self) -> str:
         """What made it, but for the run's METHOD and SEED: with other ones it makes a run to set next to it.
 

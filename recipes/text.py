@@ -84,7 +84,8 @@ class Text:
                 f"raw {name}", self.folder, self.both(self.raw, name), partial(self._generate, name),
                 settings={"pairs": self.settings.PAIRS},
             )  # fmt: skip
-        for archive in [] if self.settings.DATA else self.recipe.downloads:
+        named = [] if self.settings.DATA else [text.archive for text in texts.values() if text.archive]
+        for archive in dict.fromkeys(name.format(language=it) for name in named for it in (self.source, self.target)):
             path = self.recipe.archives / archive
             yield Step(f"download {archive}", self.folder, (path,), partial(self._fetch, path), fetches=True)
         for name, text in texts.items():

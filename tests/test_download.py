@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import random
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,23 +167,6 @@ def test_without_a_checksum_two_versions_are_never_joined(site):
     assert "are kept" not in site.refused() and not names(site.out.parent)
     site.serve("a", changed)
     site.got(data=changed)
-
-
-def test_killed_anywhere_it_goes_on(site):
-    """After SIGKILL, the second run asks for the rest only."""
-    site.server.block, site.server.pause = 4096, 0.005
-    killed = process(download.download, site.out, site.table)
-    killed.start()
-    deadline = time.monotonic() + 60
-    while not site.part.is_file() or site.part.stat().st_size < 100_000:
-        assert killed.is_alive() and time.monotonic() < deadline
-        time.sleep(0.002)
-    killed.kill()
-    killed.join()
-    assert not site.out.exists()
-    have, site.server.pause = site.part.stat().st_size, 0.0
-    site.got()
-    assert site.server.asked[-1] == f"a {have}"
 
 
 def test_two_at_once_download_once(site):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -223,29 +221,6 @@ def corpus(name: str) -> list[str]:
     if not path.exists():
         pytest.skip(f"{path} is not here")
     return gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")[:-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("language", ["de", "en", "fr"])
-def test_tokens_are_those_of_mosestokenizers_perl(language: str) -> None:
-    """Line for line on real text, where a script is given: FAIRSEQ_ADMIN_MOSES names mosesdecoder's folder."""
-    if not (folder := os.environ.get("FAIRSEQ_ADMIN_MOSES")):
-        pytest.skip("FAIRSEQ_ADMIN_MOSES is not set")
-    lines = corpus(f"multi30k/train.{language}")
-    scripts = Path(folder) / "scripts/tokenizer"
-    tokenise = ["perl", scripts / "tokenizer.perl", "-q", "-l", language]
-    normalise = ["perl", scripts / "normalize-punctuation.perl", "-l", language]
-    ways = {
-        False: [tokenise],
-        True: [normalise, ["perl", scripts / "remove-non-printing-char.perl"], [*tokenise, "-a"]],
-    }
-    for wmt, commands in ways.items():
-        output = "".join(f"{line}\n" for line in lines).encode()
-        for command in commands:
-            output = subprocess.run(command, input=output, stdout=subprocess.PIPE, check=True).stdout
-        text = Text(language, language, normalise=wmt, aggressive_dashes=wmt, escape=True, perl=True)
-        expected = [" ".join(filter(None, line.split(" "))) for line in output.decode("utf-8").split("\n")[:-1]]
-        assert [text.tokenise(line, language) for line in lines] == expected
 
 
 @pytest.mark.parametrize(

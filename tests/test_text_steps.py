@@ -169,6 +169,7 @@ def test_bad_text_is_refused_and_nothing_written(tmp_path, german, english, clea
     ("source", "target", "reason"),
     [
         ("a b c", "a b", ""),
+        ("a b c d", "a b c", ""),
         ("", "a", "with an empty side"),
         ("a b c d e", "a b c d e", "too long"),
         ("a", "a b", "too short"),

@@ -101,19 +101,12 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """Outputs by sub-layer, feed-forward weights by layer and, of a fresh model, the last of them against depth."""
-    drawn, panels = figure.panels(3 if "last feed-forward" in result else 2, height=3.4)
-    fill(panels, result)
-    figure.headline(drawn, "Gradients", result)
-    return drawn
-
-
-def fill(panels: Sequence[figure.Axes], result: dict[str, Any]) -> None:
-    """Draw one model's gradients into its panels: three with the last weights against depth, else two.
+    """Outputs by sub-layer, feed-forward weights by layer and, of a fresh model, the last of them against depth.
 
     All are in the colour of the model's scheme; a stack has its own dashes and markers, which are hollow for W2.
     """
     last = result.get("last feed-forward")
+    drawn, panels = figure.panels(3 if last else 2, height=3.4)
     colour = figure.colour(result["model"]["scheme"])
     for side, stack in result["stacks"].items():
         look: dict[str, Any] = {**figure.STACKS[side], "color": colour}
@@ -141,3 +134,5 @@ def fill(panels: Sequence[figure.Axes], result: dict[str, Any]) -> None:
         panels[2].set_xticks(last["depths"])
     for axes in panels:
         axes.legend(loc="best", fontsize=7, handlelength=2.7, labelspacing=0.3, borderaxespad=0.2)
+    figure.headline(drawn, "Gradients", result)
+    return drawn

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean, variance
 
-import numpy as np
 from scipy import stats
 
 LEVEL = 0.95
@@ -29,29 +28,24 @@ class Interval:
         return f"{self.mean:{digits}} ({self.low:{digits}} to {self.high:{digits}})"
 
 
-def contrast(groups: Sequence[tuple[float, Any]], level: float = LEVEL) -> Interval:
+def contrast(groups: Sequence[tuple[float, Sequence[float]]], level: float = LEVEL) -> Interval:
     """The sum of weight x mean over independent groups, with the degrees of freedom of Satterthwaite (1946).
 
     One group with weight 1 has Student's interval, two with 1 and -1 have Welch's. Of one value there is none (nan).
 
     Args:
-        groups: the weight and the values of each. Shape (n,), or (draws, n) for as many intervals, as arrays.
-
-    Raises:
-        ValueError: a group is empty.
+        groups: the weight and the values of each.
     """
-    sizes = [np.shape(values)[-1] for _, values in groups]
-    if min(sizes) < 1:
-        raise ValueError("no value to average: expected one or more.")
-    mean: Any = np.sum([weight * np.mean(values, axis=-1) for weight, values in groups], axis=0)
-    if min(sizes) < 2:
-        return Interval(float(mean), math.nan, math.nan, min(sizes))
-    parts = [weight**2 * np.var(values, axis=-1, ddof=1) / n for (weight, values), n in zip(groups, sizes)]
-    error = sum(parts)
-    with np.errstate(invalid="ignore"):
-        freedom = error**2 / sum(part**2 / (n - 1) for part, n in zip(parts, sizes))
-    reach = np.nan_to_num(stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(error))  # 0 where all values are equal
-    return Interval(mean, mean - reach, mean + reach, min(sizes))
+    mean, count = sum(weight * fmean(values) for weight, values in groups), min(len(values) for _, values in groups)
+    if count < 2:
+        return Interval(mean, math.nan, math.nan, count)
+    parts = [(weight**2 * variance(values) / len(values), len(values) - 1) for weight, values in groups]
+    error = sum(part for part, _ in parts)
+    reach = 0.0
+    if error:
+        freedom = error**2 / sum(part**2 / less for part, less in parts)
+        reach = float(stats.t.ppf((1 + level) / 2, freedom)) * math.sqrt(error)
+    return Interval(mean, mean - reach, mean + reach, count)
 
 
 def with_interval(values: Sequence[float], digits: str) -> str:

@@ -12,9 +12,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from recipes.compare.intervals import LEVEL, Interval, contrast
 from recipes.compare.outcome import loss
@@ -30,7 +30,7 @@ DRAWS = 40_000
 MISSING = "not all of its runs are there"
 
 
-def welch(pre_ln: Any, admin: Any, level: float = LEVEL) -> Interval:
+def welch(pre_ln: Sequence[float], admin: Sequence[float], level: float = LEVEL) -> Interval:
     """Pre-LN - Admin."""
     return contrast([(1, pre_ln), (-1, admin)], level)
 
@@ -59,10 +59,10 @@ def power(deviations: Sequence[float], difference: float) -> tuple[float, float]
     """
     generator = np.random.default_rng(1)
     pre_ln, admin = (generator.normal(0, deviation, (DRAWS, len(SEEDS))) for deviation in deviations)
-    whole, narrow = (welch(pre_ln + difference, admin, level) for level in (LEVEL, 0.9))
-    seen = np.logical_or(np.greater(whole.low, 0), np.less(whole.high, 0))
-    equivalent = np.logical_and(np.greater(narrow.low, -MARGIN), np.less(narrow.high, MARGIN))
-    return float(seen.mean()), float(equivalent.mean())
+    found = stats.ttest_ind(pre_ln + difference, admin, axis=1, equal_var=False)
+    narrow = found.confidence_interval(0.9)
+    equivalent = (narrow.low > -MARGIN) & (narrow.high < MARGIN)
+    return float((found.pvalue < 1 - LEVEL).mean()), float(equivalent.mean())
 
 
 def group(runs: Sequence[Row]) -> str:

@@ -98,6 +98,6 @@ def plan(grid: Grid) -> list[str]:
     try:
         for stage in grid.stages():
             lines += [f"{'done' if is_done(grid, point) else 'run '}  {grid.folder / point.name}" for point in stage]
-    except ValueError:
+    except FileNotFoundError:
         lines.append("then the best of those, as the results will show")
     return lines
