@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any, List
+from typing import Any, List, NamedTuple
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -30,6 +30,7 @@ from .rates import ByGroup, refuse_other_groups
 CHUNK = 2**22
 """Elements of half precision updated at once, in 34 MB that are kept; a larger parameter alone, in its own 8 bytes an
 element."""
+MOMENTS = "exp_avg", "exp_avg_sq"
 
 
 def chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -57,19 +58,31 @@ def float_copies(params: list[Tensor], block: Tensor | None = None) -> tuple[lis
 
 
 def plain_step(
-    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], squares: list[Tensor], steps: list[int],
+    params: list[Tensor], grads: list[Tensor], moments: list[Tensor], squares: list[Tensor], step: int,
     grad_scale: float | Tensor, **options: float,
 ) -> None:  # fmt: skip
     """As `fast.radam.fused_step`, by torch's RAdam."""
     if torch.is_tensor(grad_scale) or grad_scale != 1:  # to look at a tensor would be to wait for the device
         torch._foreach_div_(grads, grad_scale)
     decay = 1 - options["lr"] * options["weight_decay"]
-    # A layer that layerdrop skipped has taken fewer steps than its neighbours, so each parameter counts its own.
-    held = {i: params[i] * decay for i, step in enumerate(steps) if not rectification(step, options["beta2"])}
-    before = [torch.tensor(step - 1.0) for step in steps]  # torch counts by itself
+    held = [] if rectification(step, options["beta2"]) else [p * decay for p in params]
+    before = [torch.tensor(step - 1.0) for _ in params]  # torch counts by itself
     radam(params, grads, moments, squares, before, decoupled_weight_decay=True, **options)  # type: ignore[arg-type]
-    for i, value in held.items():
-        params[i].copy_(value)
+    for p, value in zip(params, held):
+        p.copy_(value)
+
+
+class Chunk(NamedTuple):
+    """Parameters of one type that have taken as many steps, updated at once; they share the tensor that counts these.
+
+    (A thousand such tensors cost more than the kernel.) Half parameters have `float_copies`, unless they are too large.
+    """
+
+    params: list[Tensor]
+    moments: list[Tensor]
+    squares: list[Tensor]
+    step: Tensor
+    copies: tuple[list[Tensor], list[Tensor]] | None
 
 
 class RAdam(Optimizer):
@@ -95,7 +108,7 @@ class RAdam(Optimizer):
 
     def __init__(self, params, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self.divided: dict[int, tuple[list[int], list]] = {}
+        self.divided: dict[int, tuple[list[bool], list[Chunk]]] = {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but the moments stay float32 instead of taking the parameters' type.
@@ -112,6 +125,7 @@ class RAdam(Optimizer):
                 f"the checkpoint's optimizer state is of {len(saved)} tensors of other shapes than this run's (is it "
                 "another model, or pruned?). Give --reset-optimizer to start with a new state."
             )
+        self.divided.clear()
         self._load_state_dict(state_dict)
         for p, i, named in zip(params, saved, moments):
             for name, moment in named.items():
@@ -130,51 +144,56 @@ class RAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for number, group in enumerate(self.param_groups):
-            params = [p for p in group["params"] if p.grad is not None]
-            if params and params[0].dtype == torch.float32:
-                self._step_chunk(group, params, (params, [p.grad for p in params]), scale)
-            elif params:
-                for chunk, copies in self._chunks(number, params):
-                    self._step_chunk(group, chunk, copies, scale)
+            for chunk in self._chunks(number, group["params"]):
+                self._step_chunk(group, chunk, scale)
         return loss
 
-    def _chunks(self, number: int, params: list[Tensor]) -> list[tuple[list[Tensor], Any]]:
-        """The half parameters of a group in chunks, each with its `float_copies`, or None where it is too large.
+    def _chunks(self, number: int, params: list[Tensor]) -> list[Chunk]:
+        """Those of a group's parameters that have gradients, in chunks, those of float32 in one.
 
-        They are kept, all in one block, until others have gradients: of small ones, to make them is a third of a step.
+        A layer that layerdrop skipped has taken fewer steps than its neighbours. Chunks are kept, their copies in one
+        block, until others have gradients: of small parameters, to make them is a third of a step.
         """
-        key = list(map(id, params))
-        if self.divided.get(number, ((),))[0] != key:
-            block = params[0].new_empty(2 * min(CHUNK, sum(p.numel() for p in params)), dtype=torch.float32)
-            copies = ((c, float_copies(c, block) if c[0].numel() <= CHUNK else None) for c in chunks(params))
-            self.divided[number] = key, list(copies)
+        without = [p.grad is None for p in params]
+        if self.divided.get(number, ((),))[0] != without:
+            by_step: dict[float, list[Tensor]] = {}
+            for p in params:
+                if p.grad is not None:
+                    by_step.setdefault(float(self.state[p].get("step", 0)), []).append(p)
+            block = None
+            if params[0].dtype != torch.float32:
+                block = params[0].new_empty(2 * min(CHUNK, sum(p.numel() for p in params)), dtype=torch.float32)
+            self.divided[number] = without, []
+            for step, equal in by_step.items():
+                for part in [equal] if block is None else chunks(equal):
+                    self.divided[number][1].append(self._chunk(part, torch.tensor(step), block))
         return self.divided[number][1]
 
-    def _step_chunk(self, group: dict[str, Any], params: list[Tensor], copies: Any, scale: float | Tensor) -> None:
-        """One step of parameters of one type."""
-        masters, grads = copies or float_copies(params)
-        if masters is not params:
-            torch._foreach_copy_(masters, params)
-            torch._foreach_copy_(grads, [p.grad for p in params if p.grad is not None])
-        states, no_step = [self.state[p] for p in params], torch.zeros(())
+    def _chunk(self, params: list[Tensor], step: Tensor, block: Tensor | None) -> Chunk:
+        """Parameters that have taken so many steps, with their state, a new one where they have none."""
+        states = [self.state[p] for p in params]
         for p, state in zip(params, states):
             if not state:
-                state["step"] = no_step
-                state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
-                state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
-        # Parameters that have taken as many steps share one tensor for them: a thousand cost more than the kernel.
-        keys = [id(state["step"]) for state in states]
-        following = {key: int(state["step"]) + 1 for key, state in dict(zip(keys, states)).items()}
-        steps = [following[key] for key in keys]
-        shared = {step: torch.tensor(float(step)) for step in following.values()}
+                state.update({name: torch.zeros_like(p, dtype=torch.float32) for name in MOMENTS})
+            state["step"] = step
+        kept = block is not None and params[0].numel() <= CHUNK
+        moments, squares = ([state[name] for state in states] for name in MOMENTS)
+        return Chunk(params, moments, squares, step, float_copies(params, block) if kept else None)
+
+    def _step_chunk(self, group: dict[str, Any], chunk: Chunk, scale: float | Tensor) -> None:
+        masters, grads = chunk.params, [gradient for p in chunk.params if (gradient := p.grad) is not None]
+        if masters[0].dtype != torch.float32:
+            halves, (masters, grads) = grads, chunk.copies or float_copies(chunk.params)
+            torch._foreach_copy_(masters, chunk.params)
+            torch._foreach_copy_(grads, halves)
         update = fused_step if self.fused and has_kernel(masters[0].device) else plain_step
         beta1, beta2 = group["betas"]
         update(
             masters,
             grads,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            steps,
+            chunk.moments,
+            chunk.squares,
+            int(chunk.step) + 1,
             grad_scale=scale,
             lr=group["lr"],
             beta1=beta1,
@@ -182,10 +201,9 @@ class RAdam(Optimizer):
             eps=group["eps"],
             weight_decay=group["weight_decay"],
         )
-        for state, step in zip(states, steps):
-            state["step"] = shared[step]
-        if masters is not params:
-            torch._foreach_copy_(params, masters)
+        chunk.step.add_(1)
+        if masters is not chunk.params:
+            torch._foreach_copy_(chunk.params, masters)
 
 
 @dataclass

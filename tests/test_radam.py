@@ -181,6 +181,7 @@ def test_fp16_that_is_not_flat_is_copied_at_once(frozen):
         assert wrapper.scaler.loss_scale == loss_scale == 64
         moments = [wrapper.optimizer.state[p][name] for p in wrapper.fp32_params for name in ("exp_avg", "exp_avg_sq")]
         wrapper.zero_grad()
+        wrapper._sync_fp16_grads_to_fp32()  # as a step would that no backward precedes
         zeros = [p.grad for p in wrapper.fp32_params]
         assert all(p.grad is None for p in params) and not any(zero.any() for zero in zeros)
         found.append([*params, *wrapper.fp32_params, *moments])
@@ -273,7 +274,7 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, larger, monkeypatch):
         found.append([*params, *(optimizer.state[p][key] for p in params for key in ("step", "exp_avg"))])
     assert all(map(torch.equal, *found))
     # They are made again where others have gradients than in the step before, and of what is larger than a chunk.
-    sizes = {views[0][0].untyped_storage().nbytes() for _, views in optimizer.divided[0][1] if views}
+    sizes = {it.copies[0][0].untyped_storage().nbytes() for it in optimizer.divided[0][1] if it.copies}
     assert copied == larger and sizes <= {8 * min(chunk, 214)}
 
 

@@ -6,7 +6,7 @@
 
 fairseq's encoder-attention leaves torch's kernels in training, every layer makes its masks again, and time comes first
 in its tensors, which the kernels then copy. Here a stack makes a mask once a batch, as a bias of four dimensions, and
-next to one tensors are batch-first.
+next to one tensors are rows, (B · T, C), which linear layers take without views.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def padding_bias(hidden: Tensor, like: Tensor) -> Tensor:
 def causal_bias(length: int, like: Tensor) -> Tensor:
     """Position t sees positions up to t; padding behind the words is hidden by that alone. Shape (1, 1, T, T or more).
 
-    CUDA's kernels know this mask, and only its four dimensions count there.
+    CUDA's kernels know this mask, and only its shape counts there, (1, 1, T, 1).
     """
     if not like.is_cpu:
-        return like.new_empty(1, 1, 1, 1)
+        return like.new_empty(1, 1, length, 1)
     return _without_columns(torch.ones(length, length, dtype=torch.bool).triu(1)[None, None], like)
 
 
@@ -76,16 +76,18 @@ def by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, p: float) -> Tens
     return torch.bmm(dropout(shares, p), v).view(batch, heads, length, width)
 
 
-def heads_of(x: Tensor, linears: list[nn.Linear], heads: int) -> tuple[Tensor, ...]:
-    """Heads of several linear layers of one input. Shapes (B, T, C) and, for each layer, (B, H, T, D).
+def heads_of(x: Tensor, linears: list[nn.Linear], batch: int, heads: int) -> tuple[Tensor, ...]:
+    """Heads of several linear layers of one input. Shapes (B · T, C) and, for each layer, (B, H, T, D).
 
     One product of all, but on CPUs, where it saves less than the copy of the weights costs.
     """
+    length = len(x) // batch
     if x.is_cpu or len(linears) == 1:
-        return tuple(linear(x).view(*x.shape[:2], heads, -1).transpose(1, 2) for linear in linears)
-    weight, bias = torch.cat([it.weight for it in linears]), torch.cat([it.bias for it in linears])
-    rows = functional.linear(x, weight, bias).view(*x.shape[:2], len(linears), heads, -1)
-    return rows.permute(2, 0, 3, 1, 4).unbind(0)
+        parts = tuple(linear(x).view(batch, length, heads, -1) for linear in linears)
+    else:
+        weight, bias = torch.cat([it.weight for it in linears]), torch.cat([it.bias for it in linears])
+        parts = functional.linear(x, weight, bias).view(batch, length, len(linears), heads, -1).unbind(2)
+    return tuple(part.transpose(1, 2) for part in parts)
 
 
 class FastAttention(Fast, MultiheadAttention):
@@ -101,18 +103,19 @@ class FastAttention(Fast, MultiheadAttention):
         attn_mask: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's, with its options; or, where the mask has four dimensions, batch-first and without weights.
+        """As fairseq's, with its options; or, where the mask has four dimensions, of rows and without weights.
 
         Then `key` may be a pair, the encoder's keys and values, each of shape (B, H, S, D).
         """
         bias = key_padding_mask if attn_mask is None else attn_mask
         if bias is None or bias.dim() < 4:
             return super().forward(query, key, value, key_padding_mask, attn_mask=attn_mask, **options)
+        batch = len(bias) if attn_mask is None else len(query) // bias.size(2)
         if self.self_attention:
-            q, k, v = heads_of(query, [self.q_proj, self.k_proj, self.v_proj], self.num_heads)
+            q, k, v = heads_of(query, [self.q_proj, self.k_proj, self.v_proj], batch, self.num_heads)
         else:
-            (q,) = heads_of(query, [self.q_proj], self.num_heads)
-            k, v = key if isinstance(key, tuple) else heads_of(key, [self.k_proj, self.v_proj], self.num_heads)
+            (q,) = heads_of(query, [self.q_proj], batch, self.num_heads)
+            k, v = key if isinstance(key, tuple) else heads_of(key, [self.k_proj, self.v_proj], batch, self.num_heads)
         p = self.dropout_module.p
         if query.is_cpu:
             mixed = by_products(q, k, v, bias, p)
@@ -120,4 +123,4 @@ class FastAttention(Fast, MultiheadAttention):
             mixed = functional.scaled_dot_product_attention(q, k, v, bias, p)
         else:
             mixed = functional.scaled_dot_product_attention(q, k, v, None, p, is_causal=True)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2)), None
+        return self.out_proj(mixed.transpose(1, 2).reshape(len(query), -1)), None

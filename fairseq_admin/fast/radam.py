@@ -44,7 +44,7 @@ def fused_step(
     grads: list[Tensor],
     moments: list[Tensor],
     squares: list[Tensor],
-    steps: list[int],
+    step: int,
     *,
     grad_scale: float | Tensor,
     lr: float,
@@ -58,7 +58,7 @@ def fused_step(
     Parameters move only once their variance is tractable; weight decay, which is decoupled, applies before, too.
 
     Args:
-        steps: each parameter's, this one among them.
+        step: this one's number, the same for all.
         grad_scale: what the gradients are divided by.
     """
     device = params[0].device
@@ -66,29 +66,26 @@ def fused_step(
         divisor: Tensor | None = grad_scale.to(device, torch.float32)
     else:
         divisor = None if grad_scale == 1 else torch.full((), grad_scale, device=device)
-    for t in set(steps):
-        members = [step == t for step in steps]
-        p, g, m, v = (list(compress(tensors, members)) for tensors in (params, grads, moments, squares))
-        r = rectification(t, beta2)
-        if not r:
-            torch._foreach_mul_(p, 1 - lr * weight_decay)
-        torch._fused_adamw_(
-            p,
-            g,
-            m,
-            v,
-            [],
-            [torch.full((), float(t), device=device)] * len(p),
-            lr=lr * r,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=weight_decay / r if r else 0.0,
-            # A step of size 0 must not be 0 / 0 either.
-            eps=eps / math.sqrt(1 - beta2**t) if r else 1.0,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=divisor,
-        )
+    r = rectification(step, beta2)
+    if not r:
+        torch._foreach_mul_(params, 1 - lr * weight_decay)
+    torch._fused_adamw_(
+        params,
+        grads,
+        moments,
+        squares,
+        [],
+        [torch.full((), float(step), device=device)] * len(params),
+        lr=lr * r,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay / r if r else 0.0,
+        # A step of size 0 must not be 0 / 0 either.
+        eps=eps / math.sqrt(1 - beta2**step) if r else 1.0,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=divisor,
+    )
 
 
 class FP16Optimizer(fp16_optimizer.FP16Optimizer):
@@ -117,8 +114,8 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
 
     def zero_grad(self) -> None:
         params = self.fp32_params
-        if not self.has_flat_params:
-            torch._foreach_zero_([p.grad for p in params if p.grad is not None])
-            self.fp32_params = []  # of which fairseq would zero one after another
+        if self.has_flat_params:
+            return super().zero_grad()
+        self.fp32_params = [p32 for p, p32 in zip(self.fp16_params, params) if not p.requires_grad]  # never copied to
         super().zero_grad()
-        self.fp32_params = params
+        self.fp32_params, self._needs_sync = params, True  # which makes zeros of those that no backward follows

@@ -23,7 +23,7 @@ class FastEncoder(Fast, AdminEncoder):
     """fairseq's encoder over the layers of a scheme.
 
     Attributes:
-        batch_first: whether the layers' tensors are (B, T, C) in the forward that runs, or ran last.
+        batch_first: whether the layers' tensors are rows, (B · T, C), in the forward that runs, or ran last.
     """
 
     batch_first = False
@@ -44,14 +44,14 @@ class FastEncoder(Fast, AdminEncoder):
             return super().forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         hidden = src_tokens.eq(self.padding_idx)
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
-        x, bias = x.masked_fill(hidden.unsqueeze(-1), 0), padding_bias(hidden, x)
+        x, bias = x.masked_fill(hidden.unsqueeze(-1), 0).flatten(0, 1), padding_bias(hidden, x)
         for layer in self.layers:
             out = layer(x, encoder_padding_mask=bias)
             x = out[0] if isinstance(out, tuple) else out
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return {
-            "encoder_out": [x.transpose(0, 1)],
+            "encoder_out": [x.view(embedding.shape).transpose(0, 1)],
             "encoder_padding_mask": [hidden],
             BIAS: [bias],
             "encoder_embedding": [embedding],
@@ -99,8 +99,8 @@ class FastDecoder(Fast, AdminDecoder):
                 alignment_layer,
                 alignment_heads,
             )
-        x = self._embedded(prev_output_tokens)
-        future = causal_bias(x.size(1), x)
+        x = self._embedded(prev_output_tokens).flatten(0, 1)
+        future = causal_bias(prev_output_tokens.size(1), x)
         bias = None if encoder_out is None else encoder_out[BIAS][0]
         for layer, source in zip(self.layers, self._sources(encoder_out)):
             x, _, _ = layer(x, source, bias, self_attn_mask=future)
@@ -108,7 +108,7 @@ class FastDecoder(Fast, AdminDecoder):
             x = self.layer_norm(x)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        return x, {"attn": [None], "inner_states": []}
+        return x.view(*prev_output_tokens.shape, -1), {"attn": [None], "inner_states": []}
 
     def _sources(self, encoder_out: Any) -> list[Any]:
         """What each layer's encoder-attention reads: keys and values, of all layers by one product, or its input.
@@ -116,14 +116,13 @@ class FastDecoder(Fast, AdminDecoder):
         Its input where a layer is computed again in the backward, which would keep its keys and values until then, or
         may not run, and on CPUs, where one product saves less than the copy of the weights costs.
         """
-        number = len(self.layers)
-        source = None if encoder_out is None else encoder_out["encoder_out"][0].transpose(0, 1)
+        source = None if encoder_out is None else encoder_out["encoder_out"][0].transpose(0, 1).flatten(0, 1)
         attentions: list[FastAttention] = [it.encoder_attn for it in layers_of(self) if it.encoder_attn is not None]
         one_by_one = self.cfg.checkpoint_activations or type(self.layers) is not nn.ModuleList
         if source is None or not attentions or one_by_one or source.is_cpu:
-            return [source] * number
+            return [source] * len(self.layers)
         linears = [linear for it in attentions for linear in (it.k_proj, it.v_proj)]
-        heads = heads_of(source, linears, attentions[0].num_heads)
+        heads = heads_of(source, linears, len(encoder_out[BIAS][0]), attentions[0].num_heads)
         return list(zip(heads[::2], heads[1::2]))
 
     def _embedded(self, tokens: Tensor) -> Tensor:

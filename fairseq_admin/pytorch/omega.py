@@ -29,14 +29,14 @@ def variance(x: Tensor, real: Tensor | None) -> Tensor:
     """One variance over all channels of all real positions, in float32.
 
     Args:
-        x: activations. Shape (T, B, C), any floating type.
+        x: activations. Shape (T, B, C) or (T·B, C), any floating type.
         real: indices, in T·B, of the positions that are not padding. Shape (R,), int64. (A mask would be turned into
             them, and the device waited for, at every call.) None: all are real.
 
     Returns:
         Var[x], a scalar on x's device; NaN if no position is real.
     """
-    values = x.float() if real is None else x.flatten(0, 1).index_select(0, real).float()
+    values = x.float() if real is None else x.flatten(0, -2).index_select(0, real).float()
     # Two passes are as accurate as torch.var and, on a CPU, twice as fast.
     return (values - values.mean()).square_().mean()
 
