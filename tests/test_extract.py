@@ -161,6 +161,13 @@ def test_a_faulty_text_is_refused(tmp_path, out, data, members, kind, message):
     assert message in refused(out, one(tmp_path, data), members, kind=kind)
 
 
+def test_of_two_texts_of_one_name_none_is_taken(tmp_path, out):
+    """The one that was edited is not the one that was compressed."""
+    (tmp_path / "train.de").write_text("edited\n")
+    (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"old\n"))
+    assert "/train.de and train.de.gz are there; expected one of them" in refused(out, tmp_path, ["train.de"])
+
+
 def test_no_link_is_followed_and_no_path_of_an_archive_written(tmp_path, out):
     with tarfile.open(tmp_path / "x.tgz", "w:gz") as tar:
         for name, kind in (("link", tarfile.SYMTYPE), ("../../outside", tarfile.REGTYPE), ("text", tarfile.REGTYPE)):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     words = torch.randint(WORDS, (SENTENCES, LENGTH))
     batch: dict[str, Any] = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words}
     attached = admin.attach(copy.deepcopy(stock), **batch)
-    plain, scaled = interleaved([step_of(stock, batch), step_of(attached, batch)], args.pairs, time.process_time)
+    plain, scaled = interleaved([step_of(stock, batch), step_of(attached, batch)], args.pairs)
     row = {"layers": args.layers, "width": args.width, "stock_ms": 1000 * statistics.median(plain)}
     row["ratio"], row["low"], row["high"] = ratio(scaled, plain)
     print("  ".join(f"{key} {value:.4g}" for key, value in row.items()))

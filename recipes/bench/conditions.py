@@ -14,7 +14,7 @@ from recipes.steps.common import replacing
 from recipes.steps.results import commit
 
 
-def conditions(clock: str = "cpu") -> dict[str, Any]:
+def conditions() -> dict[str, Any]:
     """Where and with what: hardware, what else it does (processes that run, over the last minute), versions, commit."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
@@ -23,7 +23,6 @@ def conditions(clock: str = "cpu") -> dict[str, Any]:
         "device": next((line.split(": ")[1] for line in lines if "model name" in line), platform.machine()),
         "load": round(os.getloadavg()[0], 1),
         "threads": torch.get_num_threads(),
-        "clock": clock,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import statistics
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -75,8 +74,8 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
     """A row for each method at one size."""
     with faked_device():
         runs = [HostRun(method, args) for method in COMPARED]
-        passes = interleaved([run.forward_backward for run in runs], args.pairs, time.process_time)
-        steps = interleaved([run.whole_step for run in runs], args.pairs, time.process_time)
+        passes = interleaved([run.forward_backward for run in runs], args.pairs)
+        steps = interleaved([run.whole_step for run in runs], args.pairs)
         rows = []
         for i, (method, run) in enumerate(zip(COMPARED, runs)):
             row = {"method": method, "layers": args.layers, "decoder_layers": args.decoder_layers, **run.counts()}

@@ -1,8 +1,8 @@
 """One table of what a step costs: stock Post-LN and Pre-LN, Admin plain, Admin fast (`--admin-fast`).
 
-Steps (forward, loss, backward, optimizer) of the four run in turns; a turn gives one ratio to stock Post-LN, and the
-median counts. Next to the time: what counting.py counts, the peak of a process that makes three steps, and the
-profiling pass as a share of stock's step.
+Steps (forward, loss, backward, optimizer) of the four run in turns, on one CPU thread, in process CPU time; a turn
+gives one ratio to stock Post-LN, and the median counts. Next to the time: what counting.py counts, the peak of a
+process that makes three steps, and the profiling pass as a share of stock's step.
 
     python -m recipes.bench.speed                                      # 18L-18L at widths 16, 256 and 512
     python -m recipes.bench.speed --sizes 6:512:1024 60-12:512:1024    # layers, width, target tokens
@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -58,9 +57,8 @@ def peak_of(method: str, args: Namespace) -> float:
 def rows_of(args: Namespace) -> list[dict[str, Any]]:
     """A row for each method at one size."""
     runs = [Run(method, args) for method in METHODS]
-    clock = time.process_time if args.clock == "cpu" else time.perf_counter
-    steps = interleaved([run.step for run in runs], args.pairs, clock)
-    (profiles,) = interleaved([runs[-1].profile], args.pairs, clock)
+    steps = interleaved([run.step for run in runs], args.pairs)
+    (profiles,) = interleaved([runs[-1].profile], args.pairs)
     result = []
     for method, run, times in zip(METHODS, runs, steps):
         row: dict[str, Any] = {name: getattr(args, name) for name in ("layers", "decoder_layers", "width", "tokens")}
@@ -76,14 +74,11 @@ def rows_of(args: Namespace) -> list[dict[str, Any]]:
 def main(arguments: list[str] | None = None) -> int:
     top = parser(__doc__)
     top.add_argument("--sizes", nargs="+", type=size, help=f"{FORM} (default: {' '.join(SIZES)})")
-    top.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
-    top.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: for a busy machine; use one thread")
     args = top.parse_args(arguments)
     if quick := os.environ.get("QUICK", "0") not in ("", "0"):
         args.pairs = 3
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    where = conditions(args.clock)
+    torch.set_num_threads(1)
+    where = conditions()
     print(", ".join(f"{name} {value}" for name, value in where.items()), flush=True)
     rows: list[dict[str, Any]] = []
     for sizes in args.sizes or map(size, QUICK if quick else SIZES):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,13 +19,13 @@ def seconds(action: Callable[[], object], device: torch.device, clock: Callable[
     return clock() - start
 
 
-def interleaved(actions: Sequence[Callable[[], object]], rounds: int, clock: Callable[[], float]) -> list[list[float]]:
-    """Seconds of every action in every round, the order turned round from one to the next; the first is warm-up."""
+def interleaved(actions: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+    """CPU time of every action in every round, the order turned round from one to the next; the first is warm-up."""
     times: list[list[float]] = [[] for _ in actions]
     for turn in range(rounds + 1):
         order = range(len(actions)) if turn % 2 else reversed(range(len(actions)))
         for i in order:
-            times[i].append(seconds(actions[i], torch.device("cpu"), clock))
+            times[i].append(seconds(actions[i], torch.device("cpu"), time.process_time))
     return [taken[1:] for taken in times]
 
 

@@ -51,9 +51,15 @@ def stripped(line: str, kind: str) -> str | None:
 
 
 def unpacked(folder: Path, name: str) -> Path:
-    """The file of that name in a folder, compressed if it is there so."""
-    packed = folder / f"{name}.gz"
-    return packed if packed.is_file() else folder / name
+    """The file of that name in a folder, compressed if it is there so.
+
+    Raises:
+        ValueError: both are there.
+    """
+    packed, plain = folder / f"{name}.gz", folder / name
+    if packed.is_file() and plain.is_file():
+        raise ValueError(f"{plain} and {packed.name} are there; expected one of them. Move the other away.")
+    return packed if packed.is_file() else plain
 
 
 def unzipped(name: str, file: IO[bytes]) -> IO[bytes]:
