@@ -96,15 +96,16 @@ def plugin(*words: object) -> str:
     return printed.getvalue()
 
 
-def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> None:
-    """A command of fairseq's, whose output is kept in a file and shown in short.
+def stream(command: list[str], log: Path, mode: str = "ab", accepted: tuple[int, ...] = (0,), **shown: int) -> int:
+    """A command of fairseq's, whose output is kept in a file and shown in short; its exit status.
 
     Args:
         shown: what `progress` is told.
 
     Raises:
-        Failed: it ended with another status than 0.
+        Failed: it ended with a status that is not accepted.
     """
+    said = "nothing said"
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     with process, log.open(mode, buffering=0) as out:
 
@@ -113,10 +114,11 @@ def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> Non
                 out.write(line)
                 yield line.decode("utf-8", "replace")
 
-        for text in progress(lines(), **shown):
-            print(text, flush=True)
-    if process.returncode:
-        raise Failed(f"{' '.join(command[1:4])} ended with status {process.returncode}; its whole output: {log}.")
+        for said in progress(lines(), **shown):
+            print(said, flush=True)
+    if process.returncode not in accepted:
+        raise Failed(f"{command[2]} ended with status {process.returncode}: {said} Its whole output: {log}.")
+    return process.returncode
 
 
 def produce(command: list[str], out: Path) -> None:

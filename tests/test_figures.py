@@ -10,7 +10,7 @@ from conftest import ROOT
 from fairseq_admin.analysis import figure
 from recipes.figures import accuracy, docs
 from recipes.figures.drawing import ALWAYS
-from recipes.steps.logs import as_cell
+from recipes.steps.results import as_cell
 
 
 def test_loss() -> None:

@@ -14,7 +14,7 @@ from conftest import ROOT
 from fairseq_admin.text.tokens import Text
 from recipes import recipe
 from recipes.chain import Chain
-from recipes.steps import checkpoints, logs, results, score, summary, tokenise
+from recipes.steps import checkpoints, results, score, summary, tokenise
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
 from recipes.translation import Translation
@@ -103,7 +103,7 @@ LOG = [
 def test_a_log_without_training_is_refused(tmp_path):
     write_lines(tmp_path / "train.log", [PARAMS])
     with pytest.raises(ValueError, match="found 0 training intervals, 0 validations and a parameter count"):
-        logs.read_log(tmp_path / "train.log")
+        results.read_log(tmp_path / "train.log")
 
 
 def test_progress_shows_the_pace_and_hides_no_error():
@@ -191,8 +191,8 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
     # Translations equal to the references, character by character.
     assert {row[name] for row in rows for name in ("score", "tokenised", "compound")} == {"100.00"}
     assert all(row["signature"].startswith("nrefs:1|case:mixed") and row["updates"] == "30" for row in rows)
-    curve = logs.read_log(folder / "train.log").valid
-    assert curve and all(logs.from_cell(row["valid"]) == pytest.approx(curve, rel=1e-3) for row in rows)
+    curve = results.read_log(folder / "train.log").valid
+    assert curve and all(results.from_cell(row["valid"]) == pytest.approx(curve, rel=1e-3) for row in rows)
     assert read_lines(folder / "translations.txt") == REFERENCES
 
 

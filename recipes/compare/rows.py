@@ -17,7 +17,7 @@ from tabulate import tabulate
 
 from fairseq_admin.method.schemes import EVERY
 from recipes.steps.common import read_lines, replacing, write_lines
-from recipes.steps.logs import as_cell, from_cell
+from recipes.steps.results import as_cell, from_cell
 
 Row = dict[str, Any]
 TITLES = {"none": "head alone", **{name: scheme.title for name, scheme in EVERY.items()}}

@@ -22,7 +22,7 @@ from recipes.figures import accuracy, curves, rates
 from recipes.figures.drawing import ALWAYS, BITS, MARKERS, save, subplots
 from recipes.steps import results
 from recipes.steps.common import replacing, run
-from recipes.steps.logs import from_cell
+from recipes.steps.results import from_cell
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GRIDS = {

@@ -21,7 +21,7 @@ from recipes.deeper import summary
 from recipes.figures import accuracy, curves, rates
 from recipes.figures.drawing import save
 from recipes.steps.common import run
-from recipes.steps.logs import read_log
+from recipes.steps.results import read_log
 
 
 def outcome(rows: Sequence[Row]) -> str:

@@ -20,7 +20,7 @@ from recipes.compare.rows import TITLES, Row, grouped, read_results, titled, val
 from recipes.deeper import summary
 from recipes.steps import results
 from recipes.steps.common import replacing, run
-from recipes.steps.logs import from_cell
+from recipes.steps.results import from_cell
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 Rows = list[Row]

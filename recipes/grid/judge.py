@@ -11,12 +11,13 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU
 
+from fairseq_admin.logs import Log
 from fairseq_admin.text.tokens import Text
 from recipes.compare.outcome import left_plateau, verdict
+from recipes.processes import produce
 from recipes.steps import languages
 from recipes.steps.checkpoints import newest
-from recipes.steps.common import read_lines, replacing
-from recipes.steps.logs import Log
+from recipes.steps.common import read_lines
 from recipes.steps.score import hypotheses
 
 TARGET = re.compile(r"T-(\d+)\t(.*)")
@@ -50,13 +51,7 @@ def generate(folder: Path, data: str, options: list[str]) -> list[str]:
     if not path.exists():
         command = [sys.executable, "-m", "fairseq_cli.generate", data, "--user-dir", "fairseq_admin", "--path"]
         command += [str(newest(folder / "checkpoints")), "--gen-subset", "test"]
-        command += ["--required-batch-size-multiple", "1", *options]
-        with replacing(path) as part:
-            with part.open("wb") as out:
-                status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
-            if status:
-                output = part.read_bytes().decode("utf-8", "replace").strip()
-                raise ValueError(f"{folder}: fairseq-generate ended with status {status}: {output.splitlines()[-1]}")
+        produce([*command, "--required-batch-size-multiple", "1", *options], path)
     return read_lines(path)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,11 +21,11 @@ from typing import Any
 
 from fairseq_admin.errors import DIVERGED
 from recipes.grid.judge import JUDGES
+from recipes.processes import stream
 from recipes.steps.checkpoints import newest, reached
 from recipes.steps.common import run, write_lines
 from recipes.steps.guard import alone
-from recipes.steps.logs import read_log
-from recipes.steps.results import commit, hardware
+from recipes.steps.results import commit, hardware, read_log
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def train(folder: Path, spec: Run) -> str:
 
 def train_to(end: int, folder: Path, spec: Run) -> bool:
     """Train on to update `end`; False if the run diverged before it."""
-    checkpoints, log, every = folder / "checkpoints", folder / "train.log", str(spec.save_every)
+    checkpoints, every = folder / "checkpoints", str(spec.save_every)
     checkpoints.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "recipes.steps.train", spec.data, "--user-dir", "fairseq_admin"]
     command += ["--finetune-from-model", str(newest(Path(spec.start)))] if spec.start else []
@@ -87,14 +86,7 @@ def train_to(end: int, folder: Path, spec: Run) -> bool:
     # Batches of its own for every epoch, or a resumed run would see others than an uninterrupted one.
     command += ["--update-epoch-batch-itr", "True"]
     command += ["--distributed-world-size", "1", *spec.options]
-    with log.open("ab") as out:
-        begin = out.seek(0, 2)
-        status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
-    if status and status != DIVERGED:
-        output = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
-        last = (output or "nothing said").splitlines()[-1]
-        raise ValueError(f"{folder}: fairseq-train ended with status {status}: {last} Its whole output: {log}.")
-    return status == 0
+    return stream(command, folder / "train.log", accepted=(0, DIVERGED), updates=end) == 0
 
 
 def main() -> None:

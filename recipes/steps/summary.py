@@ -21,8 +21,7 @@ from fairseq_admin.logs import Log
 from fairseq_admin.method.schemes import SCHEMES
 from fairseq_admin.report import tables
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.logs import read_log
-from recipes.steps.results import KEY, papers, read_score
+from recipes.steps.results import KEY, papers, read_log, read_score
 
 BASELINES = ("admin", "post-ln", "pre-ln")
 PACKAGES = ("fairseq-admin", "fairseq", "fairseq-fixed", "torch", "sacrebleu")

@@ -2,7 +2,7 @@
 
     python -m recipes.steps.train data-bin --user-dir fairseq_admin --arch transformer_admin_18l --save-dir RUN ...
 
-It has neither --profile nor --use-plasma-view, and differs in three things:
+It heeds neither --profile nor --use-plasma-view, and differs in three things:
 
 - It goes on from the newest checkpoint in --save-dir (checkpoints.py), and does nothing if that is of update
   --max-update.
@@ -15,8 +15,6 @@ It has neither --profile nor --use-plasma-view, and differs in three things:
 from __future__ import annotations
 
 import functools
-import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,19 +59,9 @@ def train(cfg: Any, **given: Any) -> None:
 
 
 def main() -> None:
-    parser = options.get_training_parser()
-    args = options.parse_args_and_arch(parser)
-    if args.profile or args.use_plasma_view:
-        parser.error("--profile and --use-plasma-view are for fairseq-train itself")
+    args = options.parse_args_and_arch(options.get_training_parser())
     args.tpu = False
     last = newest(Path(args.save_dir))
-    if last and not zipfile.is_zipfile(last):
-        print(
-            f"{last}: is truncated or damaged, expected a checkpoint as torch writes it. Move it away; the run then "
-            "goes on from the one before it, if there is one.",
-            file=sys.stderr,
-        )
-        raise SystemExit(2)
     if last and args.restore_file == "checkpoint_last.pt":
         if args.max_update and reached(last) >= args.max_update:
             return
