@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from recipes import cluster
 from recipes import recipe as recipes
@@ -48,8 +47,8 @@ def asked(target: str) -> tuple[str, str]:
     )
 
 
-Task = tuple[bool, Callable[[], list[str]], Callable[[], None], tuple[Path, ...]]
-"""What a target does: whether on a CPU, its plan, its work, and the folders that are this process's alone meanwhile."""
+Task = tuple[bool, Callable[[], list[str]], Callable[[], None]]
+"""What a target does: whether on a CPU, its plan, its work."""
 
 
 def of_a_model(recipe: Recipe, goal: str) -> Task:
@@ -76,7 +75,7 @@ def of_a_model(recipe: Recipe, goal: str) -> Task:
         jobs = [f"job  {job.name}: {needs}" for _, job, needs in parts]
         return [*jobs, *Chain(pipeline.steps()).table(pipeline.goals[goal])]
 
-    return machine.cpu, plan, act, (recipe.text, recipe.run)
+    return machine.cpu, plan, act
 
 
 def of_a_grid(recipe: Recipe) -> Task:
@@ -88,7 +87,7 @@ def of_a_grid(recipe: Recipe) -> Task:
         with at_work(grid.folder):
             front.make(grid)
 
-    return grid.on_cpu, partial(front.plan, grid), act, (grid.folder,)
+    return grid.on_cpu, partial(front.plan, grid), act
 
 
 def main() -> None:
@@ -109,14 +108,14 @@ def main() -> None:
     name, goal = asked(target)
     recipe = recipes.read(name, recipes.collect(name, words, recipes.files()[name][0].names))
     os.environ.update({key: value for key, value in recipe.settings.exported().items() if key not in os.environ})
-    on_cpu, plan, work, folders = of_a_grid(recipe) if recipe.file.is_grid else of_a_model(recipe, goal)
+    on_cpu, plan, work = of_a_grid(recipe) if recipe.file.is_grid else of_a_model(recipe, goal)
     if on_cpu:
         # With --cpu fairseq still clips gradients on a GPU that it sees, and starts a process for each of several.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if dry:
         print("\n".join(plan()))
         return
-    raise SystemExit(supervise(partial(run, work), *folders))
+    raise SystemExit(supervise(partial(run, work)))
 
 
 if __name__ == "__main__":

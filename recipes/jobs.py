@@ -27,9 +27,7 @@ class Needs:
     memory: float | None = None
 
     def __str__(self) -> str:
-        nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
-        gpus = f" with {self.gpus} GPU{'s' if self.gpus > 1 else ''}{' each' if self.nodes > 1 else ''}"
-        return f"{nodes}{gpus if self.gpus else ''}, {self.hours:g} h"
+        return f"nodes: {self.nodes}, GPUs of each: {self.gpus}, hours: {self.hours:g}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
-from recipes.steps.guard import at_work
 from recipes.steps.progress import progress
 
 LOOK = 0.1
@@ -43,15 +42,9 @@ def _interruptible() -> None:
             signal.signal(number, signal.default_int_handler)
 
 
-def supervise(work: Callable[[], object], *folders: Path) -> int:
-    """Do some work in a process group of its own, which ends with this process and with the make above it.
-
-    Args:
-        folders: where it writes; if it does not end well, what it left half-written goes.
-
-    Returns:
-        its exit status; 130 where it was interrupted.
-    """
+def supervise(work: Callable[[], object]) -> int:
+    """Do some work in a process group of its own, which ends with this process and with the make above it; its exit
+    status, 130 where it was interrupted."""
     parent, child, status = os.getppid(), None, None
     _interruptible()
     with suppress(KeyboardInterrupt), process_group() as group:
@@ -65,9 +58,6 @@ def supervise(work: Callable[[], object], *folders: Path) -> int:
             child.join()
         print("Interrupted. The same command goes on from here.", file=sys.stderr)
         status = 130
-    for folder in filter(Path.exists, folders if status else ()):
-        with suppress(ValueError), at_work(folder):  # unless somebody else is
-            pass
     return status
 
 

@@ -65,12 +65,9 @@ def read_settings(path: Path) -> Slurm:
         ValueError: something in it is unknown or wrong.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
-        return validated(Slurm, values or {})
-    except (TypeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())}); expected NAME: VALUE.") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        return validated(Slurm, (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {})
+    except (TypeError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
 
 
 class Attempt(Checkpointable):

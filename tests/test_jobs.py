@@ -74,8 +74,8 @@ def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
         ("partitoin: gpu", "partitoin is unknown; expected one of partition, account, qos, constraint, hours, memory"),
         ("hours: 0", "hours=0 cannot be; expected a number above 0."),
         ("cpus: many", "cpus=many cannot be; expected a whole number above 0."),
-        ("- gpu", "cannot be read .*; expected NAME: VALUE"),
-        ("partition: [", "cannot be read .*; expected NAME: VALUE"),
+        ("- gpu", ".* must be a mapping, not list"),
+        ("partition: [", "while parsing .* line 1, column 13"),
     ],
 )
 def test_a_wrong_slurm_yaml_is_one_line(tmp_path, text, message):
@@ -106,9 +106,9 @@ def test_the_plan_of_a_training_over_two_nodes(tmp_path):
     """The text on one node, the training on all GPUs of two, and what is made of it on one GPU."""
     done = front("wmt14-enfr-60l", "-n", "WHERE=slurm", "NODES=2", "GPUS=8", f"RUNS={tmp_path}")
     assert done.stdout.splitlines()[:3] == [
-        "job  wmt14-enfr-60l-prepare: 1 node, 48 h",
-        "job  wmt14-enfr-60l-train: 2 nodes with 8 GPUs each, 48 h",
-        "job  wmt14-enfr-60l: 1 node with 1 GPU, 48 h",
+        "job  wmt14-enfr-60l-prepare: nodes: 1, GPUs of each: 0, hours: 48",
+        "job  wmt14-enfr-60l-train: nodes: 2, GPUs of each: 8, hours: 48",
+        "job  wmt14-enfr-60l: nodes: 1, GPUs of each: 1, hours: 48",
     ]
     assert "train: 50 epochs, each of 2 x 8 x 16 batches of up to 5000 tokens" in done.stdout
     assert not list(tmp_path.iterdir())

@@ -21,7 +21,6 @@ POSITIONS = "128"
 
 class Deeper(Grid):
     axes = {"scheme": "SCHEMES", "layers": "DEPTHS", "lr": "RATES", "seed": "SEEDS"}
-    summary = ["table.md", "table.csv", "runs.csv", "accuracy.png"]
     before = Point("encoder", {}, [])
 
     def controls(self) -> list[str]:

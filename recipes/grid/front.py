@@ -87,8 +87,8 @@ def make(grid: Grid) -> None:
     results = [grid.folder / name / "result.json" for name in points]
     searched = ("--tried", trial.folder / "runs.csv") if trial else ()
     figures.main([grid.folder, *results, *searched])
-    print((grid.folder / grid.summary[0]).read_text(encoding="utf-8"))
-    print(f"Files: {' '.join(str(grid.folder / name) for name in grid.summary)}")
+    print((grid.folder / grid.summary).read_text(encoding="utf-8"))
+    print(f"All tables and figures: {grid.folder}/*.md, *.csv, *.png")
 
 
 def plan(grid: Grid) -> list[str]:

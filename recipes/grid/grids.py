@@ -54,8 +54,8 @@ class Grid:
     axes: dict[str, str]
     """by name the settings of their places, in the order of a folder's name; the seed is the last"""
     optimizer: Options = {"--optimizer": "radam"}
-    summary = ["table.md", "table.csv", "runs.csv", "rates.png"]
-    """of its tables and figures, of which the first is shown"""
+    summary = "table.md"
+    """the table that is shown"""
     before: Point | None = None
     """a run that the others begin with"""
 
@@ -213,7 +213,7 @@ class Warmup(Grid):
 class Compare(Grid):
     axes = {"scheme": "SCHEMES", "layers": "DEPTHS", "lr": "RATES", "seed": "SEEDS"}
     optimizer = {"--optimizer": "radam", "--adam-betas": "(0.9, 0.98)"}
-    summary = ["standing.md", "standing.csv", "table.md", "table.csv", "runs.csv", "rates.png", "curves.png"]
+    summary = "standing.md"
 
     def controls(self) -> list[str]:
         """What else the outcome may hang on."""
