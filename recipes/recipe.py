@@ -60,6 +60,10 @@ class File(BaseModel, extra="forbid", frozen=True):
     presets: dict[str, dict[str, Any]]
     quick: dict[str, Any] = {}
     """sizes with which it takes a few minutes: does it work here?"""
+    axes: dict[str, str] = {}
+    """of a grid: by name the settings of their places, in the order of a folder's name; the seed is the last"""
+    options: dict[str, dict[str, Any]] = {}
+    """of a grid: fairseq-train's for `all` runs, and for some; a setting's name in braces is its value"""
     sizes: dict[str, dict[str, Any]] = {}
     texts: dict[str, Raw] = {}
     splits: dict[str, Split] = {}

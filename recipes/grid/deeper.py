@@ -16,11 +16,8 @@ from recipes.grid.run import Run
 from recipes.machines import DEVICES, PRECISIONS
 from recipes.steps import settings as held
 
-POSITIONS = "128"
-
 
 class Deeper(Grid):
-    axes = {"scheme": "SCHEMES", "layers": "DEPTHS", "lr": "RATES", "seed": "SEEDS"}
     before = Point("encoder", {}, [])
 
     def controls(self) -> list[str]:
@@ -33,33 +30,13 @@ class Deeper(Grid):
         texts.for_classes(self.settings, self.folder)
 
     def common(self) -> list[str]:
-        s = self.settings
-        options = {
-            "--max-tokens": 2000, "--log-format": "json", "--log-interval": s.LOG_EVERY, "--optimizer": "radam",
-            "--adam-betas": "(0.9, 0.98)", "--encoder-layers": s.ENCODER_LAYERS, "--encoder-embed-dim": s.WIDTH,
-            "--encoder-ffn-embed-dim": 4 * s.WIDTH, "--encoder-attention-heads": s.HEADS, "--admin-scheme": "post-ln",
-            "--required-batch-size-multiple": 1,
-        }  # fmt: skip
-        return [*words(options), *DEVICES["cpu"], *PRECISIONS[s.PRECISION]]
+        return [*words(self.listed("all")), *DEVICES["cpu"], *PRECISIONS[self.settings.PRECISION]]
 
     def pretraining(self) -> list[str]:
-        return words({
-            "--task": "masked_lm", "--arch": "masked_lm_admin", "--criterion": "masked_lm",
-            "--tokens-per-sample": POSITIONS, "--sample-break-mode": "eos", "--lr": "1e-3",
-            "--lr-scheduler": "inverse_sqrt", "--warmup-updates": 200,
-        })  # fmt: skip
+        return words(self.listed("pretraining"))
 
     def classifying(self) -> list[str]:
-        """A sentence begins with <s> (0), whose features the head reads, as it did for the encoder."""
-        s = self.settings
-        options = {
-            "--task": "sentence_prediction", "--arch": "deeper_admin", "--criterion": "sentence_prediction",
-            "--num-classes": 2, "--init-token": 0, "--max-positions": POSITIONS, "--valid-subset": "valid,test",
-            "--batch-size": 32, "--clip-norm": 5, "--pretrained-lr-factor": s.FACTOR,
-            "--lr-scheduler": "polynomial_decay", "--power": 0.5, "--end-learning-rate": "1e-5",
-            "--total-num-update": s.UPDATES, "--dropout": s.DROPOUT, "--attention-dropout": s.DROPOUT,
-        }  # fmt: skip
-        return [*words(options), *s.TRAIN_ARGS]
+        return [*words(self.listed("classifying")), *self.settings.TRAIN_ARGS]
 
     def record(self) -> dict[str, Any]:
         s = self.settings

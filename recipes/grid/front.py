@@ -14,16 +14,16 @@ from pathlib import Path
 
 from recipes import jobs, slurm
 from recipes.grid.deeper import Deeper
-from recipes.grid.grids import Compare, Grid, Point, Sensitivity, Warmup
+from recipes.grid.grids import Compare, Grid, Point, Warmup
 from recipes.recipe import Recipe
 from recipes.steps import gpus, settings
 from recipes.steps.progress import duration
 
-GRIDS: dict[str, type[Grid]] = {grid.__name__: grid for grid in (Compare, Sensitivity, Warmup, Deeper)}
+KINDS: dict[str, type[Grid]] = {grid.__name__: grid for grid in (Compare, Warmup, Deeper)}
 
 
 def of(recipe: Recipe) -> Grid:
-    return GRIDS[recipe.file.kind](recipe)
+    return KINDS.get(recipe.file.kind, Grid)(recipe)
 
 
 def is_done(grid: Grid, point: Point) -> bool:

@@ -1,8 +1,7 @@
 """A grid of runs: where its folder is, fairseq's options for each run, and in which order they run.
 
-compare has schemes x depths x rates x seeds, sensitivity schemes x rates x beta2, warmup schemes x optimizers x
-warm-ups x rates; deeper.py has the fourth. Folders and options are those of earlier versions, so a grid that they began
-is gone on with.
+Its axes, and the options that all its runs have, are in its YAML; deeper.py has what is otherwise in that grid. Folders
+and options are those of earlier versions, so a grid that they began is gone on with.
 """
 
 from __future__ import annotations
@@ -51,9 +50,6 @@ class Point:
 class Grid:
     """Models that translate a generated text, or a recipe's; what differs is in the classes below."""
 
-    axes: dict[str, str]
-    """by name the settings of their places, in the order of a folder's name; the seed is the last"""
-    optimizer: Options = {"--optimizer": "radam"}
     summary = "table.md"
     """the table that is shown"""
     before: Point | None = None
@@ -89,10 +85,11 @@ class Grid:
 
     # -- a run -------------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> Options:
-        """The learning rate falls linearly to 0."""
-        falling = {"--lr-scheduler": "polynomial_decay", "--power": 1, "--end-learning-rate": 0}
-        return {**falling, "--total-num-update": self.settings.UPDATES, **stacks(self.settings.LAYERS)}
+    def listed(self, group: str) -> Options:
+        """The options that the grid's YAML lists for some runs."""
+        values = {"FFN": 4 * self.settings.WIDTH, **dict(self.settings)}
+        listed = self.recipe.file.options[group]
+        return {name: str(value).format(**values) for name, value in listed.items()}
 
     def common(self) -> list[str]:
         """fairseq-train's options, of every run.
@@ -105,7 +102,7 @@ class Grid:
             "--encoder-attention-heads": s.HEADS, "--decoder-attention-heads": s.HEADS, "--dropout": s.DROPOUT,
             "--clip-norm": s.CLIP_NORM, "--criterion": "label_smoothed_cross_entropy_fast", "--label-smoothing": "0.1",
             "--max-tokens": s.MAX_TOKENS, "--required-batch-size-multiple": "1", "--log-interval": s.LOG_EVERY,
-            **self.optimizer, **self.schedule(),
+            **self.listed("all"),
         }  # fmt: skip
         tied = [] if getattr(s, "TIED", "yes") == "no" else ["--share-all-embeddings"]
         device = DEVICES["gpu" if s.PRESET == "gpu" else "cpu"]
@@ -150,13 +147,13 @@ class Grid:
     # -- all runs ----------------------------------------------------------------------------------------------------
 
     def point(self, *places: object) -> Point:
-        axes = dict(zip(self.axes, map(str, places)))
+        axes = dict(zip(self.recipe.file.axes, map(str, places)))
         name = "-".join(NAMED.get(axis, "{}").format(place) for axis, place in axes.items())
         return Point(name, axes, [word for item in axes.items() for word in words(self.options(*item))])
 
     def points(self) -> Iterator[Point]:
         """Seed by seed, so that a grid that is stopped has every scheme at every rate with the seeds that it has."""
-        *axes, seeds = (getattr(self.settings, name) for name in self.axes.values())
+        *axes, seeds = (getattr(self.settings, name) for name in self.recipe.file.axes.values())
         for seed, *places in itertools.product(seeds, *axes):
             yield self.point(*places, seed)
 
@@ -187,17 +184,7 @@ class Grid:
         return rankings(read_results(results))
 
 
-class Sensitivity(Grid):
-    axes = {"scheme": "SCHEMES", "lr": "LRS", "beta2": "BETA2S", "seed": "SEEDS"}
-
-    def schedule(self) -> Options:
-        return {**super().schedule(), "--warmup-updates": 0}
-
-
 class Warmup(Grid):
-    axes = {"scheme": "SCHEMES", "optimizer": "OPTIMIZERS", "warmup": "WARMUPS", "lr": "ADAM_LRS", "seed": "SEEDS"}
-    optimizer = {"--optimizer": "adam"}
-
     def options(self, axis: str, place: str) -> Options:
         if axis == "optimizer":
             return {"--optimizer": place, **({"--momentum": 0} if place == "sgd" else {"--adam-betas": "(0.9, 0.98)"})}
@@ -211,8 +198,6 @@ class Warmup(Grid):
 
 
 class Compare(Grid):
-    axes = {"scheme": "SCHEMES", "layers": "DEPTHS", "lr": "RATES", "seed": "SEEDS"}
-    optimizer = {"--optimizer": "radam", "--adam-betas": "(0.9, 0.98)"}
     summary = "standing.md"
 
     def controls(self) -> list[str]:
@@ -221,7 +206,3 @@ class Compare(Grid):
         numbers = (("tokens", "MAX_TOKENS"), ("dropout", "DROPOUT"))
         named = [f"{word}{given[name]}" for word, name in numbers if given.get(name)]
         return [*named, *(["untied"] if s.TIED == "no" else []), *(["ffn-stock"] if s.FFN_INIT == "stock" else [])]
-
-    def schedule(self) -> Options:
-        warmup = self.settings.WARMUP
-        return {"--lr-scheduler": "inverse_sqrt", "--warmup-updates": warmup, "--warmup-init-lr": "1e-7"}
