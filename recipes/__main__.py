@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from recipes import cluster
 from recipes import recipe as recipes
 from recipes.chain import Chain
 from recipes.language_model import LanguageModel
@@ -54,6 +53,8 @@ Task = tuple[bool, Callable[[], list[str]], Callable[[], None]]
 def of_a_model(recipe: Recipe, goal: str) -> Task:
     pipeline = LanguageModel(recipe) if recipe.file.kind == "LanguageModel" else Translation(recipe)
     machine, submits = pipeline.machine, recipe.settings.WHERE == "slurm" and recipe.settings.NODE is None
+    if submits:
+        from recipes import slurm  # with submitit
     if machine.node and goal != "train":
         raise ValueError(f"NODE={machine.node} of several only trains; run the target that ends in -train there.")
 
@@ -63,7 +64,7 @@ def of_a_model(recipe: Recipe, goal: str) -> Task:
 
             page(pipeline)
         elif submits:
-            cluster.run(pipeline, goal)
+            slurm.make(pipeline, goal)
         else:
             pipeline.make(goal)
         if goal == "all":
@@ -71,7 +72,7 @@ def of_a_model(recipe: Recipe, goal: str) -> Task:
             print(f"Report: {recipe.run / 'report.html'}")
 
     def plan() -> list[str]:
-        parts = cluster.parts(pipeline, "all" if goal == "preflight" else goal) if submits else ()
+        parts = slurm.parts(pipeline, "all" if goal == "preflight" else goal) if submits else ()
         jobs = [f"job  {job.name}: {needs}" for _, job, needs in parts]
         return [*jobs, *Chain(pipeline.steps()).table(pipeline.goals[goal])]
 

@@ -13,9 +13,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,10 @@ from pydantic import BaseModel, PositiveFloat, PositiveInt
 from submitit.core.utils import FailedJobError, UncompletedJobError
 from submitit.helpers import Checkpointable, TorchDistributedEnvironment
 
+from recipes.chain import Chain
 from recipes.jobs import Job, Needs, start
 from recipes.steps.common import write_lines
+from recipes.training import Pipeline
 from recipes.validation import validated
 
 log = logging.getLogger(__name__)
@@ -174,3 +178,34 @@ def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: 
         said = now
         if waiting:
             time.sleep(min(LOOK, 1 + (time.monotonic() - began) / 20))
+
+
+def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job, Needs]]:
+    """The goals of a recipe that are jobs, one after another: the same command again, for its text, its training, and
+    what is made of it. The variable NODE tells it that it is on the cluster."""
+    recipe, machine = pipeline.recipe, pipeline.machine
+    needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
+    found = {"prepare": needs}
+    if goal != "prepare":
+        found["train"] = replace(needs, nodes=machine.nodes, gpus=gpus)
+    if goal not in found:
+        found[goal] = replace(needs, gpus=min(1, gpus))
+    words = [f"{name}={value}" for name, value in recipe.given.items()]
+    for part, needed in found.items():
+        target = recipe.target if part == "all" else f"{recipe.target}-{part}"
+        yield part, Job(target, [sys.executable, "-m", "recipes", target, *words], recipe.run), needed
+
+
+def make(pipeline: Pipeline, goal: str) -> None:
+    """Those parts of a recipe that are not done.
+
+    Raises:
+        ValueError: one failed.
+    """
+    recipe = pipeline.recipe
+    cluster = read_settings(Path(recipe.settings.SLURM))
+    for part, job, needs in parts(pipeline, goal):
+        if Chain(pipeline.steps()).plan(pipeline.goals[part]):
+            print(f"# {job.name}: {needs}; what it says is in {job.log}", flush=True)
+            if any(status for _, status in run([job], needs, 1, cluster, recipe.run / "slurm")):
+                raise ValueError(f"{job.name}: {job.last_word()} All it said: {job.log}.")
