@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import logging
 import shutil
@@ -97,16 +96,15 @@ def updates(run: Pipeline) -> list[dict[str, Any]]:
 
 
 def forecast(settings: Any, devices: int, told: list[dict[str, Any]]) -> str:
-    """What some updates say of the whole run: hours, the end, the cost."""
+    """What some updates say of the whole run: hours, and the cost."""
     timed, last = told[WARM_UP:], told[-1]
     an_update = (last["at"] - timed[0]["at"]) / (len(timed) - 1)
     an_epoch = int(last["num_updates"]) / float(last["update"])
     count = settings.EPOCHS * an_epoch if settings.EPOCHS else settings.UPDATES
     hours = count * an_update / 3600
-    end = datetime.datetime.now() + datetime.timedelta(hours=min(hours, 24 * 365 * 1000))
     text = (
         f"timed: {an_update:.2f} s an update, {an_epoch:.0f} updates an epoch, {count:.0f} in all: {hours:.1f} hours"
-        f", validations and checkpoints apart; started now, it ends on {end:%Y-%m-%d %H:%M}"
+        ", validations and checkpoints apart"
     )
     if settings.PRICE is None:
         return text

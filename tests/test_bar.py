@@ -55,13 +55,6 @@ def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left_at_the_recent_ra
     assert left == sorted(left) and left[-1] == 39, "at the rate since the start it would be 16"
 
 
-def test_a_slow_rate_has_one_space_before_it(clock, capsys):
-    with the_plugins.bar("x", 100, " lines") as shown:
-        clock.now += 10
-        shown.update(75)
-    assert capsys.readouterr().err == "fairseq-admin: x: 75 of 100 lines (75 %), 7.50 lines/s, 00:03 left\n"
-
-
 def test_a_step_of_a_few_seconds_shows_nothing_and_without_a_total_it_says_what_it_knows(clock, capsys):
     with bar.bar("x", None) as shown:
         clock.now += 9

@@ -18,7 +18,6 @@ import pytest
 from conftest import ROOT, front, make_environment, run_module
 
 from fairseq_admin.method.schemes import SCHEMES
-from fairseq_admin.text.tokens import Text
 from recipes import recipe as recipes
 from recipes.chain import Chain, Step
 from recipes.demo.generate_corpus import corpus
@@ -212,15 +211,6 @@ def test_as_many_checkpoints_are_kept_as_are_averaged():
     assert "--keep-interval-updates 7" in " ".join(pipeline("demo", "AVERAGE=7").command())
     epochs = " ".join(pipeline("demo", "AVERAGE=7", "EPOCHS=9").command())
     assert "--keep-last-epochs 7" in epochs and "--max-epoch 9" in epochs and "--max-update" not in epochs
-
-
-def test_the_demo_survives_its_tokenising():
-    """Detokenising restores every line of the corpus, German ones too; a score of nearly 100 needs that."""
-    settings = dict.fromkeys(read("demo").settings.TOKENISER, True)
-    text, reverse = Text("de", "en", **settings), Text("en", "de", **settings)
-    for de, en in corpus(3000):
-        assert text.detokenise(text.tokenise(en, "en")) == en
-        assert reverse.detokenise(reverse.tokenise(de, "de")) == de
 
 
 def test_a_text_is_read_again_where_its_files_changed(tmp_path):

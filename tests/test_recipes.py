@@ -14,7 +14,7 @@ from conftest import ROOT
 from fairseq_admin.text.tokens import Text
 from recipes import recipe
 from recipes.chain import Chain
-from recipes.steps import checkpoints, results, score, summary, tokenise
+from recipes.steps import checkpoints, results, score, summary
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
 from recipes.translation import Translation
@@ -23,11 +23,6 @@ from recipes.translation import Translation
 
 
 PLAIN = Text("de", "en")
-
-
-def test_text_settings_are_written_from_the_recipe(tmp_path):
-    tokenise.settle(tmp_path / "data/text.json", "de", "fr", ("normalise", "escape"))
-    assert Text.read(tmp_path / "data/text.json") == Text("de", "fr", normalise=True, escape=True)
 
 
 FAULTS = {
