@@ -31,7 +31,7 @@ class Server:
         ranges: heeds Range.
         length: says how long a body is; otherwise the body ends with the connection.
         encoding: the Content-Encoding it names; the body stays as it is.
-        block, pause: bytes per write, and seconds between two, in which the client can be killed.
+        block, pause: bytes per write, and seconds between two.
     """
 
     def __init__(self, folder: Path):

@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 import numpy as np
 from scipy import stats
 
-from recipes.compare.intervals import LEVEL, Interval, contrast
+from recipes.compare.intervals import LEVEL, contrast
 from recipes.compare.outcome import loss
 from recipes.compare.rows import TITLES, Row, grouped, read_results
 from recipes.figures import curves
@@ -30,14 +30,9 @@ DRAWS = 40_000
 MISSING = "not all of its runs are there"
 
 
-def welch(pre_ln: Sequence[float], admin: Sequence[float], level: float = LEVEL) -> Interval:
-    """Pre-LN - Admin."""
-    return contrast([(1, pre_ln), (-1, admin)], level)
-
-
 def first(pre_ln: Sequence[float], admin: Sequence[float]) -> str:
-    """Is there a difference, and by two one-sided tests, is it small?"""
-    whole, narrow = welch(pre_ln, admin), welch(pre_ln, admin, 0.9)
+    """Pre-LN - Admin: is there a difference (Welch), and by two one-sided tests, is it small?"""
+    whole, narrow = (contrast([(1, pre_ln), (-1, admin)], level) for level in (LEVEL, 0.9))
     claims = ["Admin ends ahead"] if whole.low > 0 else ["Admin ends behind"] if whole.high < 0 else []
     claims += [f"equivalent within {MARGIN} bits"] if -MARGIN < narrow.low and narrow.high < MARGIN else []
     return f"{' and '.join(claims) or 'not decided'}: {whole:+.3f} bits; 90 % interval: {narrow:+.3f}"
