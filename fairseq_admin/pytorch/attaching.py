@@ -1,15 +1,17 @@
-"""Admin put into a model, and what there is of it: hooks that scale the shortcut of each site.
+"""Admin put into a model and folded out of it: hooks that scale the shortcut of each site.
 
     LN(x + f(x))   becomes   LN(x + f(x) + (ω - 1) ⊙ x),   ω = omega_init + omega_delta
 
 with omega_init, a buffer of the norm that is filled by profiling, and omega_delta, a parameter that starts at 0, as in
 fairseq's layers (`method.norms`): an optimizer's own copies of the parameters are made before there is a batch. With
 ω = 1 the model computes what it did, bit for bit. No forward is replaced; activation checkpointing runs both hooks of a
-site again.
+site again. The fold leaves the stock model with the same function: the norm that wrote a shortcut writes it ω times as
+large, and the weights that read it undo that (see `folding`).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
+from .folding import divisible, largest_difference, scale
 from .omega import omega_from_depth
+from .reading import tensors
 from .sites import Site, find_sites
-from .trace import by_name
+from .trace import by_name, undisturbed
 
 ATTACHED = "_admin"  # the attribute of an attached model that has what is attached to it
 OMEGA = ("omega_init", "omega_delta")
@@ -32,7 +36,6 @@ class Attached:
     """What is attached to a model."""
 
     stacks: list[list[Site]]
-    rule: str  # as `attach` was given omega
     undo: list[Callable[[], object]] = field(default_factory=list)
 
     @property
@@ -76,7 +79,7 @@ def attach(
         raise AdminError(f"omega={omega!r}; expected 'profile', 'log' or 'constant'.")
     if any(ATTACHED in vars(module) for module in model.modules()):
         raise AdminError(f"{type(model).__name__} is attached already; fold it, or make it again, first.")
-    found = Attached(find_sites(model, by_name(model, args, batch), sites), omega)
+    found = Attached(find_sites(model, by_name(model, args, batch), sites))
     if omega != "profile":
         refuse_trained(found.sites)
     for site, sublayers in [(site, len(stack)) for stack in found.stacks for site in stack]:
@@ -111,3 +114,59 @@ def detach(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
     del vars(root)[ATTACHED]
     root.load_state_dict(weights)
     return root
+
+
+def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of the stock model that computes what an attached one does, which goes on as it is.
+
+    Raises:
+        AdminError: the model is not attached, or an entry of ω is too near to 0.
+    """
+    root, found = attached(model)
+    # By identity, for tied parameters have several keys.
+    weights = {id(parameter): parameter.detach() for parameter in root.parameters()}
+    for site in found.sites:
+        if site.writer is None:
+            continue
+        omega = divisible(site.omega, f"omega of {site.name}")
+        for parameter in root.get_submodule(site.writer).parameters():
+            weights[id(parameter)] = scale(weights[id(parameter)], omega, 0)
+        for name, reader in site.readers.items():
+            key = id(root.get_parameter(name))
+            weights[key] = reader.divided(weights[key], omega)
+    state = root.state_dict(keep_vars=True)
+    return {key: weights.get(id(t), t.detach()).to(t.dtype) for key, t in state.items() if not key.endswith(OMEGA)}
+
+
+def first_output(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    """Of what a model computes in evaluation mode; behind it may be hidden states, which the fold scales."""
+    with undisturbed(model):
+        model.eval()
+        return next(filter(torch.is_floating_point, tensors(model(**batch))))
+
+
+def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
+    """Make the stock model of an attached one, in place: no ω, no hook, the same function.
+
+    Args:
+        model: attached.
+        args, batch: what a forward takes, if the fold is to be checked on it first, with a copy of the model.
+
+    Raises:
+        AdminError: an entry of ω is too near to 0, or the first outputs differ. The model is as it was.
+    """
+    root, _ = attached(model)
+    stock = folded_state_dict(root)
+    if args or batch:
+        named = by_name(root, args, batch)
+        old, new = first_output(root, named), first_output(detach(copy.deepcopy(root), stock), named)
+        apart = largest_difference(old, new) / max(1.0, old.abs().max().item())
+        allowed = torch.finfo(old.dtype).eps ** 0.5
+        if not apart <= allowed:
+            raise AdminError(
+                f"the folded model is off by {apart:.2g} of its largest output; at most {allowed:.1g} was expected. "
+                "Keep the model unfolded, and report its class."
+            )
+    detach(root, stock)
+    torch.clear_autocast_cache()
+    return model

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .attaching import attached, omegas
-from .folded import folded_state_dict
+from .attaching import folded_state_dict, omegas
 from .profiling import profile
 
 FOLDED = "folded"
@@ -39,8 +38,8 @@ class AdminCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model = kwargs["model"]
-        _, found = attached(model)
-        if self.rule is None or found.rule != "profile" or state.global_step > 0:
+        fresh = all(omega.eq(1).all() for omega in omegas(model).values())  # not by attach(omega="log"), or resumed
+        if self.rule is None or not fresh:
             return
         with torch.random.fork_rng():  # training draws the same batch again
             batch = next(iter(kwargs["train_dataloader"]))
