@@ -50,7 +50,7 @@ gpu-trial: $(VENV)/ready
 
 ## make table: all results so far next to the papers' numbers
 table: $(VENV)/ready
-	$(RUN) -m recipes.steps.report "$${RUNS:-runs}/results.csv" -o "$${RUNS:-runs}/table"
+	$(RUN) -m recipes.steps.report "$${RUNS:-runs}"
 
 ## make figures: the figures of README.md and docs/ that show what docs/ keeps, rows and numbers
 figures: $(VENV)/ready
@@ -93,7 +93,7 @@ bench: $(VENV)/ready
 setup: $(VENV)/ready
 FORCE:
 $(VENV)/ready: FORCE
-	@$(or $(PYTHON),python3) -m recipes.set_up $(VENV) --torch '$(TORCH)' --python '$(PYTHON)'
+	@$(or $(PYTHON),python3) -m recipes.set_up $(VENV) '$(TORCH)' '$(PYTHON)'
 
 ## make lock: requirements.lock again, with the newest versions of everything but torch
 lock: $(VENV)/ready

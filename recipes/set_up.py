@@ -1,6 +1,9 @@
 """Make the virtual environment, or bring it up to date; what `make setup` runs, and any target that needs it.
 
-    python3 -m recipes.set_up .venv --torch cu126 --python python3.12
+    python3 -m recipes.set_up .venv cu126 python3.12
+
+The torch to install is one of BUILDS, or a requirement of pip; then comes the Python to make it from. Either may be "":
+as before.
 
 It runs before there is an environment, so it imports Python's own library alone. requirements.lock has everything but
 torch, with hashes; `make lock` renews it. torchaudio, which fairseq-fixed asks for, is not in it: nothing here uses it,
@@ -13,7 +16,6 @@ compute capability 7.5, as the V100 is, since torch 2.11 (pytorch#172352), and t
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import os
 import platform
@@ -151,12 +153,7 @@ def install(venv: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("venv", type=Path)
-    parser.add_argument("--torch", default="", help="a build of torch, or a requirement of pip; empty: as before")
-    parser.add_argument("--python", default="", help="the Python to make it from; empty: as before")
-    args = parser.parse_args()
-    venv, torch, python = args.venv, args.torch.strip(), args.python
+    venv, (torch, python) = Path(sys.argv[1]), map(str.strip, sys.argv[2:])
     try:
         if torch and torch not in BUILDS and not torch.startswith("torch"):
             expected = f"one of {' '.join(BUILDS)}, or pip's, as torch==2.7.1"
