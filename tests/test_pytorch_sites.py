@@ -255,12 +255,13 @@ def test_what_cannot_be_attached_profiled_or_folded():
 
 
 def test_a_fold_that_is_not_the_same_is_refused(monkeypatch):
-    """As where something read a shortcut that no trace can see."""
+    """As where something read a shortcut that no trace can see; a loss that comes first does not hide it."""
     model = Stack(Layer).double()
+    model.register_forward_hook(lambda model, args, output: (output.new_zeros(()), output))
     admin.attach(model, X)
     model.layers[1].norm.omega_delta.data.fill_(0.5)
     model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + 0.1,))
-    before = model(X)
+    before = model(X)[1]
     with pytest.raises(ValueError, match="the folded model is off by"):
         admin.fold(model, X)
-    assert torch.equal(model(X), before)
+    assert torch.equal(model(X)[1], before)

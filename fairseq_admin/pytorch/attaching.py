@@ -139,10 +139,10 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def first_output(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """Of what a model computes in evaluation mode; behind it may be hidden states, which the fold scales."""
+    """In evaluation mode, and no loss if there is more; behind it may be hidden states, which the fold scales."""
     with undisturbed(model):
         model.eval()
-        return next(filter(torch.is_floating_point, tensors(model(**batch))))
+        return min(filter(torch.is_floating_point, tensors(model(**batch))), key=lambda tensor: tensor.dim() == 0)
 
 
 def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
