@@ -46,19 +46,19 @@ $(FRONTED): $(VENV)/ready
 
 ## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
 gpu-trial: $(VENV)/ready
-	$(RUN) -m recipes.gpu_trial.run
+	@$(RUN) -m recipes.gpu_trial.run
 
 ## make table: all results so far next to the papers' numbers
 table: $(VENV)/ready
-	$(RUN) -m recipes.steps.report "$${RUNS:-runs}"
+	@$(RUN) -m recipes.steps.report "$${RUNS:-runs}"
 
 ## make figures: the figures of README.md and docs/ that show what docs/ keeps, rows and numbers
 figures: $(VENV)/ready
-	$(RUN) -m recipes.figures.docs -o docs/images
+	@$(RUN) -m recipes.figures.docs -o docs/images
 
 ## make tables: the tables of results in README.md and docs/, from the rows that docs/ keeps
 tables: $(VENV)/ready
-	$(RUN) -m recipes.figures.tables README.md docs/*.md
+	@$(RUN) -m recipes.figures.tables README.md docs/*.md
 
 ## make test: lint, types and all tests but the nightly ones
 test: lint
