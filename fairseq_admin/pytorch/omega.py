@@ -57,7 +57,7 @@ def next_omega(omega: Tensor, shortcut_variance: Tensor, branch_variance: Tensor
     Returns:
         ω_{i+1}, a scalar.
     """
-    return (omega**2 * shortcut_variance + branch_variance).sqrt()
+    return torch.sqrt(omega**2 * shortcut_variance + branch_variance)
 
 
 def omega_from_variances(branch_variances: Tensor, input_variance: Tensor) -> Tensor:
