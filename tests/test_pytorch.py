@@ -229,7 +229,6 @@ def test_a_budget_of_tokens_takes_the_first_sentences(name):
     if name == "transformer":  # as many words as sentences: a mask of words by words is not cut
         del batch["tgt_key_padding_mask"]
         batch |= {"tgt": batch["tgt"][:3], "tgt_mask": batch["tgt_mask"][:3, :3]}
-    model.eval()
     admin.attach(model, **batch)
     sizes = []
     first, axis = ("input_ids", 0) if name == "bert" else ("src", 1)
