@@ -18,6 +18,7 @@ DEV = [
     "hypothesis",
     "mypy",
     "playwright",
+    "psutil",
     "pytest",
     "pytest-timeout",
     "pytest-xdist",
