@@ -27,7 +27,7 @@ class Needs:
     memory: float | None = None
 
     def __str__(self) -> str:
-        return f"nodes: {self.nodes}, GPUs of each: {self.gpus}, hours: {self.hours:g}"
+        return f"nodes x GPUs: {self.nodes} x {self.gpus}, hours: {self.hours:g}"
 
 
 @dataclass(frozen=True)

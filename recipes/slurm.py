@@ -129,7 +129,7 @@ def submitted(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, fo
         }
         there = {name: job for name, job in there.items() if not job.done()}
         if there:
-            log.info("Waiting for %d of before.", len(there))
+            log.info("Waiting for the jobs of before: %d.", len(there))
         wanted = [job for job in jobs if job.name not in there]
         executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=TIMES)
         executor.update_parameters(**parameters(needs, parallel, slurm))

@@ -106,9 +106,9 @@ def test_the_plan_of_a_training_over_two_nodes(tmp_path):
     """The text on one node, the training on all GPUs of two, and what is made of it on one GPU."""
     done = front("wmt14-enfr-60l", "-n", "WHERE=slurm", "NODES=2", "GPUS=8", f"RUNS={tmp_path}")
     assert done.stdout.splitlines()[:3] == [
-        "job  wmt14-enfr-60l-prepare: nodes: 1, GPUs of each: 0, hours: 48",
-        "job  wmt14-enfr-60l-train: nodes: 2, GPUs of each: 8, hours: 48",
-        "job  wmt14-enfr-60l: nodes: 1, GPUs of each: 1, hours: 48",
+        "job  wmt14-enfr-60l-prepare: nodes x GPUs: 1 x 0, hours: 48",
+        "job  wmt14-enfr-60l-train: nodes x GPUs: 2 x 8, hours: 48",
+        "job  wmt14-enfr-60l: nodes x GPUs: 1 x 1, hours: 48",
     ]
     assert "train: 50 epochs, each of 2 x 8 x 16 batches of up to 5000 tokens" in done.stdout
     assert not list(tmp_path.iterdir())
@@ -167,7 +167,7 @@ def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, capl
     with meanwhile(let_them_go):
         found = statuses(slurm.run(jobs, NEEDS, 2, cluster, tmp_path))
     assert found == {"a": 0, "b": 0, "c": 3, "d": 0}
-    assert "Waiting for 4 of before." in caplog.text and "4 of 4 over" in caplog.text
+    assert "Waiting for the jobs of before: 4." in caplog.text and "4 of 4 over" in caplog.text
     assert {one.log.read_text() for one in jobs} == {f"in {number} {name}\n" for name in "abcd"}
 
 
