@@ -153,7 +153,8 @@ def test_fifty_steps_of_adam_against_a_model_written_out():
     assert losses[model][-1] < losses[model][0] - 1
     expected = dict(written.model.named_parameters())
     for name, parameter in model.named_parameters():
-        assert "omega" in name or (parameter - expected[name]).abs().max() < 1e-10, name
+        # A key's bias has no gradient but roundings, which Adam enlarges.
+        assert "omega" in name or "key.bias" in name or (parameter - expected[name]).abs().max() < 1e-10, name
 
 
 def test_omega_is_set_after_the_optimizer_made_copies_of_the_parameters():

@@ -70,6 +70,7 @@ def test_gradient_checkpointing_has_the_same_gradients(name, reentrant):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 compiles neither stock model in one graph")
 @pytest.mark.parametrize("name", ["bert", "encoder"])
 def test_compiled_in_one_graph(name):
     options = {"dropout": 0.0} if name == "encoder" else {"hidden_dropout_prob": 0.0}
