@@ -23,7 +23,9 @@ def kept(file: Path) -> list[dict[str, str]]:
     """The rows that a bench has written, each with where it was measured."""
     with file.open(newline="", encoding="utf-8") as rows:
         found = list(csv.DictReader(rows))
-    assert all(row["commit"] and row["device"] and row["torch"] == torch.__version__ for row in found)
+    assert all(
+        re.match("[0-9a-f]{12}", row["commit"]) and row["device"] and row["torch"] == torch.__version__ for row in found
+    )
     return found
 
 
@@ -52,7 +54,7 @@ def test_reports_what_fast_layers_save(tmp_path) -> None:
         assert 0 < float(rows["admin"][name]) < float(rows["admin-plain"][name]), name
 
 
-@pytest.mark.parametrize("given", ["0:16:64", "2:250:64"])
+@pytest.mark.parametrize("given", ["6:512", "0:16:64", "6-:16:64", "6:100:64:", "2:250:64"])
 def test_refuses_what_is_no_size(given: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"^'{given}'.* expected "):
         size(given)

@@ -125,6 +125,7 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
         ("average mixed --last 2 -o a.pt", "omega's rule is log in the first and constant in"),
         *((f"average checkpoint1.pt {it} -o a.pt", FROM_FOLDER) for it in ("--last 1", "--upto 3", "--by epochs")),
         ("", "the following arguments are required: verb"),
+        ("fold", "fairseq-admin fold: the following arguments are required: "),
         ("fold", "-o/--output; see fairseq-admin fold --help."),  # Python 3.13 names the checkpoint, too
         ("average . --last=0 -o a.pt", "--last: 0 was found and a whole number of at least 1 was expected"),
         ("average . --last=x -o a.pt", "--last: x was found and a whole number of at least 1 was expected"),

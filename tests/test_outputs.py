@@ -231,7 +231,7 @@ def test_what_takes_long_counts_to_its_end(
     assert cli.main(VERBS[verb].split(" ")) == 0
     counted = {"average": "average", "translate": "translate"}.get(verb, "compare")
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"fairseq-admin: {counted}: ")]
-    assert re.search(r"\(100 %\), \S+( \S+)?, 00:00 left$", lines[-1]), lines
+    assert re.search(r"\(100 %\), (\S+( \S+/s)?|\S+s/ lines), 00:00 left$", lines[-1]), lines
 
 
 def test_translating_by_hand(work: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:

@@ -153,8 +153,9 @@ def test_fifty_steps_of_adam_against_a_model_written_out():
     assert losses[model][-1] < losses[model][0] - 1
     expected = dict(written.model.named_parameters())
     for name, parameter in model.named_parameters():
-        # A key's bias has no gradient but roundings, which Adam enlarges.
-        assert "omega" in name or "key.bias" in name or (parameter - expected[name]).abs().max() < 1e-10, name
+        # A key's bias has no gradient but roundings, which Adam enlarges: to 1.4e-10 with torch 2.6.
+        bound = 2e-10 if "key.bias" in name and torch.__version__ < "2.7" else 1e-10
+        assert "omega" in name or (parameter - expected[name]).abs().max() < bound, name
 
 
 def test_omega_is_set_after_the_optimizer_made_copies_of_the_parameters():
@@ -226,7 +227,9 @@ def test_labels_say_where_a_decoder_is_padded():
 @pytest.mark.parametrize("name", ["bert", "transformer"])
 def test_a_budget_of_tokens_takes_the_first_sentences(name):
     """Two sentences of seven words; the same as if the batch had no more. Out of memory: one."""
-    model, batch = build(name)
+    options = {"dropout": 0.0} if name == "transformer" else {"hidden_dropout_prob": 0.0}
+    model, batch = build(name, **options)
+    model.eval()
     if name == "transformer":  # as many words as sentences: a mask of words by words is not cut
         del batch["tgt_key_padding_mask"]
         batch |= {"tgt": batch["tgt"][:3], "tgt_mask": batch["tgt_mask"][:3, :3]}
@@ -237,6 +240,7 @@ def test_a_budget_of_tokens_takes_the_first_sentences(name):
     found = admin.profile(model, tokens=20, **batch)
     whole = admin.profile(model, **batch)
     assert sizes == [2, 3] and [float(v) for v in found.values()] != [float(v) for v in whole.values()]
+    assert len(found) == (6 if name == "bert" else 10)
     real = model.forward
 
     def scarce(*args, **kwargs):

@@ -254,6 +254,15 @@ def test_what_cannot_be_attached_profiled_or_folded():
     assert len(admin.omegas(model)) == 6
 
 
+def test_profiling_wants_every_sublayer():
+    """As where a model leaves layers out at random: the others' ω would be taken for theirs."""
+    model = Stack(Layer).double()
+    admin.attach(model, X)
+    del model.layers[-1]
+    with pytest.raises(ValueError, match=r"^\d+ sub-layers ran; \d+ did with the batch that attach was given"):
+        admin.profile(model, X)
+
+
 def test_a_fold_that_is_not_the_same_is_refused(monkeypatch):
     """As where something read a shortcut that no trace can see; a loss that comes first does not hide it."""
     model = Stack(Layer).double()

@@ -84,7 +84,7 @@ def profile(
         {norm: ω}, a scalar each, as `omegas` orders them.
 
     Raises:
-        AdminError: the model is not attached, or not fresh; a variance is not finite.
+        AdminError: the model is not attached, or not fresh; a site does not run once; a variance is not finite.
     """
     root, found = attached(model)
     if rule not in ("reference", "paper"):
@@ -123,4 +123,7 @@ def measure(root: nn.Module, found: Attached, given: Batch, rule: str, sentences
         # On copies of the buffers, which are ω and running statistics.
         buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
         torch.func.functional_call(root, buffers, (), given.first(sentences))
+    omega = torch.cat([measured.omega() for measured in measures.values()])
+    if len(omega) != len(found.sites):  # a model may leave layers out at random
+        raise AdminError(f"{len(omega)} sub-layers ran; {len(found.sites)} did with the batch that attach was given.")
     return torch.cat([measures[stack[0]].omega() for stack in found.stacks])
