@@ -26,6 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 import fairseq_admin.pytorch as admin
 from fairseq_admin.errors import AdminError
+from fairseq_admin.pytorch.attaching import INSIDE
 from fairseq_admin.pytorch.reading import tensors
 from recipes.bench.arguments import output
 from recipes.bench.conditions import keep
@@ -57,8 +58,6 @@ CLASSES = {"trocr": "TrOCRForCausalLM"}
 """Where no class is registered as the model's own."""
 
 
-INSIDE = ("hidden_states", "mems")
-"""What models may give of the streams inside, which the fold scales."""
 WIDTHS = re.compile("(encoder_|decoder_)?(hidden_size|d_model|dim|emb_dim|n_embd|embedding_size|embed_dim)")
 INNER = re.compile("(encoder_|decoder_)?(intermediate_size|ffn_dim|d_inner|hidden_dim|d_ff)")
 HEADS = re.compile(".*(_heads|n_head)|num_heads")
