@@ -98,11 +98,11 @@ def outputs(model: nn.Module, given: Batch) -> dict[str, Tensor]:
 
         return hook
 
-    with undisturbed(root) as hooks:
+    with undisturbed(root) as undo:
         root.eval()
         for stack in found.stacks:
             for site in stack:
-                hooks.append(site.norm.register_forward_hook(keep(site.name, stack[0].inputs)))
+                undo.callback(site.norm.register_forward_hook(keep(site.name, stack[0].inputs)).remove)
         root(**given.first(given.within(TOKENS)))
     return states
 

@@ -108,10 +108,12 @@ class StackMeasure:
         real: as for `variance`.
 
     Raises:
-        AdminError: no position is real.
+        AdminError: there is no such rule, or no position is real.
     """
 
     def __init__(self, rule: str, real: Tensor | None) -> None:
+        if rule not in ("reference", "paper"):
+            raise AdminError(f"rule={rule!r}; expected 'reference' or 'paper'.")
         if real is not None and not len(real):
             raise AdminError(
                 "the batch is all padding to a stack; expected words to profile on. Profile on another batch."

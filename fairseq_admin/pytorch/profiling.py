@@ -87,8 +87,6 @@ def profile(
         AdminError: the model is not attached, or not fresh; a site does not run once; a variance is not finite.
     """
     root, found = attached(model)
-    if rule not in ("reference", "paper"):
-        raise AdminError(f"rule={rule!r}; expected 'reference' or 'paper'.")
     refuse_trained(found.sites)
     given = Batch(root, args, batch)
     stacks = {f"stack of {stack[0].name}": stack for stack in found.stacks}
@@ -115,11 +113,12 @@ def measure(root: nn.Module, found: Attached, given: Batch, rule: str, sentences
             measures[first] = StackMeasure(rule, given.real(first.inputs, x))
         site.set_omega(measures[first].add(x, total.float() - x.float()))
 
-    with undisturbed(root) as hooks:
+    with undisturbed(root) as undo:
         root.train()
         for stack in found.stacks:
             for site in stack:
-                hooks.append(site.norm.register_forward_pre_hook(partial(observe, stack[0], site), prepend=True))
+                hook = site.norm.register_forward_pre_hook(partial(observe, stack[0], site), prepend=True)
+                undo.callback(hook.remove)
         # On copies of the buffers, which are ω and running statistics.
         buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
         torch.func.functional_call(root, buffers, (), given.first(sentences))

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .reading import Value, follow, run, tensors
@@ -53,11 +52,11 @@ class Trace(TorchFunctionMode):
         self.values.update({tensor: Value() for tensor in model.buffers()})
         for name, argument in batch.items():
             self.values.update({tensor: Value(depends=frozenset([name])) for tensor in tensors(argument)})
-        with undisturbed(model) as hooks, self:
+        with undisturbed(model) as undo, self:
             model.eval()
             for module in self.names:
-                hooks.append(module.register_forward_pre_hook(self.enter, with_kwargs=True))
-                hooks.append(module.register_forward_hook(self.leave))
+                undo.callback(module.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
+                undo.callback(module.register_forward_hook(self.leave).remove)
             model(**batch)
 
     def value(self, tensor: Tensor) -> Value:
@@ -109,24 +108,18 @@ class Trace(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[list[RemovableHandle]]:
-    """No gradients, layerdrop or nested tensors; afterwards the list's hooks are removed, and all is as it was."""
+def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
+    """No gradients, layerdrop or nested tensors; afterwards all is as it was, and what the stack was given is done."""
     switches = {"training", "layerdrop", "use_nested_tensor"}
-    kept = [(vars(m), {key: vars(m)[key] for key in switches & vars(m).keys()}) for m in model.modules()]
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-    hooks: list[RemovableHandle] = []
-    try:
-        with torch.random.fork_rng(list(devices)), torch.no_grad():
-            for attributes, before in kept:
-                attributes.update(dict.fromkeys(before.keys() - {"training"}, False))
-            yield hooks
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for attributes, before in kept:
-            attributes.update(before)
+    with torch.random.fork_rng(list(devices)), torch.no_grad(), contextlib.ExitStack() as undo:
         # The next forward must not find weights in autocast's cache that were cast without gradients.
-        torch.clear_autocast_cache()
+        undo.callback(torch.clear_autocast_cache)
+        for attributes in map(vars, model.modules()):
+            before = {key: attributes[key] for key in switches & attributes.keys()}
+            undo.callback(attributes.update, before)
+            attributes.update(dict.fromkeys(before.keys() - {"training"}, False))
+        yield undo
 
 
 def by_name(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
