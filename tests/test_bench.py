@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gc
 import re
@@ -15,7 +14,6 @@ import torch
 from conftest import ROOT
 
 from recipes.bench import host
-from recipes.bench.arguments import size
 from recipes.bench.counting import counts
 
 
@@ -31,11 +29,10 @@ def kept(file: Path) -> list[dict[str, str]]:
 
 def test_reports_host_time(tmp_path, capsys) -> None:
     """Is there a row a method, with fewer operations and waits of the fast layers, and is the device real again?"""
-    assert host.main(f"--layers 2-1 --pairs 1 --csv {tmp_path}/host.csv".split()) == 0
+    host.main(f"--layers 2-1 --pairs 1 --csv {tmp_path}/host.csv".split())
     rows = {row["method"]: row for row in kept(tmp_path / "host.csv")}
-    assert (
-        list(rows) == ["post-ln", "admin-plain", "admin"] == re.findall(r"^(\S+) +2-1 ", capsys.readouterr().out, re.M)
-    )
+    printed = re.findall(r"^(\S+) +2 +1 ", capsys.readouterr().out, re.M)
+    assert list(rows) == ["post-ln", "admin-plain", "admin"] == printed
     assert rows["post-ln"]["step"] == "1.0" and all(float(row["step_ms"]) > 0 for row in rows.values())
     assert all(int(rows["admin"][name]) < int(rows["admin-plain"][name]) for name in ("operations", "waits"))
     assert torch.ones(1).is_cpu
@@ -52,19 +49,6 @@ def test_reports_what_fast_layers_save(tmp_path) -> None:
     assert list(rows) == ["post-ln", "pre-ln", "admin-plain", "admin"] and float(rows["admin"]["profile_steps"]) > 0
     for name in ("waits", "kept_mib"):  # operations are a GPU's affair: host.py counts them
         assert 0 < float(rows["admin"][name]) < float(rows["admin-plain"][name]), name
-
-
-@pytest.mark.parametrize("given", ["6:512", "0:16:64", "6-:16:64", "6:100:64:", "2:250:64"])
-def test_refuses_what_is_no_size(given: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=f"^'{given}'.* expected "):
-        size(given)
-
-
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        host.main(["--csv", str(tmp_path)])
-    out, err = capsys.readouterr()
-    assert out == "" and f"--csv: {tmp_path} cannot be written: Is a directory" in err
 
 
 def test_counting_leaves_nothing_behind() -> None:

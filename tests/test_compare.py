@@ -17,12 +17,12 @@ from fairseq_admin.logs import Log
 from recipes.compare.intervals import contrast, with_interval, with_range
 from recipes.compare.outcome import Verdict, left_plateau, loss, mean_of_last, still_falling, verdict
 from recipes.compare.ranking import rankings, table
-from recipes.compare.reversed_corpus import pairs
 from recipes.compare.rows import read_results, write_runs
-from recipes.figures import curves, grid, protocol, rates
+from recipes.figures import grid, protocol
+from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates
 from recipes.grid.judge import bleu, last_change
 from recipes.grid.run import Run
-from recipes.grid.texts import unigram_entropy
+from recipes.grid.texts import reversed_pairs, unigram_entropy
 from recipes.steps.common import write_lines
 from recipes.steps.guard import alone
 
@@ -51,14 +51,12 @@ def test_verdict(train, valid, stopped, expected):
 
 
 def test_corpus_is_reversed_and_mapped_one_to_one():
-    text = pairs("train", 300, 20)
+    text = reversed_pairs("train", 300, 20)
     mapped = {}
-    for source, target in [*text, *pairs("test", 9, 20)]:
-        for word, other in zip(source.split(), reversed(target.split())):
+    for source, target in [*text, *reversed_pairs("test", 9, 20)]:
+        for word, other in zip(source.split(), reversed(target.split()), strict=True):
             assert mapped.setdefault(word, other) == other
-        assert len(source.split()) == len(target.split()) and 4 <= len(source.split()) <= 12
-    assert len(mapped) == len(set(mapped.values())) == 20 and any(a != b for a, b in mapped.items())
-    assert pairs("train", 300, 20) == text and pairs("valid", 300, 20) != text
+    assert len(mapped) == len(set(mapped.values())) == 20 and reversed_pairs("valid", 300, 20) != text
 
 
 def test_entropy_is_that_of_the_target_with_its_end(tmp_path):
@@ -137,58 +135,35 @@ def seeds(scheme, rate, bits, **values):
 DIVERGED = {"verdict": "diverged", "update": 130, "bits": None, "left": None, "bleu": None, "signature": None}
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("scheme,", "name,"), "row 1: its scheme is .*: Field required"),
-        ((",6.0,", ",six,"), "row 1: its entropy is 'six': Input should be a valid number"),
-        (("20:2", "2:x"), "row 1: its valid is '2:x': Value error, could not convert string to float"),
-        (("learned", "fine"), "row 1: its verdict is 'fine': Input should be 'diverged', 'plateau' or"),
-    ],
-)
-def test_a_damaged_row_is_one_line(change, said, tmp_path):
-    path = tmp_path / "a.csv"
-    write_runs(path, [result()])
-    assert read_results([path])[0]["valid"] == {20: 2.0}
-    path.write_text(path.read_text().replace(*change, 1))
-    with pytest.raises(ValueError, match=f"^{path}: {said}.*; expected a grid's result.json or runs.csv. Fix it.$"):
-        read_results([path])
-
-
 def test_rows_are_kept_as_they_are(tmp_path):
     """From the runs' files to a table and back; and the tables and figures of both are the same bytes."""
     rows = [*seeds("admin", "1e-3", [1.0, 2.0]), result(scheme="pre-ln", **DIVERGED)]
-    for number, row in enumerate(rows):
-        (tmp_path / f"{number}.json").write_text(json.dumps(row))
+    files = [tmp_path / f"{number}.json" for number in range(3)]
+    for file, row in zip(files, rows):
+        file.write_text(json.dumps(row))
     outcomes = []
-    for place, given in (("a", [tmp_path / f"{number}.json" for number in range(3)]), ("b", [tmp_path / "a/runs.csv"])):
-        done = run_module("recipes.figures.grid", tmp_path / place, *given, log=tmp_path / "log")
-        assert done.status == 0, done.output
-        outcomes.append({path.name: path.read_bytes() for path in (tmp_path / place).iterdir()})
+    for name, given in (("a", files), ("b", [tmp_path / "a/runs.csv"])):
+        grid.write(tmp_path / name, read_results(given))
+        outcomes.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 7
     kept = read_results([tmp_path / "a/runs.csv"])
     assert kept == [{name: value for name, value in row.items() if name != "train"} for row in rows]
-    assert list(kept[0]) == [name for name in result() if name != "train"]
     text = (tmp_path / "a/standing.md").read_text()
-    assert (
-        "| Pre-LN   | 6        | 1e-4        | 0 of 1 " in text
-        and "Commit c; h; 0.00 hours of updates in 3 runs." in text
-    )
+    assert "| Pre-LN   | 6        | 1e-4        | 0 of 1 " in text
+    assert "Commit c; h; 0.00 hours of updates in 3 runs." in text
+    broken = tmp_path / "b/runs.csv"
+    broken.write_text(broken.read_text().replace(",6.0,", ",six,", 1))
+    with pytest.raises(ValueError, match=f"^{broken}: row 1: its entropy is 'six': .*; expected a grid's"):
+        read_results([broken])
 
 
 def test_table_keeps_what_went_wrong():
     rows = [result(), result(seed="2", bits=3.0, bleu=70.0), result(seed="3", **DIVERGED), result(lr="1", bits=NAN)]
     place, other = grid.places(rows)
-    assert place == {
-        **{
-            "scheme": "admin",
-            "layers": "6",
-            "lr": "1e-4",
-            "runs": "3",
-            "outcome": "2 learned, 1 diverged (update 130)",
-        },
-        **{"bits, valid": "2.500 (2.000 to 3.000)", "BLEU": "60.00 (50.00 to 70.00)"},
-    }
+    assert list(place.values()) == [
+        *("admin", "6", "1e-4", "3", "2 learned, 1 diverged (update 130)"),
+        *("2.500 (2.000 to 3.000)", "60.00 (50.00 to 70.00)"),
+    ]
     assert other["bits, valid"] == "-" and with_range([1.0, 1.0], 1) == "1.0 (1.0 to 1.0)"
 
 
@@ -293,14 +268,14 @@ def protocol_rows(*shifts, scale=1):
         ((-0.036, -0.036), 1, "Admin ends behind: -0.036", "not shown: "),
     ],
 )
-def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path):
+def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path, monkeypatch, capsys):
     write_runs(tmp_path / "rows.csv", protocol_rows(*shifts, scale=scale))
-    done = run_module("recipes.figures.protocol", tmp_path / "rows.csv", log=tmp_path / "log")
-    assert done.status == 0 and f"Pre-LN - Admin at 18L-18L: {first}" in done.output, done.output
-    assert (
-        f"The difference of that to 6L-6L: {second}" in done.output
-        and "\nAdmin, 18L-18L: 2.700 bits" in f"\n{done.output}"
-    )
+    monkeypatch.setattr("sys.argv", ["protocol", str(tmp_path / "rows.csv")])
+    protocol.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Admin, 18L-18L: 2.700 bits")
+    assert lines[4].startswith(f"Pre-LN - Admin at 18L-18L: {first}")
+    assert lines[5].startswith(f"The difference of that to 6L-6L: {second}")
 
 
 def test_nothing_is_said_before_all_runs_are_there():
@@ -312,15 +287,11 @@ def test_nothing_is_said_before_all_runs_are_there():
     assert "seed 4 diverged" in protocol.claims(rows)[0] and "2.7" not in protocol.claims(rows)[0].split(" bits")[0]
 
 
-@pytest.mark.parametrize(
-    ("deviations", "seen", "equivalent"),
-    [((0.017, 0.017), (0.99, 0.77, 0.44), 1.00), ((0.030, 0.030), (0.72, 0.33, 0.17), 0.69)],
-)
-def test_power_is_that_of_the_page(deviations, seen, equivalent):
-    """docs/protocol.md, Power: to see 0.05, 0.03 and 0.02 bits; 40,000 draws are 0.003 off."""
-    found = [protocol.power(deviations, bits)[0] for bits in (0.05, 0.03, 0.02)]
-    assert found == pytest.approx(seen, abs=0.011)
-    assert protocol.power(deviations, 0)[1] == pytest.approx(equivalent, abs=0.011)
+def test_power_is_that_of_the_page():
+    """docs/protocol.md, Power: to see 0.05, 0.03 and 0.02 bits, and no difference; 40,000 draws are 0.003 off."""
+    for deviation, page in ((0.017, [0.99, 0.77, 0.44, 1.00]), (0.030, [0.72, 0.33, 0.17, 0.69])):
+        found = [protocol.power((deviation, deviation), bits)[0] for bits in (0.05, 0.03, 0.02)]
+        assert [*found, protocol.power((deviation, deviation), 0)[1]] == pytest.approx(page, abs=0.011)
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------
@@ -340,21 +311,21 @@ def test_curves_are_the_runs():
     three = [result(seed=seed, valid=valid) for seed, valid in losses.items()]
     worse = result(lr="1e-3", bits=5.0, verdict="plateau", valid={10: 6.0, 20: 5.0})
     bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, valid={10: 7.0})
-    six, eighteen = curves.draw([*three, worse, bad]).axes
+    six, eighteen = draw_curves([*three, worse, bad]).axes
     admin, post_ln = "#0072B2", "#D55E00"  # theirs in every figure
     assert lines(six, linewidth=0.6, color=admin) == [*losses.values()]
     assert lines(six, linewidth=1.6, color=admin) == [{10: 5.0, 20: 2.0}]
     assert lines(eighteen, linewidth=0.6, color=post_ln) == lines(eighteen, linewidth=1.6) == [{10: 7.0}]
     assert list(lines(eighteen, marker="x")[0]) == [15]
     # A mean of two is a curve that no run followed.
-    (axes,) = curves.draw(three[:2]).axes
+    (axes,) = draw_curves(three[:2]).axes
     assert lines(axes, linewidth=1.6) == [losses["1"], losses["2"]]
 
 
 def test_rates_are_the_runs():
     """Has every scheme its means at its rates, every run its dot, and one that diverged its cross?"""
     rows = seeds("admin", "1e-3", [2.0, 3.0]) + seeds("admin", "1e-4", [4.0]) + seeds("deepnorm", "1e-4", [1.0])
-    (panel,) = rates.draw([*rows, result(scheme="deepnorm", lr="1e-3", **DIVERGED)]).axes
+    (panel,) = draw_rates([*rows, result(scheme="deepnorm", lr="1e-3", **DIVERGED)]).axes
     assert panel.get_title() == "DeepNorm" and [text.get_text() for text in panel.get_xticklabels()] == ["1e-4", "1e-3"]
     assert lines(panel, label="Admin") == [{0: 4.0, 1: 2.5}] and lines(panel, label="DeepNorm") == [{0: 1.0, 1: 9.0}]
     assert lines(panel, marker="o", color="#0072B2") == [{1: 2.0}, {1: 3.0}, {0: 4.0}]
@@ -364,12 +335,20 @@ def test_rates_are_the_runs():
 def test_rates_of_a_grid_with_another_axis():
     """A panel a scheme and optimizer, a line a level, of the last loss."""
     at = {"scheme": "admin", "optimizer": "sgd", "warmup": "0", "lr": "1"}
-    how = {
-        name: value
-        for name, value in result(valid={10: 9.0, 20: 2.0}).items()
-        if name not in ("scheme", "layers", "lr")
-    }
+    how = {name: it for name, it in result(valid={10: 9.0, 20: 2.0}).items() if name not in ("scheme", "layers", "lr")}
     rows = [{**at, **how}, {**at, **how, "warmup": "9", "bits": 3.0}, {**at, **how, "optimizer": "adam"}]
-    sgd, adam = rates.draw(rows).axes
+    sgd, adam = draw_rates(rows).axes
     assert (sgd.get_title(), adam.get_title()) == ("Admin, SGD", "Admin, Adam")
     assert lines(sgd, label="warm-up 0") == [{0: 2.0}] and lines(sgd, label="warm-up 9") == [{0: 3.0}]
+
+
+def test_accuracies_are_the_seeds():
+    rows = [
+        {"scheme": scheme, "layers": layers, "lr": "1", "seed": seed, "valid": 0.5, "test": test}
+        for scheme, layers in (("none", "0"), ("admin", "8"))
+        for seed, test in (("1", 0.6), ("2", 0.8))
+    ]
+    (axes,) = draw_accuracies(rows).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["", "8 new layers"]
+    assert lines(axes, label="head alone") == [{-0.25: pytest.approx(0.7)}]
+    assert [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "."] == [[0.6, 0.8]] * 2

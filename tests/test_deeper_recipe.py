@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import front
 
+from recipes.compare.ranking import table_of_accuracies
 from recipes.compare.rows import read_results
-from recipes.deeper import pairs, summary
-from recipes.grid import judge
+from recipes.grid import judge, texts
 from recipes.grid.front import of
 from recipes.recipe import read
 
@@ -23,7 +23,7 @@ def test_near_misses_differ_in_two_places() -> None:
     generator, kinds = random.Random(1), Counter()
     for number in range(300):
         words = [f"w{generator.randrange(6)}" for _ in range(1 + number % 7)]
-        found = pairs.near_miss(words, ["x0", "x1"], generator)
+        found = texts.near_miss(words, ["x0", "x1"], generator)
         changed = [place for place, (a, b) in enumerate(zip(words, found)) if a != b]
         assert len(found) == len(words) and len(changed) == min(2, len(words))
         if all(found[place][0] == "x" for place in changed):
@@ -37,9 +37,9 @@ def test_near_misses_differ_in_two_places() -> None:
 
 def test_texts_share_no_pair(tmp_path: Path) -> None:
     """Half of each are translations, which the others of the same split are not, and no split has another's."""
-    text = pairs.generated(400, 30)
+    text = texts.generated_pairs(400, 30)
     right = {f"{one} ||| {other}" for one, other in text}
-    pairs.write(tmp_path, text, pretrain=300, examples=60, held_out=20)
+    texts.write_classified(tmp_path, text, pretrain=300, examples=60, held_out=20)
     seen: set[str] = set()
     for split, size in (("train", 60), ("valid", 20), ("test", 20)):
         lines = (tmp_path / f"pairs.{split}").read_text().splitlines()
@@ -52,7 +52,7 @@ def test_texts_share_no_pair(tmp_path: Path) -> None:
     words = [line for split in ("train", "valid") for line in (tmp_path / f"pretrain.{split}").read_text().splitlines()]
     assert len(words) == 300 and set(words) <= right and not {it.partition(" |||")[0] for it in words} & seen
     with pytest.raises(ValueError, match="400 different pairs, 401 are needed. Give PRETRAIN= or EXAMPLES= that fit."):
-        pairs.write(tmp_path, pairs.generated(400, 30), pretrain=301, examples=60, held_out=20)
+        texts.write_classified(tmp_path, texts.generated_pairs(400, 30), pretrain=301, examples=60, held_out=20)
 
 
 def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_first_seed_chooses_the_rate_on_validation() -> None:
     tried = [("1e-3", 0.7, 0.9), ("5e-4", 0.9, 0.6), ("2e-4", 0.9, 0.5), ("2e-3", 0.8, 0.9)]
     results = [run("dt-fixup", rate, 1, valid, test) for rate, valid, test in tried]
     results += [run("none", "1e-3", 1, 0.5, 0.5, "0"), run("dt-fixup", "2e-4", 2, 0.4, 0.7)]
-    ours, alone = summary.table(results)
+    ours, alone = table_of_accuracies(results)
     assert ours["best rate"] == "2e-4 (edge)" and ours["accuracy, test"] == "0.500, 0.700"
     assert alone["best rate"] == "1e-3" and alone["accuracy, test"] == "0.500"
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from fairseq_admin.analysis import figure
-from recipes.figures import accuracy, docs
+from recipes.figures import docs
 from recipes.figures.drawing import ALWAYS
 from recipes.steps.results import as_cell
 
@@ -43,18 +43,6 @@ def test_output_changes_are_in_one_figure() -> None:
             assert line.get_color() == ALWAYS[it["model"]["scheme"]]
     hollow = [line.get_ydata().tolist() for line in noise.lines if line.get_markerfacecolor() == "none"]
     assert hollow == [it["series"]["random perturbation"]["theorem 2"]["predicted"] for it in kept]
-
-
-def test_accuracies_are_the_seeds() -> None:
-    rows = [
-        {"scheme": scheme, "layers": layers, "lr": "1", "seed": seed, "valid": 0.5, "test": test}
-        for scheme, layers in (("none", "0"), ("admin", "8"))
-        for seed, test in (("1", 0.6), ("2", 0.8))
-    ]
-    (axes,) = accuracy.draw(rows).axes
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["", "8 new layers"]
-    drawn = [(line.get_label(), list(line.get_ydata())) for line in axes.lines]
-    assert drawn[0] == ("head alone", [pytest.approx(0.7)]) and drawn[1][1] == drawn[3][1] == [0.6, 0.8]
 
 
 def test_a_schemes_colour_is_nothing_elses() -> None:

@@ -14,7 +14,7 @@ from fairseq.logging import metrics
 from torch.nn import functional
 
 from fairseq_admin.radam import RAdam
-from recipes.compare.reversed_corpus import pairs
+from recipes.grid.texts import reversed_pairs
 
 LR, WARMUP, SENTENCES, WORDS = 5e-3, 200, 22, 30
 SIZES = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
@@ -26,7 +26,7 @@ def samples() -> list[tuple[torch.Tensor, ...]]:
     numbers: dict[str, int] = {}
     text = [
         [[*(numbers.setdefault(word, len(numbers) + 4) for word in line.split()), 2] for line in pair]
-        for pair in pairs("train", 20_000, WORDS)
+        for pair in reversed_pairs("train", 20_000, WORDS)
     ]
     generator, batches = random.Random(1), []
     for _ in range(190):

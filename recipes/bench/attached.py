@@ -9,8 +9,7 @@ One CPU thread, process CPU time, the two in turns; each turn gives one ratio, a
 from __future__ import annotations
 
 import copy
-import statistics
-import sys
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +18,8 @@ import transformers
 from torch import nn
 
 import fairseq_admin.pytorch as admin
-from recipes.bench.arguments import parser
-from recipes.bench.conditions import conditions, keep
-from recipes.bench.turns import interleaved, ratio
+from recipes.bench.common import interleaved, parser, report, timed
+from recipes.compare.rows import Row
 
 WORDS, SENTENCES, LENGTH = 1000, 4, 128
 
@@ -38,12 +36,7 @@ def step_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], No
     return step
 
 
-def main(arguments: list[str] | None = None) -> int:
-    top = parser(__doc__)
-    top.add_argument("--layers", type=int, default=12, help="of the BERT (default: 12)")
-    top.add_argument("--width", type=int, default=256, help="likewise; a multiple of 64 (default: 256)")
-    args = top.parse_args(arguments)
-    torch.set_num_threads(1)
+def row_of(args: Namespace) -> Row:
     torch.manual_seed(1)
     config = transformers.BertConfig(
         vocab_size=WORDS,
@@ -57,12 +50,16 @@ def main(arguments: list[str] | None = None) -> int:
     batch: dict[str, Any] = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words}
     attached = admin.attach(copy.deepcopy(stock), **batch)
     plain, scaled = interleaved([step_of(stock, batch), step_of(attached, batch)], args.pairs)
-    row = {"layers": args.layers, "width": args.width, "stock_ms": 1000 * statistics.median(plain)}
-    row["ratio"], row["low"], row["high"] = ratio(scaled, plain)
-    print("  ".join(f"{key} {value:.4g}" for key, value in row.items()))
-    keep(args.csv, conditions(), [row])
-    return 0
+    return {"layers": args.layers, "width": args.width, **timed(scaled, plain, "step", "ratio")}
+
+
+def main() -> None:
+    top = parser(__doc__)
+    top.add_argument("--layers", type=int, default=12, help="of the BERT (default: 12)")
+    top.add_argument("--width", type=int, default=256, help="likewise; a multiple of 64 (default: 256)")
+    args = top.parse_args()
+    report(([row_of(args)] for _ in range(1)), args.csv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

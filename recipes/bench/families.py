@@ -16,6 +16,7 @@ import math
 import re
 import signal
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +29,7 @@ import fairseq_admin.pytorch as admin
 from fairseq_admin.errors import AdminError
 from fairseq_admin.pytorch.attaching import INSIDE
 from fairseq_admin.pytorch.reading import tensors
-from recipes.bench.arguments import output
-from recipes.bench.conditions import keep
+from recipes.compare.rows import write_runs
 
 SECONDS = 100
 """Of CPU time, that a family may take."""
@@ -185,7 +185,7 @@ def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", help="names of transformers' model types (default: all)")
-    parser.add_argument("--csv", type=output, help="file to write")
+    parser.add_argument("--csv", type=Path, help="file to write")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
@@ -209,7 +209,8 @@ def main() -> None:
                 break
         rows.append(row)
         print(*row.values(), sep="\t", flush=True)
-    keep(args.csv, {}, [row for row in rows if row["verdict"] not in ("not Post-LN", "not run")])
+    if args.csv:
+        write_runs(args.csv, [row for row in rows if row["verdict"] not in ("not Post-LN", "not run")])
 
 
 if __name__ == "__main__":

@@ -12,23 +12,16 @@ the methods in turns; each turn gives one ratio to stock Post-LN, and the median
 from __future__ import annotations
 
 import contextlib
-import statistics
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import Any
 from unittest import mock
 
 import torch
-from fairseq.modules import MultiheadAttention
-from fairseq.utils import clip_grad_norm_
 from torch import Tensor
 
-from fairseq_admin.radam import FairseqRAdam, RAdamConfig
-from recipes.bench.arguments import parser, size
-from recipes.bench.conditions import conditions, keep
+from recipes.bench.common import interleaved, parser, report, size, timed
 from recipes.bench.step import PADDING, Run
-from recipes.bench.turns import interleaved, ratio
+from recipes.compare.rows import Row
 
 COMPARED = ["post-ln", "admin-plain", "admin"]
 
@@ -46,66 +39,42 @@ def faked_device() -> Iterator[None]:
 
 
 class HostRun(Run):
-    """A method's step, with the clipping of gradients that is its own."""
+    """A method's step on a batch with padding, with the clipping of gradients that is its own."""
 
     def __init__(self, method: str, args: Namespace) -> None:
-        super().__init__(method, args)
-        self.src[0, :2] = self.prev[0, -2:] = PADDING
-        self.lengths[0] -= 2
-        for module in self.model.modules():
-            if isinstance(module, MultiheadAttention):
-                module.dropout_module.p = 0.0
-        self.params = list(self.model.parameters())
-        self.handle = FairseqRAdam(RAdamConfig(lr=[1e-5]), self.params) if self.fast else None
+        super().__init__(method, args, "--attention-dropout", "0")
+        self.inputs["src_tokens"][0, :2] = self.inputs["prev_output_tokens"][0, -2:] = PADDING
+        self.inputs["src_lengths"][0] -= 2
 
     def whole_step(self) -> None:
         """Forward, backward, clipping, optimizer."""
         self.forward_backward()
-        if self.handle is None:
-            clip_grad_norm_(self.params, 1.0)
-            self.rule.step()
-        else:
-            self.handle.clip_grad_norm(1.0)
-            self.handle.step()
+        self.optimizer.clip_grad_norm(1.0)
+        self.optimizer.step()
         self.model.zero_grad(set_to_none=True)
 
 
-def rows_of(args: Namespace) -> list[dict[str, Any]]:
+def rows_of(args: Namespace) -> list[Row]:
     """A row for each method at one size."""
     with faked_device():
         runs = [HostRun(method, args) for method in COMPARED]
         passes = interleaved([run.forward_backward for run in runs], args.pairs)
         steps = interleaved([run.whole_step for run in runs], args.pairs)
-        rows = []
-        for i, (method, run) in enumerate(zip(COMPARED, runs)):
-            row = {"method": method, "layers": args.layers, "decoder_layers": args.decoder_layers, **run.counts()}
-            for name, times in {"forward_backward": passes, "step": steps}.items():
-                row[f"{name}_ms"] = 1000 * statistics.median(times[i])
-                row[name], row[f"{name}_low"], row[f"{name}_high"] = ratio(times[i], times[0])
-            rows.append(row)
-    return rows
+        return [
+            {"method": method, "layers": args.layers, "decoder_layers": args.decoder_layers, **run.counts()}
+            | timed(forward_backward, passes[0], "forward_backward", "forward_backward")
+            | timed(step, steps[0], "step", "step")
+            for method, run, forward_backward, step in zip(COMPARED, runs, passes, steps)
+        ]
 
 
-def cell(row: dict[str, Any], name: str) -> str:
-    """Milliseconds, and the ratio's median, lowest and highest."""
-    return "{:8.1f} {:7.3f} ({:.3f} to {:.3f})".format(*(row[name + end] for end in ("_ms", "", "_low", "_high")))
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     top = parser(__doc__)
     top.add_argument("--layers", nargs="+", default=["18", "60-12"], help="as 18 or 60-12 (default: %(default)s)")
     args = top.parse_args(arguments)
-    torch.set_num_threads(1)
-    rows = []
-    print(f"{'method':12} {'layers':>7} {'forward + backward, ms and ratio':>33} {'whole step':>33} operations waits")
-    for layers in args.layers:
-        for row in rows_of(Namespace(**vars(args) | size(f"{layers}:16:64"), words=100, length=8)):
-            times = " ".join(cell(row, name) for name in ("forward_backward", "step"))
-            print(f"{row['method']:12} {layers:>7} {times} {row['operations']:10} {row['waits']:5}", flush=True)
-            rows.append(row)
-    keep(args.csv, conditions(), rows)
-    return 0
+    sizes = [Namespace(**vars(args) | size(f"{layers}:16:64"), words=100, length=8) for layers in args.layers]
+    report(map(rows_of, sizes), args.csv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""What is timed: a training step of one model, with the loss and the optimizer that are its own, on a fixed batch.
+"""What is timed: a training step of one model on a fixed batch, with fairseq's classes for the loss and the optimizer.
 
 Stock Post-LN and Pre-LN have fairseq's loss and Adam, Admin plain fairseq's loss and torch's RAdam, and Admin fast has
 its own of both.
@@ -7,82 +7,84 @@ its own of both.
 from __future__ import annotations
 
 from argparse import Namespace
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq import options
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from fairseq.optim.adam import Adam
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks.translation import TranslationTask
+from fairseq.trainer import Trainer
 from torch import Tensor
 
 import fairseq_admin  # noqa: F401  (registers transformer_admin)
-from fairseq_admin.fast.loss import smoothed_loss
 from fairseq_admin.method.profiling import measure
-from fairseq_admin.radam import RAdam
 from recipes.bench import counting
 
-METHODS: dict[str, tuple[str, dict]] = {
-    "post-ln": ("transformer", {}),
-    "pre-ln": ("transformer", {"encoder_normalize_before": True, "decoder_normalize_before": True}),
-    "admin-plain": ("transformer_admin", {"admin_fast": "off"}),
-    "admin": ("transformer_admin", {"admin_fast": "on"}),
+STOCK = "--arch transformer --criterion label_smoothed_cross_entropy --optimizer adam"
+ADMIN = "--arch transformer_admin --optimizer radam"
+METHODS = {
+    "post-ln": STOCK,
+    "pre-ln": f"{STOCK} --encoder-normalize-before --decoder-normalize-before",
+    "admin-plain": f"{ADMIN} --admin-fast off --criterion label_smoothed_cross_entropy",
+    "admin": f"{ADMIN} --admin-fast on --criterion label_smoothed_cross_entropy_fast",
 }
-"""Architecture and options of each; the first is what the others are compared with."""
+"""fairseq's options of each; the first is what the others are compared with."""
+COMMON = """--share-all-embeddings --label-smoothing 0.1 --dropout 0.1 --attention-dropout 0.1 --adam-betas (0.9,0.98)
+--lr 1e-5 --lr-scheduler fixed --clip-norm 1.0 --log-interval 100000 --seed 1 --distributed-world-size 1"""
 PADDING = 1
 
 
+def trainer(options_of_method: str, words: int, further: Sequence[str]) -> Trainer:
+    """fairseq's, of a new model, with further options.
+
+    Args:
+        words: of the dictionary.
+    """
+    given = ["no-data", *options_of_method.split(), *COMMON.split(), *further]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), given)
+    parsed.tpu = False  # which fairseq takes --bf16 for
+    cfg = convert_namespace_to_omegaconf(parsed)
+    dictionary = Dictionary()
+    for word in range(words):
+        dictionary.add_symbol(f"w{word}")
+    task = TranslationTask(cfg.task, dictionary, dictionary)
+    torch.manual_seed(1)
+    return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+
+
 class Run:
-    """One model with its loss, its optimizer and its batch."""
+    """A method's model with its loss, its optimizer and a fixed batch of random words, on the CPU."""
 
-    def __init__(self, method: str, args: Namespace) -> None:
-        arch, options = METHODS[method]
-        given = Namespace(share_all_embeddings=True, dropout=0.1, attention_dropout=0.1, update_freq=[1], **options)
-        given.admin_init, given.admin_profile_tokens, given.admin_max_skipped_updates = "reference", 8192, 100
+    def __init__(self, method: str, args: Namespace, *further: str) -> None:
+        sizes = ["--cpu", *further]
         for side, layers in (("encoder", args.layers), ("decoder", args.decoder_layers)):
-            sizes = {"layers": layers, "embed_dim": args.width, "ffn_embed_dim": args.ffn}
-            for name, value in {**sizes, "attention_heads": args.heads}.items():
-                setattr(given, f"{side}_{name}", value)
-        ARCH_CONFIG_REGISTRY[arch](given)
-        words = Dictionary()
-        for word in range(args.words):
-            words.add_symbol(f"w{word}")
-        torch.manual_seed(1)
-        task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-        self.model = ARCH_MODEL_REGISTRY[arch].build_model(given, task).train()
-        size = (max(1, args.tokens // args.length), args.length)
-        self.src, self.target = (torch.randint(4, args.words + 4, size) for _ in range(2))
-        self.lengths = torch.full(size[:1], args.length)
-        self.prev = self.target.roll(1, 1)
-        params = list(self.model.parameters())
-        self.fast = method == "admin"
-        if method.startswith("admin"):
-            self.rule: Any = RAdam(params, lr=1e-5, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
-            self.rule.fused = self.fast
-        else:
-            self.rule = Adam(params, lr=1e-5, betas=(0.9, 0.98))
+            shape = {"layers": layers, "embed-dim": args.width, "ffn-embed-dim": args.ffn}
+            for name, value in {**shape, "attention-heads": args.heads}.items():
+                sizes += [f"--{side}-{name}", str(value)]
+        made = trainer(METHODS[method], args.words, sizes)
+        self.fast, self.criterion = method == "admin", made.criterion
+        self.model, self.optimizer = made.model.train(), made.optimizer
+        self.optimizer.optimizer.fused = self.fast
+        batch = (max(1, args.tokens // args.length), args.length)
+        source, self.target = (torch.randint(4, args.words + 4, batch) for _ in range(2))
+        lengths = torch.full(batch[:1], args.length)
+        self.inputs = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": self.target.roll(1, 1)}
 
-    def forward(self) -> Tensor:
-        return self.model(self.src, self.lengths, self.prev)[0]
-
-    def loss(self, logits: Tensor) -> Tensor:
-        logits, target = logits.flatten(0, 1), self.target.flatten()
-        if self.fast:
-            return smoothed_loss(logits, target, 0.1, PADDING)[0]
-        lprobs = torch.nn.functional.log_softmax(logits, 1, dtype=torch.float32)
-        return label_smoothed_nll_loss(lprobs, target, 0.1, ignore_index=PADDING)[0]
+    def loss(self) -> Tensor:
+        sample = {"net_input": self.inputs, "target": self.target, "ntokens": self.target.numel()}
+        return self.criterion(self.model, sample)[0]
 
     def forward_backward(self) -> None:
-        self.loss(self.forward()).backward()
+        self.loss().backward()
 
     def step(self) -> None:
         self.forward_backward()
-        self.rule.step()
+        self.optimizer.step()
         self.model.zero_grad(set_to_none=True)
 
     def profile(self) -> None:
-        measure(self.model, self.src, self.prev, "reference")
+        measure(self.model, self.inputs["src_tokens"], self.inputs["prev_output_tokens"], "reference")
 
     def counts(self) -> dict[str, float]:
-        return counting.counts(self.model, lambda: self.loss(self.forward()))
+        return counting.counts(self.model, self.loss)

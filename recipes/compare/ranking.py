@@ -1,6 +1,6 @@
-"""How the schemes of a comparison stand: each at its own best learning rate, with intervals over the seeds.
+"""How the schemes of a grid stand: each at its own best learning rate, with intervals over the seeds.
 
-The table has a row a scheme and depth:
+The table of a comparison has a row a scheme and depth:
 
     best rate   by the seeds that every rate was tried with: the one with most that learned; of those the one with the
                 lowest mean of the last loss on validation; `edge`: no rate beyond it was tried; `as good`: rates at
@@ -14,8 +14,14 @@ The table has a row a scheme and depth:
                 those at all rates that are as good, so that no verdict hangs on which of them came out best
     Welch       the ratio of the losses less one, by Welch's interval on their logarithms, which pairs no seeds
 
+That of make deeper has likewise
+
+    best rate       the most accurate on validation, with the first seed
+    accuracy, test  of every seed at that rate; a run that diverged counts as a guess
+    vs.             the difference to another scheme at the same depth, seed by seed
+
 Intervals are Student's t at 95 % over the seeds. A difference counts if its interval, from three seeds or more, is on
-one side of zero; else none was shown. Many rows are compared at once: one in twenty will count by chance. A run that
+one side of zero; else none was shown. Many rows are compared at once: one in twenty will count by chance. A model that
 diverged counts with the loss beyond which a run has diverged, and with BLEU 0.
 """
 
@@ -29,9 +35,10 @@ from statistics import fmean
 
 from recipes.compare.intervals import FEWEST, NOT_SHOWN, Interval, contrast, in_words, judged, with_interval
 from recipes.compare.outcome import last, loss, still_falling
-from recipes.compare.rows import Row, grouped
+from recipes.compare.rows import TITLES, Row, grouped
 
 BASE = "admin"
+DEEPER_BASES = ("dt-fixup", "admin", "post-ln")
 Seeds = dict[str, Row]
 Measure = Callable[[Row], float]
 
@@ -39,6 +46,11 @@ Measure = Callable[[Row], float]
 def score(row: Row) -> float:
     """A run's BLEU on the test set."""
     return row["bleu"] or 0.0
+
+
+def accuracy(row: Row) -> float:
+    """A classifier's on the test set, which chose nothing. 0 to 1."""
+    return row["test"]
 
 
 def learned(runs: Seeds) -> int:
@@ -102,6 +114,11 @@ def rankings(rows: Sequence[Row], chosen_by: Measure = last, measure: Measure = 
     return ranked
 
 
+def by_accuracy(rows: Sequence[Row]) -> list[Ranking]:
+    """Of make deeper: the best rate is most accurate on validation, with the seed that every rate has."""
+    return rankings(rows, lambda row: -row["valid"], lambda row: -accuracy(row))
+
+
 def difference(one: Ranking, other: Ranking, measure: Measure) -> Interval | None:
     """What a measure of one scheme is more than of the other, at their best rates; None if they share no seed there.
 
@@ -163,4 +180,20 @@ def table(rows: Sequence[Row], tried: Sequence[Row] = ()) -> list[Row]:
             "loss vs. Admin, Welch": in_words(ratio(it, base), "+.1%", True) if base and base is not it else "",
             "BLEU vs. Admin": versus(it, base, score, "+.2f", False),
         })  # fmt: skip
+    return written
+
+
+def table_of_accuracies(rows: Sequence[Row]) -> list[Row]:
+    """Of make deeper: a row a scheme and depth."""
+    ranked = by_accuracy(rows)
+    places = {(it.scheme, it.layers): it for it in ranked}
+    written = []
+    for it in ranked:
+        runs = list(it.at_best.values())
+        row = {"scheme": it.scheme, "new layers": it.layers, "best rate": rate(it, it)}
+        row["diverged"] = f"{sum(run['diverged'] for run in runs)} of {len(runs)}"
+        row["accuracy, test"] = with_interval(list(map(accuracy, runs)), ".3f")
+        for base in DEEPER_BASES:
+            row[f"vs. {TITLES[base]}"] = versus(it, places.get((base, it.layers)), accuracy, "+.3f", False)
+        written.append(row)
     return written

@@ -87,7 +87,7 @@ def read_results(paths: Iterable[Path]) -> list[Row]:
     return rows
 
 
-def axes(row: Row) -> list[str]:
+def places_of(row: Row) -> list[str]:
     """Where in a grid a run is, but for its seed: what comes before how it came out."""
     names = itertools.takewhile(lambda name: name not in ("verdict", "diverged"), row)
     return [name for name in names if name != "seed"]

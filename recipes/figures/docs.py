@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from fairseq_admin.analysis import figure
 from recipes.compare.rows import TITLES, read_results
-from recipes.figures import accuracy, curves, rates
+from recipes.figures import drawing
 from recipes.figures.drawing import ALWAYS, BITS, MARKERS, save, subplots
 from recipes.steps import results
 from recipes.steps.common import replacing, run
@@ -26,10 +26,10 @@ from recipes.steps.results import from_cell
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GRIDS = {
-    "compare": (rates.draw, "compare.csv"),
-    "sensitivity": (rates.draw, "sensitivity.csv"),
-    "multi30k-curves": (curves.draw, "multi30k.csv"),
-    "deeper": (accuracy.draw, "deeper.csv"),
+    "compare": (drawing.draw_rates, "compare.csv"),
+    "sensitivity": (drawing.draw_rates, "sensitivity.csv"),
+    "multi30k-curves": (drawing.draw_curves, "multi30k.csv"),
+    "deeper": (drawing.draw_accuracies, "deeper.csv"),
 }
 """How rows are drawn, and which."""
 APART = 1.4

@@ -1,10 +1,12 @@
-"""What the figures of losses share: how they are written, and the axis of losses."""
+"""The figures of a grid's rows: the loss by update, the loss by learning rate, the accuracy by new layers."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,13 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours
-from recipes.compare.outcome import EXPLODED, PLATEAU
-from recipes.compare.rows import TITLES, Row
+from recipes.compare.intervals import FEWEST
+from recipes.compare.outcome import EXPLODED, PLATEAU, last, loss
+from recipes.compare.ranking import Measure, accuracy, by_accuracy, rankings
+from recipes.compare.rows import TITLES, Row, grouped, places_of, values
 from recipes.steps.common import replacing
 
 MARKERS = dict(zip(ALWAYS, "osD"))
 STYLES = ("-", "--", ":", "-.")
 BITS = "bits per token, validation"
+NAMES = {"adam": ", Adam", "sgd": ", SGD", "warmup": "warm-up"}
+Lines = dict[str, tuple[dict[str, Any], list[Row]]]
+"""By label: how a line looks, and its runs."""
 
 
 def looks(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
@@ -63,3 +70,120 @@ def save(figure: Figure, path: Path, dpi: int = 130) -> None:
     with replacing(path) as part:
         figure.savefig(part, format="png", dpi=dpi)
         few_colours(part)
+
+
+def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
+    """The runs of a scheme at a rate: thin lines are seeds, thick ones their mean, or the seeds if they are few."""
+    curves = [row["valid"] for row in runs]
+    for row in runs:
+        axes.plot(*zip(*row["valid"].items()), linewidth=0.6, alpha=0.5, **look)
+        if row["verdict"] == "diverged":
+            axes.plot(row["update"], 0.98, "x", color=look["color"], transform=axes.get_xaxis_transform())
+    if len(curves) >= FEWEST:
+        means = {at: fmean(curve[at] for curve in curves) for at in sorted(set.intersection(*map(set, curves)))}
+        curves = [{update: bits for update, bits in means.items() if math.isfinite(bits)}]
+    for thick in curves:
+        axes.plot(list(thick), list(thick.values()), linewidth=1.6, label=label, **look)
+        label = ""
+
+
+def draw_curves(rows: Sequence[Row]) -> Figure:
+    """The losses of each scheme at its best rate, and dotted at those that are as good; a panel a depth."""
+    drawn, depths = looks(rows), values(rows, "layers", int)
+    figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6), sharey=True)
+    losses = []
+    for it in sorted(rankings(rows), key=lambda it: [*drawn].index(it.scheme)):
+        for rate in (it.best, *it.as_good):
+            runs = list(it.runs[rate].values())
+            label = f"{TITLES[it.scheme]}, {rate}{' (one seed)' if len(runs) == 1 else ''}"
+            look = drawn[it.scheme] | ({} if rate == it.best else {"linestyle": (0, (1, 1))})
+            draw_runs(panels[depths.index(it.layers)], runs, label, **look)
+            losses += [bits for row in runs for bits in row["valid"].values() if bits < math.inf]
+    loss_axes(panels, losses, rows[0]["entropy"])
+    for axes, depth in zip(panels, depths):
+        axes.set(title=f"{depth}L-{depth}L (thin: seeds, thick: mean of three or more)", xlabel="updates")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
+    panels[0].set_ylabel(BITS)
+    return figure
+
+
+def fill(panel: Axes, lines: Lines, measure: Measure) -> None:
+    """The means over the seeds, and each of them; with a cross where one diverged."""
+    rates = values([row for _, runs in lines.values() for row in runs], "lr", float)
+    for label, (look, runs) in lines.items():
+        means = {rates.index(rate): fmean(map(measure, same)) for (rate,), same in grouped(runs, "lr").items()}
+        panel.plot(*zip(*sorted(means.items())), label=label, zorder=3, **look)
+        for row in runs:
+            mark = "x" if row["verdict"] == "diverged" else "o"
+            panel.plot(rates.index(row["lr"]), measure(row), mark, markersize=4, clip_on=False, zorder=3, **look)
+    panel.set_xticks(range(len(rates)), rates)
+
+
+def by_scheme(rows: Sequence[Row]) -> dict[str, Lines]:
+    """Of make compare a panel a scheme, at the largest depth, each with Admin, Post-LN and Pre-LN to compare with."""
+    layers = values(rows, "layers", int)[-1]
+    schemes = grouped((row for row in rows if row["layers"] == layers), "scheme")
+    known: Lines = {TITLES[it]: ({"color": ALWAYS[it]}, runs) for (it,), runs in schemes.items() if it in ALWAYS}
+    panels = {
+        TITLES[it]: known | {TITLES[it]: ({"color": "black", "linewidth": 2.0}, runs)}
+        for (it,), runs in schemes.items()
+        if it not in ALWAYS
+    }
+    return panels or {f"{layers}L-{layers}L": known}
+
+
+def by_level(rows: Sequence[Row]) -> dict[str, Lines]:
+    """Of another grid a panel a scheme and optimizer, with a line for each value of the grid's other axis."""
+    (against,) = {*places_of(rows[0])} - {"scheme", "lr", "optimizer"}
+    levels = values(rows, against, float)
+    panels: dict[str, Lines] = {}
+    kinds = [name for name in ("scheme", "optimizer") if name in rows[0]]
+    for (scheme, *optimizer), runs in grouped(rows, *kinds).items():
+        title = TITLES[scheme] + "".join(NAMES[name] for name in optimizer)
+        for (level,), same in grouped(runs, against).items():
+            colour = COLOURS[levels.index(level) % len(COLOURS)]
+            panels.setdefault(title, {})[f"{NAMES.get(against, against)} {level}"] = {"color": colour}, same
+    return panels
+
+
+def draw_rates(rows: Sequence[Row]) -> Figure:
+    """The loss against the learning rate. Of make compare it is a run's outcome, else that of the last validation."""
+    panels, measure = (by_scheme(rows), loss) if "layers" in rows[0] else (by_level(rows), last)
+    columns = min(4, len(panels))
+    height = -(-len(panels) // columns)
+    size = max(7.5, 2.3 * columns), max(4.2, 1.8 * height + 1.2)
+    figure, drawn = subplots(height, columns, size, sharey=True)
+    for panel, (title, lines) in zip(drawn.flat, panels.items()):
+        fill(panel, lines, measure)
+        panel.set_title(title)
+    there = [row for lines in panels.values() for _, runs in lines.values() for row in runs]
+    loss_axes(drawn.flat, map(measure, there), rows[0]["entropy"])
+    for panel in drawn.flat[len(panels) :]:
+        panel.set_visible(False)
+    figure.supxlabel("learning rate", fontsize="medium")
+    figure.supylabel(BITS, fontsize="medium")
+    handles, texts = drawn.flat[0].get_legend_handles_labels()
+    shown = [(handle, text) for handle, text in zip(handles, texts) if text not in panels]
+    figure.legend(
+        *zip(*shown), loc="outside upper center", ncols=len(shown), frameon=False, fontsize="small",
+        title=f"lines: means of the seeds, which are dots; crosses: diverged, at {EXPLODED} of the entropy",
+    )  # fmt: skip
+    return figure
+
+
+def draw_accuracies(rows: Sequence[Row]) -> Figure:
+    """Of make deeper the schemes next to each other at each depth: the mean, and the seeds to its right."""
+    depths, schemes = values(rows, "layers", int), looks(rows)
+    figure, ((axes,),) = subplots(1, 1, (7.5, 4))
+    for it in by_accuracy(rows):
+        seeds, look = list(map(accuracy, it.at_best.values())), {"color": schemes[it.scheme]["color"], "clip_on": False}
+        place = depths.index(it.layers) + ([*schemes].index(it.scheme) - len(schemes) / 2) / (len(schemes) + 2)
+        label = TITLES[it.scheme] if it.layers in ("0", depths[-1]) else ""
+        axes.plot([place], [fmean(seeds)], "o", markersize=7, label=label, **look)
+        axes.plot([place + 0.04] * len(seeds), seeds, ".", markersize=4, alpha=0.6, **look)
+    axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="chance")
+    axes.set_xticks(range(len(depths)), ["" if depth == "0" else f"{depth} new layers" for depth in depths])
+    axes.set(ylabel="accuracy, test", title="large: mean of the seeds (small) at the best rate")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    return figure

@@ -1,26 +1,20 @@
-"""The tables and figures of a grid of runs.
+"""The tables and figures of a grid of runs, in its folder.
 
-    python -m recipes.figures.grid RUN RUN/*/result.json
-
-writes RUN/runs.csv, a row a run, RUN/table.csv and table.md, a row a place in the grid, and rates.png; of make compare
-also standing.csv and standing.md (recipes/compare/ranking.py) and curves.png; of make deeper the table of
-recipes/deeper/summary.py and accuracy.png.
+runs.csv has a row a run, table.csv and table.md a row a place in the grid, rates.png the losses by rate; of make
+compare also standing.csv and standing.md (recipes/compare/ranking.py) and curves.png. Of make deeper table.* is how the
+schemes stand, with accuracy.png.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from recipes.compare import ranking
 from recipes.compare.intervals import LEVEL, with_range
 from recipes.compare.outcome import EXPLODED, LAST, PLATEAU, mean_of_last
-from recipes.compare.rows import Row, axes, grouped, read_results, titled, values, write_runs, write_table
-from recipes.deeper import summary
-from recipes.figures import accuracy, curves, rates
-from recipes.figures.drawing import save
-from recipes.steps.common import run
+from recipes.compare.rows import Row, grouped, places_of, titled, values, write_runs, write_table
+from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates, save
 from recipes.steps.results import read_log
 
 
@@ -36,7 +30,7 @@ def outcome(rows: Sequence[Row]) -> str:
 
 def places(rows: Sequence[Row]) -> list[Row]:
     """A row a place in the grid: how its seeds came out."""
-    names = axes(rows[0])
+    names = places_of(rows[0])
     table = []
     for place, runs in grouped(rows, *names).items():
         row = {**dict(zip(names, place)), "runs": str(len(runs)), "outcome": outcome(runs)}
@@ -85,37 +79,29 @@ def compared(folder: Path, rows: Sequence[Row], tried: Sequence[Row]) -> None:
         rule += f"The rates, and so the window, were tried in runs of {updates} updates. "
     rule += f"{len(table)} rows are compared at once. What the columns are: recipes/compare/ranking.py."
     write_table(folder / "standing", table, [*notes(rows), rule], titled(table))
-    save(curves.draw(rows), folder / "curves.png")
+    save(draw_curves(rows), folder / "curves.png")
 
 
 def classified(folder: Path, rows: Sequence[Row]) -> None:
     """How new layers on a pre-trained encoder came out."""
-    table, valid = summary.table(rows), read_log(folder / "encoder/train.log").valid
-    rule = f"Each at its {chosen(rows)} What the columns are: recipes/deeper/summary.py."
+    table, valid = ranking.table_of_accuracies(rows), read_log(folder / "encoder/train.log").valid
+    rule = f"Each at its {chosen(rows)} What the columns are: recipes/compare/ranking.py."
     encoder = f"The encoder needs {valid[max(valid)]:.3f} bits a masked word on validation, after {max(valid)} updates."
     write_table(folder / "table", table, [rule, encoder, made_by(rows)], titled(table))
-    save(accuracy.draw(rows), folder / "accuracy.png")
+    save(draw_accuracies(rows), folder / "accuracy.png")
 
 
-def main(words: Sequence[object] = ()) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("results", type=Path, nargs="+")
-    parser.add_argument(
-        "--tried", type=Path, nargs=1, default=[], help="runs.csv of the short runs that the rates were tried with"
-    )
-    args = parser.parse_args([str(word) for word in words] or None)
-    rows = read_results(args.results)
-    write_runs(args.folder / "runs.csv", rows)
+def write(folder: Path, rows: Sequence[Row], tried: Sequence[Row] = ()) -> None:
+    """All of them.
+
+    Args:
+        tried: the short runs that the rates were tried with, if there were any.
+    """
+    write_runs(folder / "runs.csv", rows)
     if "diverged" in rows[0]:
-        classified(args.folder, rows)
+        classified(folder, rows)
         return
-    write_table(args.folder / "table", places(rows), [*notes(rows)])
-    tried = read_results(args.tried)
-    save(rates.draw(tried or rows), args.folder / "rates.png")
+    write_table(folder / "table", places(rows), [*notes(rows)])
+    save(draw_rates(tried or rows), folder / "rates.png")
     if "layers" in rows[0]:
-        compared(args.folder, rows, tried)
-
-
-if __name__ == "__main__":
-    run(main)
+        compared(folder, rows, tried)

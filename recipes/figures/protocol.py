@@ -19,8 +19,7 @@ from scipy import stats
 from recipes.compare.intervals import LEVEL, contrast
 from recipes.compare.outcome import loss
 from recipes.compare.rows import TITLES, Row, grouped, read_results
-from recipes.figures import curves
-from recipes.figures.drawing import save
+from recipes.figures.drawing import draw_curves, save
 from recipes.steps.common import run
 
 SEEDS = tuple("456789")
@@ -93,7 +92,7 @@ def main() -> None:
     rows = [row for row in read_results([args.rows]) if row["seed"] in SEEDS]
     print("\n".join(claims(rows)))
     if args.figure and rows:
-        save(curves.draw(rows), args.figure)
+        save(draw_curves(rows), args.figure)
 
 
 if __name__ == "__main__":

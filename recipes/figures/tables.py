@@ -17,7 +17,6 @@ from pathlib import Path
 from recipes.compare import ranking
 from recipes.compare.intervals import with_range
 from recipes.compare.rows import TITLES, Row, grouped, read_results, titled, values
-from recipes.deeper import summary
 from recipes.steps import results
 from recipes.steps.common import replacing, run
 from recipes.steps.results import from_cell
@@ -60,7 +59,7 @@ def on_top(name: str) -> Rows:
         {"scheme": row["scheme"]}
         | {f"seed 1, {rate}": tried.get((row["scheme"], rate), "") for rate in rates}
         | {column: row[column] for column in ("best rate", "accuracy, test", "vs. Admin", "vs. Post-LN")}
-        for row in summary.table(runs)
+        for row in ranking.table_of_accuracies(runs)
     )
 
 

@@ -13,32 +13,24 @@ import itertools
 import logging
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import options, tasks
 from fairseq.data.language_pair_dataset import collate
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
 from torch._dynamo.utils import counters
 
-from recipes.bench.turns import ratio, seconds
+from recipes.bench.common import ratio, seconds
+from recipes.bench.step import METHODS as BENCHED
+from recipes.bench.step import trainer
 
-METHODS = {
-    "stock": "--arch transformer --criterion label_smoothed_cross_entropy --optimizer adam",
-    "plain": "--arch transformer_admin --admin-fast off --criterion label_smoothed_cross_entropy --optimizer radam",
-    "fast": "--arch transformer_admin --admin-fast on --criterion label_smoothed_cross_entropy_fast --optimizer radam",
-}
+METHODS = {"stock": BENCHED["post-ln"], "plain": BENCHED["admin-plain"], "fast": BENCHED["admin"]}
 METHODS["plain compiled"] = METHODS["plain"] + " --admin-init log"  # to compile a profiling pass, too, takes minutes
 """fairseq's options; "stock", fairseq's own Post-LN, is what the others are compared with."""
-COMMON = """--encoder-layers 18 --decoder-layers 18 --share-all-embeddings --clip-norm 1.0 --label-smoothing 0.1
---dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1 --lr 1e-5 --lr-scheduler fixed --log-interval 100000
---seed 1 --distributed-world-size 1"""
+DEEP = ["--encoder-layers", "18", "--decoder-layers", "18", "--activation-dropout", "0.1"]
 WORDS = 32000
 
 
@@ -50,20 +42,6 @@ def batches(tokens: int) -> Iterator[dict[str, Any]]:
         pairs = [[torch.randint(4, WORDS, (length,)) for length in pair] for pair in lengths]
         samples = [{"id": 0, "source": source, "target": target} for source, target in pairs]
         yield collate(samples, pad_idx=1, eos_idx=2, pad_to_multiple=8)
-
-
-def trainer(folder: str, method: str, tokens: int, further: list[str]) -> Trainer:
-    """fairseq's, of a new model, with further options."""
-    text = f"{folder} -s a -t b --user-dir fairseq_admin {METHODS[method]} {COMMON} --max-tokens {tokens}"
-    parsed = options.parse_args_and_arch(options.get_training_parser(), text.split() + further)
-    parsed.tpu = False  # which fairseq takes --bf16 for
-    cfg = convert_namespace_to_omegaconf(parsed)
-    task = tasks.setup_task(cfg.task)
-    model = task.build_model(cfg.model)
-    if "compiled" in method:
-        for layer in [*model.encoder.layers, *model.decoder.layers]:
-            layer.compile(dynamic=True)
-    return Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
 
 
 def looked_at(made: Trainer, batch: dict[str, Any]) -> str:
@@ -79,11 +57,14 @@ def looked_at(made: Trainer, batch: dict[str, Any]) -> str:
     return f"step GiB {peak / 2**30:.2f}, attention {' and '.join(sorted(kernels))}"
 
 
-def measure(methods: list[str], folder: str, tokens: int, further: list[str]) -> None:
+def measure(methods: list[str], tokens: int, further: list[str]) -> None:
     """Print a line for each method, timed on batches of one size."""
-    trainers = {method: trainer(folder, method, tokens, further) for method in methods}
+    trainers = {method: trainer(METHODS[method], WORDS, [*DEEP, *further]) for method in methods}
+    if compiled := trainers.get("plain compiled"):
+        for layer in [*compiled.model.encoder.layers, *compiled.model.decoder.layers]:
+            layer.compile(dynamic=True)
     made = list(batches(tokens))
-    for _ in range(2 if "plain compiled" in methods else 1):  # of the first update omega is logged, by other graphs
+    for _ in range(2 if compiled else 1):  # of the first update omega is logged, by other graphs
         counters.clear()
         for batch, each in itertools.product(made, trainers.values()):
             each.train_step([batch])
@@ -104,12 +85,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="also Admin plain, each layer by torch.compile")
     args, further = parser.parse_known_args()
     methods = [method for method in METHODS if args.compile or "compiled" not in method]
-    logging.disable(logging.DEBUG)  # torch.compile's
-    with tempfile.TemporaryDirectory() as folder:
-        for language in "ab":
-            Path(folder, f"dict.{language}.txt").write_text("".join(f"w{number} 1\n" for number in range(WORDS)))
-        for tokens in args.tokens:
-            measure(methods, folder, tokens, further)
+    logging.disable(logging.INFO)  # torch.compile's and fairseq's
+    for tokens in args.tokens:
+        measure(methods, tokens, further)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from recipes import jobs, slurm
-from recipes.grid.deeper import Deeper
-from recipes.grid.grids import Compare, Grid, Point, Warmup
+from recipes.compare.rows import read_results
+from recipes.grid.grids import Compare, Deeper, Grid, Point, Warmup
 from recipes.recipe import Recipe
 from recipes.steps import gpus, settings
 from recipes.steps.progress import duration
@@ -84,9 +84,8 @@ def make(grid: Grid) -> None:
     for stage in grid.stages():
         make_runs(grid, stage)
         points |= {point.name: point for point in stage if point is not grid.before}
-    results = [grid.folder / name / "result.json" for name in points]
-    searched = ("--tried", trial.folder / "runs.csv") if trial else ()
-    figures.main([grid.folder, *results, *searched])
+    rows = read_results(grid.folder / name / "result.json" for name in points)
+    figures.write(grid.folder, rows, read_results([trial.folder / "runs.csv"]) if trial else ())
     print((grid.folder / grid.summary).read_text(encoding="utf-8"))
     print(f"All tables and figures: {grid.folder}/*.md, *.csv, *.png")
 

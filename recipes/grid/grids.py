@@ -1,7 +1,7 @@
 """A grid of runs: where its folder is, fairseq's options for each run, and in which order they run.
 
-Its axes, and the options that all its runs have, are in its YAML; deeper.py has what is otherwise in that grid. Folders
-and options are those of earlier versions, so a grid that they began is gone on with.
+Its axes, and the options that all its runs have, are in its YAML. Folders and options are those of earlier versions, so
+a grid that they began is gone on with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_admin.method.schemes import SCHEMES
-from recipes.compare.ranking import Ranking, rankings
+from recipes.compare.ranking import Ranking, by_accuracy, rankings
 from recipes.compare.rows import read_results
 from recipes.grid import texts
 from recipes.grid.run import Run
@@ -32,10 +32,6 @@ NAMED = {"layers": "{}l", "warmup": "w{}", "lr": "lr{}", "beta2": "b{}", "seed":
 
 def words(options: Options) -> list[str]:
     return [str(word) for item in options.items() for word in item]
-
-
-def stacks(layers: object) -> Options:
-    return {"--encoder-layers": layers, "--decoder-layers": layers}
 
 
 @dataclass(frozen=True)
@@ -78,18 +74,17 @@ class Grid:
     def make_text(self) -> None:
         """And the entropy of one of its tokens, by which runs are judged."""
         if self.makes_text:
-            texts.generated(self.settings, self.folder)
+            texts.for_translation(self.settings, self.folder)
         else:
             Translation(texts.recipe_of(self.settings)).make("prepare")
-        texts.entropy(self.data, self.pair, self.folder / "entropy.json")
+        texts.write_entropy(self.data, self.pair, self.folder / "entropy.json")
 
     # -- a run -------------------------------------------------------------------------------------------------------
 
-    def listed(self, group: str) -> Options:
+    def listed(self, group: str) -> list[str]:
         """The options that the grid's YAML lists for some runs."""
         values = {"FFN": 4 * self.settings.WIDTH, **dict(self.settings)}
-        listed = self.recipe.file.options[group]
-        return {name: str(value).format(**values) for name, value in listed.items()}
+        return [word.format(**values) for word in words(self.recipe.file.options[group])]
 
     def common(self) -> list[str]:
         """fairseq-train's options, of every run.
@@ -102,11 +97,10 @@ class Grid:
             "--encoder-attention-heads": s.HEADS, "--decoder-attention-heads": s.HEADS, "--dropout": s.DROPOUT,
             "--clip-norm": s.CLIP_NORM, "--criterion": "label_smoothed_cross_entropy_fast", "--label-smoothing": "0.1",
             "--max-tokens": s.MAX_TOKENS, "--required-batch-size-multiple": "1", "--log-interval": s.LOG_EVERY,
-            **self.listed("all"),
         }  # fmt: skip
         tied = [] if getattr(s, "TIED", "yes") == "no" else ["--share-all-embeddings"]
         device = DEVICES["gpu" if s.PRESET == "gpu" else "cpu"]
-        return [*words(options), *tied, *device, *PRECISIONS[s.PRECISION], *s.TRAIN_ARGS]
+        return [*words(options), *self.listed("all"), *tied, *device, *PRECISIONS[s.PRECISION], *s.TRAIN_ARGS]
 
     def record(self) -> dict[str, Any]:
         """What the runs are held to. Translating is among it: a run's checkpoints are gone once it has its result."""
@@ -139,7 +133,7 @@ class Grid:
             weights = {"--admin-ffn-init": self.settings.FFN_INIT} if SCHEMES[place].ffn is not None else {}
             return {"--admin-scheme": place, **weights}
         if axis == "layers":
-            return stacks(place)
+            return {"--encoder-layers": place, "--decoder-layers": place}
         if axis == "beta2":
             return {"--adam-betas": f"(0.9, {place})"}
         return {"--warmup-updates" if axis == "warmup" else f"--{axis}": place}
@@ -206,3 +200,58 @@ class Compare(Grid):
         numbers = (("tokens", "MAX_TOKENS"), ("dropout", "DROPOUT"))
         named = [f"{word}{given[name]}" for word, name in numbers if given.get(name)]
         return [*named, *(["untied"] if s.TIED == "no" else []), *(["ffn-stock"] if s.FFN_INIT == "stock" else [])]
+
+
+class Deeper(Grid):
+    """New layers on a pre-trained encoder: a text of its own, a run before the others, and classifiers."""
+
+    before = Point("encoder", {}, [])
+
+    def controls(self) -> list[str]:
+        s, given = self.settings, self.recipe.given
+        named = [*(["quick"] if s.QUICK else []), *(["text"] if s.DATA else [])]
+        named += [f"factor{given['FACTOR']}"] if s.FACTOR != 0.1 else []
+        return [*named, *([f"dropout{given['DROPOUT']}"] if s.DROPOUT else [])]
+
+    def make_text(self) -> None:
+        texts.for_classes(self.settings, self.folder)
+
+    def common(self) -> list[str]:
+        return [*self.listed("all"), *DEVICES["cpu"], *PRECISIONS[self.settings.PRECISION]]
+
+    def classifying(self) -> list[str]:
+        return [*self.listed("classifying"), *self.settings.TRAIN_ARGS]
+
+    def record(self) -> dict[str, Any]:
+        s = self.settings
+        numbers = ("words", "pair", "encoder_updates", "updates", "warmup", "ffn_init")
+        record = {name: str(getattr(s, name.upper())) for name in numbers}
+        record |= {"pairs": f"{s.PRETRAIN}/{s.EXAMPLES}/{s.HELD_OUT}", "data": s.DATA or ""}
+        return record | held.options([*self.common(), *self.listed("pretraining"), *self.classifying()])
+
+    def run(self, point: Point) -> Run:
+        s, data = self.settings, str(self.data)
+        if point is self.before:
+            updates = s.ENCODER_UPDATES
+            return Run({}, data, [*self.common(), *self.listed("pretraining")], updates, updates, s.ENCODER_SAVE_EVERY)
+        options = [*self.common(), *self.classifying(), *point.options]
+        start = str(self.folder / "encoder/checkpoints")
+        return Run(point.axes, data, options, s.UPDATES, s.UPDATES, s.SAVE_EVERY, "classes", start=start)
+
+    def options(self, axis: str, place: str) -> Options:
+        """DT-Fixup draws its feed-forward weights from Xavier's law itself; the others get the same."""
+        s = self.settings
+        if axis == "scheme":
+            scheme = {"--more-scheme": place} if place != "none" else {}
+            warmup = 0 if place == "dt-fixup" else s.WARMUP
+            return {**scheme, "--admin-ffn-init": s.FFN_INIT, "--warmup-updates": warmup}
+        return {"--more-layers": place} if axis == "layers" else super().options(axis, place)
+
+    def points(self) -> Iterator[Point]:
+        """The head alone is the scheme `none`."""
+        s = self.settings
+        yield from (self.point("none", 0, lr, seed) for seed, lr in itertools.product(s.SEEDS, s.RATES))
+        yield from super().points()
+
+    def best(self, results: list[Path]) -> list[Ranking]:
+        return by_accuracy(read_results(results))

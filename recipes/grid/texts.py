@@ -1,20 +1,119 @@
-"""The text of a grid, as fairseq's binary data: generated, or a recipe's own."""
+"""The text of a grid, as fairseq's binary data: one of its own, or a recipe's.
+
+For translation its own is a corpus whose target is the source reversed, and each word re-mapped to another. Words are
+drawn uniformly, so without attention nothing beats the entropy of one word.
+
+For classifiers a line is a sentence, `|||` and the one in the other language. Half of the pairs are near misses: two
+words of the translation are those of another sentence, or two neighbouring ones have changed places, so that no single
+word gives one away. No pair is in two splits.
+
+Seeded: the same call writes the same bytes.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recipes import recipe
-from recipes.compare import reversed_corpus
-from recipes.deeper import pairs
 from recipes.recipe import Recipe
-from recipes.steps.common import write_lines
+from recipes.steps.common import read_lines, write_lines
 from recipes.steps.extract import extract
 from recipes.text import SPLITS, binarise
+
+SHORTEST, LONGEST = 4, 12
+"""Words of a generated sentence."""
+MARK = "|||"
+AT_MOST = 30
+"""Words of a sentence to classify."""
+Pair = tuple[str, str]
+
+
+def reversed_pairs(split: str, size: int, words: int) -> list[Pair]:
+    """Source and target of `size` sentences; splits have seeds of their own."""
+    generator = random.Random(SPLITS.index(split))
+    others = list(range(words))
+    random.Random(words).shuffle(others)  # the same map for every split
+    text = []
+    for _ in range(size):
+        sentence = [generator.randrange(words) for _ in range(generator.randint(SHORTEST, LONGEST))]
+        text.append((" ".join(f"w{w}" for w in sentence), " ".join(f"w{others[w]}" for w in reversed(sentence))))
+    return text
+
+
+def near_miss(words: list[str], others: list[str], generator: random.Random) -> list[str]:
+    """The words with two different neighbours swapped, or two of them (of a single word that) taken from `others`."""
+    places = [place for place in range(len(words) - 1) if words[place] != words[place + 1]]
+    if places and generator.random() < 0.5:
+        at = generator.choice(places)
+        return [*words[:at], words[at + 1], words[at], *words[at + 2 :]]
+    changed = list(words)
+    for at in generator.sample(range(len(words)), min(2, len(words))):
+        changed[at] = generator.choice([word for word in others if word != words[at]] or [MARK])
+    return changed
+
+
+def labelled(text: Sequence[Pair], generator: random.Random) -> tuple[list[str], list[str]]:
+    """Lines and their labels, `yes` and `no` in turn."""
+    lines, labels = [], []
+    for number, (one, other) in enumerate(text):
+        words = other.split()
+        if number % 2:
+            words = near_miss(words, text[generator.randrange(len(text))][1].split(), generator)
+        lines.append(f"{one} {MARK} {' '.join(words)}")
+        labels.append("no" if number % 2 else "yes")
+    return lines, labels
+
+
+def read_pairs(folder: Path, pair: str) -> list[Pair]:
+    """The different training pairs of a parallel text, in lower case; without empty and long ones.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    one, other = (read_lines(folder / f"train.{language}") for language in pair.split("-"))
+    if len(one) != len(other):
+        raise ValueError(f"{folder}: expected train.* of the two languages {pair} with as many lines. Give PAIR=.")
+    # Words alone: a carriage return, which fairseq takes for a new line, would set sentences off from their labels.
+    text = [(" ".join(left.lower().split()), " ".join(right.lower().split())) for left, right in zip(one, other)]
+    return list(dict.fromkeys(pair for pair in text if all(0 < len(side.split()) <= AT_MOST for side in pair)))
+
+
+def generated_pairs(size: int, words: int) -> list[Pair]:
+    """Of the corpus of `make compare` as many different pairs as there are, up to a size."""
+    text = dict.fromkeys(reversed_pairs("train", size, words))
+    return list(text if len(text) == size else dict.fromkeys(reversed_pairs("train", 2 * size, words)))
+
+
+def write_classified(folder: Path, text: list[Pair], pretrain: int, examples: int, held_out: int) -> None:
+    """Write pretrain.train and .valid, and pairs.train, .valid and .test with label.* next to them.
+
+    Args:
+        text: different pairs.
+        pretrain: pairs to pre-train on.
+        examples: pairs to train the classifiers on.
+        held_out: pairs to validate on, and as many to test on.
+
+    Raises:
+        ValueError: the text is too short.
+    """
+    if len(text) < (need := pretrain + examples + 2 * held_out):
+        raise ValueError(f"{len(text)} different pairs, {need} are needed. Give PRETRAIN= or EXAMPLES= that fit.")
+    generator = random.Random(1)
+    generator.shuffle(text)
+    for split, size in zip(SPLITS, (examples, held_out, held_out)):
+        lines, labels = labelled(text[:size], generator)
+        text = text[size:]
+        write_lines(folder / f"pairs.{split}", lines)
+        write_lines(folder / f"label.{split}", labels)
+    lines = [f"{one} {MARK} {other}" for one, other in text[:pretrain]]
+    write_lines(folder / "pretrain.valid", lines[: len(lines) // 20 + 1])
+    write_lines(folder / "pretrain.train", lines[len(lines) // 20 + 1 :])
 
 
 def prefixes(prefix: str, *splits: str) -> list[object]:
@@ -22,23 +121,15 @@ def prefixes(prefix: str, *splits: str) -> list[object]:
     return [word for split in splits for word in (f"--{split}pref", f"{prefix}{split}")]
 
 
-def generated(settings: Any, folder: Path) -> None:
-    """Sentences whose translation is in the reverse order."""
+def for_translation(settings: Any, folder: Path) -> None:
     s, text, data = settings, folder / "text", folder / "bin"
     if (data / "dict.b.txt").exists():
         return
     for split, size in zip(SPLITS, (s.PAIRS, s.VALID_PAIRS, s.TEST_PAIRS)):
-        reversed_corpus.write(text, split, size, s.WORDS)
+        for language, lines in zip("ab", zip(*reversed_pairs(split, size, s.WORDS))):
+            write_lines(text / f"{split}.{language}", lines)
     languages = ["--source-lang", "a", "--target-lang", "b", "--joined-dictionary"]
     binarise(data, *languages, *prefixes(f"{text}/", *SPLITS))
-
-
-def recipe_of(settings: Any) -> Recipe:
-    """The recipe whose text a grid takes. It gets those settings alone that it is given here."""
-    target = {"gpu": "demo", "multi30k": "multi30k"}[settings.PRESET]
-    names = ("DATA", "URL", "SUMS", "MERGES") if target == "multi30k" else ()
-    given = {name: str(getattr(settings, name)) for name in names if getattr(settings, name)}
-    return recipe.read(target, {"PRESET": "cpu", "RUNS": str(settings.RUNS), **given})
 
 
 def for_classes(settings: Any, folder: Path) -> None:
@@ -49,14 +140,22 @@ def for_classes(settings: Any, folder: Path) -> None:
     if s.DATA:
         for language in s.PAIR.split("-"):
             extract(Path(s.DATA), [f"train.{language}"], text / f"raw/train.{language}")
-        sentences = list(dict.fromkeys(pairs.read(text / "raw", s.PAIR)))
+        sentences = read_pairs(text / "raw", s.PAIR)
     else:
-        sentences = pairs.generated(s.PRETRAIN + s.EXAMPLES + 2 * s.HELD_OUT, s.WORDS)
-    pairs.write(text, sentences, s.PRETRAIN, s.EXAMPLES, s.HELD_OUT)
+        sentences = generated_pairs(s.PRETRAIN + s.EXAMPLES + 2 * s.HELD_OUT, s.WORDS)
+    write_classified(text, sentences, s.PRETRAIN, s.EXAMPLES, s.HELD_OUT)
     binarise(data, "--only-source", "--nwordssrc", 8000, *prefixes(f"{text}/pretrain.", "train", "valid"))
     dictionary = ("--srcdict", data / "dict.txt")
     binarise(data / "input0", "--only-source", *dictionary, *prefixes(f"{text}/pairs.", *SPLITS))
     binarise(data / "label", "--only-source", *prefixes(f"{text}/label.", *SPLITS))
+
+
+def recipe_of(settings: Any) -> Recipe:
+    """The recipe whose text a grid takes. It gets those settings alone that it is given here."""
+    target = {"gpu": "demo", "multi30k": "multi30k"}[settings.PRESET]
+    names = ("DATA", "URL", "SUMS", "MERGES") if target == "multi30k" else ()
+    given = {name: str(getattr(settings, name)) for name in names if getattr(settings, name)}
+    return recipe.read(target, {"PRESET": "cpu", "RUNS": str(settings.RUNS), **given})
 
 
 def unigram_entropy(data: Path, source: str, target: str) -> float:
@@ -69,7 +168,7 @@ def unigram_entropy(data: Path, source: str, target: str) -> float:
     return -math.fsum(count / total * math.log2(count / total) for count in counts.values())
 
 
-def entropy(data: Path, pair: str, path: Path) -> None:
+def write_entropy(data: Path, pair: str, path: Path) -> None:
     """Of a target token, in bits."""
     if not path.exists():
         write_lines(path, [json.dumps({"bits": unigram_entropy(data, *pair.split("-"))})])
