@@ -15,7 +15,7 @@ The outcome of a run is the mean of its last validations: one alone is noise on 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from fairseq_admin.logs import Log
 
@@ -26,15 +26,8 @@ FALLING = 0.02
 """Share of the mean before by which a run that is still falling ends lower."""
 
 
-class Verdict(NamedTuple):
-    """How a run ended; `update` is where it diverged (the last logged, or the first bad loss), else None."""
-
-    kind: str
-    update: int | None = None
-
-
-def verdict(log: Log, entropy: float, stopped: bool) -> Verdict:
-    """Judge a finished run.
+def verdict(log: Log, entropy: float, stopped: bool) -> tuple[str, int | None]:
+    """How a finished run ended, and where it diverged (the last update logged, or the first bad loss), if it did.
 
     Args:
         entropy: H, in bits per token.
@@ -44,11 +37,11 @@ def verdict(log: Log, entropy: float, stopped: bool) -> Verdict:
     for update, bits in sorted([*log.train.items(), *log.valid.items()], key=lambda point: point[0]):
         bad[update] = bad.get(update, False) or not bits <= EXPLODED * entropy  # nan is bad
     if stopped:
-        return Verdict("diverged", max(bad, default=0))
+        return "diverged", max(bad, default=0)
     if bad[max(bad)]:
         good = max((update for update in bad if not bad[update]), default=-1)
-        return Verdict("diverged", next(update for update in bad if update > good))
-    return Verdict("plateau" if log.valid[max(log.valid)] > PLATEAU * entropy else "learned")
+        return "diverged", next(update for update in bad if update > good)
+    return "plateau" if log.valid[max(log.valid)] > PLATEAU * entropy else "learned", None
 
 
 def left_plateau(valid: dict[int, float], entropy: float) -> float | None:

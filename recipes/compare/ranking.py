@@ -88,20 +88,18 @@ def paired(ours: Seeds, theirs: Seeds, measure: Measure) -> Interval | None:
     return contrast([(1, differences)]) if differences else None
 
 
-def rankings(rows: Sequence[Row], chosen_by: Measure = last, measure: Measure = loss) -> list[Ranking]:
-    """One for each scheme and depth, in the order of appearance.
-
-    Args:
-        chosen_by: what is lowest, on the mean, at the best rate.
-        measure: what may not be shown to be higher at a rate that is as good.
-    """
+def rankings(rows: Sequence[Row]) -> list[Ranking]:
+    """One for each scheme and depth, in the order of appearance."""
+    classified = "diverged" in rows[0]
 
     def order(runs: Seeds) -> tuple[float, ...]:
-        return -learned(runs), fmean(map(chosen_by, runs.values()))
+        chosen_by = [-row["valid"] if classified else last(row) for row in runs.values()]
+        return -learned(runs), fmean(chosen_by)
 
     def no_higher(runs: Seeds, best: Seeds) -> bool:
         ours, theirs = with_seeds_of_all({"other": runs, "best": best}).values()
-        return learned(ours) >= learned(theirs) and judged(paired(ours, theirs, measure), True) in (NOT_SHOWN, "ahead")
+        found = paired(ours, theirs, accuracy if classified else loss)
+        return learned(ours) >= learned(theirs) and judged(found, not classified) in (NOT_SHOWN, "ahead")
 
     ranked = []
     for (scheme, layers), tried in grouped(rows, "scheme", "layers").items():
@@ -112,11 +110,6 @@ def rankings(rows: Sequence[Row], chosen_by: Measure = last, measure: Measure = 
         others = [rate for rate in runs if rate != best and no_higher(runs[rate], runs[best])]
         ranked.append(Ranking(scheme, layers, runs, best, others))
     return ranked
-
-
-def by_accuracy(rows: Sequence[Row]) -> list[Ranking]:
-    """Of make deeper: the best rate is most accurate on validation, with the seed that every rate has."""
-    return rankings(rows, lambda row: -row["valid"], lambda row: -accuracy(row))
 
 
 def difference(one: Ranking, other: Ranking, measure: Measure) -> Interval | None:
@@ -185,7 +178,7 @@ def table(rows: Sequence[Row], tried: Sequence[Row] = ()) -> list[Row]:
 
 def table_of_accuracies(rows: Sequence[Row]) -> list[Row]:
     """Of make deeper: a row a scheme and depth."""
-    ranked = by_accuracy(rows)
+    ranked = rankings(rows)
     places = {(it.scheme, it.layers): it for it in ranked}
     written = []
     for it in ranked:

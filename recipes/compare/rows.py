@@ -1,7 +1,4 @@
-"""The rows of a grid: read from what its runs wrote, or from a runs.csv, and written as tables.
-
-A row says first where in the grid a run is (scheme, lr, seed, ...), then how it came out.
-"""
+"""The rows of a grid: read from what its runs wrote, or from a runs.csv, and written as tables."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from tabulate import tabulate
 
 from fairseq_admin.method.schemes import EVERY
@@ -20,70 +16,44 @@ from recipes.steps.common import read_lines, replacing, write_lines
 from recipes.steps.results import as_cell, from_cell
 
 Row = dict[str, Any]
+"""Where in the grid a run is, as texts, then how it came out. `valid` is the loss on validation, in bits per token by
+update; of make deeper it is an accuracy of 0 to 1, as `test` is."""
 TITLES = {"none": "head alone", **{name: scheme.title for name, scheme in EVERY.items()}}
 """Of schemes; `none` is a head without new layers, in make deeper."""
+NUMBERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("update", "params", "seconds"), int),
+    **dict.fromkeys(("bits", "left", "entropy", "bleu", "test"), float),
+    "diverged": lambda cell: cell == "True",
+}
 
 
-EMPTY = BeforeValidator(lambda cell: None if cell == "" else cell)
-Number = Annotated[float | None, EMPTY]
-Curve = Annotated[dict[int, float], BeforeValidator(lambda cell: from_cell(cell) if isinstance(cell, str) else cell)]
-"""Bits per token by update; in a table a cell, as in `100:5.752 250:2.003`."""
+def from_cells(row: dict[str, str]) -> Row:
+    """A row of a table; an empty cell is None, and a curve `100:5.752 250:2.003`."""
+    kinds = {**NUMBERS, "valid": float if "diverged" in row else from_cell}
+    return {name: kinds.get(name, str)(cell) if cell or name == "valid" else None for name, cell in row.items()}
 
 
-class Run(BaseModel):
-    """What every row has; where in the grid it is, is kept as it stands."""
-
-    model_config = ConfigDict(extra="allow")
-
-    scheme: str
-    lr: str
-    seed: str
-    params: int
-    seconds: int
-    hardware: str
-    commit: str
-
-
-class Translated(Run):
-    verdict: Literal["diverged", "plateau", "learned"]
-    update: Annotated[int | None, EMPTY]
-    bits: Number
-    left: Number
-    entropy: float
-    bleu: Number
-    signature: Annotated[str | None, EMPTY]
-    train: Curve = {}
-    valid: Curve
-
-
-class Classified(Run):
-    """Of make deeper: accuracies of 0 to 1."""
-
-    diverged: bool
-    valid: float
-    test: float
+def from_result(text: str) -> Row:
+    """A result.json: its curves have texts for updates."""
+    return {
+        name: {int(update): bits for update, bits in value.items()} if isinstance(value, dict) else value
+        for name, value in json.loads(text).items()
+    }
 
 
 def read_results(paths: Iterable[Path]) -> list[Row]:
     """The rows in the result.json of runs, or in tables such as runs.csv.
 
     Raises:
-        ValueError: one is something else, or damaged; the message names the file, the row and what is wrong with it.
+        ValueError: one is something else, or damaged.
     """
     rows: list[Row] = []
     for path in paths:
-        lines, number = read_lines(path), 0
+        lines = read_lines(path)
         try:
-            found = csv.DictReader(lines) if path.suffix == ".csv" else [json.loads("".join(lines))]
-            for row in found:
-                number += 1
-                kind = Classified if "diverged" in row else Translated
-                rows.append({**row, **kind.model_validate(row).model_dump(exclude_unset=True)})
+            rows += map(from_cells, csv.DictReader(lines)) if path.suffix == ".csv" else [from_result("".join(lines))]
         except ValueError as error:
-            first = error.errors()[0] if isinstance(error, ValidationError) else None
-            fault = f"its {first['loc'][0]} is {first['input']!r:.40}: {first['msg']}" if first else error
-            what = "expected a grid's result.json or runs.csv. Fix it."
-            raise ValueError(f"{path}: row {number}: {fault}; {what}") from None
+            raise ValueError(f"{path}: {error}; expected a grid's result.json or runs.csv. Fix it.") from None
     return rows
 
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours
 from recipes.compare.intervals import FEWEST
 from recipes.compare.outcome import EXPLODED, PLATEAU, last, loss
-from recipes.compare.ranking import Measure, accuracy, by_accuracy, rankings
+from recipes.compare.ranking import Measure, accuracy, rankings
 from recipes.compare.rows import TITLES, Row, grouped, places_of, values
 from recipes.steps.common import replacing
 
@@ -175,7 +175,7 @@ def draw_accuracies(rows: Sequence[Row]) -> Figure:
     """Of make deeper the schemes next to each other at each depth: the mean, and the seeds to its right."""
     depths, schemes = values(rows, "layers", int), looks(rows)
     figure, ((axes,),) = subplots(1, 1, (7.5, 4))
-    for it in by_accuracy(rows):
+    for it in rankings(rows):
         seeds, look = list(map(accuracy, it.at_best.values())), {"color": schemes[it.scheme]["color"], "clip_on": False}
         place = depths.index(it.layers) + ([*schemes].index(it.scheme) - len(schemes) / 2) / (len(schemes) + 2)
         label = TITLES[it.scheme] if it.layers in ("0", depths[-1]) else ""

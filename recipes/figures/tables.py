@@ -7,10 +7,10 @@ writes each table of TABLES into a page, in place of what is between `<!-- table
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,9 +127,7 @@ def write_tables(page: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("pages", type=Path, nargs="+")
-    for path in parser.parse_args().pages:
+    for path in map(Path, sys.argv[1:]):
         text = path.read_text(encoding="utf-8")
         if (written := write_tables(text)) != text:
             with replacing(path) as part:

@@ -66,17 +66,12 @@ def make_runs(grid: Grid, points: Sequence[Point]) -> None:
         raise ValueError(f"{len(failed)} of {len(wanted)} runs failed; their output: {logs}.")
 
 
-def hold(grid: Grid) -> None:
-    """Refuse other settings than those of the folder; without a run of those, its text is made again."""
-    text = [grid.folder / name for name in ("text", "bin", "entropy.json")]
-    settings.hold(grid.folder / "settings.json", grid.record(), text)
-
-
 def make(grid: Grid) -> None:
-    """All of it."""
+    """All of it. Other settings than the folder's are refused, or without a run of those, its text is made again."""
     from recipes.figures import grid as figures  # with scipy and matplotlib
 
-    hold(grid)
+    made_of_it = [grid.folder / name for name in ("text", "bin", "entropy.json")]
+    settings.hold(grid.folder / "settings.json", grid.record(), made_of_it)
     grid.make_text()
     if trial := grid.trial():
         make(trial)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_admin.method.schemes import SCHEMES
-from recipes.compare.ranking import Ranking, by_accuracy, rankings
+from recipes.compare.ranking import rankings
 from recipes.compare.rows import read_results
 from recipes.grid import texts
 from recipes.grid.run import Run
@@ -170,12 +170,9 @@ class Grid:
         tried = [point for point in points if point.axes["seed"] == str(seeds[0])]
         if not trial:
             yield tried
-        best = self.best([(trial or self).folder / point.name / "result.json" for point in tried])
-        for_best = itertools.product(seeds if trial else seeds[1:], best)
+        results = [(trial or self).folder / point.name / "result.json" for point in tried]
+        for_best = itertools.product(seeds if trial else seeds[1:], rankings(read_results(results)))
         yield [self.point(it.scheme, it.layers, it.best, seed) for seed, it in for_best]
-
-    def best(self, results: list[Path]) -> list[Ranking]:
-        return rankings(read_results(results))
 
 
 class Warmup(Grid):
@@ -252,6 +249,3 @@ class Deeper(Grid):
         s = self.settings
         yield from (self.point("none", 0, lr, seed) for seed, lr in itertools.product(s.SEEDS, s.RATES))
         yield from super().points()
-
-    def best(self, results: list[Path]) -> list[Ranking]:
-        return by_accuracy(read_results(results))

@@ -19,16 +19,11 @@ else:
     NewLayers = Literal[tuple(name for name in EVERY if not name.startswith("t-fixup"))]
 
 
-def _below(limit: float, what: str) -> AfterValidator:
-    """A text that is a number of 0 or more."""
-
-    def check(text: str) -> str:
-        with suppress(ValueError):
-            if 0 <= float(text) < limit:
-                return text
-        raise ValueError(f"{what}, one or more, with spaces between and none twice")
-
-    return AfterValidator(check)
+def _number(text: str) -> str:
+    with suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return text
+    raise ValueError("numbers of 0 or more, as 1e-3, one or more, with spaces between and none twice")
 
 
 def _once(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -43,7 +38,7 @@ Several = Annotated[
     AfterValidator(_once),
 ]
 """Words, or one number of a YAML."""
-Rates = Several[Annotated[str, _below(math.inf, "numbers of 0 or more, as 1e-3")]]
+Rates = Several[Annotated[str, AfterValidator(_number)]]
 
 
 class Grid(Settings):
@@ -113,7 +108,7 @@ class Sensitivity(Translations):
     """of each stack"""
     LRS: Rates = ("1e-4", "2e-4", "3e-4", "4e-4", "5e-4")
     """peak learning rates"""
-    BETA2S: Several[Annotated[str, _below(1, "numbers below 1, as 0.98")]] = ("0.99", "0.995", "0.999")
+    BETA2S: Rates = ("0.99", "0.995", "0.999")
     """of RAdam"""
 
 
