@@ -36,7 +36,6 @@ SECONDS = 100
 LENGTH = 12
 EXACT = {torch.float64: 1e-11, torch.float32: 1e-4}
 
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "align": {
         "projection_dim": 80,
@@ -53,11 +52,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
 }
 """By name, what a small configuration has to have besides."""
-
 CLASSES = {"trocr": "TrOCRForCausalLM"}
 """Where no class is registered as the model's own."""
-
-
 WIDTHS = re.compile("(encoder_|decoder_)?(hidden_size|d_model|dim|emb_dim|n_embd|embedding_size|embed_dim)")
 INNER = re.compile("(encoder_|decoder_)?(intermediate_size|ffn_dim|d_inner|hidden_dim|d_ff)")
 HEADS = re.compile(".*(_heads|n_head)|num_heads")
@@ -96,18 +92,12 @@ def batch_for(model: Any) -> dict[str, Any]:
         "input_features": torch.randn(2, 64, getattr(config, "num_mel_bins", 80)),
         "visual_feats": torch.randn(2, 5, getattr(config, "visual_feat_dim", 2048)),
         "visual_pos": torch.randn(2, 5, 4),
-        "qformer_input_ids": ids.clone(),
-        "qformer_attention_mask": torch.ones_like(ids),
     }
-    if "past_values" in names:
-        past = getattr(config, "context_length", 32) + max(getattr(config, "lags_sequence", [0]))
-        future = getattr(config, "prediction_length", 4)
-        several = not hasattr(config, "lags_sequence")
-        known["past_values"] = torch.randn(2, past, config.num_input_channels) if several else torch.randn(2, past)
-        known |= {"past_observed_mask": torch.ones(2, past), "future_values": torch.randn(2, future)}
+    if hasattr(config, "lags_sequence"):
+        past, future = config.context_length + max(config.lags_sequence), config.prediction_length
+        known |= {"past_values": torch.randn(2, past), "past_observed_mask": torch.ones(2, past)}
+        known["future_values"] = torch.randn(2, future)
         known |= {"past_time_features": torch.randn(2, past, 2), "future_time_features": torch.randn(2, future, 2)}
-        if several:
-            known = {"past_values": known["past_values"]}
     width = getattr(config, "hidden_size", 64)
     special: dict[str, dict[str, Tensor]] = {
         "blip-2": {"input_ids": torch.cat([torch.full((2, 4), 3), ids], 1), "attention_mask": torch.ones(2, 16).long()},
