@@ -79,8 +79,6 @@ class Grid:
             Translation(texts.recipe_of(self.settings)).make("prepare")
         texts.write_entropy(self.data, self.pair, self.folder / "entropy.json")
 
-    # -- a run -------------------------------------------------------------------------------------------------------
-
     def listed(self, group: str) -> list[str]:
         """The options that the grid's YAML lists for some runs."""
         values = {"FFN": 4 * self.settings.WIDTH, **dict(self.settings)}
@@ -137,8 +135,6 @@ class Grid:
         if axis == "beta2":
             return {"--adam-betas": f"(0.9, {place})"}
         return {"--warmup-updates" if axis == "warmup" else f"--{axis}": place}
-
-    # -- all runs ----------------------------------------------------------------------------------------------------
 
     def point(self, *places: object) -> Point:
         axes = dict(zip(self.recipe.file.axes, map(str, places)))
