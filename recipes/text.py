@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,11 @@ from typing import Any
 from recipes.chain import Step
 from recipes.processes import Failed
 from recipes.recipe import Raw, Recipe
-from recipes.steps import bpe, counts, tokenise
+from recipes.steps import bpe, pairs
 from recipes.steps.extract import extract, unpacked
 from recipes.steps.settings import describe
-from recipes.steps.split import split
 
+log = logging.getLogger(__name__)
 SPLITS = ("train", "valid", "test")
 
 
@@ -36,6 +38,32 @@ def binarise(folder: Path, *options: object) -> None:
         if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT).returncode:
             raise Failed(f"{folder}: fairseq-preprocess could not make it. Its whole output: {log}.")
     part.rename(folder)
+
+
+def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], blobs: Mapping[str, str]) -> None:
+    """Compare a text with what is published of it: refuse another number of pairs, and say whether the files are those.
+
+    Args:
+        pairs: how many, by the prefix of their files.
+        blobs: git's ids by file: the SHA-1 of "blob SIZE", a zero byte and the content.
+
+    Raises:
+        ValueError: there are more pairs or fewer.
+    """
+    for path, expected in [(folder / f"{name}.{code}", count) for name, count in pairs.items() for code in languages]:
+        with path.open("rb") as file:
+            count = sum(1 for _ in file)
+        if count != int(expected):
+            raise ValueError(
+                f"{path} has {count} lines, expected {expected}, as in the published text. Check where the archive "
+                "came from, or give EXPECT= to train on this text anyway."
+            )
+    contents = {name: (folder / name).read_bytes() for name in blobs}
+    found = {name: hashlib.sha1(b"blob %d\0%b" % (len(text), text)).hexdigest() for name, text in contents.items()}
+    if others := [name for name in blobs if found[name] != blobs[name]]:
+        log.info("%s: not the published text, by git's blob ids: %s.", folder, ", ".join(others))
+    elif blobs:
+        log.info("%s: the published text, byte for byte: %s.", folder, ", ".join(blobs))
 
 
 class Text:
@@ -69,7 +97,7 @@ class Text:
         tokeniser = self.settings.TOKENISER
         yield Step(
             "text", self.folder, (self.json,),
-            partial(tokenise.settle, self.json, self.source, self.target, tokeniser),
+            partial(pairs.settle, self.json, self.source, self.target, tokeniser),
             settings={"languages": [self.source, self.target], "tokeniser": sorted(tokeniser)},
         )  # fmt: skip
         yield from self._word_steps()
@@ -134,7 +162,7 @@ class Text:
             text = self.recipe.file.texts.get(name)
             clean, kind = s.CLEAN if name in trains else (), text.tokenise if text else []
             program = partial(
-                tokenise.tokenise, self.json, self.raw / name, self.folder / "tok" / name, clean,
+                pairs.tokenise, self.json, self.raw / name, self.folder / "tok" / name, clean,
                 normalise="--no-normalise" not in kind,
             )  # fmt: skip
             yield Step(
@@ -146,7 +174,7 @@ class Text:
             every = s.VALID_EVERY if gathered.keep else 1
             yield Step(
                 f"split {name}", self.folder, self.both(self.words, name),
-                partial(split, parts, (self.source, self.target), self.words / name, every, gathered.keep),
+                partial(pairs.split, parts, (self.source, self.target), self.words / name, every, gathered.keep),
                 self.both(self.folder / "tok", *gathered.texts), {"gather": self._gather(name)},
             )  # fmt: skip
 
@@ -173,9 +201,9 @@ class Text:
         yield Step("bin", self.folder, (self.binarised,), self._binarise, self.both(units, *SPLITS), expected)
 
     def _binarise(self) -> None:
-        s, languages = self.settings, (self.source, self.target)
-        pairs = {f"{self.words.name}/{name}": count for name, count in zip(SPLITS, s.EXPECT)}
-        counts.compare(self.folder, languages, pairs, s.BLOBS)
+        s = self.settings
+        expected = {f"{self.words.name}/{name}": count for name, count in zip(SPLITS, s.EXPECT)}
+        compare(self.folder, (self.source, self.target), expected, s.BLOBS)
         prefixes = [word for name in SPLITS for word in (f"--{name}pref", self.folder / "bpe" / name)]
         options = ("--source-lang", self.source, "--target-lang", self.target, "--joined-dictionary")
         binarise(self.binary, *options, *prefixes, "--workers", os.cpu_count() or 1)

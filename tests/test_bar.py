@@ -17,7 +17,7 @@ from archives import write_tar
 
 from fairseq_admin import bar as the_plugins
 from fairseq_admin.text.tokens import Text
-from recipes.steps import bar, bpe, extract, split, tokenise
+from recipes.steps import bar, bpe, extract, pairs
 from recipes.steps.common import write_lines
 
 ROOT = Path(__file__).parents[1]
@@ -110,9 +110,10 @@ def test_every_long_step_reads_n_of_n(steps, tmp_path):
     size = bar.tqdm.format_sizeof(2 * pair[0].stat().st_size)
     whole = f"{size} of {size}B (100 %)"
     read = {f"read {pair[0]} {pair[1]}": whole}
-    assert steps(tokenise.tokenise, tmp_path / "text.json", raw, tmp_path / "tok") == read
-    assert steps(split.split, [raw], ["de", "en"], tmp_path / "half") == {f"split {tmp_path}/half": whole}
-    assert steps(bpe.write, tmp_path / "codes", pair, 5) == read
+    assert steps(pairs.tokenise, tmp_path / "text.json", raw, tmp_path / "tok") == read
+    size = bar.tqdm.format_sizeof(pair[0].stat().st_size)
+    each = {f"read {path}": f"{size} of {size}B (100 %)" for path in pair}
+    assert steps(bpe.write, tmp_path / "codes", pair, 5) == each
     assert steps(bpe.apply, tmp_path / "codes", pair, tmp_path / "bpe") == read
     archive = write_tar(tmp_path / "x.tar", {"text": pair[0].read_bytes(), "more": b"more\n"})
     size = bar.tqdm.format_sizeof(archive.stat().st_size)

@@ -19,8 +19,9 @@ from server import Server
 
 from recipes import recipe
 from recipes.chain import Chain
-from recipes.steps import counts, results
+from recipes.steps import results
 from recipes.steps.common import read_lines
+from recipes.text import compare as published
 from recipes.translation import Translation
 
 ROOT = Path(__file__).parents[1]
@@ -164,7 +165,7 @@ def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
 
     def compare(pairs: dict[str, str], **blobs: str) -> str:
         caplog.clear()
-        counts.compare(tmp_path, ("de", "en"), pairs, {f"test.{code}": value for code, value in blobs.items()})
+        published(tmp_path, ("de", "en"), pairs, {f"test.{code}": value for code, value in blobs.items()})
         return caplog.text
 
     caplog.set_level("INFO")

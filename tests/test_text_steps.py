@@ -19,10 +19,9 @@ from conftest import process
 from fairseq_admin.text.bpe import BPE, remove_bpe
 from fairseq_admin.text.tokens import Text
 from recipes.processes import supervise
-from recipes.steps import bpe, cleaning, common, lengths, streaming, tokenise
+from recipes.steps import bpe, cleaning, common, pairs, streaming
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.guard import clear
-from recipes.steps.split import split
 
 PLAIN = Text("de", "en")
 PERL = Text("de", "en", escape=True, perl=True)
@@ -74,13 +73,6 @@ def test_lines_end_at_newlines_only(tmp_path):
     assert read_lines(tmp_path / "text") == ["one", "two"]
 
 
-def test_the_faulty_line_has_its_number_in_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming, "BYTES", 10)
-    (tmp_path / "text").write_bytes(b"eins zwei\ndrei\n" * 5 + b"f\xfcnf\n")
-    with pytest.raises(ValueError, match=r"line 11 is not UTF-8 \(byte 0xfc at column 2\)"):
-        list(bpe.Texts([tmp_path / "text"]))
-
-
 # -- workers ---------------------------------------------------------------------------------------------------------
 
 
@@ -118,22 +110,10 @@ def test_a_workers_end_is_told(number, message):
 # -- tokenise --------------------------------------------------------------------------------------------------------
 
 
-def test_empty_pairs_leave_the_training_text_only(tmp_path, caplog):
-    caplog.set_level("INFO")
-    pair(tmp_path / "x", ["eins", "", "drei", "  "], ["one", "two", "", "four"])
-    PLAIN.write(tmp_path / "text.json")
-    tokenise.tokenise(tmp_path / "text.json", tmp_path / "x", tmp_path / "train/x", ["--drop-empty"])
-    assert caplog.messages[-1].endswith(f"{tmp_path}/x.en: kept 1 pairs, dropped 3: 3 with an empty side")
-    tokenise.tokenise(tmp_path / "text.json", tmp_path / "x", tmp_path / "test/x")
-    assert read_lines(tmp_path / "train/x.de") == ["eins"]
-    assert read_lines(tmp_path / "train/x.en") == ["one"]
-    assert read_lines(tmp_path / "test/x.de") == ["eins", "", "drei", ""]
-
-
 def test_with_several_workers_the_tokens_are_those_of_each_line(many, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "BYTES", 1 << 14)
     monkeypatch.setattr(streaming, "cores", lambda: 3)
-    tokenise.tokenise(tmp_path / "text.json", many, tmp_path / "tok/x")
+    pairs.tokenise(tmp_path / "text.json", many, tmp_path / "tok/x")
     for language in ("de", "en"):
         expected = [PERL.tokenise(line, language) for line in read_lines(f"{many}.{language}")]
         assert read_lines(tmp_path / f"tok/x.{language}") == expected
@@ -144,21 +124,19 @@ def test_with_several_workers_the_tokens_are_those_of_each_line(many, tmp_path, 
     ("german", "english", "clean", "message"),
     [
         (b"eins\nzwei\n", b"one\n", "", "x.de has 2 lines, .*x.en has 1 lines; expected the same"),
-        (b"eins\nf\xfcnf\n", b"one\nfive\n", "", r"x.de: line 2 is not UTF-8 \(byte 0xfc at column 2\)"),
         (b"\n\n", b"\n\n", "--drop-empty", "no pair is left of 2: 2 with an empty side"),
-        (b"", b"", "", "no pair is left, it is empty"),
-        (b"a b c\n", b"a\n", "--lengths 1 2", "no pair is left of 1: 1 too long"),
+        (b"eins\n" * 9 + b"f\xfcnf\n", b"one\n" * 10, "", r"x.de: line 10 is not UTF-8 \(byte 0xfc at column 2\)"),
         (b"a\n", b"a\n", "--ratio 2", "CLEAN_BPE= is --ratio 2; expected --drop-empty, or --lengths MIN MAX"),
         (b"a\n", b"a\n", "--lengths 3 2", "is --lengths 3 2; expected"),
-        (b"a\n", b"a\n", "--keep", "is --keep; expected --drop-empty"),
     ],
 )
-def test_bad_text_is_refused_and_nothing_written(tmp_path, german, english, clean, message):
+def test_bad_text_is_refused_and_nothing_written(tmp_path, monkeypatch, german, english, clean, message):
+    monkeypatch.setattr(streaming, "BYTES", 20)
     (tmp_path / "x.de").write_bytes(german)
     (tmp_path / "x.en").write_bytes(english)
     PLAIN.write(tmp_path / "text.json")
     given = (tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", clean.split())
-    assert re.search(message, refused(tokenise.tokenise, *given))
+    assert re.search(message, refused(pairs.tokenise, *given))
     assert not names(tmp_path / "out")
 
 
@@ -188,7 +166,7 @@ def test_cleaning_happens_to_tokens_and_is_counted(tmp_path, caplog):
     pair(tmp_path / "x", ["a, b", "", "viel zu lang fuer das", "eins zwei", "drei vier"], ["A b", "b", "c", "d e", "f"])
     Text("de", "en", lowercase=True, escape=True, perl=True).write(tmp_path / "text.json")
     clean = "--lengths 1 4 --ratio 1.5".split()
-    tokenise.tokenise(tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", clean)
+    pairs.tokenise(tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", clean)
     assert read_lines(tmp_path / "out/x.de") == ["a , b", "eins zwei"]
     assert read_lines(tmp_path / "out/x.en") == ["a b", "d e"]
     expected = "kept 2 pairs, dropped 3: 1 with an empty side, 1 too long, 1 of too different lengths"
@@ -198,21 +176,14 @@ def test_cleaning_happens_to_tokens_and_is_counted(tmp_path, caplog):
 # -- split -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def parts(tmp_path):
-    """Of 7 and 5 pairs."""
-    pair(tmp_path / "p", [f"d{n}" for n in range(1, 8)], [f"e{n}" for n in range(1, 8)])
-    pair(tmp_path / "q", [f"d{n}" for n in range(8, 13)], [f"e{n}" for n in range(8, 13)])
-    return [tmp_path / "p", tmp_path / "q"]
-
-
 @pytest.mark.parametrize(
     ("options", "kept"),
     [((), range(1, 13)), ((5, "nth"), [5, 10]), ((4, "rest"), [1, 2, 3, 5, 6, 7, 9, 10, 11])],
 )
-def test_every_nth_pair_of_all_parts_is_split_off(tmp_path, parts, monkeypatch, options, kept):
-    monkeypatch.setattr(streaming, "BYTES", 6)
-    split(parts, ["de", "en"], tmp_path / "out/x", *options)
+def test_every_nth_pair_of_all_parts_is_split_off(tmp_path, options, kept):
+    for name, numbers in (("p", range(1, 8)), ("q", range(8, 13))):
+        pair(tmp_path / name, [f"d{n}" for n in numbers], [f"e{n}" for n in numbers])
+    pairs.split([tmp_path / "p", tmp_path / "q"], ["de", "en"], tmp_path / "out/x", *options)
     assert read_lines(tmp_path / "out/x.de") == [f"d{n}" for n in kept]
     assert read_lines(tmp_path / "out/x.en") == [f"e{n}" for n in kept]
 
@@ -253,7 +224,7 @@ def test_a_line_too_long_for_the_model_is_found_at_once(codes, tmp_path, caplog,
     assert f"{found}. Split it in the raw text" in refused(bpe.apply, *given, "refuse") and not names(tmp_path / "bpe")
     bpe.apply(*given, "skip")
     assert f"{found}; skipped" in caplog.text and read_lines(tmp_path / "bpe/test.de") == lines
-    assert lengths.skipped(f"{tmp_path}/bpe/test", ["de"]) == {2, 4}
+    assert pairs.skipped(tmp_path / "bpe/test", ["de"]) == {2, 4}
     # A training text has none looked for; and what cleaning drops is not counted, but keeps its number.
     bpe.apply(*given)
     write_lines(tmp_path / "test.en", ["", *lines[1:4], "b"])
@@ -277,7 +248,8 @@ def test_merges_depend_neither_on_blocks_nor_on_threads(tmp_path, monkeypatch):
     found = [bpe.learn(lines, 200)]
     monkeypatch.setattr(streaming, "BYTES", 50)
     found.append(bpe.learn(bpe.Texts([tmp_path / "text"]), 200))
-    learn = f"from recipes.steps import bpe; print(*bpe.learn(bpe.Texts(['{tmp_path}/text']), 200), sep='\\n')"
+    learn = "from pathlib import Path; from recipes.steps import bpe;"
+    learn += f"print(*bpe.learn(bpe.Texts([Path('{tmp_path}/text')]), 200), sep='\\n')"
     environment = {**os.environ, "RAYON_NUM_THREADS": "4", "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", learn], env=environment, capture_output=True, encoding="utf-8")
     found.append(done.stdout.splitlines())
@@ -309,14 +281,11 @@ def test_each_merge_is_of_the_most_frequent_pair():
             units[word] = found
 
 
-def test_no_pair_that_comes_once_is_merged(caplog):
+def test_no_pair_that_comes_once_is_merged_and_a_text_without_words_refused(tmp_path, caplog):
     """However many merges are asked for: a unit that was seen once tells nothing."""
     caplog.set_level("INFO")
     assert bpe.learn(["ab ab", "cd", "ef"], 10) == ["a b</w> 1"]
     assert "1 merges instead of 10: no other pair of units comes twice" in caplog.text
-
-
-def test_text_without_words_is_refused(tmp_path):
     write_lines(tmp_path / "x", ["", " "])
     assert "no words to learn from" in refused(bpe.write, tmp_path / "out/codes", [tmp_path / "x"], 10)
     assert not names(tmp_path / "out")
@@ -352,7 +321,7 @@ def _children(process: object) -> list[str]:
 
 
 def _supervised(*given: object) -> None:
-    supervise(lambda: tokenise.tokenise(*given))
+    supervise(lambda: pairs.tokenise(*given))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see the workers")
@@ -380,7 +349,7 @@ def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path):
         path.write_bytes(text)
     for out in ("tok", "other"):
         clear(tmp_path / out)
-        tokenise.tokenise(tmp_path / "text.json", many, tmp_path / out / "x")
+        pairs.tokenise(tmp_path / "text.json", many, tmp_path / out / "x")
         assert names(tmp_path / out) == {"x.de", "x.en"}
     for language in ("de", "en"):
         written = (tmp_path / f"tok/x.{language}").read_bytes()

@@ -15,10 +15,9 @@ from fairseq_admin.logs import Log
 from fairseq_admin.text.tokens import Text
 from recipes.compare.outcome import left_plateau, verdict
 from recipes.processes import produce
-from recipes.steps import languages
 from recipes.steps.checkpoints import newest
 from recipes.steps.common import read_lines
-from recipes.steps.score import hypotheses
+from recipes.steps.score import bleu_of, hypotheses
 
 TARGET = re.compile(r"T-(\d+)\t(.*)")
 GUESS = 0.5
@@ -36,7 +35,7 @@ def bleu(lines: list[str], text: Path | None = None, raw: str = "") -> tuple[flo
     if text:
         tokens = Text.read(text)
         references = read_lines(f"{raw}.{tokens.target}")
-        metric, found = languages.metric(tokens), hypotheses(lines, len(references))
+        metric, found = bleu_of(tokens), hypotheses(lines, len(references))
         found = [tokens.detokenise(line) for line in found]
     else:
         numbered = {int(match[1]): match[2] for match in map(TARGET.fullmatch, lines) if match}

@@ -30,11 +30,6 @@ def bar(title: str, total: int | None, done: int = 0) -> Iterator[tqdm]:
         yield shown
 
 
-def texts(title: str, *paths: str | Path) -> Any:
-    """A bar for reading whole files; whoever opens them says so if one is missing."""
-    return bar(title, sum(path.stat().st_size for path in map(Path, paths) if path.is_file()))
-
-
 class _Counted(FileIO):
     def __init__(self, path: str | Path, shown: tqdm) -> None:
         super().__init__(path)
@@ -49,5 +44,5 @@ class _Counted(FileIO):
 @contextmanager
 def reading(title: str, path: str | Path) -> Iterator[BinaryIO]:
     """The file, opened; a bar shows how much of it was read."""
-    with texts(title, path) as shown, BufferedReader(_Counted(path, shown), BLOCK) as file:
+    with bar(title, Path(path).stat().st_size) as shown, BufferedReader(_Counted(path, shown), BLOCK) as file:
         yield file

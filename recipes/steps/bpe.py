@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fairseq_admin.text.bpe import BPE
-from recipes.steps import bar, pairs, streaming
+from recipes.steps import pairs, streaming
 from recipes.steps.common import decoded, write_lines
 
 logger = logging.getLogger(__name__)
@@ -62,17 +62,16 @@ def learn(lines: Iterable[str], merges: int) -> list[str]:
 class Texts:
     """The texts in pieces of many lines, which costs less than a line at a time.
 
-    Iterating raises a ValueError if a file is missing or a line is not UTF-8.
+    Iterating raises a ValueError if a line is not UTF-8.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
 
     def __iter__(self) -> Iterator[str]:
-        with bar.texts(f"read {' '.join(map(str, self.paths))}", *self.paths) as shown:
-            for path in self.paths:
-                for first, (lines,) in streaming.blocks(path, shown=shown):
-                    yield "\n".join(decoded(lines, path, first))
+        for path in self.paths:
+            for first, (lines,) in streaming.blocks(path):
+                yield "\n".join(decoded(lines, path, first))
 
 
 def write(out: Path, paths: Sequence[Path], merges: int) -> None:

@@ -43,8 +43,7 @@ def receive(session: requests.Session, url: str, part: Path, archive: Archive) -
         RequestException, HTTPError: it is not whole; what may be added to stays.
         ValueError: there is too little room on the disk.
     """
-    have = kept(part, archive)
-    if have and have == archive.size:
+    if (have := kept(part, archive)) and have == archive.size:
         return
     # A .tgz is what is wanted, not what is in it.
     headers = {"User-Agent": "fairseq-admin", "Accept-Encoding": "identity"}
@@ -81,9 +80,8 @@ def fetch(archive: Archive, part: Path) -> None:
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=RETRY))
     for url in archive.urls:
-        before, have = -1, kept(part, archive)
-        while have != before:
-            before = have
+        before = -1
+        while before != (before := kept(part, archive)):
             try:
                 receive(session, url, part, archive)
             except (requests.RequestException, HTTPError) as error:
@@ -96,9 +94,7 @@ def fetch(archive: Archive, part: Path) -> None:
                     part.unlink()
                     reasons[url] = str(error)
             log.info("%s: %s", archive.name, reasons[url])
-            have = kept(part, archive)
-    have = kept(part, archive)
-    if not have:
+    if not (have := kept(part, archive)):
         part.unlink(missing_ok=True)
     hint = f"Run again{f' ({have} bytes are kept)' if have else ''}, or download {archive.name} yourself and give its"
     raise ValueError(f"{'; '.join(reasons.values())}. {hint} folder with DATA=DIR.")
@@ -114,10 +110,10 @@ def download(out: Path, table: Path, site: str = "") -> None:
     Raises:
         ValueError: the table does not name it, no address has it, or the disk is full.
     """
-    rows, part = read_table(table), out.with_name(f"{out.name}.part")
+    rows = read_table(table)
     if out.name not in rows:
         raise ValueError(f"{out.name}: not in {table}; expected one of {', '.join(rows)}.")
-    archive = rows[out.name]
+    archive, part = rows[out.name], out.with_name(f"{out.name}.part")
     if site:
         archive = archive._replace(urls=(f"{site.rstrip('/')}/{out.name}",))
     # Two at once would write to one part.

@@ -1,16 +1,35 @@
-"""One pass over texts that belong together line by line: lines changed, pairs cleaned, files written whole or not."""
+"""Texts that belong together line by line: tokenised, cleaned, joined and split; files written whole or not at all."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from recipes.steps import bar, cleaning, lengths, streaming
-from recipes.steps.common import decoded, writing
+from fairseq_admin.text.tokens import Text
+from recipes.steps import cleaning, streaming
+from recipes.steps.common import decoded, read_lines, replacing, writing
 
+logger = logging.getLogger(__name__)
+
+LONGEST = 1024 - 1
+"""Units a line that a model reads: its positions (1,024 is fairseq's default), less the end of the sentence. fairseq
+ends over a longer line, for a test set only after all training."""
 Sides = list[list[str]]
 """Lines of either text."""
+
+
+def is_long(line: str) -> bool:
+    return line.count(" ") >= LONGEST
+
+
+def skipped(prefix: Path, languages: Sequence[str]) -> set[int]:
+    """Numbers, from 0, of the pairs that fairseq skips, for one of the sides in units, PREFIX.de or PREFIX.en."""
+    sides = (read_lines(f"{prefix}.{language}") for language in languages)
+    return {number for lines in sides for number, line in enumerate(lines) if is_long(line)}
 
 
 def convert(
@@ -25,8 +44,8 @@ def convert(
         too_long: refuse or skip lines that are too long for the model, if they are to be looked for.
 
     Raises:
-        ValueError: a text is missing or not UTF-8, they have not as many lines each, nothing is left of them, or a line
-            is too long for the model and not to be skipped.
+        ValueError: a text is not UTF-8, they have not as many lines each, nothing is left of them, or a line is too
+            long for the model and not to be skipped.
     """
     rule = cleaning.rule(clean)
 
@@ -40,18 +59,73 @@ def convert(
             f"{path}: line {number}"
             for number, pair in (kept if too_long else ())
             for path, line in zip(paths, pair)
-            if lengths.is_long(line)
+            if is_long(line)
         ]
         written = ["".join(f"{pair[side]}\n" for _, pair in kept).encode() for side in range(len(paths))]
         return written, Counter(reasons), long
 
-    name, counts, long = " ".join(map(str, paths)), Counter[str](), []
+    counts, long = Counter[str](), []
     with writing(*outputs) as files:
-        with bar.texts(f"read {name}", *paths) as shown:
-            for sides, reasons, found in streaming.parallel(work, streaming.blocks(*paths, shown=shown)):
-                for file, side in zip(files, sides):
-                    file.write(side)
-                counts += reasons
-                long += found
-        lengths.settle(long, skip=too_long == "skip")
-        cleaning.report(name, counts)
+        for sides, reasons, found in streaming.parallel(work, streaming.blocks(*paths)):
+            for file, side in zip(files, sides):
+                file.write(side)
+            counts += reasons
+            long += found
+        if long:
+            said = f"{long[0]} is of more than {LONGEST} units, which is what the model reads"
+            said += f" ({len(long)} such lines in all)" if len(long) > 1 else ""
+            if too_long == "refuse":
+                raise ValueError(
+                    f"{said}. Split it in the raw text, and its translation with it, or give TOO_LONG=skip, which "
+                    "counts it as not translated."
+                )
+            logger.info("%s; skipped: no loss is computed of it, and its translation is empty.", said)
+        cleaning.report(" ".join(map(str, paths)), counts)
+
+
+def settle(out: Path, source: str, target: str, settings: Sequence[str]) -> None:
+    """Write how a recipe's text is tokenised, for its steps and for whoever translates with the model; say which
+    language the tokeniser treats as English, as it does not know it.
+
+    Raises:
+        ValueError: translations could not be scored.
+    """
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    from recipes.steps.score import bleu_of  # a fifth of a second, which a recipe with nothing to do can spare
+
+    text = Text(source, target, **dict.fromkeys(settings, True))
+    known = {*NonbreakingPrefixes().available_langs, "ja", "ko"}
+    if unknown := [language for language in (source, target) if language not in known]:
+        logger.info("The tokeniser does not know %s and treats it as English.", " and ".join(unknown))
+    bleu_of(text)  # before anything is trained
+    with replacing(out) as part:
+        text.write(part)
+
+
+def tokenise(settings: Path, raw: Path, out: Path, clean: Sequence[str] = (), normalise: bool = True) -> None:
+    """Tokenise RAW.de and RAW.en as text.json says, line for line, but for pairs that cleaning drops.
+
+    Args:
+        normalise: whether punctuation is normalised, where text.json says so.
+    """
+    text = Text.read(settings)
+    text = dataclasses.replace(text, normalise=text.normalise and normalise)
+    codes = (text.source, text.target)
+
+    def change(sides: Sides) -> Sides:
+        return [[text.tokenise(line, code) for line in side] for side, code in zip(sides, codes)]
+
+    paths, outputs = ([Path(f"{prefix}.{code}") for code in codes] for prefix in (raw, out))
+    convert(change, paths, outputs, clean)
+
+
+def split(parts: Sequence[Path], languages: Sequence[str], out: Path, every: int = 1, keep: str | None = None) -> None:
+    """Join parallel texts into OUT.de and OUT.en; of all their pairs keep every Nth (`nth`), the others (`rest`), or
+    all."""
+    for language in languages:
+        lines = itertools.chain.from_iterable(Path(f"{part}.{language}").open("rb") for part in parts)
+        with writing(f"{out}.{language}") as (file,):
+            file.writelines(
+                line for number, line in enumerate(lines, 1) if not keep or (number % every == 0) == (keep == "nth")
+            )

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections import defaultdict
 from pathlib import Path
 
-from recipes.compare.rows import write_table
+from recipes.compare.rows import grouped, write_table
 from recipes.steps.common import run
 from recipes.steps.results import papers, read
 
@@ -30,38 +29,31 @@ def each(rows: list[dict[str, str]], column: str) -> str:
     return ", ".join(dict.fromkeys(row[column] for row in rows))
 
 
+COLUMNS = {
+    "tokenised BLEU": (spread, "tokenised"), "sacreBLEU": (spread, "score"), "compound BLEU": (spread, "compound"),
+    "perplexity": (spread, "perplexity"), "epochs": (each, "epochs"), "updates": (each, "updates"),
+    "tokens an update": (each, "tokens"), "parameters": (each, "params"), "hours": (spread, "hours"),
+    "hardware": (each, "hardware"), "commit": (each, "commit"),
+}  # fmt: skip
+"""Of the table: what of which column of results.csv. The papers' number comes after the first."""
+
+
 def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[dict[str, str]]:
     """A line for each recipe, method and preset, in the papers' order; a paper's number without a run has one too."""
     known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
-    groups: dict[tuple[str, str, str], list[dict[str, str]]] = defaultdict(list)
-    for row in results:
-        groups[row["recipe"], row["method"], row["preset"]].append(row)
-    order = list(dict.fromkeys([*(recipe for recipe, _ in known), *sorted(recipe for recipe, _, _ in groups)]))
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = grouped(results, "recipe", "method", "preset")
+    order = list(dict.fromkeys([*(recipe for recipe, _ in known), *sorted(key[0] for key in groups)]))
     keys = [*groups, *((*key, "") for key in known if not any(group[:2] == key for group in groups))]
     table = []
-    for key in sorted(keys, key=lambda key: order.index(key[0])):
-        rows = groups.get(key, [])
-        # A small run is not an attempt at the paper's number.
-        paper = known.get(key[:2], "") if key[2] in ("", "paper") else ""
-        seeds = ", ".join(sorted((row["seed"] for row in rows), key=lambda seed: (len(seed), seed)))
-        table.append(
-            {
-                **dict(zip(("recipe", "method", "preset"), key)),
-                "seeds": seeds,
-                "tokenised BLEU": spread(rows, "tokenised"),
-                "paper": paper,
-                "sacreBLEU": spread(rows, "score"),
-                "compound BLEU": spread(rows, "compound"),
-                "perplexity": spread(rows, "perplexity"),
-                "epochs": each(rows, "epochs"),
-                "updates": each(rows, "updates"),
-                "tokens an update": each(rows, "tokens"),
-                "parameters": each(rows, "params"),
-                "hours": spread(rows, "hours"),
-                "hardware": each(rows, "hardware"),
-                "commit": each(rows, "commit"),
-            }
-        )
+    for recipe, method, preset in sorted(keys, key=lambda key: order.index(key[0])):
+        rows = groups.get((recipe, method, preset), [])
+        row = {"recipe": recipe, "method": method, "preset": preset}
+        row["seeds"] = ", ".join(sorted((row["seed"] for row in rows), key=lambda seed: (len(seed), seed)))
+        for title, (cell, column) in COLUMNS.items():
+            row[title] = cell(rows, column)
+            # A small run is not an attempt at the paper's number.
+            row.setdefault("paper", known.get((recipe, method), "") if preset in ("", "paper") else "")
+        table.append(row)
     return table
 
 

@@ -8,7 +8,6 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from fairseq_admin import logs
 from recipes.steps.common import read_lines, replacing, write_lines
@@ -27,8 +26,6 @@ COLUMNS = (
     *("hours", "hardware", "commit"),
     "valid",
 )
-AVERAGED = ("score", "tokenised", "compound", "perplexity", "hours")
-"""Columns that tables take the mean of."""
 
 
 def read_log(path: str | Path, unfinished: bool = False) -> logs.Log:
@@ -69,23 +66,14 @@ def read(table: Path) -> list[dict[str, str]]:
     """The rows; none if there is no such file yet.
 
     Raises:
-        ValueError: the table has other columns, or a row has more or fewer, or a word for a number.
+        ValueError: the table has other columns.
     """
     if not table.exists():
         return []
     lines = csv.DictReader(line.rstrip("\r") for line in read_lines(table))
     if tuple(lines.fieldnames or ()) not in (COLUMNS, COLUMNS[:-1]):
         raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
-    rows = [{"valid": "", **row} for row in lines]
-    for number, row in enumerate(rows, start=1):
-        try:
-            if None in row or None in row.values():
-                raise ValueError
-            for name in AVERAGED:
-                float(row[name] or 0)
-        except ValueError:
-            raise ValueError(f"{table}: row {number} has another number of cells, or a word for a number.") from None
-    return rows
+    return [{"valid": "", **row} for row in lines]
 
 
 def keep(table: Path, row: dict[str, object]) -> None:
@@ -123,11 +111,6 @@ def hardware() -> str:
     return f"{os.cpu_count()} x {platform.machine()} CPU"
 
 
-def read_score(path: Path) -> dict[str, Any]:
-    """A run's score.json."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def record(run: Path, table: Path, key: dict[str, str], measured: dict[str, object]) -> None:
     """Keep a run's scores, with what its RUN/train.log says, as its row of the table and as RUN/score.json.
 
@@ -136,16 +119,7 @@ def record(run: Path, table: Path, key: dict[str, str], measured: dict[str, obje
         measured: other columns.
     """
     log = read_log(run / "train.log")
-    row = {
-        **key,
-        "params": log.params,
-        "epochs": f"{log.epochs:.2f}",
-        "updates": log.updates,
-        **measured,
-        "hours": f"{log.hours:.2f}",
-        "hardware": hardware(),
-        "commit": commit(),
-        "valid": as_cell(log.valid),
-    }
+    row = {**key, "params": log.params, "epochs": f"{log.epochs:.2f}", "updates": log.updates, **measured}
+    row |= {"hours": f"{log.hours:.2f}", "hardware": hardware(), "commit": commit(), "valid": as_cell(log.valid)}
     keep(table, row)
     write_lines(run / "score.json", [json.dumps(row, indent=2)])

@@ -17,12 +17,30 @@ from sacrebleu.metrics import BLEU
 
 from fairseq_admin.text.bpe import remove_bpe
 from fairseq_admin.text.tokens import Text
-from recipes.steps import languages, lengths
+from recipes.steps import pairs
 from recipes.steps.common import read_lines, write_lines
 
 logger = logging.getLogger(__name__)
 
 HYPOTHESIS = re.compile(r"H-(\d+)\t[^\t]*\t(.*)")
+UNSPACED = {"zh": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+"""sacreBLEU's tokenisers of the languages whose words its usual one, 13a, does not find."""
+
+
+def bleu_of(text: Text) -> BLEU:
+    """sacreBLEU for the target language. A model of lower-case text cannot know the case.
+
+    Raises:
+        ValueError: the target's tokeniser needs packages that are not installed.
+    """
+    language = re.split("[_-]", text.target.lower())[0]  # zh of zh_CN
+    try:
+        return BLEU(lowercase=text.lowercase, tokenize=UNSPACED.get(language, "13a"))
+    except RuntimeError:  # its advice has several lines
+        raise ValueError(
+            f"{text.target}: sacreBLEU needs MeCab to find the words of this language, and it is not installed. Run "
+            f"pip install 'sacrebleu[{language}]' in the virtual environment, then make again."
+        ) from None
 
 
 def hypotheses(lines: list[str], count: int, skipped: Container[int] = ()) -> list[str]:
@@ -77,7 +95,7 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
         compounds: whether the third is wanted.
     """
     found = {}
-    found["score"], found["signature"] = bleu(languages.metric(text), [text.detokenise(line) for line in tokens], raw)
+    found["score"], found["signature"] = bleu(bleu_of(text), [text.detokenise(line) for line in tokens], raw)
     # Of tokens, BLEU as multi-bleu.perl and fairseq have it.
     plain = BLEU(tokenize="none", smooth_method="none", force=True)
     found["tokenised"], found["tokenised_signature"] = bleu(plain, tokens, tokenised)
@@ -97,7 +115,7 @@ def translations(run: Path, text: Text, raw: Path, words: Path, units: Path, com
         ValueError: a translation is missing.
     """
     references = read_lines(f"{raw}.{text.target}")
-    skipped = lengths.skipped(str(units), (text.source, text.target))
+    skipped = pairs.skipped(units, (text.source, text.target))
     if skipped:
         logger.info("%d of %d sentences are too long for the model and scored as empty.", len(skipped), len(references))
     found = hypotheses(read_lines(run / "generate.txt"), len(references), skipped)

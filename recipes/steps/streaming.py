@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+from recipes.steps.bar import bar
 
 BYTES = 1 << 18
 """About how much of the first side makes a block."""
@@ -22,17 +22,17 @@ Block = tuple[int, list[list[bytes]]]
 """The number of the first line, from 1, and each side's lines as they are in the file."""
 
 
-def blocks(*paths: str | Path, shown: tqdm) -> Iterator[Block]:
-    """A text, or several that belong together line by line, block by block.
-
-    Args:
-        shown: a bar that counts the bytes read.
+def blocks(*paths: Path) -> Iterator[Block]:
+    """A text, or several that belong together line by line, block by block, with a bar.
 
     Raises:
         ValueError: their numbers of lines differ.
     """
     with ExitStack() as opened:
-        files = [opened.enter_context(open(path, "rb")) for path in paths]
+        files = [opened.enter_context(path.open("rb")) for path in paths]
+        shown = opened.enter_context(
+            bar(f"read {' '.join(map(str, paths))}", sum(path.stat().st_size for path in paths))
+        )
         first = 1
         while True:
             lines = [files[0].readlines(BYTES)]

@@ -21,7 +21,7 @@ from fairseq_admin.logs import Log
 from fairseq_admin.method.schemes import SCHEMES
 from fairseq_admin.report import tables
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.results import KEY, papers, read_log, read_score
+from recipes.steps.results import KEY, papers, read_log
 
 BASELINES = ("admin", "post-ln", "pre-ln")
 PACKAGES = ("fairseq-admin", "fairseq", "fairseq-fixed", "torch", "sacrebleu")
@@ -38,10 +38,10 @@ class Run:
 
 def finished_runs(folder: Path) -> list[Run]:
     """The scored runs that differ from this one in method only, in the order of the table of schemes."""
-    own = read_score(folder / "score.json")
+    own = json.loads((folder / "score.json").read_text(encoding="utf-8"))
     found = {}
     for path in folder.parent.glob("*/score.json"):
-        score = read_score(path)
+        score = json.loads(path.read_text(encoding="utf-8"))
         if all(score[name] == own[name] for name in KEY if name != "method"):
             found[score["method"]] = (path.parent, score)
     return [
@@ -61,7 +61,7 @@ def samples(raw: Path, pair: str, folders: list[Path]) -> list[list[str]]:
 
 def about(run: Path, command: str, sentences: list[list[str]]) -> dict[str, Any]:
     """What the report shows of a run besides its files."""
-    score = read_score(run / "score.json")
+    score = json.loads((run / "score.json").read_text(encoding="utf-8"))
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     numbers = {(row["recipe"], row["method"]): row for row in papers() if score["preset"] in ("", "paper")}
     paper = numbers.get((score["recipe"], score["method"]))
