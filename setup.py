@@ -18,7 +18,6 @@ DEV = [
     "hypothesis",
     "mypy",
     "playwright",
-    "psutil",
     "pytest",
     "pytest-timeout",
     "pytest-xdist",

@@ -22,7 +22,6 @@ from recipes.language_model import LanguageModel
 from recipes.processes import supervise
 from recipes.recipe import Recipe
 from recipes.steps.common import run
-from recipes.steps.guard import at_work
 from recipes.translation import Translation
 
 STEPS = ("preflight", "prepare", "train", "average", "generate", "score")
@@ -50,6 +49,13 @@ Task = tuple[bool, Callable[[], list[str]], Callable[[], None]]
 """What a target does: whether on a CPU, its plan, its work."""
 
 
+def of_a_grid(recipe: Recipe) -> Task:
+    from recipes.grid import front  # with scipy and submitit
+
+    grid = front.of(recipe)
+    return grid.on_cpu, partial(front.plan, grid), partial(front.work, grid)
+
+
 def of_a_model(recipe: Recipe, goal: str) -> Task:
     pipeline = LanguageModel(recipe) if recipe.file.kind == "LanguageModel" else Translation(recipe)
     machine, submits = pipeline.machine, recipe.settings.WHERE == "slurm" and recipe.settings.NODE is None
@@ -58,7 +64,7 @@ def of_a_model(recipe: Recipe, goal: str) -> Task:
     if machine.node and goal != "train":
         raise ValueError(f"NODE={machine.node} of several only trains; run the target that ends in -train there.")
 
-    def act() -> None:
+    def work() -> None:
         if goal == "preflight":
             from recipes.preflight import page  # with torch
 
@@ -76,35 +82,22 @@ def of_a_model(recipe: Recipe, goal: str) -> Task:
         jobs = [f"job  {job.name}: {needs}" for _, job, needs in parts]
         return [*jobs, *Chain(pipeline.steps()).table(pipeline.goals[goal])]
 
-    return machine.cpu, plan, act
-
-
-def of_a_grid(recipe: Recipe) -> Task:
-    from recipes.grid import front  # with scipy and submitit
-
-    grid = front.of(recipe)
-
-    def act() -> None:
-        with at_work(grid.folder):
-            front.make(grid)
-
-    return grid.on_cpu, partial(front.plan, grid), act
+    return machine.cpu, plan, work
 
 
 def main() -> None:
     options = [word for word in sys.argv[1:] if word.startswith("-")]
     target, *words = [word for word in sys.argv[1:] if not word.startswith("-")] or ["help"]
     flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
-    dry = "-n" in options or (not flags.startswith("-") and "n" in flags)
     if target == "help":
         name, _ = asked(next(iter(words), os.environ.get("TARGET", "")))
         print("\n".join(recipes.help_lines(name)))
         return
     if target == "preflight":
-        named = [word.partition("=")[2] for word in words if word.startswith("RECIPE=")]
-        if not (name := next(iter(named), os.environ.get("RECIPE", ""))):
+        named = dict(os.environ) | dict(word.split("=", 1) for word in words if word.startswith("RECIPE="))
+        if not named.get("RECIPE"):
             raise ValueError("RECIPE= is missing; expected a recipe, as in make preflight RECIPE=demo.")
-        target = f"{name}-preflight"
+        target = f"{named['RECIPE']}-preflight"
         words = [word for word in words if not word.startswith("RECIPE=")]
     name, goal = asked(target)
     recipe = recipes.read(name, recipes.collect(name, words, recipes.files()[name][0].names))
@@ -113,7 +106,7 @@ def main() -> None:
     if on_cpu:
         # With --cpu fairseq still clips gradients on a GPU that it sees, and starts a process for each of several.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if dry:
+    if "-n" in options or (not flags.startswith("-") and "n" in flags):
         print("\n".join(plan()))
         return
     raise SystemExit(supervise(partial(run, work)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipes.steps.common import replacing
+from recipes.steps.common import write_lines
 from recipes.steps.settings import Settings, describe, differences, read, refuse
 
 
@@ -55,25 +55,16 @@ class Chain:
         self._files: dict[Path, Settings] = {}
 
     def kept(self, step: Step) -> dict[str, Any]:
-        """What it kept when it was done last: its key, settings and inputs; nothing where that cannot be read."""
-        try:
-            return json.loads(step.kept.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return {}
+        """What it kept when it was done last: its key, settings and inputs."""
+        return read(step.kept)
 
     def _inputs(self, step: Step) -> dict[str, Settings]:
         """The files that it reads and no step makes. One that was read once, and is gone, is as it was."""
         known = self.kept(step).get("inputs", {})
-        files = {}
-        for path in step.reads:
-            writer = self.writer.get(path)
-            if writer is None or writer.fetches:
-                if path.is_file():
-                    files[path.name] = describe(path, self._files.get(path) or known.get(path.name))
-                    self._files[path] = files[path.name]
-                elif path.name in known:
-                    files[path.name] = known[path.name]
-        return files
+        paths = [path for path in step.reads if path not in self.writer or self.writer[path].fetches]
+        for path in filter(Path.is_file, paths):
+            known[path.name] = self._files[path] = describe(path, self._files.get(path) or known.get(path.name))
+        return {path.name: known[path.name] for path in paths if path.name in known}
 
     def key(self, step: Step) -> str:
         """Of the step as it would be done now."""
@@ -105,9 +96,9 @@ class Chain:
 
     def changes(self, step: Step) -> list[str]:
         """In what its settings and inputs differ from those that it was done with last."""
-        kept = self.kept(step)
-        before = {**kept["settings"], **kept["inputs"]} if kept else {}
-        return differences(before, {**step.settings, **self._inputs(step)}) if kept else []
+        if not (kept := self.kept(step)):
+            return []
+        return differences({**kept["settings"], **kept["inputs"]}, {**step.settings, **self._inputs(step)})
 
     def make(self, goals: Iterable[Path], models: Path | None = None) -> None:
         """Run what is planned.
@@ -132,8 +123,7 @@ class Chain:
         """Write the step's key, the last thing of it."""
         self._keys.clear()
         kept = {"key": self.key(step), "settings": step.settings, "inputs": self._inputs(step)}
-        with replacing(step.kept) as part:
-            part.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        write_lines(step.kept, [json.dumps(kept, indent=1)])
 
     def table(self, goals: Iterable[Path]) -> list[str]:
         """What would run, and what is done, a line a step."""
@@ -161,8 +151,7 @@ class Chain:
         written = folder / "settings.json"
         if (folder / ".keys").exists() or not written.exists():
             return
-        old = raw / "inputs.json"
-        recorded = read(old)["inputs"] if old.exists() else {}
+        recorded = read(raw / "inputs.json").get("inputs", {})
         now = {name.removesuffix(".gz"): file for step in self._text() for name, file in self._inputs(step).items()}
         inputs = {name: file for name, file in recorded.items() if name in now}
         changed = differences({**read(written), **inputs}, {**record, **{name: now[name] for name in inputs}})

@@ -61,14 +61,14 @@ def run(jobs: Sequence[Job], parallel: int, devices: Sequence[str]) -> Iterator[
     Args:
         devices: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them; a job gets one of them.
     """
-    places: Queue[int] = Queue()
+    places: Queue[dict[str, str]] = Queue()
     for place in range(parallel):
-        places.put(place)
+        places.put({"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if devices else {})
 
     def one(job: Job) -> int:
         place = places.get()
         try:
-            return start(job, {"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if devices else {}).wait()
+            return start(job, place).wait()
         finally:
             places.put(place)
 

@@ -38,32 +38,21 @@ def perplexity(lines: list[str]) -> str:
     return found[0]
 
 
-class LanguageModel(Pipeline):
-    arch = "transformer_lm_admin"
-    task = ["--task", "language_modeling"]
+class Documentation:
+    """The recipe's text, with the attributes of `text.Text`."""
 
     def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        self.text = recipe.text
+        self.settings, self.folder, self.binary = recipe.settings, recipe.text, recipe.text / "bin"
+        self.binarised = self.binary / "dict.txt"
+        self.goals, self.assets = (self.binarised,), ()
         self.library = Path(self.settings.LIBRARY or sysconfig.get_paths()["stdlib"])
-        self.batch = ["--tokens-per-sample", str(self.settings.CONTEXT), "--max-tokens", str(self.machine.max_tokens)]
-        self.binary, self.binarised = self.text / "bin", self.text / "bin/dict.txt"
-        self.text_goals = (self.binarised,)
-        self.generated, self.final = self.folder / "eval.txt", self.folder / "model.pt"
 
     def record(self) -> dict[str, Any]:
         python = {"merges": str(self.settings.MERGES), "python": platform.python_version()}
         return {**python, "library": python_docs.describe(self.library)}
 
-    def model_options(self) -> list[str]:
-        s = self.settings
-        sizes = {"layers": s.LAYERS, **{f"{name}-dim": s.WIDTH for name in ("embed", "input", "output")}}
-        sizes |= {"ffn-embed-dim": s.FFN, "attention-heads": s.HEADS}
-        options = [word for name, value in sizes.items() for word in (f"--decoder-{name}", str(value))]
-        return [*options, "--dropout", str(s.DROPOUT), "--share-decoder-input-output-embed"]
-
-    def text_steps(self) -> Iterator[Step]:
-        s, text = self.settings, self.text
+    def steps(self) -> Iterator[Step]:
+        s, text = self.settings, self.folder
         words = tuple(text / "tok" / split for split in SPLITS)
         library = {"library": self.record()["library"]["sha256"]}
         yield Step("words", text, words, partial(python_docs.write, text / "tok", self.library), settings=library)
@@ -72,12 +61,28 @@ class LanguageModel(Pipeline):
         yield Step("codes", text, (codes,), learn, words[:1], {"merges": s.MERGES})
         units = tuple(text / "bpe" / split for split in SPLITS)
         for read, written in zip(words, units):
-            yield Step(
-                f"bpe {read.name}", text, (written,), partial(bpe.apply, codes, [read], text / "bpe"), (read, codes)
-            )
+            program = partial(bpe.apply, codes, [read], text / "bpe")
+            yield Step(f"bpe {read.name}", text, (written,), program, (read, codes))
         prefixes = [word for split, path in zip(SPLITS, units) for word in (f"--{split}pref", path)]
         program = partial(binarise, self.binary, "--only-source", *prefixes)
         yield Step("bin", text, (self.binarised,), program, units)
+
+
+class LanguageModel(Pipeline):
+    arch = "transformer_lm_admin"
+    task = ["--task", "language_modeling"]
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe, Documentation(recipe))
+        self.batch = ["--tokens-per-sample", str(self.settings.CONTEXT), "--max-tokens", str(self.machine.max_tokens)]
+        self.generated, self.final = self.folder / "eval.txt", self.folder / "model.pt"
+
+    def model_options(self) -> list[str]:
+        s = self.settings
+        sizes = {"layers": s.LAYERS, **{f"{name}-dim": s.WIDTH for name in ("embed", "input", "output")}}
+        sizes |= {"ffn-embed-dim": s.FFN, "attention-heads": s.HEADS}
+        options = [word for name, value in sizes.items() for word in (f"--decoder-{name}", str(value))]
+        return [*options, "--dropout", str(s.DROPOUT), "--share-decoder-input-output-embed"]
 
     def score_steps(self) -> Iterator[Step]:
         yield Step("generate", self.folder, (self.generated,), self._evaluate, (self.final,))
@@ -86,7 +91,7 @@ class LanguageModel(Pipeline):
 
     def _evaluate(self) -> None:
         """Joining BPE's tokens makes the perplexity one of words, whatever MERGES is."""
-        command = [sys.executable, "-m", "fairseq_cli.eval_lm", str(self.binary), *self.user_dir, "--path"]
+        command = [sys.executable, "-m", "fairseq_cli.eval_lm", str(self.text.binary), *self.user_dir, "--path"]
         command += [str(self.final), "--gen-subset", "test", "--post-process", "@@ ", *self.batch]
         command += ["--cpu", "--num-workers", "0"]
         produce(command, self.generated)

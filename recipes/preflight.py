@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +24,8 @@ from recipes.steps.table import read_table
 from recipes.training import Pipeline
 
 size = functools.partial(tqdm.format_sizeof, suffix="B")
-UPDATES, LIMIT = 10, 600.0
-"""Updates that are tried, and seconds that they may take."""
-WARM_UP = 3
-"""The first updates profile, allocate and compile, and are not timed."""
+UPDATES, WARM_UP = 10, 3
+"""Updates that are tried, of which the first profile, allocate and compile, and are not timed."""
 
 
 def parameters(run: Pipeline) -> int:
@@ -39,10 +36,10 @@ def parameters(run: Pipeline) -> int:
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     logging.disable(logging.INFO)
-    words = [str(run.binary), *run.command_options(), *run.settings.TRAIN_ARGS]
+    words = [str(run.text.binary), *run.command_options(), *run.settings.TRAIN_ARGS]
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words)
     dictionary = Dictionary()
-    there = next(run.binary.glob("dict*.txt"), None)
+    there = next(run.text.binary.glob("dict*.txt"), None)
     for number in range(len(read_lines(there)) if there else run.settings.MERGES):
         dictionary.add_symbol(f"w{number}")
     names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary")
@@ -70,35 +67,29 @@ def disk(recipe: Recipe, count: int, archives: list[str]) -> tuple[str, str]:
 
 
 def updates(run: Pipeline) -> list[dict[str, Any]]:
-    """Some real updates, as fairseq tells them, with the time `at` which each was told: its own are whole seconds.
+    """Some real updates, as fairseq tells them.
 
     Raises:
         ValueError: too few were made to time them.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "recipes.steps.train", str(run.binary), *run.command_options()]
+        command = [sys.executable, "-m", "recipes.steps.train", str(run.text.binary), *run.command_options()]
         command += ["--max-update", str(UPDATES), "--no-save", "--disable-validation", "--save-dir", folder]
         command += ["--log-format", "json", "--log-interval", "1", *run.settings.TRAIN_ARGS]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        )  # fmt: skip
-        clock = threading.Timer(LIMIT, process.kill)
-        clock.start()
-        with process:
-            lines = [(time.monotonic(), line.strip()) for line in process.stdout or ()]
-        clock.cancel()
-    told = [(at, stats(line)) for at, line in lines]
-    found = [{**values[1], "at": at} for at, values in told if values and values[0] == "train_inner"]
-    if len(found) < WARM_UP + 2:
-        said = next((line for _, line in reversed(lines) if line), "nothing said")
-        raise ValueError(f"{len(found)} updates in {LIMIT:.0f} s at most; the last line: {said}")
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    told = [values for values in map(stats, done.stdout.splitlines()) if values]
+    found = [values for tag, values in told if tag == "train_inner"]
+    if len(found) <= WARM_UP:
+        said = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "nothing said")
+        raise ValueError(f"{len(found)} updates of {UPDATES}; the last line: {said}")
     return found
 
 
 def forecast(settings: Any, devices: int, told: list[dict[str, Any]]) -> str:
-    """What some updates say of the whole run: hours, and the cost."""
+    """What some updates say of the whole run: hours, and the cost. fairseq's times are whole seconds, but not its
+    tokens a second."""
     timed, last = told[WARM_UP:], told[-1]
-    an_update = (last["at"] - timed[0]["at"]) / (len(timed) - 1)
+    an_update = statistics.mean(float(values["wpb"]) / float(values["wps"]) for values in timed)
     an_epoch = int(last["num_updates"]) / float(last["update"])
     count = settings.EPOCHS * an_epoch if settings.EPOCHS else settings.UPDATES
     hours = count * an_update / 3600
@@ -119,8 +110,8 @@ def page(run: Pipeline) -> None:
     """
     recipe, m, settings = run.recipe, run.machine, run.settings
     faults = machines.faults(m, settings.PRECISION)
-    prepared = next(run.binary.glob("train*.idx"), None) is not None
-    text = [] if prepared else Chain(run.steps()).plan(run.text_goals)
+    prepared = next(run.text.binary.glob("train*.idx"), None) is not None
+    text = [] if prepared else Chain(run.steps()).plan(run.text.goals)
     archives, count = [path.name for step in text if step.fetches for path in step.writes], parameters(run)
     room, no_room = disk(recipe, count, archives)
     on = "the CPU" if m.cpu else "GPUs"

@@ -47,7 +47,6 @@ class File(BaseModel, extra="forbid", frozen=True):
     """What a recipe's YAML holds."""
 
     kind: str
-    about: str
     folder: str = ""
     needs: Needs = Needs()
     """of a cluster"""
@@ -204,7 +203,7 @@ def read(target: str, given: dict[str, str]) -> Recipe:
 
 
 def help_lines(target: str) -> list[str]:
-    """What a recipe does, its presets, and its settings."""
+    """A recipe's presets and settings."""
     file, size = files()[target]
-    lines = [f"make {target}: {file.about}", f"presets: {' '.join(file.presets)}", ""]
+    lines = [f"make {target} PRESET={'|'.join(file.presets)}", ""]
     return [*lines, *described(file.model, file.names, file.values(size, file.preset))]

@@ -92,11 +92,15 @@ def alone(path: Path) -> Iterator[None]:
         yield
 
 
+def held(venv: Path) -> str:
+    """The torch that it was made with; nothing of one that was not made here."""
+    path = venv / "torch"
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
 def differs(venv: Path, torch: str, python: str) -> bool:
     """Whether another torch, or another Python, is asked for: fairseq is compiled for both."""
-    held = venv / "torch"
-    other_torch = bool(torch) and (not held.exists() or held.read_text(encoding="utf-8").strip() != torch)
-    return other_torch or (bool(python) and version(python) != version(venv / "bin/python"))
+    return torch not in ("", held(venv)) or (bool(python) and version(python) != version(venv / "bin/python"))
 
 
 def is_current(venv: Path, torch: str, python: str) -> bool:
@@ -115,14 +119,13 @@ def make(venv: Path, torch: str, python: str) -> None:
     Raises:
         ValueError: it was made by somebody else.
     """
-    chosen, held = base(venv, python), venv / "torch"
+    chosen = base(venv, python)
     whole = says(venv / "bin/python", "-c", "import pip; print(pip)") and not differs(venv, torch, python)
     if not whole:
-        if not held.exists() and any((venv / name).exists() for name in PARTS):
+        if not held(venv) and any((venv / name).exists() for name in PARTS):
             raise ValueError(f"{venv} was not made by make setup, and would have to be made again. Give another VENV=.")
         subprocess.run(["rm", "-rf", *(venv / name for name in PARTS)], check=True)
-    kept = held.read_text(encoding="utf-8").strip() if held.exists() else ""
-    held.write_text(f"{torch or kept or fitting()}\n", encoding="utf-8")
+    (venv / "torch").write_text(f"{torch or held(venv) or fitting()}\n", encoding="utf-8")
     if not whole:
         subprocess.run([chosen, "-m", "venv", venv], check=True)
 
@@ -132,23 +135,17 @@ def install(venv: Path) -> None:
     # Where CUDA_HOME is set, fairseq-fixed compiles CUDA kernels that nothing here uses, and stops at a toolkit of
     # another version than torch's.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_HOME"}
-    asked = (venv / "torch").read_text(encoding="utf-8").strip()
-    print(
-        f"Setting up {venv}: torch ({asked}; TORCH= takes another), fairseq and the tools, a few minutes.", flush=True
-    )
+    asked = held(venv)
+    said = f"Setting up {venv}: torch ({asked}; TORCH= takes another), fairseq and the tools, a few minutes."
+    print(said, flush=True)
     torch, build = BUILDS.get(asked, asked).split(), venv / "build.lock"
     pinned = re.split(r"\n(?=\w)", LOCK.read_text(encoding="utf-8"))
     build.write_text("\n".join(one for one in pinned if one.partition("==")[0] in BUILD) + "\n")
-    locked = ["--no-deps", "--no-build-isolation", "--require-hashes", "-r"]
     quiet = [] if sys.stderr.isatty() else ["-q"]
     pip = [str(venv / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", *quiet]
-    for words in (
-        ["--no-deps", *torch],
-        [torch[0]],
-        [*locked, str(build)],
-        [*locked, str(LOCK)],
-        ["--no-deps", "--no-build-isolation", "-e", "."],
-    ):
+    bare = ["--no-deps", "--no-build-isolation"]
+    locked = [[*bare, "--require-hashes", "-r", str(path)] for path in (build, LOCK)]
+    for words in (["--no-deps", *torch], [torch[0]], *locked, [*bare, "-e", "."]):
         subprocess.run([*pip, *words], env=environment, check=True)
 
 

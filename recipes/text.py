@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.chain import Step
-from recipes.processes import Failed
+from recipes.processes import stream
 from recipes.recipe import Raw, Recipe
 from recipes.steps import bpe, pairs
 from recipes.steps.extract import extract, unpacked
@@ -30,13 +29,11 @@ def binarise(folder: Path, *options: object) -> None:
     Raises:
         Failed: it could not be made; what fairseq-preprocess said is in preprocess.log next to the folder.
     """
-    part, log = folder.with_name(f"{folder.name}.part"), folder.with_name("preprocess.log")
+    part = folder.with_name(f"{folder.name}.part")
     for old in (folder, part):
         shutil.rmtree(old, ignore_errors=True)
     command = [sys.executable, "-m", "fairseq_cli.preprocess", *map(str, options), "--destdir", str(part)]
-    with log.open("wb") as out:
-        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT).returncode:
-            raise Failed(f"{folder}: fairseq-preprocess could not make it. Its whole output: {log}.")
+    stream(command, folder.with_name("preprocess.log"), "wb")
     part.rename(folder)
 
 
@@ -84,7 +81,7 @@ class Text:
         return tuple(folder / f"{name}.{language}" for name in names for language in (self.source, self.target))
 
     def record(self) -> dict[str, Any]:
-        """What a text was made from, as the settings.json of its runs have it."""
+        """What it was made from, as the settings.json of its runs have it."""
         s = self.settings
         gather = self._gather("train") if self.recipe.file.splits else []
         kept: dict[str, Any] = {"pair": s.PAIR, "merges": str(s.MERGES), "tokeniser": " ".join(sorted(s.TOKENISER))}

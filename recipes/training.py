@@ -36,21 +36,16 @@ class Pipeline(ABC):
     """fairseq's options for what is read at once"""
     validated: list[str] = []
     """those for validation"""
-    text_goals: tuple[Path, ...]
-    """what `prepare` makes"""
-    binary: Path
-    binarised: Path
-    """the folder of fairseq's data, and its last file"""
     final: Path
-    assets: tuple[Path, ...] = ()
-    """the model, and what it takes to use it"""
+    """the model"""
     generated: Path
     """what is scored"""
     test: tuple[Any, ...] = ()
     """of a translation: prefix of the raw test set, and its languages"""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.settings, self.folder = recipe, recipe.settings, recipe.run
+    def __init__(self, recipe: Recipe, text: Any) -> None:
+        """Of a text: text.Text, or what has the same attributes."""
+        self.recipe, self.settings, self.folder, self.text = recipe, recipe.settings, recipe.run, text
         self.machine = machines.plan(recipe.settings)
         self.folded = SCHEMES[self.settings.METHOD].folds
         self.unit = "epochs" if self.settings.EPOCHS else "updates"
@@ -59,15 +54,8 @@ class Pipeline(ABC):
         self.average, self.score = self.folder / "average.pt", self.folder / "score.json"
 
     @abstractmethod
-    def record(self) -> dict[str, Any]:
-        """What the text was made from, as the settings.json of its runs have it."""
-
-    @abstractmethod
     def model_options(self) -> list[str]:
         """fairseq's, for the model's sizes."""
-
-    @abstractmethod
-    def text_steps(self) -> Iterable[Step]: ...
 
     @abstractmethod
     def score_steps(self) -> Iterable[Step]: ...
@@ -78,13 +66,13 @@ class Pipeline(ABC):
     def goals(self) -> dict[str, tuple[Path, ...]]:
         last = self.folder / "report.html"
         return {
-            "prepare": self.text_goals, "train": (self.trained,), "average": (self.final,),
+            "prepare": self.text.goals, "train": (self.trained,), "average": (self.final,),
             "generate": (self.generated,), "score": (self.score,), "all": (last,), "preflight": (last,),
         }  # fmt: skip
 
     def make(self, goal: str) -> None:
         """What a goal needs. Another text is refused where a model was trained on the one that is there."""
-        chain, record, recipe = Chain(self.steps()), self.record(), self.recipe
+        chain, record, recipe = Chain(self.steps()), self.text.record(), self.recipe
         warnings.simplefilter("ignore")  # of fairseq and its libraries about one another: nothing the user can fix
         with at_work(recipe.text, wait=True):
             chain.adopt(recipe.text, recipe.raw, record, recipe.base)
@@ -110,30 +98,20 @@ class Pipeline(ABC):
     def steps(self) -> Iterator[Step]:
         """The other methods' results, once they are there, are part of the summary and of the report."""
         s, m, folder = self.settings, self.machine, self.folder
-        yield from self.text_steps()
+        yield from self.text.steps()
         where = f"{m.nodes} x {m.gpus} x {m.update_freq} batches of up to {m.max_tokens} tokens"
         yield Step(
-            "train", folder, (self.trained,), self.train, (self.binarised,),
+            "train", folder, (self.trained,), self.train, (self.text.binarised,),
             {"length": {self.unit: self.length}, "held": self.held()}, trains=True,
             title=f"train: {self.length} {self.unit}, each of {where}",
         )  # fmt: skip
-        words = [
-            folder / "checkpoints",
-            "--by",
-            self.unit,
-            "--last",
-            s.AVERAGE,
-            "-o",
-            self.average,
-            "--data",
-            self.binary,
-        ]
+        words = (folder / "checkpoints", "--by", self.unit, "--last", s.AVERAGE, "-o", self.average)
+        average = partial(plugin, "average", *words, "--data", self.text.binary)
         averaging = {"average": str(s.AVERAGE), "of": self.unit}
-        yield Step("average", folder, (self.average,), partial(plugin, "average", *words), (self.trained,), averaging)
+        yield Step("average", folder, (self.average,), average, (self.trained,), averaging)
         yield Step("model", folder, (self.final,), self._finish, (self.average,))
         yield from self.score_steps()
-        others = sorted(folder.parent.glob(f"*-{s.PRESET}-s{s.SEED}/score.json"))
-        others = [path for path in others if path != self.score]
+        others = sorted({*folder.parent.glob(f"*-{s.PRESET}-s{s.SEED}/score.json")} - {self.score})
         text, page, command = folder / "summary.txt", folder / "report.html", self.recipe.command
         write = partial(summary.write, folder, command, *self.test)
         yield Step("summary", folder, (text,), write, (self.score, *others), {"command": command})
@@ -170,9 +148,8 @@ class Pipeline(ABC):
     def held(self) -> dict[str, Any]:
         """What a run's checkpoints depend on. More updates continue it; with the tokens of an update held, a run may go
         on with other batches, on other machines."""
-        s, batches = self.settings, self._batches()
-        if s.TOKENS is not None:
-            batches = ["--tokens-per-update", str(s.TOKENS)]
+        s = self.settings
+        batches = self._batches() if s.TOKENS is None else ["--tokens-per-update", str(s.TOKENS)]
         words = [*self.model_options(), *self.optimisation(), *batches, *machines.device(s), *s.TRAIN_ARGS]
         return {"save_every": str(s.SAVE_EVERY), **settings.options(words)}
 
@@ -189,19 +166,16 @@ class Pipeline(ABC):
         intervals in epochs."""
         s, every = self.settings, str(self.settings.SAVE_EVERY)
         if s.EPOCHS:
-            length = ["--max-epoch", str(s.EPOCHS), "--save-interval-updates", every, "--keep-interval-updates", "1"]
-            length += ["--keep-last-epochs", str(s.AVERAGE)]
+            length = f"--max-epoch {s.EPOCHS} --save-interval-updates {every} --keep-interval-updates 1"
+            length += f" --keep-last-epochs {s.AVERAGE}"
         else:
-            length = ["--max-update", str(s.UPDATES), "--save-interval-updates", every, "--keep-interval-updates"]
-            length += [str(s.AVERAGE), "--validate-interval-updates", every]
-            length += ["--save-interval", "1000000", "--validate-interval", "1000000"]
-        return [
-            *(sys.executable, "-m", "recipes.steps.train", str(self.binary), *self.command_options(), *length),
-            *(*self.validated, "--save-dir", str(self.folder / "checkpoints"), "--no-last-checkpoints"),
-            *("--tensorboard-logdir", str(self.folder / "tensorboard")),
-            *(["--wandb-project", s.WANDB] if s.WANDB else []),
-            *("--log-format", "json", "--log-interval", str(s.LOG_EVERY), *s.TRAIN_ARGS),
-        ]
+            length = f"--max-update {s.UPDATES} --save-interval-updates {every} --keep-interval-updates {s.AVERAGE}"
+            length += f" --validate-interval-updates {every} --save-interval 1000000 --validate-interval 1000000"
+        command = [sys.executable, "-m", "recipes.steps.train", str(self.text.binary), *self.command_options()]
+        command += [*length.split(), *self.validated, "--save-dir", str(self.folder / "checkpoints")]
+        command += ["--no-last-checkpoints", "--tensorboard-logdir", str(self.folder / "tensorboard")]
+        command += ["--wandb-project", s.WANDB] if s.WANDB else []
+        return [*command, "--log-format", "json", "--log-interval", str(s.LOG_EVERY), *s.TRAIN_ARGS]
 
     def train(self) -> None:
         """Go on from the newest checkpoint. Other settings than those of the folder are refused before."""
@@ -218,11 +192,11 @@ class Pipeline(ABC):
     def _finish(self) -> None:
         """Folding compares the two models on the validation set."""
         self.final.parent.mkdir(parents=True, exist_ok=True)
-        for path in self.assets:
+        for path in self.text.assets:
             shutil.copy(path, self.final.parent)
         if self.folded:
-            said = plugin("fold", self.average, "-o", self.final, "--data", self.binary)
-            write_lines(self.folder / "fold.txt", said.splitlines())
+            said = plugin("fold", self.average, "-o", self.final, "--data", self.text.binary)
+            write_lines(self.folder / "fold.txt", [said.rstrip("\n")])
         else:
             with replacing(self.final) as part:
                 shutil.copy(self.average, part)
@@ -240,6 +214,6 @@ class Pipeline(ABC):
         path.parent.mkdir(exist_ok=True)
         out, sizes = path.with_suffix(""), ("--tokens", 256, "--json")
         try:
-            plugin("analyze", path.stem, self.average, "--data", self.binary, *sizes, "-o", out)
+            plugin("analyze", path.stem, self.average, "--data", self.text.binary, *sizes, "-o", out)
         except Failed:
             log.info("analyse %s: left out of the report", path.stem)

@@ -10,21 +10,22 @@ from fairseq_admin.text.tokens import Text as Tokens
 from recipes.chain import Step
 from recipes.processes import produce
 from recipes.recipe import Recipe
+from recipes.steps.pairs import LONGEST
 from recipes.text import Text
 from recipes.training import Pipeline
 
-POSITIONS = 1024
+POSITIONS = LONGEST + 1
 """Of a model. fairseq ends over a line of validation or test that fits no batch, so theirs hold at least as many
 tokens; lines that are too long for that, prepare has refused or counted (TOO_LONG), and they are skipped."""
 
 
 class Translation(Pipeline):
+    text: Text
     arch = "transformer_admin_18l"
 
     def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        self.text = text = Text(recipe)
-        self.text_goals, self.binary, self.binarised, self.assets = text.goals, text.binary, text.binarised, text.assets
+        text = Text(recipe)
+        super().__init__(recipe, text)
         self.final, self.generated = self.folder / "model/model.pt", self.folder / "generate.txt"
         self.test = (text.raw / "test", self.settings.PAIR)
         self.task = ["--source-lang", text.source, "--target-lang", text.target]
@@ -32,12 +33,6 @@ class Translation(Pipeline):
         self.batch = ["--max-tokens", str(self.machine.max_tokens), "--required-batch-size-multiple", "1"]
         self.fitting = str(max(POSITIONS, self.machine.max_tokens))
         self.validated = ["--max-tokens-valid", self.fitting, "--skip-invalid-size-inputs-valid-test"]
-
-    def record(self) -> dict[str, Any]:
-        return self.text.record()
-
-    def text_steps(self) -> Iterator[Step]:
-        return self.text.steps()
 
     def model_options(self) -> list[str]:
         s = self.settings
@@ -78,7 +73,7 @@ class Translation(Pipeline):
 
     def _generate(self) -> None:
         s = self.settings
-        command = [sys.executable, "-m", "fairseq_cli.generate", str(self.binary), *self.user_dir]
+        command = [sys.executable, "-m", "fairseq_cli.generate", str(self.text.binary), *self.user_dir]
         command += ["--path", str(self.final), "--gen-subset", "test", *self.task]
         command += ["--beam", str(s.BEAM), "--lenpen", f"{s.LENPEN:g}", *self.batch, "--max-tokens", self.fitting]
         command += ["--skip-invalid-size-inputs-valid-test", *s.GENERATE_ARGS]

@@ -1,8 +1,8 @@
 """Miniature archives under the papers' real names, IWSLT'14 and WMT'14, of sentences a tiny model can learn.
 
-    make(folder, pairs=600, seed=1)   writes them all, the same bytes each time
-    contents(pairs=600, seed=1)       {archive: {member: bytes}}, what is in them
-    write_tar(path, members)          one archive of your own
+    make(folder, pairs=600)     writes them all, the same bytes each time
+    contents(pairs=600)         {archive: {member: bytes}}, what is in them
+    write_tar(path, members)    one archive of your own
 
 The members are those that fairseq's examples/translation/prepare-{iwslt14,wmt14en2de,wmt14en2fr}.sh read, and others
 that they do not read. German and English are the demo's; "French" is English with the letters of every word reversed,
@@ -70,8 +70,8 @@ def side(pairs: list[Pair], language: str) -> list[str]:
     return [pair[language == "en"] for pair in pairs]
 
 
-def parallel(prefix: str, pairs: list[Pair], languages: tuple[str, str]) -> Members:
-    return {f"{prefix}.{language}": text(side(pairs, language)) for language in languages}
+def parallel(prefix: str, pairs: list[Pair], source: str) -> Members:
+    return {f"{prefix}.{language}": text(side(pairs, language)) for language in (source, "en")}
 
 
 def with_oddities(pairs: list[Pair]) -> list[Pair]:
@@ -117,62 +117,50 @@ def wmt_set(pairs: list[Pair], kind: str, languages: Pair, language: str) -> byt
     return text([*lines, f"</{kind}set>"])
 
 
-def contents(pairs: int = 600, seed: int = 1) -> dict[str, Members]:
+def contents(pairs: int = 600) -> dict[str, Members]:
     """What the archives hold. No sentence is in two sets of one task.
 
     Args:
         pairs: training pairs, without the oddities, of IWSLT and of each WMT pair; 50 or more.
-        seed: of the sentences.
     """
     sets = len(IWSLT_SETS) + 3
-    drawn = corpus(pairs + sets * HELD_OUT, seed)
+    drawn = corpus(pairs + sets * HELD_OUT, 1)
     train = drawn[sets * HELD_OUT :]
-    held = [drawn[n * HELD_OUT : (n + 1) * HELD_OUT] for n in range(sets)]
     # Sets have their oddities too: what fairseq replaces, what Moses escapes, white space at the ends.
-    held = [[*some[:-1], ("Anna\u2019s R&amp;D | x", "Anna\u2019s R&amp;D | x")] for some in held]
-
+    odd = ("Anna\u2019s R&amp;D | x", "Anna\u2019s R&amp;D | x")
+    held = [[*drawn[n * HELD_OUT : (n + 1) * HELD_OUT - 1], odd] for n in range(sets)]
+    third, fifth = len(train) // 3, len(train) // 5
+    of_german = [with_oddities(train[n * third : (n + 1) * third if n < 2 else None]) for n in range(3)]
+    of_french = [with_oddities(train[n * fifth : (n + 1) * fifth if n < 4 else None]) for n in range(5)]
     iwslt: Members = {}
     for language in ("de", "en"):
         iwslt[f"de-en/train.tags.de-en.{language}"] = talks(with_oddities(train), language)
         for name, some in zip(IWSLT_SETS, held):
             iwslt[f"de-en/IWSLT14.{name}.de-en.{language}.xml"] = iwslt_set(some, name, language)
-
-    third = len(train) // 3
-    europarl, crawl, news = train[:third], train[third : 2 * third], train[2 * third :]
-    fifth = len(train) // 5
-    parts = [train[n * fifth : (n + 1) * fifth] for n in range(4)] + [train[4 * fifth :]]
-    de, fr = ("de", "en"), ("fr", "en")
-    giga = parallel("giga-fren.release2.fixed", with_oddities(parts[4]), fr)
-    valid, deen, fren = held[-3:]
-    dev: Members = {}
-    for language in ("de", "en", "fr"):
-        dev[f"dev/newstest2013.{language}"] = text(side(valid, language))
     test: Members = {}
-    for name, some, (source, target) in (("deen", deen, de), ("fren", fren, fr)):
+    for name, some, (source, target) in (("deen", held[-2], ("de", "en")), ("fren", held[-1], ("fr", "en"))):
         for kind, pair in (("src", (source, target)), ("ref", (target, source))):
             # Each language occurs as the source and as the reference.
             for language, other in (pair, pair[::-1]):
-                test[f"test-full/newstest2014-{name}-{kind}.{language}.sgm"] = wmt_set(
-                    some, kind, (other, language), language
-                )
+                member = f"test-full/newstest2014-{name}-{kind}.{language}.sgm"
+                test[member] = wmt_set(some, kind, (other, language), language)
+
+    def both(name: str, number: int) -> Members:
+        return {
+            **parallel(f"{name}.de-en", of_german[number], "de"),
+            **parallel(f"{name}.fr-en", of_french[number], "fr"),
+        }
+
+    giga = parallel("giga-fren.release2.fixed", of_french[4], "fr")
     return {
         "de-en.tgz": iwslt,
-        "training-parallel-europarl-v7.tgz": {
-            **parallel("training/europarl-v7.de-en", with_oddities(europarl), de),
-            **parallel("training/europarl-v7.fr-en", with_oddities(parts[0]), fr),
-        },
-        "training-parallel-commoncrawl.tgz": {
-            **parallel("commoncrawl.de-en", with_oddities(crawl), de),
-            **parallel("commoncrawl.fr-en", with_oddities(parts[1]), fr),
-        },
-        "training-parallel-nc-v12.tgz": parallel("training/news-commentary-v12.de-en", with_oddities(news), de),
-        "training-parallel-nc-v9.tgz": {
-            **parallel("training/news-commentary-v9.de-en", with_oddities(news), de),
-            **parallel("training/news-commentary-v9.fr-en", with_oddities(parts[2]), fr),
-        },
-        "training-parallel-un.tgz": parallel("un/undoc.2000.fr-en", with_oddities(parts[3]), fr),
+        "training-parallel-europarl-v7.tgz": both("training/europarl-v7", 0),
+        "training-parallel-commoncrawl.tgz": both("commoncrawl", 1),
+        "training-parallel-nc-v12.tgz": parallel("training/news-commentary-v12.de-en", of_german[2], "de"),
+        "training-parallel-nc-v9.tgz": both("training/news-commentary-v9", 2),
+        "training-parallel-un.tgz": parallel("un/undoc.2000.fr-en", of_french[3], "fr"),
         "training-giga-fren.tar": {f"{name}.gz": gzip.compress(data, mtime=0) for name, data in giga.items()},
-        "dev.tgz": dev,
+        "dev.tgz": {f"dev/newstest2013.{language}": text(side(held[-3], language)) for language in ("de", "en", "fr")},
         "test-full.tgz": test,
     }
 
@@ -194,9 +182,9 @@ def write_tar(path: Path, members: Members) -> Path:
     return path
 
 
-def make(folder: Path, pairs: int = 600, seed: int = 1) -> Path:
+def make(folder: Path, pairs: int = 600) -> Path:
     """All archives into `folder`, under their real names."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, members in contents(pairs, seed).items():
+    for name, members in contents(pairs).items():
         write_tar(folder / name, members)
     return folder

@@ -10,17 +10,15 @@ import struct
 import subprocess
 import sys
 import termios
-from pathlib import Path
 
 import pytest
 from archives import write_tar
+from conftest import ROOT
 
 from fairseq_admin import bar as the_plugins
 from fairseq_admin.text.tokens import Text
 from recipes.steps import bar, bpe, extract, pairs
 from recipes.steps.common import write_lines
-
-ROOT = Path(__file__).parents[1]
 
 
 class Clock:
@@ -53,16 +51,6 @@ def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left_at_the_recent_ra
     assert lines[0] == "get x: 800 of 1.00kB (80 %), 50.0B/s, 00:04 left"
     left = [int(minutes) * 60 + int(seconds) for minutes, seconds in re.findall(r"(\d\d):(\d\d) left", said)]
     assert left == sorted(left) and left[-1] == 39, "at the rate since the start it would be 16"
-
-
-def test_a_step_of_a_few_seconds_shows_nothing_and_without_a_total_it_says_what_it_knows(clock, capsys):
-    with bar.bar("x", None) as shown:
-        clock.now += 9
-        shown.update(800)
-        assert capsys.readouterr().err == ""
-        clock.now += 1
-        shown.update(100)
-    assert capsys.readouterr().err == "x: 900B, 90.0B/s\n"
 
 
 def test_on_a_terminal_one_line_is_drawn_over_and_messages_stay_whole():

@@ -145,13 +145,3 @@ def test_settings_are_held_while_another_works_with_them(tmp_path):
         other.kill()
         other.wait()
         settings.refuse(text, ["width 1 -> 2"], tmp_path)
-
-
-def test_a_command_line_differs_by_its_options():
-    held = settings.options(
-        ["--lr", "0.1", "--adam-betas", "(0.9, 0.98)", "--fp16", "--clip-norm", "-1", "--lr", "0.2"]
-    )
-    assert held == {"--lr": "0.2", "--adam-betas": "(0.9, 0.98)", "--fp16": "on", "--clip-norm": "-1"}
-    other = {**held, "--lr": "0.3"}
-    other.pop("--fp16")
-    assert settings.differences(held, other) == ["--fp16 on -> unset", "--lr 0.2 -> 0.3"]

@@ -15,14 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import front
+from conftest import ROOT, front
 
 from recipes import slurm
 from recipes.jobs import Job, Needs, run
 from recipes.steps.common import read_lines
 from recipes.steps.results import read as read_results
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def job(folder: Path, name: str, program: str) -> Job:
@@ -73,9 +71,7 @@ def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
     [
         ("partitoin: gpu", "partitoin is unknown; expected one of partition, account, qos, constraint, hours, memory"),
         ("hours: 0", "hours=0 cannot be; expected a number above 0."),
-        ("cpus: many", "cpus=many cannot be; expected a whole number above 0."),
         ("- gpu", ".* must be a mapping, not list"),
-        ("partition: [", "while parsing .* line 1, column 13"),
     ],
 )
 def test_a_wrong_slurm_yaml_is_one_line(tmp_path, text, message):

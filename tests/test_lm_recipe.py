@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -41,17 +40,6 @@ def library(tmp_path: Path) -> Path:
     return tmp_path / "lib"
 
 
-def test_prose_only_words_apart():
-    found = list(
-        python_docs.paragraphs(
-            'It is "so", said he: x.y is a name.\n\nToo short.\n\n>>> f(x) is an example, of a kind.'
-        )
-    )
-    assert found == ['It is " so " , said he : x . y is a name .']
-    assert list(python_docs.paragraphs("word " * 401 + ".")) == []
-    assert list(python_docs.paragraphs("a = b + c * d / e - f % g ^ h | i & j .")) == []
-
-
 def test_corpus(library: Path) -> None:
     """Is every paragraph in one split, tests left out, and the topics read?"""
     found = python_docs.corpus(library)
@@ -64,17 +52,6 @@ def test_corpus(library: Path) -> None:
         for line in lines:
             if "the number" in line:
                 assert python_docs.split_of(f"m{line.split('the number ')[1].split()[0]}.py") == split
-
-
-def test_library_without_sources(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="found no documentation for valid; expected the sources of Python"):
-        python_docs.write(tmp_path / "tok", tmp_path)
-    assert not (tmp_path / "tok").exists()
-
-
-def test_this_pythons_own_library():
-    found = python_docs.corpus(Path(sysconfig.get_paths()["stdlib"]))
-    assert len(found["train"]) > 4000 and min(map(len, found.values())) > 100
 
 
 def test_perplexity_is_read_or_refused():

@@ -86,21 +86,6 @@ def test_a_long_line_does_not_take_long():
     assert time.process_time() - begun < 10
 
 
-@pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
-def test_without_intervals_the_epochs_tell(lines):
-    log = logs.read(text for tag, text in lines if tag != "train_inner")
-    assert (log.train, log.valid, log.epochs) == ({12: 9.803}, {6: 10.028}, 1.0)
-
-
-def test_a_criterion_without_smoothing_has_its_loss():
-    assert logs.parse('{"epoch": 1, "update": 0.5, "loss": "5.25", "num_updates": "6"}').bits == 5.25
-
-
-def test_a_log_of_no_updates():
-    log = logs.read(['{"epoch": 1, "update": 0.5, "loss": "3.0", "num_updates": 0}'])
-    assert (log.updates, log.epochs) == (0, 0.0)
-
-
 def test_a_line_that_tells_nothing():
     """A killed line goes on with the new log's first; others look like records and are not."""
     cut = JSON[0][1][:40]
@@ -114,8 +99,3 @@ def test_a_line_that_tells_nothing():
         "H-3\t-0.2\t{ a }",
     ):
         assert logs.parse(line) is None, line
-
-
-def test_the_gpus_are_counted_once_a_rank():
-    line = "rank   {}: capabilities =  7.0  ; total memory = 15.782 GB ; name = Tesla V100-SXM2-16GB        "
-    assert logs.read([line.format(1), line.format(0), line.format(1)]).gpus == ("Tesla V100-SXM2-16GB",) * 2

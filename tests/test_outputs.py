@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pty
 import re
@@ -17,14 +16,13 @@ import torch
 from conftest import ROOT
 from test_export import two_models, words
 
-from fairseq_admin import bar, cli, outputs
+from fairseq_admin import bar, cli
 from fairseq_admin.analysis import command
 from fairseq_admin.checkpoints import averaging, equivalence
-from fairseq_admin.errors import AdminError
-from fairseq_admin.export import ctranslate2, folder
+from fairseq_admin.export import ctranslate2
 from fairseq_admin.report import page
 from fairseq_admin.text.tokens import Text
-from fairseq_admin.translation import in_fairseq, pipeline
+from fairseq_admin.translation import in_fairseq
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +85,9 @@ INPUT = "would overwrite its input"
     ("line", "message"),
     [
         (f"{TRANSLATE} -o model.pt", INPUT),
-        (f"{TRANSLATE} -o text", INPUT),
         (f"{TRANSLATE} -o link", INPUT),
         (f"{TRANSLATE} --data data -o data/bin/dict.en.txt", INPUT),
-        (f"{TRANSLATE} --codes merges -o merges", INPUT),
-        ("translate engine text --data data -o engine/model.bin", INPUT),
-        ("average model.pt other.pt --data data -o data/codes", INPUT),
         ("fold model.pt --data data/bin -o data/bin/valid.de-en.de.idx", INPUT),
-        ("analyze omega model.pt --data data -o data/text", INPUT),
         *((f"report run -o run/{name}", INPUT) for name in ("train.log", "average.pt", "fold.txt")),
         ("analyze variance -o ..", "the name of the files to write was expected"),
         ("fold model.pt -o data", "is a folder or a device; a file to write was expected"),
@@ -148,15 +141,6 @@ def test_a_signal(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_ctrl_c_during_the_imports(tmp_path: Path) -> None:
-    """torch takes seconds to import."""
-    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
-    code = "import sys; from fairseq_admin.cli import main; sys.exit(main(['omega', 'x']))"
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (130, "fairseq-admin: interrupted.\n")
-
-
 def test_standard_output_closed_or_full(work: Path) -> None:
     """A reader that is gone, and a full disk: no work is lost, and no traceback shown."""
     script = f"""run() {{ {sys.executable} -m fairseq_admin.cli "$@"; }}
@@ -184,42 +168,6 @@ def test_a_link_stays_one(verb: str, work: Path, capsys: pytest.CaptureFixture) 
         assert link.is_symlink() and link.read_bytes() != b"old"
     assert sorted(path.name for path in (work / "out").iterdir()) == ["new", "old"]
     assert not list(work.glob("*.part"))
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_folder_of_someone_elses(
-    verb: str, work: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Refused before the work. (Root may write anywhere, so the refusal is made here.)"""
-    needs(verb)
-    for place, name in ((averaging, "average"), (equivalence, "build"), (command, "_subject"), (page, "render")):
-        monkeypatch.setattr(place, name, lambda *_: pytest.fail("work was begun"))
-    monkeypatch.setattr(folder, "prepare", lambda *_: pytest.fail("work was begun"))
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK | os.X_OK)
-    monkeypatch.setattr(outputs.tempfile, "mkdtemp", refuse)
-    assert "could not be written (" in refused(capsys, work, VERBS[verb])
-
-
-def test_what_else_fails_is_not_blamed_on_the_output(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine, say, or a figure that cannot be drawn; and what was there before stays."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    (work / "out/new").write_text("old")
-    monkeypatch.setattr(pipeline.Pipeline, "translate", fail)
-    for line in (TRANSLATE, VERBS["translate"]):
-        with pytest.raises(OSError, match="Input/output error"):
-            cli.main(line.split(" "))
-    assert (work / "out/new").read_text() == "old"
-    with pytest.raises(RuntimeError, match="no such colour"), outputs.writing(work):
-        raise RuntimeError("no such colour")
-    with pytest.raises(AdminError, match="file write failed"), outputs.writing(work, RuntimeError):  # torch's full disk
-        raise RuntimeError("file write failed")
 
 
 @pytest.mark.parametrize("verb", ["average", "fold", "export", "translate"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import subprocess
@@ -11,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, make_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from recipes.set_up import BUILD
 
 STUB = f"""#!/bin/bash
-echo "$*${{CUDA_HOME:+ with CUDA_HOME}}" >> "$(dirname "$0")/said"
+echo "$*" >> "$(dirname "$0")/said"
 case "$*" in
   "-m venv "*) folder="${{!#}}"; mkdir -p "$folder/bin"; touch "$folder/pyvenv.cfg"; cp "$0" "$folder/bin/python"
     echo "$0" > "$folder/bin/base" ;;
@@ -33,9 +32,8 @@ OTHER = "TORCH=torch==2.7.1"
 
 
 def make(folder: Path, *given: str) -> subprocess.Popen[str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     command = ["make", "setup", f"VENV={folder}/venv", *given]
-    return subprocess.Popen(command, cwd=ROOT, env=inherited, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=ROOT, env=make_environment(), stderr=subprocess.PIPE, text=True)
 
 
 def lines_of(log: Path) -> list[str]:
@@ -95,15 +93,6 @@ def test_an_environment_is_made_again_where_it_must(
         assert setup() == (False, OTHER.removeprefix("TORCH=")), "it is the one that is installed again"
 
 
-def test_a_torch_that_could_not_be_installed_is_still_the_one(folder: Path, setup: Callable) -> None:
-    """Cut off on the way, and then another target, without TORCH=."""
-    setup(f"PYTHON={folder}/python")
-    (folder / "nonet").touch()
-    setup(OTHER)
-    (folder / "nonet").unlink()
-    assert setup() == (False, OTHER.removeprefix("TORCH="))
-
-
 NOT_OURS = "/venv was not made by make setup, and would have to be made again. Give"
 
 
@@ -111,7 +100,6 @@ NOT_OURS = "/venv was not made by make setup, and would have to be made again. G
     ("script", "given", "message"),
     [
         ("./python -m venv venv; touch venv/bin/nopip", "PYTHON={}/python", NOT_OURS),  # as uv makes them
-        ("./python -m venv venv", "PYTHON={}/python " + OTHER, NOT_OURS),
         ("mkdir -p venv/share; touch venv/share/mine", "PYTHON={}/python", NOT_OURS),  # VENV=~/.local
         ("echo 3.10 > python.version", "PYTHON={}/python", "python is Python 3.10; expected 3.11 or newer, as in"),
         ("", "PYTHON={}/python TORCH=cu118", "TORCH=cu118 is unknown; expected one of cpu cuda cu126, or pip's, as"),
@@ -159,14 +147,6 @@ def test_the_build_of_torch_is_by_the_card(cards: str, build: str, folder: Path,
     assert setup(f"TORCH={build}") == (True, build)
 
 
-def test_installing_takes_no_notice_of_a_cuda_toolkit(folder: Path, setup: Callable, monkeypatch) -> None:
-    """With CUDA_HOME fairseq-fixed compiles kernels with whatever toolkit it finds, and stops at another version."""
-    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
-    assert setup(f"PYTHON={folder}/python")[0]
-    installs = [line for line in lines_of(folder / "venv/bin/said") if line.startswith("-m pip install")]
-    assert installs and not [line for line in installs if "with CUDA_HOME" in line]
-
-
 def test_all_but_torch_is_locked(monkeypatch) -> None:
     """By hash; and what setup.py asks for is there."""
     pinned = re.split(r"\n(?=\w)", (ROOT / "requirements.lock").read_text())
@@ -179,3 +159,30 @@ def test_all_but_torch_is_locked(monkeypatch) -> None:
     wanted = [Requirement(text) for text in package["install_requires"] + package["extras_require"]["dev"]]
     assert {canonicalize_name(one.name) for one in wanted} - names == {"torch"}
     assert all(f"{name}==" in "\n".join(pinned) for name in BUILD)
+
+
+# -- what the Makefile refuses ---------------------------------------------------------------------------------------
+
+
+def plain_make(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, env=make_environment())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "demo", "VENV=a b"], "VENV=a b is not one word; expected a folder without spaces in its name"),
+        # Before any line that such a make could not read.
+        ([".FEATURES=target-specific order-only else-if", "MAKE_VERSION=3.81"], "GNU make 3.81 is here; 4.3 or newer"),
+    ],
+)
+def test_what_make_cannot_do_is_one_line(arguments: list[str], message: str) -> None:
+    done = plain_make(*arguments)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and message in done.stderr
+
+
+def test_distclean_removes_virtual_environments_only(tmp_path):
+    (tmp_path / "thesis").write_text("mine")
+    assert str(tmp_path) not in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout
+    (tmp_path / "pyvenv.cfg").touch()
+    assert f"rm -rf {tmp_path}\n" in plain_make("-n", "distclean", f"VENV={tmp_path}").stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import sacremoses
-from conftest import ROOT, SHARED
+from conftest import ROOT
 
 from fairseq_admin.errors import AdminError
 from fairseq_admin.packages import REQUIREMENTS
@@ -104,12 +103,6 @@ def test_each_setting_does_what_it_says(settings: dict, tokens: str) -> None:
     assert text.detokenise("&lt; x") == ("< x" if text.escape else "&lt; x")
 
 
-def test_each_side_is_tokenised_as_its_own_language() -> None:
-    text = Text("fr", "en")
-    assert text.tokenise("l'eau", "fr") == "l' eau" and text.tokenise("it's", "en") == "it 's"
-    assert text.detokenise("it 's") == "it's"
-
-
 def test_settings_can_be_written_and_read(tmp_path: Path) -> None:
     text = Text("de", "zh-Hans", lowercase=True, escape=True)
     text.write(tmp_path / "text.json")
@@ -126,11 +119,8 @@ def test_settings_can_be_written_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("{", "text.json does not say how text is tokenised .* expected an object with source, target, lowercase"),
-        ('{"source": "de"}', "missing 1 required positional argument: 'target'"),
         ('{"source": "de", "target": "en", "truecase": true}', "unexpected keyword argument 'truecase'"),
         ('{"source": "de", "target": "en", "escape": 1}', "'escape' is 1; expected true or false"),
-        ('{"source": true, "target": "en"}', "'source' is True; expected a code"),
     ],
 )
 def test_a_malformed_file_is_one_line(written: str, message: str, tmp_path: Path) -> None:
@@ -146,11 +136,6 @@ def test_malformed_codes_are_one_line(written: str, line: int, tmp_path: Path) -
     (tmp_path / "codes").write_text(written)
     with pytest.raises(AdminError, match=f"codes: line {line} is no merge; [^\n]*$"):
         BPE(tmp_path / "codes")
-
-
-def test_bpe_says_nothing(codes: Path, capfd: pytest.CaptureFixture) -> None:
-    assert BPE(codes).apply(["the other"]) == ["the o@@ th@@ er"]
-    assert capfd.readouterr() == ("", "")
 
 
 def test_without_sacremoses_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,37 +188,15 @@ def test_perl_gives_the_tokens_of_the_scripts(settings: dict, language: str, lin
     assert Text(language, language, **settings, perl=True).tokenise(line, language) == tokens
 
 
-def test_perl_lowers_tokens_and_not_raw_text() -> None:
-    """Raw text in lower case would hide an abbreviation; Perl has no separate form for a final sigma."""
-    text = Text("de", "en", lowercase=True, perl=True)
-    assert text.tokenise("Mr. Lee is the U.S. ΟΔΟΣ", "en") == "mr. lee is the u.s. οδοσ"
-    assert text.tokenise("Nos. Art. X", "en") == "nos. art . x"
-
-
 def test_languages_with_rules_that_are_not_here_are_refused() -> None:
     with pytest.raises(AdminError, match="'fi': Moses has rules for"):
         Text("fi", "en", perl=True).tokenise("USA:n", "fi")
     assert Text("fi", "en").tokenise("USA:n", "fi") == "USA : n"
 
 
-def corpus(name: str) -> list[str]:
-    path = SHARED / f"data/{name}.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    return gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")[:-1]
-
-
-@pytest.mark.parametrize(
-    ("language", "lowercase", "name"),
-    [
-        *((language, lowercase, None) for language in ("de", "en", "fr", "ja") for lowercase in (False, True)),
-        *((language, False, f"multi30k/test_2017_mscoco.{language}") for language in ("de", "en", "fr")),
-        ("de", False, "tatoeba_deen/valid.de"),
-    ],
-)
-def test_the_way_of_wmt_gives_the_units_of_fsmt(
-    language: str, lowercase: bool, name: str | None, codes: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("language", ["de", "en", "fr", "ja"])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_the_way_of_wmt_gives_the_units_of_fsmt(language: str, lowercase: bool, codes: Path, tmp_path: Path) -> None:
     fsmt = pytest.importorskip("transformers.models.fsmt.tokenization_fsmt", reason="transformers is not installed")
     merges = [line.rpartition(" ")[0] for line in codes.read_text(encoding="utf-8").split("\n")[:-1]]
     (tmp_path / "merges.txt").write_text("".join(f"{merge}\n" for merge in merges), encoding="utf-8")
@@ -249,5 +212,5 @@ def test_the_way_of_wmt_gives_the_units_of_fsmt(
         return " ".join(unit[: -len("</w>")] if unit.endswith("</w>") else f"{unit}@@" for unit in units)
 
     text = Text(language, "en", lowercase=lowercase, **WMT)
-    lines = corpus(name) if name else [*HOSTILE, *LINES.values()]
+    lines = [*HOSTILE, *LINES.values()]
     assert BPE(codes).apply([text.tokenise(line, language) for line in lines]) == [reference(line) for line in lines]

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from conftest import process
 
-from fairseq_admin.text.bpe import BPE, remove_bpe
 from fairseq_admin.text.tokens import Text
 from recipes.processes import supervise
 from recipes.steps import bpe, cleaning, common, pairs, streaming
@@ -200,17 +199,6 @@ def codes(tmp_path_factory):
     return path
 
 
-def test_bpe_can_be_undone_and_keeps_empty_lines(codes, tmp_path):
-    lines = [*WORDS, "unseen wörter Ωmega", ""]
-    pair(tmp_path / "x", lines, lines)
-    bpe.apply(codes, [tmp_path / "x.de", tmp_path / "x.en"], tmp_path / "bpe")
-    assert names(tmp_path / "bpe") == {"x.de", "x.en"}
-    units = read_lines(tmp_path / "bpe/x.en")
-    assert units == read_lines(tmp_path / "bpe/x.de") == BPE(codes).apply(lines)
-    assert [remove_bpe(line) for line in units] == lines
-    assert any("@@ " in line for line in units)
-
-
 def test_a_line_too_long_for_the_model_is_found_at_once(codes, tmp_path, caplog, monkeypatch):
     """1,024 positions are 1,023 units and the end of the sentence; these letters stay letters."""
     monkeypatch.setattr(streaming, "BYTES", 100)
@@ -354,35 +342,6 @@ def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path):
     for language in ("de", "en"):
         written = (tmp_path / f"tok/x.{language}").read_bytes()
         assert written and written == (tmp_path / f"other/x.{language}").read_bytes()
-
-
-PEAK = """
-import resource, sys
-from pathlib import Path
-from recipes.steps import bpe
-way, codes, folder, *texts = sys.argv[1:]
-paths = [Path(text) for text in texts]
-if way == "apply":
-    bpe.apply(Path(codes), paths, Path(folder), ["--lengths", "1", "99"])
-else:
-    bpe.write(Path(folder, "codes"), paths, 5)
-print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
-"""
-
-
-@pytest.mark.nightly
-def test_memory_does_not_grow_with_the_text(tmp_path, codes):
-    """60 times the text, 36 MB a side: less than 16 MB more, so it is never held whole, learning included."""
-    peaks = {}
-    for copies in (100, 6000):
-        prefix = pair(tmp_path / f"x{copies}", ["low new wide " * 6] * 75 * copies, ["low new wide " * 6] * 75 * copies)
-        for way in ("apply", "learn"):
-            done = subprocess.run(
-                [sys.executable, "-c", PEAK, way, codes, tmp_path / "bpe", f"{prefix}.de", f"{prefix}.en"],
-                capture_output=True, encoding="utf-8", check=True, cwd=Path(__file__).parents[1],
-            )  # fmt: skip
-            peaks[way, copies] = int(done.stdout.splitlines()[-1]) / 1024
-    assert all(peaks[way, 6000] - peaks[way, 100] < 16 for way in ("apply", "learn")), peaks
 
 
 def test_steps_load_no_torch():

@@ -17,6 +17,7 @@ from recipes.compare.rows import read_results
 from recipes.grid.grids import Compare, Deeper, Grid, Point, Warmup
 from recipes.recipe import Recipe
 from recipes.steps import gpus, settings
+from recipes.steps.guard import at_work
 from recipes.steps.progress import duration
 
 KINDS: dict[str, type[Grid]] = {grid.__name__: grid for grid in (Compare, Warmup, Deeper)}
@@ -83,6 +84,12 @@ def make(grid: Grid) -> None:
     figures.write(grid.folder, rows, read_results([trial.folder / "runs.csv"]) if trial else ())
     print((grid.folder / grid.summary).read_text(encoding="utf-8"))
     print(f"All tables and figures: {grid.folder}/*.md, *.csv, *.png")
+
+
+def work(grid: Grid) -> None:
+    """All of it, alone in its folder."""
+    with at_work(grid.folder):
+        make(grid)
 
 
 def plan(grid: Grid) -> list[str]:

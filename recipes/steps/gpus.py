@@ -20,25 +20,19 @@ class Gpu:
     """In bytes; None of a part of a card (MIG)."""
 
 
-def listed() -> list[Gpu]:
-    """All of this machine's GPUs, as nvidia-smi tells; none without it."""
+def visible() -> list[Gpu]:
+    """This machine's GPUs, as nvidia-smi tells; of those in CUDA_VISIBLE_DEVICES, in its order: numbers, or beginnings
+    of UUIDs, up to the first unknown. None without nvidia-smi."""
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-        rows = [[part.strip() for part in line.split(",")] for line in found.splitlines()]
-        return [Gpu(index, uuid, name, int(mib) * 2.0**20) for index, uuid, name, mib in rows]
+        rows = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
+        cells = [[part.strip() for part in line.split(",")] for line in rows]
+        there = [Gpu(index, uuid, name, int(mib) * 2.0**20) for index, uuid, name, mib in cells]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
-
-
-def visible() -> list[Gpu]:
-    """Those in CUDA_VISIBLE_DEVICES, in its order: numbers, or beginnings of UUIDs, up to the first unknown."""
-    there = listed()
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return there
     found: list[Gpu] = []
-    for name in (name.strip() for name in wanted.split(",")):
+    for name in [name.strip() for name in wanted.split(",")] if wanted is not None else [gpu.index for gpu in there]:
         part = [Gpu(name, name, "MIG", None)] if there and name.startswith("MIG-") else []
         known = part or [gpu for gpu in there if name and (gpu.index == name or gpu.uuid.startswith(name))]
         if len(known) != 1:

@@ -30,11 +30,11 @@ def alone(path: Path, wait: bool = True) -> Iterator[None]:
     The lock is on the file `path`, which stays and says who had it last.
 
     Raises:
-        ValueError: another process is, and this one is not to wait; or the folder cannot be written to.
+        ValueError: another process is, and this one is not to wait.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=SHORT if wait else 0)
     except Timeout:
         holder = path.read_text(encoding="utf-8") or "another process"
@@ -43,8 +43,6 @@ def alone(path: Path, wait: bool = True) -> Iterator[None]:
             raise ValueError(f"{path.parent}: {said}") from None
         log.info("%s: taken by %s. Waiting for its end.", path, holder)
         lock.acquire()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be made ({error.strerror}). Write elsewhere with RUNS=.") from None
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         path.write_text(f"process {os.getpid()} on {platform.node()} since {since}", encoding="utf-8")

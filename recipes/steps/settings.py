@@ -42,14 +42,8 @@ def describe(path: Path, known: Settings | None = None) -> Settings:
     """A file as it is now: `path`, `bytes`, the time it was `changed` in nanoseconds, `sha256`.
 
     Its hash is taken from what is known of it, if it has not changed since.
-
-    Raises:
-        ValueError: there is none, or it cannot be read.
     """
-    try:
-        path, status = path.absolute(), path.stat()
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; expected a file. Check the path.") from None
+    path, status = path.absolute(), path.stat()
     # Not the time of modification, which whoever copies a file may set.
     now = {"path": str(path), "bytes": status.st_size, "changed": status.st_ctime_ns}
     if known is not None and all(known[name] == value for name, value in now.items()):
@@ -82,18 +76,16 @@ def differences(before: Settings, now: Settings) -> list[str]:
 
 
 def read(path: Path) -> Settings:
-    """A record.
+    """A record; an empty one if there is no such file.
 
     Raises:
-        ValueError: the file is something else.
+        ValueError: the file is something else, as after a loss of power.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
-        raise ValueError(
-            f"{path}: cannot be read ({error}); expected JSON. Remove this file alone, if all else in its folder was "
-            "made with the settings that are given now."
-        ) from None
+        what = "expected JSON. Remove this file alone, if all else in its folder is of the settings that are given now."
+        raise ValueError(f"{path}: cannot be read ({error}); {what}") from None
 
 
 def refuse(folder: Path, changed: list[str], models: Path) -> None:
