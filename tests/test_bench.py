@@ -51,6 +51,13 @@ def test_reports_what_fast_layers_save(tmp_path) -> None:
         assert 0 < float(rows["admin"][name]) < float(rows["admin-plain"][name]), name
 
 
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        host.main(["--csv", str(tmp_path)])
+    out, err = capsys.readouterr()
+    assert out == "" and f"--csv: {tmp_path} cannot be written: Is a directory" in err
+
+
 def test_counting_leaves_nothing_behind() -> None:
     """All activations of every model counted stayed in memory, until the machine had none left."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())

@@ -37,11 +37,22 @@ def size(text: str) -> Row:
     return {**sizes, "ffn": 4 * width, "heads": math.gcd(width, max(2, width // 64))}
 
 
+def output(given: str) -> Path:
+    """A file to write. It is opened at once: what cannot be written is said before anything is measured."""
+    path = Path(given)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{given} cannot be written: {error.strerror}") from None
+    return path
+
+
 def parser(about: str | None) -> argparse.ArgumentParser:
     """A bench's, with --pairs and --csv."""
     top = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--pairs", type=int, default=15, help="turns (default: %(default)s)")
-    top.add_argument("--csv", type=Path, help="file to write the rows to")
+    top.add_argument("--csv", type=output, help="file to write the rows to")
     return top
 
 

@@ -19,11 +19,16 @@ else:
     NewLayers = Literal[tuple(name for name in EVERY if not name.startswith("t-fixup"))]
 
 
-def _number(text: str) -> str:
-    with suppress(ValueError):
-        if 0 <= float(text) < math.inf:
-            return text
-    raise ValueError("numbers of 0 or more, as 1e-3, one or more, with spaces between and none twice")
+def _below(limit: float, what: str) -> AfterValidator:
+    """A number from 0 to less than the limit, as the user wrote it."""
+
+    def number(text: str) -> str:
+        with suppress(ValueError):
+            if 0 <= float(text) < limit:
+                return text
+        raise ValueError(f"{what}, one or more, with spaces between and none twice")
+
+    return AfterValidator(number)
 
 
 def _once(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -38,7 +43,7 @@ Several = Annotated[
     AfterValidator(_once),
 ]
 """Words, or one number of a YAML."""
-Rates = Several[Annotated[str, AfterValidator(_number)]]
+Rates = Several[Annotated[str, _below(math.inf, "numbers of 0 or more, as 1e-3")]]
 
 
 class Grid(Settings):
@@ -108,7 +113,7 @@ class Sensitivity(Translations):
     """of each stack"""
     LRS: Rates = ("1e-4", "2e-4", "3e-4", "4e-4", "5e-4")
     """peak learning rates"""
-    BETA2S: Rates = ("0.99", "0.995", "0.999")
+    BETA2S: Several[Annotated[str, _below(1, "numbers below 1, as 0.98")]] = ("0.99", "0.995", "0.999")
     """of RAdam"""
 
 
