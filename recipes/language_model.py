@@ -30,12 +30,12 @@ def perplexity(lines: list[str]) -> str:
     Raises:
         ValueError: it printed none, or more than one.
     """
-    found = [match[2] for line in lines if (match := RESULT.search(line))]
-    if len(found) != 1:
+    perplexities = [match[2] for line in lines if (match := RESULT.search(line))]
+    if len(perplexities) != 1:
         raise ValueError(
-            f"found {len(found)} perplexities in fairseq-eval-lm's output; expected one. Remove it and evaluate again."
+            f"found {len(perplexities)} perplexities in fairseq-eval-lm's output; expected one. Remove it, try again."
         )
-    return found[0]
+    return perplexities[0]
 
 
 class Documentation:
@@ -97,5 +97,5 @@ class LanguageModel(Pipeline):
         produce(command, self.generated)
 
     def _score(self) -> None:
-        found = perplexity(read_lines(self.generated))
-        self.keep_scores({"perplexity": found, "signature": SIGNATURE})
+        score = perplexity(read_lines(self.generated))
+        self.keep_scores({"perplexity": score, "signature": SIGNATURE})

@@ -77,12 +77,12 @@ def updates(run: Pipeline) -> list[dict[str, Any]]:
         command += ["--max-update", str(UPDATES), "--no-save", "--disable-validation", "--save-dir", folder]
         command += ["--log-format", "json", "--log-interval", "1", *run.settings.TRAIN_ARGS]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    told = [values for values in map(stats, done.stdout.splitlines()) if values]
-    found = [values for tag, values in told if tag == "train_inner"]
-    if len(found) <= WARM_UP:
+    intervals = [values for values in map(stats, done.stdout.splitlines()) if values]
+    inner = [values for tag, values in intervals if tag == "train_inner"]
+    if len(inner) <= WARM_UP:
         said = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "nothing said")
-        raise ValueError(f"{len(found)} updates of {UPDATES}; the last line: {said}")
-    return found
+        raise ValueError(f"{len(inner)} updates of {UPDATES}; the last line: {said}")
+    return inner
 
 
 def forecast(settings: Any, devices: int, told: list[dict[str, Any]]) -> str:

@@ -65,9 +65,9 @@ def base(venv: Path, asked: str) -> str:
         ValueError: it cannot be run, or is too old.
     """
     python = asked or says(venv / "bin/python", "-c", "import sys; print(sys._base_executable)") or "python3"
-    found = version(python) or "nothing that can be run"
-    if not found[0].isdigit() or tuple(map(int, found.split("."))) < OLDEST:
-        raise ValueError(f"{python} is Python {found}; expected 3.11 or newer, as in PYTHON=python3.11.")
+    release = version(python) or "nothing that can be run"
+    if not release[0].isdigit() or tuple(map(int, release.split("."))) < OLDEST:
+        raise ValueError(f"{python} is Python {release}; expected 3.11 or newer, as in PYTHON=python3.11.")
     return python
 
 

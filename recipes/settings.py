@@ -88,8 +88,8 @@ class Machine(BaseModel):
         """
         spinning = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"} if self.OMP_WAIT_POLICY is None else {}
         always = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", "PYTHONWARNINGS": "ignore"}
-        given = {name: getattr(self, name) for name in Machine.model_fields if name != "RUNS"}
-        chosen = {name: str(value) for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for name in Machine.model_fields if name != "RUNS"}
+        chosen = {name: str(value) for name, value in values.items() if value is not None}
         return {**always, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **spinning, **chosen}
 
 

@@ -185,13 +185,13 @@ def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job, Needs]]:
     what is made of it. The variable NODE tells it that it is on the cluster."""
     recipe, machine = pipeline.recipe, pipeline.machine
     needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
-    found = {"prepare": needs}
+    needed_by = {"prepare": needs}
     if goal != "prepare":
-        found["train"] = replace(needs, nodes=machine.nodes, gpus=gpus)
-    if goal not in found:
-        found[goal] = replace(needs, gpus=min(1, gpus))
+        needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus)
+    if goal not in needed_by:
+        needed_by[goal] = replace(needs, gpus=min(1, gpus))
     words = [f"{name}={value}" for name, value in recipe.given.items()]
-    for part, needed in found.items():
+    for part, needed in needed_by.items():
         target = recipe.target if part == "all" else f"{recipe.target}-{part}"
         yield part, Job(target, [sys.executable, "-m", "recipes", target, *words], recipe.run), needed
 

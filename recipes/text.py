@@ -56,8 +56,8 @@ def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], bl
                 "came from, or give EXPECT= to train on this text anyway."
             )
     contents = {name: (folder / name).read_bytes() for name in blobs}
-    found = {name: hashlib.sha1(b"blob %d\0%b" % (len(text), text)).hexdigest() for name, text in contents.items()}
-    if others := [name for name in blobs if found[name] != blobs[name]]:
+    ids = {name: hashlib.sha1(b"blob %d\0%b" % (len(text), text)).hexdigest() for name, text in contents.items()}
+    if others := [name for name in blobs if ids[name] != blobs[name]]:
         log.info("%s: not the published text, by git's blob ids: %s.", folder, ", ".join(others))
     elif blobs:
         log.info("%s: the published text, byte for byte: %s.", folder, ", ".join(blobs))

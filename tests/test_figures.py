@@ -17,7 +17,7 @@ def test_loss() -> None:
     """Has each method its validations and, in its colour and clear of others, a label?"""
     curves = {"admin": {10: 9.0, 20: 0.17}, "post-ln": {10: 9.5, 20: 6.3}, "pre-ln": {10: 8.5, 20: 0.2}}
     rows = [{"method": name, "valid": as_cell(curve), "score": "99.56"} for name, curve in curves.items()]
-    (axes,) = docs.draw_demo(rows).axes
+    (axes,) = docs.draw_losses(rows).axes
     drawn = {label.get_text(): (label.get_color(), label.get_position()[1]) for label in axes.texts}
     assert drawn == {
         "Admin\n0.17 bits, BLEU 99.6": (ALWAYS["admin"], 0.17),

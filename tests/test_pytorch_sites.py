@@ -259,7 +259,7 @@ def test_profiling_wants_every_sublayer():
     model = Stack(Layer).double()
     admin.attach(model, X)
     del model.layers[-1]
-    with pytest.raises(ValueError, match=r"^\d+ sub-layers ran; \d+ did with the batch that attach was given"):
+    with pytest.raises(ValueError, match=r"^\d+ sub-layers ran; \d+ did with the batch given to attach"):
         admin.profile(model, X)
 
 

@@ -26,8 +26,8 @@ def _subject(args: argparse.Namespace) -> Subject | list[Path] | None:
     if of == "runs":
         return args.checkpoints
     if bool(args.checkpoints) == bool(args.arch):
-        found = "both were" if args.arch else "neither was"
-        raise AdminError(f"a CHECKPOINT or --arch is expected, and {found} found. Give one of them.")
+        which = "both were" if args.arch else "neither was"
+        raise AdminError(f"a CHECKPOINT or --arch is expected, and {which} found. Give one of them.")
     if len(args.checkpoints) > 1 and of != "checkpoints":
         raise AdminError(f"{args.what} is of one checkpoint, and {len(args.checkpoints)} were found. Give one.")
     if not (args.data or args.random_tokens or (of == "weights" and args.checkpoints)):

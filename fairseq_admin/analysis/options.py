@@ -33,13 +33,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=positive, default=1024, help="how many, at least (default: 1024)")
     parser.add_argument("--seed", type=seed, default=1, help="of sentences and of fresh weights (default: 1)")
     parser.add_argument("--json", action="store_true", help="write the numbers alone, without a figure")
-    own = Settings()
+    defaults = Settings()
     parser.add_argument("--depths", type=_depths, help="of a fresh model, as 6,8,12 (default: the measure's own)")
     parser.add_argument(
-        "--repeats", type=positive, default=own.repeats, help="random draws to average over (default: 3)"
+        "--repeats", type=positive, default=defaults.repeats, help="random draws to average over (default: 3)"
     )
-    parser.add_argument("--lr", type=above_zero, default=own.lr, help="of an optimizer's update (default: 1e-4)")
-    parser.add_argument("--updates", type=positive, default=own.updates, help="of a fresh model (default: 10)")
+    parser.add_argument("--lr", type=above_zero, default=defaults.lr, help="of an optimizer's update (default: 1e-4)")
+    parser.add_argument("--updates", type=positive, default=defaults.updates, help="of a fresh model (default: 10)")
     parser.set_defaults(model_options=())
 
 

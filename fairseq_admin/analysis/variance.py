@@ -91,9 +91,9 @@ def draw(result: dict[str, Any]) -> figure.Figure:
     for axes, (beta2, series) in zip(panels, result["beta2"].items()):
         for number, (name, title) in enumerate((("adam", "Adam"), ("radam", "RAdam"))):
             look: Any = {"color": figure.COLOURS[number]}
-            closed = [math.nan if it is None else it for it in series[name]]
+            closed = [math.nan if value is None else value for value in series[name]]
             axes.plot(range(1, len(closed) + 1), closed, label=title, **look)
-            points = [math.nan if it is None else it for it in series[f"{name}, drawn"]]
+            points = [math.nan if value is None else value for value in series[f"{name}, drawn"]]
             values = [points[update - 1] for update in shown]
             axes.plot(shown, values, figure.MARKERS[number], markersize=3, label=f"{title}, drawn", **look)
         axes.axhline(series["late"], color="grey", linestyle=":", label="late updates")

@@ -87,7 +87,7 @@ def _refuse_misfits(checkpoints: Sequence[Checkpoint], checksums: Sequence[tuple
                 "unfolded checkpoints."
             )
         texts = bool(checkpoints[0].text and checkpoint.text)
-        facts = [_of_a_run(it, texts) for it in (checkpoints[0], checkpoint)]
+        facts = [_of_a_run(one, texts) for one in (checkpoints[0], checkpoint)]
         for what in [*facts[0], *facts[1]]:
             one, two = (of_one.get(what, "missing") for of_one in facts)
             if one != two:

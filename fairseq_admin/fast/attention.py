@@ -85,7 +85,7 @@ def heads_of(x: Tensor, linears: list[nn.Linear], batch: int, heads: int) -> tup
     if x.is_cpu or len(linears) == 1:
         parts = tuple(linear(x).view(batch, length, heads, -1) for linear in linears)
     else:
-        weight, bias = torch.cat([it.weight for it in linears]), torch.cat([it.bias for it in linears])
+        weight, bias = torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
         parts = functional.linear(x, weight, bias).view(batch, length, len(linears), heads, -1).unbind(2)
     return tuple(part.transpose(1, 2) for part in parts)
 

@@ -86,7 +86,7 @@ STOCK = {way.get_normalized_probs for way in (BaseFairseqModel, TransformerModel
 def _gives_logits(model: Any) -> bool:
     """Whether fairseq's loss would take the softmax of a model's output, and nothing else."""
     decoder = getattr(model, "decoder", None)
-    ways = [getattr(it.get_normalized_probs, "__func__", None) for it in (model, decoder) if it is not None]
+    ways = [getattr(part.get_normalized_probs, "__func__", None) for part in (model, decoder) if part is not None]
     return len(ways) == 2 and STOCK.issuperset(ways) and getattr(decoder, "adaptive_softmax", None) is None
 
 

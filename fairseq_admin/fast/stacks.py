@@ -117,11 +117,12 @@ class FastDecoder(Fast, AdminDecoder):
         may not run, and on CPUs, where one product saves less than the copy of the weights costs.
         """
         source = None if encoder_out is None else encoder_out["encoder_out"][0].transpose(0, 1).flatten(0, 1)
-        attentions: list[FastAttention] = [it.encoder_attn for it in layers_of(self) if it.encoder_attn is not None]
+        every = [layer.encoder_attn for layer in layers_of(self)]
+        attentions: list[FastAttention] = [attention for attention in every if attention is not None]
         one_by_one = self.cfg.checkpoint_activations or type(self.layers) is not nn.ModuleList
         if source is None or not attentions or one_by_one or source.is_cpu:
             return [source] * len(self.layers)
-        linears = [linear for it in attentions for linear in (it.k_proj, it.v_proj)]
+        linears = [linear for attention in attentions for linear in (attention.k_proj, attention.v_proj)]
         heads = heads_of(source, linears, len(encoder_out[BIAS][0]), attentions[0].num_heads)
         return list(zip(heads[::2], heads[1::2]))
 

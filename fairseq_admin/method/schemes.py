@@ -115,12 +115,13 @@ def norms_of(layer: Any) -> list[str]:
 
 def attentions_of(layer: Any) -> tuple[Any, ...]:
     """A layer's self-attention and, where it has one, its encoder-attention."""
-    return tuple(it for it in (layer.self_attn, getattr(layer, "encoder_attn", None)) if it is not None)
+    both = layer.self_attn, getattr(layer, "encoder_attn", None)
+    return tuple(attention for attention in both if attention is not None)
 
 
 def linears_of(layer: Any) -> tuple[Any, ...]:
     """Every linear layer of a layer, those of its attentions first."""
-    attentions = [(it.q_proj, it.k_proj, it.v_proj, it.out_proj) for it in attentions_of(layer)]
+    attentions = [(each.q_proj, each.k_proj, each.v_proj, each.out_proj) for each in attentions_of(layer)]
     return (*(linear for linears in attentions for linear in linears), layer.fc1, layer.fc2)
 
 

@@ -81,23 +81,23 @@ def attach(
         raise AdminError(f"omega={omega!r}; expected 'profile', 'log' or 'constant'.")
     if any(ATTACHED in vars(module) for module in model.modules()):
         raise AdminError(f"{type(model).__name__} is attached already; fold it, or make it again, first.")
-    found = Attached(find_sites(model, by_name(model, args, batch), sites))
+    attachment = Attached(find_sites(model, by_name(model, args, batch), sites))
     if omega != "profile":
-        refuse_trained(found.sites)
-    for site, sublayers in [(site, len(stack)) for stack in found.stacks for site in stack]:
+        refuse_trained(attachment.sites)
+    for site, sublayers in [(site, len(stack)) for stack in attachment.stacks for site in stack]:
         norm = site.norm
         norm.register_buffer("omega_init", torch.ones_like(norm.weight))
         # Where no norm wrote the shortcut, a learned ω could not be folded away.
         norm.omega_delta = nn.Parameter(torch.zeros_like(norm.weight)) if site.writer else 0.0
         if omega != "profile":
             site.set_omega(omega_from_depth(omega, sublayers))
-        found.undo.append(site.taker.register_forward_pre_hook(site.take, with_kwargs=True).remove)
-        found.undo.append(norm.register_forward_pre_hook(site.scale).remove)
+        attachment.undo.append(site.taker.register_forward_pre_hook(site.take, with_kwargs=True).remove)
+        attachment.undo.append(norm.register_forward_pre_hook(site.scale).remove)
     # torch's encoders make nested tensors of padded batches, through which hooks do not see.
     for encoder in [module for module in model.modules() if getattr(module, "use_nested_tensor", False)]:
-        found.undo.append(partial(setattr, encoder, "use_nested_tensor", True))
+        attachment.undo.append(partial(setattr, encoder, "use_nested_tensor", True))
         setattr(encoder, "use_nested_tensor", False)  # noqa: B010
-    vars(model)[ATTACHED] = found
+    vars(model)[ATTACHED] = attachment
     return model
 
 
@@ -108,10 +108,10 @@ def omegas(model: nn.Module) -> dict[str, Tensor]:
 
 def detach(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
     """Make an attached model the stock one again, in place, with these weights."""
-    root, found = attached(model)
-    for undo in found.undo:
+    root, attachment = attached(model)
+    for undo in attachment.undo:
         undo()
-    for site in found.sites:
+    for site in attachment.sites:
         del site.norm.omega_init, site.norm.omega_delta
     del vars(root)[ATTACHED]
     root.load_state_dict(weights)
@@ -124,10 +124,10 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     Raises:
         AdminError: the model is not attached, or an entry of ω is too near to 0.
     """
-    root, found = attached(model)
+    root, attachment = attached(model)
     # By identity, for tied parameters have several keys.
     weights = {id(parameter): parameter.detach() for parameter in root.parameters()}
-    for site in found.sites:
+    for site in attachment.sites:
         if site.writer is None:
             continue
         omega = divisible(site.omega, f"omega of {site.name}")

@@ -85,14 +85,14 @@ def perturb(model: nn.Module, relative: float, generator: torch.Generator) -> No
             weight.add_(relative * weight.std(correction=0) * noise)
 
 
-def outputs(model: nn.Module, given: Batch) -> dict[str, Tensor]:
+def outputs(model: nn.Module, samples: Batch) -> dict[str, Tensor]:
     """What the norm of every site of an attached model gives in evaluation mode, normalised. {norm: shape (R, C)}."""
-    root, found = attached(model)
+    root, attachment = attached(model)
     states: dict[str, Tensor] = {}
 
     def keep(name: str, inputs: frozenset[str]) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple, output: Tensor) -> None:
-            real = given.real(inputs, output)
+            real = samples.real(inputs, output)
             rows = output.flatten(0, -2).float()
             states[name] = functional.layer_norm(rows if real is None else rows[real], rows.shape[-1:])
 
@@ -100,21 +100,21 @@ def outputs(model: nn.Module, given: Batch) -> dict[str, Tensor]:
 
     with undisturbed(root) as undo:
         root.eval()
-        for stack in found.stacks:
+        for stack in attachment.stacks:
             for site in stack:
                 undo.callback(site.norm.register_forward_hook(keep(site.name, stack[0].inputs)).remove)
-        root(**given.first(given.within(TOKENS)))
+        root(**samples.first(samples.within(TOKENS)))
     return states
 
 
-def changes(model: nn.Module, given: Batch) -> dict[str, float]:
+def changes(model: nn.Module, samples: Batch) -> dict[str, float]:
     """|F(x, W) - F(x, W*)|² after every site of an attached model, the mean of a few seeded draws."""
-    before = outputs(model, given)
+    before = outputs(model, samples)
     totals = dict.fromkeys(before, 0.0)
     for seed in range(DRAWS):
         moved = copy.deepcopy(model)
         perturb(moved, NOISE, torch.Generator().manual_seed(seed))
-        for name, state in outputs(moved, given).items():
+        for name, state in outputs(moved, samples).items():
             totals[name] += (state - before[name]).square().mean().item() / DRAWS
     return totals
 
@@ -132,13 +132,13 @@ def diagnose(model: nn.Module, *args: Any, **batch: Any) -> Diagnosis:
         AdminError: what `attach` and `profile` refuse: Pre-LN, a trained model.
     """
     attempt = attach(copy.deepcopy(model), *args, **batch)
-    omegas, given = profile(attempt, *args, **batch), Batch(attempt, args, batch)
-    admin = changes(attempt, given)
-    found = attached(attempt)[1]
-    for site in found.sites:
+    omegas, samples = profile(attempt, *args, **batch), Batch(attempt, args, batch)
+    admin = changes(attempt, samples)
+    attachment = attached(attempt)[1]
+    for site in attachment.sites:
         site.set_omega(1)
-    post_ln = changes(attempt, given)
-    names = [[site.name for site in stack] for stack in found.stacks]
+    post_ln = changes(attempt, samples)
+    names = [[site.name for site in stack] for stack in attachment.stacks]
     rows = [[Sublayer(n, omegas[n].item(), post_ln[n], admin[n]) for n in stack] for stack in names]
     matrices = [weight for weight in model.parameters() if weight.dim() > 1 and weight.any()]
     distinct = {(weight.shape, weight.double().norm().item()) for weight in matrices}

@@ -86,14 +86,14 @@ def profile(
     Raises:
         AdminError: the model is not attached, or not fresh; a site does not run once; a variance is not finite.
     """
-    root, found = attached(model)
-    refuse_trained(found.sites)
-    given = Batch(root, args, batch)
-    stacks = {f"stack of {stack[0].name}": stack for stack in found.stacks}
-    attempt = partial(measure, root, found, given, rule)
-    omega, sentences, summary = profile_stacks(stacks, attempt, given.within(tokens), from_first_rank)
+    root, attachment = attached(model)
+    refuse_trained(attachment.sites)
+    samples = Batch(root, args, batch)
+    stacks = {f"stack of {stack[0].name}": stack for stack in attachment.stacks}
+    attempt = partial(measure, root, attachment, samples, rule)
+    omega, sentences, summary = profile_stacks(stacks, attempt, samples.within(tokens), from_first_rank)
     logger.info("Admin: profiled by rule %s on %d sentences: %s", rule, sentences, summary)
-    return {site.name: value for site, value in zip(found.sites, omega)}
+    return {site.name: value for site, value in zip(attachment.sites, omega)}
 
 
 def from_first_rank(omega: Tensor) -> None:
@@ -102,7 +102,7 @@ def from_first_rank(omega: Tensor) -> None:
         torch.distributed.broadcast(omega, 0)
 
 
-def measure(root: nn.Module, found: Attached, given: Batch, rule: str, sentences: int) -> Tensor:
+def measure(root: nn.Module, attachment: Attached, samples: Batch, rule: str, sentences: int) -> Tensor:
     """ω of all stacks from the first sentences of a batch, one stack after the other. Shape (S_1 + S_2 + ...,)."""
     measures: dict[Site, StackMeasure] = {}
 
@@ -110,19 +110,19 @@ def measure(root: nn.Module, found: Attached, given: Batch, rule: str, sentences
         total = inputs[0]
         x = site.shortcut.reshape(total.shape)
         if site is first:
-            measures[first] = StackMeasure(rule, given.real(first.inputs, x))
+            measures[first] = StackMeasure(rule, samples.real(first.inputs, x))
         site.set_omega(measures[first].add(x, total.float() - x.float()))
 
     with undisturbed(root) as undo:
         root.train()
-        for stack in found.stacks:
+        for stack in attachment.stacks:
             for site in stack:
                 hook = site.norm.register_forward_pre_hook(partial(observe, stack[0], site), prepend=True)
                 undo.callback(hook.remove)
         # On copies of the buffers, which are ω and running statistics.
         buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
-        torch.func.functional_call(root, buffers, (), given.first(sentences))
+        torch.func.functional_call(root, buffers, (), samples.first(sentences))
     omega = torch.cat([measured.omega() for measured in measures.values()])
-    if len(omega) != len(found.sites):  # a model may leave layers out at random
-        raise AdminError(f"{len(omega)} sub-layers ran; {len(found.sites)} did with the batch that attach was given.")
-    return torch.cat([measures[stack[0]].omega() for stack in found.stacks])
+    if len(omega) != len(attachment.sites):  # a model may leave layers out at random
+        raise AdminError(f"{len(omega)} sub-layers ran; {len(attachment.sites)} did with the batch given to attach.")
+    return torch.cat([measures[stack[0]].omega() for stack in attachment.stacks])

@@ -85,10 +85,10 @@ def site_of(model: nn.Module, graph: Trace, name: str, taker: str | None) -> Sit
             "have one: sites={norm: module that is given its shortcut}."
         )
 
-    found = sum_of(graph.norms[name]) if name in graph.norms else None
-    if found is None:
+    sum_read = sum_of(graph.norms[name]) if name in graph.norms else None
+    if sum_read is None:
         raise refused(f"{name} is not a norm that alone reads a sum x + f(x)")
-    total, x, writer = found
+    total, x, writer = sum_read
     written = writer.place if writer else None
     for called in filter(None, [name, written]):
         if graph.called[called] > 1:

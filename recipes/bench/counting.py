@@ -48,10 +48,10 @@ def counts(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, float]:
         loss().backward()
     model.zero_grad(set_to_none=True)
     kept: dict[int, int] = {}
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def keep(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
+        if tensor.untyped_storage().data_ptr() not in parameters:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor.detach()  # the tensor itself would hold the node that keeps it, and nothing would be freed
 

@@ -46,8 +46,8 @@ def peak_of(method: str, args: Namespace) -> float:
     for _ in range(3):
         run.step()
     status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    return int(found[1]) / 2**10 if found else float("nan")
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return int(peak[1]) / 2**10 if peak else float("nan")
 
 
 def rows_of(args: Namespace) -> list[Row]:
@@ -73,7 +73,7 @@ def main() -> None:
     if quick := os.environ.get("QUICK", "0") not in ("", "0"):
         args.pairs = 3
     sizes = args.sizes or map(size, QUICK if quick else SIZES)
-    report((rows_of(Namespace(**vars(args) | it, words=4000, length=32)) for it in sizes), args.csv)
+    report((rows_of(Namespace(**vars(args) | each, words=4000, length=32)) for each in sizes), args.csv)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def trainer(options_of_method: str, words: int, further: Sequence[str]) -> Train
     Args:
         words: of the dictionary.
     """
-    given = ["no-data", *options_of_method.split(), *COMMON.split(), *further]
-    parsed = options.parse_args_and_arch(options.get_training_parser(), given)
+    arguments = ["no-data", *options_of_method.split(), *COMMON.split(), *further]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
     parsed.tpu = False  # which fairseq takes --bf16 for
     cfg = convert_namespace_to_omegaconf(parsed)
     dictionary = Dictionary()

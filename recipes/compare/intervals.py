@@ -64,15 +64,15 @@ def with_range(values: Sequence[float | None], digits: int) -> str:
     return mean if len(finite) == 1 else f"{mean} ({min(finite):.{digits}f} to {max(finite):.{digits}f})"
 
 
-def judged(found: Interval | None, lower_is_better: bool) -> str:
+def judged(interval: Interval | None, lower_is_better: bool) -> str:
     """What a difference shows: `ahead`, `behind`, or that it shows none."""
-    if found is None or found.count < FEWEST:
+    if interval is None or interval.count < FEWEST:
         return f"fewer than {FEWEST} seeds"
-    if found.low <= 0 <= found.high:
+    if interval.low <= 0 <= interval.high:
         return NOT_SHOWN
-    return "ahead" if (found.high < 0) == lower_is_better else "behind"
+    return "ahead" if (interval.high < 0) == lower_is_better else "behind"
 
 
-def in_words(found: Interval | None, digits: str, lower_is_better: bool) -> str:
-    said = judged(found, lower_is_better)
-    return f"{said}: {found:{digits}}" if found and found.count >= FEWEST else said
+def in_words(interval: Interval | None, digits: str, lower_is_better: bool) -> str:
+    said = judged(interval, lower_is_better)
+    return f"{said}: {interval:{digits}}" if interval and interval.count >= FEWEST else said

@@ -79,7 +79,7 @@ class Ranking:
 def with_seeds_of_all(runs: dict[str, Seeds]) -> dict[str, Seeds]:
     """Only the seeds that every rate has, if there are any: a rate is no better for seeds that another is without."""
     seeds = set.intersection(*map(set, runs.values()))
-    return {rate: {seed: them[seed] for seed in them if not seeds or seed in seeds} for rate, them in runs.items()}
+    return {rate: {seed: rows[seed] for seed in rows if not seeds or seed in seeds} for rate, rows in runs.items()}
 
 
 def paired(ours: Seeds, theirs: Seeds, measure: Measure) -> Interval | None:
@@ -98,8 +98,8 @@ def rankings(rows: Sequence[Row]) -> list[Ranking]:
 
     def no_higher(runs: Seeds, best: Seeds) -> bool:
         ours, theirs = with_seeds_of_all({"other": runs, "best": best}).values()
-        found = paired(ours, theirs, accuracy if classified else loss)
-        return learned(ours) >= learned(theirs) and judged(found, not classified) in (NOT_SHOWN, "ahead")
+        apart = paired(ours, theirs, accuracy if classified else loss)
+        return learned(ours) >= learned(theirs) and judged(apart, not classified) in (NOT_SHOWN, "ahead")
 
     ranked = []
     for (scheme, layers), tried in grouped(rows, "scheme", "layers").items():
@@ -121,14 +121,14 @@ def difference(one: Ranking, other: Ranking, measure: Measure) -> Interval | Non
     if best is None:
         return None
     pairs = itertools.product((one.best, *one.as_good), (other.best, *other.as_good))
-    them = [paired(one.runs[ours], other.runs[theirs], measure) for ours, theirs in pairs]
-    enough = [it for it in them if it and it.count >= min(best.count, FEWEST)]
-    return Interval(best.mean, min(it.low for it in enough), max(it.high for it in enough), best.count)
+    intervals = [paired(one.runs[ours], other.runs[theirs], measure) for ours, theirs in pairs]
+    ends = [(one.low, one.high) for one in intervals if one and one.count >= min(best.count, FEWEST)]
+    return Interval(best.mean, min(low for low, _ in ends), max(high for _, high in ends), best.count)
 
 
 def ratio(one: Ranking, other: Ranking) -> Interval:
     """Welch's interval of one scheme's losses over the other's, less one, at their best rates."""
-    ours, theirs = ([math.log(loss(row)) for row in it.at_best.values()] for it in (one, other))
+    ours, theirs = ([math.log(loss(row)) for row in ranking.at_best.values()] for ranking in (one, other))
     logs = contrast([(1, ours), (-1, theirs)])
     return Interval(math.expm1(logs.mean), math.expm1(logs.low), math.expm1(logs.high), logs.count)
 
@@ -153,25 +153,26 @@ def table(rows: Sequence[Row], tried: Sequence[Row] = ()) -> list[Row]:
         tried: other runs, which showed each scheme's window and best rate; default: the rows themselves.
     """
     ranked = rankings(rows)
-    bases = {it.layers: it for it in ranked if it.scheme == BASE}
-    search = {(it.scheme, it.layers): it for it in (rankings(tried) if tried else ranked)}
+    bases = {ranking.layers: ranking for ranking in ranked if ranking.scheme == BASE}
+    search = {(ranking.scheme, ranking.layers): ranking for ranking in (rankings(tried) if tried else ranked)}
     written = []
-    for it in ranked:
-        runs, base = list(it.at_best.values()), bases.get(it.layers)
+    for ranking in ranked:
+        runs, base = list(ranking.at_best.values()), bases.get(ranking.layers)
         left = [row["left"] for row in runs if row["left"] is not None]
+        welch = in_words(ratio(ranking, base), "+.1%", True) if base and base is not ranking else ""
         written.append({
-            "scheme": it.scheme,
-            "layers": it.layers,
-            "best rate": rate(it, search[it.scheme, it.layers]),
-            "learned": f"{learned(it.at_best)} of {len(runs)}",
-            "window": " ".join(search[it.scheme, it.layers].window) or "-",
+            "scheme": ranking.scheme,
+            "layers": ranking.layers,
+            "best rate": rate(ranking, search[ranking.scheme, ranking.layers]),
+            "learned": f"{learned(ranking.at_best)} of {len(runs)}",
+            "window": " ".join(search[ranking.scheme, ranking.layers].window) or "-",
             "left the plateau at": with_interval(left, ".0f") if len(left) == len(runs) else "-",
             "bits, valid": with_interval(list(map(loss, runs)), ".3f"),
             "still falling": f"{sum(still_falling(row['valid']) for row in runs)} of {len(runs)}",
             "BLEU, test": with_interval(list(map(score, runs)), ".2f"),
-            "bits vs. Admin": versus(it, base, loss, "+.3f", True),
-            "loss vs. Admin, Welch": in_words(ratio(it, base), "+.1%", True) if base and base is not it else "",
-            "BLEU vs. Admin": versus(it, base, score, "+.2f", False),
+            "bits vs. Admin": versus(ranking, base, loss, "+.3f", True),
+            "loss vs. Admin, Welch": welch,
+            "BLEU vs. Admin": versus(ranking, base, score, "+.2f", False),
         })  # fmt: skip
     return written
 
@@ -179,14 +180,14 @@ def table(rows: Sequence[Row], tried: Sequence[Row] = ()) -> list[Row]:
 def table_of_accuracies(rows: Sequence[Row]) -> list[Row]:
     """Of make deeper: a row a scheme and depth."""
     ranked = rankings(rows)
-    places = {(it.scheme, it.layers): it for it in ranked}
+    places = {(ranking.scheme, ranking.layers): ranking for ranking in ranked}
     written = []
-    for it in ranked:
-        runs = list(it.at_best.values())
-        row = {"scheme": it.scheme, "new layers": it.layers, "best rate": rate(it, it)}
+    for ranking in ranked:
+        runs = list(ranking.at_best.values())
+        row = {"scheme": ranking.scheme, "new layers": ranking.layers, "best rate": rate(ranking, ranking)}
         row["diverged"] = f"{sum(run['diverged'] for run in runs)} of {len(runs)}"
         row["accuracy, test"] = with_interval(list(map(accuracy, runs)), ".3f")
         for base in DEEPER_BASES:
-            row[f"vs. {TITLES[base]}"] = versus(it, places.get((base, it.layers)), accuracy, "+.3f", False)
+            row[f"vs. {TITLES[base]}"] = versus(ranking, places.get((base, ranking.layers)), accuracy, "+.3f", False)
         written.append(row)
     return written

@@ -32,14 +32,16 @@ GRIDS = {
     "deeper": (drawing.draw_accuracies, "deeper.csv"),
 }
 """How rows are drawn, and which."""
+RECIPES = {"demo": "demo-loss", "multi30k/de-en": "multi30k-60l"}
+"""Of results.csv: whose losses are drawn, of seed 1, and into which figure."""
 APART = 1.4
 """Bits from one label to the next, at least."""
 LAWS = {"linear": "a + b N", "logarithmic": "a + b ln N"}
 """Of the change of the output, of which the better one is named."""
 
 
-def draw_demo(rows: Sequence[dict[str, str]]) -> Figure:
-    """The loss on validation in `make demo`, of a row of results.csv a method.
+def draw_losses(rows: Sequence[dict[str, str]]) -> Figure:
+    """The loss on validation of a recipe, of a row of results.csv a method.
 
     A curve is labelled at its end, or above that, where labels would overlap.
     """
@@ -88,8 +90,9 @@ def main() -> None:
     folder = parser.parse_args().output
     for name, (draw, rows) in GRIDS.items():
         save(draw(read_results([DOCS / rows])), folder / f"{name}.png", dpi=120)
-    runs = [row for row in results.read(DOCS / "results.csv") if (row["recipe"], row["seed"]) == ("demo", "1")]
-    save(draw_demo(runs), folder / "demo-loss.png", dpi=180)
+    for recipe, name in RECIPES.items():
+        runs = [row for row in results.read(DOCS / "results.csv") if (row["recipe"], row["seed"]) == (recipe, "1")]
+        save(draw_losses(runs), folder / f"{name}.png", dpi=180)
     numbers = [DOCS / f"output-change-{scheme}.json" for scheme in ("post-ln", "pre-ln", "admin")]
     changes = [json.loads(path.read_text(encoding="utf-8")) for path in numbers]
     with replacing(folder / "analysis-output-change.png") as part:

@@ -92,12 +92,12 @@ def draw_curves(rows: Sequence[Row]) -> Figure:
     drawn, depths = looks(rows), values(rows, "layers", int)
     figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6), sharey=True)
     losses = []
-    for it in sorted(rankings(rows), key=lambda it: [*drawn].index(it.scheme)):
-        for rate in (it.best, *it.as_good):
-            runs = list(it.runs[rate].values())
-            label = f"{TITLES[it.scheme]}, {rate}{' (one seed)' if len(runs) == 1 else ''}"
-            look = drawn[it.scheme] | ({} if rate == it.best else {"linestyle": (0, (1, 1))})
-            draw_runs(panels[depths.index(it.layers)], runs, label, **look)
+    for ranking in sorted(rankings(rows), key=lambda ranking: [*drawn].index(ranking.scheme)):
+        for rate in (ranking.best, *ranking.as_good):
+            runs = list(ranking.runs[rate].values())
+            label = f"{TITLES[ranking.scheme]}, {rate}{' (one seed)' if len(runs) == 1 else ''}"
+            look = drawn[ranking.scheme] | ({} if rate == ranking.best else {"linestyle": (0, (1, 1))})
+            draw_runs(panels[depths.index(ranking.layers)], runs, label, **look)
             losses += [bits for row in runs for bits in row["valid"].values() if bits < math.inf]
     loss_axes(panels, losses, rows[0]["entropy"])
     for axes, depth in zip(panels, depths):
@@ -123,11 +123,11 @@ def by_scheme(rows: Sequence[Row]) -> dict[str, Lines]:
     """Of make compare a panel a scheme, at the largest depth, each with Admin, Post-LN and Pre-LN to compare with."""
     layers = values(rows, "layers", int)[-1]
     schemes = grouped((row for row in rows if row["layers"] == layers), "scheme")
-    known: Lines = {TITLES[it]: ({"color": ALWAYS[it]}, runs) for (it,), runs in schemes.items() if it in ALWAYS}
+    known: Lines = {TITLES[key]: ({"color": ALWAYS[key]}, runs) for (key,), runs in schemes.items() if key in ALWAYS}
     panels = {
-        TITLES[it]: known | {TITLES[it]: ({"color": "black", "linewidth": 2.0}, runs)}
-        for (it,), runs in schemes.items()
-        if it not in ALWAYS
+        TITLES[key]: known | {TITLES[key]: ({"color": "black", "linewidth": 2.0}, runs)}
+        for (key,), runs in schemes.items()
+        if key not in ALWAYS
     }
     return panels or {f"{layers}L-{layers}L": known}
 
@@ -175,10 +175,11 @@ def draw_accuracies(rows: Sequence[Row]) -> Figure:
     """Of make deeper the schemes next to each other at each depth: the mean, and the seeds to its right."""
     depths, schemes = values(rows, "layers", int), looks(rows)
     figure, ((axes,),) = subplots(1, 1, (7.5, 4))
-    for it in rankings(rows):
-        seeds, look = list(map(accuracy, it.at_best.values())), {"color": schemes[it.scheme]["color"], "clip_on": False}
-        place = depths.index(it.layers) + ([*schemes].index(it.scheme) - len(schemes) / 2) / (len(schemes) + 2)
-        label = TITLES[it.scheme] if it.layers in ("0", depths[-1]) else ""
+    for ranking in rankings(rows):
+        scheme, seeds = ranking.scheme, list(map(accuracy, ranking.at_best.values()))
+        look = {"color": schemes[scheme]["color"], "clip_on": False}
+        place = depths.index(ranking.layers) + ([*schemes].index(scheme) - len(schemes) / 2) / (len(schemes) + 2)
+        label = TITLES[scheme] if ranking.layers in ("0", depths[-1]) else ""
         axes.plot([place], [fmean(seeds)], "o", markersize=7, label=label, **look)
         axes.plot([place + 0.04] * len(seeds), seeds, ".", markersize=4, alpha=0.6, **look)
     axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="chance")

@@ -39,9 +39,9 @@ def first(pre_ln: Sequence[float], admin: Sequence[float]) -> str:
 
 def second(deep: Sequence[Sequence[float]], shallow: Sequence[Sequence[float]]) -> str:
     """Does the difference hang on the depth? Each is of Pre-LN and Admin."""
-    found = contrast([*zip((1, -1), deep), *zip((-1, 1), shallow)])
-    claim = "grows with depth" if found.low > 0 else "shrinks with depth" if found.high < 0 else "not shown"
-    return f"{claim}: {found:+.3f} bits"
+    interaction = contrast([*zip((1, -1), deep), *zip((-1, 1), shallow)])
+    claim = "grows with depth" if interaction.low > 0 else "shrinks with depth" if interaction.high < 0 else "not shown"
+    return f"{claim}: {interaction:+.3f} bits"
 
 
 def power(deviations: Sequence[float], difference: float) -> tuple[float, float]:
@@ -53,10 +53,10 @@ def power(deviations: Sequence[float], difference: float) -> tuple[float, float]
     """
     generator = np.random.default_rng(1)
     pre_ln, admin = (generator.normal(0, deviation, (DRAWS, len(SEEDS))) for deviation in deviations)
-    found = stats.ttest_ind(pre_ln + difference, admin, axis=1, equal_var=False)
-    narrow = found.confidence_interval(0.9)
+    tests = stats.ttest_ind(pre_ln + difference, admin, axis=1, equal_var=False)
+    narrow = tests.confidence_interval(0.9)
     equivalent = (narrow.low > -MARGIN) & (narrow.high < MARGIN)
-    return float((found.pvalue < 1 - LEVEL).mean()), float(equivalent.mean())
+    return float((tests.pvalue < 1 - LEVEL).mean()), float(equivalent.mean())
 
 
 def group(runs: Sequence[Row]) -> str:

@@ -78,9 +78,9 @@ def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
     measured = re.search("8192, method fast, ms ([0-9.]+)", "\n".join(log_of(folder, "fp16-8k")))
     updates = max(30, round(60000 * trial.MINUTES / (float(measured[1]) if measured else 200)))
     settings = ON_TEXT[trial.DEVICE].format(updates=updates, warmup=min(4000, updates // 4), every=updates // 10)
-    given = f"PAIR={trial.PAIR} RUNS={shlex.quote(f'{folder}/text')}"
+    words = f"PAIR={trial.PAIR} RUNS={shlex.quote(f'{folder}/text')}"
     for method, rate in (RATES if trial.DATA else {}).items():
-        yield f"text-{method}", f"python -m recipes own {given} {settings} METHOD={method} LR={rate}"
+        yield f"text-{method}", f"python -m recipes own {words} {settings} METHOD={method} LR={rate}"
 
 
 def log_of(folder: Path, name: str) -> list[str]:
@@ -120,9 +120,9 @@ def run_missing(folder: Path, commands: Iterable[tuple[str, str]], limit: float)
 
 
 def main() -> None:
-    given = collect("gpu-trial", sys.argv[1:], list(Trial.model_fields))
-    os.environ.update(given)
-    trial = validated(Trial, {name: value for name, value in given.items() if value})
+    chosen = collect("gpu-trial", sys.argv[1:], list(Trial.model_fields))
+    os.environ.update(chosen)
+    trial = validated(Trial, {name: value for name, value in chosen.items() if value})
     if trial.DEVICE == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available():

@@ -168,7 +168,7 @@ class Grid:
             yield tried
         results = [(trial or self).folder / point.name / "result.json" for point in tried]
         for_best = itertools.product(seeds if trial else seeds[1:], rankings(read_results(results)))
-        yield [self.point(it.scheme, it.layers, it.best, seed) for seed, it in for_best]
+        yield [self.point(ranking.scheme, ranking.layers, ranking.best, seed) for seed, ranking in for_best]
 
 
 class Warmup(Grid):

@@ -35,13 +35,13 @@ def bleu(lines: list[str], text: Path | None = None, raw: str = "") -> tuple[flo
     if text:
         tokens = Text.read(text)
         references = read_lines(f"{raw}.{tokens.target}")
-        metric, found = bleu_of(tokens), hypotheses(lines, len(references))
-        found = [tokens.detokenise(line) for line in found]
+        metric, translations = bleu_of(tokens), hypotheses(lines, len(references))
+        translations = [tokens.detokenise(line) for line in translations]
     else:
         numbered = {int(match[1]): match[2] for match in map(TARGET.fullmatch, lines) if match}
         references = [numbered[number] for number in sorted(numbered)]
-        metric, found = BLEU(tokenize="none"), hypotheses(lines, len(references))
-    return metric.corpus_score(found, [references]).score, str(metric.get_signature())
+        metric, translations = BLEU(tokenize="none"), hypotheses(lines, len(references))
+    return metric.corpus_score(translations, [references]).score, str(metric.get_signature())
 
 
 def generate(folder: Path, data: str, options: list[str]) -> list[str]:
@@ -62,10 +62,10 @@ def last_change(page: Path) -> str:
     """
     git = ["git", "-C", str(page.parent)]
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", page.name], capture_output=True).returncode
-    found = subprocess.run([*git, "log", "-1", "--format=%H", "--", page.name], capture_output=True, text=True)
-    if changed or not found.stdout.strip():
+    last = subprocess.run([*git, "log", "-1", "--format=%H", "--", page.name], capture_output=True, text=True)
+    if changed or not last.stdout.strip():
         raise ValueError(f"{page}: not committed as it is; expected a page that was there before the run. Commit it.")
-    return found.stdout.strip()[:12]
+    return last.stdout.strip()[:12]
 
 
 def translation(
@@ -106,14 +106,15 @@ def classes(folder: Path, data: str, log: Log, stopped: bool) -> tuple[Row, str]
 
     Training tried every checkpoint on validation and the test set; what counts is the last one.
     """
-    found = {split: GUESS if stopped else accuracy(folder / "train.log", split) for split in ("valid", "test")}
-    return {"diverged": stopped, **found, **cost(log)}, "diverged" if stopped else f"accuracy {found['test']:.3f}"
+    accuracies = {split: GUESS if stopped else accuracy(folder / "train.log", split) for split in ("valid", "test")}
+    message = "diverged" if stopped else f"accuracy {accuracies['test']:.3f}"
+    return {"diverged": stopped, **accuracies, **cost(log)}, message
 
 
 def accuracy(log: Path, subset: str) -> float:
     """The last accuracy on a subset, 0 to 1, in a log of --log-format json. fairseq's per cent have three digits."""
-    found = re.findall(rf'"{subset}_accuracy": "?([0-9.]+)', "\n".join(read_lines(log)))
-    return round(float(found[-1]) / 100, 5)
+    logged = re.findall(rf'"{subset}_accuracy": "?([0-9.]+)', "\n".join(read_lines(log)))
+    return round(float(logged[-1]) / 100, 5)
 
 
 def cost(log: Log) -> Row:

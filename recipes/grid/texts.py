@@ -154,8 +154,8 @@ def recipe_of(settings: Any) -> Recipe:
     """The recipe whose text a grid takes. It gets those settings alone that it is given here."""
     target = {"gpu": "demo", "multi30k": "multi30k"}[settings.PRESET]
     names = ("DATA", "URL", "SUMS", "MERGES") if target == "multi30k" else ()
-    given = {name: str(getattr(settings, name)) for name in names if getattr(settings, name)}
-    return recipe.read(target, {"PRESET": "cpu", "RUNS": str(settings.RUNS), **given})
+    chosen = {name: str(getattr(settings, name)) for name in names if getattr(settings, name)}
+    return recipe.read(target, {"PRESET": "cpu", "RUNS": str(settings.RUNS), **chosen})
 
 
 def unigram_entropy(data: Path, source: str, target: str) -> float:

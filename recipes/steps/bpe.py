@@ -29,7 +29,7 @@ def learn(lines: Iterable[str], merges: int) -> list[str]:
         merges: how many at most; there are fewer if no pair is left that comes twice.
 
     Raises:
-        ValueError: the lines hold no words.
+        ValueError: the lines hold no words, or none twice.
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
@@ -53,10 +53,12 @@ def learn(lines: Iterable[str], merges: int) -> list[str]:
     )
     learner.train_from_iterator(lines, trainer)
     learnt = json.loads(learner.to_str())["model"]["merges"][:merges]
-    found = [merge.split(" ") if isinstance(merge, str) else merge for merge in learnt]
-    if len(found) < merges:
-        logger.info("%d merges instead of %d: no other pair of units comes twice.", len(found), merges)
-    return [f"{left} {right} 1" for left, right in found]
+    units = [merge.split(" ") if isinstance(merge, str) else merge for merge in learnt]
+    if not units:
+        raise ValueError("no pair of units comes twice, so there is nothing to merge; expected more text.")
+    if len(units) < merges:
+        logger.info("%d merges instead of %d: no other pair of units comes twice.", len(units), merges)
+    return [f"{left} {right} 1" for left, right in units]
 
 
 class Texts:

@@ -25,8 +25,8 @@ def newest(folder: Path) -> Path | None:
 
 def reached(checkpoint: Path | None) -> int:
     """The update in a checkpoint's name; 0 without one, or of an epoch's end."""
-    found = NUMBERED.fullmatch(checkpoint.name) if checkpoint else None
-    return int(found[2] or 0) if found else 0
+    match = NUMBERED.fullmatch(checkpoint.name) if checkpoint else None
+    return int(match[2] or 0) if match else 0
 
 
 def furthest(folder: Path, unit: str) -> int:
@@ -36,5 +36,5 @@ def furthest(folder: Path, unit: str) -> int:
         "epochs": (r"trained-(\d+)-epochs", r"checkpoint_?(\d+)(?:_\d+)?\.pt"),
     }[unit]
     names = [path.name for path in (*folder.glob("trained-*"), *folder.glob("checkpoints/*.pt"))]
-    found = [match for name in names if (match := re.fullmatch(ended, name) or re.fullmatch(saved, name))]
-    return max((int(match[1]) for match in found), default=0)
+    matches = [match for name in names if (match := re.fullmatch(ended, name) or re.fullmatch(saved, name))]
+    return max((int(match[1]) for match in matches), default=0)

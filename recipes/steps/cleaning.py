@@ -56,15 +56,15 @@ def rule(words: Sequence[str]) -> Rule:
     Raises:
         ValueError: the words are others, or contradict each other.
     """
-    given = " ".join(words)
-    found = re.fullmatch(r"|--drop-empty|--lengths ([1-9]\d*) (\d+)(?: --ratio ([1-9]\d*(?:\.\d+)?))?", given)
-    if not found or (found[1] and int(found[1]) > int(found[2])):
+    option = " ".join(words)
+    match = re.fullmatch(r"|--drop-empty|--lengths ([1-9]\d*) (\d+)(?: --ratio ([1-9]\d*(?:\.\d+)?))?", option)
+    if not match or (match[1] and int(match[1]) > int(match[2])):
         raise ValueError(
-            f"CLEAN= or CLEAN_BPE= is {given}; expected --drop-empty, or --lengths MIN MAX and --ratio R, from 1."
+            f"CLEAN= or CLEAN_BPE= is {option}; expected --drop-empty, or --lengths MIN MAX and --ratio R, from 1."
         )
-    if found[1]:
-        return by_length(int(found[1]), int(found[2]), float(found[3] or 9))
-    return drop_empty if given else lambda *sides: ""
+    if match[1]:
+        return by_length(int(match[1]), int(match[2]), float(match[3] or 9))
+    return drop_empty if option else lambda *sides: ""
 
 
 def report(name: str, counts: Counter[str]) -> None:

@@ -56,9 +56,9 @@ def receive(session: requests.Session, url: str, part: Path, archive: Archive) -
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else archive.size or 0
         if total - have > (free := shutil.disk_usage(part.parent).free):
-            found, wanted, more = (tqdm.format_sizeof(count, "B") for count in (free, total - have, total * TEXTS))
+            room, wanted, more = (tqdm.format_sizeof(count, "B") for count in (free, total - have, total * TEXTS))
             raise ValueError(
-                f"{part.parent}: found {found} free, expected {wanted} for {archive.name}, and up to about {more} more "
+                f"{part.parent}: found {room} free, expected {wanted} for {archive.name}, and up to about {more} more "
                 "for the texts extracted from it. Make room, or write elsewhere."
             )
         with part.open("ab" if have else "wb") as out, bar(archive.name, total or None, have) as shown:

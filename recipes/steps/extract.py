@@ -107,10 +107,10 @@ def lines(text: IO[bytes], name: str, replace: bool) -> Iterator[str]:
     first = 1
     while block := text.readlines(BLOCK):
         try:
-            found = decoded(block, name, first, "replace" if replace else "strict")
+            rows = decoded(block, name, first, "replace" if replace else "strict")
         except ValueError as error:
             raise ValueError(f"{error} Or give INVALID=replace, which puts U+FFFD there.") from None
-        yield from (line.removesuffix("\r") for line in found)
+        yield from (line.removesuffix("\r") for line in rows)
         first += len(block)
 
 

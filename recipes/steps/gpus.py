@@ -27,18 +27,18 @@ def visible() -> list[Gpu]:
     try:
         rows = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
         cells = [[part.strip() for part in line.split(",")] for line in rows]
-        there = [Gpu(index, uuid, name, int(mib) * 2.0**20) for index, uuid, name, mib in cells]
+        cards = [Gpu(index, uuid, name, int(mib) * 2.0**20) for index, uuid, name, mib in cells]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found: list[Gpu] = []
-    for name in [name.strip() for name in wanted.split(",")] if wanted is not None else [gpu.index for gpu in there]:
-        part = [Gpu(name, name, "MIG", None)] if there and name.startswith("MIG-") else []
-        known = part or [gpu for gpu in there if name and (gpu.index == name or gpu.uuid.startswith(name))]
+    chosen: list[Gpu] = []
+    for name in [name.strip() for name in wanted.split(",")] if wanted is not None else [gpu.index for gpu in cards]:
+        part = [Gpu(name, name, "MIG", None)] if cards and name.startswith("MIG-") else []
+        known = part or [gpu for gpu in cards if name and (gpu.index == name or gpu.uuid.startswith(name))]
         if len(known) != 1:
             break
-        found += known
-    return found
+        chosen += known
+    return chosen
 
 
 def fault(devices: int, precision: str) -> str:

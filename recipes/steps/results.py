@@ -99,8 +99,8 @@ def papers() -> list[dict[str, str]]:
 def commit() -> str:
     """The commit of the code that ran, with "-dirty" after changes; "unknown" outside a git repository."""
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    found = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
+    described = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
+    return described.stdout.strip() or "unknown"
 
 
 def hardware() -> str:

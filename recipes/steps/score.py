@@ -55,20 +55,20 @@ def hypotheses(lines: list[str], count: int, skipped: Container[int] = ()) -> li
     Raises:
         ValueError: one is missing, comes twice, or has a number outside the test set.
     """
-    found: dict[int, str] = {}
+    translated: dict[int, str] = {}
     for match in filter(None, map(HYPOTHESIS.fullmatch, lines)):
         number = int(match[1])
-        if number in found or number >= count:
-            problem = "comes twice" if number in found else f"is outside the {count} sentences of the test set"
+        if number in translated or number >= count:
+            problem = "comes twice" if number in translated else f"is outside the {count} sentences of the test set"
             raise ValueError(f"hypothesis H-{number} {problem}; remove the generated text and generate it again.")
-        found[number] = match[2]
-    missing = [number for number in range(count) if number not in found and number not in skipped]
+        translated[number] = match[2]
+    missing = [number for number in range(count) if number not in translated and number not in skipped]
     if missing:
         raise ValueError(
             f"{len(missing)} of {count} hypotheses are missing, the first for sentence {missing[0] + 1}; "
             "expected one for every sentence. Remove the generated text and generate it again."
         )
-    return [found.get(number, "") for number in range(count)]
+    return [translated.get(number, "") for number in range(count)]
 
 
 def split_compounds(line: str) -> str:
@@ -94,15 +94,15 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
         tokenised: the reference's tokens.
         compounds: whether the third is wanted.
     """
-    found = {}
-    found["score"], found["signature"] = bleu(bleu_of(text), [text.detokenise(line) for line in tokens], raw)
+    results = {}
+    results["score"], results["signature"] = bleu(bleu_of(text), [text.detokenise(line) for line in tokens], raw)
     # Of tokens, BLEU as multi-bleu.perl and fairseq have it.
     plain = BLEU(tokenize="none", smooth_method="none", force=True)
-    found["tokenised"], found["tokenised_signature"] = bleu(plain, tokens, tokenised)
+    results["tokenised"], results["tokenised_signature"] = bleu(plain, tokens, tokenised)
     if compounds:
         split = [[split_compounds(line) for line in side] for side in (tokens, tokenised)]
-        found["compound"], found["compound_signature"] = bleu(plain, *split)
-    return found
+        results["compound"], results["compound_signature"] = bleu(plain, *split)
+    return results
 
 
 def translations(run: Path, text: Text, raw: Path, words: Path, units: Path, compounds: bool) -> dict[str, str]:
@@ -118,7 +118,7 @@ def translations(run: Path, text: Text, raw: Path, words: Path, units: Path, com
     skipped = pairs.skipped(units, (text.source, text.target))
     if skipped:
         logger.info("%d of %d sentences are too long for the model and scored as empty.", len(skipped), len(references))
-    found = hypotheses(read_lines(run / "generate.txt"), len(references), skipped)
-    tokens = [remove_bpe(line) for line in found]
+    lines = hypotheses(read_lines(run / "generate.txt"), len(references), skipped)
+    tokens = [remove_bpe(line) for line in lines]
     write_lines(run / "translations.txt", [text.detokenise(line) for line in tokens])
     return scores(text, tokens, references, read_lines(f"{words}.{text.target}"), compounds)

@@ -27,15 +27,15 @@ MODEL = re.compile(r"trained(-.*|\.json)|checkpoint.*\.pt|average\.pt|model\.pt"
 
 def options(words: Iterable[str]) -> Settings:
     """A command line's options by name; the last of a name counts, as with the command."""
-    found: Settings = {}
+    values: Settings = {}
     name = ""
     for word in words:
         if word.startswith("--"):
             name, _, value = word.partition("=")
-            found[name] = value or "on"
+            values[name] = value or "on"
         else:
-            found[name] = word if found.get(name, "on") == "on" else f"{found[name]} {word}"
-    return found
+            values[name] = word if values.get(name, "on") == "on" else f"{values[name]} {word}"
+    return values
 
 
 def describe(path: Path, known: Settings | None = None) -> Settings:

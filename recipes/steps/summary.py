@@ -39,15 +39,15 @@ class Run:
 def finished_runs(folder: Path) -> list[Run]:
     """The scored runs that differ from this one in method only, in the order of the table of schemes."""
     own = json.loads((folder / "score.json").read_text(encoding="utf-8"))
-    found = {}
+    scored = {}
     for path in folder.parent.glob("*/score.json"):
         score = json.loads(path.read_text(encoding="utf-8"))
         if all(score[name] == own[name] for name in KEY if name != "method"):
-            found[score["method"]] = (path.parent, score)
+            scored[score["method"]] = (path.parent, score)
     return [
-        Run(scheme.title, *found[method], read_log(found[method][0] / "train.log"))
+        Run(scheme.title, *scored[method], read_log(scored[method][0] / "train.log"))
         for method, scheme in SCHEMES.items()
-        if method in found
+        if method in scored
     ]
 
 

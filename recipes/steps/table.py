@@ -59,9 +59,9 @@ def check(where: str, path: Path, archive: Archive) -> None:
     Raises:
         ValueError: it is not; the message has no full stop.
     """
-    found = path.stat().st_size
-    if archive.size not in (None, found):
-        raise ValueError(f"{where}: found {found} bytes, expected {archive.size}")
+    size = path.stat().st_size
+    if archive.size not in (None, size):
+        raise ValueError(f"{where}: found {size} bytes, expected {archive.size}")
     algorithm, _, expected = (archive.checksum or "").partition(":")
     if algorithm and (digits := digest(path, algorithm)) != expected:
         raise ValueError(f"{where}: found {algorithm} {digits}, expected {expected}")
