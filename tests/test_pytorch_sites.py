@@ -233,6 +233,11 @@ def test_what_cannot_be_attached_profiled_or_folded():
             call(model)
     with pytest.raises(ValueError, match="omega='logn'"):
         admin.attach(model, omega="logn", **batch)
+    layer = copy.deepcopy(model)
+    layer.bert.encoder.layer[1].compile()
+    for compiled, name in ((torch.compile(model), "OptimizedModule"), (layer, "BertLayer")):
+        with pytest.raises(ValueError, match=f"^{name} is compiled; attach to the model first"):
+            admin.attach(compiled, **batch)
     admin.attach(model, **batch)
     with pytest.raises(ValueError, match="attached already"):
         admin.attach(model, **batch)

@@ -69,6 +69,19 @@ def test_gradient_checkpointing_has_the_same_gradients(name, reentrant):
         assert torch.allclose(saving[key], gradient, rtol=1e-9, atol=1e-14), key
 
 
+def test_replicas_that_run_at_once_have_their_own_shortcuts():
+    """DataParallel, which Hugging Face's Trainer takes where it sees several GPUs, shares hooks between its threads."""
+    model, batch = build("bert")
+    admin.attach(model, **batch)
+    (site,) = {hook.__self__ for hook in model.bert.encoder.layer[1].output.LayerNorm._forward_pre_hooks.values()}
+    site.set_omega(3)
+    replicas = [(site.norm, torch.ones(2, 16)), (copy.deepcopy(site.norm).to("meta"), torch.ones(2, 16, device="meta"))]
+    for _, x in replicas:
+        site.take(site.taker, (x,) * 2, {site.argument: x})
+    (total, *_), (other, *_) = (site.scale(norm, (x,)) for norm, x in replicas)
+    assert total.eq(3).all() and other.is_meta and not site.shortcuts
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 compiles neither stock model in one graph")
 @pytest.mark.parametrize("name", ["bert", "encoder"])

@@ -69,7 +69,6 @@ def attach(
     """Put an ω, 1 for now, into every site of a Post-LN model, in place. Call it before the optimizer is made.
 
     Args:
-        model: any, in PyTorch.
         args, batch: what a forward of the model takes; used once, without gradients, to find the sites.
         sites: {norm: module that is given its shortcut}, by name, where all that can be found are not what is wanted.
         omega: "profile": `profile` will set ω. "log" or "constant": it is set from each stack's depth.
@@ -79,8 +78,11 @@ def attach(
     """
     if omega not in ("profile", "log", "constant"):
         raise AdminError(f"omega={omega!r}; expected 'profile', 'log' or 'constant'.")
-    if any(ATTACHED in vars(module) for module in model.modules()):
-        raise AdminError(f"{type(model).__name__} is attached already; fold it, or make it again, first.")
+    for module in model.modules():
+        if ATTACHED in vars(module):
+            raise AdminError(f"{type(model).__name__} is attached already; fold it, or make it again, first.")
+        if module._compiled_call_impl or hasattr(module, "_orig_mod"):  # what runs then does not see later hooks
+            raise AdminError(f"{type(module).__name__} is compiled; attach to the model first, then compile it.")
     attachment = Attached(find_sites(model, by_name(model, args, batch), sites))
     if omega != "profile":
         refuse_trained(attachment.sites)
@@ -127,11 +129,9 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     root, attachment = attached(model)
     # By identity, for tied parameters have several keys.
     weights = {id(parameter): parameter.detach() for parameter in root.parameters()}
-    for site in attachment.sites:
-        if site.writer is None:
-            continue
+    for site, writer in [(site, site.writer) for site in attachment.sites if site.writer]:
         omega = divisible(site.omega, f"omega of {site.name}")
-        for parameter in root.get_submodule(site.writer).parameters():
+        for parameter in root.get_submodule(writer).parameters():
             weights[id(parameter)] = scale(weights[id(parameter)], omega, 0)
         for name, reader in site.readers.items():
             key = id(root.get_parameter(name))
@@ -154,7 +154,6 @@ def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
     """Make the stock model of an attached one, in place: no ω, no hook, the same function.
 
     Args:
-        model: attached.
         args, batch: what a forward takes, if the fold is to be checked on it first, with a copy of the model.
 
     Raises:

@@ -108,7 +108,7 @@ def measure(root: nn.Module, attachment: Attached, samples: Batch, rule: str, se
 
     def observe(first: Site, site: Site, norm: nn.Module, inputs: tuple) -> None:
         total = inputs[0]
-        x = site.shortcut.reshape(total.shape)
+        x = site.shortcuts[total.device].reshape(total.shape)
         if site is first:
             measures[first] = StackMeasure(rule, samples.real(first.inputs, x))
         site.set_omega(measures[first].add(x, total.float() - x.float()))

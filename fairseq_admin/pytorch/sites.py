@@ -8,7 +8,7 @@ weights that read x, all of which have to undo a scale that only the shortcut is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from .reading import Reader, Value
 from .trace import UNSEEN, Trace
 
 ADDS = frozenset("add add_ __add__ __radd__ __iadd__".split())
-SAME = frozenset("view reshape to type_as float contiguous".split())
-"""Calls that give the same numbers in the same order."""
+SAME = frozenset("view reshape to type_as float contiguous".split())  # calls that give the same numbers, in order
 
 
 @dataclass(eq=False)
@@ -35,7 +34,8 @@ class Site:
     """The norm that wrote x. None: the first of a stack, whose input no norm wrote; its ω stays 1."""
     readers: dict[str, Reader]  # how parameters read x, by name
     inputs: frozenset[str]  # the arguments of the model's forward on which x depends
-    shortcut: Any = None  # x, between the calls of the taker and of the norm
+    shortcuts: dict[torch.device, Tensor] = field(default_factory=dict)
+    """x, between the calls of the taker and of the norm; by device, for DataParallel runs a thread on each."""
 
     @property
     def omega(self) -> Tensor:
@@ -49,14 +49,15 @@ class Site:
 
     def take(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Remember x: a hook of the module that is given it."""
-        self.shortcut = args[self.argument] if isinstance(self.argument, int) else kwargs[self.argument]
+        x = args[self.argument] if isinstance(self.argument, int) else kwargs[self.argument]
+        self.shortcuts[x.device] = x
 
     def scale(self, norm: Any, args: tuple) -> tuple:
         """Add (ω - 1) ⊙ x to the sum x + f(x): a hook of the norm that reads it."""
-        x, self.shortcut = self.shortcut, None
-        assert x is not None, "the norm ran without the module that takes its shortcut"
         # The sum may be of another type than x, as under autocast, and flat (OPT); it is to stay what it is.
         total = args[0]
+        x = self.shortcuts.pop(total.device, None)
+        assert x is not None, "the norm ran without the module that takes its shortcut"
         more = x * (norm.omega_init - 1 + norm.omega_delta).to(x.dtype)
         return total + more.to(total.dtype).reshape(total.shape), *args[1:]
 
