@@ -236,7 +236,7 @@ def test_what_cannot_be_attached_profiled_or_folded():
     layer = copy.deepcopy(model)
     layer.bert.encoder.layer[1].compile()
     for compiled, name in ((torch.compile(model), "OptimizedModule"), (layer, "BertLayer")):
-        with pytest.raises(ValueError, match=f"^{name} is compiled; attach to the model first"):
+        with pytest.raises(ValueError, match=f"^{name} is compiled, wrapped or sharded; attach to the model before"):
             admin.attach(compiled, **batch)
     admin.attach(model, **batch)
     with pytest.raises(ValueError, match="attached already"):

@@ -8,8 +8,11 @@ import socket
 import pytest
 import reference
 import torch
+from kinds import assert_equal
 from post_ln import build, output, trained
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fairseq_admin.pytorch as admin
@@ -99,10 +102,26 @@ def test_compiled_in_one_graph(name):
     assert torch.allclose(output(compiled, batch), output(model, batch), atol=1e-12)
 
 
-def one_rank(rank, port, results):
-    """Attach, profile and make one step under DDP, each rank on its own batch."""
+def _rank(rank, port, work, results):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    results[rank] = work(rank)
+    torch.distributed.destroy_process_group()
+
+
+def on_two_ranks(work):
+    """What a function gives on each of two ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with torch.multiprocessing.Manager() as manager:
+        results = manager.dict()
+        torch.multiprocessing.spawn(_rank, (port, work, results), nprocs=2)
+        return results[0], results[1]
+
+
+def step_under_ddp(rank):
+    """Attach, profile and make one step, each rank on its own batch; ω before and after."""
     model, batch = build("bart", torch.float32)
     batch["input_ids"] = batch["input_ids"].roll(rank * 3, 1)
     admin.attach(model, **batch)
@@ -112,25 +131,57 @@ def one_rank(rank, port, results):
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.01)
     wrapped(**batch).loss.backward()
     optimizer.step()
-    results[rank] = omega, admin.omegas(wrapped)
-    torch.distributed.destroy_process_group()
+    with pytest.raises(
+        ValueError, match="^DistributedDataParallel is compiled, wrapped or sharded; attach to the model"
+    ):
+        admin.attach(DistributedDataParallel(build("bart")[0]), **batch)
+    return omega, admin.omegas(wrapped)
 
 
 @pytest.mark.slow
 def test_two_processes_have_the_first_ones_omega():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with torch.multiprocessing.Manager() as manager:
-        results = manager.dict()
-        torch.multiprocessing.spawn(one_rank, (port, results), nprocs=2)
-        (first, after_first), (second, after_second) = results[0], results[1]
+    (first, after_first), (second, after_second) = on_two_ranks(step_under_ddp)
     model, batch = build("bart", torch.float32)
     admin.attach(model, **batch)
     admin.profile(model, **batch)
     for key, omega in admin.omegas(model).items():
         assert torch.equal(first[key], omega) and torch.equal(second[key], omega)
         assert torch.equal(after_first[key], after_second[key]) and not torch.equal(after_first[key], omega)
+
+
+def steps_in_shards(rank):
+    """Steps of a whole model and of one in shards, from one batch, with ω profiled before or after sharding."""
+    mesh, still = init_device_mesh("cpu", (2,)), {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    for before in (True, False):
+        states = []
+        for shards in (False, True):
+            model, batch = build("bert", torch.float32, **still)
+            admin.attach(model, **batch)
+            if before:
+                admin.profile(model, **batch)
+            for module in [*model.bert.encoder.layer, model] if shards else []:
+                fully_shard(module, mesh=mesh)
+            if not before:
+                admin.profile(model, **batch)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            for _ in range(2):
+                model(**batch).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            states.append(
+                admin.folded_state_dict(model) | {f"{name} ω": it for name, it in admin.omegas(model).items()}
+            )
+        assert_equal(*states)
+    with pytest.raises(ValueError, match="^FSDP has this model in shards; load folded_state_dict"):
+        admin.fold(model, **batch)
+    with pytest.raises(ValueError, match="^FSDPBertForMaskedLM is compiled, wrapped or sharded; attach to the model"):
+        admin.attach(fully_shard(build("bert")[0], mesh=mesh), **batch)
+
+
+@pytest.mark.slow
+def test_in_shards_it_is_the_same_training():
+    """FSDP2, bit for bit; the folded weights are whole on every rank."""
+    on_two_ranks(steps_in_shards)
 
 
 def of_fairseq(model):

@@ -4,9 +4,8 @@
 
 with omega_init, a buffer of the norm that is filled by profiling, and omega_delta, a parameter that starts at 0, as in
 fairseq's layers (`method.norms`): an optimizer's own copies of the parameters are made before there is a batch. With
-ω = 1 the model computes what it did, bit for bit. No forward is replaced; activation checkpointing runs both hooks of a
-site again. The fold leaves the stock model with the same function: the norm that wrote a shortcut writes it ω times as
-large, and the weights that read it undo that (see `folding`).
+ω = 1 the model computes what it did, bit for bit. No forward is replaced. The fold leaves the stock model with the same
+function: the norm that wrote a shortcut writes it ω times as large, and what reads it undoes that (see `folding`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from .folding import divisible, largest_difference, scale
+from .folding import divisible, largest_difference, scale, whole
 from .omega import omega_from_depth
 from .reading import tensors
 from .sites import Site, find_sites
@@ -29,6 +28,7 @@ from .trace import by_name, undisturbed
 
 ATTACHED = "_admin"  # the attribute of an attached model that has what is attached to it
 OMEGA = ("omega_init", "omega_delta")
+WRAPPED = ("_orig_mod", "device_ids", "unshard", "_fsdp_wrapped_module")  # has torch.compile, (D)DP, or FSDP
 INSIDE = ("hidden_states", "mems")  # what models may give of the streams inside
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of a fold's outputs, as a share of the largest, or of 1
 
@@ -81,8 +81,8 @@ def attach(
     for module in model.modules():
         if ATTACHED in vars(module):
             raise AdminError(f"{type(model).__name__} is attached already; fold it, or make it again, first.")
-        if module._compiled_call_impl or hasattr(module, "_orig_mod"):  # what runs then does not see later hooks
-            raise AdminError(f"{type(module).__name__} is compiled; attach to the model first, then compile it.")
+        if module._compiled_call_impl or any(hasattr(module, name) for name in WRAPPED):  # takes no notice of it
+            raise AdminError(f"{type(module).__name__} is compiled, wrapped or sharded; attach to the model before.")
     attachment = Attached(find_sites(model, by_name(model, args, batch), sites))
     if omega != "profile":
         refuse_trained(attachment.sites)
@@ -121,14 +121,14 @@ def detach(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
 
 
 def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the stock model that computes what an attached one does, which goes on as it is.
+    """The state dict, whole, of the stock model that computes what an attached one does, which goes on as it is.
 
     Raises:
         AdminError: the model is not attached, or an entry of ω is too near to 0.
     """
     root, attachment = attached(model)
     # By identity, for tied parameters have several keys.
-    weights = {id(parameter): parameter.detach() for parameter in root.parameters()}
+    weights = {id(parameter): whole(parameter.detach()) for parameter in root.parameters()}
     for site, writer in [(site, site.writer) for site in attachment.sites if site.writer]:
         omega = divisible(site.omega, f"omega of {site.name}")
         for parameter in root.get_submodule(writer).parameters():
@@ -145,9 +145,8 @@ def outputs(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
     with undisturbed(model):
         model.eval()
         result = model(**batch)
-    if isinstance(result, dict):
-        result = [value for key, value in result.items() if not key.endswith(INSIDE)]
-    return list(filter(torch.is_floating_point, tensors(result)))
+    shown = [result[key] for key in result if not key.endswith(INSIDE)] if isinstance(result, dict) else result
+    return list(filter(torch.is_floating_point, tensors(shown)))
 
 
 def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
@@ -160,6 +159,8 @@ def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
         AdminError: an entry of ω is too near to 0, or the outputs differ. The model is as it was.
     """
     root, _ = attached(model)
+    if any(hasattr(parameter, "full_tensor") for parameter in root.parameters()):
+        raise AdminError("FSDP has this model in shards; load folded_state_dict(model) into a stock one that is whole.")
     stock = folded_state_dict(root)
     if args or batch:
         named = by_name(root, args, batch)

@@ -16,6 +16,7 @@ Everything is computed and returned in float64. C channels
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,11 @@ def scale(tensor: Tensor, factor: Tensor, axis: int) -> Tensor:
     shape = [1] * tensor.dim()
     shape[axis] = -1
     return tensor.double() * factor.to(tensor.device, torch.double).reshape(shape)
+
+
+def whole(tensor: Any) -> Any:
+    """All of a tensor of which FSDP has a shard on each rank: every rank has to call. Any other as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool = False) -> Tensor:

@@ -52,12 +52,13 @@ class AdminCallback(TrainerCallback):
         state.log_history[-1].update({key: value.item() for key, value in summary.items()})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        stock = folded_state_dict(kwargs["model"])  # on every rank: each may have a shard of it
         if not state.is_world_process_zero:
             return
         folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / FOLDED
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
-        kwargs["model"].save_pretrained(part, state_dict=folded_state_dict(kwargs["model"]))
+        kwargs["model"].save_pretrained(part, state_dict=stock)
         if kwargs.get("processing_class") is not None:
             kwargs["processing_class"].save_pretrained(part)
         shutil.rmtree(folder, ignore_errors=True)

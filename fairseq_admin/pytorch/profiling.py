@@ -16,10 +16,7 @@ from .sites import Site
 from .trace import by_name, undisturbed
 
 logger = logging.getLogger(__name__)
-
-UNBATCHED = ("mask", "src_mask", "tgt_mask", "memory_mask")
-"""torch's masks of positions by positions."""
-
+UNBATCHED = ("mask", "src_mask", "tgt_mask", "memory_mask")  # torch's masks of positions by positions
 ENCODER = ("attention_mask", "src_key_padding_mask")
 DECODER = ("decoder_attention_mask", "tgt_key_padding_mask", "labels")
 """Arguments that tell padding: as 0, in torch's as all but 0, in labels as -100, which cross entropy leaves out."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
+from .folding import whole
 from .reading import Reader, Value
 from .trace import UNSEEN, Trace
 
@@ -40,7 +41,7 @@ class Site:
     @property
     def omega(self) -> Tensor:
         """ω. Shape (C,)."""
-        return torch.add(self.norm.omega_init, self.norm.omega_delta).detach()
+        return torch.add(self.norm.omega_init, whole(self.norm.omega_delta)).detach()
 
     def set_omega(self, omega: Tensor | float) -> None:
         """Fill omega_init with one number; where no norm wrote the shortcut it stays 1."""
@@ -130,8 +131,7 @@ def find_sites(model: nn.Module, batch: dict[str, Any], chosen: Mapping[str, str
             f"{type(model).__name__}: no site. None of its {len(graph.norms)} norms is alone in reading a sum x + f(x) "
             "of a norm's output x; in Pre-LN the sum goes on. Admin is for Post-LN."
         )
-    stacks: dict[str | None, list[Site]] = {}
-    """By the norm of the last site."""
+    stacks: dict[str | None, list[Site]] = {}  # by the norm of the last site
     for name, taker in takers.items():
         site = site_of(model, graph, name, taker)
         stacks[name] = [*stacks.pop(site.writer, []), site]

@@ -115,7 +115,9 @@ def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
     with torch.random.fork_rng(list(devices)), torch.no_grad(), contextlib.ExitStack() as undo:
         # The next forward must not find weights in autocast's cache that were cast without gradients.
         undo.callback(torch.clear_autocast_cache)
-        for attributes in map(vars, model.modules()):
+        for module in model.modules():
+            undo.callback(getattr(module, "reshard", list))  # FSDP leaves the root's parameters whole after a forward
+            attributes = vars(module)
             before = {key: attributes[key] for key in switches & attributes.keys()}
             undo.callback(attributes.update, before)
             attributes.update(dict.fromkeys(before.keys() - {"training"}, False))
