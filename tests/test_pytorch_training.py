@@ -179,6 +179,7 @@ def steps_in_shards(rank):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 has no FSDP on a CPU")
 def test_in_shards_it_is_the_same_training():
     """FSDP2, bit for bit; the folded weights are whole on every rank."""
     on_two_ranks(steps_in_shards)
