@@ -141,18 +141,6 @@ def test_the_papers_numbers_are_of_recipes_that_there_are(tmp_path):
     assert any("| 35.50" in line and "| 35.67 ± 0.15" in line for line in lines)
 
 
-def test_a_table_without_curves_gets_them(tmp_path):
-    """Of before tables had them: its rows stay, and a new one has its curve."""
-    path = tmp_path / "results.csv"
-    old = row("demo", "admin", 1, "99.75")
-    del old["valid"]
-    path.write_text(f"{','.join(old)}\n{','.join(map(str, old.values()))}\n")
-    assert [it["valid"] for it in results.read(path)] == [""]
-    results.keep(path, row("demo", "pre-ln", 1, "99.64", valid="100:5.751 250:1.941"))
-    assert [it["tokenised"] for it in results.read(path)] == ["99.75", "99.64"]
-    assert [it["valid"] for it in results.read(path)] == ["", "100:5.751 250:1.941"]
-
-
 @pytest.mark.parametrize("text", ["", "recipe,score\n"])
 def test_another_table_is_refused_and_stays(tmp_path, text):
     (tmp_path / "results.csv").write_text(text)

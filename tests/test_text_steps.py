@@ -14,13 +14,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import process
 
 from fairseq_admin.text.tokens import Text
-from recipes.processes import supervise
 from recipes.steps import bpe, cleaning, common, pairs, streaming
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.guard import clear
 
 PLAIN = Text("de", "en")
 PERL = Text("de", "en", escape=True, perl=True)
@@ -296,53 +293,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
         first.write(b"x")
         second.write(b"x")
     assert names(tmp_path) == {"a"} and (tmp_path / "a").read_text() == "before"
-
-
-def _alive(process: str) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _children(process: object) -> list[str]:
-    return Path(f"/proc/{process}/task/{process}/children").read_text().split()
-
-
-def _supervised(*given: object) -> None:
-    supervise(lambda: pairs.tokenise(*given))
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see the workers")
-def test_killed_it_leaves_no_file_and_no_process_and_runs_again(many, tmp_path):
-    """The killed run has a text of forty blocks, and is at work for half a minute after its first is written."""
-    texts = {path: path.read_bytes() for path in tmp_path.glob("raw.*")}
-    for path, text in texts.items():
-        path.write_bytes(text * 20)
-    killed = process(_supervised, tmp_path / "text.json", many, tmp_path / "tok/x")
-    killed.start()
-    deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in (tmp_path / "tok").glob("*.part")):
-        assert killed.is_alive() and time.monotonic() < deadline
-        time.sleep(0.002)
-    _, step = _children(killed.pid)  # after what watches over it
-    workers = _children(step)
-    killed.kill()
-    killed.join(30)
-    assert len(workers) == streaming.cores()
-    while any(map(_alive, workers)):
-        assert time.monotonic() < deadline, "a worker outlived the step"
-        time.sleep(0.05)
-    assert not {"x.de", "x.en"} & names(tmp_path / "tok")
-    for path, text in texts.items():
-        path.write_bytes(text)
-    for out in ("tok", "other"):
-        clear(tmp_path / out)
-        pairs.tokenise(tmp_path / "text.json", many, tmp_path / out / "x")
-        assert names(tmp_path / out) == {"x.de", "x.en"}
-    for language in ("de", "en"):
-        written = (tmp_path / f"tok/x.{language}").read_bytes()
-        assert written and written == (tmp_path / f"other/x.{language}").read_bytes()
 
 
 def test_steps_load_no_torch():

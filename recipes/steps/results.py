@@ -16,7 +16,7 @@ from recipes.steps.guard import alone
 PAPERS = Path(__file__).parents[1] / "papers.csv"
 KEY = ("recipe", "method", "preset", "seed")
 """The columns that tell runs apart. Then comes what was measured, and the curve of validation; a score that a recipe
-does not have is empty, and so is the curve of a run before tables had one."""
+does not have is empty."""
 COLUMNS = (
     *KEY,
     *("params", "epochs", "updates", "tokens"),
@@ -71,9 +71,9 @@ def read(table: Path) -> list[dict[str, str]]:
     if not table.exists():
         return []
     lines = csv.DictReader(line.rstrip("\r") for line in read_lines(table))
-    if tuple(lines.fieldnames or ()) not in (COLUMNS, COLUMNS[:-1]):
+    if tuple(lines.fieldnames or ()) != COLUMNS:
         raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
-    return [{"valid": "", **row} for row in lines]
+    return list(lines)
 
 
 def keep(table: Path, row: dict[str, object]) -> None:
