@@ -306,6 +306,21 @@ def test_cudnns_attention_is_off(caplog: pytest.LogCaptureFixture, monkeypatch) 
     assert len([record for record in caplog.records if "cuDNN's attention is off" in record.getMessage()]) == 1
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_by_onednn_are_as_torchs(bias: bool) -> None:
+    """Also changed in place, as fairseq does with queries, and without a bias, as in adaptive softmax."""
+    gradients = []
+    for kind in (nn.Linear, FastLinear):
+        torch.manual_seed(1)
+        layer, x = nn.Linear(64, 64, bias=bias), torch.randn(3, 5, 64, requires_grad=True)
+        layer.__class__ = kind
+        y = layer(x)
+        y *= 0.5
+        gradients.append(torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()]))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_when_onednn_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is ahead, by the layers' sizes alone: a probe of something small comes out now so, now so, and resumed
     runs would differ. Two threads' probe on a busy machine chose oneDNN where MKL is level; there are two again after.

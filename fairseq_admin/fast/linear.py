@@ -35,8 +35,10 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
+    """Of matrices: one of more dimensions would be a view, which nobody may change in place; fairseq scales q so."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         return product(x, weight, bias)
 
@@ -44,8 +46,8 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        rows, flat = x.flatten(0, -2), gradient.flatten(0, -2)
-        return product(flat, weight.t()).view(x.shape), product(flat.t(), rows.t()), flat.sum(0)
+        of_bias = gradient.sum(0) if ctx.needs_input_grad[2] else None
+        return product(gradient, weight.t()), product(gradient.t(), x.t()), of_bias
 
 
 class FastLinear(Fast, nn.Linear):
@@ -56,7 +58,8 @@ class FastLinear(Fast, nn.Linear):
         suits = x.is_cpu and x.dtype == torch.float32 and self.weight.numel() >= SMALLEST
         if self.plain or not suits or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
-        return _Product.apply(x, self.weight, self.bias)
+        rows = x.reshape(-1, x.size(-1))
+        return _Product.apply(rows, self.weight, self.bias).view(*x.shape[:-1], self.out_features)
 
 
 @functools.cache
