@@ -34,9 +34,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-class _Product(torch.autograd.Function):
-    """Of matrices: one of more dimensions would be a view, which nobody may change in place; fairseq scales q so."""
-
+class _Product(torch.autograd.Function):  # of matrices: of more dimensions it is a view, which none may change in place
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
