@@ -97,6 +97,7 @@ BLEU = "score", "sacreBLEU, test"
 TABLES: dict[str, Callable[[], Rows]] = {
     "demo": lambda: by_method("demo", *BLEU, 100, 250, 400, 700, 1000),
     "tatoeba": lambda: by_method("own/tatoeba_deen/de-en", *BLEU, 1000, 2000),
+    "60l": lambda: by_method("multi30k/de-en", *BLEU, 500, 1000, 1500, 2000),
     "language-model": lambda: by_method("lm-demo", "perplexity", "perplexity, test"),
     "every-scheme": lambda: compared("compare.csv", "layers", "learned", "left the plateau at"),
     "multi30k": lambda: compared("multi30k.csv", "window", "left the plateau at"),
