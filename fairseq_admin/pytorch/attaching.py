@@ -74,7 +74,7 @@ def attach(
         omega: "profile": `profile` will set ω. "log" or "constant": it is set from each stack's depth.
 
     Raises:
-        AdminError: no site, or one whose ω could not be folded away. The model is as it was.
+        AdminError: no site, one whose ω could not be folded away, or compiled, wrapped, sharded. The model is as it was.
     """
     if omega not in ("profile", "log", "constant"):
         raise AdminError(f"omega={omega!r}; expected 'profile', 'log' or 'constant'.")
@@ -121,7 +121,7 @@ def detach(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
 
 
 def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, whole, of the stock model that computes what an attached one does, which goes on as it is.
+    """The stock model's whole state dict; the attached one goes on as it is. In shards (FSDP) every rank has to call.
 
     Raises:
         AdminError: the model is not attached, or an entry of ω is too near to 0.
