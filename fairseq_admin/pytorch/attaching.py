@@ -74,7 +74,7 @@ def attach(
         omega: "profile": `profile` will set ω. "log" or "constant": it is set from each stack's depth.
 
     Raises:
-        AdminError: no site, one whose ω could not be folded away, or compiled, wrapped, sharded. The model is as it was.
+        AdminError: no site, one whose ω could not be folded away; compiled, wrapped, sharded. The model is as it was.
     """
     if omega not in ("profile", "log", "constant"):
         raise AdminError(f"omega={omega!r}; expected 'profile', 'log' or 'constant'.")
