@@ -71,6 +71,7 @@ FOLDED = {
     "flat": Flat,
     "after the sum": type("Later", (Layer,), {"others": {"other": lambda: nn.Linear(8, 8)}, "forward":
         lambda self, x: (Layer.forward(self, x), self.other(x))[0]}),
+    "a factor of 1": type("Scaled", (Layer,), {"forward": lambda self, x: self.norm(self.fc2(self.fc1(x)) + 1.0 * x)}),
     "linear": kind(lambda self, x: self.fc1(x)),
     "twice": kind(lambda self, x: self.fc1(x) * self.fc1(x)),
     "dropout, cast": kind(lambda self, x: self.fc1(functional.dropout(x.type_as(self.fc1.bias), 0.1, False))),
@@ -163,6 +164,47 @@ def test_pre_ln_has_no_site(layer):
     model.out = nn.LayerNorm(8).double()
     with pytest.raises(ValueError, match="no site. None of its 5 norms .* Admin is for Post-LN"):
         admin.attach(model, X)
+
+
+class OwnNorm(nn.Module):
+    """With other names for its parameters than torch's, and a norm inside that has none."""
+
+    def __init__(self, begin, weight):
+        super().__init__()
+        self.gamma, self.beta = nn.Parameter(torch.full((8,), begin)), nn.Parameter(torch.zeros(8))
+        self.inner, self.weight = nn.LayerNorm(8, elementwise_affine=False), weight
+
+    def forward(self, x):
+        return self.weight(self.gamma) * self.inner(x) + self.beta
+
+
+def with_norms(*given):
+    model = Stack(Layer)
+    model.before = OwnNorm(*given)
+    for layer in model.layers:
+        layer.norm = OwnNorm(*given)
+    return model.double()
+
+
+@pytest.mark.parametrize("given", [(1.0, lambda weight: weight), (0.0, lambda weight: 1 + weight)])
+def test_a_norm_of_ones_own_is_written_through(given):
+    """Its weight may begin at 0, to which it adds 1, as in x-transformers."""
+    model = with_norms(*given)
+    admin.attach(model, X)
+    assert len(admin.profile(model, X)) == 3
+    for layer in model.layers:
+        layer.norm.gamma.data.uniform_(0.5, 2)
+        layer.norm.beta.data.uniform_(-1, 1)
+    with pytest.raises(ValueError, match=r"layers\.0\.norm\.gamma is neither at 1 nor at 0: .* trained"):
+        admin.profile(model, X)
+    before = perturbed(model)(X)
+    admin.fold(model)
+    assert (model(X) - before).abs().max() < 1e-12
+
+
+def test_a_norm_that_cannot_write_a_scale_has_no_site():
+    with pytest.raises(ValueError, match="no site. None of its 4 norms"):
+        admin.attach(with_norms(0.0, torch.exp), X)
 
 
 class Positions(Stack):

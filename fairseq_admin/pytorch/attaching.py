@@ -53,13 +53,14 @@ def attached(model: nn.Module) -> tuple[nn.Module, Attached]:
     raise AdminError(f"{type(model).__name__} is not attached; call attach(model, **batch) first.")
 
 
-def refuse_trained(sites: list[Site]) -> None:
-    """AdminError, if the norms are not as before training: weight 1, bias 0."""
-    for site in sites:
-        if any(parameter.ne(key == "weight").any() for key, parameter in site.norm.named_parameters()):
+def refuse_trained(model: nn.Module, sites: list[Site]) -> None:
+    """AdminError, if the norms are not as before training: a weight of 1, and a bias of 0."""
+    for name, offset in [item for site in sites for item in site.written.items()]:
+        numbers = model.get_parameter(name) + offset
+        if numbers.ne(1).any() and numbers.ne(0).any():
             raise AdminError(
-                f"{site.name} is not at weight 1 and bias 0: the model has been trained (from_pretrained?), and "
-                "another omega would destroy what it has learned. Profile a new model, or train this one unprofiled."
+                f"{name} is neither at 1 nor at 0: the model has been trained (from_pretrained?), and another "
+                "omega would destroy what it has learned. Profile a new model, or train this one unprofiled."
             )
 
 
@@ -85,12 +86,12 @@ def attach(
             raise AdminError(f"{type(module).__name__} is compiled, wrapped or sharded; attach to the model before.")
     attachment = Attached(find_sites(model, by_name(model, args, batch), sites))
     if omega != "profile":
-        refuse_trained(attachment.sites)
+        refuse_trained(model, attachment.sites)
     for site, sublayers in [(site, len(stack)) for stack in attachment.stacks for site in stack]:
-        norm = site.norm
-        norm.register_buffer("omega_init", torch.ones_like(norm.weight))
+        norm, like = site.norm, next(site.norm.parameters())
+        norm.register_buffer("omega_init", torch.ones_like(like))
         # Where no norm wrote the shortcut, a learned ω could not be folded away.
-        norm.omega_delta = nn.Parameter(torch.zeros_like(norm.weight)) if site.writer else 0.0
+        norm.omega_delta = nn.Parameter(torch.zeros_like(like)) if site.writer else 0.0
         if omega != "profile":
             site.set_omega(omega_from_depth(omega, sublayers))
         attachment.undo.append(site.taker.register_forward_pre_hook(site.take, with_kwargs=True).remove)
@@ -129,10 +130,11 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     root, attachment = attached(model)
     # By identity, for tied parameters have several keys.
     weights = {id(parameter): whole(parameter.detach()) for parameter in root.parameters()}
-    for site, writer in [(site, site.writer) for site in attachment.sites if site.writer]:
+    for site in [site for site in attachment.sites if site.writer]:
         omega = divisible(site.omega, f"omega of {site.name}")
-        for parameter in root.get_submodule(writer).parameters():
-            weights[id(parameter)] = scale(weights[id(parameter)], omega, 0)
+        for name, offset in site.written.items():
+            key = id(root.get_parameter(name))
+            weights[key] = scale(weights[key].double() + offset, omega, 0) - offset
         for name, reader in site.readers.items():
             key = id(root.get_parameter(name))
             weights[key] = reader.divided(weights[key], omega)

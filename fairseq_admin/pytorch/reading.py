@@ -53,6 +53,7 @@ class Value:
     """The modules that were given it: name, the argument's position or keyword, after which call."""
     channels: dict[Value, int] = field(default_factory=dict)
     """The norms whose output's channels it has, so that a scale of them scales it, and their axis, from the end."""
+    offsets: dict[str, float] = field(default_factory=dict)  # of a norm: what it adds to each parameter
     readings: list[tuple[Reader | None, Value]] = field(default_factory=list)
     """Of a norm: how they are read, and by which parameter; or None, and the call where a scale cannot be undone."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -23,14 +24,31 @@ from .reading import Value, follow, run, tensors
 
 UNSEEN = frozenset("?")
 """Stands for the arguments on which what no mode sees depends: of numpy, a custom autograd function."""
+TIMES = frozenset("mul __mul__ __rmul__".split())  # by 1, where a shortcut has a factor, for DeepNorm
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether it is a norm over the last dimension with a weight: torch's, or one whose class is called so."""
-    weight = getattr(module, "weight", None)
+    """Whether it is a norm: its class is called so, and its parameters, all its own, have a number a channel each."""
     others = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
     named = "norm" in type(module).__name__.lower() and not isinstance(module, others)
-    return named and isinstance(weight, nn.Parameter) and weight.dim() == 1 and not any(module.children())
+    own, every = list(module.parameters(recurse=False)), list(module.parameters())
+    return named and 0 < len(own) == len(every) and all(p.shape == own[0].shape == (p.numel(),) != (1,) for p in own)
+
+
+def offsets(norm: nn.Module, args: tuple) -> dict[str, float]:
+    """What a norm adds to each of its parameters, by name: with (p + offset) scaled, it writes the same, scaled.
+
+    It is 0, or of a weight that begins at 0 it is 1; as for readers it is tried. Empty: neither is so.
+    """
+    x, drawn = torch.randn_like(args[0]), {name: torch.randint_like(p, 9) / 8 for name, p in norm.named_parameters()}
+    factor = torch.randint_like(next(iter(drawn.values())), 1, 4).exp2()
+    before = torch.func.functional_call(norm, drawn, (x, *args[1:]))
+    for added in itertools.product((0.0, 1.0), repeat=len(drawn)):
+        tried = {name: (p + more) * factor - more for (name, p), more in zip(drawn.items(), added)}
+        written = torch.func.functional_call(norm, tried, (x, *args[1:]))
+        if len(factor) != x.size(-1) or torch.equal(written, before * factor):  # SqueezeBERT's are refused later
+            return dict(zip(drawn, added))
+    return {}
 
 
 class Trace(TorchFunctionMode):
@@ -43,7 +61,7 @@ class Trace(TorchFunctionMode):
         super().__init__()
         self.names = {module: name for name, module in model.named_modules()}
         self.running: list[str] = []
-        self.in_norm = False
+        self.norm: object = None  # the one that runs: what is called in it is not noted
         self.called: Counter[str] = Counter()
         self.norms: dict[str, Value] = {}
         self.time = 0
@@ -65,10 +83,13 @@ class Trace(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.in_norm:
+        if self.norm:
             return func(*args, **kwargs)
         inputs = {id(tensor): self.value(tensor) for tensor in tensors([args, kwargs])}
         result, tensors_made = run(func, args, kwargs)
+        if func.__name__ in TIMES and any(number == 1 for number in args if isinstance(number, (int, float))):
+            (self.values[result],) = inputs.values()
+            return result
         made = self.record(func.__name__, list(inputs.values()), tensors_made)
         for norm in {norm for value in inputs.values() for norm in value.channels} if made else ():
             follow(norm, (func, args, kwargs), inputs, made)
@@ -86,24 +107,30 @@ class Trace(TorchFunctionMode):
 
     def enter(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Note that a module is called, and with what."""
+        if self.norm:
+            return
         name = self.names[module]
         self.running.append(name)
         self.called[name] += 1
         for argument, tensor in [*enumerate(args), *kwargs.items()]:
             if isinstance(tensor, Tensor):
                 self.value(tensor).takers.append((name, argument, self.time))
-        self.in_norm = is_norm(module) and len(args) > 0
+        self.norm = module if args and is_norm(module) else None
 
     def leave(self, module: nn.Module, args: tuple, result: Any) -> None:
         """Note that a module has returned."""
-        if self.in_norm:
+        if self.norm not in (None, module):
+            return
+        if self.norm:
             x = self.value(args[0])
             (norm,) = self.record("norm", [x], [result])
             for other in x.channels:
                 other.readings.append((None, norm))
-            norm.channels[norm] = -1
+            self.norm = self  # any that is no module's
+            norm.offsets = offsets(module, args)
+            norm.channels.update({norm: -1} if norm.offsets else {})
             self.norms[norm.place] = norm
-            self.in_norm = False
+            self.norm = None
         self.running.pop()
 
 
