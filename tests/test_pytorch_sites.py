@@ -67,7 +67,19 @@ class Flat(Layer):
         return self.norm((rows + self.fc2(self.fc1(rows))).view(x.shape))
 
 
+class OddNorm(nn.Module):
+    """It is called a norm, and is given indices, or gives two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return (x * self.weight, x) if x.is_floating_point() else self.weight[x]
+
+
 FOLDED = {
+    "indices": kind(lambda self, x: self.fc1(x) + self.odd(torch.arange(8)), odd=OddNorm),
     "flat": Flat,
     "after the sum": type("Later", (Layer,), {"others": {"other": lambda: nn.Linear(8, 8)}, "forward":
         lambda self, x: (Layer.forward(self, x), self.other(x))[0]}),
@@ -110,6 +122,7 @@ def test_what_reads_a_shortcut_is_folded(case):
 
 
 REFUSED = {
+    "of two": (kind(lambda self, x: self.fc1(x) + self.odd(X)[0], odd=OddNorm), "reads what the trace cannot see"),
     "positions": (kind(lambda self, x: self.fc1(x + self.p), p=parameter(8)), r"also read by add in layers\.\d"),
     "weight": (kind(lambda self, x: functional.linear(x, 2 * self.fc1.weight)), "also read by linear"),
     "before": (kind(lambda self, x: self.fc1(self.other(x)), other=lambda: nn.LayerNorm(8)), "also read by norm"),

@@ -27,12 +27,14 @@ UNSEEN = frozenset("?")
 TIMES = frozenset("mul __mul__ __rmul__".split())  # by 1, where a shortcut has a factor, for DeepNorm
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Whether it is a norm: its class is called so, and its parameters, all its own, have a number a channel each."""
+def is_norm(module: nn.Module, x: object = None, *_: object) -> bool:
+    """Whether it is a norm: its class is called so, and its parameters, all its own, have a number a channel."""
     others = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
     named = "norm" in type(module).__name__.lower() and not isinstance(module, others)
+    if not (named and isinstance(x, Tensor) and x.is_floating_point()):
+        return False
     own, every = list(module.parameters(recurse=False)), list(module.parameters())
-    return named and 0 < len(own) == len(every) and all(p.shape == own[0].shape == (p.numel(),) != (1,) for p in own)
+    return 0 < len(own) == len(every) and all(p.shape == own[0].shape == (p.numel(),) != (1,) for p in own)
 
 
 def offsets(norm: nn.Module, args: tuple) -> dict[str, float]:
@@ -115,13 +117,13 @@ class Trace(TorchFunctionMode):
         for argument, tensor in [*enumerate(args), *kwargs.items()]:
             if isinstance(tensor, Tensor):
                 self.value(tensor).takers.append((name, argument, self.time))
-        self.norm = module if args and is_norm(module) else None
+        self.norm = module if is_norm(module, *args) else None
 
     def leave(self, module: nn.Module, args: tuple, result: Any) -> None:
         """Note that a module has returned."""
         if self.norm not in (None, module):
             return
-        if self.norm:
+        if self.norm and isinstance(result, Tensor):
             x = self.value(args[0])
             (norm,) = self.record("norm", [x], [result])
             for other in x.channels:
@@ -130,7 +132,7 @@ class Trace(TorchFunctionMode):
             norm.offsets = offsets(module, args)
             norm.channels.update({norm: -1} if norm.offsets else {})
             self.norms[norm.place] = norm
-            self.norm = None
+        self.norm = None
         self.running.pop()
 
 
