@@ -157,6 +157,17 @@ def test_what_cannot_be_folded_is_refused_and_leaves_the_model_as_it_was(case):
     assert model.training
 
 
+def test_a_mask_of_sentences_is_cut_with_them():
+    """Without torch's attention, whose `mask` is of positions by positions."""
+    model = type("Masked", (Stack,), {"forward": lambda self, x, mask: Stack.forward(self, x * mask.unsqueeze(2))})(
+        Layer
+    )
+    x, mask = torch.randn(5, 5, 8).double(), torch.ones(5, 5).double()
+    admin.attach(model.double(), x, mask)
+    cut = admin.profile(model, x, mask, tokens=10)
+    assert list(cut.values()) == list(admin.profile(model, x[:2], mask[:2]).values())
+
+
 class PreLN(Layer):
     def forward(self, x):
         return x + self.fc2(self.fc1(self.norm(x)).relu())

@@ -16,7 +16,7 @@ from .sites import Site
 from .trace import by_name, undisturbed
 
 logger = logging.getLogger(__name__)
-UNBATCHED = ("mask", "src_mask", "tgt_mask", "memory_mask")  # torch's masks of positions by positions
+UNBATCHED = ("mask", "src_mask", "tgt_mask", "memory_mask")  # of torch's attention: positions by positions
 ENCODER = ("attention_mask", "src_key_padding_mask")
 DECODER = ("decoder_attention_mask", "tgt_key_padding_mask", "labels")
 """Arguments that tell padding: as 0, in torch's as all but 0, in labels as -100, which cross entropy leaves out."""
@@ -27,7 +27,9 @@ class Batch:
 
     def __init__(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         self.named = by_name(model, args, kwargs)
-        self.axis = int(not all(m.batch_first for m in model.modules() if isinstance(m, nn.MultiheadAttention)))
+        of_torch = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+        self.axis = int(not all(module.batch_first for module in of_torch))
+        self.unbatched = UNBATCHED if of_torch else ()
         batched = (value for value in self.named.values() if isinstance(value, Tensor) and value.dim() > 1)
         first = next(batched, torch.empty(1, 1))
         self.sentences, self.length = first.size(self.axis), first.size(1 - self.axis)
@@ -41,7 +43,7 @@ class Batch:
         cut = dict(self.named)
         for name, value in self.named.items():
             axis = 0 if name.endswith("key_padding_mask") else self.axis
-            batched = isinstance(value, Tensor) and name not in UNBATCHED
+            batched = isinstance(value, Tensor) and name not in self.unbatched
             if batched and value.shape[axis : axis + 1] == (self.sentences,):
                 cut[name] = value.narrow(axis, 0, sentences)
         return cut
