@@ -14,6 +14,7 @@ import argparse
 import inspect
 import math
 import re
+import resource
 import signal
 import warnings
 from pathlib import Path
@@ -31,8 +32,8 @@ from fairseq_admin.pytorch.attaching import INSIDE
 from fairseq_admin.pytorch.reading import tensors
 from recipes.compare.rows import write_runs
 
-SECONDS = 100
-"""Of CPU time, that a family may take."""
+SECONDS, MEMORY = 100, 2**33
+"""Of CPU time, and bytes, that a family may take."""
 LENGTH = 12
 EXACT = {torch.float64: 1e-11, torch.float32: 1e-4}
 
@@ -184,6 +185,7 @@ def main() -> None:
         raise TimeoutError(f"more than {SECONDS} s")
 
     signal.signal(signal.SIGPROF, late)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     rows = []
     for name in args.models or sorted(MODEL_MAPPING_NAMES):
         row: dict[str, Any] = {}
