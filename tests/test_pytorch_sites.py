@@ -231,6 +231,15 @@ def test_a_norm_that_cannot_write_a_scale_has_no_site():
         admin.attach(with_norms(0.0, torch.exp), X)
 
 
+def test_a_model_in_half_precision_is_followed():
+    """Where a number near 0 has few bits: of many random ones some are, and so are some of their shares."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 4, 256, batch_first=True), 1).half()
+        admin.attach(model, torch.randn(4, 64, 512).half())
+        assert len(admin.omegas(model)) == 2
+
+
 class Positions(Stack):
     """Sums that feed a norm and are no sites: of embeddings, and of a positional convolution."""
 

@@ -63,6 +63,11 @@ def tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
+def random_like(tensor: Tensor) -> Tensor:
+    """Odd sixteenths between -1 and 1: with few bits, so that half precision has their products and shares, too."""
+    return (2 * torch.randint_like(tensor, -8, 8) + 1) / 16
+
+
 def run(function: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
     """What a function returns, and the tensors that it made or changed. An argument that it returns becomes a view."""
     versions = [(tensor, tensor._version) for tensor in tensors([args, kwargs])]
@@ -86,7 +91,7 @@ def candidates(shape: torch.Size, channels: int) -> Iterator[Reader]:
 def follow(norm: Value, call: tuple[Any, Any, Any], inputs: dict[int, Value], made: list[Value]) -> None:
     """Note where a norm's channels are in what a call makes of its inputs (by id), or that it reads them, and how."""
     function, *arguments = call
-    drawn = {id(t): torch.randn_like(t) if t.is_floating_point() else t for t in tensors(arguments)}
+    drawn = {id(t): random_like(t) if t.is_floating_point() else t for t in tensors(arguments)}
     axes = {key: value.channels[norm] for key, value in inputs.items() if norm in value.channels}
     channels = {drawn[key].size(axis) for key, axis in axes.items()}.pop()
     factor = 2.0 ** torch.randint(1, 4, (channels,)) * (2 * torch.randint(2, (channels,)) - 1)
