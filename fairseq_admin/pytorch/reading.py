@@ -7,17 +7,19 @@ of both signs, which no rounding sees:
     bits scaled along an axis                   the scale passes (dropout, transpose, a mask)
     the same bits, with a parameter divided     its entries along an axis read the channels; the fold divides them
     anything else                               the scale cannot be undone there
+
+So is what a norm writes, with its parameters scaled (`offsets`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .folding import scale
@@ -124,3 +126,20 @@ def follow(norm: Value, call: tuple[Any, Any, Any], inputs: dict[int, Value], ma
             if all(map(torch.equal, before, outputs({**changed, key: divided}))):
                 return norm.readings.append((reader, value))
     norm.readings.append((None, made[0]))
+
+
+def offsets(norm: nn.Module, args: tuple) -> dict[str, float]:
+    """What a norm adds to each of its parameters, by name: with (p + offset) scaled, it writes the same, scaled.
+
+    It is 0, or of a weight that begins at 0 it is 1; as for readers it is tried. Empty: neither is so.
+    """
+    x, drawn = random_like(args[0]), {name: random_like(p) for name, p in norm.named_parameters()}
+    factor = torch.randint_like(next(iter(drawn.values())), 1, 4).exp2()
+    before = torch.func.functional_call(norm, drawn, (x, *args[1:]))
+    unseen = 16 * torch.finfo(before.dtype).tiny  # numbers so small have fewer bits
+    for added in product((0.0, 1.0), repeat=len(drawn)):
+        tried = {name: (p + more) * factor - more for (name, p), more in zip(drawn.items(), added)}
+        written = torch.func.functional_call(norm, tried, (x, *args[1:]))
+        if len(factor) != x.size(-1) or torch.allclose(written, before * factor, rtol=0, atol=unseen):
+            return dict(zip(drawn, added))  # whose channels are elsewhere (SqueezeBERT), no reader undoes
+    return {}

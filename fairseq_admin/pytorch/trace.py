@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 from collections import Counter
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .reading import Value, follow, random_like, run, tensors
+from .reading import Value, follow, offsets, run, tensors
 
 UNSEEN = frozenset("?")
 """Stands for the arguments on which what no mode sees depends: of numpy, a custom autograd function."""
@@ -35,23 +34,6 @@ def is_norm(module: nn.Module, x: object = None, *_: object) -> bool:
         return False
     own, every = list(module.parameters(recurse=False)), list(module.parameters())
     return 0 < len(own) == len(every) and all(p.shape == own[0].shape == (p.numel(),) != (1,) for p in own)
-
-
-def offsets(norm: nn.Module, args: tuple) -> dict[str, float]:
-    """What a norm adds to each of its parameters, by name: with (p + offset) scaled, it writes the same, scaled.
-
-    It is 0, or of a weight that begins at 0 it is 1; as for readers it is tried. Empty: neither is so.
-    """
-    x, drawn = random_like(args[0]), {name: random_like(p) for name, p in norm.named_parameters()}
-    factor = torch.randint_like(next(iter(drawn.values())), 1, 4).exp2()
-    before = torch.func.functional_call(norm, drawn, (x, *args[1:]))
-    unseen = 16 * torch.finfo(before.dtype).tiny  # numbers so small have fewer bits
-    for added in itertools.product((0.0, 1.0), repeat=len(drawn)):
-        tried = {name: (p + more) * factor - more for (name, p), more in zip(drawn.items(), added)}
-        written = torch.func.functional_call(norm, tried, (x, *args[1:]))
-        if len(factor) != x.size(-1) or torch.allclose(written, before * factor, rtol=0, atol=unseen):
-            return dict(zip(drawn, added))  # whose channels are elsewhere (SqueezeBERT), no reader undoes
-    return {}
 
 
 class Trace(TorchFunctionMode):
