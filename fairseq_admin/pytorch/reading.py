@@ -140,6 +140,6 @@ def offsets(norm: nn.Module, args: tuple) -> dict[str, float]:
     for added in product((0.0, 1.0), repeat=len(drawn)):
         tried = {name: (p + more) * factor - more for (name, p), more in zip(drawn.items(), added)}
         written = torch.func.functional_call(norm, tried, (x, *args[1:]))
-        if len(factor) != x.size(-1) or torch.allclose(written, before * factor, rtol=0, atol=unseen):
+        if len(factor) != x.size(-1) or torch.allclose(written, before * factor.to(before.dtype), rtol=0, atol=unseen):
             return dict(zip(drawn, added))  # whose channels are elsewhere (SqueezeBERT), no reader undoes
     return {}
