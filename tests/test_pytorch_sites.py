@@ -219,7 +219,7 @@ def test_a_norm_of_ones_own_is_written_through(given):
     for layer in model.layers:
         layer.norm.gamma.data.uniform_(0.5, 2)
         layer.norm.beta.data.uniform_(-1, 1)
-    with pytest.raises(ValueError, match=r"layers\.0\.norm\.gamma is neither at 1 nor at 0: .* trained"):
+    with pytest.raises(ValueError, match=r"layers\.0\.norm is not at weight 1 and bias 0: .* trained"):
         admin.profile(model, X)
     before = perturbed(model)(X)
     admin.fold(model)
@@ -318,10 +318,11 @@ def test_what_cannot_be_attached_profiled_or_folded():
         admin.attach(model, **batch)
     with pytest.raises(ValueError, match="expected 'reference' or 'paper'"):
         admin.profile(model, rule="log", **batch)
-    trained = copy.deepcopy(model)
-    trained.bert.encoder.layer[1].output.LayerNorm.weight.data[3] = 1.5
-    with pytest.raises(ValueError, match="has been trained"):
-        admin.profile(trained, **batch)
+    for key, value in (("weight", 1.5), ("weight", 0.0), ("bias", 1.0), ("omega_delta", 1.0)):
+        trained = copy.deepcopy(model)
+        trained.bert.encoder.layer[-1].output.LayerNorm.get_parameter(key).data[:] = value
+        with pytest.raises(ValueError, match="is not at weight 1 and bias 0: the model has been trained"):
+            admin.profile(trained, **batch)
     broken = copy.deepcopy(model)
     broken.bert.embeddings.word_embeddings.weight.data[9:].fill_(float("inf"))
     with pytest.raises(ValueError, match="a finite number was expected"):

@@ -53,15 +53,17 @@ def attached(model: nn.Module) -> tuple[nn.Module, Attached]:
     raise AdminError(f"{type(model).__name__} is not attached; call attach(model, **batch) first.")
 
 
-def refuse_trained(model: nn.Module, sites: list[Site]) -> None:
-    """AdminError, if the norms are not as before training: a weight of 1, and a bias of 0."""
-    for name, offset in [item for site in sites for item in site.written.items()]:
-        numbers = model.get_parameter(name) + offset
-        if numbers.ne(1).any() and numbers.ne(0).any():
-            raise AdminError(
-                f"{name} is neither at 1 nor at 0: the model has been trained (from_pretrained?), and another "
-                "omega would destroy what it has learned. Profile a new model, or train this one unprofiled."
-            )
+def refuse_trained(sites: list[Site]) -> None:
+    """AdminError, if the norms are not as before training: weight 1, bias 0; by other names, either."""
+    for site in sites:
+        for key, parameter in site.norm.named_parameters():
+            begins = {"weight": (1,), "bias": (0,), "omega_delta": (0,)}.get(key, (0, 1))
+            if all((parameter + site.offsets.get(key, 0.0)).ne(value).any() for value in begins):
+                raise AdminError(
+                    f"{site.name} is not at weight 1 and bias 0: the model has been trained (from_pretrained?), and "
+                    "another omega would destroy what it has learned. Profile a new model, or train this one "
+                    "unprofiled."
+                )
 
 
 def attach(
@@ -86,7 +88,7 @@ def attach(
             raise AdminError(f"{type(module).__name__} is compiled, wrapped or sharded; attach to the model before.")
     attachment = Attached(find_sites(model, by_name(model, args, batch), sites))
     if omega != "profile":
-        refuse_trained(model, attachment.sites)
+        refuse_trained(attachment.sites)
     for site, sublayers in [(site, len(stack)) for stack in attachment.stacks for site in stack]:
         norm, like = site.norm, next(site.norm.parameters())
         norm.register_buffer("omega_init", torch.ones_like(like))

@@ -86,7 +86,7 @@ def profile(
         AdminError: the model is not attached, or not fresh; a site does not run once; a variance is not finite.
     """
     root, attachment = attached(model)
-    refuse_trained(root, attachment.sites)
+    refuse_trained(attachment.sites)
     samples = Batch(root, args, batch)
     stacks = {f"stack of {stack[0].name}": stack for stack in attachment.stacks}
     attempt = partial(measure, root, attachment, samples, rule)

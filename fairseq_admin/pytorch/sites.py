@@ -29,11 +29,12 @@ class Site:
 
     name: str  # of the norm
     norm: Any
+    offsets: dict[str, float]  # what the norm adds to each of its parameters
     taker: nn.Module  # the last module before the sum that is given x
     argument: int | str  # its argument that x is: the position or the keyword
     writer: str | None
     """The norm that wrote x. None: the first of a stack, whose input no norm wrote; its ω stays 1."""
-    written: dict[str, float]  # the parameters of that norm, by name, and what it adds to each
+    written: dict[str, float]  # that norm's parameters, by name in the model, and what it adds to each
     readers: dict[str, Reader]  # how parameters read x, by name
     inputs: frozenset[str]  # the arguments of the model's forward on which x depends
     shortcuts: dict[torch.device, Tensor] = field(default_factory=dict)
@@ -112,8 +113,9 @@ def site_of(model: nn.Module, graph: Trace, name: str, taker: str | None) -> Sit
         if [other for other, read in readings if read is value] != [reader] * value.readers:
             raise refused(f"{value.place} reads the shortcut of {name}, and something else")
     readers = {value.place: reader for reader, value in readings if reader}
-    by = {f"{written}.{key}": offset for key, offset in writer.offsets.items()} if writer else {}
-    return Site(name, model.get_submodule(name), *takers[-1], written, by, readers, x.depends)
+    parameters = {f"{written}.{key}": offset for key, offset in writer.offsets.items()} if writer else {}
+    norm, offsets = model.get_submodule(name), graph.norms[name].offsets
+    return Site(name, norm, offsets, *takers[-1], written, parameters, readers, x.depends)
 
 
 def find_sites(model: nn.Module, batch: dict[str, Any], chosen: Mapping[str, str] | None) -> list[list[Site]]:

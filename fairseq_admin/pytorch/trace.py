@@ -23,7 +23,7 @@ from .reading import Value, follow, offsets, run, tensors
 
 UNSEEN = frozenset("?")
 """Stands for the arguments on which what no mode sees depends: of numpy, a custom autograd function."""
-TIMES = frozenset("mul __mul__ __rmul__".split())  # by 1, where a shortcut has a factor, for DeepNorm
+TIMES = frozenset("mul __mul__ __rmul__".split())  # by 1 they give the same numbers, as of a factor that DeepNorm has
 
 
 def is_norm(module: nn.Module, x: object = None, *_: object) -> bool:
@@ -72,7 +72,8 @@ class Trace(TorchFunctionMode):
             return func(*args, **kwargs)
         inputs = {id(tensor): self.value(tensor) for tensor in tensors([args, kwargs])}
         result, tensors_made = run(func, args, kwargs)
-        if func.__name__ in TIMES and any(number == 1 for number in args if isinstance(number, (int, float))):
+        numbers = [number for number in args if isinstance(number, (int, float))]
+        if func.__name__ in TIMES and numbers == [1] and len(inputs) == 1:
             (self.values[result],) = inputs.values()
             return result
         made = self.record(func.__name__, list(inputs.values()), tensors_made)
