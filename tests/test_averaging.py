@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_checkpoint import admin, save
 
+from fairseq_admin.bar import Bar
 from fairseq_admin.checkpoints import averaging, files
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance
@@ -199,6 +200,7 @@ def refused(*paths):
     with pytest.raises(AdminError) as refusal:
         averaging.average(paths)
     assert "\n" not in str(refusal.value)
+    assert not Bar._instances, "on a terminal the line would stand behind the bar"
     return str(refusal.value)
 
 

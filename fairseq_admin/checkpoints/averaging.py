@@ -130,7 +130,9 @@ def average(paths: Sequence[Path]) -> Checkpoint:
         AdminError: a file is not a whole checkpoint, is folded, is from another model or run than the first, has
             diverged.
     """
-    checkpoints = [Checkpoint.read(path) for path in each("read", paths, " files")]
+    checkpoints = []
+    for path in each("read", paths, " files"):  # which an error ends; a comprehension keeps the bar open meanwhile
+        checkpoints.append(Checkpoint.read(path))
     _refuse_misfits(checkpoints, [files.checksums(path) for path in paths])
     last = max(checkpoints, key=lambda checkpoint: checkpoint.updates)
     ties = _ties(checkpoints, last)
