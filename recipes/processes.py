@@ -56,7 +56,8 @@ def supervise(work: Callable[[], object]) -> int:
     if status is None:
         if child and child.pid:
             child.join()
-        print("Interrupted. The same command goes on from here.", file=sys.stderr)
+        line = "\n" * sys.stderr.isatty()  # after a bar, and the ^C that was typed
+        print(f"{line}Interrupted. The same command goes on from here.", file=sys.stderr)
         status = 130
     return status
 

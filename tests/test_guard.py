@@ -16,11 +16,9 @@ from recipes.steps import guard, settings
 from recipes.steps.common import write_lines
 
 
-def python(code: str, *arguments: object) -> subprocess.Popen:
+def python(code: str, *arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
 
 
 HOLDER = """
@@ -90,6 +88,18 @@ def test_a_recipe_has_its_folder_and_ends_with_all_it_started(tmp_path, number):
         assert (first.returncode, error) == (130, "Interrupted. The same command goes on from here.\n")
     again = python(RECIPE, folder, "ls; exit 7")
     assert again.communicate(timeout=60) == ("", "") and again.returncode == 7
+
+
+def test_on_a_terminal_that_it_was_interrupted_is_a_line_of_its_own(tmp_path):
+    ours, theirs = os.openpty()
+    made = python(RECIPE, tmp_path, "echo; printf 'a bar' >&2; exec sleep 600", stderr=theirs)
+    made.stdout.readline()
+    assert os.read(ours, 1 << 10) == b"a bar"
+    made.send_signal(signal.SIGINT)
+    assert made.wait(timeout=60) == 130
+    assert os.read(ours, 1 << 10) == b"\r\nInterrupted. The same command goes on from here.\r\n"
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_it_ends_with_the_make_above(tmp_path):
