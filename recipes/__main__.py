@@ -101,7 +101,8 @@ def main() -> None:
         words = [word for word in words if not word.startswith("RECIPE=")]
     name, goal = asked(target)
     recipe = recipes.read(name, recipes.collect(name, words, recipes.files()[name][0].names))
-    os.environ.update({key: value for key, value in recipe.settings.exported().items() if key not in os.environ})
+    exported = recipe.settings.exported().items()
+    os.environ.update({name: value for name, value in exported if name in recipe.given or name not in os.environ})
     on_cpu, plan, work = of_a_grid(recipe) if recipe.file.is_grid else of_a_model(recipe, goal)
     if on_cpu:
         # With --cpu fairseq still clips gradients on a GPU that it sees, and starts a process for each of several.

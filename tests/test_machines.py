@@ -148,6 +148,15 @@ def test_what_a_recipe_tells_its_processes_of_threads_and_memory(own, told):
     assert exported["PYTHONUTF8"] == "1" and read("demo", {}).settings.exported()["OMP_NUM_THREADS"] == "1"
 
 
+def test_a_word_comes_before_the_shells_variable(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as the recipe sets it
+    for words, threads in (("OMP_NUM_THREADS=2", "2"), ("", "3")):
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")
+        monkeypatch.setattr(sys, "argv", ["recipes", "demo", *words.split(), "RUNS=nowhere", "-n"])
+        main()
+        assert os.environ["OMP_NUM_THREADS"] == threads
+
+
 FLAGS = {"fp16": "--fp16", "me-fp16": "--memory-efficient-fp16", "amp": "--amp", "bf16": "--bf16", "fp32": None}
 
 
