@@ -149,7 +149,6 @@ def test_what_a_recipe_tells_its_processes_of_threads_and_memory(own, told):
 
 
 def test_a_word_comes_before_the_shells_variable(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as the recipe sets it
     for words, threads in (("OMP_NUM_THREADS=2", "2"), ("", "3")):
         monkeypatch.setenv("OMP_NUM_THREADS", "3")
         monkeypatch.setattr(sys, "argv", ["recipes", "demo", *words.split(), "RUNS=nowhere", "-n"])
