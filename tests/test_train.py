@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -10,7 +11,9 @@ import conftest
 import pytest
 import torch
 from conftest import TRAIN
+from torch.utils.data import DataLoader
 
+from recipes.steps import train
 from recipes.steps.checkpoints import newest, reached
 
 BF16 = ["--bf16", "--fp16-no-flatten-grads", "--max-update", "3"]
@@ -69,6 +72,34 @@ def test_an_update_that_ends_an_epoch_has_its_checkpoint(run, corpus, tmp_path):
     whole, parts = (torch.load(tmp_path / name / "checkpoint_6_6.pt", weights_only=False) for name in logs)
     assert all(torch.equal(whole["model"][key], parts["model"][key]) for key in whole["model"])
     assert whole["extra_state"]["train_iterator"] == parts["extra_state"]["train_iterator"]
+
+
+class _Collecting(list):
+    """A data set in whose processes garbage is collected."""
+
+    def __getitem__(self, index):
+        gc.collect()
+        return super().__getitem__(index)
+
+
+def _second_epoch(log: Path) -> None:
+    """A training whose processes are forked with the iterator of an earlier epoch, which nobody has collected."""
+    os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY), 2)
+    gc.disable()
+    batches = DataLoader(_Collecting([1, 2]), num_workers=1, multiprocessing_context="fork")
+    earlier = iter(batches)
+    next(earlier)
+    earlier.itself = earlier
+    del earlier
+    train.fairseq_train = lambda cfg: list(batches)
+    train.train(None)
+
+
+def test_processes_that_load_batches_are_quiet(tmp_path):
+    process = conftest.process(_second_epoch, tmp_path / "log")
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0 and (tmp_path / "log").read_text() == ""
 
 
 def _spawning(arguments: list[str], log: Path) -> None:

@@ -47,6 +47,7 @@ def batches(tokens: int) -> Iterator[dict[str, Any]]:
 def looked_at(made: Trainer, batch: dict[str, Any]) -> str:
     """GiB at the peak of one step, above those before it (0 on a CPU), and the kernels that computed attention."""
     before = torch.cuda.memory_allocated()
+    made.cuda_env = None  # with which fairseq, to log the peak, would reset it
     if made.cuda:
         torch.cuda.reset_peak_memory_stats()
     with torch.profiler.profile() as profile:

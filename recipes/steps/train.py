@@ -2,7 +2,7 @@
 
     python -m recipes.steps.train data-bin --user-dir fairseq_admin --arch transformer_admin_18l --save-dir RUN ...
 
-It heeds neither --profile nor --use-plasma-view, and differs in three things:
+It heeds neither --profile nor --use-plasma-view, and differs in four things:
 
 - It goes on from the newest checkpoint in --save-dir (checkpoints.py), and does nothing if that is of update
   --max-update.
@@ -10,11 +10,15 @@ It heeds neither --profile nor --use-plasma-view, and differs in three things:
   the epoch's checkpoint, which the recipes do without.
 - --bf16 trains on a GPU. fairseq-train takes it for the wish to train on a TPU, fails without one, and leaves bf16 to
   fairseq-hydra-train, whose options have other names.
+- A process that loads batches (--num-workers) leaves alone the garbage that it was forked with. Of an earlier epoch's
+  processes, which it cannot wait for, torch would print tracebacks into the log.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +59,7 @@ def _numbering(save: Callable) -> Callable:
 def train(cfg: Any, **given: Any) -> None:
     """What fairseq starts in every process."""
     checkpoint_utils.save_checkpoint = _numbering(checkpoint_utils.save_checkpoint)
+    os.register_at_fork(after_in_child=gc.freeze)
     fairseq_train(cfg, **given)
 
 
