@@ -56,9 +56,9 @@ table: $(VENV)/ready
 figures: $(VENV)/ready
 	@$(RUN) -m recipes.figures.docs -o docs/images
 
-## make tables: the tables of results in README.md and docs/, from the rows that docs/ keeps
+## make tables: the tables of docs/results.md that say how schemes stand, from the rows that docs/ keeps
 tables: $(VENV)/ready
-	@$(RUN) -m recipes.figures.tables README.md docs/*.md
+	@$(RUN) -m recipes.figures.tables docs/results.md
 
 ## make test: lint, types and all tests but the nightly ones
 test: lint
@@ -83,11 +83,11 @@ release: $(VENV)/ready
 	$(RUN) -m twine check --strict dist/*
 	PYTHON=$(abspath $(RUN)) tests/release.sh dist/*.whl
 
-## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=; QUICK=1: that alone, in small), the host time of a GPU's step, and an attached BERT's
+## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=: that alone), the host time of a GPU's step, and an attached BERT's
 bench: $(VENV)/ready
 	$(RUN) -m recipes.bench.speed $(if $(SIZES),--sizes $(SIZES)) --csv "$${RUNS:-runs}/bench/speed.csv"
-	$(if $(QUICK),,$(RUN) -m recipes.bench.host --csv "$${RUNS:-runs}/bench/host.csv")
-	$(if $(QUICK),,$(RUN) -m recipes.bench.attached --csv "$${RUNS:-runs}/bench/attached.csv")
+	$(if $(SIZES),,$(RUN) -m recipes.bench.host --csv "$${RUNS:-runs}/bench/host.csv")
+	$(if $(SIZES),,$(RUN) -m recipes.bench.attached --csv "$${RUNS:-runs}/bench/attached.csv")
 
 ## make setup: only the virtual environment (TORCH=cpu|cuda|cu126 or pip's torch==..., PYTHON=, VENV=)
 setup: $(VENV)/ready

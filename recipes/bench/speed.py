@@ -6,7 +6,6 @@ process that makes three steps, and the profiling pass as a share of stock's ste
 
     python -m recipes.bench.speed                                      # 18L-18L at widths 16, 256 and 512
     python -m recipes.bench.speed --sizes 6:512:1024 60-12:512:1024    # layers, width, target tokens
-    QUICK=1 python -m recipes.bench.speed --csv speed.csv              # two minutes
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from recipes.bench.step import METHODS, Run
 from recipes.compare.rows import Row
 
 SIZES = ["18:16:512", "18:256:1024", "18:512:1024"]
-QUICK = ["6:16:512", "6:256:512", "6:256:1024"]
 """Layers, width and target tokens. At width 16 only dispatch counts."""
 BLOCKS_OF_THEIR_OWN = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
@@ -70,9 +68,7 @@ def main() -> None:
     top = parser(__doc__)
     top.add_argument("--sizes", nargs="+", type=size, help=f"{FORM} (default: {' '.join(SIZES)})")
     args = top.parse_args()
-    if quick := os.environ.get("QUICK", "0") not in ("", "0"):
-        args.pairs = 3
-    sizes = args.sizes or map(size, QUICK if quick else SIZES)
+    sizes = args.sizes or map(size, SIZES)
     report((rows_of(Namespace(**vars(args) | each, words=4000, length=32)) for each in sizes), args.csv)
 
 
