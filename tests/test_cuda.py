@@ -14,10 +14,12 @@ import reference
 import torch
 from conftest import TRAIN
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from post_ln import build, output
 from test_modes import QUICK, last, train, two_processes
 from test_radam import amp, assert_amp_is_float32, gradients, handled
 from torch import Tensor
 
+import fairseq_admin.pytorch as admin
 from fairseq_admin.fast import loss
 from fairseq_admin.fast.attention import FastAttention
 from fairseq_admin.method import provenance
@@ -154,6 +156,45 @@ def test_fused_radam_on_cuda(dtype: torch.dtype) -> None:
     torch.testing.assert_close(*found, rtol=1e-5 if dtype == torch.float32 else 2**-10, atol=1e-6)
 
 
+QUIET = {
+    "encoder": {"dropout": 0.0},
+    "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "bart": {"dropout": 0.0},
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", QUIET)
+def test_attached_on_cuda(name: str) -> None:
+    """Are ω, what three steps learn and the fold those of the CPU, and is the fold one under autocast, too?"""
+    found = []
+    for there in (False, True):
+        model, batch = build(name, **QUIET[name])
+        if there:
+            model, batch = model.cuda(), {key: value.cuda() for key, value in batch.items()}
+        admin.attach(model, **batch)
+        omegas = list(admin.profile(model, **batch).values())
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            output(model, batch).square().mean().backward()
+            optimizer.step()
+        model.eval()
+        outputs = []
+        for fold in (False, True):
+            if fold:
+                admin.fold(model, **batch)
+            with torch.autocast("cuda", enabled=there):
+                half = output(model, batch).detach()
+            outputs.append((output(model, batch).detach(), half.double()))
+        assert outputs[0][0].is_cuda == (there and torch.cuda.is_available())
+        (attached, rounded), (folded, folded_rounded) = outputs
+        assert (attached - folded).abs().max() < 1e-12  # a handful of sub-layers, each a few roundings
+        assert (rounded - folded_rounded).abs().max() < 0.02 * attached.abs().max()
+        found.append(torch.cat([value.detach().double().cpu().flatten() for value in (*omegas, attached)]))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+
+
 LEARNS = "--optimizer sgd --lr 0.05 --dropout 0 --attention-dropout 0 --max-tokens 150 --max-update 3".split()
 
 
@@ -189,6 +230,7 @@ TESTS_OF_KERNELS = [
     partial(test_fast_gradients_on_cuda, "post-ln", torch.bfloat16),
     partial(test_fused_radam_on_cuda, torch.float32),
     partial(test_fused_radam_on_cuda, torch.float16),
+    *(partial(test_attached_on_cuda, name) for name in QUIET),
 ]
 
 
