@@ -151,7 +151,7 @@ def extract(
                     raise ValueError(f"{name}: no line is left of it as {kind}. Check the name, its kind, the archive.")
             except DAMAGE as error:
                 said = f"found a truncated or corrupt archive ({error}). Fetch that file again."
-                raise ValueError(f"{archive}: {said}") from None
+                raise ValueError(f"{archive}: {name}: {said}") from None
             except ValueError as error:
                 raise ValueError(f"{archive}: {error}") from None
             log.info("%s: %s: %d lines", archive, name, count)
