@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, make_environment
 
+from recipes import recipe
 from recipes.gpu_trial import run
 
 
@@ -72,11 +73,14 @@ def test_commands_exist(device: str, tmp_path: Path) -> None:
 
 def test_a_method_trains_for_its_minutes(tmp_path: Path) -> None:
     """As many updates as fit, by the time measured, the same for all, each at its own rate; de-en by default."""
-    (tmp_path / "fp16-8k.log").write_text("tokens 8192, method fast, ms 100.0, ratio 0.8\n")
+    (tmp_path / "fp16-8k.log").write_text("tokens 8192, method fast, ms 106.4, ratio 0.8\n")
     commands = dict(run.commands_of(run.Trial(DATA=str(tmp_path)), tmp_path))
     texts = [command for name, command in commands.items() if name.startswith("text-")]
     assert list(commands)[-3:] == ["text-admin", "text-pre-ln", "text-post-ln"]
-    assert all(" PAIR=de-en " in command and "UPDATES=18000 WARMUP=4000 " in command for command in texts)
+    for command in texts:
+        _, _, _, target, *words = shlex.split(command)
+        given = recipe.read(target, dict(word.split("=", 1) for word in words) | {"DATA": str(tmp_path)}).settings
+        assert (given.PAIR, given.UPDATES, given.WARMUP, given.PRESET) == ("de-en", 16920, 4000, "gpu")
     assert {command.split()[-1] for command in texts} == {"LR=0.0003", "LR=0.0001"}
 
 

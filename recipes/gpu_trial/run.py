@@ -77,7 +77,7 @@ def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
     minutes by the step time measured."""
     yield from COMMANDS[trial.DEVICE].items()
     measured = re.search("8192, method fast, ms ([0-9.]+)", "\n".join(log_of(folder, "fp16-8k")))
-    updates = max(30, round(60000 * trial.MINUTES / (float(measured[1]) if measured else 200)))
+    updates = 10 * max(3, round(6000 * trial.MINUTES / (float(measured[1]) if measured else 200)))
     settings = ON_TEXT[trial.DEVICE].format(updates=updates, warmup=min(4000, updates // 4), every=updates // 10)
     words = f"PAIR={trial.PAIR} RUNS={shlex.quote(f'{folder}/text')}"
     for method, rate in (RATES if trial.DATA else {}).items():
