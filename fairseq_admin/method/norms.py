@@ -31,6 +31,7 @@ class ShortcutNorm(nn.LayerNorm):
         Its shortcut is the embedding, often tied to two other matrices, so a learned vector ω could not be folded away.
         (A model pruned of its first layer has one there; see `state_dict.prune`.)
         """
+        del self.omega_delta  # as a parameter that is None it would be shared with all others, by fairseq's log
         self.omega_delta = None
 
     def set_omega(self, omega: float | Tensor) -> None:
