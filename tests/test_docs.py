@@ -59,10 +59,16 @@ def test_figures_are_shown_and_light() -> None:
 
 
 def test_tables_are_those_of_the_kept_rows() -> None:
-    """Is the page what `make tables` writes, with every table of it?"""
-    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    assert write_tables(text) == text, "run make tables"
-    assert set(re.findall(r"<!-- table (\S+) -->", text)) == set(TABLES)
+    """Are the pages what `make tables` writes, with every table of it?"""
+    texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    for name, text in texts.items():
+        assert write_tables(text) == text, f"{name}: run make tables"
+    assert set(re.findall(r"<!-- table (\S+) -->", "".join(texts.values()))) == set(TABLES)
+
+
+def test_a_table_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ValueError, match="table nonesuch; expected one of every-scheme,"):
+        write_tables("<!-- table nonesuch -->\n<!-- end -->\n")
 
 
 def options(config: type) -> set[str]:

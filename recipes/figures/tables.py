@@ -32,9 +32,15 @@ def table(name: str) -> str:
 
 
 def write_tables(page: str) -> str:
-    """A page with its tables as the rows have them."""
+    """A page with its tables as the rows have them.
+
+    Raises:
+        ValueError: the page names a table that is not one of TABLES.
+    """
 
     def written(place: re.Match[str]) -> str:
+        if place[1] not in TABLES:
+            raise ValueError(f"found a place for the table {place[1]}; expected one of {', '.join(TABLES)}.")
         return f"<!-- table {place[1]} -->\n{table(place[1])}<!-- end -->"
 
     return re.sub(r"<!-- table (\S+) -->\n.*?<!-- end -->", written, page, flags=re.S)
