@@ -322,6 +322,14 @@ def test_curves_are_the_runs():
     assert lines(axes, linewidth=1.6) == [losses["1"], losses["2"]]
 
 
+def test_the_protocols_figure_enlarges_the_end():
+    losses = [{250: 6.0, 6000: 3.0, 8000: bits} for bits in (2.0, 2.1, 2.2)]
+    (axes,) = protocol.draw([result(seed=seed, valid=valid) for seed, valid in zip("456", losses)]).axes
+    (inset,) = axes.child_axes
+    assert lines(inset, linewidth=0.6) == [{6000: 3.0, 8000: valid[8000]} for valid in losses]
+    assert lines(inset, linewidth=1.6) == [{6000: 3.0, 8000: pytest.approx(2.1)}]
+
+
 def test_rates_are_the_runs():
     """Has every scheme its means at its rates, every run its dot, and one that diverged its cross?"""
     rows = seeds("admin", "1e-3", [2.0, 3.0]) + seeds("admin", "1e-4", [4.0]) + seeds("deepnorm", "1e-4", [1.0])

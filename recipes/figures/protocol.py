@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
+from matplotlib.figure import Figure
 from scipy import stats
 
 from recipes.compare.intervals import LEVEL, contrast
@@ -84,6 +85,19 @@ def claims(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def draw(rows: Sequence[Row]) -> Figure:
+    """Every run and the means of the groups, with the last updates, where the outcomes are, enlarged."""
+    figure, begin = draw_curves(rows), 6000
+    for axes in figure.axes:
+        inset = axes.inset_axes((0.4, 0.36, 0.58, 0.48))
+        for line in axes.lines:
+            shown = [point for point in zip(*line.get_data()) if point[0] >= begin]
+            if shown:
+                inset.plot(*zip(*shown), color=line.get_color(), linewidth=line.get_linewidth(), alpha=line.get_alpha())
+        axes.indicate_inset_zoom(inset, edgecolor="grey")
+    return figure
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rows", type=Path)
@@ -92,7 +106,7 @@ def main() -> None:
     rows = [row for row in read_results([args.rows]) if row["seed"] in SEEDS]
     print("\n".join(claims(rows)))
     if args.figure and rows:
-        save(draw_curves(rows), args.figure)
+        save(draw(rows), args.figure)
 
 
 if __name__ == "__main__":
