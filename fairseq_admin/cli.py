@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from . import advice, outputs
 from .analysis import options as analysis
-from .arguments import above_zero, count, output, positive
+from .arguments import above_zero, count, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
 from .method.schemes import SCHEMES
 from .text.folders import binarised
@@ -68,7 +68,7 @@ def _translate(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("--units", action="store_true", help="the text is units of the dictionary, the translation too")
     parser.add_argument("--beam", type=positive, default=5, help="width of the beam (default: 5)")
     parser.add_argument(
-        "--lenpen", type=float, default=1.0, help="power of the length that divides scores (default: 1)"
+        "--lenpen", type=power, default=1.0, help="power of the length that divides scores (default: 1)"
     )
     hypotheses = "above 1, that many hypotheses a line, each as the line's NUMBER<tab>SCORE<tab>TEXT (default: 1)"
     parser.add_argument("--nbest", type=positive, default=1, help=hypotheses)
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(answer, end="")
     except AdminError as error:
         return end(str(error), MISTAKE)
-    except BrokenPipeError:  # of standard output: whoever reads it has read enough
+    except outputs.Unread:
         return 0
     except OSError as error:  # in reading: what is written is looked at where it is written
         if error.filename is None:

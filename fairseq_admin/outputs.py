@@ -86,6 +86,10 @@ def write_bytes(content: bytes, path: Path) -> None:
         part.write_bytes(content)
 
 
+class Unread(Exception):
+    """Whoever reads standard output has read enough."""
+
+
 @contextmanager
 def standard_output(stream: TextIO) -> Iterator[None]:
     """A block that writes to standard output and does nothing else; it is flushed at the end.
@@ -95,7 +99,7 @@ def standard_output(stream: TextIO) -> Iterator[None]:
 
     Raises:
         AdminError: it cannot be written, as on a full disk.
-        BrokenPipeError: nobody reads it any more: they have read enough.
+        Unread: nobody reads it any more.
     """
     try:
         yield
@@ -104,5 +108,5 @@ def standard_output(stream: TextIO) -> Iterator[None]:
         # Python will flush what is left at the end, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if isinstance(error, BrokenPipeError):
-            raise
+            raise Unread from None
         raise AdminError(f"standard output: could not be written ({line(error)}). Is the disk full?") from None

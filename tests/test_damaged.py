@@ -71,6 +71,10 @@ DAMAGES = {
         of_weights(lambda weights: weights.update({WEIGHT: weights[WEIGHT].int()})),
         f"{WEIGHT} is of torch.int32; (64, 128) was expected",
     ),
+    "a weight too many": (
+        of_weights(lambda weights: weights.update({"decoder.adapter": torch.ones(3)})),
+        "decoder.adapter",
+    ),
     "a number of layers in words": (of_options(decoder_layers="many"), "of 2 decoder layers and its options of many."),
     "a million layers": (of_options(encoder_layers=10**6), "of 2 encoder layers and its options of 1000000."),
     "an unknown activation": (

@@ -295,6 +295,12 @@ def test_says_what_stays_stock(option: str | None, caplog: pytest.LogCaptureFixt
     assert any(isinstance(module, Fast) for module in model.modules()) == (option is None)
 
 
+def test_scaled_heads_train() -> None:
+    """fairseq's layers see their heads in (T, B, C) alone."""
+    model = language.build(admin_fast="on", scale_heads=True)
+    model(language.batch())[0].sum().backward()
+
+
 def test_cudnns_attention_is_off(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     """From the first model on, said once, and only where there is a GPU; importing the package changes nothing."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -156,6 +156,18 @@ run omega model.pt > /dev/full; echo $?
     assert [line for line in done.stderr.splitlines() if "translate: " not in line] == [f"fairseq-admin: {message}"]
 
 
+def test_standard_error_closed_is_no_success(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody reads it, what is said in the middle of the work ends it, and there is no file."""
+
+    def say(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(equivalence, "log_probabilities", say)
+    with pytest.raises(BrokenPipeError):
+        cli.main(VERBS["fold"].split(" "))
+    assert not (work / "out/new").exists()
+
+
 @pytest.mark.parametrize("verb", ["average", "translate", "analyze"])
 def test_a_link_stays_one(verb: str, work: Path, capsys: pytest.CaptureFixture) -> None:
     """What it leads to is written, there or not there before, and nothing else is left in either folder."""

@@ -5,6 +5,7 @@ What computes is one of a few mechanisms, so those are tried in every kind of mo
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable
@@ -330,6 +331,18 @@ def test_no_layer_keeps_more_than_its_input(kind, option):
     assert len(calls) == 2 * len(words)
 
 
+@pytest.mark.parametrize("scheme", ["b2t", "residual"])
+def test_a_model_is_copied_after_activations_were_computed_again(scheme):
+    """As fairseq does for --store-ema; a tensor that a layer still had could not be."""
+    model = KINDS["translation"].build(admin_scheme=scheme, checkpoint_activations=True)
+    logits(model, KINDS["translation"].batch()).sum().backward()
+    copy.deepcopy(model)
+
+
+def test_fixup_with_embeddings_of_another_kind():
+    KINDS["language"].build(admin_scheme="fixup", adaptive_input=True, adaptive_input_cutoff="20,60", **UNTIED)
+
+
 @pytest.mark.parametrize(("kind", "scheme"), IN_EVERY_KIND)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(kind, scheme, dtype):
@@ -445,6 +458,7 @@ def test_scale_is_loaded_with_the_weights():
             {"admin_scheme": "keel", "cross_self_attention": True},
             "^--cross-self-attention was given with",
         ),
+        ("translation", {"admin_scheme": "keel", "no_cross_attention": True}, "^--no-cross-attention was given with"),
         (
             "translation",
             {"admin_scheme": "looklinear", "encoder_ffn_embed_dim": 63},

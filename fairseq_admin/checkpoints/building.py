@@ -85,10 +85,14 @@ def build(
         source, target: its dictionaries; None: made-up words, as many as it has.
 
     Raises:
-        AdminError: the architecture is unknown, or the dictionaries are other ones.
+        AdminError: the architecture is unknown, it has no place for an entry, or the dictionaries are other ones.
     """
     model = _unloaded(checkpoint, source, target)
-    model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
+    try:
+        model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
+    except RuntimeError as error:  # of what the file has and the model has not
+        reason = str(error).splitlines()[-1].strip()
+        raise AdminError(f"{checkpoint.name}: {reason} Give the file that fairseq-train saved.") from None
     return model.eval()
 
 

@@ -29,6 +29,7 @@ def obstacles(cfg: Any) -> list[str]:
         "--quant-noise-pq": cfg.quant_noise.pq,
         "--quant-noise-scalar": cfg.quant_noise.scalar,
         "--cross-self-attention": cfg.cross_self_attention,
+        "--scale-heads": getattr(cfg, "scale_heads", False),
         "--encoder-xformers-att-config": cfg.encoder.xformers_att_config,
         "--decoder-xformers-att-config": cfg.decoder.xformers_att_config,
     }

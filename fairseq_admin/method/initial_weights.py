@@ -159,7 +159,9 @@ def fixup_weights(stacks: Stacks) -> None:
         nn.init.xavier_uniform_(layer.fc1.weight, gain=branches ** (-1 / 2))
         nn.init.zeros_(layer.fc2.weight)
     output = getattr(stacks.get("decoder"), "output_projection", None)
-    if output is not None and all(output.weight is not stack.embed_tokens.weight for stack in stacks.values()):
+    if output is not None and all(
+        output.weight is not getattr(stack.embed_tokens, "weight", None) for stack in stacks.values()
+    ):
         nn.init.zeros_(output.weight)
 
 

@@ -93,14 +93,16 @@ class _SchemeLayer:
         """As fairseq's; with a second stream, x holds both."""
         if self.scheme.second_stream:
             x, self.d = unpack(x, self.embed_dim)
-            output = pack(super().forward(x, *args, **kwargs), self.d)  # type: ignore[misc]
-            self.d = None
-            return output
+            try:  # torch ends a layer that it computes again by an exception
+                return pack(super().forward(x, *args, **kwargs), self.d)  # type: ignore[misc]
+            finally:
+                self.d = None
         if isinstance(self.final_layer_norm, BottomNorm):
             self.final_layer_norm.bottom = x
-            output = super().forward(x, *args, **kwargs)  # type: ignore[misc]
-            self.final_layer_norm.bottom = None
-            return output
+            try:
+                return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+            finally:
+                self.final_layer_norm.bottom = None
         return super().forward(x, *args, **kwargs)  # type: ignore[misc]
 
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor | tuple[Tensor, Tensor]:

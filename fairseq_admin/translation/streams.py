@@ -59,7 +59,7 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
 
     Raises:
         AdminError: the path is no place for a file, or the disk is full.
-        BrokenPipeError: whoever reads standard output has read enough.
+        Unread: whoever reads standard output has read enough.
     """
     if path is None:
         stdout = sys.stdout  # which may be redirected while the block runs
