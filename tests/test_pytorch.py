@@ -50,6 +50,7 @@ def test_fold_in_float64(name):
     before, weights = output(model, batch), copy.deepcopy(model.state_dict())
     folded = admin.folded_state_dict(model)
     assert torch.equal(output(model, batch), before)
+    assert not {t.data_ptr() for t in folded.values()} & {t.data_ptr() for t in model.state_dict().values()}
     assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in weights.items())
     stock = build(name)[0].eval()
     stock.load_state_dict(folded)

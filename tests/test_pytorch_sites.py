@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from post_ln import build, perturbed
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import fairseq_admin.pytorch as admin
 
@@ -121,7 +124,25 @@ def test_what_reads_a_shortcut_is_folded(case):
     assert (model(X) - before).abs().max() < 1e-12 < 1e-3 < (before - stock).abs().max()
 
 
+class InPlace(Layer):
+    def forward(self, x):
+        x += self.fc2(self.fc1(x).tanh())
+        return self.norm(x)
+
+
+class Repeated(Layer):
+    """Learned queries, the same for every sentence, are the shortcut."""
+
+    others = {"other": lambda: nn.LayerNorm(8), "queries": parameter(1, 5, 8)}
+
+    def forward(self, x):
+        queries = self.other(self.queries)
+        return self.norm(queries + (x + self.fc1(queries)))
+
+
 REFUSED = {
+    "in place": (InPlace, r"layers\.0\.norm reads a sum that is written over its shortcut"),
+    "repeated": (Repeated, r"layers\.0\.norm reads a sum that is larger than its shortcut"),
     "of two": (kind(lambda self, x: self.fc1(x) + self.odd(X)[0], odd=OddNorm), "reads what the trace cannot see"),
     "positions": (kind(lambda self, x: self.fc1(x + self.p), p=parameter(8)), r"also read by add in layers\.\d"),
     "weight": (kind(lambda self, x: functional.linear(x, 2 * self.fc1.weight)), "also read by linear"),
@@ -301,6 +322,13 @@ def test_sites_of_the_users_own():
     assert list(admin.omegas(mixed)) == ["layers.0.norm", "layers.2.norm"]
 
 
+def test_sites_may_be_named_in_any_order():
+    named = {f"layers.{i}.norm": f"layers.{i}.fc1" for i in (2, 0, 1)}
+    models = [admin.attach(Stack(Layer).double(), X, omega="log", sites=sites) for sites in (None, named)]
+    expected, found = map(admin.omegas, models)
+    assert list(found) == list(expected) and all(map(torch.equal, found.values(), expected.values()))
+
+
 def test_what_cannot_be_attached_profiled_or_folded():
     model, batch = build("bert")
     for call in (admin.profile, admin.fold, admin.omegas, admin.folded_state_dict):
@@ -355,3 +383,80 @@ def test_a_fold_that_is_not_the_same_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="the folded model is off by"):
         admin.fold(model, X)
     assert torch.equal(model(X)[1], before)
+
+
+@pytest.mark.parametrize("value", [-math.inf, torch.finfo(torch.float64).min])
+def test_a_fold_is_compared_beside_what_a_mask_has_put_there(value):
+    model = Stack(Layer).double()
+    model.register_forward_hook(lambda model, args, output: output.masked_fill(X > 1, value))
+    perturbed(admin.attach(model, X))
+    admin.fold(copy.deepcopy(model), X)
+    model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + 0.1,))
+    with pytest.raises(ValueError, match="the folded model is off by"):
+        admin.fold(model, X)
+
+
+class Halves(Stack):
+    """It computes in bfloat16 and gives float32, as under a Trainer with bf16=True."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x).float()
+
+
+def test_a_fold_is_held_to_the_precision_that_computes():
+    model = perturbed(admin.attach(Halves(Layer), X.float()))
+    admin.fold(copy.deepcopy(model), X.float())
+    model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + 3.0,))
+    with pytest.raises(ValueError, match="the folded model is off by"):
+        admin.fold(model, X.float())
+
+
+def test_a_fold_that_cannot_be_compared_is_refused():
+    model = Stack(Layer).double()
+    model.register_forward_hook(lambda model, args, output: SimpleNamespace(logits=output))
+    admin.attach(model, X)
+    with pytest.raises(ValueError, match="gives a SimpleNamespace, in which no tensor is found"):
+        admin.fold(model, X)
+    admin.fold(model)
+
+
+class Recomputed(Layer):
+    def forward(self, x):
+        return self.norm(x + checkpoint(lambda x: self.fc2(self.fc1(x).tanh()), x, use_reentrant=False))
+
+
+def test_a_model_is_copied_after_branches_were_computed_again():
+    model = admin.attach(Stack(Recomputed).double(), X)
+    model(X).sum().backward()
+    copy.deepcopy(model)
+
+
+class Words(nn.Module):
+    """It is given words (B, T), and has torch's layers with (T, B, C)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.words, self.norm = nn.Embedding(20, 8), nn.LayerNorm(8)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0), 3)
+
+    def forward(self, words, src_key_padding_mask=None):
+        return self.encoder(self.norm(self.words(words)).transpose(0, 1), src_key_padding_mask=src_key_padding_mask)
+
+
+def test_words_that_a_model_turns_are_cut_by_sentences():
+    words = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(1))
+    padding = torch.arange(5) >= torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
+    model = admin.attach(Words(), words, padding)
+    cut = admin.profile(model, words, padding, tokens=10)
+    assert cut == admin.profile(model, words[:2], padding[:2])
+
+
+def test_padding_that_is_counted_is_said(caplog):
+    """As of wav2vec 2.0, whose mask is of samples: once a mask."""
+    model = Stack(Layer).double()
+    model.forward = lambda x, attention_mask=None: Stack.forward(model, x)
+    admin.attach(model, X, torch.ones(2, 50))
+    admin.profile(model, X, torch.ones(2, 50))
+    assert "padding is counted: attention_mask has shape (2, 50), what runs through the layers (2, 5, 8)" in caplog.text

@@ -131,7 +131,7 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """
     root, attachment = attached(model)
     # By identity, for tied parameters have several keys.
-    weights = {id(parameter): whole(parameter.detach()) for parameter in root.parameters()}
+    weights = {id(parameter): whole(parameter.detach()).clone() for parameter in root.parameters()}
     for site in [site for site in attachment.sites if site.writer]:
         omega = divisible(site.omega, f"omega of {site.name}")
         for name, offset in site.written.items():
@@ -141,16 +141,34 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
             key = id(root.get_parameter(name))
             weights[key] = reader.divided(weights[key], omega)
     state = root.state_dict(keep_vars=True)
-    return {key: weights.get(id(t), t.detach()).to(t.dtype) for key, t in state.items() if not key.endswith(OMEGA)}
+    stock = {key: t for key, t in state.items() if not key.endswith(OMEGA)}
+    return {key: weights[id(t)].to(t.dtype) if id(t) in weights else t.clone() for key, t in stock.items()}
 
 
-def outputs(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
-    """What a model computes in evaluation mode, without hidden states, which the fold scales."""
-    with undisturbed(model):
+def outputs(model: nn.Module, batch: dict[str, Any]) -> tuple[list[Tensor], set[torch.dtype]]:
+    """What a model computes in evaluation mode, without hidden states, which the fold scales; in which types it does.
+
+    Raises:
+        AdminError: no tensor is found in what it gives.
+    """
+    types: set[torch.dtype] = set()
+
+    def look(module: nn.Module, args: tuple, made: object) -> None:
+        types.update(t.dtype for t in tensors(made) if t.is_floating_point())
+
+    with undisturbed(model) as undo:
         model.eval()
+        for module in model.modules():
+            undo.callback(module.register_forward_hook(look).remove)
         result = model(**batch)
     shown = [result[key] for key in result if not key.endswith(INSIDE)] if isinstance(result, dict) else result
-    return list(filter(torch.is_floating_point, tensors(shown)))
+    found = list(filter(torch.is_floating_point, tensors(shown)))
+    if not found:
+        raise AdminError(
+            f"{type(model).__name__} gives a {type(result).__name__}, in which no tensor is found to compare. Call "
+            "fold(model) without a batch, and compare what it gives before and after."
+        )
+    return found, types
 
 
 def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
@@ -168,10 +186,13 @@ def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
     stock = folded_state_dict(root)
     if args or batch:
         named = by_name(root, args, batch)
-        before = outputs(root, named)
-        for old, new in zip(before, outputs(detach(copy.deepcopy(root), stock), named), strict=True):
-            apart = largest_difference(old, new) / max(1.0, old.abs().max().item())
-            allowed = TOLERANCE.get(old.dtype, torch.finfo(old.dtype).eps ** 0.5)
+        before, types = outputs(root, named)
+        after, _ = outputs(detach(copy.deepcopy(root), stock), named)
+        allowed = max(TOLERANCE.get(dtype, torch.finfo(dtype).eps ** 0.5) for dtype in types)  # autocast has several
+        for old, new in zip(before, after, strict=True):
+            moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # not what a mask has put there
+            old, new = old[moved], new[moved]
+            apart = largest_difference(old, new) / max(1.0, largest_difference(old, torch.zeros_like(old)))
             if not apart <= allowed:
                 raise AdminError(
                     f"the folded model is off by {apart:.2g} of its largest output; at most {allowed:.1g} was "

@@ -23,16 +23,23 @@ DECODER = ("decoder_attention_mask", "tgt_key_padding_mask", "labels")
 
 
 class Batch:
-    """The arguments of a model's forward. Sentences are along the first axis, or as nn.MultiheadAttention has them."""
+    """The arguments of a model's forward. Sentences are along the first axis, or as nn.MultiheadAttention has them.
+
+    A model may be given words (B, T) and turn them, which is known where a mask of padding (B, T) comes with them.
+    """
 
     def __init__(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         self.named = by_name(model, args, kwargs)
         of_torch = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
-        self.axis = int(not all(module.batch_first for module in of_torch))
+        self.axis = self.given = int(not all(module.batch_first for module in of_torch))
+        self.misfits: set[str] = set()  # masks of which it was said that they are of no use
         self.unbatched = UNBATCHED if of_torch else ()
         batched = (value for value in self.named.values() if isinstance(value, Tensor) and value.dim() > 1)
         first = next(batched, torch.empty(1, 1))
-        self.sentences, self.length = first.size(self.axis), first.size(1 - self.axis)
+        for mask in [self.named[name] for name in (*ENCODER, *DECODER) if self.named.get(name) is not None]:
+            if first.shape[:2] == mask.shape != mask.shape[::-1]:
+                self.given = 0
+        self.sentences, self.length = first.size(self.given), first.size(1 - self.given)
 
     def within(self, tokens: int) -> int:
         """How many sentences have at most so many padded tokens together; at least one."""
@@ -42,7 +49,7 @@ class Batch:
         """The arguments, cut to the first sentences."""
         cut = dict(self.named)
         for name, value in self.named.items():
-            axis = 0 if name.endswith("key_padding_mask") else self.axis
+            axis = 0 if name.endswith("key_padding_mask") else self.given
             batched = isinstance(value, Tensor) and name not in self.unbatched
             if batched and value.shape[axis : axis + 1] == (self.sentences,):
                 cut[name] = value.narrow(axis, 0, sentences)
@@ -60,9 +67,15 @@ class Batch:
         if not name:
             return None
         mask = self.named[name][: x.size(self.axis)]
-        real = mask == 0 if "padding" in name else mask != (-100 if name == "labels" else 0)
+        real: Tensor = mask == 0 if "padding" in name else mask != (-100 if name == "labels" else 0)
         real = real.transpose(0, 1) if self.axis else real
-        return real.flatten().nonzero().squeeze(1) if real.shape == x.shape[:2] else None
+        if real.shape == x.shape[:2]:
+            return real.flatten().nonzero().squeeze(1)
+        if name not in self.misfits:
+            self.misfits.add(name)
+            shapes = tuple(mask.shape), tuple(x.shape)
+            logger.warning("Admin: padding is counted: %s has shape %s, what runs through the layers %s", name, *shapes)
+        return None
 
 
 def profile(

@@ -19,7 +19,8 @@ from .folding import whole
 from .reading import Reader, Value
 from .trace import UNSEEN, Trace
 
-ADDS = frozenset("add add_ __add__ __radd__ __iadd__".split())
+IN_PLACE = frozenset("add_ __iadd__".split())
+ADDS = IN_PLACE | frozenset("add __add__ __radd__".split())
 SAME = frozenset("view reshape to type_as float contiguous".split())  # calls that give the same numbers, in order
 
 
@@ -49,6 +50,10 @@ class Site:
         """Fill omega_init with one number; where no norm wrote the shortcut it stays 1."""
         if self.writer:
             self.norm.omega_init.fill_(omega)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and saved: without x, which has the graph of the forward."""
+        return {**vars(self), "shortcuts": {}}
 
     def take(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Remember x: a hook of the module that is given it."""
@@ -93,6 +98,10 @@ def site_of(model: nn.Module, graph: Trace, name: str, taker: str | None) -> Sit
     if sum_read is None:
         raise refused(f"{name} is not a norm that alone reads a sum x + f(x)")
     total, x, writer = sum_read
+    if total.made_by in IN_PLACE and total.reads[0] is x:
+        raise refused(f"{name} reads a sum that is written over its shortcut (x += f(x), not x = x + f(x))")
+    if total.size != x.size > 0:  # of an argument it is not known
+        raise refused(f"{name} reads a sum that is larger than its shortcut, which is repeated")
     written = writer.place if writer else None
     for called in filter(None, [name, written]):
         if graph.called[called] > 1:
@@ -130,13 +139,14 @@ def find_sites(model: nn.Module, batch: dict[str, Any], chosen: Mapping[str, str
     layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in sums}
     inside = {layers[name] for name, (_, _, writer) in sums.items() if writer}
     takers = {name: None for name in sums if layers[name] in inside} if chosen is None else chosen
+    forward = [*graph.norms, *takers]
     if not takers:
         raise AdminError(
             f"{type(model).__name__}: no site. None of its {len(graph.norms)} norms is alone in reading a sum x + f(x) "
             "of a norm's output x; in Pre-LN the sum goes on. Admin is for Post-LN."
         )
     stacks: dict[str | None, list[Site]] = {}  # by the norm of the last site
-    for name, taker in takers.items():
-        site = site_of(model, graph, name, taker)
+    for name in sorted(takers, key=forward.index):
+        site = site_of(model, graph, name, takers[name])
         stacks[name] = [*stacks.pop(site.writer, []), site]
     return list(stacks.values())

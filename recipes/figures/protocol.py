@@ -91,9 +91,10 @@ def draw(rows: Sequence[Row]) -> Figure:
     for axes in figure.axes:
         inset = axes.inset_axes((0.4, 0.36, 0.58, 0.48))
         for line in axes.lines:
-            shown = [point for point in zip(*line.get_data()) if point[0] >= begin]
-            if shown:
-                inset.plot(*zip(*shown), color=line.get_color(), linewidth=line.get_linewidth(), alpha=line.get_alpha())
+            updates, bits = map(np.asarray, line.get_data())
+            if (shown := updates >= begin).any():
+                look = {name: getattr(line, f"get_{name}")() for name in ("color", "linewidth", "alpha")}
+                inset.plot(updates[shown], bits[shown], **look)
         axes.indicate_inset_zoom(inset, edgecolor="grey")
     return figure
 
