@@ -91,8 +91,8 @@ class Own(Translation):
     @classmethod
     def _named(cls, values: dict[str, Any]) -> dict[str, Any]:
         name = values.get("CORPUS") or Path(values.get("DATA", "")).name
-        if set(name) & set("/:"):
-            raise ValueError(f"CORPUS={name} cannot be; expected a name without / and :.")
+        if set(name) & set("/:,"):
+            raise ValueError(f"CORPUS={name} cannot be; expected a name without slash, colon and comma.")
         return {**values, "CORPUS": name}
 
 

@@ -88,7 +88,7 @@ def plan(settings: Training) -> Machines:
     cpu, s = on_cpu(settings), settings
     # Where a cluster's jobs are submitted from there are other GPUs than where they run.
     there = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and s.NODE is None) else gpus.visible()
-    devices = s.GPUS or max(1, len(there))
+    devices = 1 if cpu else s.GPUS or max(1, len(there))
     if s.NODES > 1 and devices < len(there):
         raise ValueError(
             f"GPUS={devices} of {len(there)} with NODES={s.NODES}: fairseq trains on each GPU it sees. Let it "

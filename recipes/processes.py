@@ -50,7 +50,7 @@ def supervise(work: Callable[[], object]) -> int:
     with suppress(KeyboardInterrupt), process_group() as group:
         child = multiprocessing.get_context("fork").Process(target=_within, args=(group, work))
         child.start()
-        while status is None and os.getppid() == parent:
+        while status is None and (os.getppid() == parent or "MAKELEVEL" not in os.environ):  # a shell may leave
             child.join(LOOK)
             status = child.exitcode
     if status is None:
@@ -105,8 +105,12 @@ def stream(command: list[str], log: Path, mode: str = "ab", accepted: tuple[int,
                 out.write(line)
                 yield line.decode("utf-8", "replace")
 
-        for said in progress(lines(), **shown):
-            print(said, flush=True)
+        try:
+            for said in progress(lines(), **shown):
+                print(said, flush=True)
+        except BaseException:  # nobody reads what is shown, or the disk is full: without its log it is not to go on
+            process.kill()
+            raise
     if process.returncode not in accepted:
         raise Failed(f"{command[2]} ended with status {process.returncode}: {said} Its whole output: {log}.")
     return process.returncode

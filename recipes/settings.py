@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 def _folder(path: str) -> str:
-    if path.startswith("-") or not path or set(path) & set(":\n"):
-        raise ValueError("a path without a colon, where fairseq divides paths, that does not begin with -")
+    if path.startswith("-") or not path or set(path) & set(":,\n"):
+        raise ValueError("a path without a colon or a comma, where fairseq divides paths, that does not begin with -")
     return path
 
 
 def _there(path: str) -> str:
-    if not Path(path).exists():
-        raise ValueError("a folder that is there; nothing has that name. Check the path")
+    if not Path(path).is_dir():
+        raise ValueError("a folder that is there; no folder has that name. Check the path")
     return path
 
 

@@ -23,6 +23,7 @@ from recipes.recipe import Recipe
 from recipes.steps import checkpoints, results, settings, summary
 from recipes.steps.common import replacing, write_lines
 from recipes.steps.guard import at_work
+from recipes.steps.table import digest
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,8 @@ class Pipeline(ABC):
         others = sorted({*folder.parent.glob(f"*-{s.PRESET}-s{s.SEED}/score.json")} - {self.score})
         text, page, command = folder / "summary.txt", folder / "report.html", self.recipe.command
         write = partial(summary.write, folder, command, *self.test)
-        yield Step("summary", folder, (text,), write, (self.score, *others), {"command": command})
+        scores = {path.parent.name: digest(path, "sha256")[:12] for path in others}
+        yield Step("summary", folder, (text,), write, (self.score,), {"command": command, **scores})
         analysed = [folder / "analysis" / f"{name}.json" for name in s.ANALYSES]
         for path in analysed:
             analyse = partial(self._analyse, path)

@@ -242,6 +242,13 @@ def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
         assert row["best rate"] == "3e-3" and row["bits vs. Admin"] == alone["bits vs. Admin"], worse
 
 
+def test_the_seed_that_chose_the_rates_is_said():
+    """Also where every rate is the best of some scheme, at which the other seeds ran, too."""
+    one = seeds("admin", "1e-3", [1.0, 1.1]) + seeds("admin", "1e-4", [2.0])
+    other = seeds("pre-ln", "1e-3", [2.0]) + seeds("pre-ln", "1e-4", [1.0, 1.1])
+    assert "tried on seed 1;" in grid.chosen(one + other)
+
+
 # -- the protocol ----------------------------------------------------------------------------------------------------
 
 

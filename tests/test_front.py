@@ -47,14 +47,15 @@ WRONG = [
     ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
     ("own", "PAIR=en-en", "PAIR=en-en names one language twice"),
     ("own", "PAIR=../x", "PAIR=../x cannot be; expected source and target language, as in de-en"),
-    ("own", "CORPUS=a/b", "CORPUS=a/b cannot be; expected a name without / and :."),
+    ("own", "CORPUS=a/b", "CORPUS=a/b cannot be; expected a name without slash, colon and comma."),
+    ("own", "DATA=README.md", "DATA=README.md cannot be; expected a folder that is there"),
     ("demo", "UPDATES=1e3", "UPDATES=1e3 cannot be; expected a whole number above 0."),
     ("demo", "UPDATES=1010", "so the last updates would be in no checkpoint. Give UPDATES=1000, or another"),
     ("demo", "AVERAGE=21", "AVERAGE=21 is more than the 20 checkpoints of UPDATES=1000 and SAVE_EVERY=50."),
     ("demo", "LR=inf", "LR=inf cannot be; expected a number of 0 or more."),
     ("demo", "WIDTH=30", "WIDTH=30 is not a multiple of HEADS=4"),
     ("demo", "TOKENISER=normalise truecase", "expected some of lowercase normalise aggressive_dashes escape perl."),
-    ("demo", "RUNS=a:b", "RUNS=a:b cannot be; expected a path without a colon"),
+    ("demo", "RUNS=a:b", "RUNS=a:b cannot be; expected a path without a colon or a comma"),
     ("demo", "SEEED=2", "SEEED=2 is not a setting of demo. SEED is one. See make help TARGET=demo."),
     ("demo", "NODES=2", "NODES=2 needs MASTER=HOST:PORT, where the first node is reached; found MASTER=."),
     ("demo", "NODES=2|MASTER=h:1|NODE=2", "NODE=2 is not one of NODES=2; expected a number from 0 to 1"),
@@ -75,7 +76,7 @@ def test_what_cannot_be_is_named(target, words, message):
 
 def test_a_wrong_setting_is_one_line_and_status_2_and_leaves_nothing(tmp_path):
     done = front("own", "DATA=nowhere", "PAIR=de-en", f"RUNS={tmp_path}/runs")
-    said = "DATA=nowhere cannot be; expected a folder that is there; nothing has that name. Check the path.\n"
+    said = "DATA=nowhere cannot be; expected a folder that is there; no folder has that name. Check the path.\n"
     assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (2, said, [])
 
 
@@ -249,6 +250,19 @@ def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
     more = front("demo-train", *given, "UPDATES=12")
     assert more.returncode == 0 and "update     12/12" in more.stdout and "update      8/12" not in more.stdout
     assert (run / "trained-12").exists() and (run / "trained-8").exists()
+
+
+def test_a_summary_is_made_again_where_another_methods_score_is_new(tmp_path):
+    """Of one as of several, and of one that was scored again."""
+
+    def key(*methods: str) -> str:
+        for method in methods:
+            write_lines(tmp_path / f"demo/{method.lower()}-cpu-s1/score.json", [method])
+        chain = Chain(pipeline("demo", f"RUNS={tmp_path}").steps())
+        return chain.key(next(step for step in chain.steps if step.name == "summary"))
+
+    keys = [key(), key("pre-ln"), key("post-ln"), key("deepnorm"), key("Pre-LN")]
+    assert len({*keys}) == 5 and key() == keys[-1]
 
 
 @pytest.mark.slow

@@ -25,12 +25,12 @@ def test_repeats_what_was_measured(tmp_path: Path) -> None:
     """Times, counts of tests and those that failed, scores and validations; no other line."""
     printed = ["tokens 8, method fast, ms 3.0", "FAILED tests/a.py::b - it", "== 1 failed, 2 passed in 3s =="]
     printed += ["sacreBLEU      13.0", "update 30     7.1"]
-    (tmp_path / "name.log").write_text("\n".join(["noise", *printed, "", "status 0, 1 s", ""]))
+    (tmp_path / "name.log").write_text("\n".join([f"{run.made_by()}: exit 1", *printed, "", "status 0, 1 s", ""]))
     run.run_missing(tmp_path, [("name", "exit 1")], 60)
     assert block(tmp_path) == ["name: status 0, 1 s: exit 1", *(f"  {' '.join(line.split())}" for line in printed)]
 
 
-def test_goes_on_and_reports_failures(tmp_path: Path) -> None:
+def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that ended well are not run again; those that failed are; none after its time; all are in the block."""
     count = f"sh -c 'echo x >> {shlex.quote(str(tmp_path))}/count; "
     good, bad = ("good", count + "echo tokens 8, method fast, ms 3.0'"), ("bad", count + "exit 3'")
@@ -44,14 +44,17 @@ def test_goes_on_and_reports_failures(tmp_path: Path) -> None:
     assert late == "late: not run: true"
     run.run_missing(tmp_path, [bad], 60)
     assert block(tmp_path)[0].startswith("bad: status 3, ")
+    monkeypatch.setattr(run, "made_by", lambda: "another card")  # and what was measured on this one is not said of it
+    run.run_missing(tmp_path, [good], 0)
+    assert block(tmp_path) == [f"good: not run: {good[1]}"]
 
 
 def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
     """A process that was left would keep the GPU's memory from the next command."""
     source = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     for limit in (2, 20):  # until it is long enough for the process to have started
-        run.perform(f"python -c {shlex.quote(source)}", tmp_path / "log", limit)
-        first, *_, last = (tmp_path / "log").read_text().splitlines()
+        run.perform(f"python -c {shlex.quote(source)}", tmp_path / "log", limit, "said")
+        _, first, *_, last = (tmp_path / "log").read_text().splitlines()
         if first:
             break
     assert last.startswith("stopped, its time was up, ")

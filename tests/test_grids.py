@@ -17,11 +17,13 @@ import conftest
 import pytest
 from conftest import run_module
 
+from recipes.grid import front
 from recipes.grid.front import of, plan
 from recipes.grid.grids import Point
 from recipes.grid.run import Run
 from recipes.recipe import read
 from recipes.steps.common import write_lines
+from recipes.steps.guard import at_work
 
 ROOT = Path(__file__).parents[1]
 TINY = "PAIRS=300 VALID_PAIRS=50 TEST_PAIRS=20 WORDS=20 WIDTH=16 FFN=16 UPDATES=20 SAVE_EVERY=10 LOG_EVERY=5".split()
@@ -44,6 +46,27 @@ def test_rates_are_tried_on_the_first_seed(tmp_path):
     assert planned("compare", tmp_path, *given, "SEARCH=first") == [*(f"compare/{name}" for name in tried), then]
     short = [f"compare-multi30k/search/{name}" for name in tried]
     assert planned("compare", tmp_path, *given, "PRESET=multi30k") == [*short, then]
+
+
+def test_a_grid_is_held_to_how_often_its_runs_are_validated(tmp_path):
+    """Their outcome is of the last validations. Grids of before have no record of it."""
+    usual, other = (
+        of(read("compare", {"RUNS": str(tmp_path), **given})).record() for given in ({}, {"SAVE_EVERY": "50"})
+    )
+    assert {**usual, "save_every": "50"} == other
+
+
+def test_what_a_run_at_work_writes_stays(tmp_path, monkeypatch):
+    """A job of a cluster, while the same grid is called again; what a killed one left goes when it runs again."""
+    grid = of(read("compare", {"RUNS": str(tmp_path)}))
+    half = grid.folder / "admin-18l-lr1e-3-s1/generate.txt.part"
+    half.parent.mkdir(parents=True)
+    half.touch()
+    monkeypatch.setattr(front, "make", lambda grid: None)
+    front.work(grid)
+    assert half.exists()
+    with at_work(half.parent):
+        assert not half.exists()
 
 
 def row(point: Point, bits: float) -> dict:

@@ -13,6 +13,7 @@ from contextlib import suppress
 import pytest
 from conftest import ROOT
 
+from recipes import processes
 from recipes.steps import guard, settings
 from recipes.steps.common import write_lines
 
@@ -108,10 +109,33 @@ def test_on_a_terminal_that_it_was_interrupted_is_a_line_of_its_own(tmp_path):
 
 def test_it_ends_with_the_make_above(tmp_path):
     command = [sys.executable, "-c", RECIPE, str(tmp_path), "echo $$; exec sleep 600"]
-    above = python("import subprocess, sys; subprocess.run(sys.argv[1:])", *command)
+    above = python("import os, sys, subprocess; os.environ['MAKELEVEL'] = '1'; subprocess.run(sys.argv[1:])", *command)
     child = int(above.stdout.readline())
     above.kill()
     assert gone(child) and above.communicate(timeout=60)[1] == "Interrupted. The same command goes on from here.\n"
+
+
+def test_it_outlives_the_shell_that_it_was_called_from(tmp_path, monkeypatch):
+    """As under nohup, alone and not by make."""
+    monkeypatch.delenv("MAKELEVEL", raising=False)
+    command = [sys.executable, "-c", RECIPE, str(tmp_path), "echo in; sleep 1; echo out"]
+    above = python("import subprocess, sys; subprocess.run(sys.argv[1:])", *command)
+    above.stdout.readline()
+    above.kill()
+    assert above.communicate(timeout=60) == ("out\n", "")
+
+
+def test_a_command_ends_when_nobody_reads_what_is_shown_of_it(tmp_path, monkeypatch):
+    """It would go on without its log."""
+
+    def closed(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(processes, "print", closed, raising=False)
+    source = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with pytest.raises(BrokenPipeError):
+        processes.stream([sys.executable, "-c", source], tmp_path / "log")
+    assert gone(int((tmp_path / "log").read_text()))
 
 
 def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):

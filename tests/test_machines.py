@@ -36,6 +36,10 @@ def command(target: str, *words: str) -> list[str]:
     return Translation(read(target, dict(word.split("=", 1) for word in words))).command()
 
 
+def test_a_cpu_has_the_tokens_of_an_update_whatever_gpus_are_given():
+    assert machines.plan(read("iwslt14", {"PRESET": "small", "GPUS": "2"}).settings).tokens == 2048
+
+
 # -- batches ---------------------------------------------------------------------------------------------------------
 
 

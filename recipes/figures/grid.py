@@ -65,7 +65,7 @@ def chosen(rows: Sequence[Row]) -> str:
         rows: those that it was chosen by.
     """
     among = ", ".join(values(rows, "lr", float))
-    seeds = set.intersection(*({*values(runs, "seed")} for runs in grouped(rows, "lr").values()))
+    seeds = set.intersection(*({*values(runs, "seed")} for runs in grouped(rows, "scheme", "layers", "lr").values()))
     on = f", tried on seed {', '.join(sorted(seeds))}" if seeds else ""
     return f"best of the rates {among}{on}; brackets: Student's t over the seeds, {LEVEL:.0%}."
 

@@ -3,7 +3,8 @@
     python -m recipes.gpu_trial.run DATA=TEXT PAIR=de-en MINUTES=30    # DEVICE=cpu: every step with tiny sizes
 
 The report is written again after each command, so the trial may be stopped anywhere. Started again, it runs the
-commands that have not ended well. On a GPU all but the trainings on a text end within ten minutes.
+commands that have not ended well on this card, with this torch and at this commit. On a GPU all but the trainings on a
+text end within ten minutes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ ON_TEXT = {
     "cpu": "PRESET=cpu LAYERS=1 WIDTH=16 FFN=32 HEADS=2 MAX_TOKENS=256 MERGES=200 SAVE_EVERY=2 AVERAGE=2 UPDATES=6",
 }
 RATES = {"admin": 3e-4, "pre-ln": 3e-4, "post-ln": 1e-4}
-"""Each method's own: the best of `make compare` with 18 layers on real text (docs/compare.csv)."""
+"""Each method's own: the best of `make compare` with 18 layers (docs/compare.csv)."""
 RESULT = re.compile(r"tokens \d+, method|=* ?\d+ (passed|failed|skipped|error)|FAILED|sacreBLEU +\d|update \d+ +\d")
 """How a line begins that the report repeats: a time, a count of tests, a test that failed, a score, a validation."""
 REPORT = "Each command's whole output is next to this file. To paste into an issue:\n\n```\n{}\n```\n"
@@ -84,17 +85,22 @@ def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
         yield f"text-{method}", f"python -m recipes own {words} {settings} METHOD={method} LR={rate}"
 
 
+def made_by() -> str:
+    return f"{hardware()}, torch {torch.__version__}, CUDA {torch.version.cuda}, commit {commit()}"
+
+
 def log_of(folder: Path, name: str) -> list[str]:
-    """The lines of a command's log, if it was run. The last says how it ended."""
+    """The lines of a command's log, if it was run. The first says on what, and the command; the last how it ended."""
     path = folder / f"{name}.log"
     return (path.read_text(errors="replace").splitlines() if path.exists() else []) or ["not run"]
 
 
-def perform(command: str, path: Path, limit: float) -> None:
+def perform(command: str, path: Path, limit: float, said: str) -> None:
     """Run a command into its log; when its time is up, or the trial ends, all that it started ends."""
     began = time.monotonic()
     where = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     with path.open("w") as log, process_group() as group:
+        print(said, file=log, flush=True)
         try:
             done = subprocess.run(
                 command, shell=True, env=where, stdout=log, stderr=log, timeout=limit, process_group=group.pid
@@ -108,13 +114,16 @@ def perform(command: str, path: Path, limit: float) -> None:
 def run_missing(folder: Path, commands: Iterable[tuple[str, str]], limit: float) -> None:
     """Run the commands that have not ended well, those without a text within the limit; report on all after each."""
     end = time.monotonic() + limit
-    block = [f"{hardware()}, torch {torch.__version__}, CUDA {torch.version.cuda}, commit {commit()}"]
+    block = [made_by()]
     for name, command in commands:
         left = math.inf if name.startswith("text-") else end - time.monotonic()
-        if not log_of(folder, name)[-1].startswith("status 0,") and left > 0:
+        log, said = log_of(folder, name), f"{block[0]}: {command}"
+        if log[0] != said:
+            log = ["not run"]
+        if not log[-1].startswith("status 0,") and left > 0:
             print(f"{name}: {command}", flush=True)
-            perform(command, folder / f"{name}.log", left)
-        log = log_of(folder, name)
+            perform(command, folder / f"{name}.log", left, said)
+            log = log_of(folder, name)
         block.append(f"{name}: {log[-1]}: {command}")
         block += ["  " + " ".join(line.split()) for line in log if RESULT.match(line)]
         (folder / "report.md").write_text(REPORT.format("\n".join(block)), encoding="utf-8")

@@ -109,7 +109,12 @@ class Grid:
             record |= {"pairs": f"{s.PAIRS}/{s.VALID_PAIRS}/{s.TEST_PAIRS}", "words": str(s.WORDS)}
         else:
             record |= Text(texts.recipe_of(s)).record()
-        return record | held.options(self.common())
+        return record | self.validated() | held.options(self.common())
+
+    def validated(self) -> dict[str, str]:
+        """How often a run is, since its outcome is of its last validations; records of before lack the usual number."""
+        every, usual = self.settings.SAVE_EVERY, self.recipe.file.values("", self.settings.PRESET).get("SAVE_EVERY")
+        return {} if every == usual else {"save_every": str(every)}
 
     def run(self, point: Point) -> Run:
         s = self.settings
@@ -218,7 +223,7 @@ class Deeper(Grid):
     def record(self) -> dict[str, Any]:
         s = self.settings
         numbers = ("words", "pair", "encoder_updates", "updates", "warmup", "ffn_init")
-        record = {name: str(getattr(s, name.upper())) for name in numbers}
+        record = {name: str(getattr(s, name.upper())) for name in numbers} | self.validated()
         record |= {"pairs": f"{s.PRETRAIN}/{s.EXAMPLES}/{s.HELD_OUT}", "data": s.DATA or ""}
         return record | held.options([*self.common(), *self.listed("pretraining"), *self.classifying()])
 
