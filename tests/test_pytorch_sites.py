@@ -432,6 +432,19 @@ def test_a_model_is_copied_after_branches_were_computed_again():
     copy.deepcopy(model)
 
 
+def test_a_forward_that_failed_leaves_nothing_to_the_next():
+    """What it left holds the graph of all layers before, which would be in the way of a smaller batch."""
+    model = admin.attach(Stack(Layer).double(), X)
+    failing = model.layers[2].fc2.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(X)
+    failing.remove()
+    left = []
+    model.before.register_forward_pre_hook(lambda *_: left.extend(model._admin.sites[2].shortcuts))
+    model(X)
+    assert not left
+
+
 class Words(nn.Module):
     """It is given words (B, T), and has torch's layers with (T, B, C)."""
 

@@ -44,6 +44,12 @@ class Attached:
     def sites(self) -> list[Site]:
         return [site for stack in self.stacks for site in stack]
 
+    def forget(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Let go of what a forward left that ended with an error (out of memory): a hook of the model."""
+        for device in {tensor.device for tensor in tensors([args, kwargs])}:
+            for site in self.sites:
+                site.shortcuts.pop(device, None)
+
 
 def attached(model: nn.Module) -> tuple[nn.Module, Attached]:
     """The model that was attached to, maybe in a wrapper (DDP, torch.compile), and what is attached; or AdminError."""
@@ -98,6 +104,7 @@ def attach(
             site.set_omega(omega_from_depth(omega, sublayers))
         attachment.undo.append(site.taker.register_forward_pre_hook(site.take, with_kwargs=True).remove)
         attachment.undo.append(norm.register_forward_pre_hook(site.scale).remove)
+    attachment.undo.append(model.register_forward_pre_hook(attachment.forget, with_kwargs=True).remove)
     # torch's encoders make nested tensors of padded batches, through which hooks do not see.
     for encoder in [module for module in model.modules() if getattr(module, "use_nested_tensor", False)]:
         attachment.undo.append(partial(setattr, encoder, "use_nested_tensor", True))
