@@ -96,7 +96,6 @@ class RAdam(Optimizer):
 
     supports_flat_params = True
     supports_memory_efficient_fp16 = True
-    supports_step_with_scale = True
     # fairseq would put a checkpoint's own tensors, which are on the CPU, in place of what load_state_dict has made.
     disable_mem_eff_fp16_loading_hack = True
 
@@ -109,6 +108,14 @@ class RAdam(Optimizer):
     def __init__(self, params, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self.divided: dict[int, tuple[list[bool], list[Chunk]]] = {}
+
+    @property
+    def supports_step_with_scale(self) -> bool:
+        """Whether a step takes the scale of its gradients: of half parameters, which are divided in float32.
+
+        fairseq's wrapper of float32 copies (--bf16) would not set its factor back after such a step.
+        """
+        return self.param_groups[0]["params"][0].dtype != torch.float32
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but the moments stay float32 instead of taking the parameters' type.

@@ -134,11 +134,11 @@ def test_a_closure_computes_the_gradients():
     assert all(map(torch.equal, params, others)) and loss_of(params) < loss_of(parameters())
 
 
-def half_config(scale=1):
+def half_config(scale=1, bf16=False):
     """fairseq's, for its wrappers in half precision."""
     optimizer = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "lr": [1e-2], "weight_decay": 0.1}
     common = {"fp16_init_scale": scale, "fp16_scale_tolerance": 0.0, "fp16_no_flatten_grads": True}
-    common |= {"min_loss_scale": 1e-4, "threshold_loss_scale": None, "fp16_scale_window": 1000, "bf16": False}
+    common |= {"min_loss_scale": 1e-4, "threshold_loss_scale": None, "fp16_scale_window": 1000, "bf16": bf16}
     others = {"distributed_training": {"distributed_world_size": 1}, "optimization": {"update_freq": [1]}}
     return OmegaConf.create({"optimizer": {"_name": "radam", **optimizer}, "common": common, **others})
 
@@ -187,6 +187,21 @@ def test_fp16_that_is_not_flat_is_copied_at_once(frozen):
         found.append([*params, *wrapper.fp32_params, *moments])
     assert all(map(torch.equal, *found))
     assert kind.__name__ == fp16_optimizer.FP16Optimizer.__name__  # which fairseq compares when it resumes
+
+
+@pytest.mark.parametrize("kind", [fp16_optimizer.FP16Optimizer, FP16Optimizer, MemoryEfficientFP16Optimizer])
+def test_bf16_goes_on_learning(kind):
+    """Is the gradient of every update scaled by its own number of tokens, and by no earlier one's?"""
+    (p,) = params = [torch.ones(64, dtype=torch.bfloat16).requires_grad_()]
+    wrapper = kind.build_optimizer(half_config(bf16=True), params)
+    for _ in range(40):
+        wrapper.zero_grad()
+        wrapper.backward(500 * p.float().square().sum())
+        wrapper.multiply_grads(1 / 500)
+        norm = wrapper.clip_grad_norm(1.0)
+        assert norm == pytest.approx(2 * p.float().norm().item(), rel=0.01)
+        wrapper.step()
+    assert p.float().mean() < 0.9
 
 
 def test_fp16_that_is_not_flat_has_few_operations(monkeypatch):
