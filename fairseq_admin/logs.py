@@ -117,12 +117,13 @@ def read(lines: Iterable[str]) -> Log:
     Training is told by intervals, or where there are none (--log-format tqdm, a long --log-interval) by epochs.
     """
     curves: dict[str, dict[int, Record]] = {"train_inner": {}, "train": {}, "valid": {}}
-    params, gpus, subset, last_updates = 0, {}, "", 0
+    gpus: dict[int, str] = {}
+    params, subset, last_updates = 0, "", 0
     for line in lines:
         if match := PARAMS.search(line):
             params = int(match[1].replace(",", ""))
         elif match := GPU.search(line):
-            gpus[int(match[1])] = match[2]
+            gpus = {**(gpus if int(match[1]) else {}), int(match[1]): match[2]}  # of the last start
         elif record := parse(line):
             if record.tag != "valid" or record.updates != last_updates:
                 subset, last_updates = "", record.updates

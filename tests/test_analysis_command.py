@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -73,8 +74,13 @@ def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.Captur
     assert f"Admin{depth}, width 64, at initialisation" in text
 
 
-@pytest.mark.parametrize("what", ["dependency", "output-change", "gradients", "updates"])
-@pytest.mark.parametrize("scheme", ["fixup", "residual", "rezero"])
+@pytest.mark.parametrize(
+    "scheme, what",
+    [
+        *itertools.product(["fixup", "rezero"], ["dependency", "output-change", "gradients", "updates"]),
+        *itertools.product(["residual"], ["dependency", "gradients", "updates"]),
+    ],
+)
 def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) -> None:
     """Also where branches are 0 at first, so that nothing moves and no gradient arrives: no number, and a figure."""
     given = ["--admin-scheme", scheme, *FRESH, *QUICK, "-o", str(tmp_path / "out")]
@@ -82,6 +88,21 @@ def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) 
     text = (tmp_path / "out.json").read_text()
     assert "NaN" not in text and "Infinity" not in text
     assert "nan" not in "".join(ElementTree.parse(tmp_path / "out.svg").getroot().itertext())
+
+
+def test_two_streams_are_not_measured_as_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """ResiDual's output is not that of its last sub-layer, which is Post-LN's."""
+    given = ["--admin-scheme", "residual", *FRESH, *QUICK, "-o", str(tmp_path / "out")]
+    assert cli.main(["analyze", "output-change", *given]) == 2
+    assert "a stack of ResiDual gives the sum of two streams" in capsys.readouterr().err and not list(
+        tmp_path.iterdir()
+    )
+
+
+def test_one_depth_has_no_power(tmp_path: Path) -> None:
+    assert cli.main(["analyze", "gradients", *FRESH, *QUICK, "--depths", "2", "-o", str(tmp_path / "out")]) == 0
+    powers = json.loads((tmp_path / "out.json").read_text())["last feed-forward"]["power of the depth"]
+    assert powers == {"encoder": None, "decoder": None}
 
 
 @pytest.mark.parametrize("what", ["dependency", "gradients"])

@@ -49,6 +49,13 @@ def test_resumed_with_other_subsets(lines, epochs_only):
     assert log.valid == {6: 10.028, 20: 9.0} and log.updates == 20
 
 
+def test_the_gpus_are_those_of_the_last_start():
+    line = "| INFO | fairseq.utils | rank   {}: capabilities =  8.0  ; total memory = 40.000 GB ; name = {}"
+    both = [line.format(rank, "A100") for rank in (0, 1)]
+    assert logs.read(both).gpus == ("A100", "A100")
+    assert logs.read([*both, line.format(0, "H100")]).gpus == ("H100",)
+
+
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
 @pytest.mark.parametrize("tagged", [True, False], ids=["stdout", "log-file"])
 def test_every_format_tells_the_same(lines, tagged):

@@ -86,7 +86,7 @@ def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> d
                 shown.update()
     logs = [math.log(depth) for depth in depths]
     powers = {
-        side: fit(logs, [math.log(value) for value in values])["slope"] if all(values) else None
+        side: fit(logs, [math.log(value) for value in values])["slope"] if all(values) and len(logs) > 1 else None
         for side, values in means.items()
     }
     return {"depths": list(depths), "stacks": means, "power of the depth": powers, "repeats": repeats}

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from ..bar import bar
-from ..method.schemes import stacks_of
+from ..errors import AdminError
+from ..method.schemes import layers_of, stacks_of
 from ..method.sublayers import Sublayer, centred, observed
 from ..pytorch.diagnosing import NOISE, perturb
 from . import figure
@@ -107,9 +108,17 @@ def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
 
     Returns:
         Of the first 1, 2, … N layers, the means over the batches. Shape (3, N).
+
+    Raises:
+        AdminError: a stack's output is not that of its last sub-layer.
     """
     side = subject.stacks[0]
     stack = stacks_of(model)[side]
+    if layers_of(stack)[0].scheme.second_stream:
+        raise AdminError(
+            "output-change: a stack of ResiDual gives the sum of two streams; one whose last sub-layer writes its "
+            "output was expected. Give another --admin-scheme, or measure dependency, gradients or updates."
+        )
     moved = copy.deepcopy(stack)
     perturb(moved.layers, NOISE, torch.Generator().manual_seed(seed))
     batches = [subject.words(sample)[side] for sample in subject.samples]
