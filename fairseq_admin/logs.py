@@ -123,7 +123,9 @@ def read(lines: Iterable[str]) -> Log:
         if match := PARAMS.search(line):
             params = int(match[1].replace(",", ""))
         elif match := GPU.search(line):
-            gpus = {**(gpus if int(match[1]) else {}), int(match[1]): match[2]}  # of the last start
+            if int(match[1]) == 0:  # a start, of which fairseq tells every rank in order
+                gpus.clear()
+            gpus[int(match[1])] = match[2]
         elif record := parse(line):
             if record.tag != "valid" or record.updates != last_updates:
                 subset, last_updates = "", record.updates

@@ -133,6 +133,8 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
         ("fold m -o x --min-omega=0", "--min-omega: 0 was found and a number above 0 was expected"),
         ("fold m -o x --dtype=int8", "--dtype: invalid choice: 'int8'"),
         ("translate m --beam 1.5", "--beam: 1.5 was found and a whole number of at least 1 was expected"),
+        ("translate m --lenpen nan", "--lenpen: nan was found and a number from -10 to 10 was expected"),
+        ("translate m --lenpen 1000", "--lenpen: 1000 was found and a number from -10 to 10 was expected"),
         ("advise --encoder-layers=-1", "--encoder-layers: -1 was found and a whole number of at least 0 was expected"),
         ("translate m --unknown", "unrecognized arguments: --unknown"),
     ],

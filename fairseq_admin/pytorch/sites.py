@@ -99,7 +99,7 @@ def site_of(model: nn.Module, graph: Trace, name: str, taker: str | None) -> Sit
         raise refused(f"{name} is not a norm that alone reads a sum x + f(x)")
     total, x, writer = sum_read
     if total.made_by in IN_PLACE and total.reads[0] is x:
-        raise refused(f"{name} reads a sum that is written over its shortcut (x += f(x), not x = x + f(x))")
+        raise refused(f"{name} reads a sum that is written over its shortcut (x += f(x); write x = x + f(x))")
     if total.size != x.size > 0:  # of an argument it is not known
         raise refused(f"{name} reads a sum that is larger than its shortcut, which is repeated")
     written = writer.place if writer else None
