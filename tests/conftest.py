@@ -28,7 +28,6 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = ROOT.parent / "shared"
 DEFAULTS = {"checkpoints", "outputs", "multirun"}  # what fairseq and hydra make where they are told no folder
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 torch.set_num_threads(1)

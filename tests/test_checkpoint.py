@@ -114,6 +114,7 @@ UNREADABLE = {
     "overlapping parts": (overlapping_parts, "it is compressed, or its parts overlap"),
     "a log": (lambda path: path.write_text("2024-01-01 | INFO | loss 3.2\n" * 50), TEXT),
     "a tensor": (lambda path: torch.save(torch.ones(3), path), "has no entry 'model'"),
+    "a list": (lambda path: torch.save([1], path), "a torch file, but not a fairseq checkpoint"),
     "another project's": (lambda path: torch.save({"weights": {}}, path), "has no entry 'model'"),
     "a number": (entry(3), ENTRY),
     "sparse": (entry(torch.eye(3).to_sparse()), ENTRY),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from types import SimpleNamespace
 
 import pytest
 import reference
 import torch
-from fairseq.distributed import utils as distributed_utils
 from kinds import KINDS, STILL, logits, omegas
 from reference import PAD
 
@@ -19,7 +17,6 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.method import profiling, provenance
 from fairseq_admin.method.norms import shortcut_norms
 from fairseq_admin.method.schemes import stacks_of
-from fairseq_admin.monitor.monitor import first_rank
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 TRANSLATION = KINDS["translation"]
@@ -161,20 +158,6 @@ def test_an_error_that_no_smaller_batch_cures_is_raised(message, sizes, monkeypa
     with pytest.raises(RuntimeError, match=message):
         tiny()(*reference.batch())
     assert tried == sizes
-
-
-@pytest.mark.parametrize("rank", [0, 3])
-def test_the_cores_of_a_tpu_have_the_first_ones_omega(rank, monkeypatch):
-    """fairseq uses no torch.distributed there, and torch_xla's collectives."""
-    cores = SimpleNamespace(xrt_world_size=lambda: 8, get_ordinal=lambda: rank)
-    monkeypatch.setattr(distributed_utils, "_USE_XLA", True)
-    monkeypatch.setattr(distributed_utils, "xm", cores, raising=False)
-    sent = []
-    monkeypatch.setattr(distributed_utils, "broadcast", lambda tensor, src, group: sent.append((tensor, src, group)))
-    omega = torch.ones(3)
-    assert profiling.from_first_rank(omega) is omega
-    assert [(tensor is omega, src, group) for tensor, src, group in sent] == [(True, 0, ("tpu", [[*range(8)]]))]
-    assert first_rank() == (rank == 0)
 
 
 # What it leaves, and costs -------------------------------------------------------------------------------------------

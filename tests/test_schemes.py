@@ -487,7 +487,7 @@ def test_refusals(name, options, message):
 @pytest.mark.parametrize("scheme", ["admin", "deepnorm", "rezero", "fixup", "residual"])  # of a state of their own
 def test_train_resume_generate(scheme: str, corpus: Path, tmp_path: Path, run: Callable[..., Run]):
     """Does a run resume from its checkpoint bit for bit, and does its model translate?"""
-    option = ["--admin-scheme", scheme, *(["--admin-ffn-init", "xavier"] if scheme == "pre-ln" else [])]
+    option = ["--admin-scheme", scheme]
     option += ["--disable-validation", "--save-interval-updates", 3, "--optimizer", "adam", "--max-update", 6]
     done = train(corpus, tmp_path / "whole", *option)
     assert ("profiled by rule" in done.output) == (scheme == "admin")

@@ -88,7 +88,7 @@ def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_toke
 
 def from_first_rank(omega: Tensor) -> Tensor:
     """The first data-parallel rank's ω. Every rank has to call this, whatever went wrong before."""
-    if distributed_utils.get_data_parallel_world_size() > 1:  # on TPUs too, where torch.distributed is not used
+    if distributed_utils.get_data_parallel_world_size() > 1:
         distributed_utils.broadcast(omega, src=0, group=distributed_utils.get_data_parallel_group())
     return omega
 
