@@ -56,6 +56,17 @@ def test_reads_what_fairseq_writes(tmp_path):
     assert all(torch.equal(state["model"][key], tensor) for key, tensor in model.items())
 
 
+def test_reads_what_numpy_1_wrote(tmp_path):
+    """As --eval-bleu's counts in a checkpoint of an older environment: numpy 2 has its makers in another module."""
+    extra = {"bleu": numpy.float64(3.5), "counts": numpy.arange(3)}
+    path = save(tmp_path / "c.pt", {}, extra_state=extra)
+    with zipfile.ZipFile(path) as new, zipfile.ZipFile(tmp_path / "old.pt", "w") as old:
+        for record in new.infolist():
+            old.writestr(record, new.read(record).replace(b"numpy._core.", b"numpy.core."))
+    found = files.read(tmp_path / "old.pt")["extra_state"]
+    assert found["bleu"] == 3.5 and found["counts"].tolist() == [0, 1, 2]
+
+
 class Choice(enum.Enum):
     last = "last"
 

@@ -194,6 +194,17 @@ def test_transformers_compute_the_same(given, tmp_path, name, caplog):
             assert (logits.log_softmax(-1)[prev.ne(1)] - expected).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stock_model_of_fairseq_0122_is_exported(given, tmp_path, engine):
+    """Its checkpoints hold entries, never trained, for which no model of today has a place."""
+    needs(engine)
+    it = given(arch="transformer")
+    it.state["model"]["encoder.layers.1.in_proj_weight"] = torch.full((192, 64), float("nan"))
+    Checkpoint(it.state).write(it.path)
+    it.export(engine, tmp_path / "out")
+    assert left_over(tmp_path) == ["out"]
+
+
 def test_beam_search_of_the_generation_config_is_fairseqs(given, tmp_path):
     """Does generate() with the folder's own settings find what fairseq-generate's defaults find?"""
     transformers = needs("huggingface")

@@ -24,7 +24,7 @@ def check(checkpoint: Checkpoint) -> None:
     """Refuse what is missing, of another shape or type, or not a number, before anything is computed with it.
 
     Names, shapes and types are compared with those of a model of its options before a value is read. If the
-    architecture is not known here, the values alone are looked at.
+    architecture is not known here, the values alone are looked at. What only an older fairseq stores is dropped.
 
     Raises:
         AdminError: there is such an entry, or no such model can be built.
@@ -32,9 +32,10 @@ def check(checkpoint: Checkpoint) -> None:
     if checkpoint.kind in STACKS:
         _refuse_misfits(checkpoint)
     checkpoint.state["model"] = copy.deepcopy(checkpoint.weights)  # out of the file, which a training may write over
+    for key in [key for key in checkpoint.weights if STRAY.search(key)]:
+        del checkpoint.weights[key]
     for key, tensor in checkpoint.weights.items():
-        if not STRAY.search(key):
-            refuse_not_finite(checkpoint.name, key, tensor)
+        refuse_not_finite(checkpoint.name, key, tensor)
 
 
 def _refuse_misfits(checkpoint: Checkpoint) -> None:

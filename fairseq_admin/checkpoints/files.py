@@ -26,13 +26,19 @@ def allow_fairseq_globals() -> None:
     """Let torch's safe loader (weights_only, the default since torch 2.6) build what fairseq's checkpoints hold.
 
     These are plain containers without behaviour: option namespaces, numpy scalars and arrays (learning rates and
-    losses), the placeholder fairseq broadcasts tensors with, and omegaconf's containers.
+    losses, whose makers numpy 2 and numpy 1 name differently), the placeholder fairseq broadcasts tensors with, and
+    omegaconf's containers.
     """
     from fairseq.distributed.utils import _TensorPlaceholder
     from omegaconf import AnyNode, DictConfig, ListConfig
     from omegaconf.base import ContainerMetadata, Metadata
 
-    makers = [example.__reduce__()[0] for example in (numpy.float64(0), numpy.zeros(1))]
+    scalar, array = (example.__reduce__()[0] for example in (numpy.float64(0), numpy.zeros(1)))
+    makers = [
+        (maker, f"numpy.{core}.multiarray.{name}")
+        for core in ("core", "_core")
+        for maker, name in ((scalar, "scalar"), (array, "_reconstruct"))
+    ]
     dtypes = [type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdU"]
     torch.serialization.add_safe_globals(
         [argparse.Namespace, _TensorPlaceholder, *makers, numpy.ndarray, numpy.dtype, *dict.fromkeys(dtypes)]

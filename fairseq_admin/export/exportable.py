@@ -20,7 +20,6 @@ from ..checkpoints.equivalence import EOS, PAD, Batch, random_batches, real_batc
 from ..checkpoints.fold import fold
 from ..checkpoints.stock import attributes, stock_options
 from ..errors import AdminError
-from ..method.state_dict import STRAY
 from ..text.assets import Assets
 from ..text.bpe import CODES
 from ..text.tokens import FILE, Text
@@ -72,8 +71,7 @@ def stock(checkpoint: Checkpoint) -> Checkpoint:
             "fairseq's transformer was expected. Nothing else can be exported."
         )
     check(checkpoint)
-    weights = {key: tensor for key, tensor in checkpoint.weights.items() if not STRAY.search(key)}
-    return Checkpoint({"args": stock_options(checkpoint), "model": weights})
+    return Checkpoint({"args": stock_options(checkpoint), "model": dict(checkpoint.weights)})
 
 
 def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
