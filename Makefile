@@ -111,5 +111,5 @@ distclean: clean
 	rm -rf runs
 
 ## make help: this list; make help TARGET=demo: a target's settings
-help:
+help: $(if $(TARGET),$(VENV)/ready)
 	@$(if $(TARGET),$(RUN) -m recipes help,sed -n 's/^## //p' $(MAKEFILE_LIST))

@@ -69,7 +69,7 @@ class Grid:
 
     def controls(self) -> list[str]:
         """What of the folder's name says that another setting was given."""
-        return []
+        return ["quick"] if getattr(self.settings, "QUICK", "") else []
 
     def make_text(self) -> None:
         """And the entropy of one of its tokens, by which runs are judged."""
@@ -207,7 +207,7 @@ class Deeper(Grid):
 
     def controls(self) -> list[str]:
         s, given = self.settings, self.recipe.given
-        named = [*(["quick"] if s.QUICK else []), *(["text"] if s.DATA else [])]
+        named = [*super().controls(), *(["text"] if s.DATA else [])]
         named += [f"factor{given['FACTOR']}"] if s.FACTOR != 0.1 else []
         return [*named, *([f"dropout{given['DROPOUT']}"] if s.DROPOUT else [])]
 
