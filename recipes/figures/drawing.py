@@ -178,12 +178,13 @@ def draw_accuracies(rows: Sequence[Row]) -> Figure:
     for ranking in rankings(rows):
         scheme, seeds = ranking.scheme, list(map(accuracy, ranking.at_best.values()))
         look = {"color": schemes[scheme]["color"], "clip_on": False}
-        place = depths.index(ranking.layers) + ([*schemes].index(scheme) - len(schemes) / 2) / (len(schemes) + 2)
+        beside = 0.0 if ranking.layers == "0" else ([*schemes].index(scheme) - len(schemes) / 2) / (len(schemes) + 2)
+        place = depths.index(ranking.layers) + beside
         label = TITLES[scheme] if ranking.layers in ("0", depths[-1]) else ""
         axes.plot([place], [fmean(seeds)], "o", markersize=7, label=label, **look)
         axes.plot([place + 0.04] * len(seeds), seeds, ".", markersize=4, alpha=0.6, **look)
     axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="chance")
-    axes.set_xticks(range(len(depths)), ["" if depth == "0" else f"{depth} new layers" for depth in depths])
+    axes.set_xticks(range(len(depths)), ["head alone" if depth == "0" else f"{depth} new layers" for depth in depths])
     axes.set(ylabel="accuracy, test", title="large: mean of the seeds (small) at the best rate")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
