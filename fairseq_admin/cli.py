@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import warnings
@@ -147,6 +148,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     The answer is printed when the work is done and its file has its name: whoever does not read it loses nothing.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by who called, as by `2>&-`
+            setattr(sys, name, open(os.devnull, mode))
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the command as Ctrl-C does
     logging.disable(logging.INFO)  # libraries tell nothing that the user cannot fix
     try:

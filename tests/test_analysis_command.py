@@ -56,6 +56,23 @@ def analyzed(*arguments: object) -> dict:
     return json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
 
 
+def test_sentences_that_the_model_cannot_read_are_left_out(corpus: Path, words: int, tmp_path: Path) -> None:
+    """Those with more positions than it has learned."""
+    learned = {f"{side}_learned_pos": True for side in ("encoder", "decoder")}
+    path = checkpoint(tmp_path / "a.pt", words=words, max_source_positions=12, max_target_positions=12, **learned)
+    state = files.read(path)
+    state["cfg"]["task"] |= {"max_source_positions": 12, "max_target_positions": 12}
+    torch.save(state, tmp_path / "b.pt")
+    assert (
+        analyzed("gradients", tmp_path / "b.pt", "--data", corpus, "--tokens", "100", "-o", tmp_path / "out")["tokens"]
+        >= 100
+    )
+
+
+def test_a_fresh_omega_names_the_tokens_that_were_profiled(tmp_path: Path) -> None:
+    assert analyzed("omega", *FRESH, "--tokens", "2000", "-o", tmp_path / "out")["tokens"] <= 512
+
+
 @pytest.mark.parametrize("what", [what for what, it in MEASURES.items() if it.of not in ("nothing", "runs")])
 def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Are there a JSON text with the facts, a PNG twice as wide as a page shows it, and an SVG of text?"""

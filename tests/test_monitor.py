@@ -20,7 +20,7 @@ from torch.nn import functional
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method.schemes import attentions_of, stacks_of
 from fairseq_admin.monitor.monitor import StackProbe
-from fairseq_admin.pytorch.omega import variance
+from fairseq_admin.pytorch.omega import omega_from_depth, variance
 
 SIZES = {**reference.TINY, "encoder_layers": 3, "decoder_layers": 2}
 
@@ -138,6 +138,29 @@ def test_training_is_the_same(fast: str, options: dict) -> None:
         weights.append(model.state_dict())
         assert not any("residual_connection" in vars(module) for module in model.modules())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_layerdrop_hides_no_omega_and_is_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is ω shown of all layers once each has run, and is β looked at only where the whole stack ran?"""
+    model = tiny(admin_monitor=1, admin_init="log", encoder_layerdrop=0.3)
+    ran: dict[int, int] = {}
+    looked_at: dict[int, set[str]] = {}
+    for layer in model.encoder.layers:
+        layer.register_forward_hook(lambda *_: ran.update({update: ran.get(update, 0) + 1}))
+    monkeypatch.setattr(
+        model.monitor.rule, "warnings", lambda at, shares, loss: looked_at.update({at: {*shares}}) or []
+    )
+    torch.manual_seed(1)
+    for update in range(1, 21):
+        metrics.reset()
+        metrics.log_scalar("loss", 5.0)
+        model.set_num_updates(update - 1)
+        model(*reference.batch())[0].sum().backward()
+        model.all_reduce_grads()
+    assert {3} < set(ran.values()) and looked_at == {
+        update: {"encoder", "decoder"} if ran.get(update) == 3 else {"decoder"} for update in range(1, 20)
+    }
+    assert model.monitor.shown["encoder_omega_mean"] == pytest.approx(omega_from_depth("log", 6), rel=1e-3)
 
 
 def test_omega_alone_is_shown_unless_asked_for_more() -> None:

@@ -156,6 +156,20 @@ run omega model.pt > /dev/full; echo $?
     assert [line for line in done.stderr.splitlines() if "translate: " not in line] == [f"fairseq-admin: {message}"]
 
 
+def test_closed_streams_lose_no_work(work: Path) -> None:
+    """As a daemon's, whose standard streams are closed."""
+    script = f"""run() {{ {sys.executable} -m fairseq_admin.cli "$@"; }}
+run path >&-; echo $?
+run fold model.pt -o out/new 2>&-; echo $?
+run omega nowhere.pt 2>&-; echo $?
+"""
+    done = subprocess.run(
+        ["bash", "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert [line for line in done.stdout.splitlines() if len(line) == 1] == ["0", "0", "2"], done.stderr
+    assert done.stderr == "" and torch.load("out/new", weights_only=True)["model"]
+
+
 def test_standard_error_closed_is_no_success(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody reads it, what is said in the middle of the work ends it, and there is no file."""
 

@@ -286,6 +286,8 @@ def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pyt
         ("b.log", "", "several logs (a.log, b.log)"),
         ("score.json", "{", "score.json: cannot be read"),
         ("score.json", "[]", "found a list, expected a JSON object"),
+        ("run.json", {"samples": [{"src": "a", "hyp": "b"}]}, "run.json is not what a recipe writes"),
+        ("run.json", {"versions": "torch 2.13"}, "run.json is not what a recipe writes"),
         ("analysis/x.json", {"what": "dependency"}, "holds dependency that cannot be shown (KeyError: 'stacks')"),
         ("average.pt", "text", "is not a checkpoint"),
     ],

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import fairseq
 import torch
+from fairseq.utils import resolve_max_positions
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
@@ -87,7 +88,8 @@ class Subject:
         """Batches of the task's split in an order that the seed gives, until there are enough tokens."""
         source, task = self.source, self.task
         longest = max(BATCH, getattr(getattr(task, "args", None), "tokens_per_sample", 0) or 0)
-        limits = {"max_tokens": longest, "max_positions": longest, "ignore_invalid_inputs": True, "seed": source.seed}
+        positions = resolve_max_positions(longest, task.max_positions())
+        limits = {"max_tokens": longest, "max_positions": positions, "ignore_invalid_inputs": True, "seed": source.seed}
         samples: list[dict[str, Any]] = []
         tokens = 0
         with reading(data):

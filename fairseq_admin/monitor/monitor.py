@@ -41,17 +41,15 @@ def first_rank() -> bool:
 def gradient_norms(model: Any) -> dict[str, Tensor]:
     """The norm of the gradients of all weights ("model"), and of the layers of each stack, in float32.
 
-    They are in fairseq's units of the moment: summed over tokens, and times the loss scale. An empty dict where there
-    are none.
+    They are in fairseq's units of the moment: summed over tokens, and times the loss scale. What has none is left out.
     """
     parts: dict[str, nn.Module] = {side: nn.ModuleList(layers_of(stack)) for side, stack in stacks_of(model).items()}
     norms = {}
     for name, module in {"model": model, **parts}.items():
         weights = [weight for weight in module.parameters() if weight.grad is not None]
-        if not weights:
-            return {}
         each = [torch.linalg.vector_norm(weight.grad, dtype=torch.float32) for weight in weights]
-        norms[name] = torch.linalg.vector_norm(torch.stack(each))
+        if each:
+            norms[name] = torch.linalg.vector_norm(torch.stack(each))
     return norms
 
 
@@ -65,14 +63,16 @@ class StackProbe:
 
     Attributes:
         whole: whether the stack's forward has come to its end; else it ran out of memory.
+        left_out: the layers that have not run, as layerdrop has it.
     """
 
     def __init__(self, stack: Any, tokens: Tensor, variances: bool) -> None:
         self.variances = variances
-        self.omegas: list[Tensor] = []
+        self.omegas: dict[str, Tensor] = {}
         self.branches: list[Tensor] = []
         self.sums: list[Tensor] = []
         self.whole = False
+        self.left_out = set(range(len(layers_of(stack))))
         self.undo = contextlib.ExitStack()
         self.undo.callback(stack.register_forward_hook(self._end).remove)
         watch(stack, tokens, self._measure, self.undo)
@@ -82,8 +82,9 @@ class StackProbe:
 
     @torch.no_grad()
     def _measure(self, sublayer: Sublayer) -> None:
+        self.left_out.discard(sublayer.layer)
         if isinstance(sublayer.norm, ShortcutNorm):
-            self.omegas.append(sublayer.norm.omega.float())
+            self.omegas[sublayer.name] = sublayer.norm.omega.float()
         if self.variances:
             self.branches.append(variance(sublayer.scaled_branch, sublayer.real))
             self.sums.append(variance(sublayer.total, sublayer.real))
@@ -92,7 +93,7 @@ class StackProbe:
         """What was seen over the stack's sub-layers, each a scalar on the model's device."""
         values: dict[str, Tensor] = {}
         if self.omegas:
-            omegas = torch.stack(self.omegas)
+            omegas = torch.stack([*self.omegas.values()])
             values |= {"omega_min": omegas.min(), "omega_mean": omegas.mean(), "omega_max": omegas.max()}
         if self.branches:
             branches = torch.stack(self.branches)
@@ -115,6 +116,7 @@ class Monitor:
         self.probes: dict[str, StackProbe] = {}
         self.norms: dict[str, Tensor] = {}
         self.shown: dict[str, float] = {}
+        self.omegas: dict[str, dict[str, Tensor]] = {}
         self.rule = DivergenceRule()
         self.restart()
 
@@ -171,16 +173,19 @@ class Monitor:
     def _finish(self) -> None:
         """Read what was measured, in one wait for the device."""
         self._step_aside()
-        sides = list(self.probes)
+        for side, probe in self.probes.items():  # a layer that layerdrop left out has the ω that was last seen
+            probe.omegas = self.omegas[side] = self.omegas.get(side, {}) | probe.omegas
+        sides = [side for side, probe in self.probes.items() if not probe.left_out]
         seen = {f"{side}_{name}": it for side, probe in self.probes.items() for name, it in probe.values().items()}
         meters = {name: meter.val for name in ("gnorm", "loss") if (meter := metrics.get_meter("default", name))}
-        if self.norms and meters.get("gnorm") is not None:
+        if "model" in self.norms and meters.get("gnorm") is not None:
             # fairseq's own norm is of the gradient that the optimizer takes, before it is clipped.
             scale = torch.as_tensor(meters["gnorm"], device=self.norms["model"].device) / self.norms.pop("model")
             seen |= {f"{side}_gnorm": norm * scale for side, norm in self.norms.items()}
         self.probes, self.norms = {}, {}
         values = dict(zip(seen, torch.stack([value.float() for value in seen.values()]).tolist() if seen else []))
         self.shown = {name: float(f"{value:.4g}") for name, value in values.items()}
+        # β hangs on which layers ran, so with some left out it says nothing of how it changed.
         shares = {side: values[f"{side}_beta_mean"] for side in sides if f"{side}_beta_mean" in values}
         if shares and meters.get("loss") is not None:
             for warning in self.rule.warnings(self.num_updates + 1, shares, float(meters["loss"])):

@@ -97,6 +97,8 @@ def read(folder: Path, name: str) -> Run:
             "expected: a recipe's, or fairseq-train's --save-dir."
         )
     about, fold = _json(folder / "run.json"), folder / "fold.txt"
+    if not _is_recipes(about):
+        raise AdminError(f"{folder / 'run.json'} is not what a recipe writes. Move it away for a report without it.")
     analyses: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((folder / "analysis").glob("*.json")):
         result = _json(path)
@@ -155,6 +157,16 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
         run.unfoldable = "a model of fairseq's own, which needs no folding."
     elif checkpoint.kind not in FOLDABLE or scheme not in SCHEMES or not checkpoint.scheme.folds:
         run.unfoldable = f"{title} cannot be folded."
+
+
+def _is_recipes(about: dict[str, Any]) -> bool:
+    """Whether a run.json has the shape of a recipe's; another program may write one, too."""
+    samples, texts = about.get("samples") or [], dict.fromkeys(Sample._fields, str)
+    return (
+        all(isinstance(about.get(key) or {}, dict) for key in ("versions", "paper"))
+        and isinstance(samples, list)
+        and all(isinstance(it, dict) and {key: type(text) for key, text in it.items()} == texts for it in samples)
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:
