@@ -108,6 +108,7 @@ FOLDED = {
         lambda self, x: self.conv(x.transpose(1, 2)).transpose(1, 2), conv=lambda: nn.Conv1d(8, 8, 3, padding=1)
     ),
     "attention": kind(lambda self, x: self.attention(x, x, x)[0], attention=lambda: nn.MultiheadAttention(8, 2)),
+    "a table that is no buffer": kind(lambda self, x: self.fc1(x) * self.table[0], table=lambda: (X[0],)),
     "shapes": kind(lambda self, x: self.fc1(x) + torch.zeros_like(x) + x.new_ones(x.shape)),
 }  # fmt: skip
 
@@ -163,6 +164,14 @@ REFUSED = {
         r"layers\.0\.norm reads what the trace cannot see",
     ),
     "norm": (kind(lambda self, x: self.fc1(self.norm(x))), r"layers\.0\.norm is called 2 times"),
+    "a factor": (
+        type("Factor", (Layer,), {"forward": lambda self, x: self.norm(torch.add(self.fc1(x), x, alpha=2.0))}),
+        "no site",
+    ),
+    "an expert without a token": (
+        kind(lambda self, x: self.fc1(x) + self.expert(x[x > 9].view(-1, 8)).sum(), expert=lambda: nn.Linear(8, 8)),
+        "__getitem__",
+    ),
 }  # fmt: skip
 
 
@@ -368,8 +377,102 @@ def test_profiling_wants_every_sublayer():
     model = Stack(Layer).double()
     admin.attach(model, X)
     del model.layers[-1]
-    with pytest.raises(ValueError, match=r"^\d+ sub-layers ran; \d+ did with the batch given to attach"):
+    with pytest.raises(ValueError, match=r"^2 sub-layers ran in training mode; 3 did when the model was attached"):
         admin.profile(model, X)
+    model = Stack(Layer).double()
+    admin.attach(model, X)
+    del model.layers[0]
+    with pytest.raises(ValueError, match=r"^0 sub-layers ran in training mode; 3 did"):
+        admin.profile(model, X)
+
+
+class Locked(nn.Module):
+    """A dropout of one's own, which gives its argument back in evaluation."""
+
+    def forward(self, x):
+        return x * (torch.rand_like(x[:, :1]) > 0.5) * 2 if self.training else x
+
+
+def test_the_shortcut_is_not_what_a_dropout_of_ones_own_makes_of_it():
+    layer = kind(lambda self, x: self.fc1(self.locked(x)), locked=Locked)
+    model = Stack(layer).double()
+    admin.attach(model, X)
+    perturbed(model)
+    by_hand = copy.deepcopy(model)
+    omegas = admin.omegas(model)
+    for number, one in enumerate(by_hand.layers):
+        one.norm._forward_pre_hooks.clear()
+        omega = omegas[f"layers.{number}.norm"]
+        one.forward = lambda x, one=one, omega=omega: one.norm(omega * x + one.fc2(one.read(x).tanh()))
+    found = []
+    for it in (model, by_hand):
+        torch.manual_seed(1)
+        found.append(it.train()(X))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+class Skipped(Layer):
+    def forward(self, x):
+        return self.norm(x if self.training else x + self.fc2(self.fc1(x)))
+
+
+def test_a_branch_that_is_left_out_at_random_is_refused():
+    model = Stack(Skipped).double()
+    admin.attach(model, X)
+    for forward in (admin.profile, lambda model, x: model(x)):
+        with pytest.raises(ValueError, match=r"layers\.0\.norm ran without the module that takes its shortcut"):
+            forward(model, X)
+
+
+class Noted(Stack):
+    """Its input comes from numpy."""
+
+    def forward(self, x):
+        return super().forward(torch.from_numpy(x.numpy()))
+
+
+def test_what_the_trace_cannot_see_is_told_apart():
+    admin.attach(Noted(Layer).double(), X)
+    layer, message = REFUSED["unseen"]
+    with pytest.raises(ValueError, match=message):
+        admin.attach(Noted(layer).double(), X)
+
+
+def test_norms_of_one_weight_are_refused():
+    model = Stack(Layer).double()
+    model.layers[1].norm.weight = model.layers[0].norm.weight
+    with pytest.raises(ValueError, match=r"layers\.0\.norm shares its parameters with layers\.1\.norm"):
+        admin.attach(model, X)
+
+
+def test_two_models_in_one_are_told_apart():
+    model = nn.ModuleDict({name: Stack(Layer).double() for name in "ab"})
+    for part in model.values():
+        admin.attach(part, X)
+    with pytest.raises(ValueError, match="a and b of ModuleDict are attached, each for itself"):
+        admin.omegas(model)
+    assert admin.fold(model["a"], X) and len(admin.omegas(model)) == 3
+
+
+def test_a_state_dict_of_more_or_less_than_weights():
+    """What get_extra_state gives is kept; a state dict without some weights is refused before anything is undone."""
+    model = Stack(kind(Layer.read, extra=lambda: Extra())).double()
+    admin.attach(model, X)
+    assert admin.folded_state_dict(model)["layers.0.extra._extra_state"] == {"count": 3}
+    model.state_dict = lambda **given: {
+        key: it for key, it in Stack.state_dict(model, **given).items() if "out" not in key
+    }
+    with pytest.raises(ValueError, match=r"out\.bias is not in the state_dict of Stack"):
+        admin.fold(model)
+    assert len(admin.omegas(model)) == 3
+
+
+class Extra(nn.Module):
+    def get_extra_state(self):
+        return {"count": 3}
+
+    def set_extra_state(self, state):
+        pass
 
 
 def test_a_fold_that_is_not_the_same_is_refused(monkeypatch):

@@ -53,10 +53,16 @@ class Attached:
 
 def attached(model: nn.Module) -> tuple[nn.Module, Attached]:
     """The model that was attached to, maybe in a wrapper (DDP, torch.compile), and what is attached; or AdminError."""
-    for module in model.modules():
-        if ATTACHED in vars(module):  # a compiled module has the attributes of the one inside
-            return module, vars(module)[ATTACHED]
-    raise AdminError(f"{type(model).__name__} is not attached; call attach(model, **batch) first.")
+    found = {name: module for name, module in model.named_modules() if ATTACHED in vars(module)}
+    if not found:
+        raise AdminError(f"{type(model).__name__} is not attached; call attach(model, **batch) first.")
+    root, *others = found.values()
+    attachment = vars(root)[ATTACHED]
+    if any(
+        vars(other)[ATTACHED] is not attachment for other in others
+    ):  # a compiled module has those of the one inside
+        raise AdminError(f"{' and '.join(found)} of {type(model).__name__} are attached, each for itself: give one.")
+    return root, attachment
 
 
 def refuse_trained(sites: list[Site]) -> None:
@@ -134,9 +140,12 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The stock model's whole state dict; the attached one goes on as it is. In shards (FSDP) every rank has to call.
 
     Raises:
-        AdminError: the model is not attached, or an entry of ω is too near to 0.
+        AdminError: the model is not attached, an entry of ω is too near to 0, or its state_dict leaves out a weight.
     """
     root, attachment = attached(model)
+    state = root.state_dict(keep_vars=True)
+    if left_out := {name for name, _ in root.named_parameters()} - state.keys():
+        raise AdminError(f"{min(left_out)} is not in the state_dict of {type(root).__name__}, which has to be whole.")
     # By identity, for tied parameters have several keys.
     weights = {id(parameter): whole(parameter.detach()).clone() for parameter in root.parameters()}
     for site in [site for site in attachment.sites if site.writer]:
@@ -147,9 +156,13 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
         for name, reader in site.readers.items():
             key = id(root.get_parameter(name))
             weights[key] = reader.divided(weights[key], omega)
-    state = root.state_dict(keep_vars=True)
-    stock = {key: t for key, t in state.items() if not key.endswith(OMEGA)}
-    return {key: weights[id(t)].to(t.dtype) if id(t) in weights else t.clone() for key, t in stock.items()}
+
+    def stock(entry: Any) -> Any:
+        if id(entry) in weights:
+            return weights[id(entry)].to(entry.dtype)
+        return entry.clone() if isinstance(entry, Tensor) else copy.deepcopy(entry)  # of get_extra_state
+
+    return {key: stock(entry) for key, entry in state.items() if not key.endswith(OMEGA)}
 
 
 def outputs(model: nn.Module, batch: dict[str, Any]) -> tuple[list[Tensor], set[torch.dtype]]:

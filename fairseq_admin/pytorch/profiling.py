@@ -120,9 +120,11 @@ def measure(root: nn.Module, attachment: Attached, samples: Batch, rule: str, se
 
     def observe(first: Site, site: Site, norm: nn.Module, inputs: tuple) -> None:
         total = inputs[0]
-        x = site.shortcuts[total.device].reshape(total.shape)
+        x = site.shortcut(total).reshape(total.shape)
         if site is first:
             measures[first] = StackMeasure(rule, samples.real(first.inputs, x))
+        if first not in measures:
+            return
         site.set_omega(measures[first].add(x, total.float() - x.float()))
 
     with undisturbed(root) as undo:
@@ -134,7 +136,10 @@ def measure(root: nn.Module, attachment: Attached, samples: Batch, rule: str, se
         # On copies of the buffers, which are ω and running statistics.
         buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
         torch.func.functional_call(root, buffers, (), samples.first(sentences))
-    omega = torch.cat([measured.omega() for measured in measures.values()])
-    if len(omega) != len(attachment.sites):  # a model may leave layers out at random
-        raise AdminError(f"{len(omega)} sub-layers ran; {len(attachment.sites)} did with the batch given to attach.")
+    ran = sum(len(measured.omega()) for measured in measures.values())
+    if ran != len(attachment.sites):  # a model may leave layers out at random
+        raise AdminError(
+            f"{ran} sub-layers ran in training mode; {len(attachment.sites)} did when the model was attached. "
+            "Switch off what leaves layers out (stochastic depth) while you profile."
+        )
     return torch.cat([measures[stack[0]].omega() for stack in attachment.stacks])

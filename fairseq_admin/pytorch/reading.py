@@ -115,7 +115,7 @@ def follow(norm: Value, call: tuple[Any, Any, Any], inputs: dict[int, Value], ma
     changed = {key: scaled(drawn[key], axis) for key, axis in axes.items()}
     before = outputs({})
     passed = list(map(axis_of, before, outputs(changed)))
-    if None not in passed:
+    if None not in passed and all(t.numel() for t in before):  # of nothing, as an expert may be given, nothing is known
         for value, axis in zip(made, passed):
             value.channels.update({norm: axis} if axis else {})
         return

@@ -21,7 +21,7 @@ from .trace import UNSEEN, Trace
 
 IN_PLACE = frozenset("add_ __iadd__".split())
 ADDS = IN_PLACE | frozenset("add __add__ __radd__".split())
-SAME = frozenset("view reshape to type_as float contiguous".split())  # calls that give the same numbers, in order
+SAME = frozenset("view view_as reshape to type_as float contiguous".split())  # give the same numbers, in order
 
 
 @dataclass(eq=False)
@@ -55,6 +55,15 @@ class Site:
         """What is copied and saved: without x, which has the graph of the forward."""
         return {**vars(self), "shortcuts": {}}
 
+    def shortcut(self, total: Tensor) -> Tensor:
+        """The x of a sum; or AdminError."""
+        if total.device not in self.shortcuts:
+            raise AdminError(
+                f"{self.name} ran without the module that takes its shortcut: is its branch left out at random, or the "
+                "norm alone in a checkpoint? Multiply the branch by 0 instead; put the whole layer into the checkpoint."
+            )
+        return self.shortcuts[total.device]
+
     def take(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Remember x: a hook of the module that is given it."""
         x = args[self.argument] if isinstance(self.argument, int) else kwargs[self.argument]
@@ -64,8 +73,8 @@ class Site:
         """Add (ω - 1) ⊙ x to the sum x + f(x): a hook of the norm that reads it."""
         # The sum may be of another type than x, as under autocast, and flat (OPT); it is to stay what it is.
         total = args[0]
-        x = self.shortcuts.pop(total.device, None)
-        assert x is not None, "the norm ran without the module that takes its shortcut"
+        x = self.shortcut(total)
+        del self.shortcuts[total.device]
         more = x * (norm.omega_init - 1 + norm.omega_delta).to(x.dtype)
         return total + more.to(total.dtype).reshape(total.shape), *args[1:]
 
@@ -103,10 +112,14 @@ def site_of(model: nn.Module, graph: Trace, name: str, taker: str | None) -> Sit
     if total.size != x.size > 0:  # of an argument it is not known
         raise refused(f"{name} reads a sum that is larger than its shortcut, which is repeated")
     written = writer.place if writer else None
+    of_writer = set(model.get_submodule(written).parameters()) if written else set()
+    for other, module in model.named_modules():
+        if other != written and not of_writer.isdisjoint(module.parameters(recurse=False)):
+            raise refused(f"{written} shares its parameters with {other}")
     for called in filter(None, [name, written]):
         if graph.called[called] > 1:
             raise refused(f"{called} is called {graph.called[called]} times")
-    if UNSEEN <= total.depends - x.depends:
+    if any(name.startswith(UNSEEN) for name in total.depends - x.depends):
         raise refused(f"{name} reads what the trace cannot see (a custom autograd function?)")
     takers = [
         (model.get_submodule(module), argument)

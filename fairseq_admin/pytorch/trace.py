@@ -2,14 +2,15 @@
 
 A `TorchFunctionMode` sees every call of a torch function, and hooks see every call of a module. A norm is one call,
 whatever its forward does; a scale of its output's channels is followed through all calls (see `reading`). Tensors are
-known by identity: a call in place makes another `Value` of the same tensor, and a call that returns its own argument
-(dropout in evaluation) is made to return a view of it. No tensor is kept.
+known by identity: a call in place makes another `Value` of the same tensor, and a call that returns its own argument,
+as a dropout does in evaluation, is made to return a view of it. No tensor is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -21,8 +22,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .reading import Value, follow, offsets, run, tensors
 
-UNSEEN = frozenset("?")
-"""Stands for the arguments on which what no mode sees depends: of numpy, a custom autograd function."""
+UNSEEN = "?"
+"""How the names begin that stand for what no mode sees, one a tensor: of numpy, a custom autograd function."""
 TIMES = frozenset("mul __mul__ __rmul__".split())  # by 1 they give the same numbers, as of a factor that DeepNorm has
 
 
@@ -50,9 +51,11 @@ class Trace(TorchFunctionMode):
         self.called: Counter[str] = Counter()
         self.norms: dict[str, Value] = {}
         self.time = 0
+        self.unseen = itertools.count()
         self.values: MutableMapping[Tensor, Value] = WeakTensorKeyDictionary()
+        held = tensors([vars(module) for module in self.names])  # buffers, and what is a plain attribute
+        self.values.update({tensor: Value() for tensor in held})
         self.values.update({tensor: Value("parameter", name) for name, tensor in model.named_parameters()})
-        self.values.update({tensor: Value() for tensor in model.buffers()})
         for name, argument in batch.items():
             self.values.update({tensor: Value(depends=frozenset([name])) for tensor in tensors(argument)})
         with undisturbed(model) as undo, self:
@@ -64,7 +67,10 @@ class Trace(TorchFunctionMode):
 
     def value(self, tensor: Tensor) -> Value:
         """What a tensor is now."""
-        return self.values.setdefault(tensor, Value(depends=UNSEEN if tensor.is_floating_point() else frozenset()))
+        if tensor not in self.values:
+            unseen = [f"{UNSEEN}{next(self.unseen)}"] if tensor.is_floating_point() else []
+            self.values[tensor] = Value(depends=frozenset(unseen))
+        return self.values[tensor]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -76,7 +82,8 @@ class Trace(TorchFunctionMode):
         if func.__name__ in TIMES and numbers == [1] and len(inputs) == 1:
             (self.values[result],) = inputs.values()
             return result
-        made = self.record(func.__name__, list(inputs.values()), tensors_made)
+        name = func.__name__ if kwargs.get("alpha", 1) == 1 else "a sum with a factor"
+        made = self.record(name, list(inputs.values()), tensors_made)
         for norm in {norm for value in inputs.values() for norm in value.channels} if made else ():
             follow(norm, (func, args, kwargs), inputs, made)
         return result
@@ -103,10 +110,10 @@ class Trace(TorchFunctionMode):
                 self.value(tensor).takers.append((name, argument, self.time))
         self.norm = module if is_norm(module, *args) else None
 
-    def leave(self, module: nn.Module, args: tuple, result: Any) -> None:
-        """Note that a module has returned."""
+    def leave(self, module: nn.Module, args: tuple, result: Any) -> Any:
+        """Note that a module has returned. One that returns its argument, as a dropout of one's own, gives a view."""
         if self.norm not in (None, module):
-            return
+            return None
         if self.norm and isinstance(result, Tensor):
             x = self.value(args[0])
             (norm,) = self.record("norm", [x], [result])
@@ -117,7 +124,10 @@ class Trace(TorchFunctionMode):
             norm.channels.update({norm: -1} if norm.offsets else {})
             self.norms[norm.place] = norm
         self.norm = None
+        given = isinstance(result, Tensor) and not isinstance(module, nn.Identity) and any(result is x for x in args)
+        view = result.view_as(result) if given else None
         self.running.pop()
+        return view
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from recipes.steps.common import replacing
 MARKERS = dict(zip(ALWAYS, "osD"))
 STYLES = ("-", "--", ":", "-.")
 BITS = "bits per token, validation"
-NAMES = {"adam": ", Adam", "sgd": ", SGD", "warmup": "warm-up"}
+NAMES = {"radam": ", RAdam", "adam": ", Adam", "sgd": ", SGD", "warmup": "warm-up"}
 Lines = dict[str, tuple[dict[str, Any], list[Row]]]
 """By label: how a line looks, and its runs."""
 
@@ -149,7 +149,7 @@ def by_level(rows: Sequence[Row]) -> dict[str, Lines]:
 def draw_rates(rows: Sequence[Row]) -> Figure:
     """The loss against the learning rate. Of make compare it is a run's outcome, else that of the last validation."""
     panels, measure = (by_scheme(rows), loss) if "layers" in rows[0] else (by_level(rows), last)
-    columns = min(4, len(panels))
+    columns = min(4 if "layers" in rows[0] else 3, len(panels))
     height = -(-len(panels) // columns)
     size = max(7.5, 2.3 * columns), max(4.2, 1.8 * height + 1.2)
     figure, drawn = subplots(height, columns, size, sharey=True)
