@@ -364,6 +364,6 @@ def test_accuracies_are_the_seeds():
         for seed, test in (("1", 0.6), ("2", 0.8))
     ]
     (axes,) = draw_accuracies(rows).axes
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["", "8 new layers"]
-    assert lines(axes, label="head alone") == [{-0.25: pytest.approx(0.7)}]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["head alone", "8 new layers"]
+    assert lines(axes, label="head alone") == [{0: pytest.approx(0.7)}]
     assert [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "."] == [[0.6, 0.8]] * 2

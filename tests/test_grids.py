@@ -97,7 +97,7 @@ def test_the_seeds_run_at_the_best_rate(search, seeds, tmp_path):
          "compare-tokens9-dropout0.1-untied-ffn-stock/admin-6l-lr1e-4-s1", 216),
         ("sensitivity", "PRESET=gpu", "sensitivity-gpu/post-ln-lr1e-4-b0.99-s1", 45),
         ("warmup", "", "warmup/post-ln-adam-w0-lr5e-4-s1", 54),
-        ("warmup", "QUICK=1", "warmup/post-ln-adam-w0-lr1e-3-s1", 12),
+        ("warmup", "QUICK=1", "warmup-quick/post-ln-adam-w0-lr1e-3-s1", 12),
         ("deeper", "FACTOR=0 DROPOUT=0.1", "deeper-factor0-dropout0.1/encoder", 78),
     ],
 )  # fmt: skip
