@@ -108,6 +108,8 @@ FOLDED = {
         lambda self, x: self.conv(x.transpose(1, 2)).transpose(1, 2), conv=lambda: nn.Conv1d(8, 8, 3, padding=1)
     ),
     "attention": kind(lambda self, x: self.attention(x, x, x)[0], attention=lambda: nn.MultiheadAttention(8, 2)),
+    "a factor of the branch": type("Half", (Layer,), {"forward":
+        lambda self, x: self.norm(torch.add(x, self.fc2(self.fc1(x).tanh()), alpha=0.5))}),
     "a table that is no buffer": kind(lambda self, x: self.fc1(x) * self.table[0], table=lambda: (X[0],)),
     "shapes": kind(lambda self, x: self.fc1(x) + torch.zeros_like(x) + x.new_ones(x.shape)),
 }  # fmt: skip

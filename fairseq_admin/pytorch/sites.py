@@ -21,6 +21,7 @@ from .trace import UNSEEN, Trace
 
 IN_PLACE = frozenset("add_ __iadd__".split())
 ADDS = IN_PLACE | frozenset("add __add__ __radd__".split())
+FACTOR = "add with alpha"  # a factor of the second term, which may be the branch
 SAME = frozenset("view view_as reshape to type_as float contiguous".split())  # give the same numbers, in order
 
 
@@ -84,9 +85,11 @@ def sum_of(norm: Value) -> tuple[Value, Value, Value | None] | None:
     total = norm.reads[0]
     while total.made_by in SAME and total.readers == 1:
         total = total.reads[0]
-    if total.made_by not in ADDS or total.readers != 1:
+    if total.made_by not in ADDS | {FACTOR} or total.readers != 1:
         return None
     x = min(total.reads, key=lambda value: value.time)
+    if total.made_by == FACTOR and total.reads[0] is not x:
+        return None
     if not any(time < total.time for _, _, time in x.takers):
         return None
     # Funnel pools positions: its norm wrote more than x.

@@ -62,7 +62,7 @@ class Trace(TorchFunctionMode):
             model.eval()
             for module in self.names:
                 undo.callback(module.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
-                undo.callback(module.register_forward_hook(self.leave).remove)
+                undo.callback(module.register_forward_hook(self.leave, with_kwargs=True).remove)
             model(**batch)
 
     def value(self, tensor: Tensor) -> Value:
@@ -82,7 +82,7 @@ class Trace(TorchFunctionMode):
         if func.__name__ in TIMES and numbers == [1] and len(inputs) == 1:
             (self.values[result],) = inputs.values()
             return result
-        name = func.__name__ if kwargs.get("alpha", 1) == 1 else "a sum with a factor"
+        name = func.__name__ if kwargs.get("alpha", 1) == 1 else f"{func.__name__} with alpha"
         made = self.record(name, list(inputs.values()), tensors_made)
         for norm in {norm for value in inputs.values() for norm in value.channels} if made else ():
             follow(norm, (func, args, kwargs), inputs, made)
@@ -110,7 +110,7 @@ class Trace(TorchFunctionMode):
                 self.value(tensor).takers.append((name, argument, self.time))
         self.norm = module if is_norm(module, *args) else None
 
-    def leave(self, module: nn.Module, args: tuple, result: Any) -> Any:
+    def leave(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
         """Note that a module has returned. One that returns its argument, as a dropout of one's own, gives a view."""
         if self.norm not in (None, module):
             return None
@@ -124,8 +124,8 @@ class Trace(TorchFunctionMode):
             norm.channels.update({norm: -1} if norm.offsets else {})
             self.norms[norm.place] = norm
         self.norm = None
-        given = isinstance(result, Tensor) and not isinstance(module, nn.Identity) and any(result is x for x in args)
-        view = result.view_as(result) if given else None
+        given = any(result is x for x in (*args, *kwargs.values())) and not isinstance(module, nn.Identity)
+        view = result.view_as(result) if given and isinstance(result, Tensor) else None
         self.running.pop()
         return view
 
