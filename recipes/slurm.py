@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ import yaml
 from filelock import FileLock
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 from submitit.core.utils import FailedJobError, UncompletedJobError
-from submitit.helpers import Checkpointable, TorchDistributedEnvironment
+from submitit.helpers import Checkpointable, DelayedSubmission, TorchDistributedEnvironment
 
 from recipes.chain import Chain
 from recipes.jobs import Job, Needs, start
@@ -87,8 +88,15 @@ class Attempt(Checkpointable):
                 time.sleep(GRACE)
         finally:
             if process.returncode is None:  # submitit has put the job back in the queue, and ends this process
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # the signal ended the command too
+                    os.killpg(process.pid, signal.SIGKILL)
         return status
+
+    def checkpoint(self, *args: Any, **kwargs: Any) -> DelayedSubmission:
+        """Called before submitit starts scontrol to put the job back. Slurm then ends the job's processes at once, and
+        must not end scontrol before it has its answer: what is ignored here, its children ignore."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return super().checkpoint(*args, **kwargs)
 
 
 def rendezvous() -> dict[str, str]:

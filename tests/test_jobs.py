@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import signal
@@ -187,6 +188,30 @@ def test_a_preempted_job_goes_on(tmp_path, cluster, caplog):
         assert statuses(slurm.run([one], NEEDS, 1, cluster, tmp_path)) == {"one": 0}
     assert one.log.read_text().splitlines() == ["begins at 0", "begins at 7"]
     assert len(json.loads((tmp_path / "jobs.json").read_text())) == 1
+
+
+def test_putting_a_job_back_outlives_the_signal_that_ends_it():
+    """Slurm ends a job's processes as soon as it is asked to put it back: scontrol, which asks, is one of them."""
+    program = (
+        "import signal, subprocess; from recipes.slurm import Attempt;"
+        "signal.signal(signal.SIGTERM, lambda *_: None); Attempt().checkpoint(None);"
+        "subprocess.run(['sh', '-c', 'kill -TERM $$; echo asked'], check=True)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT) == b"asked\n"
+
+
+def test_a_command_that_is_over_when_its_job_is_put_back(tmp_path, monkeypatch):
+    """The signal reaches the command too: it can be over, and its status taken, when submitit ends the process."""
+
+    class Over(subprocess.Popen):
+        def wait(self, timeout=None):
+            os.waitpid(self.pid, 0)
+            sys.exit(-1)
+
+    monkeypatch.setattr(slurm, "start", lambda *_, **__: Over(["true"], start_new_session=True))
+    monkeypatch.setattr(slurm, "rendezvous", dict)
+    with pytest.raises(SystemExit):
+        slurm.Attempt()(job(tmp_path, "one", ""))
 
 
 @pytest.mark.slurm
