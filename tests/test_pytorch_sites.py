@@ -578,3 +578,27 @@ def test_padding_that_is_counted_is_said(caplog):
     admin.attach(model, X, torch.ones(2, 50))
     admin.profile(model, X, torch.ones(2, 50))
     assert "padding is counted: attention_mask has shape (2, 50), what runs through the layers (2, 5, 8)" in caplog.text
+
+
+def test_a_batch_in_one_argument_is_counted_whole_and_that_is_said(caplog):
+    model = Stack(Layer).double()
+    model.forward = lambda batch: Stack.forward(model, batch["x"])
+    admin.attach(model, {"x": X})
+    assert admin.profile(model, {"x": X}, tokens=5) == admin.profile(model, {"x": X})
+    assert "Admin: padding and all sentences are counted: none of batch is a tensor" in caplog.text
+
+
+def test_arguments_without_a_name_are_refused():
+    model = Stack(Layer).double()
+    model.forward = lambda *inputs: Stack.forward(model, *inputs)
+    with pytest.raises(ValueError, match=r"1 arguments .* of which forward\(\*inputs\) of Stack names 0; wrap it"):
+        admin.attach(model, X)
+
+
+def test_where_a_norm_is_frozen_so_is_its_omega():
+    model = Stack(Layer).double()
+    for parameter in model.layers[0].parameters():
+        parameter.requires_grad_(False)
+    admin.attach(model, X)
+    learned = [layer.norm.omega_delta.requires_grad for layer in model.layers]
+    assert learned == [False] + [True] * (len(learned) - 1)

@@ -83,6 +83,8 @@ def attach(
 ) -> nn.Module:
     """Put an ω, 1 for now, into every site of a Post-LN model, in place. Call it before the optimizer is made.
 
+    ω is learned where the site's norm is.
+
     Args:
         args, batch: what a forward of the model takes; used once, without gradients, to find the sites.
         sites: {norm: module that is given its shortcut}, by name, where all that can be found are not what is wanted.
@@ -105,7 +107,7 @@ def attach(
         norm, like = site.norm, next(site.norm.parameters())
         norm.register_buffer("omega_init", torch.ones_like(like))
         # Where no norm wrote the shortcut, a learned ω could not be folded away.
-        norm.omega_delta = nn.Parameter(torch.zeros_like(like)) if site.writer else 0.0
+        norm.omega_delta = nn.Parameter(torch.zeros_like(like), like.requires_grad) if site.writer else 0.0
         if omega != "profile":
             site.set_omega(omega_from_depth(omega, sublayers))
         attachment.undo.append(site.taker.register_forward_pre_hook(site.take, with_kwargs=True).remove)

@@ -34,8 +34,12 @@ class Batch:
         self.axis = self.given = int(not all(module.batch_first for module in of_torch))
         self.misfits: set[str] = set()  # masks of which it was said that they are of no use
         self.unbatched = UNBATCHED if of_torch else ()
-        batched = (value for value in self.named.values() if isinstance(value, Tensor) and value.dim() > 1)
-        first = next(batched, torch.empty(1, 1))
+        batched = [value for value in self.named.values() if isinstance(value, Tensor) and value.dim() > 1]
+        first, *_ = [*batched, torch.empty(1, 1)]
+        if not batched:
+            logger.warning(
+                "Admin: padding and all sentences are counted: none of %s is a tensor", ", ".join(self.named)
+            )
         for mask in [self.named[name] for name in (*ENCODER, *DECODER) if self.named.get(name) is not None]:
             if first.shape[:2] == mask.shape != mask.shape[::-1]:
                 self.given = 0

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..errors import AdminError
 from .reading import Value, follow, offsets, run, tensors
 
 UNSEEN = "?"
@@ -148,5 +149,16 @@ def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
 
 
 def by_name(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a model's forward, all by name."""
-    return {**dict(zip(inspect.signature(model.forward).parameters, args)), **kwargs}
+    """The arguments of a model's forward, all by name.
+
+    Raises:
+        AdminError: one by position has none.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind == parameter.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(names):
+        raise AdminError(
+            f"{len(args)} arguments are given by position, of which forward{inspect.signature(model.forward)} of "
+            f"{type(model).__name__} names {len(names)}; wrap it in a module whose forward names them all."
+        )
+    return {**dict(zip(names, args)), **kwargs}
