@@ -42,6 +42,8 @@ class Job:
 
     def last_word(self) -> str:
         """The last line that it said."""
+        if not self.log.exists():  # as of a job that a cluster ended before it began
+            return "it said nothing."
         return "".join(self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:])
 
 

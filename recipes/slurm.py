@@ -1,8 +1,8 @@
 """Jobs on a Slurm cluster, by submitit: in arrays, over several nodes, and again where Slurm ends them early.
 
 The ids of the jobs are kept, so a second call waits for those that are still there and does not submit them twice. A
-job that is preempted, or that runs out of time, is put back in the queue by submitit; its command then starts again,
-and goes on from what it has saved.
+job that is preempted, that runs out of time or whose node fails is put back in the queue, by Slurm or by submitit; its
+command then starts again, and goes on from what it has saved. A job is over when Slurm's queue has it no longer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import submitit
 import yaml
 from filelock import FileLock
 from pydantic import BaseModel, PositiveFloat, PositiveInt
-from submitit.core.utils import FailedJobError, UncompletedJobError
+from submitit.core.job_environment import JobEnvironment
+from submitit.core.utils import FailedJobError
 from submitit.helpers import Checkpointable, DelayedSubmission, TorchDistributedEnvironment
 
 from recipes.chain import Chain
@@ -37,9 +38,13 @@ from recipes.validation import validated
 
 log = logging.getLogger(__name__)
 LOOK = 60
-"""Seconds between looks at the states, at most. sacct is asked once for all jobs."""
+"""Seconds between looks at the queue, at most. squeue is asked once for all jobs."""
 EARLY, GRACE = (signal.SIGTERM, signal.SIGUSR2), 300
 """The signals that reach every process of a job that Slurm is about to end, and the seconds until then, at most."""
+LATE = 3
+"""Seconds from the first process that such a signal reaches to the last, at most."""
+SEEN = 15
+"""Seconds until a network's file system shows what another machine has written, at most."""
 TIMES = 1000
 """A job that runs out of time goes on so many times."""
 
@@ -59,8 +64,8 @@ class Slurm(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """cores for each GPU, or for a job without one"""
     setup: list[str] = []
     """lines of shell before a job, as in: module load cuda"""
-    options: dict[str, str | int] = {}
-    """any other option of sbatch, by name"""
+    options: dict[str, bool | str | int] = {}
+    """any other option of sbatch, by name; true for one that has no value"""
 
 
 def read_settings(path: Path) -> Slurm:
@@ -79,12 +84,18 @@ class Attempt(Checkpointable):
     """What a cluster runs: a job's command, once on each of its nodes. After an early end it is the same again."""
 
     def __call__(self, job: Job) -> int:
-        """The command's exit status, as a shell has it: 128 and the signal's number, if a signal ended it."""
+        """The command's exit status, as a shell has it: 128 and the signal's number, if a signal ended it. None counts,
+        but 0, once Slurm has said that it ends the job."""
+        JobEnvironment().paths.result_pickle.unlink(missing_ok=True)  # of an attempt that Slurm ended
+        told: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
         process = start(job, rendezvous(), group=0)
         try:
             status = process.wait()
             status = status if status >= 0 else 128 - status
-            if status - 128 in EARLY:
+            if status:
+                time.sleep(LATE)
+            if status - 128 in EARLY or status and told:
                 time.sleep(GRACE)
         finally:
             if process.returncode is None:  # submitit has put the job back in the queue, and ends this process
@@ -95,7 +106,8 @@ class Attempt(Checkpointable):
     def checkpoint(self, *args: Any, **kwargs: Any) -> DelayedSubmission:
         """Called before submitit starts scontrol to put the job back. Slurm then ends the job's processes at once, and
         must not end scontrol before it has its answer: what is ignored here, its children ignore."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in EARLY:
+            signal.signal(number, signal.SIG_IGN)
         return super().checkpoint(*args, **kwargs)
 
 
@@ -118,11 +130,22 @@ def parameters(needs: Needs, parallel: int, slurm: Slurm) -> dict[str, Any]:
         "cpus_per_task": cpus,
         "slurm_gpus_per_node": needs.gpus,
         "slurm_array_parallelism": parallel,
-        "slurm_additional_parameters": slurm.options,
+        "slurm_additional_parameters": {"requeue": True, **slurm.options},
         # srun no longer takes these over from sbatch.
         "slurm_srun_args": ["--cpus-per-task", str(cpus)] if cpus else None,
     }
     return {name: value for name, value in options.items() if value}
+
+
+def queued(*options: str) -> dict[str, str]:
+    """The user's jobs in Slurm's queue by id, and in which state each is.
+
+    Raises:
+        subprocess.CalledProcessError: Slurm does not answer.
+    """
+    command = ["squeue", "--me", "--array", "--noheader", "--format=%i %T", *options]
+    listed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return dict(line.split() for line in listed.splitlines())
 
 
 def submitted(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> dict[str, submitit.Job]:
@@ -130,12 +153,12 @@ def submitted(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, fo
     ids = folder / "jobs.json"
     with FileLock(folder / ".jobs.lock"):
         known = json.loads(ids.read_text(encoding="utf-8")) if ids.exists() else {}
+        queue = queued()
         there: dict[str, submitit.Job] = {
             job.name: submitit.SlurmJob(folder, known[job.name], range(needs.nodes))
             for job in jobs
-            if job.name in known
+            if known.get(job.name) in queue
         }
-        there = {name: job for name, job in there.items() if not job.done()}
         if there:
             log.info("Waiting for the jobs of before: %d.", len(there))
         wanted = [job for job in jobs if job.name not in there]
@@ -148,11 +171,18 @@ def submitted(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, fo
 
 def outcome(name: str, job: submitit.Job) -> int:
     """How a job that is over came out: its highest exit status; 1, and the reason in the log, where it has none."""
-    try:
-        return max(job.results())
-    except (UncompletedJobError, FailedJobError):
-        log.info("%s (job %s): %s. Its output: %s", name, job.job_id, job.state, job.paths.stderr)
-        return 1
+    results = [job.task(rank).paths.result_pickle for rank in range(job.num_tasks)]
+    end = time.monotonic() + SEEN
+    while not (complete := all(path.exists() for path in results)) and time.monotonic() < end:
+        time.sleep(1)
+    with suppress(FailedJobError):
+        if complete:
+            return max(job.results())
+    state = "gone"
+    with suppress(subprocess.CalledProcessError):
+        state = queued("--states=all").get(job.job_id, state)  # for some minutes
+    log.info("%s (job %s): %s. Its output: %s", name, job.job_id, state, job.paths.stderr)
+    return 1
 
 
 def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> Iterator[tuple[Job, int]]:
@@ -170,15 +200,17 @@ def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: 
     try:
         there = submitted(jobs, needs, parallel, slurm, folder)
     except (subprocess.CalledProcessError, FailedJobError) as error:
-        raise ValueError(f"sbatch refused the jobs: {' '.join(str(error).split())}. Look at slurm.yaml.") from None
+        raise ValueError(f"Slurm did not take the jobs: {' '.join(str(error).split())}. Look at slurm.yaml.") from None
     numbers = " ".join(sorted({job.job_id.partition("_")[0] for job in there.values()}))
     log.info("Jobs on Slurm: %d. Ctrl-C leaves them there; scancel %s ends them.", len(there), numbers)
     by_name, waiting, said, began = {job.name: job for job in jobs}, dict(there), "", time.monotonic()
+    queue = {job.job_id: "SUBMITTED" for job in there.values()}
     while waiting:
-        submitit.SlurmJob.watcher.update()
-        for name in [name for name, job in waiting.items() if job.done()]:
+        with suppress(subprocess.CalledProcessError):  # it has said why, and is asked again
+            queue = queued()
+        for name in [name for name, job in waiting.items() if job.job_id not in queue]:
             yield by_name[name], outcome(name, waiting.pop(name))
-        states = Counter(job.watcher.get_state(job.job_id, "cache").partition(" ")[0] for job in waiting.values())
+        states = Counter(queue[job.job_id] for job in waiting.values())
         counts = [f"{count} {state.lower()}" for state, count in sorted(states.items())]
         now = ", ".join([f"{len(there) - len(waiting)} of {len(there)} over", *counts])
         if now != said:

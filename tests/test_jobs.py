@@ -9,8 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -41,12 +41,20 @@ def wait_for(happened, seconds: float = 60) -> None:
 
 
 @contextmanager
-def meanwhile(function):
-    """Call a function while the block runs."""
-    thread = threading.Thread(target=function)
-    thread.start()
-    yield
-    thread.join()
+def meanwhile(function, jobs):
+    """Call a function while the block runs; where it fails, the jobs that are waited for are ended."""
+
+    def call():
+        try:
+            function()
+        except BaseException:
+            subprocess.run(["scancel", *json.loads(jobs.read_text()).values()], check=True)
+            raise
+
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(call)
+        yield
+    called.result()
 
 
 def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
@@ -90,12 +98,18 @@ def test_what_a_cluster_is_told(tmp_path):
     assert plain == {
         **{"name": "recipes", "nodes": 2, "tasks_per_node": 1, "slurm_gpus_per_node": 8},
         **{"timeout_min": 2880, "mem_gb": 200, "slurm_array_parallelism": 4},
+        "slurm_additional_parameters": {"requeue": True},
     }
-    path.write_text("partition: gpu\nhours: 24\ncpus: 10\nsetup: [module load cuda]\noptions: {exclude: n7}\n")
+    path.write_text(
+        "partition: gpu\nhours: 24\ncpus: 10\nsetup: [module load cuda]\noptions: {exclude: n7, exclusive: true}\n"
+    )
     assert slurm.parameters(needs, 4, slurm.read_settings(path)) == {
         **plain,
         **{"slurm_partition": "gpu", "timeout_min": 1440, "cpus_per_task": 80, "slurm_setup": ["module load cuda"]},
-        **{"slurm_additional_parameters": {"exclude": "n7"}, "slurm_srun_args": ["--cpus-per-task", "80"]},
+        **{
+            "slurm_additional_parameters": {"requeue": True, "exclude": "n7", "exclusive": True},
+            "slurm_srun_args": ["--cpus-per-task", "80"],
+        },
     }
 
 
@@ -150,9 +164,10 @@ def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, capl
     )
     process.stdin.write(pickle.dumps((jobs, NEEDS, 2, cluster)))
     process.stdin.close()
+    said = process.stderr.readline().decode()
     wait_for(lambda: sum(one.log.exists() for one in jobs) == 2)
     process.send_signal(signal.SIGINT)
-    said = process.stderr.read().decode()
+    process.wait()
     (number,) = {known.partition("_")[0] for known in json.loads((tmp_path / "jobs.json").read_text()).values()}
     assert f"Jobs on Slurm: 4. Ctrl-C leaves them there; scancel {number} ends them." in said
     assert sum(one.log.exists() for one in jobs) == 2, "two at a time"
@@ -161,57 +176,89 @@ def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, capl
         wait_for(lambda: "running" in caplog.text)
         go.touch()
 
-    with meanwhile(let_them_go):
+    with meanwhile(let_them_go, tmp_path / "jobs.json"):
         found = statuses(slurm.run(jobs, NEEDS, 2, cluster, tmp_path))
     assert found == {"a": 0, "b": 0, "c": 3, "d": 0}
     assert "Waiting for the jobs of before: 4." in caplog.text and "4 of 4 over" in caplog.text
     assert {one.log.read_text() for one in jobs} == {f"in {number} {name}\n" for name in "abcd"}
 
 
+def preempt(number):
+    """As Slurm does with a time of grace, or before the time is over."""
+    for name in ("TERM", "USR2"):
+        subprocess.run(["scancel", "--signal", name, number], check=True)
+        time.sleep(2)
+
+
+def put_back(number):
+    """As Slurm does where a job of more priority has its nodes, and an administrator."""
+    subprocess.run(["scontrol", "requeue", number], check=True)
+
+
+def suspend(number):
+    subprocess.run(["scontrol", "suspend", number], check=True)
+    time.sleep(8)
+    subprocess.run(["scontrol", "resume", number], check=True)
+
+
 @pytest.mark.slurm
-def test_a_preempted_job_goes_on(tmp_path, cluster, caplog):
-    """The signal that Slurm sends before it preempts, or before the time is over, reaches all processes of a job."""
-    caplog.set_level("INFO")
+@pytest.mark.parametrize(
+    ("early", "attempts"), [pytest.param(end, 2, id=end.__name__) for end in (preempt, put_back)] + [(suspend, 1)]
+)
+def test_a_job_that_slurm_stops_goes_on(tmp_path, cluster, early, attempts):
+    """Though the command, as a recipe does, ends by itself when it is signalled, with a status of its own."""
     program = (
-        "import pathlib, time; file = pathlib.Path('count'); count = int(file.read_text()) if file.exists() else 0;"
-        "print('begins at', count, flush=True); file.write_text('7'); time.sleep(600 * (not count))"
-    ).replace("'count'", f"'{tmp_path}/count'")
-    one = job(tmp_path, "one", program)
+        "import pathlib, time; from recipes.processes import supervise;"
+        "file = pathlib.Path('attempts'); count = len(file.read_text()) + 1 if file.exists() else 1;"
+        "print('attempt', count, flush=True); file.write_text('+' * count);"
+        f"sys.exit(supervise(lambda: time.sleep(600 if count < {attempts} else 20)))"
+    ).replace("'attempts'", f"'{tmp_path}/attempts'")
+    one, known, began = job(tmp_path, "one", f"import sys; {program}"), tmp_path / "jobs.json", tmp_path / "attempts"
 
-    def preempt():
-        wait_for((tmp_path / "count").exists)
-        name = json.loads((tmp_path / "jobs.json").read_text())["one"]
-        for number in ("TERM", "USR2"):
-            subprocess.run(["scancel", "--signal", number, name], check=True)
+    def stop():
+        wait_for(lambda: known.exists() and began.exists() and began.read_text() == "+")
+        time.sleep(1)
+        early(json.loads(known.read_text())["one"])
 
-    with meanwhile(preempt):
+    with meanwhile(stop, known):
         assert statuses(slurm.run([one], NEEDS, 1, cluster, tmp_path)) == {"one": 0}
-    assert one.log.read_text().splitlines() == ["begins at 0", "begins at 7"]
-    assert len(json.loads((tmp_path / "jobs.json").read_text())) == 1
+    said = one.log.read_text().splitlines()
+    assert [line for line in said if "attempt" in line] == [f"attempt {number + 1}" for number in range(attempts)]
+    assert len(json.loads(known.read_text())) == 1
 
 
-def test_putting_a_job_back_outlives_the_signal_that_ends_it():
+def in_a_job(folder, program):
+    """What a program prints that runs where Slurm has started it."""
+    names = {"SUBMITIT_FOLDER": folder, "SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+    return subprocess.check_output(
+        [sys.executable, "-c", f"import os, signal, subprocess, sys; from recipes import slurm; {program}"],
+        cwd=ROOT, env={**os.environ, **{name: str(value) for name, value in names.items()}}, text=True,
+    )  # fmt: skip
+
+
+def test_putting_a_job_back_outlives_the_signals_that_end_it(tmp_path):
     """Slurm ends a job's processes as soon as it is asked to put it back: scontrol, which asks, is one of them."""
     program = (
-        "import signal, subprocess; from recipes.slurm import Attempt;"
-        "signal.signal(signal.SIGTERM, lambda *_: None); Attempt().checkpoint(None);"
-        "subprocess.run(['sh', '-c', 'kill -TERM $$; echo asked'], check=True)"
+        "[signal.signal(number, lambda *_: None) for number in slurm.EARLY]; slurm.Attempt().checkpoint(None);"
+        "subprocess.run(['sh', '-c', 'kill -TERM $$; kill -USR2 $$; echo asked'], check=True)"
     )
-    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT) == b"asked\n"
+    assert in_a_job(tmp_path, program) == "asked\n"
 
 
-def test_a_command_that_is_over_when_its_job_is_put_back(tmp_path, monkeypatch):
-    """The signal reaches the command too: it can be over, and its status taken, when submitit ends the process."""
+def test_a_command_that_is_over_when_its_job_is_put_back(tmp_path):
+    """The signal reaches the command too: it can be over, and its status taken, when submitit ends the job's process.
+    What an attempt before has left is no result."""
+    (tmp_path / "7_0_result.pkl").touch()
+    program = (
+        "Over = type('Over', (subprocess.Popen,), {'wait': lambda self: (os.waitpid(self.pid, 0), sys.exit(0))});"
+        "slurm.start = lambda *_, **__: Over(['true'], process_group=0); slurm.Attempt()(None)"
+    )
+    assert in_a_job(tmp_path, program) == ""
+    assert not (tmp_path / "7_0_result.pkl").exists()
 
-    class Over(subprocess.Popen):
-        def wait(self, timeout=None):
-            os.waitpid(self.pid, 0)
-            sys.exit(-1)
 
-    monkeypatch.setattr(slurm, "start", lambda *_, **__: Over(["true"], start_new_session=True))
-    monkeypatch.setattr(slurm, "rendezvous", dict)
-    with pytest.raises(SystemExit):
-        slurm.Attempt()(job(tmp_path, "one", ""))
+def test_a_job_that_never_began_has_a_last_word(tmp_path):
+    assert job(tmp_path, "one", "").last_word() == "it said nothing."
 
 
 @pytest.mark.slurm

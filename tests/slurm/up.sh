@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # A Slurm of two nodes, n1 and n2, on this one machine, to test with: no cluster is needed, root is.
 #
-#     apt-get install --no-install-recommends slurm-wlm slurmdbd munge mariadb-server     (Debian 12, Slurm 22.05)
+#     apt-get install --no-install-recommends slurm-wlm munge     (Debian 12, Slurm 22.05)
 #     export SLURM_CONF=DIR/slurm.conf; tests/slurm/up.sh DIR up; ...; tests/slurm/up.sh DIR down
 #
-# All its files are in DIR; /etc/hosts gets a line for the nodes' names. It keeps accounts, because submitit asks sacct for
-# the state of a job, and without them a job that was ended from outside would be waited for without end.
+# All its files are in DIR; /etc/hosts gets a line for the nodes' names. It keeps no accounts.
 set -euo pipefail
 usage="usage: up.sh DIR up|down"
 mkdir -p "${1:?$usage}"
@@ -17,15 +16,6 @@ up() {
   grep -q ' n1 n2$' /etc/hosts || echo '127.0.0.1 n1 n2' >> /etc/hosts
   configure
   munge -n > /dev/null 2>&1 || { install -d -o munge -g munge /run/munge; su -s /bin/sh munge -c '/usr/sbin/munged --force'; }
-  [ -d "$dir/database" ] || mariadb-install-db --user=root --datadir="$dir/database" \
-    --auth-root-authentication-method=normal > "$dir/database.log" 2>&1
-  setsid -f mariadbd --user=root --datadir="$dir/database" --socket="$dir/database.socket" --pid-file="$dir/database.pid" \
-    --bind-address=127.0.0.1 --port=16821 >> "$dir/database.log" 2>&1
-  until_it_is sql 'select 1'
-  sql "create database if not exists accounts; grant all on accounts.* to 'slurm'@'127.0.0.1' identified by 'slurm'"
-  slurmdbd
-  until_it_is sacctmgr --noheader list cluster
-  sacctmgr --immediate --quiet add cluster tests > /dev/null 2>&1 || true  # it is there from the last time
   slurmctld
   until_it_is scontrol ping
   slurmd -N n1
@@ -35,12 +25,13 @@ up() {
 }
 
 down() {
-  for part in slurmd.n1 slurmd.n2 slurmctld slurmdbd database; do
-    [ -f "$dir/$part.pid" ] && kill "$(cat "$dir/$part.pid")" 2> /dev/null || true
+  for part in slurmd.n1 slurmd.n2 slurmctld; do
+    pid=$(cat "$dir/$part.pid" 2> /dev/null) || continue
+    kill "$pid" 2> /dev/null || continue
+    for _ in $(seq 100); do kill -0 "$pid" 2> /dev/null || break; sleep 0.1; done
   done
 }
 
-sql() { mariadb --socket="$dir/database.socket" --user=root --execute="$1"; }
 all_idle() { [ "$(sinfo --noheader --Node --states=idle | wc -l)" = 2 ]; }
 
 # Once a second, for at most 60.
@@ -54,24 +45,10 @@ until_it_is() {
 }
 
 configure() {
-  (umask 077; cat > "$dir/slurmdbd.conf" << EOF)
-AuthType=auth/munge
-DbdHost=$host
-DbdPort=16818
-LogFile=$dir/slurmdbd.log
-PidFile=$dir/slurmdbd.pid
-SlurmUser=root
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort=16821
-StorageLoc=accounts
-StorageUser=slurm
-StoragePass=slurm
-EOF
   cat > "$SLURM_CONF" << EOF
 ClusterName=tests
 SlurmctldHost=$host
-SlurmctldPort=16817
+SlurmctldPort=7817
 SlurmctldLogFile=$dir/slurmctld.log
 SlurmctldPidFile=$dir/slurmctld.pid
 StateSaveLocation=$dir/state
@@ -83,10 +60,6 @@ SlurmdUser=root
 AuthType=auth/munge
 # A job that is put back waits for so many seconds; 120 by default.
 AuthInfo=cred_expire=10
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=$host
-AccountingStoragePort=16818
-JobAcctGatherType=jobacct_gather/linux
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ProctrackType=proctrack/linuxproc
@@ -95,7 +68,7 @@ MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
 KillWait=5
-NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[16819-16820] CPUs=2 RealMemory=4000
+NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[7819-7820] CPUs=2 RealMemory=4000
 PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE
 EOF
   mkdir -p "$dir/state"
