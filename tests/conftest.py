@@ -135,7 +135,7 @@ def start(tmp_path: Path) -> Callable[..., multiprocessing.process.BaseProcess]:
         started.join()
 
 
-def run_module(module: str, *arguments: object, log: Path, timeout: float = 120) -> Run:
+def run_module(module: str, *arguments: object, log: Path, timeout: float = 600) -> Run:
     """Run a module as a command to its end, as `python -m` would."""
     running = process(_child, module, [str(a) for a in arguments], log)
     running.start()
@@ -152,7 +152,7 @@ def run(tmp_path: Path) -> Callable[..., Run]:
     """run(module, *arguments) -> Run, as `python -m module arguments` from the repository's root."""
     counter = iter(range(1000))
 
-    def go(module: str, *arguments: object, timeout: float = 120) -> Run:
+    def go(module: str, *arguments: object, timeout: float = 600) -> Run:
         return run_module(module, *arguments, log=tmp_path / f"run{next(counter)}.log", timeout=timeout)
 
     return go

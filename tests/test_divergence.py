@@ -114,7 +114,7 @@ def test_non_finite_loss_stops_where_fairseq_starts_the_processes(corpus: Path, 
     given = [str(a) for a in (corpus, *TRAIN, *SPAWN, *ABSURD, "--max-update", 100, "--save-dir", tmp_path)]
     process = conftest.process(_spawning, given, tmp_path / "log")
     process.start()
-    process.join(120)
+    process.join(600)
     process.kill()
     process.join()
     last = (tmp_path / "log").read_text().splitlines()[-1]
@@ -143,7 +143,7 @@ def _fp16_on_cpu(arguments: list[str], log: Path) -> None:
     conftest._child("fairseq_cli.train", arguments, log)
 
 
-def fp16(corpus: Path, folder: Path, *arguments: object, seconds: float = 60) -> Run:
+def fp16(corpus: Path, folder: Path, *arguments: object, seconds: float = 600) -> Run:
     """Train in float16 on the CPU; a run that does not end in that time has status -9."""
     given = [str(a) for a in (corpus, *TRAIN, *FP16, "--disable-validation", "--save-dir", folder, *arguments)]
     process = conftest.process(_fp16_on_cpu, given, folder / "log")

@@ -266,6 +266,7 @@ def test_a_summary_is_made_again_where_another_methods_score_is_new(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint is there."""
     small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
@@ -274,7 +275,7 @@ def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
         [sys.executable, "-m", "recipes", "demo", *small], cwd=ROOT, env=make_environment(), start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not list(run.glob("checkpoints/checkpoint_*_*.pt")):
         assert making.poll() is None and time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.05)

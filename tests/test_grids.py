@@ -131,7 +131,7 @@ def test_a_grid_of_two_runs(tmp_path):
     running = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
     checkpoints = out / "admin-1l-lr1e-3-s1/checkpoints"
     try:
-        until = time.monotonic() + 240
+        until = time.monotonic() + 600
         while not list(checkpoints.glob("checkpoint_*_*0.pt")):
             assert running.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
             time.sleep(0.2)
