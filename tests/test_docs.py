@@ -19,7 +19,7 @@ from fairseq_admin.architectures.config import RULES, AdminOptions, DeeperOption
 from fairseq_admin.method.schemes import EVERY
 from fairseq_admin.radam import RAdamConfig
 from fairseq_admin.schedule import DecayConfig
-from recipes.figures.tables import TABLES, write_tables
+from recipes.figures.tables import TABLES, learning, write_tables
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
@@ -113,3 +113,16 @@ def test_what_there_is_has_a_name_on_its_page(page: str, names: set[str]) -> Non
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert len(names) > 5
     assert sorted(name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)) == []
+
+
+def test_a_scheme_learns_at_a_rate_where_every_seed_does() -> None:
+    runs = [("1e-3", 1), ("1e-3", 2), ("3e-4", 1), ("3e-4", 2), ("1e-4", 1)]
+    rows = [
+        {"scheme": "admin", "optimizer": "sgd", "warmup": warmup, "lr": lr, "seed": str(seed), "verdict": "learned"}
+        for warmup in ("0", "100")
+        for lr, seed in runs
+    ]
+    rows[3]["verdict"], rows[5]["verdict"] = "plateau", "diverged"
+    assert learning(rows) == [{"scheme": "Admin, SGD", "warm-up 0": "1e-4 1e-3", "warm-up 100": "1e-4 3e-4"}]
+    rows[7]["verdict"] = rows[9]["verdict"] = "plateau"
+    assert learning(rows)[0]["warm-up 100"] == "none"

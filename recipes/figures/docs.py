@@ -28,6 +28,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 GRIDS = {
     "compare": (drawing.draw_rates, "compare.csv"),
     "sensitivity": (drawing.draw_rates, "sensitivity.csv"),
+    "sensitivity-18l": (drawing.draw_rates, "sensitivity-18l.csv"),
     "multi30k-curves": (drawing.draw_curves, "multi30k.csv"),
     "deeper": (drawing.draw_accuracies, "deeper.csv"),
 }

@@ -23,7 +23,7 @@ from recipes.steps.common import replacing
 MARKERS = dict(zip(ALWAYS, "osD"))
 STYLES = ("-", "--", ":", "-.")
 BITS = "bits per token, validation"
-NAMES = {"radam": ", RAdam", "adam": ", Adam", "sgd": ", SGD", "warmup": "warm-up"}
+NAMES = {"radam": ", RAdam", "adam": ", Adam", "sgd": ", SGD", "warmup": "warm-up", "beta2": "β2"}
 Lines = dict[str, tuple[dict[str, Any], list[Row]]]
 """By label: how a line looks, and its runs."""
 
