@@ -141,12 +141,15 @@ def read(lines: Iterable[str]) -> Log:
     # The last updates may fall short of an interval; the validation after them gives their number.
     updates = max([*train, *valid], default=0)
     last = train.get(max(train, default=0))
+    # fairseq rounds to whole seconds: an epoch's sum is nearer than those of its intervals, which may all be 0.
+    ended = max(curves["train"], default=0)
+    timed = [*curves["train"].values(), *(it for at, it in curves["train_inner"].items() if at > ended)]
     return Log(
         train={updates: record.bits for updates, record in sorted(train.items())},
         valid={updates: record.bits for updates, record in sorted(valid.items())},
         params=params,
         updates=updates,
         epochs=last.epochs * updates / last.updates if last and last.updates else 0.0,
-        hours=sum(record.seconds for record in train.values()) / 3600,
+        hours=sum(record.seconds for record in timed) / 3600,
         gpus=tuple(gpus[rank] for rank in sorted(gpus)),
     )

@@ -33,7 +33,7 @@ def statuses(over) -> dict[str, int]:
     return {one.name: status for one, status in over}
 
 
-def wait_for(happened, seconds: float = 60) -> None:
+def wait_for(happened, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, f"not within {seconds} s"

@@ -63,7 +63,8 @@ def test_every_format_tells_the_same(lines, tagged):
     told = [HEAD.format(tag) + text if tagged else text for tag, text in lines]
     log = logs.read([PARAMS, *(line for line in told for _ in range(1 if tagged else 2))])
     assert (log.train, log.valid) == ({6: 9.914, 12: 9.522}, {6: 10.028})
-    assert (log.params, log.updates, log.hours) == (200704, 12, pytest.approx(0.02))
+    assert (log.params, log.updates, log.hours) == (200704, 12, pytest.approx(80 / 3600))
+    assert logs.read(told[:3]).hours == pytest.approx(72 / 3600), "of an epoch that has not ended, its intervals'"
     assert log.epochs == pytest.approx(0.083, abs=1e-3)
 
 
