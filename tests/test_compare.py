@@ -348,11 +348,11 @@ def test_rates_are_the_runs():
 
 
 def test_rates_of_a_grid_with_another_axis():
-    """A panel a scheme and optimizer, a line a level, of the last loss."""
+    """A panel an optimizer and scheme, in this order; a line a level, of the last loss."""
     at = {"scheme": "admin", "optimizer": "sgd", "warmup": "0", "lr": "1"}
     how = {name: it for name, it in result(valid={10: 9.0, 20: 2.0}).items() if name not in ("scheme", "layers", "lr")}
     rows = [{**at, **how}, {**at, **how, "warmup": "9", "bits": 3.0}, {**at, **how, "optimizer": "adam"}]
-    sgd, adam = draw_rates(rows).axes
+    adam, sgd = draw_rates(rows).axes
     assert (sgd.get_title(), adam.get_title()) == ("Admin, SGD", "Admin, Adam")
     assert lines(sgd, label="warm-up 0") == [{0: 2.0}] and lines(sgd, label="warm-up 9") == [{0: 3.0}]
 

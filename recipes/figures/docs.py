@@ -29,6 +29,7 @@ GRIDS = {
     "compare": (drawing.draw_rates, "compare.csv"),
     "sensitivity": (drawing.draw_rates, "sensitivity.csv"),
     "sensitivity-18l": (drawing.draw_rates, "sensitivity-18l.csv"),
+    "warmup": (drawing.draw_rates, "warmup.csv"),
     "multi30k-curves": (drawing.draw_curves, "multi30k.csv"),
     "deeper": (drawing.draw_accuracies, "deeper.csv"),
 }

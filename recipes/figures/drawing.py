@@ -133,12 +133,13 @@ def by_scheme(rows: Sequence[Row]) -> dict[str, Lines]:
 
 
 def by_level(rows: Sequence[Row]) -> dict[str, Lines]:
-    """Of another grid a panel a scheme and optimizer, with a line for each value of the grid's other axis."""
+    """Of another grid a panel an optimizer and scheme, with a line for each value of the grid's other axis."""
     (against,) = {*places_of(rows[0])} - {"scheme", "lr", "optimizer"}
     levels = values(rows, against, float)
     panels: dict[str, Lines] = {}
     kinds = [name for name in ("scheme", "optimizer") if name in rows[0]]
-    for (scheme, *optimizer), runs in grouped(rows, *kinds).items():
+    by_optimizer = sorted(rows, key=lambda row: str(row.get("optimizer")))
+    for (scheme, *optimizer), runs in grouped(by_optimizer, *kinds).items():
         title = TITLES[scheme] + "".join(NAMES[name] for name in optimizer)
         for (level,), same in grouped(runs, against).items():
             colour = COLOURS[levels.index(level) % len(COLOURS)]

@@ -43,6 +43,7 @@ TABLES: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
     "every-scheme": (partial(standing, without={"layers", "learned", "left the plateau at"}), "compare.csv"),
     "multi30k": (partial(standing, without={"window", "left the plateau at"}), "multi30k.csv"),
     "sensitivity-18l": (learning, "sensitivity-18l.csv"),
+    "warmup": (learning, "warmup.csv"),
 }
 """By name what it says, and of which rows."""
 
