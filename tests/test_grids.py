@@ -95,6 +95,8 @@ def test_the_seeds_run_at_the_best_rate(search, seeds, tmp_path):
     [
         ("compare", "DEPTHS=6 TIED=no FFN_INIT=stock DROPOUT=0.1 MAX_TOKENS=9",
          "compare-tokens9-dropout0.1-untied-ffn-stock/admin-6l-lr1e-4-s1", 216),
+        ("compare", "PRESET=multi30k SEARCH=every SCHEMES=admin DEPTHS=60-12 INIT=constant RATES=1e-3 SEEDS=1",
+         "compare-constant-multi30k/admin-60-12l-lr1e-3-s1", 1),
         ("sensitivity", "PRESET=gpu", "sensitivity-gpu/post-ln-lr1e-4-b0.99-s1", 45),
         ("warmup", "", "warmup/post-ln-adam-w0-lr5e-4-s1", 54),
         ("warmup", "QUICK=1", "warmup-quick/post-ln-adam-w0-lr1e-3-s1", 12),
@@ -104,6 +106,22 @@ def test_the_seeds_run_at_the_best_rate(search, seeds, tmp_path):
 def test_where_the_runs_of_a_grid_are(target, given, first, count, tmp_path):
     runs = planned(target, tmp_path, *given.split())
     assert (runs[0], len(runs)) == (first, count)
+
+
+def test_a_point_has_its_depths_and_its_rule(tmp_path):
+    """The decoder may have another depth. Only a scheme that has omega gets a rule, in its options and in its row."""
+    folder = tmp_path / "compare-constant"
+    write_lines(folder / "entropy.json", ['{"bits": 6.0}'])
+    given = {"INIT": "constant", "SCHEMES": "admin pre-ln", "DEPTHS": "6 60-12", "RATES": "1e-3", "SEEDS": "1"}
+    grid = of(read("compare", {**given, "SEARCH": "every", "RUNS": str(tmp_path)}))
+    runs = [grid.run(point) for point in grid.points()]
+    depths = [
+        [run.options[run.options.index(f"--{side}-layers") + 1] for side in ("encoder", "decoder")] for run in runs
+    ]
+    assert depths == [["6", "6"], ["60", "12"]] * 2
+    assert [("--admin-init" in run.options, run.by["rule"]) for run in runs] == [(True, "constant")] * 2 + [
+        (False, "")
+    ] * 2
 
 
 def test_what_a_grid_is_held_to_is_what_it_was():

@@ -76,6 +76,17 @@ def values(rows: Iterable[Row], name: str, order: Callable[[str], Any] = str) ->
     return sorted({row[name] for row in rows}, key=order)
 
 
+def depths_of(rows: Iterable[Row]) -> list[str]:
+    """The depths of the rows, ascending; each is the layers of both stacks, or ENCODER-DECODER."""
+    return values(rows, "layers", lambda depth: list(map(int, depth.split("-"))))
+
+
+def sizes(depth: str) -> str:
+    """A depth as the papers write it, as 18L-18L."""
+    encoder, _, decoder = depth.partition("-")
+    return f"{encoder}L-{decoder or encoder}L"
+
+
 def write_runs(path: Path, rows: Iterable[Row]) -> None:
     """A table that `read_results` reads: a curve is one cell, and that of training is left out."""
     kept = [{name: value for name, value in row.items() if name != "train"} for row in rows]

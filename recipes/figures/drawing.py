@@ -17,7 +17,7 @@ from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours
 from recipes.compare.intervals import FEWEST
 from recipes.compare.outcome import EXPLODED, PLATEAU, last, loss
 from recipes.compare.ranking import Measure, accuracy, rankings
-from recipes.compare.rows import TITLES, Row, grouped, places_of, values
+from recipes.compare.rows import TITLES, Row, depths_of, grouped, places_of, sizes, values
 from recipes.steps.common import replacing
 
 MARKERS = dict(zip(ALWAYS, "osD"))
@@ -89,7 +89,7 @@ def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
 
 def draw_curves(rows: Sequence[Row]) -> Figure:
     """The losses of each scheme at its best rate, and dotted at those that are as good; a panel a depth."""
-    drawn, depths = looks(rows), values(rows, "layers", int)
+    drawn, depths = looks(rows), depths_of(rows)
     figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6), sharey=True)
     losses = []
     for ranking in sorted(rankings(rows), key=lambda ranking: [*drawn].index(ranking.scheme)):
@@ -101,7 +101,7 @@ def draw_curves(rows: Sequence[Row]) -> Figure:
             losses += [bits for row in runs for bits in row["valid"].values() if bits < math.inf]
     loss_axes(panels, losses, rows[0]["entropy"])
     for axes, depth in zip(panels, depths):
-        axes.set(title=f"{depth}L-{depth}L (thin: seeds, thick: mean of three or more)", xlabel="updates")
+        axes.set(title=f"{sizes(depth)} (thin: seeds, thick: mean of three or more)", xlabel="updates")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
     panels[0].set_ylabel(BITS)
     return figure
@@ -121,7 +121,7 @@ def fill(panel: Axes, lines: Lines, measure: Measure) -> None:
 
 def by_scheme(rows: Sequence[Row]) -> dict[str, Lines]:
     """Of make compare a panel a scheme, at the largest depth, each with Admin, Post-LN and Pre-LN to compare with."""
-    layers = values(rows, "layers", int)[-1]
+    layers = depths_of(rows)[-1]
     schemes = grouped((row for row in rows if row["layers"] == layers), "scheme")
     known: Lines = {TITLES[key]: ({"color": ALWAYS[key]}, runs) for (key,), runs in schemes.items() if key in ALWAYS}
     panels = {
@@ -129,7 +129,7 @@ def by_scheme(rows: Sequence[Row]) -> dict[str, Lines]:
         for (key,), runs in schemes.items()
         if key not in ALWAYS
     }
-    return panels or {f"{layers}L-{layers}L": known}
+    return panels or {sizes(layers): known}
 
 
 def by_level(rows: Sequence[Row]) -> dict[str, Lines]:
@@ -174,7 +174,7 @@ def draw_rates(rows: Sequence[Row]) -> Figure:
 
 def draw_accuracies(rows: Sequence[Row]) -> Figure:
     """Of make deeper the schemes next to each other at each depth: the mean, and the seeds to its right."""
-    depths, schemes = values(rows, "layers", int), looks(rows)
+    depths, schemes = depths_of(rows), looks(rows)
     figure, ((axes,),) = subplots(1, 1, (7.5, 4))
     for ranking in rankings(rows):
         scheme, seeds = ranking.scheme, list(map(accuracy, ranking.at_best.values()))

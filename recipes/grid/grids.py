@@ -67,6 +67,11 @@ class Grid:
         self.on_cpu = preset != "gpu" or "--cpu" in self.settings.TRAIN_ARGS
         self.search = getattr(self.settings, "SEARCH", "every")
 
+    @property
+    def rule(self) -> str:
+        """The rule by which Admin sets ω."""
+        return getattr(self.settings, "INIT", "reference")
+
     def controls(self) -> list[str]:
         """What of the folder's name says that another setting was given."""
         return ["quick"] if getattr(self.settings, "QUICK", "") else []
@@ -109,6 +114,7 @@ class Grid:
             record |= {"pairs": f"{s.PAIRS}/{s.VALID_PAIRS}/{s.TEST_PAIRS}", "words": str(s.WORDS)}
         else:
             record |= Text(texts.recipe_of(s)).record()
+        record |= {"rule": self.rule} if self.rule != "reference" else {}
         return record | self.validated() | held.options(self.common())
 
     def validated(self) -> dict[str, str]:
@@ -121,6 +127,7 @@ class Grid:
         translate = ["--beam", str(s.BEAM), "--max-len-a", "1.2", "--max-len-b", "10", "--max-tokens", "2000"]
         translate += {"cpu": DEVICES["cpu"], "gpu": ["--remove-bpe"], "multi30k": ["--cpu", "--remove-bpe"]}[s.PRESET]
         by: dict[str, Any] = {"options": translate, "protocol": s.PROTOCOL}
+        by["rule"] = self.rule if SCHEMES[point.axes["scheme"]].omega else ""
         by["entropy"] = json.loads((self.folder / "entropy.json").read_text(encoding="utf-8"))["bits"]
         if s.PRESET == "multi30k":
             by |= {"text": str(self.text / "text.json"), "raw": f"{s.RUNS}/multi30k/raw/test"}
@@ -134,9 +141,11 @@ class Grid:
         """
         if axis == "scheme":
             weights = {"--admin-ffn-init": self.settings.FFN_INIT} if SCHEMES[place].ffn is not None else {}
-            return {"--admin-scheme": place, **weights}
+            rule = {"--admin-init": self.rule} if SCHEMES[place].omega else {}
+            return {"--admin-scheme": place, **weights, **rule}
         if axis == "layers":
-            return {"--encoder-layers": place, "--decoder-layers": place}
+            encoder, _, decoder = place.partition("-")
+            return {"--encoder-layers": encoder, "--decoder-layers": decoder or encoder}
         if axis == "beta2":
             return {"--adam-betas": f"(0.9, {place})"}
         return {"--warmup-updates" if axis == "warmup" else f"--{axis}": place}
@@ -197,7 +206,9 @@ class Compare(Grid):
         s, given = self.settings, self.recipe.given
         numbers = (("tokens", "MAX_TOKENS"), ("dropout", "DROPOUT"))
         named = [f"{word}{given[name]}" for word, name in numbers if given.get(name)]
-        return [*named, *(["untied"] if s.TIED == "no" else []), *(["ffn-stock"] if s.FFN_INIT == "stock" else [])]
+        named += ["untied"] if s.TIED == "no" else []
+        named += ["ffn-stock"] if s.FFN_INIT == "stock" else []
+        return [*named, *([s.INIT] if s.INIT != "reference" else [])]
 
 
 class Deeper(Grid):

@@ -70,7 +70,7 @@ def last_change(page: Path) -> str:
 
 def translation(
     folder: Path, data: str, log: Log, stopped: bool, entropy: float, options: list[str], text: str = "", raw: str = "",
-    protocol: str = "",
+    rule: str = "", protocol: str = "",
 ) -> tuple[Row, str]:  # fmt: skip
     """A model's translations of the test set.
 
@@ -78,6 +78,7 @@ def translation(
         entropy: of a target token, in bits.
         options: fairseq-generate's.
         text, raw: as for `bleu`.
+        rule: by which ω was set; empty: the scheme has none.
         protocol: a page that says beforehand what the run is for.
     """
     kind, update = verdict(log, entropy, stopped)
@@ -95,6 +96,7 @@ def translation(
         **cost(log),
         "train": log.train,
         "valid": log.valid,
+        "rule": rule,
         **({"protocol": last_change(Path(protocol))} if protocol else {}),
     }
     where = "" if update is None else f" by update {update}"

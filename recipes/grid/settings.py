@@ -7,15 +7,18 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from fairseq_admin.architectures.config import RULES
 from fairseq_admin.method.schemes import EVERY, SCHEMES
 from recipes.settings import Data, Maybe, Pair, Scheme, Settings, Share
 
 T = TypeVar("T")
 if TYPE_CHECKING:
     NewLayers = str
+    Rule = str
 else:
+    Rule = Literal[RULES]
     NewLayers = Literal[tuple(name for name in EVERY if not name.startswith("t-fixup"))]
 
 
@@ -44,6 +47,10 @@ Several = Annotated[
 ]
 """Words, or one number of a YAML."""
 Rates = Several[Annotated[str, _below(math.inf, "numbers of 0 or more, as 1e-3")]]
+
+
+Depth = Annotated[str, BeforeValidator(str), Field(pattern=r"^[1-9][0-9]*(-[1-9][0-9]*)?$")]
+"""Layers of both stacks, or ENCODER-DECODER."""
 
 
 class Grid(Settings):
@@ -93,8 +100,10 @@ class Translations(Grid):
 
 
 class Compare(Translations):
-    DEPTHS: Several[PositiveInt] = (18,)
-    """layers of the encoder, and as many of the decoder"""
+    DEPTHS: Several[Depth] = ("18",)
+    """layers of the encoder, and as many of the decoder or, as in 60-12, another number"""
+    INIT: Rule = "reference"
+    """the rule by which Admin sets omega; other schemes have none"""
     RATES: Rates = ("1e-4", "3e-4", "1e-3", "3e-3")
     """peak learning rates"""
     WARMUP: NonNegativeInt = 100
