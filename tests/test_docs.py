@@ -15,8 +15,8 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from pages import PAGES, commands_of
 
 from fairseq_admin import cli
-from fairseq_admin.architectures.config import RULES, AdminOptions, DeeperOptions
-from fairseq_admin.method.schemes import EVERY
+from fairseq_admin.architectures.config import AdminOptions, DeeperOptions
+from fairseq_admin.method.schemes import EVERY, RULES
 from fairseq_admin.radam import RAdamConfig
 from fairseq_admin.schedule import DecayConfig
 from recipes.figures.tables import TABLES, learning, write_tables

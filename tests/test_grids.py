@@ -108,6 +108,15 @@ def test_where_the_runs_of_a_grid_are(target, given, first, count, tmp_path):
     assert (runs[0], len(runs)) == (first, count)
 
 
+def test_settings_are_read_without_torch_and_fairseq():
+    """Both take seconds to import, and fairseq changes how everything logs."""
+    code = (
+        "import sys; from recipes.recipe import read; read('compare', {}); print({'torch', 'fairseq'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 def test_a_point_has_its_depths_and_its_rule(tmp_path):
     """The decoder may have another depth. Only a scheme that has omega gets a rule, in its options and in its row."""
     folder = tmp_path / "compare-constant"

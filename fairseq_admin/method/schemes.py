@@ -29,6 +29,11 @@ PerStack = tuple[float, float]
 FFN_LAWS = ("xavier", "stock")
 """How feed-forward weights can start: Xavier-uniform with zero bias, as in fairseq until 0.10, or as in today's."""
 
+DEPTH_RULES = ("log", "constant")
+"""Rules that set omega from a stack's depth alone."""
+RULES = ("reference", "paper", *DEPTH_RULES)
+"""Rules that set omega; the first two profile a batch."""
+
 SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
 """The norms of a layer in forward order; an encoder's layers lack the second."""
 

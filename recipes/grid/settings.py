@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from fairseq_admin.architectures.config import RULES
-from fairseq_admin.method.schemes import EVERY, SCHEMES
+from fairseq_admin.method.schemes import EVERY, RULES, SCHEMES
 from recipes.settings import Data, Maybe, Pair, Scheme, Settings, Share
 
 T = TypeVar("T")
