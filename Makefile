@@ -25,7 +25,7 @@ PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l
 STEPS := preflight prepare train average generate score
 FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper preflight $(PAPERS) \
 	$(foreach step,$(STEPS),$(PAPERS:%=%-$(step)))
-.PHONY: $(FRONTED) gpu-trial table figures tables test test-nightly lint release bench setup lock clean distclean help
+.PHONY: $(FRONTED) gpu-trial table figures tables docs test test-nightly lint release bench setup lock clean distclean help
 
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
 ## make multi30k: the same pipeline on Multi30k (PAIR=en-fr, DATA=DIR, PRESET=cpu|gpu, METHOD=, SEED=)
@@ -59,6 +59,10 @@ figures: $(VENV)/ready
 ## make tables: the tables of docs/results.md that say how schemes stand, from the rows that docs/ keeps
 tables: $(VENV)/ready
 	@$(RUN) -m recipes.figures.tables docs/results.md
+
+## make docs: the site of docs/ in site/, with every link and image checked
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 ## make test: lint, types and all tests but the nightly ones
 test: lint
@@ -102,7 +106,7 @@ lock: $(VENV)/ready
 
 ## make clean: remove caches and runs/demo
 clean:
-	rm -rf runs/demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf runs/demo build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find fairseq_admin recipes tests -name __pycache__ -prune -exec rm -rf {} +
 
 ## make distclean: clean, and remove the virtual environment and all runs

@@ -16,6 +16,7 @@ DEV = [
     "build",
     "check-jsonschema",
     "hypothesis",
+    "mkdocs-material",
     "mypy",
     "playwright",
     "pytest",

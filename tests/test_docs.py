@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,14 @@ def test_a_scheme_learns_at_a_rate_where_every_seed_does() -> None:
     assert learning(rows) == [{"scheme": "Admin, SGD", "warm-up 0": "1e-4 1e-3", "warm-up 100": "1e-4 3e-4"}]
     rows[7]["verdict"] = rows[9]["verdict"] = "plateau"
     assert learning(rows)[0]["warm-up 100"] == "none"
+
+
+def test_the_site_builds(tmp_path):
+    """A broken link or anchor, or a page that is not in the navigation, ends the build."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0, done.stderr  # -q would hide warnings, and --strict would count none
+    start = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert 'href="results/#demo"' in start and 'src="images/demo-loss.png"' in start
