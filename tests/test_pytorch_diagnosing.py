@@ -27,12 +27,12 @@ def encoder(layers, drawn=True):
 def test_the_model_is_as_it_was(name):
     model, batch = build(name, torch.float32)
     weights, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    result = admin.diagnose(model, **batch)
+    result = admin.diagnose(model, batch)
     assert list(model.state_dict()) == list(weights)
     assert all(torch.equal(model.state_dict()[key], weight) for key, weight in weights.items())
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
     assert torch.equal(torch.get_rng_state(), state) and all(module.training for module in model.modules())
-    omegas = admin.profile(admin.attach(model, **batch), **batch)
+    omegas = admin.profile(admin.attach(model, batch), batch)
     assert {row.norm: row.omega for s in result.stacks for row in s} == {key: w.item() for key, w in omegas.items()}
     table = str(result).splitlines()
     assert [line.split()[0] for line in table if line.startswith("  ")] == [r.norm for s in result.stacks for r in s]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .attaching import attach, attached
+from .batch import call, one_batch
 from .profiling import Batch, profile
 from .trace import undisturbed
 
@@ -103,7 +104,7 @@ def outputs(model: nn.Module, samples: Batch) -> dict[str, Tensor]:
         for stack in attachment.stacks:
             for site in stack:
                 undo.callback(site.norm.register_forward_hook(keep(site.name, stack[0].inputs)).remove)
-        root(**samples.first(samples.within(TOKENS)))
+        call(root, samples.first(samples.within(TOKENS)))
     return states
 
 
@@ -119,20 +120,21 @@ def changes(model: nn.Module, samples: Batch) -> dict[str, float]:
     return totals
 
 
-def diagnose(model: nn.Module, *args: Any, **batch: Any) -> Diagnosis:
+@one_batch
+def diagnose(model: nn.Module, batch: Any) -> Diagnosis:
     """Measure, on copies, how a new model reacts to noise as Post-LN and with Admin, and what ω would be.
 
     The model stays as it is, not attached. A decoder's change includes its encoder's. Under DDP every rank has to call.
 
     Args:
         model: not attached, and not trained yet.
-        args, batch: what a forward takes.
+        batch: what a forward takes (see `batch`).
 
     Raises:
         AdminError: what `attach` and `profile` refuse: Pre-LN, a trained model.
     """
-    attempt = attach(copy.deepcopy(model), *args, **batch)
-    omegas, samples = profile(attempt, *args, **batch), Batch(attempt, args, batch)
+    attempt = attach(copy.deepcopy(model), batch)
+    omegas, samples = profile(attempt, batch), Batch(attempt, batch)
     admin = changes(attempt, samples)
     attachment = attached(attempt)[1]
     for site in attachment.sites:
