@@ -34,3 +34,9 @@ def output(text: str) -> Path:
     if text.endswith("/"):
         raise argparse.ArgumentTypeError(f"{text} is a folder; a file to write was expected, as {text}NAME")
     return Path(text)
+
+
+def model(text: str) -> Path:
+    """The `type` of an argument: a checkpoint, or another engine's folder; in a recipe's folder, its model.pt."""
+    path = Path(text)
+    return path / "model.pt" if (path / "model.pt").is_file() else path

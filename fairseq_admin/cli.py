@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from . import advice, outputs
 from .analysis import options as analysis
-from .arguments import above_zero, count, output, positive, power
+from .arguments import above_zero, count, model, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
 from .method.schemes import SCHEMES
 from .text.folders import binarised
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _omega(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint of an Admin model")
+    parser.add_argument("checkpoint", type=model, help="a checkpoint of an Admin model")
     parser.add_argument("--json", action="store_true", help="for machines: min, mean and max over channels")
 
 
@@ -43,7 +43,7 @@ def _average(parser: argparse.ArgumentParser) -> None:
 
 
 def _fold(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint of ours; average first, then fold")
+    parser.add_argument("checkpoint", type=model, help="a checkpoint of ours; average first, then fold")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
     parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")
@@ -60,7 +60,7 @@ def _text(parser: argparse.ArgumentParser) -> None:
 
 
 def _translate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, help="a checkpoint (.pt), or a folder for CTranslate2 or transformers")
+    parser.add_argument("model", type=model, help="a checkpoint (.pt), or a folder for CTranslate2 or transformers")
     parser.add_argument("text", type=Path, nargs="?", help="UTF-8 text (default, or -: standard input)")
     parser.add_argument("-o", "--output", type=output, help="file to write (default: standard output)")
     _text(parser)
@@ -78,7 +78,7 @@ def _translate(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, help="of an Admin model, folded or not, or of a stock Transformer")
+    parser.add_argument("checkpoint", type=model, help="of an Admin model, folded or not, or of a stock Transformer")
     parser.add_argument("--to", choices=("ctranslate2", "huggingface"), required=True, help="target engine")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
     _text(parser)

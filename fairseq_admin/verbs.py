@@ -80,7 +80,8 @@ def fold(args: argparse.Namespace) -> str:
     text = _text(args.checkpoint, args.data)
     outputs.check(args.output, [args.checkpoint, *(text.files() if text else [])])
     checkpoint = Checkpoint.read(args.checkpoint)
-    folded = folding.fold(checkpoint, {"fp32": torch.float32, "fp16": torch.float16}[args.dtype], args.min_omega)
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}[args.dtype]
+    folded = folding.fold(checkpoint, dtype, args.min_omega, _languages(checkpoint, text))
     _note(folded, text)
     bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
     with files.saved(folded.state, args.output) as path:
@@ -99,6 +100,21 @@ def _text(model: Path, data: Path | None) -> Assets | None:
     if data and not os.path.isdir(data):
         raise AdminError(f"--data {data}: no such folder; that of the model's training text was expected.")
     return Assets(model, data) if data else None
+
+
+def _languages(checkpoint: Checkpoint, text: Assets | None) -> tuple[str, str] | None:
+    """The languages of a translation model; None, with a note, if nobody tells them."""
+    task = checkpoint.options.task
+    names = task.get("source_lang"), task.get("target_lang")
+    if all(names) or "encoder" not in checkpoint.stacks or "decoder" not in checkpoint.stacks:
+        return None
+    trained_on = Path(str(task.get("data")).partition(os.pathsep)[0])
+    assert checkpoint.path is not None
+    try:
+        return (text or Assets(checkpoint.path, trained_on if trained_on.is_dir() else None)).languages(*names)
+    except AdminError as error:
+        print(f"fairseq-admin: the folded file names no languages: {error}", file=sys.stderr)
+        return None
 
 
 def _note(checkpoint: Checkpoint, text: Assets | None) -> None:

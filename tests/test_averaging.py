@@ -68,7 +68,8 @@ def test_the_newest_of_a_folder(tmp_path, place, there, options, expected):
             "holds 3 checkpoints numbered by epochs and the last 5 were asked for. Lower --last, or train with",
         ),
         (["."], {"upto": 9}, "holds 2 checkpoints numbered by epochs up to 9 and the last 5 were asked for"),
-        (["."], {"by": "updates"}, "holds 0 checkpoints numbered by updates and the last 5 were asked for"),
+        (["."], {"by": "updates"}, r"no numbered checkpoint; expected names like checkpoint_3_900.pt \(updates\)"),
+        (["two"], {}, r"no numbered checkpoint; .* checkpoint7.pt \(epochs\) or checkpoint_3_900.pt \(updates\)"),
         *(
             (inputs, {}, "is a folder; either one run folder or files were expected")
             for inputs in ([".", "two"], ["checkpoint9.pt", "two"], ["two", "two"])
@@ -209,6 +210,7 @@ def record(**fields):
     return {**vectors(w=1), provenance.KEY: provenance.encode(fields) if fields else torch.zeros(256)}
 
 
+PROFILE = "layers.0.final_layer_norm.omega_init"
 STOCK = vectors(w=3)
 OTHER_RUNS = {
     "another entry": (vectors(a=1), vectors(a=2, c=4), "the shape of encoder.c is missing in the first and (1,)"),
@@ -216,6 +218,11 @@ OTHER_RUNS = {
     "another rule": (record(rule="log"), record(rule="paper"), "omega's rule is log in the first and paper in the"),
     "another seed": (record(seed=7), record(seed=8), "omega's seed is 7 in the first and 8 in the second."),
     "not yet profiled": (record(), record(rule="log"), "omega's rule is missing in the first and log in the second"),
+    "another dropout": (
+        {**record(seed=1), **vectors(**{PROFILE: 1.31})},
+        {**record(seed=1), **vectors(**{PROFILE: 1.52})},
+        "omega of encoder.layers.0.final_layer_norm was profiled as 1.31 in the first and 1.52 in the second",
+    ),
     "a stock model": (record(rule="log"), STOCK, f"the shape of {provenance.KEY} is (256,) in the first and missing"),
 }
 
@@ -228,6 +235,19 @@ def test_a_checkpoint_of_another_run(tmp_path, what):
     assert said.startswith(f"{paths[0]} and {paths[1]} are not of one run: ") and message in said
     three = [paths[0], save(tmp_path / "2.pt", {**models[0], "encoder.n": torch.zeros(1) - 1}), paths[1]]
     assert refused(*three) == said
+
+
+def test_profiles_of_one_run_are_not_refused(tmp_path):
+    """One saved in half precision is rounded; the authors' code trains what is omega_init here."""
+    clinic = record(rule="reference", code="Transformer-Clinic")
+    for name, first, second in (
+        ("half", {**record(seed=1), **vectors(**{PROFILE: 1.31})}, vectors(**{PROFILE: 1.31})),
+        ("clinic", {**clinic, **vectors(**{PROFILE: 1.31})}, vectors(**{PROFILE: 1.52})),
+    ):
+        second = {**first, **second, **vectors(w=2)}
+        if name == "half":
+            second = {key: tensor.half() for key, tensor in second.items()}
+        averaging.average([save(tmp_path / f"{name}1.pt", first), save(tmp_path / f"{name}2.pt", second)])
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -226,6 +226,43 @@ def test_what_only_fairseq_0122_stores_is_dropped():
         assert not any("in_proj_weight" in key or "fc2_bias" in key for key in model.state_dict())
 
 
+def copied(model, state):
+    with torch.no_grad():
+        for key, tensor in model.state_dict().items():
+            tensor.copy_(state[key])
+
+
+LOADING = {
+    "the model": lambda model, state: model.load_state_dict(state),
+    "a module around it": lambda model, state: torch.nn.ModuleList([model]).load_state_dict(
+        {f"0.{key}": tensor for key, tensor in state.items()}
+    ),
+    "DataParallel": lambda model, state: torch.nn.DataParallel(model).load_state_dict(
+        {f"module.{key}": tensor for key, tensor in state.items()}
+    ),
+    "in place": copied,
+}
+
+
+@pytest.mark.parametrize("way", LOADING)
+def test_loaded_weights_are_not_profiled_again(way):
+    """The record in the state dict decides, whoever loads it."""
+    saved = admin()
+    saved(*reference.batch())
+    model = admin(seed=2)
+    LOADING[way](model, saved.state_dict())
+    model(*reference.batch(seed=5))
+    assert all(torch.equal(tensor, saved.state_dict()[key]) for key, tensor in model.state_dict().items())
+
+
+def test_loaded_weights_without_a_profile_are_profiled():
+    model, unprofiled = admin(), admin(seed=2).state_dict()
+    model(*reference.batch())
+    model.load_state_dict(unprofiled)
+    model(*reference.batch())
+    assert any(omega.ne(1).any() for omega in state_dict.omegas(model.state_dict())["encoder"].values())
+
+
 def test_omegas_are_in_forward_order_and_include_what_was_learned():
     model = admin(encoder_layers=12)
     model(*reference.batch())

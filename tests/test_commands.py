@@ -15,7 +15,9 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT, TRAIN, Run, train
+from fairseq.models.transformer import TransformerModel
 
+from fairseq_admin import cli
 from fairseq_admin.architectures.translation_model import TransformerAdminModel
 from fairseq_admin.checkpoints import files
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
@@ -127,3 +129,23 @@ def test_interactive_and_hub(corpus: Path, trained: Path, said: str) -> None:
             words.append(int(scores.argmax()))
     greedy = hub.decode(torch.tensor(words[1:]))
     assert len(greedy.split()) > 1 and hub.translate(SENTENCE, beam=1, max_len_b=20) == said == greedy
+
+
+def test_a_folded_file_names_both_languages(
+    corpus: Path, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """Though the run was given neither: fairseq's hub asks for them to tokenise."""
+
+    def fold(checkpoint: Path, *options: object) -> str:
+        given = ["fold", checkpoint, "-o", tmp_path / "model.pt", *options]
+        assert cli.main([str(argument) for argument in given]) == 0
+        return capfd.readouterr().err
+
+    state = files.read(trained / "checkpoint2.pt")
+    assert state["cfg"]["task"]["source_lang"] is None
+    state["cfg"]["task"]["data"] = str(tmp_path / "gone")
+    Checkpoint(state).write(tmp_path / "moved.pt")
+    assert fold(trained / "checkpoint2.pt") == fold(tmp_path / "moved.pt", "--data", corpus) == ""
+    hub = TransformerModel.from_pretrained(str(tmp_path), "model.pt", str(corpus), tokenizer="moses")
+    assert hub.translate(SENTENCE, beam=1, max_len_b=20)
+    assert "the folded file names no languages: " in fold(tmp_path / "moved.pt")

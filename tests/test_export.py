@@ -435,7 +435,7 @@ LINES = [
     "„Wohl-bekannt“ – sagte er… und ging, z.B. um 10:30 Uhr!",
     'A "well-known" man said: it\'s 5 % cheaper & 1,000.50 more <today> [sic] | #1',
     "全角：（１２３）。「Hallo」！",
-    "  Tabs\tund\u00a0geschützte \u200bLeerzeichen \x07 ",
+    "  Und\u00a0geschützte \u200bLeerzeichen \x07 ",
     "Straße ÄÖÜ İstanbul naïve café",
     "&amp; &lt;b&gt; @-@ un@@ able </w> x@y.de http://a-b.c/d?e=f",
     "...",
@@ -525,5 +525,8 @@ def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(tokenizer, "write", without_merges)
         assert "FSMTTokenizer splits" in note("other")
+    joined = TextModel(tmp_path / "joined", [*LINES, "نمی\u200cداند " * 5], it.text)
+    reason = folder.export(Checkpoint.read(joined.path), "huggingface", tmp_path / "persian").notes[0]
+    assert "FSMTTokenizer removes zero-width joiners" in reason
     Text("de", "en", False, False, True, False).write(it.folder / "text.json")
     assert "always does what text.json has off (normalise, escape)" in note("off")

@@ -149,7 +149,7 @@ def plain_omegas(model: torch.nn.Module, batch: dict[str, torch.Tensor], rule: s
     sentences = max(1, tokens // max(source.size(1), target.size(1)))
     source, target = source[:sentences], target[:sentences]
     model.train()
-    model.profiled = True
+    model._profiled = True
     for module in model.modules():  # no layerdrop, no quantisation noise
         if isinstance(module, (LayerDropModuleList, torch.nn.Linear, torch.nn.Embedding)):
             module.training = False

@@ -103,6 +103,41 @@ def test_each_setting_does_what_it_says(settings: dict, tokens: str) -> None:
     assert text.detokenise("&lt; x") == ("< x" if text.escape else "&lt; x")
 
 
+@pytest.mark.parametrize("settings", SETTINGS[:2])
+@pytest.mark.parametrize(
+    ("language", "line", "tokens"),
+    [
+        ("de", "Ein\tTab,\x0bVT\x0cFF\x85NEL\rCR", "Ein Tab , VT FF NEL CR"),
+        ("fa", "او نمی\u200cداند.", "او نمی\u200cداند ."),
+        ("hi", "क्\u200dष है.", "क्\u200dष है ."),
+        ("en", "A family: 👨\u200d👩\u200d👧!", "A family : 👨\u200d👩\u200d👧 !"),
+        ("en", "(👨🏽\u200d❤\ufe0f\u200d👨🏽)", "( 👨🏽\u200d❤\ufe0f\u200d👨🏽 )"),
+    ],
+)
+def test_control_spaces_are_spaces_and_joiners_stay(settings: dict, language: str, line: str, tokens: str) -> None:
+    text = Text(language, language, **settings)
+    assert text.tokenise(line, language) == tokens
+    assert text.detokenise(tokens) == re.sub(r"\s+", " ", line)
+    assert not text.removed([line])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {"\x01": 2}),
+        (WMT, {"\u200b": 2, "\x01": 2, "\ufeff": 1}),
+        ({**WMT, "perl": True}, {"\u200b": 2, "\x01": 2, "\ufeff": 1, "\u200d": 1}),
+    ],
+)
+def test_removed_characters_are_counted(settings: dict, expected: dict) -> None:
+    lines = ["\ufeffa\u200bb\x01\n", "c\u200bd\te\u00a0f\n", "\x01g\u200dh"]
+    text = Text("en", "en", **settings)
+    assert text.removed(lines) == expected
+    assert not any(text.removed([text.tokenise(line, "en")]) for line in lines)
+    kept = {"\u200b", "\ufeff", "\u200d"} - {*expected}
+    assert all(character in "".join(text.tokenise(line, "en") for line in lines) for character in kept)
+
+
 def test_settings_can_be_written_and_read(tmp_path: Path) -> None:
     text = Text("de", "zh-Hans", lowercase=True, escape=True)
     text.write(tmp_path / "text.json")
@@ -212,5 +247,7 @@ def test_the_way_of_wmt_gives_the_units_of_fsmt(language: str, lowercase: bool, 
         return " ".join(unit[: -len("</w>")] if unit.endswith("</w>") else f"{unit}@@" for unit in units)
 
     text = Text(language, "en", lowercase=lowercase, **WMT)
-    lines = [*HOSTILE, *LINES.values()]
+    # FSMTTokenizer removes control spaces and joiners, which we keep.
+    lines = [line for line in [*HOSTILE, *LINES.values()] if not re.search("[\t\x0b\r\x85\u200d]", line)]
+    assert len(lines) == len(HOSTILE) + len(LINES) - 3
     assert BPE(codes).apply([text.tokenise(line, language) for line in lines]) == [reference(line) for line in lines]

@@ -136,6 +136,16 @@ def test_bad_text_is_refused_and_nothing_written(tmp_path, monkeypatch, german, 
     assert not names(tmp_path / "out")
 
 
+def test_removed_characters_are_counted_and_said(tmp_path, caplog):
+    caplog.set_level("INFO")
+    pair(tmp_path / "x", ["نمی\u200cداند\tاو", "\ufeffb\u200bc\u200b"], ["a", "b"])
+    Text("de", "en", normalise=True).write(tmp_path / "text.json")
+    pairs.tokenise(tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x")
+    assert read_lines(tmp_path / "out/x.de") == ["نمی\u200cداند او", "bc"]
+    notes = [message for message in caplog.messages if "characters are not in" in message]
+    assert notes == [f"{tmp_path}/x.de: 3 control or format characters are not in the tokens: U+200B (2), U+FEFF (1)."]
+
+
 # -- cleaning: the expected outcomes are those of clean-corpus-n.perl ------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import io
 import itertools
@@ -226,6 +227,26 @@ def test_standard_output_holds_translations_only(folded: Path, data: Path, tmp_p
     assert (done.stdout.count("\n"), done.stderr) == (3, "")
 
 
+def test_a_compressed_text_is_read(folded: Path, translate: Callable, data: Path, tmp_path: Path) -> None:
+    expected = translate(folded, TEST)
+    (tmp_path / "in.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in TEST).encode()))
+    assert command("translate", folded, tmp_path / "in.gz", "-o", tmp_path / "gz", "--data", data) == 0
+    assert (tmp_path / "gz").read_text(encoding="utf-8").splitlines() == expected
+
+
+def test_a_recipes_folder_is_its_model(folded: Path, data: Path, text: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "model").mkdir()
+    model = next_to(data, tmp_path / "model") / "model.pt"
+    shutil.copy(folded, model)
+    capfd.readouterr()
+    for path in (tmp_path / "model", model):
+        assert command("translate", path, text, "--device", "cpu") == 0
+    first, second = capfd.readouterr().out.splitlines()
+    assert first == second
+    assert command("fold", tmp_path / "model", "-o", model) == 2
+    assert f"{model} would overwrite its input" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("model", ["ct2", "fsmt"])
 def test_other_engines_import_what_they_need(model: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Imports are most of the time that a sentence takes: CTranslate2 needs no torch."""
@@ -261,16 +282,22 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_missing_is_named(folded: Path, data: Path, text: Path, tmp_path: Path, refused: Callable) -> None:
+def test_what_is_missing_is_named(
+    folded: Path, data: Path, text: Path, tmp_path: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "has neither model.bin nor config.json" in refused(empty, text)
+    assert "has none of model.pt, model.bin and config.json" in refused(empty, text)
     for name in ("dict.de.txt", "dict.en.txt", "text.json", "codes"):
         message = f"there is no {name} in {empty} or {empty}/bin. Give the folder"
         assert message in refused(folded, text, "--data", empty, "-s", "de", "-t", "en")
         shutil.copy(data / name if (data / name).exists() else data / "bin" / name, empty)
     assert f"there is no dict.de.txt in {folded.parent}. " in refused(folded, text)
+    monkeypatch.chdir(folded.parent)
+    assert f"there is no dict.de.txt in {folded.parent}. " in refused(folded.name, text)
     assert "nope.pt is missing, a folder, a pipe or a device" in refused(tmp_path / "nope.pt", text)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"baki.\n" * 9)[:-9])
+    assert "cut.gz: cannot be read (Compressed file ended" in refused(folded, tmp_path / "cut.gz", "--data", data)
     assert "no.txt: cannot be read (No such file or directory)" in refused(folded, tmp_path / "no.txt")
     assert "--nbest 3 is more than --beam 2 finds" in refused(folded, text, "--beam", 2, "--nbest", 3)
     if not torch.cuda.is_available():
@@ -477,6 +504,14 @@ def test_what_is_written(
     streams.flow(shouter, source, "text", sink.write, Search(nbest=2), 4096)
     assert sink.getvalue().decode() == "1\t0.0000\tX\n1\t-1.0000\tX!\n2\t0.0000\t\n3\t0.0000\tY Z\n3\t-1.0000\tY Z!\n"
     assert capfd.readouterr() == ("", "")
+
+
+def test_removed_characters_are_said_once(shouter: Pipeline, capfd: pytest.CaptureFixture) -> None:
+    sink = io.BytesIO()
+    streams.flow(shouter, io.BytesIO("x\u200by\n\tz\u200b\n".encode()), "text", sink.write, Search(), 4096)
+    assert sink.getvalue() == b"XY\nZ\n"
+    note = "fairseq-admin: text: 2 control or format characters are not in the tokens: U+200B (2).\n"
+    assert capfd.readouterr() == ("", note)
 
 
 def test_what_is_not_utf8_is_named_by_its_line(shouter: Pipeline) -> None:

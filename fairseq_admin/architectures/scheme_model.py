@@ -38,8 +38,9 @@ def _widen_records(model: nn.Module, state: Any, prefix: str, metadata: dict[str
             state[key] = state[key].float()
 
 
-def _refuse_other_dictionary(model: Any, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-    """Hook on loading, which a wrapper calls too: the size of a dictionary alone does not tell it from another."""
+def _before_loading(model: Any, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    """Hook on loading, which a wrapper calls too: refuse another dictionary, even of the same size."""
+    model._profiled = False  # the record about to be loaded decides
     noted = metadata.get(fingerprint.KEY) or {}
     for stack, expected in model.fingerprints.items():
         if noted.get(stack) not in (None, expected):
@@ -62,10 +63,10 @@ class SchemeModel(BaseFairseqModel):
     def set_up_scheme(self, cfg: TransformerConfig) -> None:
         """Draw the scheme's initial weights, and set ω where it follows from the depth."""
         self.scheme = SCHEMES[cfg.admin_scheme]
-        self.profiled = not self.scheme.omega
+        self._profiled = False
         self.register_state_dict_post_hook(_note_dictionaries)
         self.register_state_dict_post_hook(_widen_records)
-        self.register_load_state_dict_pre_hook(_refuse_other_dictionary)
+        self.register_load_state_dict_pre_hook(_before_loading)
         self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
         every = cfg.admin_monitor or (cfg.log_interval if self.scheme.omega else 0)
         self.monitor = Monitor(every, thorough=cfg.admin_monitor > 0)
@@ -91,7 +92,13 @@ class SchemeModel(BaseFairseqModel):
 
     def _record(self, record: dict[str, Any]) -> None:
         getattr(self, provenance.KEY).copy_(provenance.encode(record))
-        self.profiled = True
+
+    @property
+    def profiled(self) -> bool:
+        """Whether ω is set, or the scheme has none: the record in the state dict tells, whoever loaded it."""
+        if not self._profiled:
+            self._profiled = not self.scheme.omega or provenance.decode(getattr(self, provenance.KEY)) is not None
+        return self._profiled
 
     def _refuse_unprofiled(self, layer: nn.Module, inputs: Any) -> None:
         """Hook on a stack's first layer: a task that trains without `forward` would train a Post-LN."""
@@ -172,7 +179,4 @@ class SchemeModel(BaseFairseqModel):
         adopt(state_dict, self.state_dict(), {side: len(layers_of(stack)) for side, stack in stacks.items()})
         for counter in (self.skipped_updates, self.monitor):
             counter.restart()  # fairseq has just set the number of updates, without a batch
-        result = super().load_state_dict(state_dict, strict)  # without the options, which would prune it again
-        if self.scheme.omega and provenance.decode(getattr(self, provenance.KEY)) is not None:
-            self.profiled = True
-        return result
+        return super().load_state_dict(state_dict, strict)  # without the options, which would prune it again

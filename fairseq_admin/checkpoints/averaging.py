@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..bar import bar, each
 from ..errors import AdminError
-from ..method.state_dict import STRAY
+from ..method.state_dict import OMEGA_INIT, STRAY
 from . import files
 from .building import refuse_not_finite
 from .checkpoint import Checkpoint
@@ -25,6 +25,7 @@ LAST = 10
 """How many checkpoints of a run folder to average by default."""
 
 NUMBERED = {"epochs": re.compile(r"checkpoint(\d+)\.pt"), "updates": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
+EXAMPLES = {"epochs": "checkpoint7.pt", "updates": "checkpoint_3_900.pt"}
 
 MOVING_AVERAGES = ("ema", "ema_fp32_params")
 """Where a checkpoint's `extra_state` holds those of --store-ema: one of the weights, and that in float32."""
@@ -44,7 +45,14 @@ def newest(folder: Path, last: int, upto: int | None = None, by: str | None = No
         for kind, pattern in NUMBERED.items():
             if match := pattern.fullmatch(path.name):
                 numbered[kind].append((int(match[1]), path))
-    kind = by or ("epochs" if numbered["epochs"] else "updates")
+    kinds = [by] if by else list(NUMBERED)
+    if not any(numbered[kind] for kind in kinds):
+        names = " or ".join(f"{EXAMPLES[kind]} ({kind})" for kind in kinds)
+        raise AdminError(
+            f"{folder} holds no numbered checkpoint; expected names like {names}. Give the --save-dir of a run, or "
+            "name the files."
+        )
+    kind = next(kind for kind in kinds if numbered[kind])
     paths = [path for number, path in sorted(numbered[kind]) if upto is None or number <= upto]
     if len(paths) < last:
         bound = "" if upto is None else f" up to {upto}"
@@ -95,11 +103,31 @@ def _refuse_misfits(checkpoints: Sequence[Checkpoint], checksums: Sequence[tuple
                     f"{checkpoints[0].name} and {checkpoint.name} are not of one run: {what} is {one} in the first and "
                     f"{two} in the second. Average the checkpoints of one run."
                 )
+        _refuse_other_profile(checkpoints[0], checkpoint)
         first = copies.setdefault(checksum, checkpoint)
         if first is not checkpoint:
             raise AdminError(
                 f"{checkpoint.name} and {first.name} hold the same weights; each checkpoint counts once. Leave one out "
                 "(fairseq's checkpoint_last.pt and checkpoint_best.pt are copies)."
+            )
+
+
+def _refuse_other_profile(one: Checkpoint, two: Checkpoint) -> None:
+    """Refuse two models whose profiled omega differs: training changes omega_delta alone."""
+    if "code" in (one.record or {}):  # the authors' code, which trains what we take as omega_init
+        return
+    for key in one.weights:
+        if not key.endswith(OMEGA_INIT):
+            continue
+        profiles = one.weights[key], two.weights[key]
+        narrow = min((profile.dtype for profile in profiles), key=lambda dtype: dtype.itemsize)
+        first, second = (profile.to(narrow) for profile in profiles)
+        differs = first.ne(second) & first.isfinite() & second.isfinite()
+        if differs.any():
+            raise AdminError(
+                f"{one.name} and {two.name} are not of one run: omega of {key.removesuffix(OMEGA_INIT)} was profiled "
+                f"as {first[differs][0]:.4g} in the first and {second[differs][0]:.4g} in the second. Average the "
+                "checkpoints of one run."
             )
 
 

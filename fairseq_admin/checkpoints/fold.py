@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
@@ -53,13 +53,19 @@ SHORTCUT_SCALE = ".shortcut_scale"
 BRANCH_SCALE = ".branch_scale"
 
 
-def fold(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, min_omega: float | None = None) -> Checkpoint:
+def fold(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype = torch.float32,
+    min_omega: float | None = None,
+    languages: tuple[str, str] | None = None,
+) -> Checkpoint:
     """A checkpoint of one of our models as a stock fairseq one, without optimizer state, that loads without the plugin.
 
     Args:
         checkpoint: it is not changed.
         dtype: what the weights are stored in.
         min_omega: clamp smaller |ω| to this. None: refuse those below folding.SMALLEST.
+        languages: source and target, to name in the options. None: those that the checkpoint names, if any.
 
     Raises:
         AdminError: it is not one of our models, or its scheme is one that no stock Transformer computes; it is damaged;
@@ -69,8 +75,10 @@ def fold(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, min_omega: 
     _refuse_unfoldable(checkpoint)
     folded = fold_weights(checkpoint, min_omega or folding.SMALLEST, clamp=min_omega is not None)
     first = [stack for stack in checkpoint.stacks if _embedding_scaled(folded, checkpoint.weights, stack)]
-    untied = dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False) if first else {}
-    options = stock_options(checkpoint, **untied, **{f"{stack}_learned_pos": True for stack in first})
+    changed: dict[str, Any] = {f"{stack}_learned_pos": True for stack in first}
+    changed |= dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False) if first else {}
+    changed |= dict(zip(("source_lang", "target_lang"), languages or ()))
+    options = stock_options(checkpoint, **changed)
     weights = fingerprint.noting(_cast(folded, dtype), checkpoint.text)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": checkpoint.updates}
     note = {"version": __version__, "scheme": checkpoint.scheme_name, "provenance": checkpoint.record}

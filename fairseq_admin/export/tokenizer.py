@@ -13,7 +13,7 @@ from fairseq.data import Dictionary
 
 from ..checkpoints.equivalence import FIRST_WORD
 from ..text.bpe import BPE, CODES, remove_bpe
-from ..text.tokens import FILE
+from ..text.tokens import FILE, JOINERS
 from .exportable import Exportable
 
 ALWAYS = ("normalise", "aggressive_dashes", "escape")
@@ -26,6 +26,8 @@ def unlike(model: Exportable) -> str | None:
         return f"{FILE if model.text is None else CODES} was not found"
     if model.text.perl:
         return f"FSMTTokenizer always does otherwise what {FILE} has on (perl)"
+    if any(joiner in unit for unit in model.source.symbols for joiner in JOINERS):
+        return "FSMTTokenizer removes zero-width joiners, which the dictionary has"
     off = [name for name in ALWAYS if not getattr(model.text, name)]
     return f"FSMTTokenizer always does what {FILE} has off ({', '.join(off)})" if off else None
 

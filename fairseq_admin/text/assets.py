@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -49,7 +50,7 @@ class Assets:
         """
         self.model = model
         self.folders = folders(data) if data else [model if model.is_dir() else model.parent]
-        self.places = " or ".join(map(str, self.folders))
+        self.places = " or ".join(os.path.abspath(folder) for folder in self.folders)
         self.codes = codes
         self.asked = languages
         self.expected: Mapping[str, str] = _noted(model) if model.is_dir() else {}

@@ -16,10 +16,19 @@ from sacremoses._data_nonbreaking_prefixes import NONBREAKING_PREFIXES
 from sacremoses.corpus import NonbreakingPrefixes
 
 from ..errors import AdminError
+from .tokens import JOINERS
 
 NOT_HERE = ("ca", "fi", "ga", "so", "sv", "tdt")
 """Languages for which tokenizer.perl has rules that sacremoses lacks."""
 NUMERIC_ONLY = re.compile(r"(.*)\s+#NUMERIC_ONLY#")
+
+
+class Tokeniser(MosesTokenizer):
+    """sacremoses' own, with a joiner kept between the letters or the emoji that it joins."""
+
+    _OTHER = rf"[^{MosesTokenizer.IsAlnum}{JOINERS}\s.'`,\-]"
+    _MODIFIERS = "[\ufe0f\U0001f3fb-\U0001f3ff]*"  # of an emoji: its presentation, the tone of its skin
+    PAD_NOT_ISALNUM = re.compile(rf"({_OTHER}(?:(?:{_MODIFIERS}\u200d{_OTHER})+{_MODIFIERS})?)"), r" \1 "
 
 
 class PerlTokeniser(MosesTokenizer):

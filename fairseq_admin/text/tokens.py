@@ -6,8 +6,12 @@ The settings are next to a model as `text.json`. A line in is a line out, whatev
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import re
 import unicodedata
+from collections import Counter
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,12 @@ from ..packages import need
 
 FILE = "text.json"
 
+CONTROL_SPACES = re.compile(r"[\t-\r\x1c-\x1f\x85]")
+"""Control characters that are white space: tab, vertical tab, form feed, NEL and the like."""
+
+JOINERS = "\u200c\u200d"
+"""Zero-width non-joiner and joiner: spelling in Persian and in the scripts of India, and what ties emoji together."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Text:
@@ -27,7 +37,8 @@ class Text:
         source: code of the language translated from, as in "de". A code that Moses does not know is treated as English.
         target: code of the language translated into.
         lowercase: upper case is given up.
-        normalise: full-width punctuation, then Moses' punctuation normalisation, then control characters away.
+        normalise: replace full-width punctuation, normalise punctuation by Moses' rules, then remove control and format
+            characters (`removed`) but the joiners.
         aggressive_dashes: "well-known" becomes "well @-@ known".
         escape: characters special to Moses become entities, as in "&apos;".
 
@@ -84,18 +95,34 @@ class Text:
             AdminError: sacremoses is not installed, or perl is on and Moses has other rules for the language.
         """
         normaliser, tokeniser = self._moses[language]
-        if self.lowercase and not self.perl:
-            line = line.lower()
+        if not self.perl:
+            line = CONTROL_SPACES.sub(" ", line.lower() if self.lowercase else line)
         if self.normalise:
             line = normaliser.normalize(line)
-            if not self.perl and not line.isprintable():  # where there is any of these, and for some other characters
-                line = "".join(c for c in line if not unicodedata.category(c).startswith("C"))
+            if not self.perl and not line.isprintable():  # as for some other characters, too
+                line = "".join(itertools.filterfalse(self._is_removed, line))
         tokens = " ".join(tokeniser.tokenize(line, aggressive_dash_splits=self.aggressive_dashes, escape=self.escape))
         if self.lowercase and self.perl:
             from .moses import lower
 
             return lower(tokens)
         return tokens
+
+    def removed(self, lines: Iterable[str]) -> Counter[str]:
+        """Count the control and format characters of raw lines that their tokens lack.
+
+        With perl and normalise, Moses puts a space in place of each, a joiner too.
+        """
+        counts: Counter[str] = Counter()
+        for line in lines:
+            if not line.rstrip().isprintable():
+                counts.update(filter(self._is_removed, line))
+        return counts
+
+    def _is_removed(self, character: str) -> bool:
+        if character.isspace() or (character in JOINERS and not self.perl):
+            return False
+        return unicodedata.category(character).startswith("C") if self.normalise else character < " "
 
     def detokenise(self, tokens: str) -> str:
         """Raw text of the target language from tokens with spaces between them.
@@ -108,15 +135,19 @@ class Text:
     @cached_property
     def _moses(self) -> dict[str, tuple[Any, Any]]:
         """Punctuation normaliser and tokeniser of either language."""
-        sacremoses = need("sacremoses")
-        from .moses import PerlTokeniser
+        need("sacremoses")
+        from .moses import PerlTokeniser, Tokeniser
         from .punctuation import PerlNormaliser, PunctuationNormaliser
 
-        normaliser, tokeniser = PunctuationNormaliser, sacremoses.MosesTokenizer
-        if self.perl:
-            normaliser, tokeniser = PerlNormaliser, PerlTokeniser
+        normaliser, tokeniser = (PerlNormaliser, PerlTokeniser) if self.perl else (PunctuationNormaliser, Tokeniser)
         return {language: (normaliser(language), tokeniser(language)) for language in {self.source, self.target}}
 
     @cached_property
     def _detokeniser(self) -> Any:
         return need("sacremoses").MosesDetokenizer(self.target)
+
+
+def removal_note(removed: Counter[str]) -> str:
+    """What to tell the user of the characters that `Text.removed` counted."""
+    each = ", ".join(f"U+{ord(character):04X} ({count})" for character, count in removed.most_common())
+    return f"{removed.total()} control or format characters are not in the tokens: {each}"

@@ -129,8 +129,8 @@ def _engine(model: Path) -> type[Translator]:
         return HuggingFaceTranslator
     if model.is_dir():
         raise AdminError(
-            f"{model} has neither model.bin nor config.json; expected a checkpoint (.pt), or a folder that "
-            "CTranslate2 or transformers read."
+            f"{model} has none of model.pt, model.bin and config.json; expected a checkpoint (.pt), a recipe's folder "
+            "model, or a folder that CTranslate2 or transformers read."
         )
     from .in_fairseq import FairseqTranslator
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
 import sys
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +15,7 @@ from typing import BinaryIO
 from .. import outputs
 from ..bar import bar
 from ..errors import AdminError, line
+from ..text.tokens import removal_note
 from .engines import Search
 from .pipeline import Pipeline, Translation
 
@@ -19,18 +23,29 @@ CHUNK = 2000
 """Lines read at a time, of anything but a terminal."""
 
 
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """A block that reads a text, in which its disk may fail or its gzip file prove damaged.
+
+    Raises:
+        AdminError: it does.
+    """
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise AdminError(f"{name}: cannot be read ({line(error)}). Copy it again.") from None
+
+
 def read(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
     """Lines of UTF-8, `size` at a time, without the newlines, which alone end a line.
 
     Raises:
-        AdminError: a line is not UTF-8, or the disk fails.
+        AdminError: a line is not UTF-8, or the text cannot be read.
     """
     numbered = enumerate(iter(stream.readline, b""), 1)
-    try:
+    with _reading(name):
         while lines := [_decoded(raw, number, name) for number, raw in itertools.islice(numbered, size)]:
             yield lines
-    except OSError as error:
-        raise AdminError(f"{name}: cannot be read ({line(error)}). Copy it again.") from None
 
 
 def _decoded(raw: bytes, number: int, name: str) -> str:
@@ -45,12 +60,12 @@ def _decoded(raw: bytes, number: int, name: str) -> str:
 
 @contextlib.contextmanager
 def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
-    """A file to read, or standard input, and what to call it."""
+    """A file to read, or standard input, and its name for messages. A file called .gz is decompressed."""
     if path is None or str(path) == "-":
         yield sys.stdin.buffer, "standard input"
         return
-    with path.open("rb") as stream:
-        yield stream, str(path)
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        yield stream, str(path)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -88,13 +103,18 @@ def formatted(number: int, translations: Iterable[Translation], search: Search) 
     return "".join(f"{number}\t{score:.4f}\t{text}\n" for score, text in translations)
 
 
-def lines_of(source: BinaryIO) -> int | None:
-    """How many lines a file has from where it is; None: it is a pipe, which can be read only once."""
+def lines_of(source: BinaryIO, name: str) -> int | None:
+    """Count the lines of a file from its position on; None: it is a pipe, which can be read only once.
+
+    Raises:
+        AdminError: the text cannot be read.
+    """
     if not source.seekable():
         return None
-    start = source.tell()
-    count = sum(block.count(b"\n") for block in iter(lambda: source.read(1 << 20), b""))
-    source.seek(start)
+    with _reading(name):
+        start = source.tell()
+        count = sum(block.count(b"\n") for block in iter(lambda: source.read(1 << 20), b""))
+        source.seek(start)
     return count
 
 
@@ -132,13 +152,16 @@ def flow(
     if source.isatty():
         chunks, shown = prompted(read(source, name, 1)), bar("translate", 0, " lines", hidden=True)
     else:
-        chunks, shown = read(source, name, CHUNK), bar("translate", lines_of(source), " lines")
-    first = 1
+        chunks, shown = read(source, name, CHUNK), bar("translate", lines_of(source, name), " lines")
+    first, removed = 1, Counter[str]()
     with shown:
         for lines in chunks:
+            removed += pipeline.text.removed(lines) if pipeline.text else Counter()
             translated = pipeline.translate(lines, search, batch_tokens, first, shown.update)
             shown.clear()  # or the first line would stick to it where both are on a terminal
             rows = (formatted(number, translations, search) for number, translations in enumerate(translated, first))
             write("".join(rows).encode("utf-8"))
             first += len(lines)
             shown.n = first - 1  # lines, of which some are empty and some in several pieces
+    if removed:
+        print(f"fairseq-admin: {name}: {removal_note(removed)}.", file=sys.stderr)

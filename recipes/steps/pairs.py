@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairseq_admin.text.tokens import Text
+from fairseq_admin.text.tokens import Text, removal_note
 from recipes.steps import cleaning, streaming
 from recipes.steps.common import decoded, read_lines, replacing, writing
 
@@ -118,6 +118,10 @@ def tokenise(settings: Path, raw: Path, out: Path, clean: Sequence[str] = (), no
 
     paths, outputs = ([Path(f"{prefix}.{code}") for code in codes] for prefix in (raw, out))
     convert(change, paths, outputs, clean)
+    for path in paths:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            if counts := text.removed(lines):
+                logger.info("%s: %s.", path, removal_note(counts))
 
 
 def split(parts: Sequence[Path], languages: Sequence[str], out: Path, every: int = 1, keep: str | None = None) -> None:
