@@ -93,8 +93,8 @@ def perturbed(model: Any) -> Any:
 def trained(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, dict[str, Any]]:
     """An attached model as in the middle of a training, and its batch."""
     model, batch = build(name, dtype, **options)
-    admin.attach(model, **batch)
-    admin.profile(model, **batch)
+    admin.attach(model, batch)
+    admin.profile(model, batch)
     return perturbed(model), batch
 
 

@@ -172,8 +172,8 @@ def test_attached_on_cuda(name: str) -> None:
         model, batch = build(name, **QUIET[name])
         if there:
             model, batch = model.cuda(), {key: value.cuda() for key, value in batch.items()}
-        admin.attach(model, **batch)
-        profiled.append(torch.stack([omega.cpu() for omega in admin.profile(model, **batch).values()]))
+        admin.attach(model, batch)
+        profiled.append(torch.stack([omega.cpu() for omega in admin.profile(model, batch).values()]))
         model.load_state_dict(kept, strict=False)  # the CPU's ω: in float32, a GPU's differs by a rounding
         kept = {key: value.cpu() for key, value in model.state_dict().items() if key.endswith("omega_init")}
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -185,7 +185,7 @@ def test_attached_on_cuda(name: str) -> None:
         outputs = []
         for fold in (False, True):
             if fold:
-                admin.fold(model, **batch)
+                admin.fold(model, batch)
             with torch.autocast("cuda", enabled=there):
                 half = output(model, batch).detach()
             outputs.append((output(model, batch).detach(), half.double()))

@@ -26,7 +26,7 @@ def test_attached_is_stock_and_folded_is_stock(name):
     keys, hung, modes = list(model.state_dict()), hooks(model), [module.training for module in model.modules()]
     nested = getattr(model, "use_nested_tensor", None)
     state = torch.get_rng_state()
-    assert admin.attach(model, **batch) is model
+    assert admin.attach(model, batch) is model
     assert torch.equal(torch.get_rng_state(), state) and [m.training for m in model.modules()] == modes
     assert torch.equal(output(model, batch), stock)
     for again in (model, build(name, torch.float32)[0]):
@@ -37,7 +37,7 @@ def test_attached_is_stock_and_folded_is_stock(name):
         # Gradients of a shortcut are added in another order; a float32 has 24 bits.
         assert torch.allclose(attached[key], gradient, rtol=1e-4, atol=1e-6), key
     assert {key for key in attached if key not in expected} == {k for k in model.state_dict() if "omega_delta" in k}
-    admin.fold(model, **batch)
+    admin.fold(model, batch)
     assert list(model.state_dict()) == keys and hooks(model) == hung
     assert getattr(model, "use_nested_tensor", None) is nested
     assert torch.equal(output(model, batch), stock)
@@ -59,7 +59,7 @@ def test_fold_in_float64(name):
     # A handful of sub-layers, each a few roundings of 1e-16.
     assert (output(stock, batch) - before).abs().max() < 1e-12
     assert (before - output(build(name)[0].eval(), batch)).abs().max() > 1e-3
-    admin.fold(model, **batch)
+    admin.fold(model, batch)
     assert torch.equal(output(model.eval(), batch), output(stock, batch)) or name == "encoder"
 
 
@@ -93,8 +93,9 @@ def test_omega_of_nn_transformer_against_layers_written_out():
     real = PADDED == 1
     src, tgt = torch.randn(3, 7, 16).double(), torch.randn(3, 7, 16).double()
     masks = {"src_key_padding_mask": ~real, "tgt_key_padding_mask": ~real}
-    attached = admin.attach(copy.deepcopy(model), src, tgt, **masks)
-    found = admin.profile(attached, src, tgt, **masks)
+    batch = {"src": src, "tgt": tgt, **masks}
+    attached = admin.attach(copy.deepcopy(model), batch)
+    found = admin.profile(attached, batch)
     encoder, memory = plain_omega(model.encoder.layers, src, real, key_padding_mask=~real)
     decoder, _ = plain_omega(model.decoder.layers, tgt, real, model.encoder.norm(memory), key_padding_mask=~real)
     assert list(found) == [f"encoder.layers.{i}.norm{n}" for i in range(3) for n in (1, 2)] + [
@@ -128,15 +129,15 @@ def test_omega_of_bert_against_modules_written_out(rule):
                     written.omegas[number + 1].data.fill_(expected[-1])
         if rule == "paper":
             expected = [1.0] + [math.sqrt(shortcuts[0] + sum(branches[:i])) for i in range(1, 7)]
-    admin.attach(model, **batch)
-    found = [omega.item() for omega in admin.profile(model, rule=rule, **batch).values()]
+    admin.attach(model, batch)
+    found = [omega.item() for omega in admin.profile(model, batch, rule=rule).values()]
     assert found == pytest.approx(expected[:6], rel=1e-6) and max(found) > 1.01
 
 
 def test_fifty_steps_of_adam_against_a_model_written_out():
     model, batch = build("bert")
-    admin.attach(model, **batch)
-    admin.profile(model, **batch)
+    admin.attach(model, batch)
+    admin.profile(model, batch)
     written = WrittenOut(build("bert")[0], list(admin.omegas(model).values()))
     losses = {model: [], written: []}
     for either, noted in losses.items():
@@ -162,9 +163,9 @@ def test_fifty_steps_of_adam_against_a_model_written_out():
 def test_omega_is_set_after_the_optimizer_made_copies_of_the_parameters():
     """As an optimizer of fp32 copies does: what it writes back does not undo profiling."""
     model, batch = build("encoder", torch.float32)
-    admin.attach(model, **batch)
+    admin.attach(model, batch)
     masters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    admin.profile(model, **batch)
+    admin.profile(model, batch)
     before = admin.omegas(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -177,20 +178,20 @@ def test_omega_is_set_after_the_optimizer_made_copies_of_the_parameters():
 def test_rules_by_depth(rule, value):
     """Six sub-layers (test_omega.py has the formulas); the first one's shortcut is a norm's output in BERT only."""
     model, batch = build("bert")
-    admin.attach(model, omega=rule, **batch)
+    admin.attach(model, batch, omega=rule)
     assert [omega.unique().tolist() for omega in admin.omegas(model).values()] == 6 * [[pytest.approx(value)]]
     model, batch = build("encoder")
-    admin.attach(model, omega=rule, **batch)
+    admin.attach(model, batch, omega=rule)
     assert [omega[0].item() for omega in admin.omegas(model).values()] == [1.0, *5 * [pytest.approx(value)]]
 
 
 def test_profiling_leaves_all_else_as_it_was():
     model, batch = build("bart", encoder_layerdrop=0.9, decoder_layerdrop=0.9)
-    admin.attach(model, **batch)
+    admin.attach(model, batch)
     model.model.encoder.layers[1].eval()
     weights, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     state, hung = torch.get_rng_state(), hooks(model)
-    found = admin.profile(model, **batch)
+    found = admin.profile(model, batch)
     assert torch.equal(torch.get_rng_state(), state) and hooks(model) == hung
     assert [module.training for module in model.modules()] == modes
     assert model.model.encoder.layerdrop == model.model.decoder.layerdrop == 0.9
@@ -204,25 +205,25 @@ def test_dropout_as_in_training_and_padding_left_out():
     for case, dropout, padding in (("plain", 0.0, 1), ("dropout", 0.3, 1), ("counted", 0.0, 0)):
         model, batch = build("bert", hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0)
         model.eval()
-        admin.attach(model, **batch)
+        admin.attach(model, batch)
         if not padding:
             del batch["attention_mask"]
-        found[case] = torch.stack(list(admin.profile(model, **batch).values()))
+        found[case] = torch.stack(list(admin.profile(model, batch).values()))
     assert (found["dropout"] / found["plain"] - 1).max() > 0.003
     assert (found["counted"] / found["plain"] - 1).abs().max() > 1e-4
 
 
 def test_labels_say_where_a_decoder_is_padded():
     model, batch = build("bart", dropout=0.0)
-    admin.attach(model, **batch)
-    by_labels = admin.profile(model, **batch)
-    by_mask = admin.profile(model, decoder_attention_mask=PADDED, **batch)
+    admin.attach(model, batch)
+    by_labels = admin.profile(model, batch)
+    by_mask = admin.profile(model, {**batch, "decoder_attention_mask": PADDED})
     # The mask also hides padding from attention, of positions that do not count.
     assert torch.equal(torch.stack(list(by_labels.values())), torch.stack(list(by_mask.values())))
-    counted = admin.profile(model, **{**batch, "labels": batch["labels"].clamp(min=1)})
+    counted = admin.profile(model, {**batch, "labels": batch["labels"].clamp(min=1)})
     assert not torch.equal(torch.stack(list(by_labels.values())), torch.stack(list(counted.values())))
     with pytest.raises(ValueError, match="all padding to a stack"):
-        admin.profile(model, **{**batch, "labels": torch.full_like(batch["labels"], -100)})
+        admin.profile(model, {**batch, "labels": torch.full_like(batch["labels"], -100)})
 
 
 @pytest.mark.parametrize("name", ["bert", "transformer"])
@@ -234,12 +235,12 @@ def test_a_budget_of_tokens_takes_the_first_sentences(name):
     if name == "transformer":  # as many words as sentences: a mask of words by words is not cut
         del batch["tgt_key_padding_mask"]
         batch |= {"tgt": batch["tgt"][:3], "tgt_mask": batch["tgt_mask"][:3, :3]}
-    admin.attach(model, **batch)
+    admin.attach(model, batch)
     sizes = []
     first, axis = ("input_ids", 0) if name == "bert" else ("src", 1)
     model.register_forward_pre_hook(lambda model, args, named: sizes.append(named[first].size(axis)), with_kwargs=True)
-    found = admin.profile(model, tokens=20, **batch)
-    whole = admin.profile(model, **batch)
+    found = admin.profile(model, batch, tokens=20)
+    whole = admin.profile(model, batch)
     assert sizes == [2, 3] and [float(v) for v in found.values()] != [float(v) for v in whole.values()]
     assert len(found) == (6 if name == "bert" else 10)
     real = model.forward
@@ -251,19 +252,19 @@ def test_a_budget_of_tokens_takes_the_first_sentences(name):
 
     scarce.__signature__ = inspect.signature(real)
     model.forward = scarce
-    admin.profile(model, **batch)
+    admin.profile(model, batch)
     assert sizes[2:] == [3, 1]
 
 
 def test_deep_copies_are_apart_and_nothing_of_a_forward_is_kept():
     model, batch = build("bart")
-    admin.attach(model, **batch)
+    admin.attach(model, batch)
     output(model, batch)
     copied = copy.deepcopy(model)
-    admin.profile(copied, **batch)
+    admin.profile(copied, batch)
     assert all((omega == 1).all() for omega in admin.omegas(model).values())
     assert not torch.equal(output(copied, batch), output(model, batch))
-    admin.fold(copied, **batch)
+    admin.fold(copied, batch)
     assert len(admin.omegas(model)) == 10 and hooks(model) > hooks(copied)
     owners = [hook.__self__ for module in model.modules() for hook in module._forward_pre_hooks.values()]
     sites = [owner for owner in owners if owner is not model._admin]
@@ -273,7 +274,7 @@ def test_deep_copies_are_apart_and_nothing_of_a_forward_is_kept():
 def test_state_dict_restores_omega():
     model, batch = trained("bert")
     again, _ = build("bert")
-    admin.attach(again, **batch)
+    admin.attach(again, batch)
     again.load_state_dict(model.state_dict())
     assert torch.equal(output(again, batch), output(model, batch))
 

@@ -195,9 +195,9 @@ def test_a_mask_of_sentences_is_cut_with_them():
         Layer
     )
     x, mask = torch.randn(5, 5, 8).double(), torch.ones(5, 5).double()
-    admin.attach(model.double(), x, mask)
-    cut = admin.profile(model, x, mask, tokens=10)
-    assert list(cut.values()) == list(admin.profile(model, x[:2], mask[:2]).values())
+    admin.attach(model.double(), (x, mask))
+    cut = admin.profile(model, (x, mask), tokens=10)
+    assert list(cut.values()) == list(admin.profile(model, (x[:2], mask[:2])).values())
 
 
 class PreLN(Layer):
@@ -344,33 +344,33 @@ def test_what_cannot_be_attached_profiled_or_folded():
     model, batch = build("bert")
     for call in (admin.profile, admin.fold, admin.omegas, admin.folded_state_dict):
         with pytest.raises(ValueError, match="BertForMaskedLM is not attached"):
-            call(model)
+            call(model, *([batch] if call is admin.profile else []))
     with pytest.raises(ValueError, match="omega='logn'"):
-        admin.attach(model, omega="logn", **batch)
+        admin.attach(model, batch, omega="logn")
     layer = copy.deepcopy(model)
     layer.bert.encoder.layer[1].compile()
     for compiled, name in ((torch.compile(model), "OptimizedModule"), (layer, "BertLayer")):
         with pytest.raises(ValueError, match=f"^{name} is compiled, wrapped or sharded; attach to the model before"):
-            admin.attach(compiled, **batch)
-    admin.attach(model, **batch)
+            admin.attach(compiled, batch)
+    admin.attach(model, batch)
     with pytest.raises(ValueError, match="attached already"):
-        admin.attach(model, **batch)
+        admin.attach(model, batch)
     with pytest.raises(ValueError, match="expected 'reference' or 'paper'"):
-        admin.profile(model, rule="log", **batch)
+        admin.profile(model, batch, rule="log")
     for key, value in (("weight", 1.5), ("weight", 0.0), ("bias", 1.0), ("omega_delta", 1.0)):
         trained = copy.deepcopy(model)
         trained.bert.encoder.layer[-1].output.LayerNorm.get_parameter(key).data[:] = value
         with pytest.raises(ValueError, match="is not at weight 1 and bias 0: the model has been trained"):
-            admin.profile(trained, **batch)
+            admin.profile(trained, batch)
     broken = copy.deepcopy(model)
     broken.bert.embeddings.word_embeddings.weight.data[9:].fill_(float("inf"))
     with pytest.raises(ValueError, match="a finite number was expected"):
-        admin.profile(broken, **batch)
+        admin.profile(broken, batch)
     assert all(omega.eq(1).all() for omega in admin.omegas(broken).values())
     zero = model.bert.encoder.layer[1].output.LayerNorm
     zero.omega_delta.data[7] = -1
     with pytest.raises(ValueError, match=r"omega of bert\.encoder\.layer\.1\.output\.LayerNorm is 0 at channel 7"):
-        admin.fold(model, **batch)
+        admin.fold(model, batch)
     assert len(admin.omegas(model)) == 6
 
 
@@ -566,33 +566,69 @@ class Words(nn.Module):
 def test_words_that_a_model_turns_are_cut_by_sentences():
     words = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(1))
     padding = torch.arange(5) >= torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
-    model = admin.attach(Words(), words, padding)
-    cut = admin.profile(model, words, padding, tokens=10)
-    assert cut == admin.profile(model, words[:2], padding[:2])
+    model = admin.attach(Words(), (words, padding))
+    cut = admin.profile(model, (words, padding), tokens=10)
+    assert cut == admin.profile(model, (words[:2], padding[:2]))
 
 
 def test_padding_that_is_counted_is_said(caplog):
     """As of wav2vec 2.0, whose mask is of samples: once a mask."""
     model = Stack(Layer).double()
     model.forward = lambda x, attention_mask=None: Stack.forward(model, x)
-    admin.attach(model, X, torch.ones(2, 50))
-    admin.profile(model, X, torch.ones(2, 50))
+    admin.attach(model, (X, torch.ones(2, 50)))
+    admin.profile(model, (X, torch.ones(2, 50)))
     assert "padding is counted: attention_mask has shape (2, 50), what runs through the layers (2, 5, 8)" in caplog.text
 
 
 def test_a_batch_in_one_argument_is_counted_whole_and_that_is_said(caplog):
     model = Stack(Layer).double()
     model.forward = lambda batch: Stack.forward(model, batch["x"])
-    admin.attach(model, {"x": X})
-    assert admin.profile(model, {"x": X}, tokens=5) == admin.profile(model, {"x": X})
+    admin.attach(model, ({"x": X},))
+    assert admin.profile(model, ({"x": X},), tokens=5) == admin.profile(model, ({"x": X},))
     assert "Admin: padding and all sentences are counted: none of batch is a tensor" in caplog.text
 
 
-def test_arguments_without_a_name_are_refused():
+def test_arguments_without_a_name_are_taken_by_position():
     model = Stack(Layer).double()
     model.forward = lambda *inputs: Stack.forward(model, *inputs)
-    with pytest.raises(ValueError, match=r"1 arguments .* of which forward\(\*inputs\) of Stack names 0; wrap it"):
-        admin.attach(model, X)
+    admin.attach(model, X)
+    cut = admin.profile(model, X, tokens=5)
+    assert cut == admin.profile(model, (X[:1],)) != admin.profile(model, X)
+    admin.fold(model, X)
+
+
+class Tokens(Words):
+    """Its arguments have the names of ours."""
+
+    def forward(self, tokens, rule=None, sites=None, omega=None, batch=None):
+        assert rule is sites is omega is None
+        return super().forward(tokens, batch)
+
+
+def test_a_batch_is_one_argument_and_no_name_in_it_is_ours():
+    words = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(1))
+    padding = torch.arange(5) >= torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
+    profiles = []
+    for batch in ({"tokens": words, "batch": padding}, (words, None, None, None, padding)):
+        model = admin.attach(Tokens(), batch)
+        profiles.append(admin.profile(model, batch))
+        admin.fold(model, batch)
+    assert profiles[0] == profiles[1] and len(profiles[0]) == 6
+
+
+@pytest.mark.parametrize("call", [admin.attach, admin.profile, admin.fold])
+def test_a_batch_in_several_arguments_is_refused_in_one_line(call):
+    name = call.__name__
+    for args, kwargs in (((X, X), {}), ((), {"input_ids": X}), ((X,), {"mask": X})):
+        with pytest.raises(ValueError, match=rf"^{name}: .* A batch is one argument: {name}\(model, batch\).*\.$"):
+            call(Stack(Layer), *args, **kwargs)
+
+
+def test_a_data_loader_is_no_batch():
+    """Its second tensor, the labels, would be given for a mask."""
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, X))
+    with pytest.raises(ValueError, match="a DataLoader is not a batch; give one batch"):
+        admin.attach(Stack(Layer).double(), loader)
 
 
 def test_where_a_norm_is_frozen_so_is_its_omega():

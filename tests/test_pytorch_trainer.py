@@ -33,7 +33,7 @@ class Killed(TrainerCallback):
 
 def trainer(folder, *callbacks, **options):
     model, batch = build("bert", torch.float32)
-    admin.attach(model, **batch)
+    admin.attach(model, batch)
     settings = {"max_steps": 8, "save_steps": 3, "logging_steps": 1, "learning_rate": 3e-3, "report_to": []}
     settings |= {"per_device_train_batch_size": 4, "use_cpu": True, "disable_tqdm": True, "weight_decay": 0.1}
     arguments = TrainingArguments(folder, **{**settings, **options})

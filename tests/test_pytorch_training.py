@@ -34,7 +34,7 @@ def test_autocast(name, half):
     model, batch = build(name, torch.float32)
     with torch.autocast("cpu", dtype=half):
         stock = output(model, batch)
-        admin.attach(model, **batch)
+        admin.attach(model, batch)
         assert torch.equal(output(model, batch), stock) and output(model, batch).dtype == stock.dtype
     model, batch = trained(name, torch.float32)
     model.eval()
@@ -53,9 +53,9 @@ def test_a_model_all_in_half_stays_so(half):
     model, batch = build("bert", half)
     model.eval()
     stock = output(model, batch)
-    admin.attach(model, **batch)
+    admin.attach(model, batch)
     assert torch.equal(output(model, batch), stock) and stock.dtype == half
-    assert next(iter(admin.profile(model, **batch).values())).dtype == torch.float32
+    assert next(iter(admin.profile(model, batch).values())).dtype == torch.float32
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -75,7 +75,7 @@ def test_gradient_checkpointing_has_the_same_gradients(name, reentrant):
 def test_replicas_that_run_at_once_have_their_own_shortcuts():
     """DataParallel, which Hugging Face's Trainer takes where it sees several GPUs, shares hooks between its threads."""
     model, batch = build("bert")
-    admin.attach(model, **batch)
+    admin.attach(model, batch)
     (site,) = {hook.__self__ for hook in model.bert.encoder.layer[1].output.LayerNorm._forward_pre_hooks.values()}
     site.set_omega(3)
     replicas = [(site.norm, torch.ones(2, 16)), (copy.deepcopy(site.norm).to("meta"), torch.ones(2, 16, device="meta"))]
@@ -98,7 +98,7 @@ def test_compiled_in_one_graph(name):
     for key, gradient in plain.items():
         assert torch.allclose(saved[f"_orig_mod.{key}"], gradient, rtol=1e-9, atol=1e-14), key
     assert list(admin.omegas(compiled)) == list(admin.omegas(model))
-    admin.fold(compiled, **batch)
+    admin.fold(compiled, batch)
     assert torch.allclose(output(compiled, batch), output(model, batch), atol=1e-12)
 
 
@@ -124,9 +124,9 @@ def step_under_ddp(rank):
     """Attach, profile and make one step, each rank on its own batch; ω before and after."""
     model, batch = build("bart", torch.float32)
     batch["input_ids"] = batch["input_ids"].roll(rank * 3, 1)
-    admin.attach(model, **batch)
+    admin.attach(model, batch)
     wrapped = DistributedDataParallel(model)
-    admin.profile(wrapped, **batch)
+    admin.profile(wrapped, batch)
     omega = {key: value.clone() for key, value in admin.omegas(wrapped).items()}
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.01)
     wrapped(**batch).loss.backward()
@@ -134,7 +134,7 @@ def step_under_ddp(rank):
     with pytest.raises(
         ValueError, match="^DistributedDataParallel is compiled, wrapped or sharded; attach to the model"
     ):
-        admin.attach(DistributedDataParallel(build("bart")[0]), **batch)
+        admin.attach(DistributedDataParallel(build("bart")[0]), batch)
     return omega, admin.omegas(wrapped)
 
 
@@ -142,8 +142,8 @@ def step_under_ddp(rank):
 def test_two_processes_have_the_first_ones_omega():
     (first, after_first), (second, after_second) = on_two_ranks(step_under_ddp)
     model, batch = build("bart", torch.float32)
-    admin.attach(model, **batch)
-    admin.profile(model, **batch)
+    admin.attach(model, batch)
+    admin.profile(model, batch)
     for key, omega in admin.omegas(model).items():
         assert torch.equal(first[key], omega) and torch.equal(second[key], omega)
         assert torch.equal(after_first[key], after_second[key]) and not torch.equal(after_first[key], omega)
@@ -156,13 +156,13 @@ def steps_in_shards(rank):
         states = []
         for shards in (False, True):
             model, batch = build("bert", torch.float32, **still)
-            admin.attach(model, **batch)
+            admin.attach(model, batch)
             if before:
-                admin.profile(model, **batch)
+                admin.profile(model, batch)
             for module in [*model.bert.encoder.layer, model] if shards else []:
                 fully_shard(module, mesh=mesh)
             if not before:
-                admin.profile(model, **batch)
+                admin.profile(model, batch)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
             for _ in range(2):
                 model(**batch).loss.backward()
@@ -173,9 +173,9 @@ def steps_in_shards(rank):
             )
         assert_equal(*states)
     with pytest.raises(ValueError, match="^FSDP has this model in shards; load folded_state_dict"):
-        admin.fold(model, **batch)
+        admin.fold(model, batch)
     with pytest.raises(ValueError, match="^FSDPBertForMaskedLM is compiled, wrapped or sharded; attach to the model"):
-        admin.attach(fully_shard(build("bert")[0], mesh=mesh), **batch)
+        admin.attach(fully_shard(build("bert")[0], mesh=mesh), batch)
 
 
 @pytest.mark.slow
@@ -225,8 +225,8 @@ def test_the_same_omega_as_fairseqs_layers(rule):
         "memory_key_padding_mask": src == reference.PAD,
         **padded,
     }
-    admin.attach(stacks, **batch)
-    found = [omega.item() for omega in admin.profile(stacks, rule=rule, **batch).values()]
+    admin.attach(stacks, batch)
+    found = [omega.item() for omega in admin.profile(stacks, batch, rule=rule).values()]
     expected = profiling.measure(model, src, prev, rule).tolist()
     # float32 activations of a dozen sub-layers, each off by a few roundings of 6e-8.
     assert found == pytest.approx(expected, rel=2e-6) and max(found) > 1.2 and len(found) == 15

@@ -82,8 +82,8 @@ def run(method: str, rate: float, args: argparse.Namespace, train: Tensor, valid
     model = BertForMaskedLM(config)
     batches = [masked(train[torch.randint(len(train), (BATCH,))]) for _ in range(args.updates)]
     if method == "admin":
-        admin.attach(model, **batches[0])  # before the optimizer is made
-        admin.profile(model, **batches[0])
+        admin.attach(model, batches[0])  # before the optimizer is made
+        admin.profile(model, batches[0])
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1, (update + 1) / WARM_UP))
     curve = []
@@ -98,7 +98,7 @@ def run(method: str, rate: float, args: argparse.Namespace, train: Tensor, valid
         model.eval()
         with torch.no_grad():
             before = model(**valid).logits
-            admin.fold(model, **batches[0])  # the stock model again
+            admin.fold(model, batches[0])  # the stock model again
             curve.append(f"   folded: outputs differ by {(model(**valid).logits - before).abs().max():.0e}")
     return " ".join(curve)
 

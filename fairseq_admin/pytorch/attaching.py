@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
+from .batch import call, one_batch
 from .folding import divisible, largest_difference, scale, whole
 from .omega import omega_from_depth
 from .reading import tensors
 from .sites import Site, find_sites
-from .trace import by_name, undisturbed
+from .trace import undisturbed
 
 ATTACHED = "_admin"  # the attribute of an attached model that has what is attached to it
 OMEGA = ("omega_init", "omega_delta")
@@ -55,7 +56,7 @@ def attached(model: nn.Module) -> tuple[nn.Module, Attached]:
     """The model that was attached to, maybe in a wrapper (DDP, torch.compile), and what is attached; or AdminError."""
     found = {name: module for name, module in model.named_modules() if ATTACHED in vars(module)}
     if not found:
-        raise AdminError(f"{type(model).__name__} is not attached; call attach(model, **batch) first.")
+        raise AdminError(f"{type(model).__name__} is not attached; call attach(model, batch) first.")
     root, *others = found.values()
     attachment = vars(root)[ATTACHED]
     if any(
@@ -78,15 +79,16 @@ def refuse_trained(sites: list[Site]) -> None:
                 )
 
 
+@one_batch
 def attach(
-    model: nn.Module, *args: Any, sites: Mapping[str, str] | None = None, omega: str = "profile", **batch: Any
+    model: nn.Module, batch: Any, *, sites: Mapping[str, str] | None = None, omega: str = "profile"
 ) -> nn.Module:
     """Put an ω, 1 for now, into every site of a Post-LN model, in place. Call it before the optimizer is made.
 
     ω is learned where the site's norm is.
 
     Args:
-        args, batch: what a forward of the model takes; used once, without gradients, to find the sites.
+        batch: what a forward of the model takes (see `batch`); used once, without gradients, to find the sites.
         sites: {norm: module that is given its shortcut}, by name, where all that can be found are not what is wanted.
         omega: "profile": `profile` will set ω. "log" or "constant": it is set from each stack's depth.
 
@@ -100,7 +102,7 @@ def attach(
             raise AdminError(f"{type(model).__name__} is attached already; fold it, or make it again, first.")
         if module._compiled_call_impl or any(hasattr(module, name) for name in WRAPPED):  # takes no notice of it
             raise AdminError(f"{type(module).__name__} is compiled, wrapped or sharded; attach to the model before.")
-    attachment = Attached(find_sites(model, by_name(model, args, batch), sites))
+    attachment = Attached(find_sites(model, batch, sites))
     if omega != "profile":
         refuse_trained(attachment.sites)
     for site, sublayers in [(site, len(stack)) for stack in attachment.stacks for site in stack]:
@@ -167,7 +169,7 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return {key: stock(entry) for key, entry in state.items() if not key.endswith(OMEGA)}
 
 
-def outputs(model: nn.Module, batch: dict[str, Any]) -> tuple[list[Tensor], set[torch.dtype]]:
+def outputs(model: nn.Module, batch: Any) -> tuple[list[Tensor], set[torch.dtype]]:
     """What a model computes in evaluation mode, without hidden states, which the fold scales; in which types it does.
 
     Raises:
@@ -182,7 +184,7 @@ def outputs(model: nn.Module, batch: dict[str, Any]) -> tuple[list[Tensor], set[
         model.eval()
         for module in model.modules():
             undo.callback(module.register_forward_hook(look).remove)
-        result = model(**batch)
+        result = call(model, batch)
     shown = [result[key] for key in result if not key.endswith(INSIDE)] if isinstance(result, dict) else result
     found = list(filter(torch.is_floating_point, tensors(shown)))
     if not found:
@@ -193,11 +195,12 @@ def outputs(model: nn.Module, batch: dict[str, Any]) -> tuple[list[Tensor], set[
     return found, types
 
 
-def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
+@one_batch
+def fold(model: nn.Module, batch: Any = None) -> nn.Module:
     """Make the stock model of an attached one, in place: no ω, no hook, the same function.
 
     Args:
-        args, batch: what a forward takes, if the fold is to be checked on it first, with a copy of the model.
+        batch: what a forward takes (see `batch`), if the fold is to be checked on it first, with a copy of the model.
 
     Raises:
         AdminError: an entry of ω is too near to 0, or the outputs differ. The model is as it was.
@@ -206,10 +209,9 @@ def fold(model: nn.Module, *args: Any, **batch: Any) -> nn.Module:
     if any(hasattr(parameter, "full_tensor") for parameter in root.parameters()):
         raise AdminError("FSDP has this model in shards; load folded_state_dict(model) into a stock one that is whole.")
     stock = folded_state_dict(root)
-    if args or batch:
-        named = by_name(root, args, batch)
-        before, types = outputs(root, named)
-        after, _ = outputs(detach(copy.deepcopy(root), stock), named)
+    if batch is not None:
+        before, types = outputs(root, batch)
+        after, _ = outputs(detach(copy.deepcopy(root), stock), batch)
         allowed = max(TOLERANCE.get(dtype, torch.finfo(dtype).eps ** 0.5) for dtype in types)  # autocast has several
         for old, new in zip(before, after, strict=True):
             moved = ~torch.isclose(old, new, rtol=0, atol=0, equal_nan=True)  # not what a mask has put there

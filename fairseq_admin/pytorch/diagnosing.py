@@ -13,8 +13,8 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from ..bar import bar
 from ..errors import AdminError
 from .attaching import attach, attached
+from .batch import by_name
 from .profiling import profile
-from .trace import by_name, is_norm, undisturbed
+from .trace import is_norm, undisturbed
 
 KINDS = [(None, False), (None, True), ("constant", True), ("log", True), ("reference", True)]
 """A rule, or None for the model as it is; and whether the rate warms up, for a quarter of the steps."""
@@ -38,7 +39,6 @@ LEAVES, STAYS = 0.1, 0.02
 LARGE = 0.1  # a change of a matrix by two steps, as a share of its norm
 
 Loss = Callable[[nn.Module, Any], Tensor]
-Setting = tuple[str | None, bool, float]  # rule, warm-up, rate
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,15 @@ class Trial:
     """
 
     rule: str | None
+    warms_up: bool
     rate: float
-    warm_up: int
-    steps: int
-    loss: float
-    status: str
+    steps: int = 0
+    loss: float = math.inf
+    status: str = ""
+
+    @property
+    def warm_up(self) -> int:
+        return self.steps // 4 if self.warms_up else 0
 
     def __str__(self) -> str:
         numbers = f"{self.rate:8g} {self.warm_up:8} {self.steps:6} {self.loss:9.4g}"
@@ -73,15 +77,14 @@ class Diagnosis:
         """The smallest change that leaves the plateau, in one sentence; or what to try next."""
         longest = max(trial.steps for trial in self.trials)
         best = next((trial for trial in self.trials if trial.status == "learns"), None)
-        if best is None and all(trial.status == "fails" for trial in self.trials if trial.steps == longest):
-            return f"No omega helped in {longest} steps: take Pre-LN or a lower rate, or diagnose with more steps."
-        if best is None:
-            return f"Undecided in {longest} steps: some settings begin to learn. Diagnose with more steps."
         if best is self.trials[0]:
             return "It learns as it is."
-        admin = f"omega by the rule {best.rule}, " if best.rule else ""
-        warm_up = f", {best.warm_up} steps of warm-up" if best.warm_up else ""
-        return f"It does not learn as it is, but with this it does: {admin}a rate of {best.rate:g}{warm_up}."
+        if best:
+            change = f"{f'omega by the rule {best.rule}, ' if best.rule else ''}a rate of {best.rate:g}"
+            return f"It does not learn as it is, but does with {change}, {best.warm_up} steps of warm-up."
+        if all(trial.status == "fails" for trial in self.trials if trial.steps == longest):
+            return f"No omega helped in {longest} steps: take Pre-LN or a lower rate, or diagnose with more steps."
+        return f"Undecided in {longest} steps: some settings begin to learn. Diagnose with more steps."
 
     def __str__(self) -> str:
         head = f"{'rule':9} {'rate':>8} {'warm-up':>8} {'steps':>6} {'loss':>9}"
@@ -89,30 +92,29 @@ class Diagnosis:
         return "\n".join([head, *map(str, self.trials), blind, *self.seen, self.advice])
 
 
-@dataclass
 class Trainer:
     """Trains copies of a model, each on the same batches and from the same random state."""
 
-    model: nn.Module
-    batches: Iterable[Any]
-    loss: Loss
-    optimizer: Callable[..., torch.optim.Optimizer]
-    step_done: Callable[[], object] = int
-
-    def copy(self, rule: str | None = None) -> nn.Module:
-        """A copy of the model in training mode, attached by a rule with what its forward takes of the first batch."""
-        model, calls = copy.deepcopy(self.model).train(), []
-        if rule is None:
-            return model
-        keep = model.register_forward_pre_hook(lambda *call: calls.append(by_name(*call)), with_kwargs=True)
-        with undisturbed(model):
-            self.loss(model, next(iter(self.batches)))
-        keep.remove()
+    def __init__(self, model: nn.Module, batches: Iterable[Any], loss: Loss, optimizer: Callable) -> None:
+        self.model, self.batches, self.loss, self.optimizer = model, batches, loss, optimizer
+        self.step_done: Callable[[], object] = int
+        trial, calls = self.copy(), []
+        trial.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
+        with undisturbed(trial):
+            loss(trial, next(iter(batches)))
         if not calls:
             raise AdminError("loss(model, batch) did not call the model that it was given; expected model(...) in it.")
-        attach(model, **calls[0], omega="profile" if rule == "reference" else rule)
+        _, args, kwargs = calls[0]
+        self.batch = {**by_name(model, args), **kwargs} if kwargs else args
+        """What the model's forward takes of the first batch."""
+
+    def copy(self, rule: str | None = None) -> nn.Module:
+        """A copy of the model in training mode, attached by a rule."""
+        model = copy.deepcopy(self.model).train()
+        if rule:
+            attach(model, self.batch, omega="profile" if rule == "reference" else rule)
         if rule == "reference":
-            profile(model, **calls[0], rule=rule)
+            profile(model, self.batch, rule=rule)
         return model
 
     def train(self, model: nn.Module, rate: float, warm_up: int, steps: int) -> float:
@@ -134,46 +136,32 @@ class Trainer:
                 self.step_done()
         return mean(losses[-max(1, steps // 4) :])
 
-    def blind(self, last_norms: list[str]) -> nn.Module:
-        """A copy in which the last norm of each stack reads one constant vector, at all positions of all batches."""
-        model = self.copy()
+    def blind(self) -> nn.Module:
+        """A copy in which the norm of every site reads one constant vector, at all positions of all batches."""
+        model = self.copy("constant")
         constants: dict[nn.Module, Tensor] = {}
 
-        def replace(norm: nn.Module, args: tuple) -> tuple:
+        def hide(norm: nn.Module, args: tuple) -> tuple:
             constant = constants.setdefault(norm, args[0].detach().flatten(0, -2).mean(0))
             return constant.expand_as(args[0]), *args[1:]
 
-        for name in last_norms:
-            model.get_submodule(name).register_forward_pre_hook(replace)
+        for site in attached(model)[1].sites:
+            site.norm.register_forward_pre_hook(hide)
         return model
 
 
-def settings(rates: Sequence[float]) -> list[Setting]:
-    """All that is tried, the smallest change first: at the first rate, then at lower ones, then at higher ones."""
-    others = sorted(rates[1:], key=lambda rate: (rate > rates[0], abs(math.log(rate / rates[0]))))
-    return [(rule, warms_up, rate) for rate in [rates[0], *others] for rule, warms_up in KINDS]
-
-
-def better_rates(alive: list[Setting], trials: dict[Setting, Trial], keep: int) -> list[Setting]:
-    """The first setting and, of each kind, those at its best rates."""
-    better = {s: sum(o[:2] == s[:2] and trials[o].loss < trials[s].loss for o in alive) for s in alive}
-    return [setting for setting in alive if setting is alive[0] or better[setting] < keep]
-
-
-def look(trainer: Trainer, rate: float) -> tuple[list[str], list[str], float]:
-    """The last norm of each stack; what may keep the model, or omega, from working; the seconds of a step."""
+def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
+    """What may keep the model, or omega, from working, by two steps at the full rate; the seconds of one."""
     model, seen = trainer.copy(), []
     stacks = [[site.name for site in stack] for stack in attached(trainer.copy("constant"))[1].stacks]
     if single := [stack[0] for stack in stacks if len(stack) == 1]:
         seen.append(f"Stacks of one sub-layer, where omega is 1: {', '.join(single)}.")
-    norms = [name for name, module in model.named_modules() if is_norm(module, torch.ones(1))]
-    if skipped := [name for name in norms if name not in itertools.chain(*stacks)]:
-        seen.append(f"Norms without omega, as no sum x + f(x) is read by them alone: {', '.join(skipped)}.")
+    norms = {name for name, module in model.named_modules() if is_norm(module, torch.ones(1))}
+    if skipped := norms.difference(*stacks):
+        seen.append(f"Norms without omega, as they do not read a sum x + f(x) alone: {', '.join(sorted(skipped))}.")
     before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
-    same: dict[Any, list[str]] = {}
-    for name, weight in before.items():
-        same.setdefault((weight.shape, weight.double().norm().item()), []).append(name)
-    copies = max(same.values(), key=len)
+    looks = [(weight.shape, weight.double().norm().item()) for weight in before.values()]
+    copies = [name for name, look in zip(before, looks) if look == max(looks, key=looks.count)]
     if len(copies) > 1:
         seen.append(f"Copies of one another: {', '.join(copies[:2])}, …: draw each layer, as nn.Transformer does.")
     times = [time.monotonic()]
@@ -184,7 +172,7 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], list[str], float]:
     if changes[worst] > LARGE:
         share = f"{changes[worst]:.0%}"
         seen.append(f"Two steps at {rate:g} change {worst} by {share}: its weights are small for this rate.")
-    return [stack[-1] for stack in stacks], seen, times[-1] - times[-2]
+    return seen, times[-1] - times[-2]
 
 
 def diagnose(
@@ -204,7 +192,7 @@ def diagnose(
     Raises:
         AdminError: too few steps for so many rates; what `attach` and `profile` refuse (Pre-LN, a trained model).
     """
-    if iter(batches) is batches:
+    if isinstance(batches, Iterator):
         raise AdminError("batches can be read only once; expected a list or a DataLoader, for every trial reads it.")
     keep = [math.ceil(len(rates) / length) for length in LENGTHS]
     parts = sum((len(KINDS) * count + 1) * length for count, length in zip(keep, LENGTHS)) + LENGTHS[-1]
@@ -213,25 +201,27 @@ def diagnose(
         least = math.ceil((FEWEST * parts + 2) / SHARE)
         raise AdminError(f"steps={steps} leaves {unit} steps a trial; expected steps={least} or more, or fewer rates.")
     trainer = Trainer(model, batches, loss, optimizer)
-    last_norms, seen, seconds = look(trainer, rates[0])
-    minutes = unit * parts * seconds / 60
-    print(f"diagnose: at most {unit * parts} steps of {seconds:.2g} s, {minutes:.1f} minutes", file=sys.stderr)
-    alive = settings(rates)
-    trials: dict[Setting, Trial] = {}
+    seen, seconds = look(trainer, rates[0])
+    cost = f"at most {unit * parts} steps of {seconds:.2g} s, {unit * parts * seconds / 60:.1f} minutes"
+    print(f"diagnose: {cost}", file=sys.stderr)
+    others = sorted(rates[1:], key=lambda rate: (rate > rates[0], abs(math.log(rate / rates[0]))))
+    trials = [Trial(*kind, rate) for rate in [rates[0], *others] for kind in KINDS]
+    alive = list(range(len(trials)))
     with bar("trials", unit * parts, " steps", speaker="diagnose: ") as shown:
         trainer.step_done = shown.update
-        plateau = trainer.train(trainer.blind(last_norms), max(rates), 0, unit * LENGTHS[-1])
+        plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
         leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
-        for count, length in zip([*keep[1:], 1], LENGTHS):
-            n = unit * length
-            for i, (rule, warms_up, rate) in enumerate(alive):
-                warm_up = n // 4 if warms_up else 0
-                value = trainer.train(trainer.copy(rule), rate, warm_up, n)
+        for count, length in zip(keep, LENGTHS):
+            by_loss = sorted(alive, key=lambda i: trials[i].loss)
+            best = [[i for i in by_loss if i % len(KINDS) == kind][:count] for kind in range(len(KINDS))]
+            alive = sorted({*alive[:1], *itertools.chain(*best)})  # the user's own setting always
+            for i in alive:
+                trial = replace(trials[i], steps=unit * length)
+                value = trainer.train(trainer.copy(trial.rule), trial.rate, trial.warm_up, trial.steps)
                 fails = value == math.inf or (value > stays and length == LENGTHS[-1])
-                status = "learns" if value <= leaves else "fails" if fails else f"undecided in {n} steps"
-                trials[alive[i]] = Trial(rule, rate, warm_up, n, value, status)
+                status = "learns" if value <= leaves else "fails" if fails else f"undecided in {trial.steps} steps"
+                trials[i] = replace(trial, loss=value, status=status)
                 if value <= leaves:
-                    alive = alive[:i]
+                    alive = [other for other in alive if other < i]
                     break
-            alive = better_rates(alive, trials, count)
-    return Diagnosis([trials[setting] for setting in settings(rates) if setting in trials], plateau, seen)
+    return Diagnosis([trial for trial in trials if trial.steps], plateau, seen)

@@ -1,6 +1,6 @@
 """Admin under Hugging Face's Trainer. The only file here that imports transformers.
 
-admin.attach(model, **batch)
+admin.attach(model, batch)
 Trainer(model, args, train_dataset=data, callbacks=[AdminCallback()]).train()
 """
 
@@ -44,7 +44,7 @@ class AdminCallback(TrainerCallback):
         with torch.random.fork_rng():  # training draws the same batch again
             batch = next(iter(kwargs["train_dataloader"]))
         device = next(model.parameters()).device
-        profile(model, rule=self.rule, **{key: value.to(device) for key, value in batch.items()})
+        profile(model, {key: value.to(device) for key, value in batch.items()}, rule=self.rule)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         values = torch.cat(list(omegas(kwargs["model"]).values())).float()

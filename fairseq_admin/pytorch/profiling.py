@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 
 from ..errors import AdminError
 from .attaching import Attached, attached, refuse_trained
+from .batch import arguments, by_name, one_batch
 from .omega import StackMeasure, profile_stacks
 from .sites import Site
-from .trace import by_name, undisturbed
+from .trace import undisturbed
 
 logger = logging.getLogger(__name__)
 UNBATCHED = ("mask", "src_mask", "tgt_mask", "memory_mask")  # of torch's attention: positions by positions
@@ -28,8 +30,8 @@ class Batch:
     A model may be given words (B, T) and turn them, which is known where a mask of padding (B, T) comes with them.
     """
 
-    def __init__(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.named = by_name(model, args, kwargs)
+    def __init__(self, model: nn.Module, batch: Any) -> None:
+        self.named, self.keywords = by_name(model, batch), isinstance(batch, Mapping)
         of_torch = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
         self.axis = self.given = int(not all(module.batch_first for module in of_torch))
         self.misfits: set[str] = set()  # masks of which it was said that they are of no use
@@ -49,15 +51,15 @@ class Batch:
         """How many sentences have at most so many padded tokens together; at least one."""
         return max(1, min(self.sentences, tokens // max(1, self.length)))
 
-    def first(self, sentences: int) -> dict[str, Any]:
-        """The arguments, cut to the first sentences."""
+    def first(self, sentences: int) -> Any:
+        """The batch, cut to the first sentences."""
         cut = dict(self.named)
         for name, value in self.named.items():
             axis = 0 if name.endswith("key_padding_mask") else self.given
             batched = isinstance(value, Tensor) and name not in self.unbatched
             if batched and value.shape[axis : axis + 1] == (self.sentences,):
                 cut[name] = value.narrow(axis, 0, sentences)
-        return cut
+        return cut if self.keywords else tuple(cut.values())
 
     def real(self, inputs: frozenset[str], x: Tensor) -> Tensor | None:
         """The indices of a stack's positions that are not padding, as far as is known. None: of all.
@@ -82,9 +84,8 @@ class Batch:
         return None
 
 
-def profile(
-    model: nn.Module, *args: Any, rule: str = "reference", tokens: int = 8192, **batch: Any
-) -> dict[str, Tensor]:
+@one_batch
+def profile(model: nn.Module, batch: Any, *, rule: str = "reference", tokens: int = 8192) -> dict[str, Tensor]:
     """Set every ω of an attached model from one training batch; under DDP, rank 0's on every rank, each of which calls.
 
     Padding is left out of the variances where the batch has an attention mask (or torch's key padding mask); of a
@@ -92,7 +93,7 @@ def profile(
 
     Args:
         model: attached, and not trained yet.
-        args, batch: what a forward takes.
+        batch: what a forward takes (see `batch`).
         rule: "reference", as the authors' code, or "paper" (see `omega`).
         tokens: padded tokens to use at most; the batch's first sentences that fit are used, at least one.
 
@@ -104,7 +105,7 @@ def profile(
     """
     root, attachment = attached(model)
     refuse_trained(attachment.sites)
-    samples = Batch(root, args, batch)
+    samples = Batch(root, batch)
     stacks = {f"stack of {stack[0].name}": stack for stack in attachment.stacks}
     attempt = partial(measure, root, attachment, samples, rule)
     omega, sentences, summary = profile_stacks(stacks, attempt, samples.within(tokens), from_first_rank)
@@ -139,7 +140,7 @@ def measure(root: nn.Module, attachment: Attached, samples: Batch, rule: str, se
                 undo.callback(hook.remove)
         # On copies of the buffers, which are ω and running statistics.
         buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
-        torch.func.functional_call(root, buffers, (), samples.first(sentences))
+        torch.func.functional_call(root, buffers, *arguments(samples.first(sentences)))
     ran = sum(len(measured.omega()) for measured in measures.values())
     if ran != len(attachment.sites):  # a model may leave layers out at random
         raise AdminError(

@@ -143,7 +143,7 @@ def site_of(model: nn.Module, graph: Trace, name: str, taker: str | None) -> Sit
     return Site(name, norm, offsets, *takers[-1], written, parameters, readers, x.depends)
 
 
-def find_sites(model: nn.Module, batch: dict[str, Any], chosen: Mapping[str, str] | None) -> list[list[Site]]:
+def find_sites(model: nn.Module, batch: Any, chosen: Mapping[str, str] | None) -> list[list[Site]]:
     """The sites of each stack of a model, in which one site's norm writes the next one's shortcut.
 
     Args:

@@ -9,7 +9,6 @@ as a dropout does in evaluation, is made to return a view of it. No tensor is ke
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 from collections import Counter
 from collections.abc import Iterator, MutableMapping
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..errors import AdminError
+from .batch import by_name, call
 from .reading import Value, follow, offsets, run, tensors
 
 UNSEEN = "?"
@@ -44,7 +43,7 @@ class Trace(TorchFunctionMode):
     It has how often each module was `called`, and what the last call of each norm gave.
     """
 
-    def __init__(self, model: nn.Module, batch: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, batch: Any) -> None:
         super().__init__()
         self.names = {module: name for name, module in model.named_modules()}
         self.running: list[str] = []
@@ -57,14 +56,14 @@ class Trace(TorchFunctionMode):
         held = tensors([vars(module) for module in self.names])  # buffers, and what is a plain attribute
         self.values.update({tensor: Value() for tensor in held})
         self.values.update({tensor: Value("parameter", name) for name, tensor in model.named_parameters()})
-        for name, argument in batch.items():
+        for name, argument in by_name(model, batch).items():
             self.values.update({tensor: Value(depends=frozenset([name])) for tensor in tensors(argument)})
         with undisturbed(model) as undo, self:
             model.eval()
             for module in self.names:
                 undo.callback(module.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
                 undo.callback(module.register_forward_hook(self.leave, with_kwargs=True).remove)
-            model(**batch)
+            call(model, batch)
 
     def value(self, tensor: Tensor) -> Value:
         """What a tensor is now."""
@@ -146,19 +145,3 @@ def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
             undo.callback(attributes.update, before)
             attributes.update(dict.fromkeys(before.keys() - {"training"}, False))
         yield undo
-
-
-def by_name(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a model's forward, all by name.
-
-    Raises:
-        AdminError: one by position has none.
-    """
-    parameters = inspect.signature(model.forward).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind == parameter.POSITIONAL_OR_KEYWORD]
-    if len(args) > len(names):
-        raise AdminError(
-            f"{len(args)} arguments are given by position, of which forward{inspect.signature(model.forward)} of "
-            f"{type(model).__name__} names {len(names)}; wrap it in a module whose forward names them all."
-        )
-    return {**dict(zip(names, args)), **kwargs}

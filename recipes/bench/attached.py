@@ -48,7 +48,7 @@ def row_of(args: Namespace) -> Row:
     stock = transformers.BertForMaskedLM(config)
     words = torch.randint(WORDS, (SENTENCES, LENGTH))
     batch: dict[str, Any] = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words}
-    attached = admin.attach(copy.deepcopy(stock), **batch)
+    attached = admin.attach(copy.deepcopy(stock), batch)
     plain, scaled = interleaved([step_of(stock, batch), step_of(attached, batch)], args.pairs)
     return {"layers": args.layers, "width": args.width, **timed(scaled, plain, "step", "ratio")}
 

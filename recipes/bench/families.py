@@ -152,14 +152,14 @@ def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
     batch = {key: v.to(dtype) if v.is_floating_point() else v for key, v in batch_for(model).items()}
     before = result_of(model, batch)
     try:
-        admin.attach(model, **batch)
+        admin.attach(model, batch)
     except AdminError as error:
         kind = "not Post-LN" if "no site" in str(error) else "refused"
         reason = str(error).partition(": ")[2].partition(", so omega")[0]
         return {**row, "verdict": kind, "reason": reason}
     row["sites"] = len(admin.omegas(model))
     same = all(map(torch.equal, before, result_of(model, batch)))
-    admin.profile(model, **batch)
+    admin.profile(model, batch)
     for key, parameter in model.named_parameters():
         if key.endswith("omega_delta"):
             parameter.data.uniform_(-0.3, 0.5)

@@ -1,0 +1,66 @@
+"""A batch is one argument: a tuple is positional, a mapping is keywords, anything else is the model's one argument.
+
+A model that takes one tuple or one mapping is given `(batch,)`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ..errors import AdminError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
+    """The positional and the keyword arguments of a batch.
+
+    Raises:
+        AdminError: a DataLoader, whose batches may hold labels besides.
+    """
+    if isinstance(batch, DataLoader):
+        raise AdminError("a DataLoader is not a batch; give one batch, with only what the model's forward takes.")
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return batch if isinstance(batch, tuple) else (batch,), {}
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """Run a model on a batch."""
+    args, kwargs = arguments(batch)
+    return model(*args, **kwargs)
+
+
+def by_name(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """The arguments of a batch, in order, by the names in the model's forward; those without a name by position."""
+    args, kwargs = arguments(batch)
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names += [f"argument {position}" for position in range(len(names), len(args))]
+    return {**dict(zip(names, args)), **kwargs}
+
+
+def one_batch(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function(model, batch, ...) refuse a batch that is given as several arguments, in one line."""
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            inspect.signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            name = function.__name__
+            raise AdminError(
+                f"{name}: {error}. A batch is one argument: {name}(model, batch), where a tuple is positional and a "
+                f"mapping is keywords; for {name}(model, x, mask) write {name}(model, (x, mask)), and for "
+                f"{name}(model, **batch) write {name}(model, batch)."
+            ) from None
+        return function(*args, **kwargs)
+
+    return checked
