@@ -154,7 +154,7 @@ def test_only_smaller_changes_than_one_that_learns_go_on(scripted):
     assert [run[3] // shortest for run in ran] == [1, 1, 1, 2, 2, 4, 4]
     assert [trial.status for trial in result.trials] == ["fails", "fails", "learns"]
     assert result.advice.startswith(
-        "It does not learn as it is, but does with omega by the rule constant, a rate of 1, "
+        "It did not learn as it is, but did with omega by the rule constant, a rate of 1, "
     )
     rows = [line[:9].rstrip() for line in str(result).splitlines()[:5]]
     assert rows == ["rule", "as it is", "as it is", "constant", "blind"]
@@ -164,11 +164,11 @@ def test_only_smaller_changes_than_one_that_learns_go_on(scripted):
     ("learns", "advice"),
     [
         ((None, False, 1.0), r"^It learns as it is\.$"),
-        ((None, True, 1.0), r"but does with a rate of 1, \d+ steps of warm-up\.$"),
-        (("log", True, 1.0), r"but does with omega by the rule log, a rate of 1, "),
-        ((None, False, 0.5), r"but does with a rate of 0\.5, 0 steps"),
-        (("reference", True, 0.5), r"but does with omega by the rule reference, a rate of 0\.5, "),
-        ((None, False, 3.0), r"but does with a rate of 3, "),
+        ((None, True, 1.0), r"but did with a rate of 1, \d+ steps of warm-up\.$"),
+        (("log", True, 1.0), r"but did with omega by the rule log, a rate of 1, "),
+        ((None, False, 0.5), r"but did with a rate of 0\.5, 0 steps"),
+        (("reference", True, 0.5), r"but did with omega by the rule reference, a rate of 0\.5, "),
+        ((None, False, 3.0), r"but did with a rate of 3, "),
     ],
 )
 def test_advice_is_the_smallest_change_that_learns(scripted, learns, advice):

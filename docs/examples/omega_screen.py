@@ -16,6 +16,7 @@ import copy
 import csv
 import math
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from nn_transformer import BATCH, WARM_UP, LanguageModel, frequencies_alone, los
 from torch import Tensor, nn
 
 import fairseq_admin.pytorch as admin
+from fairseq_admin.analysis import figure
 
 DOCS = Path(__file__).resolve().parents[1]
 LAYERS = 24
@@ -368,6 +370,47 @@ def table(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def draw(rows: list[dict[str, str]]) -> Any:
+    """Var[f] at three rates, omega and β²_{i,i} against the sub-layer: a column a method, a line a moment."""
+    drawn, panels = figure.panels(len(SHOWN), 8.6, rows=len(SHOWN_RATES) + 2, sharex=True, sharey="row")
+    shades = dict(zip(MOMENTS, ["#bbbbbb", "#56B4E9", "#E69F00", "#000000"]))
+
+    def plot(axes: Any, method: str, rate: float, update: int, quantity: str, **look: Any) -> None:
+        at = (method, "" if update == 0 else f"{rate:g}", str(update))
+        line = [row for row in rows if (row["method"], row["rate"] and f"{float(row['rate']):g}", row["updates"]) == at]
+        for first, style in ((0, "-"), (1, ":")):  # attention, feed-forward
+            numbers, values = zip(*[(int(row["sublayer"]), float(row[quantity])) for row in line[first::2]])
+            axes.plot(numbers, values, style, **{"color": shades[update], "linewidth": 1.2, **look})
+
+    for column, name in enumerate(SHOWN):
+        for place, rate in enumerate(SHOWN_RATES):
+            axes = panels[place * len(SHOWN) + column]
+            for update in MOMENTS:
+                plot(axes, name, rate, update, "variance")
+            axes.set_yscale("log")
+            for offset, quantity in ((0, "omega"), (1, "share")):
+                below = panels[(len(SHOWN_RATES) + offset) * len(SHOWN) + column]
+                plot(below, name, rate, 100, quantity, linewidth=0.7 + 0.5 * place)
+        for offset, (quantity, label) in enumerate((("omega", "mean ω"), ("share", "β²ᵢᵢ"))):
+            below = panels[(len(SHOWN_RATES) + offset) * len(SHOWN) + column]
+            plot(below, name, SHOWN_RATES[0], 0, quantity, linewidth=2)
+            if column == 0:
+                below.set_ylabel(label)
+        panels[4 * len(SHOWN) + column].set_yscale("log")
+        panels[column].set_title(METHODS[name].title.replace("`", ""))
+        panels[-1 - column].set_xlabel("sub-layer")
+    for place, rate in enumerate(SHOWN_RATES):
+        panels[place * len(SHOWN)].set_ylabel(f"Var[f], rate {rate:g}")
+    for update, colour in shades.items():
+        panels[0].plot([], [], color=colour, label=f"{update} updates")
+    panels[0].plot([], [], ":", color="black", label="dotted: feed-forward")
+    drawn.legend(loc="outside lower center", ncols=len(MOMENTS) + 1)
+    figure.set_title(
+        drawn, "24 layers of torch.nn, seed 1. omega and β²: after 100 updates, the thicker the larger the rate"
+    )
+    return drawn
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("command", choices=["run", "variances", "table", "plot"])
@@ -380,6 +423,10 @@ def main() -> None:
         variances(args.variances)
     elif args.command == "table":
         print(table(load(args.csv)))
+    else:
+        png = DOCS / "images/omega-variances.png"
+        with tempfile.TemporaryDirectory() as folder:
+            figure.save(draw, load(args.variances), png, Path(folder) / "drawing.svg")
 
 
 if __name__ == "__main__":

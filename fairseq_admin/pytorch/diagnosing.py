@@ -81,7 +81,7 @@ class Diagnosis:
             return "It learns as it is."
         if best:
             change = f"{f'omega by the rule {best.rule}, ' if best.rule else ''}a rate of {best.rate:g}"
-            return f"It does not learn as it is, but does with {change}, {best.warm_up} steps of warm-up."
+            return f"It did not learn as it is, but did with {change}, {best.warm_up} steps of warm-up."
         if all(trial.status == "fails" for trial in self.trials if trial.steps == longest):
             return f"No omega helped in {longest} steps: take Pre-LN or a lower rate, or diagnose with more steps."
         return f"Undecided in {longest} steps: some settings begin to learn. Diagnose with more steps."
