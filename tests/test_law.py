@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_admin.analysis.output_change import changes as output_changes
-from fairseq_admin.analysis.output_change import first_update, fit, fits, predicted, sublayers_of
+from fairseq_admin.analysis.output_change import first_update, fit, fits, perturb, predicted, sublayers_of
 from fairseq_admin.method.profiling import measure
-from fairseq_admin.pytorch.diagnosing import perturb
 
 DEPTHS = (6, 9, 12, 18, 24, 36, 48)
 SEEDS = 32

@@ -1,60 +1,234 @@
-"""`diagnose`: a new model's reaction to noise, as Post-LN and with Admin; the model stays what it was."""
+"""`diagnose`: trials on copies by successive halving, the plateau, the advice; the model stays as it was."""
 
 from __future__ import annotations
 
 import copy
+import math
+import re
 
 import pytest
 import torch
 from post_ln import build
 from torch import nn
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
 
 import fairseq_admin.pytorch as admin
+from fairseq_admin.pytorch import diagnosing
+
+WORDS, WIDTH = 8, 16
 
 
-def encoder(layers, drawn=True):
-    """An nn.TransformerEncoder, each layer with weights of its own or, as torch makes it, copies of one; a batch."""
-    torch.manual_seed(1)
-    layer = nn.TransformerEncoderLayer(32, 2, 128, batch_first=True)
-    model = nn.TransformerEncoder(layer, layers)
-    for weight in model.parameters() if drawn else ():
-        if weight.dim() > 1:
-            nn.init.xavier_uniform_(weight)
-    return model, torch.randn(4, 16, 32)
+class Model(nn.Module):
+    """Says of each word which it is, through a Post-LN encoder whose layers are drawn apart."""
+
+    def __init__(self, layers=2, norm_first=False, drawn=True):
+        super().__init__()
+        torch.manual_seed(1)
+        self.words, self.norm, self.out = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True, norm_first=norm_first)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        for weight in self.encoder.parameters() if drawn else ():
+            if weight.dim() > 1:
+                nn.init.xavier_uniform_(weight)
+
+    def forward(self, ids):
+        return self.out(self.encoder(self.norm(self.words(ids))))
 
 
-@pytest.mark.parametrize("name", ["transformer", "bert"])
-def test_the_model_is_as_it_was(name):
-    model, batch = build(name, torch.float32)
+def loss(model, ids):
+    return nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+
+def adam(parameters, lr):
+    return torch.optim.Adam(parameters, lr=lr)
+
+
+BATCHES = [torch.randint(WORDS, (4, 5), generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+
+
+def diagnose(model, rates=(1e-2,), steps=4000, **options):
+    return admin.diagnose(
+        model, BATCHES, **{"loss": loss, "optimizer": adam, "rates": rates, "steps": steps, **options}
+    )
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Trials whose loss a function of rule, warm-up, rate and steps gives; the plateau is at 10. Lists what ran."""
+    ran = []
+
+    def of(loss_of):
+        copy_by_rule, blind = diagnosing.Trainer.copy, diagnosing.Trainer.blind
+
+        def named(name, model):
+            model.named = name
+            return model
+
+        def train(trainer, model, rate, warm_up, steps):
+            if steps == 2:  # of which the cost is measured
+                trainer.step_done()
+            if steps == 2 or model.named == "blind":
+                return 10.0
+            ran.append((model.named, warm_up > 0, rate, steps))
+            return loss_of(*ran[-1])
+
+        monkeypatch.setattr(
+            diagnosing.Trainer, "copy", lambda trainer, rule=None: named(rule, copy_by_rule(trainer, rule))
+        )
+        monkeypatch.setattr(diagnosing.Trainer, "blind", lambda trainer: named("blind", blind(trainer)))
+        monkeypatch.setattr(diagnosing.Trainer, "train", train)
+        return ran
+
+    return of
+
+
+def test_the_model_is_as_it_was():
+    model = Model()
+    model.encoder.eval()
     weights, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    result = admin.diagnose(model, batch)
+    modes = [module.training for module in model.modules()]
+    data = DataLoader(torch.cat(BATCHES), batch_size=4, shuffle=True)
+    admin.diagnose(model, data, loss=loss, optimizer=adam, rates=[1e-2], steps=4000)
     assert list(model.state_dict()) == list(weights)
     assert all(torch.equal(model.state_dict()[key], weight) for key, weight in weights.items())
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-    assert torch.equal(torch.get_rng_state(), state) and all(module.training for module in model.modules())
-    omegas = admin.profile(admin.attach(model, batch), batch)
-    assert {row.norm: row.omega for s in result.stacks for row in s} == {key: w.item() for key, w in omegas.items()}
-    table = str(result).splitlines()
-    assert [line.split()[0] for line in table if line.startswith("  ")] == [r.norm for s in result.stacks for r in s]
-    assert sum(line.startswith("stack of ") for line in table) == len(result.stacks) == 1 + (name == "transformer")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes
 
 
-def test_change_grows_with_depth_for_post_ln_and_not_with_admin():
-    shallow, deep = (admin.diagnose(*encoder(layers)) for layers in (2, 24))
-    assert shallow.stacks[0][-1].post_ln < 1.5 * shallow.stacks[0][-1].admin
-    assert deep.stacks[0][-1].post_ln > 3 * deep.stacks[0][-1].admin
-    assert "may well train" in str(shallow) and "attach and profile" in str(deep)
+def test_a_shallow_model_learns_as_it_is():
+    result = diagnose(Model(), steps=20000)
+    assert result.advice == "It learns as it is." == str(result).splitlines()[-1]
+    assert result.trials[0].rule is None and result.trials[0].warm_up == 0 and result.trials[0].status == "learns"
+    # Eight words are as likely: a model that reads nothing needs ln 8.
+    assert result.plateau == pytest.approx(math.log(WORDS), abs=0.15)
 
 
-def test_layers_that_are_copies_get_no_advice():
-    assert "No advice" in str(admin.diagnose(*encoder(4, drawn=False)))
+def test_a_blind_copy_reads_nothing_and_trains():
+    trainer = diagnosing.Trainer(Model(4), BATCHES, loss, adam)
+    blind = trainer.blind().eval()
+    assert torch.equal(blind(BATCHES[0]), blind(BATCHES[1]))
+    ones = [torch.full_like(batch, 3) for batch in BATCHES]
+    trainer.batches = ones  # what occurs always is learned without reading
+    assert trainer.train(trainer.blind(), 1e-2, 0, 40) < 0.5
+
+
+def test_no_more_steps_than_a_tenth_and_no_more_than_are_said(capsys):
+    calls = []
+
+    def counted(model, ids):
+        calls.append(torch.is_grad_enabled())
+        return loss(model, ids) * 0 + 1.0  # nothing can be learned
+
+    for rates in ([1e-2], [1e-2, 1e-3, 3e-3]):
+        calls.clear()
+        result = diagnose(Model(1), rates, 5300, loss=counted)
+        assert 2 < sum(calls) <= 530
+        said = int(capsys.readouterr().err.partition("at most ")[2].partition(" steps of ")[0])
+        assert sum(calls) - 2 <= said <= 528
+        assert {trial.status for trial in result.trials if trial.steps == result.trials[0].steps} == {"fails"}
+        assert "No omega helped" in result.advice and "Pre-LN" in result.advice
+
+
+def test_halving_keeps_the_better_rates_of_each_kind_and_the_users_own(scripted):
+    ran = scripted(lambda rule, warms_up, rate, steps: 10 - (rate if rule or warms_up else -rate) / 10)
+    result = diagnose(Model(), [2.0, 1.0, 4.0], 20000)
+    shortest = min(steps for *_, steps in ran)
+    assert {steps for *_, steps in ran} == {shortest, 2 * shortest, 4 * shortest}
+    of = {length: [run[:3] for run in ran if run[3] == length * shortest] for length in (1, 2, 4)}
+    kinds = [(rule, warms_up) for rule, warms_up in diagnosing.KINDS]
+    assert of[1] == [(*kind, rate) for rate in (2.0, 1.0, 4.0) for kind in kinds]
+    # Without warm-up the lowest rate is the best, and the user's goes on besides.
+    assert set(of[2]) == {(None, False, 2.0), (None, False, 1.0)} | {(*k, r) for k in kinds[1:] for r in (2.0, 4.0)}
+    assert set(of[4]) == {(None, False, 2.0), (None, False, 1.0)} | {(*kind, 4.0) for kind in kinds[1:]}
+    assert "Undecided" in result.advice
+
+
+def test_only_smaller_changes_than_one_that_learns_go_on(scripted):
+    ran = scripted(lambda rule, warms_up, rate, steps: 5 if rule == "constant" else math.inf if warms_up else 9.9)
+    result = diagnose(Model(), [1.0, 0.5], 20000)
+    shortest = ran[0][3]
+    before = [(None, False, 1.0), (None, True, 1.0)]
+    assert [run[:3] for run in ran] == [*before, ("constant", True, 1.0), *before, *before]
+    assert [run[3] // shortest for run in ran] == [1, 1, 1, 2, 2, 4, 4]
+    assert [trial.status for trial in result.trials] == ["fails", "fails", "learns"]
+    assert result.advice.startswith(
+        "It did not learn as it is, but did with omega by the rule constant, a rate of 1, "
+    )
+    rows = [line[:9].rstrip() for line in str(result).splitlines()[:5]]
+    assert rows == ["rule", "as it is", "as it is", "constant", "blind"]
+
+
+@pytest.mark.parametrize(
+    ("learns", "advice"),
+    [
+        ((None, False, 1.0), r"^It learns as it is\.$"),
+        ((None, True, 1.0), r"but did with a rate of 1, \d+ steps of warm-up\.$"),
+        (("log", True, 1.0), r"but did with omega by the rule log, a rate of 1, "),
+        ((None, False, 0.5), r"but did with a rate of 0\.5, 0 steps"),
+        (("reference", True, 0.5), r"but did with omega by the rule reference, a rate of 0\.5, "),
+        ((None, False, 3.0), r"but did with a rate of 3, "),
+    ],
+)
+def test_advice_is_the_smallest_change_that_learns(scripted, learns, advice):
+    order = [(rule, warms_up, rate) for rate in (1.0, 0.5, 3.0) for rule, warms_up in diagnosing.KINDS]
+    scripted(lambda *run: 5 if order.index(run[:3]) >= order.index(learns) else 10)
+    result = diagnose(Model(), [1.0, 3.0, 0.5], 20000)
+    assert re.search(advice, result.advice), result.advice
+
+
+def test_seen():
+    seen = " ".join(diagnose(Model(3, drawn=False)).seen)
+    assert "Copies of one another: encoder.layers.0.self_attn.in_proj_weight, encoder.layers.1.self_attn" in seen
+    assert "Norms without omega" in seen and "alone: norm." in seen
+    model = Model(2)
+    model.encoder.layers[1].linear2.weight.data *= 0.01
+    (small,) = [line for line in diagnose(model, [1e-3]).seen if line.startswith("Two steps")]
+    assert "encoder.layers.1.linear2.weight" in small
+    assert not any("Copies" in line or "Two steps" in line for line in diagnose(Model(2), [1e-3]).seen)
+
+
+class Row(nn.Module):
+    """A stack of one sub-layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.inner, self.out = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.out(self.norm(x + self.inner(x)))
+
+
+def test_a_stack_of_one_sublayer_is_named():
+    data = [torch.randn(4, 8)]
+    squares = {"loss": lambda model, x: model(x).square().mean(), "optimizer": adam}
+    result = admin.diagnose(Row(), data, **squares, rates=[1e-3], steps=4000)
+    assert "Stacks of one sub-layer, where omega is 1: norm." in result.seen
 
 
 def test_refused():
-    layer = nn.TransformerEncoderLayer(32, 2, 64, norm_first=True, batch_first=True)
     with pytest.raises(ValueError, match="Post-LN"):
-        admin.diagnose(nn.TransformerEncoder(layer, 2), torch.randn(2, 3, 32))
-    model, x = encoder(2)
-    nn.init.constant_(model.layers[0].norm1.weight, 1.1)
+        diagnose(Model(norm_first=True))
+    with pytest.raises(ValueError, match=r"steps=1000 leaves 2 steps a trial; expected steps=3700 or more"):
+        diagnose(Model(), steps=1000)
+    with pytest.raises(ValueError, match="read only once"):
+        admin.diagnose(Model(), iter(BATCHES), loss=loss, optimizer=adam, rates=[1e-3], steps=4000)
+    model = Model()
+    with pytest.raises(ValueError, match="did not call the model"):
+        diagnose(Model(), loss=lambda _, ids: loss(model, ids))
+    nn.init.constant_(model.encoder.layers[0].norm1.weight, 1.1)
     with pytest.raises(ValueError, match="has been trained"):
-        admin.diagnose(model, x)
+        diagnose(model)
+
+
+def test_with_the_loss_and_the_batches_of_a_trainer(tmp_path):
+    model, batch = build("bert", torch.float32)
+    data = [{key: value[i] for key, value in batch.items()} for i in range(3)] * 4
+    arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[], per_device_train_batch_size=3)
+    trainer = Trainer(model, arguments, train_dataset=data)
+    result = admin.diagnose(
+        model, trainer.get_train_dataloader(), loss=trainer.compute_loss, optimizer=adam, rates=[1e-3], steps=4000
+    )
+    assert math.isfinite(result.plateau) and result.trials and result.advice

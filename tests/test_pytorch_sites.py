@@ -616,7 +616,7 @@ def test_a_batch_is_one_argument_and_no_name_in_it_is_ours():
     assert profiles[0] == profiles[1] and len(profiles[0]) == 6
 
 
-@pytest.mark.parametrize("call", [admin.attach, admin.profile, admin.fold, admin.diagnose])
+@pytest.mark.parametrize("call", [admin.attach, admin.profile, admin.fold])
 def test_a_batch_in_several_arguments_is_refused_in_one_line(call):
     name = call.__name__
     for args, kwargs in (((X, X), {}), ((), {"input_ids": X}), ((X,), {"mask": X})):

@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from ..bar import bar
 from ..errors import AdminError
 from ..method.schemes import layers_of, stacks_of
 from ..method.sublayers import Sublayer, centred, observed
-from ..pytorch.diagnosing import NOISE, perturb
 from . import figure
 from .dependency import own_share
 from .fresh import Fresh
@@ -37,6 +36,18 @@ from .subject import Subject
 DEPTHS = (1, 2, 4, 6, 9, 12, 18, 24, 36, 48, 72, 100)
 EPSILON = 1e-8
 """Adam's."""
+NOISE = 0.01
+"""The deviation of the noise, as a share of the matrix's own."""
+
+
+@torch.no_grad()
+def perturb(model: nn.Module, relative: float, generator: torch.Generator) -> None:
+    """Add noise to every matrix but embeddings, in place, of `relative` times the matrix's own deviation."""
+    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    for weight in model.parameters():
+        if weight.dim() > 1 and weight not in embeddings:
+            noise = torch.randn(weight.shape, generator=generator).to(weight)
+            weight.add_(relative * weight.std(correction=0) * noise)
 
 
 @torch.no_grad()

@@ -1,147 +1,227 @@
-"""Does my depth train? How a new model's stacks react to noise in the weights, as Post-LN and with Admin.
+"""The smallest change that lets a new model learn: a warm-up, Admin, another rate, or none. Short trials on copies.
 
-    |F(x, W) - F(x, W*)|²     F: a stack's output, normalised; mean over its entries     Liu et al. 2020, section 4.2
-
-W* is W with noise in every matrix, of 1% of the matrix's own deviation. With depth this grows as N for Post-LN and as
-log N for Admin (figure 4). What it is after each sub-layer is what a stack cut off there would have.
+Trials are compared with a *blind* copy, whose stacks end in a constant: it learns how often each target occurs and no
+more, which is the plateau. They go by successive halving: every setting for n steps; of each kind of setting the better
+half of its rates for 2n, and of these the better half for 4n. Once a trial has left the plateau, only smaller changes
+than its setting are tried further. This says what leaves the plateau, never what ends best.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from ..bar import bar
+from ..errors import AdminError
 from .attaching import attach, attached
-from .batch import call, one_batch
-from .profiling import Batch, profile
-from .trace import undisturbed
+from .batch import by_name
+from .profiling import profile
+from .trace import is_norm, undisturbed
 
-NOISE = 0.01
-"""The deviation of the noise, as a share of the matrix's own."""
-DRAWS = 3
-TOKENS = 1024  # padded, at most: the outputs of all sub-layers are kept for the comparison
+KINDS = [(None, False), (None, True), ("constant", True), ("log", True), ("reference", True)]
+"""A rule, or None for the model as it is; and whether the rate warms up, for a quarter of the steps."""
+LENGTHS = (1, 2, 4)
+SHARE = 0.1
+"""How much of the planned run all trials may take together."""
+FEWEST = 8  # steps of a trial
+LEAVES, STAYS = 0.1, 0.02
+"""A trial this far below the plateau's loss, as a share of it, has left it; one nearer than that is still on it."""
+LARGE = 0.1  # a change of a matrix by two steps, as a share of its norm
 
-LIMIT = 0.001
-"""The change up to which a stack may be expected to train: in docs/results.md Post-LN trains with 6 layers, whose
-change is 0.00067, and stays on the plateau with 18, 0.0020; Admin is at 0.00063 with 48. The changes were measured at
-one width and the trainings made at another: a hint, not a law."""
-
-COPIES = (
-    "No advice: layers start as copies of one another, as in nn.TransformerEncoder, whose change hardly grows with "
-    "depth. Draw each layer's matrices, as nn.Transformer does with xavier_uniform_, and diagnose again."
-)
+Loss = Callable[[nn.Module, Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Sublayer:
-    """One site: its norm's name, its profiled ω, and the change of the norm's output at ω = 1 and at that ω."""
+class Trial:
+    """The longest trial of a setting; its loss is the mean over the last quarter of the steps.
 
-    norm: str
-    omega: float
-    post_ln: float
-    admin: float
+    Its status is *learns*, *fails* (diverged, or on the plateau after the longest trial) or *undecided in N steps*.
+    """
+
+    rule: str | None
+    warms_up: bool
+    rate: float
+    steps: int = 0
+    loss: float = math.inf
+    status: str = ""
+
+    @property
+    def warm_up(self) -> int:
+        return self.steps // 4 if self.warms_up else 0
+
+    def __str__(self) -> str:
+        numbers = f"{self.rate:8g} {self.warm_up:8} {self.steps:6} {self.loss:9.4g}"
+        return f"{self.rule or 'as it is':9} {numbers}  {self.status}"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The sub-layers of every stack, in forward order, and whether layers are copies; `str` gives a table."""
+    """Trials, the smallest change first; the loss of the plateau; what else was seen in the model."""
 
-    stacks: list[list[Sublayer]]
-    copies: bool
+    trials: list[Trial]
+    plateau: float
+    seen: list[str]
+
+    @property
+    def advice(self) -> str:
+        """The smallest change that leaves the plateau, in one sentence; or what to try next."""
+        longest = max(trial.steps for trial in self.trials)
+        best = next((trial for trial in self.trials if trial.status == "learns"), None)
+        if best is self.trials[0]:
+            return "It learns as it is."
+        if best:
+            change = f"{f'omega by the rule {best.rule}, ' if best.rule else ''}a rate of {best.rate:g}"
+            return f"It did not learn as it is, but did with {change}, {best.warm_up} steps of warm-up."
+        if all(trial.status == "fails" for trial in self.trials if trial.steps == longest):
+            return f"No omega helped in {longest} steps: take Pre-LN or a lower rate, or diagnose with more steps."
+        return f"Undecided in {longest} steps: some settings begin to learn. Diagnose with more steps."
 
     def __str__(self) -> str:
-        rows = []
-        for stack in self.stacks:
-            rows.append((f"stack of {stack[0].norm}", "", f"{stack[-1].post_ln:.5f}", f"{stack[-1].admin:.5f}"))
-            rows += [(f"  {s.norm}", f"{s.omega:.2f}", f"{s.post_ln:.5f}", f"{s.admin:.5f}") for s in stack]
-        head = ("change of the output", "omega", "Post-LN", "Admin")
-        width = max(len(row[0]) for row in [head, *rows])
-        lines = [f"{name:{width}}  {omega:>6}  {post:>8}  {admin:>8}" for name, omega, post, admin in [head, *rows]]
-        hints = [f"{stack[0].norm}: {advice(stack[-1])}" for stack in self.stacks]
-        return "\n".join([*lines, *([COPIES] if self.copies else hints)])
+        head = f"{'rule':9} {'rate':>8} {'warm-up':>8} {'steps':>6} {'loss':>9}"
+        blind = f"{'blind':9} {self.plateau:34.4g}  the plateau"
+        return "\n".join([head, *map(str, self.trials), blind, *self.seen, self.advice])
 
 
-def advice(last: Sublayer) -> str:
-    """What to do, from the changes after a stack's last sub-layer."""
-    if last.post_ln <= LIMIT:
-        return f"Post-LN is within {LIMIT}: it may well train as it is."
-    if last.admin <= LIMIT:
-        return f"Post-LN is above {LIMIT} and may stay on a plateau, Admin is not: attach and profile before training."
-    return f"both are above {LIMIT}: Admin may not be enough; try a lower learning rate or omega='constant' as well."
+class Trainer:
+    """Trains copies of a model, each on the same batches and from the same random state."""
+
+    def __init__(self, model: nn.Module, batches: Iterable[Any], loss: Loss, optimizer: Callable) -> None:
+        self.model, self.batches, self.loss, self.optimizer = model, batches, loss, optimizer
+        self.step_done: Callable[[], object] = int
+        trial, calls = self.copy(), []
+        trial.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
+        with undisturbed(trial):
+            loss(trial, next(iter(batches)))
+        if not calls:
+            raise AdminError("loss(model, batch) did not call the model that it was given; expected model(...) in it.")
+        _, args, kwargs = calls[0]
+        self.batch = {**by_name(model, args), **kwargs} if kwargs else args
+        """What the model's forward takes of the first batch."""
+
+    def copy(self, rule: str | None = None) -> nn.Module:
+        """A copy of the model in training mode, attached by a rule."""
+        model = copy.deepcopy(self.model).train()
+        if rule:
+            attach(model, self.batch, omega="profile" if rule == "reference" else rule)
+        if rule == "reference":
+            profile(model, self.batch, rule=rule)
+        return model
+
+    def train(self, model: nn.Module, rate: float, warm_up: int, steps: int) -> float:
+        """Train a copy. Returns the mean loss of the last quarter of the steps; infinity if it is not finite."""
+        losses: list[float] = []
+        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+        with torch.random.fork_rng(list(devices)), torch.enable_grad():
+            optimizer = self.optimizer(model.parameters(), rate)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / max(1, warm_up)))
+            for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.batches)), steps):
+                optimizer.zero_grad()
+                value = self.loss(model, batch)
+                losses.append(value.item())
+                if not math.isfinite(losses[-1]):
+                    return math.inf
+                value.backward()
+                optimizer.step()
+                schedule.step()
+                self.step_done()
+        return mean(losses[-max(1, steps // 4) :])
+
+    def blind(self) -> nn.Module:
+        """A copy in which the norm of every site reads one constant vector, at all positions of all batches."""
+        model = self.copy("constant")
+        constants: dict[nn.Module, Tensor] = {}
+
+        def hide(norm: nn.Module, args: tuple) -> tuple:
+            constant = constants.setdefault(norm, args[0].detach().flatten(0, -2).mean(0))
+            return constant.expand_as(args[0]), *args[1:]
+
+        for site in attached(model)[1].sites:
+            site.norm.register_forward_pre_hook(hide)
+        return model
 
 
-@torch.no_grad()
-def perturb(model: nn.Module, relative: float, generator: torch.Generator) -> None:
-    """Add noise to every matrix but embeddings, in place, of `relative` times the matrix's own deviation."""
-    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    for weight in model.parameters():
-        if weight.dim() > 1 and weight not in embeddings:
-            noise = torch.randn(weight.shape, generator=generator).to(weight)
-            weight.add_(relative * weight.std(correction=0) * noise)
+def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
+    """What may keep the model, or omega, from working, by two steps at the full rate; the seconds of one."""
+    model, seen = trainer.copy(), []
+    stacks = [[site.name for site in stack] for stack in attached(trainer.copy("constant"))[1].stacks]
+    if single := [stack[0] for stack in stacks if len(stack) == 1]:
+        seen.append(f"Stacks of one sub-layer, where omega is 1: {', '.join(single)}.")
+    norms = {name for name, module in model.named_modules() if is_norm(module, torch.ones(1))}
+    if skipped := norms.difference(*stacks):
+        seen.append(f"Norms without omega, as they do not read a sum x + f(x) alone: {', '.join(sorted(skipped))}.")
+    before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
+    looks = [(weight.shape, weight.double().norm().item()) for weight in before.values()]
+    copies = [name for name, look in zip(before, looks) if look == max(looks, key=looks.count)]
+    if len(copies) > 1:
+        seen.append(f"Copies of one another: {', '.join(copies[:2])}, …: draw each layer, as nn.Transformer does.")
+    times = [time.monotonic()]
+    trainer.step_done = lambda: times.append(time.monotonic())
+    trainer.train(model, rate, 0, 2)
+    changes = {name: ((model.get_parameter(name) - w).norm() / w.norm()).item() for name, w in before.items()}
+    worst = max(changes, key=changes.__getitem__)
+    if changes[worst] > LARGE:
+        share = f"{changes[worst]:.0%}"
+        seen.append(f"Two steps at {rate:g} change {worst} by {share}: its weights are small for this rate.")
+    return seen, times[-1] - times[-2]
 
 
-def outputs(model: nn.Module, samples: Batch) -> dict[str, Tensor]:
-    """What the norm of every site of an attached model gives in evaluation mode, normalised. {norm: shape (R, C)}."""
-    root, attachment = attached(model)
-    states: dict[str, Tensor] = {}
-
-    def keep(name: str, inputs: frozenset[str]) -> Callable[..., None]:
-        def hook(norm: nn.Module, args: tuple, output: Tensor) -> None:
-            real = samples.real(inputs, output)
-            rows = output.flatten(0, -2).float()
-            states[name] = functional.layer_norm(rows if real is None else rows[real], rows.shape[-1:])
-
-        return hook
-
-    with undisturbed(root) as undo:
-        root.eval()
-        for stack in attachment.stacks:
-            for site in stack:
-                undo.callback(site.norm.register_forward_hook(keep(site.name, stack[0].inputs)).remove)
-        call(root, samples.first(samples.within(TOKENS)))
-    return states
-
-
-def changes(model: nn.Module, samples: Batch) -> dict[str, float]:
-    """|F(x, W) - F(x, W*)|² after every site of an attached model, the mean of a few seeded draws."""
-    before = outputs(model, samples)
-    totals = dict.fromkeys(before, 0.0)
-    for seed in range(DRAWS):
-        moved = copy.deepcopy(model)
-        perturb(moved, NOISE, torch.Generator().manual_seed(seed))
-        for name, state in outputs(moved, samples).items():
-            totals[name] += (state - before[name]).square().mean().item() / DRAWS
-    return totals
-
-
-@one_batch
-def diagnose(model: nn.Module, batch: Any) -> Diagnosis:
-    """Measure, on copies, how a new model reacts to noise as Post-LN and with Admin, and what ω would be.
-
-    The model stays as it is, not attached. A decoder's change includes its encoder's. Under DDP every rank has to call.
+def diagnose(
+    model: nn.Module, batches: Iterable[Any], *, loss: Loss, optimizer: Callable[..., torch.optim.Optimizer],
+    rates: Sequence[float], steps: int,
+) -> Diagnosis:  # fmt: skip
+    """Try, on copies, which smallest change lets a new model leave the plateau. The model stays as it is.
 
     Args:
         model: not attached, and not trained yet.
-        batch: what a forward takes (see `batch`).
+        batches: of the training: a list or a DataLoader, which every trial reads from its beginning.
+        loss: the loss of a batch, by calling the model that it is given: loss(model, batch).
+        optimizer: optimizer(parameters, lr).
+        rates: learning rates to try, yours first.
+        steps: of the run that you plan; the trials take a tenth of them at most, all together.
 
     Raises:
-        AdminError: what `attach` and `profile` refuse: Pre-LN, a trained model.
+        AdminError: too few steps for so many rates; what `attach` and `profile` refuse (Pre-LN, a trained model).
     """
-    attempt = attach(copy.deepcopy(model), batch)
-    omegas, samples = profile(attempt, batch), Batch(attempt, batch)
-    admin = changes(attempt, samples)
-    attachment = attached(attempt)[1]
-    for site in attachment.sites:
-        site.set_omega(1)
-    post_ln = changes(attempt, samples)
-    names = [[site.name for site in stack] for stack in attachment.stacks]
-    rows = [[Sublayer(n, omegas[n].item(), post_ln[n], admin[n]) for n in stack] for stack in names]
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1 and weight.any()]
-    distinct = {(weight.shape, weight.double().norm().item()) for weight in matrices}
-    return Diagnosis(rows, len(distinct) < len(matrices))
+    if isinstance(batches, Iterator):
+        raise AdminError("batches can be read only once; expected a list or a DataLoader, for every trial reads it.")
+    keep = [math.ceil(len(rates) / length) for length in LENGTHS]
+    parts = sum((len(KINDS) * count + 1) * length for count, length in zip(keep, LENGTHS)) + LENGTHS[-1]
+    unit = int(steps * SHARE - 2) // parts
+    if unit < FEWEST:
+        least = math.ceil((FEWEST * parts + 2) / SHARE)
+        raise AdminError(f"steps={steps} leaves {unit} steps a trial; expected steps={least} or more, or fewer rates.")
+    trainer = Trainer(model, batches, loss, optimizer)
+    seen, seconds = look(trainer, rates[0])
+    cost = f"at most {unit * parts} steps of {seconds:.2g} s, {unit * parts * seconds / 60:.1f} minutes"
+    print(f"diagnose: {cost}", file=sys.stderr)
+    others = sorted(rates[1:], key=lambda rate: (rate > rates[0], abs(math.log(rate / rates[0]))))
+    trials = [Trial(*kind, rate) for rate in [rates[0], *others] for kind in KINDS]
+    alive = list(range(len(trials)))
+    with bar("trials", unit * parts, " steps", speaker="diagnose: ") as shown:
+        trainer.step_done = shown.update
+        plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
+        leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
+        for count, length in zip(keep, LENGTHS):
+            by_loss = sorted(alive, key=lambda i: trials[i].loss)
+            best = [[i for i in by_loss if i % len(KINDS) == kind][:count] for kind in range(len(KINDS))]
+            alive = sorted({*alive[:1], *itertools.chain(*best)})  # the user's own setting always
+            for i in alive:
+                trial = replace(trials[i], steps=unit * length)
+                value = trainer.train(trainer.copy(trial.rule), trial.rate, trial.warm_up, trial.steps)
+                fails = value == math.inf or (value > stays and length == LENGTHS[-1])
+                status = "learns" if value <= leaves else "fails" if fails else f"undecided in {trial.steps} steps"
+                trials[i] = replace(trial, loss=value, status=status)
+                if value <= leaves:
+                    alive = [other for other in alive if other < i]
+                    break
+    return Diagnosis([trial for trial in trials if trial.steps], plateau, seen)
