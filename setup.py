@@ -30,7 +30,7 @@ DEV += ["types-requests", "types-tqdm", "uv"]
 # What fairseq-fixed, which comes as source, is built with.
 BUILD = ["cython", "numpy", "setuptools>=64", "wheel"]
 # urllib3 2.2 is the first with HTTPResponse.read1.
-DOWNLOAD = ["filelock", "requests", "urllib3>=2.2"]
+DOWNLOAD = ["filelock>=4.2", "requests", "urllib3>=2.2"]
 ANALYSIS = ["matplotlib"]
 REPORT = [*ANALYSIS, "jinja2"]
 RECIPES = [
@@ -42,7 +42,6 @@ RECIPES = [
     "pydantic>=2",
     "pyyaml",
     "scipy",
-    "submitit>=1.5.4",
     "tabulate",
     "tensorboardX",
     "tokenizers>=0.23",  # the first that says how far it is

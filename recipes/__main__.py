@@ -18,6 +18,7 @@ from functools import partial
 
 from recipes import recipe as recipes
 from recipes.chain import Chain
+from recipes.jobs import in_cluster_job
 from recipes.language_model import LanguageModel
 from recipes.processes import supervise
 from recipes.recipe import Recipe
@@ -50,17 +51,21 @@ Task = tuple[bool, Callable[[], list[str]], Callable[[], None]]
 
 
 def of_a_grid(recipe: Recipe) -> Task:
-    from recipes.grid import front  # with scipy and submitit
+    from recipes import slurm
+    from recipes.grid import front  # with scipy
 
     grid = front.of(recipe)
-    return grid.on_cpu, partial(front.plan, grid), partial(front.work, grid)
+    work = partial(front.work, grid)
+    if recipe.settings.WHERE == "slurm" and not in_cluster_job():
+        work = partial(slurm.submit_grid, recipe, grid.folder, grid.on_cpu)
+    return grid.on_cpu, partial(front.plan, grid), work
 
 
 def of_a_model(recipe: Recipe, goal: str) -> Task:
+    from recipes import slurm
+
     pipeline = LanguageModel(recipe) if recipe.file.kind == "LanguageModel" else Translation(recipe)
-    machine, submits = pipeline.machine, recipe.settings.WHERE == "slurm" and recipe.settings.NODE is None
-    if submits:
-        from recipes import slurm  # with submitit
+    machine, submits = pipeline.machine, recipe.settings.WHERE == "slurm" and not in_cluster_job()
     if machine.node and goal != "train":
         raise ValueError(f"NODE={machine.node} of several only trains; run the target that ends in -train there.")
 
@@ -79,7 +84,7 @@ def of_a_model(recipe: Recipe, goal: str) -> Task:
 
     def plan() -> list[str]:
         parts = slurm.parts(pipeline, "all" if goal == "preflight" else goal) if submits else ()
-        jobs = [f"job  {job.name}: {needs}" for _, job, needs in parts]
+        jobs = [f"job  {job.name}: {needs}" for _, job, needs, _ in parts]
         return [*jobs, *Chain(pipeline.steps()).table(pipeline.goals[goal])]
 
     return machine.cpu, plan, work

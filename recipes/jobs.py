@@ -1,30 +1,38 @@
-"""Jobs: commands that run for long, side by side on this machine, or on a cluster's (slurm.py).
+"""Jobs: commands that run for long, several at a time on this machine, or on a cluster (slurm.py).
 
     for job, status in run([Job("a", ["python", "-m", "recipes.grid.run", ...], folder)], 2, devices=["0", "1"]): ...
 
-What a job says is added to the file that `Job.log` names. Those here are in the process group of the front, and end
-with it.
+A job's output is added to the file `Job.log`. Those here are in the process group of the front, and end with it.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
+SCRIPT = "RECIPES_SLURM_SCRIPT"
+"""The variable that names its script inside a cluster's job."""
+
+
+def in_cluster_job() -> bool:
+    return SCRIPT in os.environ
+
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job needs of a cluster. GPUs and GB of memory are each node's; it has one process on each node."""
+    """What a job needs of a cluster. GPUs, cores and GB of memory are each node's; it has one process on each node."""
 
     gpus: int = 0
     nodes: int = 1
     hours: float = 24
     memory: float | None = None
+    cpus: int = 1
+    """cores, for the workers that make text; a GPU comes with its own"""
 
     def __str__(self) -> str:
         return f"nodes x GPUs: {self.nodes} x {self.gpus}, hours: {self.hours:g}"
@@ -40,25 +48,15 @@ class Job:
     def log(self) -> Path:
         return self.folder / "job.log"
 
-    def last_word(self) -> str:
-        """The last line that it said."""
+    def last_line(self) -> str:
+        """The last line of its output."""
         if not self.log.exists():  # as of a job that a cluster ended before it began
-            return "it said nothing."
+            return "no output."
         return "".join(self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:])
 
 
-def start(job: Job, env: Mapping[str, str], group: int | None = None) -> subprocess.Popen:
-    """Start a job's command, with variables that where it runs adds; 0: in a process group of its own."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    with job.log.open("ab") as log:
-        return subprocess.Popen(
-            job.command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            process_group=group,
-        )  # fmt: skip
-
-
 def run(jobs: Sequence[Job], parallel: int, devices: Sequence[str]) -> Iterator[tuple[Job, int]]:
-    """Run jobs on this machine, so many at a time; each that is over, with its exit status.
+    """Run jobs on this machine, `parallel` at a time; yields each that has ended, with its exit status.
 
     Args:
         devices: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them; a job gets one of them.
@@ -69,11 +67,20 @@ def run(jobs: Sequence[Job], parallel: int, devices: Sequence[str]) -> Iterator[
 
     def one(job: Job) -> int:
         place = places.get()
+        job.folder.mkdir(parents=True, exist_ok=True)
         try:
-            return start(job, place).wait()
+            with job.log.open("ab") as log:
+                return subprocess.run(
+                    job.command, env={**os.environ, **place}, stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=subprocess.STDOUT,
+                ).returncode  # fmt: skip
         finally:
             places.put(place)
 
     with ThreadPoolExecutor(parallel) as pool:
         started = {pool.submit(one, job): job for job in jobs}
-        yield from ((started[future], future.result()) for future in as_completed(started))
+        try:
+            yield from ((started[future], future.result()) for future in as_completed(started))
+        except BaseException:  # interrupted: those that run are asked to stop too, and no other begins
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

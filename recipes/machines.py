@@ -9,6 +9,7 @@ import os
 import socket
 from dataclasses import dataclass
 
+from recipes.jobs import in_cluster_job
 from recipes.settings import Training
 from recipes.steps import gpus
 
@@ -87,7 +88,7 @@ def plan(settings: Training) -> Machines:
     """
     cpu, s = on_cpu(settings), settings
     # Where a cluster's jobs are submitted from there are other GPUs than where they run.
-    there = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and s.NODE is None) else gpus.visible()
+    there = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and not in_cluster_job()) else gpus.visible()
     devices = 1 if cpu else s.GPUS or max(1, len(there))
     if s.NODES > 1 and devices < len(there):
         raise ValueError(

@@ -11,12 +11,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 
 from recipes.steps.progress import progress
 
-LOOK = 0.1
-"""Seconds between looks whether the work is done, and the make above is still there."""
-WATCH = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
+POLL_SECONDS = 0.1
+"""Time between checks whether the work is done, and whether the make above is still there."""
+PATIENCE = 300
+"""Seconds that work has to end by itself after it was asked to."""
+STOP = (signal.SIGTERM, signal.SIGUSR2)
+"""The signals that ask a process to stop; a training then writes a checkpoint (steps/early_stop.py)."""
+INTERRUPTED = 128 + signal.SIGINT
+WATCH = (
+    "import os, signal, sys; [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGUSR2)];"
+    "sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
+)
 """A watcher's program: it reads to the end of what the process that started it holds open, and then ends its group."""
 
 
@@ -34,40 +43,69 @@ def process_group() -> Iterator[subprocess.Popen]:
         watcher.communicate()
 
 
-def _interruptible() -> None:
-    """From here on SIGTERM and the end of the terminal interrupt as Ctrl-C does; not where they are ignored, as nohup
-    has it."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+def supervise(work: Callable[[], object]) -> int:
+    """Do some work in a process group of its own, which ends with this process and with the make above it.
+
+    Ctrl-C, SIGTERM, SIGUSR2 and the end of the terminal (not under nohup) ask the work to stop, and wait for it.
+    A second Ctrl-C kills it.
+
+    Returns:
+        Its exit status, or INTERRUPTED.
+    """
+    parent, status = os.getppid(), None
+    for number in (*STOP, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-
-
-def supervise(work: Callable[[], object]) -> int:
-    """Do some work in a process group of its own, which ends with this process and with the make above it; its exit
-    status, 130 where it was interrupted."""
-    parent, child, status = os.getppid(), None, None
-    _interruptible()
     with suppress(KeyboardInterrupt), process_group() as group:
         child = multiprocessing.get_context("fork").Process(target=_within, args=(group, work))
         child.start()
-        while status is None and (os.getppid() == parent or "MAKELEVEL" not in os.environ):  # a shell may leave
-            child.join(LOOK)
-            status = child.exitcode
-    if status is None:
-        if child and child.pid:
-            child.join()
+        with suppress(KeyboardInterrupt):
+            while status is None and (os.getppid() == parent or "MAKELEVEL" not in os.environ):  # a shell may leave
+                child.join(POLL_SECONDS)
+                status = child.exitcode
+        if status is None:
+            status = _stop(child, group.pid)
+    if status in (None, INTERRUPTED):
         line = "\n" * sys.stderr.isatty()  # after a bar, and the ^C that was typed
         print(f"{line}Interrupted. The same command goes on from here.", file=sys.stderr)
-        status = 130
+        return INTERRUPTED
     return status
+
+
+def _stop(child: multiprocessing.process.BaseProcess, group: int) -> int:
+    """Ask all processes of the group to stop; the child's exit status is 0 if its work is complete nevertheless."""
+    for number in (*STOP, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.killpg(group, signal.SIGUSR2)
+    child.join(2)
+    if child.exitcode is None:
+        print("Stopping: a training writes a checkpoint first. Ctrl-C again stops it now.", file=sys.stderr)
+        child.join(PATIENCE)
+    return INTERRUPTED if child.exitcode != 0 else 0
 
 
 def _within(group: subprocess.Popen, work: Callable[[], object]) -> None:
     """Do some work in that group; what ends it must be open in its parent alone."""
     os.setpgid(0, group.pid)
+    os.register_at_fork(after_in_child=lambda: [signal.signal(number, signal.SIG_DFL) for number in STOP])
     group.stdin.close()  # type: ignore[union-attr]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     work()
+
+
+@contextmanager
+def passing_on(process: subprocess.Popen) -> Iterator[None]:
+    """In the block, what asks this process to stop asks the other one, and is not an error here."""
+
+    def pass_on(*_: Any) -> None:
+        process.send_signal(signal.SIGUSR2)
+
+    earlier = [(number, signal.signal(number, pass_on)) for number in STOP]
+    try:
+        yield
+    finally:
+        for number, handler in earlier:
+            signal.signal(number, handler)
 
 
 def plugin(*words: object) -> str:
@@ -95,10 +133,11 @@ def stream(command: list[str], log: Path, mode: str = "ab", accepted: tuple[int,
 
     Raises:
         Failed: it ended with a status that is not accepted.
+        KeyboardInterrupt: it was asked to stop.
     """
     said = "nothing said"
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    with process, log.open(mode, buffering=0) as out:
+    with process, passing_on(process), log.open(mode, buffering=0) as out:
 
         def lines() -> Iterator[str]:
             for line in process.stdout or ():
@@ -111,6 +150,8 @@ def stream(command: list[str], log: Path, mode: str = "ab", accepted: tuple[int,
         except BaseException:  # nobody reads what is shown, or the disk is full: without its log it is not to go on
             process.kill()
             raise
+    if process.returncode in (INTERRUPTED, *(-number for number in STOP)):
+        raise KeyboardInterrupt
     if process.returncode not in accepted:
         raise Failed(f"{command[2]} ended with status {process.returncode}: {said} Its whole output: {log}.")
     return process.returncode

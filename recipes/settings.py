@@ -118,6 +118,8 @@ class Settings(Machine):
     """on this machine, or as jobs of a Slurm cluster"""
     SLURM: Folder = "slurm.yaml"
     """what the cluster wants to be told: partition, account"""
+    WATCH: bool = False
+    """wait for the cluster's jobs, and say how they stand"""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Settings:

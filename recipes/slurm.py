@@ -1,56 +1,67 @@
-"""Jobs on a Slurm cluster, by submitit: in arrays, over several nodes, and again where Slurm ends them early.
+"""Jobs on a Slurm cluster: scripts for sbatch, each of which begins once the job before it has succeeded (afterok).
 
-The ids of the jobs are kept, so a second call waits for those that are still there and does not submit them twice. A
-job that is preempted, that runs out of time or whose node fails is put back in the queue, by Slurm or by submitit; its
-command then starts again, and goes on from what it has saved. A job is over when Slurm's queue has it no longer.
+A recipe is three jobs: its text, its training, and the rest. A grid is a job that makes the text and submits the runs
+that are next as an array, with itself after them; so nothing waits for a cluster but the cluster.
+
+A job that is preempted, that runs out of time or whose node fails is put back in the queue, by Slurm or by its script:
+its command starts again, and goes on from what it has saved. A script is in the queue at most once, by its path.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import submitit
 import yaml
-from filelock import FileLock
 from pydantic import BaseModel, PositiveFloat, PositiveInt
-from submitit.core.job_environment import JobEnvironment
-from submitit.core.utils import FailedJobError
-from submitit.helpers import Checkpointable, DelayedSubmission, TorchDistributedEnvironment
 
 from recipes.chain import Chain
-from recipes.jobs import Job, Needs, start
+from recipes.jobs import SCRIPT, Job, Needs
+from recipes.processes import INTERRUPTED
+from recipes.recipe import Recipe
 from recipes.steps.common import write_lines
+from recipes.steps.guard import alone
 from recipes.training import Pipeline
 from recipes.validation import validated
 
 log = logging.getLogger(__name__)
-LOOK = 60
-"""Seconds between looks at the queue, at most. squeue is asked once for all jobs."""
-EARLY, GRACE = (signal.SIGTERM, signal.SIGUSR2), 300
-"""The signals that reach every process of a job that Slurm is about to end, and the seconds until then, at most."""
-LATE = 3
-"""Seconds from the first process that such a signal reaches to the last, at most."""
-SEEN = 15
-"""Seconds until a network's file system shows what another machine has written, at most."""
-TIMES = 1000
-"""A job that runs out of time goes on so many times."""
+POLL_SECONDS = 60
+"""Time between looks at the queue, at most."""
+WARNING_SECONDS = 300
+"""Time that a job has to save its work before its time is over, at most."""
+MAX_REQUEUES = 1000
+"""How often a job goes on that its time, or another job, has ended early."""
+LOADERS = 2
+"""Processes that load batches for each GPU (--num-workers of fairseq)."""
+BODY = """
+export {marker}={script} SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+export MASTER="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20000 + SLURM_JOB_ID % 20000))"
+commands=({commands})
+logs=({logs})
+exec >> "${{logs[${{SLURM_ARRAY_TASK_ID:-0}}]}}" 2>&1
+status=0
+eval "srun --kill-on-bad-exit=1 ${{commands[${{SLURM_ARRAY_TASK_ID:-0}}]}}" || status=$?
+# Asked to stop, its work saved; a job that scancel ended is no longer running.
+if [ $status = {interrupted} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ] \\
+    && [ "$(squeue --noheader --job "$SLURM_JOB_ID" --format %T)" = RUNNING ]; then
+  trap "" TERM    # Slurm ends this job's processes as soon as it is asked, and scontrol is one of them
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $status
+"""
 
 
 class Slurm(BaseModel, extra="forbid", use_attribute_docstrings=True):
-    """A user's slurm.yaml: what this cluster wants to be told. Names and meanings are those of sbatch's options."""
+    """A user's slurm.yaml: what this cluster needs. Names and meanings are those of sbatch's options."""
 
     partition: str | None = None
     account: str | None = None
@@ -61,7 +72,7 @@ class Slurm(BaseModel, extra="forbid", use_attribute_docstrings=True):
     memory: PositiveFloat | None = None
     """GB of each node, in place of the recipe's"""
     cpus: PositiveInt | None = None
-    """cores for each GPU, or for a job without one"""
+    """cores for each GPU, or for a job without one, in place of the recipe's"""
     setup: list[str] = []
     """lines of shell before a job, as in: module load cuda"""
     options: dict[str, bool | str | int] = {}
@@ -80,172 +91,184 @@ def read_settings(path: Path) -> Slurm:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
 
 
-class Attempt(Checkpointable):
-    """What a cluster runs: a job's command, once on each of its nodes. After an early end it is the same again."""
-
-    def __call__(self, job: Job) -> int:
-        """The command's exit status, as a shell has it: 128 and the signal's number, if a signal ended it. None counts,
-        but 0, once Slurm has said that it ends the job."""
-        JobEnvironment().paths.result_pickle.unlink(missing_ok=True)  # of an attempt that Slurm ended
-        told: list[int] = []
-        signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-        process = start(job, rendezvous(), group=0)
-        try:
-            status = process.wait()
-            status = status if status >= 0 else 128 - status
-            if status:
-                time.sleep(LATE)
-            if status - 128 in EARLY or status and told:
-                time.sleep(GRACE)
-        finally:
-            if process.returncode is None:  # submitit has put the job back in the queue, and ends this process
-                with suppress(ProcessLookupError):  # the signal ended the command too
-                    os.killpg(process.pid, signal.SIGKILL)
-        return status
-
-    def checkpoint(self, *args: Any, **kwargs: Any) -> DelayedSubmission:
-        """Called before submitit starts scontrol to put the job back. Slurm then ends the job's processes at once, and
-        must not end scontrol before it has its answer: what is ignored here, its children ignore."""
-        for number in EARLY:
-            signal.signal(number, signal.SIG_IGN)
-        return super().checkpoint(*args, **kwargs)
-
-
-def rendezvous() -> dict[str, str]:
-    """A recipe's NODE and MASTER: which of a job's nodes this is, and where the first one is reached."""
-    place = TorchDistributedEnvironment()
-    return {"NODE": str(place.rank), "MASTER": f"{place.master_addr}:{place.master_port}"}
-
-
-def parameters(needs: Needs, parallel: int, slurm: Slurm) -> dict[str, Any]:
-    """What submitit is told of jobs."""
-    cpus = slurm.cpus and slurm.cpus * max(1, needs.gpus)
+def sbatch_options(needs: Needs, slurm: Slurm) -> dict[str, object]:
+    """sbatch's options for a job."""
+    minutes = round(60 * (slurm.hours or needs.hours))
+    memory = slurm.memory or needs.memory
     options = {
-        **{f"slurm_{name}": getattr(slurm, name) for name in ("partition", "account", "qos", "constraint", "setup")},
-        "name": "recipes",
+        **{name: getattr(slurm, name) for name in ("partition", "account", "qos", "constraint")},
         "nodes": needs.nodes,
-        "tasks_per_node": 1,
-        "timeout_min": round(60 * (slurm.hours or needs.hours)),
-        "mem_gb": slurm.memory or needs.memory,
-        "cpus_per_task": cpus,
-        "slurm_gpus_per_node": needs.gpus,
-        "slurm_array_parallelism": parallel,
-        "slurm_additional_parameters": {"requeue": True, **slurm.options},
-        # srun no longer takes these over from sbatch.
-        "slurm_srun_args": ["--cpus-per-task", str(cpus)] if cpus else None,
+        "ntasks-per-node": 1,
+        "cpus-per-task": slurm.cpus * max(1, needs.gpus) if slurm.cpus else max(needs.cpus, needs.gpus * (1 + LOADERS)),
+        "gpus-per-node": needs.gpus,
+        "mem": memory and f"{round(memory * 1024)}M",
+        "time": minutes,
+        "signal": f"USR2@{min(WARNING_SECONDS, 15 * minutes)}",
+        "requeue": True,
+        "open-mode": "append",
+        **slurm.options,
     }
     return {name: value for name, value in options.items() if value}
 
 
-def queued(*options: str) -> dict[str, str]:
-    """The user's jobs in Slurm's queue by id, and in which state each is.
+def write_script(path: Path, jobs: Sequence[Job], parallel: int, needs: Needs, slurm: Slurm) -> None:
+    """A script for sbatch: one job, or an array of jobs, `parallel` of them at a time."""
+    options = {"job-name": path.stem, "output": path.with_suffix(".out"), "chdir": Path.cwd()}
+    options |= {"array": f"0-{len(jobs) - 1}%{parallel}"} if parallel else {}
+    lines = [
+        "#SBATCH --" + (name if value is True else f"{name}={shlex.quote(str(value))}")
+        for name, value in {**options, **sbatch_options(needs, slurm)}.items()
+    ]
+    for job in jobs:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    body = BODY.format(
+        marker=SCRIPT, script=shlex.quote(str(path)), interrupted=INTERRUPTED, requeues=MAX_REQUEUES,
+        commands=" ".join(shlex.quote(shlex.join(job.command)) for job in jobs),
+        logs=" ".join(shlex.quote(str(job.log.absolute())) for job in jobs),
+    )  # fmt: skip
+    write_lines(path, ["#!/bin/bash", *lines, *slurm.setup, *body.splitlines()])
+
+
+def output_of(*command: str | Path) -> str:
+    """What one of Slurm's commands prints.
 
     Raises:
-        subprocess.CalledProcessError: Slurm does not answer.
+        ValueError: it failed.
     """
-    command = ["squeue", "--me", "--array", "--noheader", "--format=%i %T", *options]
-    listed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return dict(line.split() for line in listed.splitlines())
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"{command[0]}: {' '.join(done.stderr.split())}. Check slurm.yaml, and that Slurm answers.")
+    return done.stdout
 
 
-def submitted(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> dict[str, submitit.Job]:
-    """The cluster's jobs by name: those from before that are still there, and the others submitted now, as an array."""
-    ids = folder / "jobs.json"
-    with FileLock(folder / ".jobs.lock"):
-        known = json.loads(ids.read_text(encoding="utf-8")) if ids.exists() else {}
-        queue = queued()
-        there: dict[str, submitit.Job] = {
-            job.name: submitit.SlurmJob(folder, known[job.name], range(needs.nodes))
-            for job in jobs
-            if known.get(job.name) in queue
-        }
-        if there:
-            log.info("Waiting for the jobs of before: %d.", len(there))
-        wanted = [job for job in jobs if job.name not in there]
-        executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=TIMES)
-        executor.update_parameters(**parameters(needs, parallel, slurm))
-        there |= zip([job.name for job in wanted], executor.map_array(Attempt(), wanted) if wanted else [])
-        write_lines(ids, [json.dumps({**known, **{name: job.job_id for name, job in there.items()}}, indent=1)])
-    return there
+def queued() -> dict[Path, list[tuple[str, str]]]:
+    """The user's jobs in Slurm's queue: id and state of each, by the path of its script."""
+    scripts: dict[Path, list[tuple[str, str]]] = {}
+    for line in output_of("squeue", "--me", "--array", "--noheader", "--format=%F %T %o").splitlines():
+        number, state, script = line.split(maxsplit=2)
+        scripts.setdefault(Path(script), []).append((number, state))
+    return scripts
 
 
-def outcome(name: str, job: submitit.Job) -> int:
-    """How a job that is over came out: its highest exit status; 1, and the reason in the log, where it has none."""
-    results = [job.task(rank).paths.result_pickle for rank in range(job.num_tasks)]
-    end = time.monotonic() + SEEN
-    while not (complete := all(path.exists() for path in results)) and time.monotonic() < end:
-        time.sleep(1)
-    with suppress(FailedJobError):
-        if complete:
-            return max(job.results())
-    state = "gone"
-    with suppress(subprocess.CalledProcessError):
-        state = queued("--states=all").get(job.job_id, state)  # for some minutes
-    log.info("%s (job %s): %s. Its output: %s", name, job.job_id, state, job.paths.stderr)
-    return 1
+def submit(path: Path, after: str = "") -> str:
+    """Submit a script, to begin once the job `after` has succeeded; the id of its job."""
+    options = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
+    return output_of("sbatch", "--parsable", *options, path).strip().partition(";")[0]
 
 
-def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> Iterator[tuple[Job, int]]:
-    """As recipes.jobs.run, but the end of this process leaves the jobs there; the states are said as they change. A job
-    that the cluster ended has the status 1.
-
-    Args:
-        slurm: the user's settings of the cluster.
-        folder: where a cluster's files are kept, and which jobs it has; every node sees it.
-    """
-    if not shutil.which("sbatch"):
-        raise ValueError("WHERE=slurm needs sbatch, which is not here. Run this where jobs are submitted from.")
-    folder = folder.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        there = submitted(jobs, needs, parallel, slurm, folder)
-    except (subprocess.CalledProcessError, FailedJobError) as error:
-        raise ValueError(f"Slurm did not take the jobs: {' '.join(str(error).split())}. Look at slurm.yaml.") from None
-    numbers = " ".join(sorted({job.job_id.partition("_")[0] for job in there.values()}))
-    log.info("Jobs on Slurm: %d. Ctrl-C leaves them there; scancel %s ends them.", len(there), numbers)
-    by_name, waiting, said, began = {job.name: job for job in jobs}, dict(there), "", time.monotonic()
-    queue = {job.job_id: "SUBMITTED" for job in there.values()}
-    while waiting:
-        with suppress(subprocess.CalledProcessError):  # it has said why, and is asked again
-            queue = queued()
-        for name in [name for name, job in waiting.items() if job.job_id not in queue]:
-            yield by_name[name], outcome(name, waiting.pop(name))
-        states = Counter(queue[job.job_id] for job in waiting.values())
-        counts = [f"{count} {state.lower()}" for state, count in sorted(states.items())]
-        now = ", ".join([f"{len(there) - len(waiting)} of {len(there)} over", *counts])
-        if now != said:
-            log.info("%s  %s", time.strftime("%H:%M:%S"), now)
-        said = now
-        if waiting:
-            time.sleep(min(LOOK, 1 + (time.monotonic() - began) / 20))
-
-
-def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job, Needs]]:
-    """The goals of a recipe that are jobs, one after another: the same command again, for its text, its training, and
-    what is made of it. The variable NODE tells it that it is on the cluster."""
+def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job, Needs, Path]]:
+    """The goals of a recipe that are jobs, one after another, and their scripts: the same command again, for its text,
+    its training, and the rest."""
     recipe, machine = pipeline.recipe, pipeline.machine
     needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
     needed_by = {"prepare": needs}
     if goal != "prepare":
-        needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus)
+        needed_by["train"] = replace(needs, nodes=machine.nodes, gpus=gpus, cpus=1)
     if goal not in needed_by:
         needed_by[goal] = replace(needs, gpus=min(1, gpus))
-    words = [f"{name}={value}" for name, value in recipe.given.items()]
     for part, needed in needed_by.items():
         target = recipe.target if part == "all" else f"{recipe.target}-{part}"
-        yield part, Job(target, [sys.executable, "-m", "recipes", target, *words], recipe.run), needed
+        folder = recipe.text if part == "prepare" else recipe.run  # other runs may wait for the same text
+        yield part, Job(target, command(recipe, target), folder), needed, folder.absolute() / f"slurm/{target}.sh"
+
+
+def command(recipe: Recipe, target: str) -> list[str]:
+    return [sys.executable, "-m", "recipes", target, *(f"{name}={value}" for name, value in recipe.given.items())]
+
+
+def check_environment(needs: Iterable[Needs]) -> None:
+    """Refuse to submit what would fail later.
+
+    Raises:
+        ValueError: jobs cannot be submitted from here, or this environment cannot run them.
+    """
+    if not shutil.which("sbatch"):
+        raise ValueError("WHERE=slurm needs sbatch, which is not here. Run this where jobs are submitted from.")
+    import torch  # takes seconds
+
+    if any(need.gpus for need in needs) and not torch.version.cuda:
+        raise ValueError(
+            f"{sys.prefix} has torch {torch.__version__}, a build without CUDA, and the jobs need GPUs. Take another "
+            "build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers."
+        )
+
+
+def submit_all(jobs: Sequence[tuple[Job, Needs, Path]], slurm: Slurm) -> None:
+    """Submit each to begin after the one before it, unless it is in the queue already; and say how to look."""
+    after, ids = "", []
+    with alone(jobs[0][2].parent / ".guard"):
+        queue = queued()
+        for job, needs, path in jobs:
+            if path in queue:
+                after, state = queue[path][0]
+                print(f"job {after}: {job.name}, in the queue already, {state.lower()}", flush=True)
+            else:
+                write_script(path, [job], 0, needs, slurm)
+                before, after = after, submit(path, after)
+                print(f"job {after}: {job.name}, {needs}{f', after {before}' if before else ''}; output: {job.log}")
+            ids.append(after)
+    print(f"This shell may end. squeue --me shows the jobs, scancel {' '.join(ids)} ends them, WATCH=1 waits for them.")
+
+
+def watch(folders: Sequence[Path], jobs: Sequence[Job]) -> None:
+    """Wait until none of the scripts of some folders is in the queue; say how many jobs are in which state."""
+    log.info("Ctrl-C leaves the jobs there.")
+    shown, began = "", time.monotonic()
+    while rows := [row for path, rows in queued().items() if path.parent in folders for row in rows]:
+        counts = Counter(state for _, state in rows)
+        text = ", ".join(f"{count} {state.lower()}" for state, count in sorted(counts.items()))
+        if text != shown:
+            log.info("%s  %s", time.strftime("%H:%M:%S"), text)
+        shown = text
+        time.sleep(min(POLL_SECONDS, 1 + (time.monotonic() - began) / 20))
+    for job in jobs:
+        print(f"{job.name}: {job.last_line()}")
 
 
 def make(pipeline: Pipeline, goal: str) -> None:
-    """Those parts of a recipe that are not done.
+    """Submit those parts of a recipe that are not done.
 
     Raises:
-        ValueError: one failed.
+        ValueError: Slurm does not take them; or, of jobs that were waited for, one failed.
     """
-    recipe = pipeline.recipe
-    cluster = read_settings(Path(recipe.settings.SLURM))
-    for part, job, needs in parts(pipeline, goal):
-        if Chain(pipeline.steps()).plan(pipeline.goals[part]):
-            print(f"# {job.name}: {needs}; what it says is in {job.log}", flush=True)
-            if any(status for _, status in run([job], needs, 1, cluster, recipe.run / "slurm")):
-                raise ValueError(f"{job.name}: {job.last_word()} All it said: {job.log}.")
+    settings, chain = pipeline.settings, Chain(pipeline.steps())
+    jobs = [(job, needs, path) for part, job, needs, path in parts(pipeline, goal) if chain.plan(pipeline.goals[part])]
+    if not jobs:
+        return
+    check_environment([needs for _, needs, _ in jobs])
+    submit_all(jobs, read_settings(Path(settings.SLURM)))
+    if not settings.WATCH:
+        raise SystemExit
+    watch([path.parent for *_, path in jobs], [job for job, *_ in jobs])
+    if Chain(pipeline.steps()).plan(pipeline.goals[goal]):
+        raise ValueError(f"Not complete. All output: {', '.join(str(job.log) for job, *_ in jobs)}.")
+
+
+def submit_grid(recipe: Recipe, folder: Path, on_cpu: bool) -> None:
+    """Submit a grid: the job that makes its text and submits its runs (`run`)."""
+    needs = recipe.file.needs
+    check_environment([replace(needs, gpus=0 if on_cpu else 1)])
+    job, path = Job(recipe.target, command(recipe, recipe.target), folder), folder.absolute() / "slurm/grid.sh"
+    submit_all([(job, replace(needs, gpus=0), path)], read_settings(Path(recipe.settings.SLURM)))
+    if recipe.settings.WATCH:
+        watch([path.parent], [job])
+
+
+def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> Iterator[tuple[Job, int]]:
+    """Inside a grid's job: submit runs as an array, `parallel` at a time, with this job again after them, and end it.
+
+    Args:
+        slurm: the user's settings of the cluster.
+        folder: for the scripts and what Slurm writes; every node sees it.
+
+    Raises:
+        SystemExit: the jobs are submitted.
+    """
+    path = folder.absolute() / "runs.sh"
+    if path in queued():
+        raise ValueError(f"{path} is in the queue already. Wait for its end, or scancel it.")
+    write_script(path, jobs, parallel, needs, slurm)
+    number = submit(path)
+    again = submit(Path(os.environ[SCRIPT]), number)
+    print(f"job {number}: {len(jobs)} runs, {needs}; then job {again}, which goes on with the grid", flush=True)
+    raise SystemExit

@@ -18,11 +18,12 @@ from typing import Any
 from fairseq_admin.method.schemes import SCHEMES
 from recipes import machines
 from recipes.chain import Chain, Step
+from recipes.jobs import in_cluster_job
 from recipes.processes import Failed, plugin, stream
 from recipes.recipe import Recipe
 from recipes.steps import checkpoints, results, settings, summary
 from recipes.steps.common import replacing, write_lines
-from recipes.steps.guard import at_work
+from recipes.steps.guard import at_work, await_files
 from recipes.steps.table import digest
 
 log = logging.getLogger(__name__)
@@ -75,9 +76,12 @@ class Pipeline(ABC):
         """What a goal needs. Another text is refused where a model was trained on the one that is there."""
         chain, record, recipe = Chain(self.steps()), self.text.record(), self.recipe
         warnings.simplefilter("ignore")  # of fairseq and its libraries about one another: nothing the user can fix
-        with at_work(recipe.text, wait=True):
-            chain.adopt(recipe.text, recipe.raw, record, recipe.base)
-            chain.make(self.goals["prepare"], recipe.base)
+        if self.machine.node and in_cluster_job():
+            await_files(self.goals["prepare"])  # the job before made it
+        else:
+            with at_work(recipe.text, wait=True):
+                chain.adopt(recipe.text, recipe.raw, record, recipe.base)
+                chain.make(self.goals["prepare"], recipe.base)
         if goal != "prepare":
             with at_work(self.folder, self.machine.node):
                 self.hold(chain, record)
@@ -187,7 +191,8 @@ class Pipeline(ABC):
         node = f"-node{self.machine.node}" if self.machine.node else ""
         shown = {self.unit: self.length, "less": self.machine.less or 0}
         stream(self.command(), self.folder / f"train{node}.log", **shown)
-        self.trained.touch()
+        if not self.machine.node:
+            self.trained.touch()
 
     # -- what is made of it ------------------------------------------------------------------------------------------
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -64,6 +67,58 @@ def work():
 sys.exit(supervise(lambda: run(work)))
 """
 BUSY = "touch omega.json.part; mkdir bin.part; (trap '' INT TERM; echo $BASHPID; exec sleep 600) | cat"
+
+
+def test_a_file_system_without_locks_has_markers(tmp_path, monkeypatch):
+    """A stand-in for Lustre without flock, and for NFS without its lock daemon: one process at a time all the same."""
+    for number in (errno.ENOSYS, errno.ENOLCK):
+
+        def flock(*_, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        path = tmp_path / "run/.guard"
+        marker = tmp_path / "run/.marker.guard"
+        with guard.alone(path):
+            said = (
+                rf"run: process {os.getpid()} on \S+ since .* \(if it is gone, remove {marker}: there are no file locks"
+            )
+            with pytest.raises(ValueError, match=said), guard.alone(path, wait=False):
+                pass
+        with guard.alone(path, wait=False):
+            assert marker.exists()
+        assert not marker.exists()
+
+
+def test_a_file_that_another_node_wrote_is_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint1.pt"
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: (time.sleep(0.3), path.touch()))
+        guard.await_files([path])
+    monkeypatch.setattr(guard, "PATIENCE", 0)
+    with pytest.raises(ValueError, match="2.pt: another node has it, and this one did not see it in 0 s; .* RUNS="):
+        guard.await_files([path, tmp_path / "checkpoint2.pt"])
+
+
+# A recipe whose command saves when it is asked to stop, as a training does.
+SAVING = """
+import subprocess, sys
+from pathlib import Path
+from recipes.processes import stream, supervise
+from recipes.steps.common import run
+folder = Path(sys.argv[1])
+script = f"trap 'sleep 1; touch {folder}/saved; exit 130' USR2; echo in; while true; do sleep 0.1; done"
+sys.exit(supervise(lambda: run(lambda: stream(["bash", "-c", script, "-"], folder / "log"))))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_a_training_saves_before_its_recipe_ends(tmp_path, number):
+    recipe = python(SAVING, tmp_path)
+    assert recipe.stdout.readline() == "in\n"
+    recipe.send_signal(number)
+    assert recipe.communicate(timeout=60)[1].splitlines()[-1] == "Interrupted. The same command goes on from here."
+    assert recipe.returncode == 130 and (tmp_path / "saved").exists()
 
 
 def gone(process: int) -> bool:

@@ -1,26 +1,20 @@
-"""Jobs: side by side on this machine, and on a cluster. tests/slurm/up.sh starts a small one."""
+"""Jobs: several at a time on this machine, and on a cluster. tests/slurm/up.sh starts a small one."""
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, front
+from conftest import ROOT, front, make_environment
 
 from recipes import slurm
-from recipes.jobs import Job, Needs, run
-from recipes.steps.common import read_lines
+from recipes.jobs import SCRIPT, Job, Needs, run
+from recipes.processes import INTERRUPTED
 from recipes.steps.results import read as read_results
 
 
@@ -40,23 +34,6 @@ def wait_for(happened, seconds: float = 180) -> None:
         time.sleep(0.1)
 
 
-@contextmanager
-def meanwhile(function, jobs):
-    """Call a function while the block runs; where it fails, the jobs that are waited for are ended."""
-
-    def call():
-        try:
-            function()
-        except BaseException:
-            subprocess.run(["scancel", *json.loads(jobs.read_text()).values()], check=True)
-            raise
-
-    with ThreadPoolExecutor(1) as pool:
-        called = pool.submit(call)
-        yield
-    called.result()
-
-
 def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
     """Four jobs, two at a time: no device has two at once."""
     program = (
@@ -68,7 +45,7 @@ def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
     over = list(run([job(tmp_path, name, program) for name in "abcd"], 2, ["5", "7"]))
     assert statuses(over) == {"a": 0, "b": 0, "c": 3, "d": 0}
     assert time.monotonic() - begin > 0.6, "two at a time"
-    said = {one.name: one.last_word() for one, _ in over}
+    said = {one.name: one.last_line() for one, _ in over}
     assert {said[name] for name in "ab"} == {"on 5 a", "on 7 b"} and said["d"] in ("on 5 d", "on 7 d")
 
 
@@ -91,26 +68,22 @@ def test_a_wrong_slurm_yaml_is_one_line(tmp_path, text, message):
     assert "\n" not in str(error.value)
 
 
-def test_what_a_cluster_is_told(tmp_path):
-    """A recipe's needs and the user's settings, of which the user's count; without a file, the needs alone."""
+def test_sbatch_options_of_a_job(tmp_path):
+    """A recipe's needs, with the user's settings before them; cores for every rank and its two loaders."""
     path, needs = tmp_path / "slurm.yaml", Needs(gpus=8, nodes=2, hours=48, memory=200)
-    plain = slurm.parameters(needs, 4, slurm.read_settings(path))
+    plain = slurm.sbatch_options(needs, slurm.read_settings(path))
     assert plain == {
-        **{"name": "recipes", "nodes": 2, "tasks_per_node": 1, "slurm_gpus_per_node": 8},
-        **{"timeout_min": 2880, "mem_gb": 200, "slurm_array_parallelism": 4},
-        "slurm_additional_parameters": {"requeue": True},
+        **{"nodes": 2, "ntasks-per-node": 1, "gpus-per-node": 8, "cpus-per-task": 24, "mem": "204800M", "time": 2880},
+        **{"signal": "USR2@300", "requeue": True, "open-mode": "append"},
     }
+    assert slurm.sbatch_options(Needs(cpus=16, hours=0.1), slurm.Slurm())["cpus-per-task"] == 16
+    assert slurm.sbatch_options(Needs(hours=0.1), slurm.Slurm())["signal"] == "USR2@90", "not as soon as it begins"
     path.write_text(
         "partition: gpu\nhours: 24\ncpus: 10\nsetup: [module load cuda]\noptions: {exclude: n7, exclusive: true}\n"
     )
-    assert slurm.parameters(needs, 4, slurm.read_settings(path)) == {
-        **plain,
-        **{"slurm_partition": "gpu", "timeout_min": 1440, "cpus_per_task": 80, "slurm_setup": ["module load cuda"]},
-        **{
-            "slurm_additional_parameters": {"requeue": True, "exclude": "n7", "exclusive": True},
-            "slurm_srun_args": ["--cpus-per-task", "80"],
-        },
-    }
+    assert slurm.sbatch_options(needs, slurm.read_settings(path)) == {
+        **plain, "partition": "gpu", "time": 1440, "cpus-per-task": 80, "exclude": "n7", "exclusive": True,
+    }  # fmt: skip
 
 
 def test_the_plan_of_a_training_over_two_nodes(tmp_path):
@@ -125,171 +98,161 @@ def test_the_plan_of_a_training_over_two_nodes(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+# -- submitting, with stand-ins for Slurm's commands ------------------------------------------------------------------
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """Slurm's commands, which write their arguments to a file; squeue prints the file `queue`, sbatch ids from 1."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    (folder / "queue").touch()
+    count = f"$(wc -l < {folder}/sbatch.log)"
+    programs = {"squeue": f"cat {folder}/queue", "sbatch": f"echo {count}", "scontrol": "echo n1", "srun": '"${@:2}"'}
+    for name, program in programs.items():
+        (folder / name).write_text(f'#!/bin/bash\necho "$@" >> {folder}/{name}.log\n{program}\n')
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return folder
+
+
+def calls(commands: Path, name: str) -> list[str]:
+    log = commands / f"{name}.log"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("status", "requeues", "state", "goes_on"),
+    [
+        (INTERRUPTED, 0, "RUNNING", True),
+        (INTERRUPTED, 999, "RUNNING", True),
+        (INTERRUPTED, 1000, "RUNNING", False),
+        (INTERRUPTED, 0, "COMPLETING", False),  # as after scancel
+        (1, 0, "RUNNING", False),
+        (0, 0, "RUNNING", False),
+    ],
+)
+def test_a_job_that_is_asked_to_stop_goes_on_a_thousand_times(
+    tmp_path, commands, monkeypatch, status, requeues, state, goes_on
+):
+    one = job(tmp_path / "it's", "one", f"import sys; print(os.environ['MASTER']); sys.exit({status})")
+    path = tmp_path / "one.sh"
+    slurm.write_script(path, [one], 0, Needs(), slurm.Slurm())
+    (commands / "queue").write_text(state)
+    for name, value in {"JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "CPUS_PER_TASK": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(requeues))
+    assert subprocess.run(["bash", path]).returncode == status
+    assert one.log.read_text().splitlines()[0] == "n1:20007"
+    assert ("requeue 7" in calls(commands, "scontrol")) == goes_on
+
+
+def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_submitted_again(
+    tmp_path, commands, capsys
+):
+    jobs = [(job(tmp_path, name, ""), Needs(), tmp_path / f"{name}.sh") for name in ("text", "training")]
+    slurm.submit_all(jobs, slurm.Slurm())
+    first = f"--parsable {tmp_path}/text.sh"
+    after = f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {tmp_path}/training.sh"
+    assert calls(commands, "sbatch") == [first, after]
+    shown = capsys.readouterr().out
+    assert "job 2: training" in shown and "after 1" in shown and "scancel 1 2 ends them" in shown
+    (commands / "queue").write_text(f"1 RUNNING {tmp_path}/text.sh\n")
+    slurm.submit_all(jobs, slurm.Slurm())
+    assert calls(commands, "sbatch") == [first, after, after], "the training is over, the text is not"
+    assert "job 1: text, in the queue already, running" in capsys.readouterr().out
+
+
+def test_runs_of_a_grid_are_an_array_and_the_grids_job_comes_again_after_them(tmp_path, commands, monkeypatch):
+    monkeypatch.setenv(SCRIPT, f"{tmp_path}/grid.sh")
+    with pytest.raises(SystemExit) as end:
+        slurm.run([job(tmp_path, name, "") for name in "abcd"], Needs(), 2, slurm.Slurm(), tmp_path)
+    assert not end.value.code
+    runs = tmp_path / "runs.sh"
+    assert calls(commands, "sbatch") == [
+        *(f"--parsable {runs}", f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {tmp_path}/grid.sh")
+    ]
+    assert "#SBATCH --array=0-3%2" in runs.read_text()
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    assert subprocess.run(["bash", runs], env={**os.environ, "SLURM_JOB_ID": "9"}).returncode == 0
+    assert [name for name in "abcd" if (tmp_path / name / "job.log").exists()] == ["c"]
+    (commands / "queue").write_text(f"1 RUNNING {runs}\n")
+    with pytest.raises(ValueError, match="is in the queue already"):
+        slurm.run([], Needs(), 2, slurm.Slurm(), tmp_path)
+
+
+def test_jobs_with_gpus_are_refused_without_a_torch_for_them(tmp_path, commands):
+    """Before hours of text. This environment's torch is for CPUs."""
+    done = front("wmt14-ende-18l", "WHERE=slurm", "GPUS=8", f"RUNS={tmp_path}/runs")
+    assert done.returncode == 2 and not calls(commands, "sbatch")
+    assert "a build without CUDA, and the jobs need GPUs. Take another build: make setup TORCH=cuda" in done.stderr
+
+
+def test_a_job_that_never_began_has_a_last_line(tmp_path):
+    assert job(tmp_path, "one", "").last_line() == "no output."
+
+
 # -- a cluster -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    """The settings of jobs for the small cluster; the jobs that a test leaves there are ended."""
+    """Settings for the small cluster; the jobs that a test leaves there are ended."""
     if not shutil.which("sbatch"):
         pytest.skip("needs Slurm: sbatch is not installed (tests/slurm/up.sh)")
     if subprocess.run(["sinfo"], capture_output=True).returncode:
         pytest.skip("needs Slurm: sinfo finds no cluster (tests/slurm/up.sh DIR up starts one)")
-    yield slurm.Slurm(hours=0.2)
-    if (tmp_path / "jobs.json").exists():
-        subprocess.run(["scancel", *json.loads((tmp_path / "jobs.json").read_text()).values()], check=True)
+    path = tmp_path / "slurm.yaml"
+    path.write_text("memory: 1.5\nhours: 0.2\ncpus: 1\n")
+    yield ["WHERE=slurm", f"SLURM={path}", f"RUNS={tmp_path}/runs"]
+    left = [number for script, rows in slurm.queued().items() if tmp_path in script.parents for number, _ in rows]
+    subprocess.run(["scancel", *left]) if left else None
 
 
-NEEDS = Needs(memory=0.5)
-
-
-@pytest.mark.slurm
-def test_an_array_of_jobs_that_a_second_call_finds_again(tmp_path, cluster, caplog):
-    """Four jobs, at most two at a time, interrupted: they go on, and a second call waits for those same ones."""
-    caplog.set_level("INFO")
-    go = tmp_path / "go"
-    program = (
-        "import pathlib, sys, time; print('in', os.environ['SLURM_ARRAY_JOB_ID'], WHO, flush=True)\n"
-        f"while not pathlib.Path('{go}').exists(): time.sleep(0.1)\n"
-        "sys.exit(3 if WHO == 'c' else 0)"
-    )
-    jobs = [job(tmp_path, name, program) for name in "abcd"]
-    first = (
-        "import logging, pickle, sys; from pathlib import Path; from recipes import slurm;"
-        "logging.basicConfig(level='INFO', format='%(message)s');"
-        "list(slurm.run(*pickle.load(sys.stdin.buffer), Path(sys.argv[1])))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", first, tmp_path], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    process.stdin.write(pickle.dumps((jobs, NEEDS, 2, cluster)))
-    process.stdin.close()
-    said = process.stderr.readline().decode()
-    wait_for(lambda: sum(one.log.exists() for one in jobs) == 2)
-    process.send_signal(signal.SIGINT)
-    process.wait()
-    (number,) = {known.partition("_")[0] for known in json.loads((tmp_path / "jobs.json").read_text()).values()}
-    assert f"Jobs on Slurm: 4. Ctrl-C leaves them there; scancel {number} ends them." in said
-    assert sum(one.log.exists() for one in jobs) == 2, "two at a time"
-
-    def let_them_go():
-        wait_for(lambda: "running" in caplog.text)
-        go.touch()
-
-    with meanwhile(let_them_go, tmp_path / "jobs.json"):
-        found = statuses(slurm.run(jobs, NEEDS, 2, cluster, tmp_path))
-    assert found == {"a": 0, "b": 0, "c": 3, "d": 0}
-    assert "Waiting for the jobs of before: 4." in caplog.text and "4 of 4 over" in caplog.text
-    assert {one.log.read_text() for one in jobs} == {f"in {number} {name}\n" for name in "abcd"}
-
-
-def preempt(number):
-    """As Slurm does with a time of grace, or before the time is over."""
-    for name in ("TERM", "USR2"):
-        subprocess.run(["scancel", "--signal", name, number], check=True)
-        time.sleep(2)
-
-
-def put_back(number):
-    """As Slurm does where a job of more priority has its nodes, and an administrator."""
-    subprocess.run(["scontrol", "requeue", number], check=True)
-
-
-def suspend(number):
-    subprocess.run(["scontrol", "suspend", number], check=True)
-    time.sleep(8)
-    subprocess.run(["scontrol", "resume", number], check=True)
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize(
-    ("early", "attempts"), [pytest.param(end, 2, id=end.__name__) for end in (preempt, put_back)] + [(suspend, 1)]
-)
-def test_a_job_that_slurm_stops_goes_on(tmp_path, cluster, early, attempts):
-    """Though the command, as a recipe does, ends by itself when it is signalled, with a status of its own."""
-    program = (
-        "import pathlib, time; from recipes.processes import supervise;"
-        "file = pathlib.Path('attempts'); count = len(file.read_text()) + 1 if file.exists() else 1;"
-        "print('attempt', count, flush=True); file.write_text('+' * count);"
-        f"sys.exit(supervise(lambda: time.sleep(600 if count < {attempts} else 20)))"
-    ).replace("'attempts'", f"'{tmp_path}/attempts'")
-    one, known, began = job(tmp_path, "one", f"import sys; {program}"), tmp_path / "jobs.json", tmp_path / "attempts"
-
-    def stop():
-        wait_for(lambda: known.exists() and began.exists() and began.read_text() == "+")
-        time.sleep(1)
-        early(json.loads(known.read_text())["one"])
-
-    with meanwhile(stop, known):
-        assert statuses(slurm.run([one], NEEDS, 1, cluster, tmp_path)) == {"one": 0}
-    said = one.log.read_text().splitlines()
-    assert [line for line in said if "attempt" in line] == [f"attempt {number + 1}" for number in range(attempts)]
-    assert len(json.loads(known.read_text())) == 1
-
-
-def in_a_job(folder, program):
-    """What a program prints that runs where Slurm has started it."""
-    names = {"SUBMITIT_FOLDER": folder, "SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
-    return subprocess.check_output(
-        [sys.executable, "-c", f"import os, signal, subprocess, sys; from recipes import slurm; {program}"],
-        cwd=ROOT, env={**os.environ, **{name: str(value) for name, value in names.items()}}, text=True,
+def shell_that_exits(*words: str) -> str:
+    """Submit from a shell in a session of its own; what it prints."""
+    command = [sys.executable, "-m", "recipes", *words]
+    done = subprocess.run(
+        ["setsid", "bash", "-c", '"$@"', "-", *command], cwd=ROOT, env=make_environment(), capture_output=True,
+        text=True, timeout=120,
     )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-def test_putting_a_job_back_outlives_the_signals_that_end_it(tmp_path):
-    """Slurm ends a job's processes as soon as it is asked to put it back: scontrol, which asks, is one of them."""
-    program = (
-        "[signal.signal(number, lambda *_: None) for number in slurm.EARLY]; slurm.Attempt().checkpoint(None);"
-        "subprocess.run(['sh', '-c', 'kill -TERM $$; kill -USR2 $$; echo asked'], check=True)"
-    )
-    assert in_a_job(tmp_path, program) == "asked\n"
-
-
-def test_a_command_that_is_over_when_its_job_is_put_back(tmp_path):
-    """The signal reaches the command too: it can be over, and its status taken, when submitit ends the job's process.
-    What an attempt before has left is no result."""
-    (tmp_path / "7_0_result.pkl").touch()
-    program = (
-        "Over = type('Over', (subprocess.Popen,), {'wait': lambda self: (os.waitpid(self.pid, 0), sys.exit(0))});"
-        "slurm.start = lambda *_, **__: Over(['true'], process_group=0); slurm.Attempt()(None)"
-    )
-    assert in_a_job(tmp_path, program) == ""
-    assert not (tmp_path / "7_0_result.pkl").exists()
-
-
-def test_a_job_that_never_began_has_a_last_word(tmp_path):
-    assert job(tmp_path, "one", "").last_word() == "it said nothing."
+def last_of(folder: Path) -> str:
+    logs = sorted(folder.rglob("*.log"), key=lambda path: path.stat().st_mtime)
+    return "\n".join(path.read_text(errors="replace")[-1500:] for path in logs[-2:])
 
 
 @pytest.mark.slurm
-def test_a_job_that_the_cluster_ends_has_a_status(tmp_path, cluster, caplog):
-    caplog.set_level("INFO")
-    program = "import subprocess, time; subprocess.run(['scancel', os.environ['SLURM_JOB_ID']]); time.sleep(600)"
-    assert statuses(slurm.run([job(tmp_path, "one", program)], NEEDS, 1, cluster, tmp_path)) == {"one": 1}
-    assert "one (job " in caplog.text and "CANCELLED" in caplog.text
-
-
-@pytest.mark.slurm
-def test_a_recipe_trains_over_two_nodes(tmp_path, cluster):
-    """Text, training and score are three jobs; the ranks of the second meet by gloo. A second call has no job left."""
-    small = ["PAIRS=1500", "LAYERS=1", "UPDATES=6", "SAVE_EVERY=3", "LOG_EVERY=1", "AVERAGE=2", "ANALYSES="]
-    (tmp_path / "slurm.yaml").write_text("memory: 1.5\n")
-    make = partial(
-        front, "demo", *small, f"RUNS={tmp_path}/runs", "WHERE=slurm", "NODES=2", f"SLURM={tmp_path}/slurm.yaml"
-    )
-    done = make()
+def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
+    """Text, training and score are three jobs, and no shell waits for them. Asked to stop, the training writes a
+    checkpoint on its first node, is put back and goes on from it."""
+    words = ["demo", "PAIRS=1500", "LAYERS=1", "UPDATES=60", "SAVE_EVERY=20", "LOG_EVERY=1", "AVERAGE=2", "ANALYSES="]
+    assert shell_that_exits(*words, "NODES=2", *cluster).count("job ") == 3
     run = tmp_path / "runs/demo/admin-cpu-s1"
-    assert done.returncode == 0 and done.stdout.endswith(f"Report: {run}/report.html\n"), done.stdout + done.stderr
-    assert [line.split()[1] for line in done.stdout.splitlines() if line[:1] == "#"] == [
-        *("demo-prepare:", "demo-train:", "demo:")
-    ]
-    log = (run / "train.log").read_text()
-    assert "'distributed_world_size': 2" in log and log.count("Admin: profiled") == 1
-    assert (run / "train-node1.log").exists() and [
-        row["updates"] for row in read_results(tmp_path / "runs/results.csv")
-    ] == ["6"]
-    again = make()
-    assert again.returncode == 0 and "#" not in again.stdout and read_lines(run / "summary.txt")[0] in again.stdout
-    other = make("WIDTH=32")
-    assert other.returncode == 2 and "made with other settings (--decoder-embed-dim 64 -> 32" in other.stderr
-    assert len(json.loads((run / "slurm/jobs.json").read_text())) == 3
+    script = run / "slurm/demo-train.sh"
+    log = run / "train.log"
+    wait_for(lambda: log.exists() and "num_updates=22" in log.read_text(), 300)
+    subprocess.run(["scancel", "--signal", "TERM", slurm.queued()[script][0][0]], check=True)
+    wait_for(lambda: list(run.glob("checkpoints/checkpoint_stopped_*")), 60)
+    wait_for(lambda: not any(tmp_path in path.parents for path in slurm.queued()), 600)
+    text = log.read_text()
+    assert (run / "report.html").exists(), last_of(tmp_path)
+    assert text.count("Admin: profiled") == 1 and "Loaded checkpoint" in text and "checkpoint_stopped_" in text
+    assert text.count("'distributed_world_size': 2") == 2 and (run / "train-node1.log").exists()
+    assert not list(run.glob("checkpoints/checkpoint_stopped_*"))
+    assert [row["updates"] for row in read_results(tmp_path / "runs/results.csv")] == ["60"]
+    again = front(*words, "NODES=2", *cluster)
+    assert again.returncode == 0 and "job " not in again.stdout, "all is done"
+
+
+@pytest.mark.slurm
+def test_a_grid_goes_on_by_itself(tmp_path, cluster):
+    """Four runs in two stages at most, two at a time, submitted by a shell that then exits."""
+    words = ["sensitivity", "SCHEMES=admin post-ln", "LRS=0.001 0.002", "BETA2S=0.98", "UPDATES=20", "SAVE_EVERY=10"]
+    assert shell_that_exits(*words, "JOBS=2", "PAIRS=1500", "LAYERS=1", *cluster).count("job ") == 1
+    wait_for(lambda: not any(tmp_path in path.parents for path in slurm.queued()), 900)
+    assert len(list((tmp_path / "runs").rglob("result.json"))) == 4, last_of(tmp_path)
+    assert list((tmp_path / "runs").rglob("*.png")), last_of(tmp_path)

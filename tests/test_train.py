@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import conftest
 import pytest
 import torch
-from conftest import TRAIN
+from conftest import ROOT, TRAIN
+from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
 from recipes.steps import train
@@ -92,7 +96,7 @@ def _second_epoch(log: Path) -> None:
     earlier.itself = earlier
     del earlier
     train.fairseq_train = lambda cfg: list(batches)
-    train.train(None)
+    train.train(OmegaConf.create({"checkpoint": {"restore_file": "none.pt", "save_dir": str(log.parent)}}))
 
 
 def test_processes_that_load_batches_are_quiet(tmp_path):
@@ -106,6 +110,45 @@ def _spawning(arguments: list[str], log: Path) -> None:
     """Two processes started by fairseq, as where there are two GPUs."""
     torch.cuda.device_count = lambda: 2
     conftest._child("recipes.steps.train", arguments, log)
+
+
+def started(corpus: Path, folder: Path, *options: object) -> subprocess.Popen:
+    command = [sys.executable, "-m", "recipes.steps.train", corpus, *TRAIN, "--save-dir", folder, *options]
+    return subprocess.Popen(
+        [str(word) for word in command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_for_update(process: subprocess.Popen, update: int) -> None:
+    assert any(f"num_updates={update}" in line for line in process.stdout), "ended before"
+
+
+BY_UPDATES = (
+    "--save-interval-updates 20 --validate-interval-updates 20 --keep-interval-updates 1 --max-update 60".split()
+)
+BY_UPDATES += ["--save-interval", "1000000", "--validate-interval", "1000000", "--no-last-checkpoints"]
+BY_UPDATES += ["--update-epoch-batch-itr", "True"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_training_that_is_told_to_stop_goes_on_bit_for_bit(corpus, tmp_path, number):
+    whole = started(corpus, tmp_path / "whole", *BY_UPDATES)
+    assert whole.wait(300) == 0, whole.stdout.read()
+    process = started(corpus, tmp_path / "parts", *BY_UPDATES)
+    wait_for_update(process, 24)
+    process.send_signal(number)
+    rest = process.stdout.read()
+    assert process.wait(300) == 130, rest
+    (path,) = (tmp_path / "parts").glob("checkpoint_stopped_*")
+    assert newest(tmp_path / "parts") == path and 24 <= reached(path) < 40
+    assert "Traceback" not in rest and "valid on" not in rest, "it stops at once"
+    again = started(corpus, tmp_path / "parts", *BY_UPDATES)
+    assert again.wait(300) == 0, again.stdout.read()
+    assert names(tmp_path / "parts") == names(tmp_path / "whole")
+    first, second = (torch.load(newest(tmp_path / name), weights_only=False) for name in ("whole", "parts"))
+    assert all(torch.equal(first["model"][key], second["model"][key]) for key in first["model"])
+    assert second["extra_state"]["previous_training_time"] < 1e6
 
 
 @pytest.mark.slow
@@ -124,7 +167,8 @@ def test_where_fairseq_starts_the_processes(corpus, tmp_path):
 
 def test_the_newest_is_the_longest_trained(tmp_path):
     assert newest(tmp_path) is None and reached(None) == 0
-    order = ["checkpoint1.pt", "checkpoint_2_90.pt", "checkpoint_2_100.pt", "checkpoint2.pt", "checkpoint_10_500.pt"]
+    order = ["checkpoint1.pt", "checkpoint_2_90.pt", "checkpoint_2_100.pt", "checkpoint_stopped_2_107.pt"]
+    order += ["checkpoint2.pt", "checkpoint_10_500.pt"]
     for age, name in enumerate(order):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, -age))  # as after a copy that does not keep the times
@@ -132,4 +176,4 @@ def test_the_newest_is_the_longest_trained(tmp_path):
     for name in ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint_11_900.pt.tmp", "average.pt"):
         (tmp_path / name).touch()
     assert newest(tmp_path) == tmp_path / order[-1]
-    assert [reached(tmp_path / name) for name in order] == [0, 90, 100, 0, 500]
+    assert [reached(tmp_path / name) for name in order] == [0, 90, 100, 107, 0, 500]

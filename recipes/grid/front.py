@@ -60,7 +60,7 @@ def make_runs(grid: Grid, points: Sequence[Point]) -> None:
     for number, (job, status) in enumerate(ended, start=1):
         failed += [job] if status or not is_done(grid, wanted[job.name]) else []
         left = (time.monotonic() - began) / number * (len(wanted) - number)
-        text = f"{job.name}: {job.last_word()}; {done + number - len(failed)} of {count} runs done"
+        text = f"{job.name}: {job.last_line()}; {done + number - len(failed)} of {count} runs done"
         print(f"{text}, {duration(left)} left" if number < len(wanted) else text, flush=True)
     if failed:
         logs = ", ".join(str(job.log) for job in failed[:3])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-NUMBERED = re.compile(r"checkpoint_?(\d+)(?:_(\d+))?\.pt")
-"""checkpoint7.pt, of the end of an epoch, or checkpoint_7_900.pt."""
+NUMBERED = re.compile(r"checkpoint_?(?:stopped_)?(\d+)(?:_(\d+))?\.pt")
+"""checkpoint7.pt, of the end of an epoch, checkpoint_7_900.pt, or checkpoint_stopped_7_930.pt (early_stop.py)."""
 
 
 def newest(folder: Path) -> Path | None:
@@ -32,8 +32,8 @@ def reached(checkpoint: Path | None) -> int:
 def furthest(folder: Path, unit: str) -> int:
     """How many updates, or epochs, were trained in a run's folder, by what its files are called."""
     ended, saved = {
-        "updates": (r"trained-(\d+)", r"checkpoint_\d+_(\d+)\.pt"),
-        "epochs": (r"trained-(\d+)-epochs", r"checkpoint_?(\d+)(?:_\d+)?\.pt"),
+        "updates": (r"trained-(\d+)", r"checkpoint_(?:stopped_)?\d+_(\d+)\.pt"),
+        "epochs": (r"trained-(\d+)-epochs", NUMBERED.pattern),
     }[unit]
     names = [path.name for path in (*folder.glob("trained-*"), *folder.glob("checkpoints/*.pt"))]
     matches = [match for name in names if (match := re.fullmatch(ended, name) or re.fullmatch(saved, name))]

@@ -2,45 +2,66 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import platform
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 log = logging.getLogger(__name__)
 SHORT = 1.0
-"""Seconds that a turn may last without a word to those who wait for it."""
+"""Seconds to wait for a lock before it is said who has it."""
+PATIENCE = 120
+"""Seconds until a network file system shows a file that another node has written."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of a file system without flock: Lustre mounted without it, NFS without its lock daemon."""
 HALVES = re.compile(
     r".+\..*\.\d+\.part(\.\d+)?|(bin|generate\.txt|eval\.txt|omega\.json|model\.pt)\.part|checkpoint.*\.pt\.tmp"
 )
 """What half-written files and folders are called, by the recipes and by fairseq. No other is removed."""
 
 
+def file_lock(path: Path) -> BaseFileLock:
+    """A lock that the kernel releases when its holder ends; on a file system without such locks, a marker file."""
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        with lock.acquire(timeout=0):
+            return lock
+    except Timeout:
+        return lock
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return SoftFileLock(path.with_name(f".marker{path.name}"))
+
+
 @contextmanager
 def alone(path: Path, wait: bool = True) -> Iterator[None]:
-    """Wait until no other process is in a block of the same path; say who is. A killed process's turn is over.
+    """Lock `path`: wait until no other process is in such a block, and say which one is.
 
-    The lock is on the file `path`, which stays and says who had it last.
+    The file stays, with the name of its last holder.
 
     Raises:
         ValueError: another process is, and this one is not to wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
+    lock = file_lock(path)
     try:
         lock.acquire(timeout=SHORT if wait else 0)
     except Timeout:
         holder = path.read_text(encoding="utf-8") or "another process"
+        if isinstance(lock, SoftFileLock):
+            holder += f" (if it is gone, remove {lock.lock_file}: there are no file locks here)"
         if not wait:
-            said = f"{holder} is at work there. Wait for its end or stop it, or write elsewhere with RUNS=."
-            raise ValueError(f"{path.parent}: {said}") from None
+            advice = f"{holder} is at work there. Wait for its end or stop it, or write elsewhere with RUNS=."
+            raise ValueError(f"{path.parent}: {advice}") from None
         log.info("%s: taken by %s. Waiting for its end.", path, holder)
         lock.acquire()
     try:
@@ -49,6 +70,23 @@ def alone(path: Path, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def await_files(paths: Iterable[Path]) -> None:
+    """Wait for files that another node has written, which a network file system may show later here.
+
+    Raises:
+        ValueError: one did not come.
+    """
+    end = time.monotonic() + PATIENCE
+    for path in paths:
+        while not path.is_file():
+            if time.monotonic() > end:
+                raise ValueError(
+                    f"{path}: another node has it, and this one did not see it in {PATIENCE} s; expected a folder that "
+                    "all nodes share. Give RUNS= on shared storage."
+                )
+            time.sleep(1)
 
 
 @contextmanager

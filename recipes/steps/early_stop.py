@@ -1,0 +1,87 @@
+"""A training that is told to stop writes a checkpoint after the update that it is in, and ends.
+
+The checkpoint is checkpoint_stopped_EPOCH_UPDATE.pt. The next start goes on from it (checkpoints.newest), no average
+counts it, and the end of the training removes it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fairseq_cli.train
+from fairseq.trainer import Trainer
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+"""The signals that ask for it: Slurm sends the first before it preempts a job, the second before a time limit."""
+CHECKPOINTS = "checkpoint_stopped_*.pt"
+REQUEST, THRESHOLD = 1e12, 1e9
+"""Seconds added to the training time of a process that is asked to stop, and a mean that only such times reach."""
+
+
+class Stopped(Exception):
+    """The checkpoint is written; there is nothing more to do."""
+
+
+class StoppableTrainer(Trainer):
+    """fairseq's trainer, which makes all processes of a training stop after the same update.
+
+    fairseq sums each process's training time over all processes in every update; a request travels in that sum, so it
+    needs no communication of its own.
+    """
+
+    requested = False
+
+    def _local_cumulative_training_time(self) -> float:
+        return super()._local_cumulative_training_time() + REQUEST * StoppableTrainer.requested
+
+    def save_before_stop(self, batches: Any) -> None:
+        StoppableTrainer.requested, self._cumulative_training_time = False, None  # the checkpoint holds the true time
+        folder = Path(self.cfg.checkpoint.save_dir)
+        earlier = list(folder.glob(CHECKPOINTS))
+        path = folder / f"checkpoint_stopped_{batches.epoch}_{self.get_num_updates()}.pt"
+        self.consolidate_optimizer()
+        self.save_checkpoint(str(path), {"train_iterator": batches.state_dict(), "val_loss": None})
+        if self.should_save_checkpoint_on_current_rank:
+            for old in set(earlier) - {path}:
+                old.unlink()
+        StoppableTrainer.requested = True
+
+
+def _stopping(validate_and_save: Callable) -> Callable:
+    """fairseq's function that ends each update, which also stops the training if any process was asked to."""
+
+    def stopping(cfg: Any, trainer: Any, task: Any, batches: Any, *options: Any) -> Any:
+        losses, is_last = validate_and_save(cfg, trainer, task, batches, *options)
+        if not is_last and trainer.cumulative_training_time() > THRESHOLD:
+            trainer.save_before_stop(batches)
+            raise Stopped
+        return losses, is_last
+
+    return stopping
+
+
+def install() -> None:
+    """Make this process's training stop early when it is asked to."""
+
+    def request(*_: Any) -> None:
+        StoppableTrainer.requested = True
+
+    for number in SIGNALS:
+        signal.signal(number, request)
+    if fairseq_cli.train.Trainer is Trainer:
+        fairseq_cli.train.Trainer = StoppableTrainer
+        fairseq_cli.train.validate_and_save = _stopping(fairseq_cli.train.validate_and_save)
+
+
+def happened(folder: Path) -> bool:
+    return StoppableTrainer.requested or any(folder.glob(CHECKPOINTS))
+
+
+def finish(folder: Path) -> None:
+    """The training is complete: nothing goes on from an early stop."""
+    StoppableTrainer.requested = False
+    for path in folder.glob(CHECKPOINTS):
+        path.unlink(missing_ok=True)
