@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 DIVERGED_ADVICE = (
     "Resume from an earlier checkpoint (--restore-file) with a lower --lr, a longer --warmup-updates or "
-    "--clip-norm 1.0. crash.pt holds the diverged model: do not resume from it."
+    "--clip-norm 1.0. crash.pt, if there is one, holds the diverged model: do not resume from it."
 )
 
 _OURS = re.compile(r"^(?:\S+\.)?(Admin|Diverged)Error: (.+)$", re.MULTILINE)
