@@ -74,7 +74,7 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
 
     Raises:
         AdminError: the path is no place for a file, or the disk is full.
-        Unread: whoever reads standard output has read enough.
+        StdoutClosed: the reader of standard output has closed it.
     """
     if path is None:
         stdout = sys.stdout  # which may be redirected while the block runs
