@@ -1,4 +1,4 @@
-"""What reads a number or a file to write on the command line, and refuses others than are wanted."""
+"""Types of command-line arguments: numbers within bounds, a file to write, a model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from pathlib import Path
 from typing import Any
 
 
-def number(kind: type, wanted: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """The `type` of an option: a number of this kind for which something holds, as `wanted` says."""
+def number(kind: type, expected: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """Make the `type` of an option.
+
+    Args:
+        kind: int or float.
+        expected: the condition in words, for the message.
+        holds: the condition.
+    """
 
     def read(text: str) -> Any:
         with contextlib.suppress(ValueError):
             value = kind(text)
             if holds(value):
                 return value
-        raise argparse.ArgumentTypeError(f"{text} was found and {wanted} was expected")
+        raise argparse.ArgumentTypeError(f"{text} was found and {expected} was expected")
 
     return read
 
@@ -30,13 +36,13 @@ above_zero = number(float, "a number above 0", lambda value: 0 < value < math.in
 
 
 def output(text: str) -> Path:
-    """The `type` of an option: a file to write. (Path drops the "/" that makes x/ a folder.)"""
+    """The `type` of an option: a file to write. (Path would drop the "/" that marks a folder.)"""
     if text.endswith("/"):
         raise argparse.ArgumentTypeError(f"{text} is a folder; a file to write was expected, as {text}NAME")
     return Path(text)
 
 
 def model(text: str) -> Path:
-    """The `type` of an argument: a checkpoint, or another engine's folder; in a recipe's folder, its model.pt."""
+    """The `type` of an argument: a checkpoint, a folder of another engine, or a recipe's folder with model.pt in it."""
     path = Path(text)
     return path / "model.pt" if (path / "model.pt").is_file() else path

@@ -1,7 +1,6 @@
-"""How far a long step is: n of N, the rate, and the time left at the recent one; a step of a few seconds shows nothing.
+"""Show the progress of a long step on standard error: count, total, rate, time left. A step of seconds shows nothing.
 
-On a terminal it is tqdm's bar; elsewhere, as in a log, a line every ten seconds. Both on standard error. The recipes
-use this file too, by itself.
+On a terminal it is tqdm's bar; elsewhere, as in a log, one line every ten seconds. The recipes use this file too.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 SECONDS = 10.0
-"""Between two lines of a log. On a terminal, a tenth of it."""
+"""Time between two lines of a log. On a terminal the bar is drawn ten times as often."""
 LINE = "{desc}: {n_fmt} of {total_fmt}{unit} ({percentage:.0f} %), {rate_fmt}, {remaining} left"
 LINE_WITHOUT_TOTAL = "{desc}: {n_fmt}{unit}, {rate_fmt}"
 
 
 class Bar(tqdm):
-    """tqdm without its watching thread: some steps fork."""
+    """tqdm without its monitor thread, since some steps fork."""
 
     monitor_interval = 0
 
 
 class Lines:
-    """A log to tqdm: each state on a line of its own, instead of over the one before."""
+    """A stream for tqdm that puts each state on its own line instead of over the last one."""
 
     def write(self, text: str) -> None:
         if text.strip():
-            # tqdm fills a rate below ten up with a space.
+            # tqdm pads a rate below ten with a space.
             sys.stderr.write(f"{text.strip().replace(',  ', ', ')}\n")
 
     def flush(self) -> None:
@@ -41,16 +40,16 @@ def bar(
     title: str, total: int | None, unit: str, scaled: bool = False, hidden: bool = False, done: int = 0,
     speaker: str = "fairseq-admin: ",
 ) -> tqdm:  # fmt: skip
-    """A bar; enter it and `update` it.
+    """Make a bar, a context manager with `update`.
 
     Args:
-        title: what is being done.
-        total: how many units in all, if that is known.
-        unit: what is counted, with a space before it if it is a word.
-        scaled: numbers are large, and shown as 1.2G.
-        hidden: nothing is shown.
-        done: how many units an earlier run did.
-        speaker: what the title begins with.
+        title: the name of the step.
+        total: number of units, if it is known.
+        unit: the unit, with a space before it if it is a word.
+        scaled: show large numbers as 1.2G.
+        hidden: show nothing.
+        done: number of units that an earlier run did.
+        speaker: prefix of the title.
     """
     look: dict[str, Any] = {"file": sys.stderr, "mininterval": SECONDS / 10, "dynamic_ncols": True}
     if not sys.stderr.isatty():
@@ -62,7 +61,7 @@ def bar(
 
 
 def each(title: str, items: Sequence[T], unit: str) -> Iterator[T]:
-    """The items one after the other, with a bar."""
+    """Yield the items, with a bar."""
     with bar(title, len(items), unit) as shown:
         for item in items:
             yield item

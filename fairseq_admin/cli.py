@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from . import advice, outputs
+from . import advice, outputs, verbs
 from .analysis import options as analysis
 from .arguments import above_zero, count, model, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
@@ -22,7 +22,7 @@ from .version import __version__
 
 
 class Parser(argparse.ArgumentParser):
-    """One whose refusals are one line."""
+    """A parser that refuses in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
@@ -39,22 +39,22 @@ def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last", type=positive, help="number of checkpoints to average (run folder; default: 10)")
     parser.add_argument("--upto", type=positive, help="no checkpoint after this epoch or update (run folder)")
     parser.add_argument("--by", choices=("epochs", "updates"), help="which (run folder; default: epochs if it has any)")
-    parser.add_argument("--data", type=Path, help="folder of the training text, whose codes and text.json to note")
+    parser.add_argument("--data", type=Path, help="folder of the training text: note its codes and text.json")
 
 
 def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=model, help="a checkpoint of ours; average first, then fold")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
-    parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="of the weights (default: fp32)")
-    parser.add_argument("--min-omega", type=above_zero, help="clamp entries nearer to 0 (default: refuse them)")
+    parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="type of the weights (default: fp32)")
+    parser.add_argument("--min-omega", type=above_zero, help="clamp smaller entries to this (default: refuse them)")
     parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities (default: 1e-4; fp16: 0.1)")
 
 
 def _text(parser: argparse.ArgumentParser) -> None:
-    """What tells how a model's text is treated, where the files next to the model do not."""
+    """Options for how the text is prepared, if the files next to the model do not tell."""
     parser.add_argument("--data", type=Path, help="folder with the files that are not next to the model")
-    parser.add_argument("-s", "--source-lang", metavar="CODE", help="language of the text, where nothing else tells it")
+    parser.add_argument("-s", "--source-lang", metavar="CODE", help="language of the text, if no file tells it")
     parser.add_argument("-t", "--target-lang", metavar="CODE", help="language of the translation, likewise")
     parser.add_argument("--codes", type=Path, metavar="FILE", help="merges of the byte-pair encoding (default: codes)")
 
@@ -94,43 +94,41 @@ def _advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
-def _path(parser: argparse.ArgumentParser) -> None:
-    """It takes nothing."""
-
-
 def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="run", help="a recipe's folder, or a --save-dir")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write (.html)")
 
 
-VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
-    "omega": (_omega, "print omega of every sub-layer, and where it came from"),
-    "average": (_average, "average checkpoints into one"),
-    "fold": (_fold, "fold omega into the weights, giving an equivalent stock Transformer"),
-    "translate": (_translate, "translate raw text, a line a sentence"),
-    "export": (_export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
-    "analyze": (analysis.add_options, "measure what the papers measure: numbers and a figure"),
-    "advise": (_advise, "suggest training settings for a given depth, with sources"),
-    "path": (_path, "print the folder that fairseq-train --user-dir takes"),
-    "report": (_report, "write a page on one or several runs: losses, omega, scores, translations"),
+Verb = Callable[[argparse.Namespace], str]
+AddOptions = Callable[[argparse.ArgumentParser], object]
+VERBS: dict[str, tuple[Verb, AddOptions, str]] = {
+    "omega": (verbs.omega, _omega, "print omega of every sub-layer, and where it came from"),
+    "average": (verbs.average, _average, "average checkpoints into one"),
+    "fold": (verbs.fold, _fold, "fold omega into the weights, giving an equivalent stock Transformer"),
+    "translate": (verbs.translate, _translate, "translate raw text, a line a sentence"),
+    "export": (verbs.export, _export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
+    "analyze": (verbs.analyze, analysis.add_options, "measure what the papers measure: numbers and a figure"),
+    "advise": (verbs.advise, _advise, "suggest training settings for a given depth, with sources"),
+    "path": (verbs.path, lambda parser: None, "print the folder that fairseq-train --user-dir takes"),
+    "report": (verbs.report, _report, "write a page on one or several runs: losses, omega, scores, translations"),
 }
-"""What adds a verb's options, and what the verb does. It is the function of that name in verbs.py."""
+"""The function of each verb, the function that adds its options, and its help."""
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The parser of the command line, and that of each verb."""
+    """Build the parser of the command line, and the parser of each verb."""
     top = Parser(prog="fairseq-admin", description=__doc__)
     top.add_argument("--version", action="version", version=__version__)
     parsers = top.add_subparsers(dest="verb", required=True)
-    for verb, (add_options, text) in VERBS.items():
-        parser = parsers.add_parser(verb, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    for name, (verb, add_options, text) in VERBS.items():
+        parser = parsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         parser.set_defaults(verb=verb)
         add_options(parser)
     return top, parsers.choices
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line, with files before, among and after the options; after "--" all are files."""
+    """Parse the command line. Files may come before, among and after the options; after "--" all are files."""
     if "--" in arguments:
         end = arguments.index("--")
         files = [f"./{name}" if name.startswith("-") and name != "-" else name for name in arguments[end + 1 :]]
@@ -144,28 +142,29 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on standard error and status 2, Ctrl-C one line and 130.
+    """Run one command. A user's mistake is one line on standard error and status 2; Ctrl-C is one line and 130.
 
-    The answer is printed when the work is done and its file has its name: whoever does not read it loses nothing.
+    The answer is printed after the work is done and its file has its name, so a closed pipe loses nothing.
+
+    Returns:
+        The exit status.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by who called, as by `2>&-`
+        if getattr(sys, name) is None:  # the caller closed it, as `2>&-` does
             setattr(sys, name, open(os.devnull, mode))
-    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the command as Ctrl-C does
-    logging.disable(logging.INFO)  # libraries tell nothing that the user cannot fix
+    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as Ctrl-C does
+    logging.disable(logging.INFO)  # libraries log nothing that the user can fix
     try:
         args = parse(sys.argv[1:] if arguments is None else arguments)
         with warnings.catch_warnings(action="ignore"):
-            from . import verbs
-
-            answer = getattr(verbs, args.verb)(args)
+            answer = args.verb(args)
         with outputs.standard_output(sys.stdout):
             print(answer, end="")
     except AdminError as error:
         return end(str(error), MISTAKE)
-    except outputs.Unread:
+    except outputs.StdoutClosed:
         return 0
-    except OSError as error:  # in reading: what is written is looked at where it is written
+    except OSError as error:  # from reading; `outputs` handles errors in writing
         if error.filename is None:
             raise
         return end(f"{error.filename}: cannot be read ({error.strerror}). Check the path and its rights.", MISTAKE)

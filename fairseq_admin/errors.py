@@ -1,4 +1,4 @@
-"""What a user did that cannot work, in one line; and the one place that ends a process with it."""
+"""A user's mistake in one line, and the one place that ends a process with it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class DivergedError(AdminError):
 
 
 def line(error: BaseException) -> str:
-    """The first line of an error's text, or else its name; of the system's errors the file and the reason."""
-    if isinstance(error, OSError) and error.strerror:  # fairseq's own have none
+    """The first line of an error's text, or its class; for a system error, its file and reason."""
+    if isinstance(error, OSError) and error.strerror:  # fairseq raises some without one
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
@@ -28,30 +28,29 @@ MISTAKE = 2
 DIVERGED = 3
 """Exit status of a training run that diverged."""
 INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 and the number of the signal, as shells have it."""
+"""Exit status after Ctrl-C: 128 plus the signal's number, as in a shell."""
 
 DIVERGED_ADVICE = (
     "Resume from an earlier checkpoint (--restore-file) with a lower --lr, a longer --warmup-updates or "
-    "--clip-norm 1.0. crash.pt holds the diverged model: do not resume from it."
+    "--clip-norm 1.0. crash.pt, if there is one, holds the diverged model: do not resume from it."
 )
 
 _OURS = re.compile(r"^(?:\S+\.)?(Admin|Diverged)Error: (.+)$", re.MULTILINE)
 _NOT_FINITE = re.compile(r"^FloatingPointError\b(?!.*inconsistent between workers)", re.MULTILINE)
-"""fairseq's error of a loss or gradient that is not finite; it raises the same when workers get out of sync."""
+"""fairseq's error for a loss or gradient that is not finite. It raises the same class when workers get out of sync."""
 
 
 def end(message: str, status: int) -> int:
-    """Say in one line why the process ends; its exit status."""
+    """Print the one line that says why the process ends. Returns its exit status."""
     print(f"fairseq-admin: {message}", file=sys.stderr)
     return status
 
 
 def outcome(error: BaseException) -> tuple[str, int] | None:
-    """What to say of an error, and the exit status; None: it is neither a user's mistake nor divergence.
+    """The line and the exit status for an error; None: it is neither a user's mistake nor divergence.
 
-    An error is read as its traceback: as such it comes back from the processes that fairseq starts, one per GPU, and it
-    has whatever is beneath what fairseq raised on top. (Its search for the culprit, NanDetector, fails with today's
-    torch.)
+    It reads the traceback as text: the processes that fairseq starts, one per GPU, send errors back as text, and the
+    text still names an error on top of which fairseq raised another. (Its NanDetector fails with today's torch.)
     """
     text = "".join(traceback.format_exception(error))
     if ours := _OURS.findall(text):
@@ -63,9 +62,9 @@ def outcome(error: BaseException) -> tuple[str, int] | None:
 
 
 def install_excepthook() -> None:
-    """End a process with `outcome` where an error is not caught; every other error goes to the previous hook.
+    """End a process by `outcome` if it does not catch an error; leave other errors to the previous hook.
 
-    fairseq's command lines catch nothing and print tracebacks, so this is the only place where the plugin can act.
+    fairseq's commands catch nothing and print tracebacks, so the plugin can act only here.
     """
     previous = sys.excepthook
     if getattr(previous, "__module__", None) == __name__:
@@ -75,6 +74,6 @@ def install_excepthook() -> None:
         if (ended := outcome(error)) is None:
             previous(kind, error, trace)
             return
-        raise SystemExit(end(*ended))  # CPython ends the process with the status of a SystemExit that a hook raises
+        raise SystemExit(end(*ended))  # CPython exits with the status of a SystemExit from a hook
 
     sys.excepthook = hook

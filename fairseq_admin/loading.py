@@ -1,7 +1,7 @@
-"""fairseq's thread that makes batches ahead, ended before Python ends.
+"""End fairseq's thread that loads batches ahead before Python exits.
 
-Where training stops within an epoch, the thread is still at work. It is a daemon, which Python ends wherever it is; in
-the middle of torch's C++ that aborts the process, with status -6 after a training that went well.
+If training stops within an epoch, the thread is still loading. It is a daemon, so Python kills it wherever it is. In
+the middle of torch's C++ that aborts the process, with status -6 after a good training.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from contextlib import suppress
 from fairseq.data.iterators import BackgroundConsumer
 
 PATIENCE = 5.0
-"""Seconds to wait for the batch that a thread is at."""
+"""Seconds to wait for the batch that a thread is loading."""
 
 
 @atexit.register
 def end() -> None:
-    """End all that are at work, with the batch that they are at; one that takes longer than PATIENCE stays."""
+    """End all such threads after their current batch; leave one that needs longer than PATIENCE."""
     until = time.monotonic() + PATIENCE
     for thread in threading.enumerate():
         if isinstance(thread, BackgroundConsumer):
-            thread._max_len = 0  # fairseq's own way to end it: it has made enough
+            thread._max_len = 0  # fairseq's own way to end it: the thread has loaded enough
             while thread.is_alive() and time.monotonic() < until:
                 with suppress(queue.Empty):
-                    thread._queue.get_nowait()  # room for what it is about to put there
+                    thread._queue.get_nowait()  # make room for its next batch
                 thread.join(0.01)

@@ -1,4 +1,4 @@
-"""What a command writes: a file whole or not at all, never over its inputs; and standard output. (No torch.)"""
+"""Write a file whole or not at all, and never over an input; write standard output. (Imports no torch.)"""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .errors import AdminError, line
 
 
 def check(path: Path, inputs: Iterable[Path] = ()) -> None:
-    """Refuse, before the work and not after it, a path that cannot be written to.
+    """Refuse a path that cannot be written, before the work begins.
 
     Args:
         path: the file to write.
         inputs: files that must stay as they are.
 
     Raises:
-        AdminError: the path is not one for a file, its folder is missing or has no right to write, or it is one of the
-            inputs, even under another name.
+        AdminError: the path is a folder or a device, its folder is missing or not writable, or it is one of the inputs,
+            even under another name.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise AdminError(f"{path} is a folder or a device; a file to write was expected.")
@@ -38,12 +38,12 @@ def check(path: Path, inputs: Iterable[Path] = ()) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name to write a file or folder under. If the block ends without an error, that takes the place of `path`.
+    """Yield a temporary name for a file or folder; when the block ends without an error, it replaces `path`.
 
-    Where `path` is a link, it takes the place of what the link leads to. Its folder is next to that, and is removed.
+    If `path` is a link, the target of the link is replaced. The temporary folder is next to it, and is removed.
 
     Raises:
-        AdminError: nothing can be written there.
+        AdminError: the folder cannot be written.
     """
     target = Path(os.path.realpath(path))
     with writing(path):
@@ -58,14 +58,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path | str, *refusals: type[Exception]) -> Iterator[None]:
-    """A block that writes and does nothing else, so that what the system refuses there is said of this path.
+    """A block that only writes: turn its system errors into one line that names the path.
 
     Args:
-        path: what is written.
-        refusals: what a library raises in place of an OSError.
+        path: the file or folder that is written.
+        refusals: errors that a library raises in place of OSError.
 
     Raises:
-        AdminError: it is refused.
+        AdminError: the system refused to write.
     """
     refused: tuple[type[Exception], ...] = (OSError, *refusals)
     try:
@@ -76,37 +76,37 @@ def writing(path: Path | str, *refusals: type[Exception]) -> Iterator[None]:
 
 
 def write_bytes(content: bytes, path: Path) -> None:
-    """Write a file so that the path holds either all of it or what it held before.
+    """Write a file whole: if writing fails, the path keeps its old content.
 
     Raises:
-        AdminError: the path is not one for a file, or the disk is full.
+        AdminError: the path cannot be written, or the disk is full.
     """
     check(path)
     with replacing(path) as part, writing(path):
         part.write_bytes(content)
 
 
-class Unread(Exception):
-    """Whoever reads standard output has read enough."""
+class StdoutClosed(Exception):
+    """The reader of standard output has closed it."""
 
 
 @contextmanager
 def standard_output(stream: TextIO) -> Iterator[None]:
-    """A block that writes to standard output and does nothing else; it is flushed at the end.
+    """A block that only writes to standard output; flushes at the end.
 
     Args:
-        stream: sys.stdout, or what it was before it was redirected.
+        stream: sys.stdout, or its value before it was redirected.
 
     Raises:
         AdminError: it cannot be written, as on a full disk.
-        Unread: nobody reads it any more.
+        StdoutClosed: its reader has closed it.
     """
     try:
         yield
         stream.flush()
     except OSError as error:
-        # Python will flush what is left at the end, and would fail again.
+        # Python flushes the rest when it exits, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if isinstance(error, BrokenPipeError):
-            raise Unread from None
+            raise StdoutClosed from None
         raise AdminError(f"standard output: could not be written ({line(error)}). Is the disk full?") from None

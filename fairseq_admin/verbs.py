@@ -1,6 +1,6 @@
-"""What the verbs of fairseq-admin do; each returns what it has to say, which is printed when all its work is done.
+"""The verbs of fairseq-admin. Each takes the parsed command line and returns the text to print.
 
-Each imports what it works with: torch and fairseq take seconds, and not all need them.
+A verb imports what it works with when it is called: torch and fairseq take seconds, and not every verb needs them.
 """
 
 from __future__ import annotations
@@ -96,14 +96,14 @@ def fold(args: argparse.Namespace) -> str:
 
 
 def _text(model: Path, data: Path | None) -> Assets | None:
-    """The files of the model's text and of its binarised data; None without data."""
+    """The files of the model's text in the folder `data`; None without a folder."""
     if data and not os.path.isdir(data):
-        raise AdminError(f"--data {data}: no such folder; that of the model's training text was expected.")
+        raise AdminError(f"--data {data}: no such folder; expected the folder of the model's training text.")
     return Assets(model, data) if data else None
 
 
 def _languages(checkpoint: Checkpoint, text: Assets | None) -> tuple[str, str] | None:
-    """The languages of a translation model; None, with a note, if nobody tells them."""
+    """Source and target of a translation model that does not name them; None, with a note, if no file tells."""
     task = checkpoint.options.task
     names = task.get("source_lang"), task.get("target_lang")
     if all(names) or "encoder" not in checkpoint.stacks or "decoder" not in checkpoint.stacks:
@@ -118,7 +118,7 @@ def _languages(checkpoint: Checkpoint, text: Assets | None) -> tuple[str, str] |
 
 
 def _note(checkpoint: Checkpoint, text: Assets | None) -> None:
-    """Note the merges and text settings that are with the data."""
+    """Note the fingerprints of the merges and text settings in the folder of the text."""
     if text:
         text.expected = checkpoint.text
         checkpoint.note_text(text.fingerprints())
@@ -135,7 +135,7 @@ def translate(args: argparse.Namespace) -> str:
     search = engines.Search(args.beam, args.lenpen, args.nbest)
     kind = "units" if args.units else "tokens" if args.tokenised else "raw"
     with streams.opened(args.text) as (source, name), streams.written(args.output) as write:
-        with contextlib.redirect_stdout(sys.stderr):  # what a library may print is no translation
+        with contextlib.redirect_stdout(sys.stderr):  # a library may print, and only translations belong on stdout
             model = pipeline.Pipeline.load(args.model, assets, kind, args.device)
             streams.flow(model, source, name, write, search, args.batch_tokens)
     return ""

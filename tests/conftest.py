@@ -236,7 +236,9 @@ LANGUAGE_MODELING = {
 }
 
 
-def hydra_train(data: Path, folder: Path, model: str, common: str = "seed: 1", **task: str) -> Run:
+def hydra_train(
+    data: Path, folder: Path, model: str, common: str = "seed: 1", override: str | None = None, **task: str
+) -> Run:
     """fairseq-hydra-train with a configuration file of one's own: ten updates with the options of TRAIN.
 
     A `model` without a colon is a name in hydra's group of models, with values for it.
@@ -251,6 +253,7 @@ def hydra_train(data: Path, folder: Path, model: str, common: str = "seed: 1", *
         )
     (folder / "run.yaml").write_text(config)
     at = ("--config-dir", folder, "--config-name", "run")
+    choices += [override] if override else []
     return run_module("fairseq_cli.hydra_train", *at, *choices, log=folder / "log")
 
 

@@ -221,7 +221,7 @@ OTHER_RUNS = {
     "another dropout": (
         {**record(seed=1), **vectors(**{PROFILE: 1.31})},
         {**record(seed=1), **vectors(**{PROFILE: 1.52})},
-        "omega of encoder.layers.0.final_layer_norm was profiled as 1.31 in the first and 1.52 in the second",
+        "the profiled omega of encoder.layers.0.final_layer_norm is 1.31 in the first and 1.52 in the second",
     ),
     "a stock model": (record(rule="log"), STOCK, f"the shape of {provenance.KEY} is (256,) in the first and missing"),
 }

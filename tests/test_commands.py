@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from conftest import ROOT, TRAIN, Run, train
+from conftest import ROOT, TRAIN, Run, hydra_train, train
 from fairseq.models.transformer import TransformerModel
 
 from fairseq_admin import cli
@@ -149,3 +149,12 @@ def test_a_folded_file_names_both_languages(
     hub = TransformerModel.from_pretrained(str(tmp_path), "model.pt", str(corpus), tokenizer="moses")
     assert hub.translate(SENTENCE, beam=1, max_len_b=20)
     assert "the folded file names no languages: " in fold(tmp_path / "moved.pt")
+
+
+def test_hydra_takes_an_option_of_a_model_that_its_file_names(corpus: Path, tmp_path: Path) -> None:
+    """As docs/options.md says: with a plus, since fairseq's schema is not behind such a file."""
+    done = hydra_train(
+        corpus, tmp_path, "_name: transformer_admin_tiny, share_all_embeddings: true", override="+model.admin_init=log"
+    )
+    assert done.status == 0, done.output[-4000:]
+    assert Checkpoint.read(tmp_path / "checkpoint_last.pt").record["rule"] == "log"

@@ -13,8 +13,9 @@ import conftest
 import pytest
 import torch
 from conftest import ROOT, TRAIN, Run
+from fairseq.logging import metrics
 
-from fairseq_admin.architectures.divergence import SkippedUpdates
+from fairseq_admin.architectures.divergence import ExplodedLoss, SkippedUpdates
 from fairseq_admin.errors import DIVERGED, DIVERGED_ADVICE, AdminError, DivergedError, outcome
 
 
@@ -97,6 +98,30 @@ def test_non_finite_loss_stops(corpus: Path, tmp_path: Path, run: Callable[..., 
     assert done.status == DIVERGED
     assert done.output.splitlines()[-1] == f"fairseq-admin: training diverged. {DIVERGED_ADVICE}"
     assert (tmp_path / "crash.pt").exists()
+
+
+@pytest.mark.parametrize("when", ["at the end", "while it trains"])
+def test_an_absurd_loss_stops(when: str, corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+    """Does a run with a finite loss of millions end with divergence's status, and save nothing afterwards?"""
+    given = ["--lr", "1e4", "--warmup-updates", 1, "--optimizer", "adam", "--max-update", 8]
+    given += ["--disable-validation"] if when == "while it trains" else ["--log-interval", 100]
+    done = run("fairseq_cli.train", corpus, *TRAIN, *given, "--save-dir", tmp_path)
+    last = done.output.splitlines()[-1]
+    assert done.status == DIVERGED and last.startswith("fairseq-admin: training diverged: the loss is "), last
+    assert last.endswith(DIVERGED_ADVICE) and "Traceback" not in done.output
+    assert [path.name for path in tmp_path.glob("*.pt")] == (["crash.pt"] if when == "while it trains" else [])
+
+
+@pytest.mark.parametrize(("losses", "diverges"), [([7, 130, 5], False), ([7, 141], True), ([0.1, 19], False)])
+def test_only_an_absurd_loss_is_divergence(losses: list[float], diverges: bool) -> None:
+    metrics.reset()
+    exploded_loss = ExplodedLoss()
+    exploded_loss.check()
+    with pytest.raises(DivergedError) if diverges else contextlib.nullcontext():
+        for loss in losses:
+            metrics.log_scalar("loss", torch.tensor(loss))
+            exploded_loss.check()
+    metrics.reset()
 
 
 def _spawning(arguments: list[str], log: Path) -> None:

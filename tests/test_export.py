@@ -220,6 +220,25 @@ def test_beam_search_of_the_generation_config_is_fairseqs(given, tmp_path):
     assert [[n for n in row.tolist() if n != 1][1:] for row in found] == expected
 
 
+@pytest.mark.parametrize("favourite", [1, 2], ids=["padding", "the end"])
+def test_generation_begins_with_a_unit(given, tmp_path, favourite):
+    """Also of a model to which padding, or the end, is the likeliest at every step: as in fairseq's search."""
+    transformers = needs("huggingface")
+    it = given(target=50, **UNTIED)
+    it.state["model"]["decoder.layers.1.final_layer_norm.bias"] += 2
+    it.state["model"]["decoder.output_projection.weight"][favourite] = 0.2  # a logit of about 64 * 2 * 0.2
+    Checkpoint(it.state).write(it.path)
+    it.export("huggingface", tmp_path / "out")
+    fsmt = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
+    tokens, lengths, _ = reference.batch(words=56)
+    first = build(Checkpoint(it.state))(tokens, lengths, torch.full((len(tokens), 1), 2))[0][:, 0]
+    assert first.argmax(1).eq(favourite).all(), "the model would not begin with it: nothing was tried"
+    found = fsmt.generate(tokens, attention_mask=tokens.ne(1), max_length=8)
+    assert found[:, 1].gt(2).all()
+    if favourite == 1:
+        assert found.ne(1).all()
+
+
 def test_fp16_and_folded_checkpoints(given, tmp_path):
     """Do a folded file, and a stock one in half precision, export as the model they are?"""
     needs("ctranslate2")

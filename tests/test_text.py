@@ -169,7 +169,7 @@ def test_a_malformed_file_is_one_line(written: str, message: str, tmp_path: Path
 def test_malformed_codes_are_one_line(written: str, line: int, tmp_path: Path) -> None:
     """fastBPE itself takes anything as a merge."""
     (tmp_path / "codes").write_text(written)
-    with pytest.raises(AdminError, match=f"codes: line {line} is no merge; [^\n]*$"):
+    with pytest.raises(AdminError, match=f"codes: line {line} is not a merge; expected [^\n]*$"):
         BPE(tmp_path / "codes")
 
 

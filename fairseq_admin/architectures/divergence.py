@@ -1,9 +1,9 @@
-"""Stops a run in which every update is skipped.
+"""Stops a diverged run that fairseq does not stop: every update is skipped, or the loss is absurd but finite.
 
 Under fp16 fairseq skips an update whose gradient overflows and lowers the loss scale. With --threshold-loss-scale above
 --min-loss-scale the scale stops falling, and a diverged run skips updates forever. A model is told the number of
-updates before every batch, so it can see when that number no longer grows. (In fp32 and bf16 fairseq itself stops at
-the first gradient that is not finite.)
+updates before every batch, so it can see when that number no longer grows. In fp32 and bf16 fairseq stops at the first
+gradient that is not finite, but normalised layers keep gradients finite while the loss grows without bound.
 """
 
 from __future__ import annotations
@@ -11,8 +11,36 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from fairseq.logging import metrics
 
 from ..errors import DIVERGED_ADVICE, AdminError, DivergedError
+
+EXPLODED = 20
+"""A loss that is so many times the first one has diverged. Rates that a run recovers from gave up to 9 times."""
+
+
+class ExplodedLoss:
+    """Compares the training loss that fairseq logged last with the first one, or with 1 if that is less."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+
+    def check(self) -> None:
+        """Wait for the device, and compare.
+
+        Raises:
+            DivergedError: the loss is more than EXPLODED times the first.
+        """
+        meter = metrics.get_meter("default", "loss")
+        if meter is None or meter.val is None:
+            return
+        loss = float(meter.val)
+        if self.first is None:
+            self.first = loss
+        if loss > EXPLODED * max(self.first, 1):
+            raise DivergedError(
+                f"training diverged: the loss is {loss:.3g} and was {self.first:.3g}. {DIVERGED_ADVICE}"
+            )
 
 
 def gpu_out_of_memory() -> int:

@@ -22,7 +22,7 @@ from ..method.state_dict import scheme as scheme_of
 from ..monitor.monitor import Monitor
 from ..pytorch.omega import omega_from_depth
 from ..version import __version__
-from .divergence import SkippedUpdates
+from .divergence import ExplodedLoss, SkippedUpdates
 from .refusals import layers_to_keep
 
 
@@ -68,6 +68,7 @@ class SchemeModel(BaseFairseqModel):
         self.register_state_dict_post_hook(_widen_records)
         self.register_load_state_dict_pre_hook(_before_loading)
         self.skipped_updates = SkippedUpdates(cfg.admin_max_skipped_updates, max(cfg.update_freq))
+        self.exploded_loss = ExplodedLoss()
         every = cfg.admin_monitor or (cfg.log_interval if self.scheme.omega else 0)
         self.monitor = Monitor(every, thorough=cfg.admin_monitor > 0)
         stacks = stacks_of(self)
@@ -113,6 +114,14 @@ class SchemeModel(BaseFairseqModel):
         if self.training:
             self.skipped_updates.before_batch(num_updates)
             self.monitor.before_batch(num_updates)
+            if self.exploded_loss.first is None or num_updates % self.cfg.log_interval == 0:
+                self.exploded_loss.check()
+
+    def train(self, mode: bool = True) -> SchemeModel:
+        """As torch's. fairseq ends training mode to validate: a diverged run stops there, before it is saved."""
+        if self.training and not mode:
+            self.exploded_loss.check()
+        return super().train(mode)
 
     def all_reduce_grads(self) -> None:
         """fairseq's optimizers call this, where a model has it, when an update's gradients are there.

@@ -1,6 +1,6 @@
-"""The mean of a run's checkpoints: which files, whether they belong together, and the mean.
+"""Average the checkpoints of a run: choose the files, check that they belong together, take the mean.
 
-The files are mapped, not loaded: what was read of them is memory that the system takes back where it needs it.
+The files are mapped, not loaded: the system can take back the memory of what was read.
 """
 
 from __future__ import annotations
@@ -22,23 +22,29 @@ from .building import refuse_not_finite
 from .checkpoint import Checkpoint
 
 LAST = 10
-"""How many checkpoints of a run folder to average by default."""
+"""Number of checkpoints of a run folder that are averaged by default."""
 
 NUMBERED = {"epochs": re.compile(r"checkpoint(\d+)\.pt"), "updates": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
 EXAMPLES = {"epochs": "checkpoint7.pt", "updates": "checkpoint_3_900.pt"}
 
 MOVING_AVERAGES = ("ema", "ema_fp32_params")
-"""Where a checkpoint's `extra_state` holds those of --store-ema: one of the weights, and that in float32."""
+"""Entries of a checkpoint's `extra_state` by --store-ema: the moving average of the weights, and its float32 copy."""
 
 
 def newest(folder: Path, last: int, upto: int | None = None, by: str | None = None) -> list[Path]:
-    """The last checkpoints of a run's --save-dir, oldest first; refused if there are fewer.
+    """Find the last checkpoints of a run.
 
     Args:
         folder: the run's --save-dir.
-        last: how many.
-        upto: no checkpoint beyond this epoch, or this update.
-        by: "epochs" (checkpoint7.pt) or "updates" (checkpoint_3_900.pt); default: epochs where there are any.
+        last: number of checkpoints.
+        upto: skip checkpoints after this epoch or update.
+        by: "epochs" (checkpoint7.pt) or "updates" (checkpoint_3_900.pt). None: epochs if there are any.
+
+    Returns:
+        Their paths, oldest first.
+
+    Raises:
+        AdminError: there are fewer.
     """
     numbered: dict[str, list[tuple[int, Path]]] = {kind: [] for kind in NUMBERED}
     for path in folder.glob("*.pt"):
@@ -66,7 +72,15 @@ def newest(folder: Path, last: int, upto: int | None = None, by: str | None = No
 def choose(
     inputs: Sequence[Path], last: int | None = None, upto: int | None = None, by: str | None = None
 ) -> list[Path]:
-    """The checkpoints that a command line means: those of one run folder, or the files it names, each once."""
+    """Resolve the inputs of the command line: the last checkpoints of one run folder, or the named files.
+
+    Args:
+        inputs: one run folder, or files.
+        last, upto, by: see `newest`; for a run folder only.
+
+    Raises:
+        AdminError: the inputs mix folders and files, or the folder holds too few checkpoints.
+    """
     folders = [path for path in inputs if os.path.isdir(path)]
     if folders and len(inputs) > 1:
         raise AdminError(
@@ -86,7 +100,7 @@ def choose(
 
 
 def _refuse_misfits(checkpoints: Sequence[Checkpoint], checksums: Sequence[tuple[int, ...]]) -> None:
-    """Refuse checkpoints that are folded, not of one run, or copies, as far as can be told without their weights."""
+    """Refuse checkpoints that are folded, from several runs, or copies of each other. Reads no large weight."""
     copies: dict[tuple[int, ...], Checkpoint] = {}
     for checkpoint, checksum in zip(checkpoints, checksums):
         if checkpoint.folded:
@@ -95,14 +109,11 @@ def _refuse_misfits(checkpoints: Sequence[Checkpoint], checksums: Sequence[tuple
                 "unfolded checkpoints."
             )
         texts = bool(checkpoints[0].text and checkpoint.text)
-        facts = [_of_a_run(one, texts) for one in (checkpoints[0], checkpoint)]
-        for what in [*facts[0], *facts[1]]:
-            one, two = (of_one.get(what, "missing") for of_one in facts)
+        facts = [_run_facts(one, texts) for one in (checkpoints[0], checkpoint)]
+        for name in [*facts[0], *facts[1]]:
+            one, two = (known.get(name, "missing") for known in facts)
             if one != two:
-                raise AdminError(
-                    f"{checkpoints[0].name} and {checkpoint.name} are not of one run: {what} is {one} in the first and "
-                    f"{two} in the second. Average the checkpoints of one run."
-                )
+                raise _other_runs(checkpoints[0], checkpoint, f"{name} is {one}", two)
         _refuse_other_profile(checkpoints[0], checkpoint)
         first = copies.setdefault(checksum, checkpoint)
         if first is not checkpoint:
@@ -113,26 +124,26 @@ def _refuse_misfits(checkpoints: Sequence[Checkpoint], checksums: Sequence[tuple
 
 
 def _refuse_other_profile(one: Checkpoint, two: Checkpoint) -> None:
-    """Refuse two models whose profiled omega differs: training changes omega_delta alone."""
+    """Refuse models whose profiled omega differs by more than half precision rounds: training changes omega_delta."""
     if "code" in (one.record or {}):  # the authors' code, which trains what we take as omega_init
         return
-    for key in one.weights:
-        if not key.endswith(OMEGA_INIT):
-            continue
-        profiles = one.weights[key], two.weights[key]
-        narrow = min((profile.dtype for profile in profiles), key=lambda dtype: dtype.itemsize)
-        first, second = (profile.to(narrow) for profile in profiles)
-        differs = first.ne(second) & first.isfinite() & second.isfinite()
+    for key in filter(lambda key: key.endswith(OMEGA_INIT), one.weights):
+        first, second = one.weights[key].float(), two.weights[key].float()
+        differs = (first - second).abs() > 2**-8 * first.abs()
         if differs.any():
-            raise AdminError(
-                f"{one.name} and {two.name} are not of one run: omega of {key.removesuffix(OMEGA_INIT)} was profiled "
-                f"as {first[differs][0]:.4g} in the first and {second[differs][0]:.4g} in the second. Average the "
-                "checkpoints of one run."
-            )
+            fact = f"the profiled omega of {key.removesuffix(OMEGA_INIT)} is {first[differs][0]:.4g}"
+            raise _other_runs(one, two, fact, f"{second[differs][0]:.4g}")
 
 
-def _of_a_run(checkpoint: Checkpoint, texts: bool) -> dict[str, Any]:
-    """What the checkpoints of one run have in common, by its name in errors; older ones know nothing of their text."""
+def _other_runs(one: Checkpoint, two: Checkpoint, fact: str, other: object) -> AdminError:
+    return AdminError(
+        f"{one.name} and {two.name} are not of one run: {fact} in the first and {other} in the second. Average the "
+        "checkpoints of one run."
+    )
+
+
+def _run_facts(checkpoint: Checkpoint, texts: bool) -> dict[str, Any]:
+    """Facts that the checkpoints of one run share, by their names in messages. Older ones lack those of the text."""
     return {
         **{f"the shape of {key}": tuple(tensor.shape) for key, tensor in checkpoint.weights.items()},
         **{f"omega's {name}": value for name, value in (checkpoint.record or {}).items()},
@@ -142,24 +153,25 @@ def _of_a_run(checkpoint: Checkpoint, texts: bool) -> dict[str, Any]:
 
 
 def average(paths: Sequence[Path]) -> Checkpoint:
-    """The newest checkpoint (most updates) with its model replaced by the mean of all.
+    """Average checkpoints. Memory holds the result and the float64 sum of one tensor.
 
-    Memory holds the result and the float64 sum of one tensor.
-
-    Accumulated in float64, stored in the newest's types; entries that are not floats, or that only an older fairseq
-    stores (one of them uninitialised memory, so possibly NaN), are taken from the newest. Entries that are one tensor
-    in every file, as tied embeddings are, stay one. Optimizer state is dropped: an average is not a point to resume
-    from. So is the newest's moving average (--store-ema), which is not that of the mean.
+    The mean is summed in float64 and stored in the newest checkpoint's types. Entries that are not floats, or that only
+    an older fairseq stores (one is uninitialised memory, possibly NaN), come from the newest. Entries that are one
+    tensor in every file, such as tied embeddings, stay one tensor. Optimizer state is dropped, since nobody resumes
+    from an average, and so is the moving average (--store-ema), which belongs to the newest weights.
 
     Args:
         paths: checkpoints in any order, at least one, all of one run.
 
+    Returns:
+        The newest checkpoint (most updates), its model replaced by the mean.
+
     Raises:
-        AdminError: a file is not a whole checkpoint, is folded, is from another model or run than the first, has
+        AdminError: a file is not a whole checkpoint, is folded, belongs to another model or run than the first, or has
             diverged.
     """
     checkpoints = []
-    for path in each("read", paths, " files"):  # which an error ends; a comprehension keeps the bar open meanwhile
+    for path in each("read", paths, " files"):  # a loop: an error in a comprehension would leave the bar open
         checkpoints.append(Checkpoint.read(path))
     _refuse_misfits(checkpoints, [files.checksums(path) for path in paths])
     last = max(checkpoints, key=lambda checkpoint: checkpoint.updates)
@@ -176,7 +188,7 @@ def average(paths: Sequence[Path]) -> Checkpoint:
 
 
 def _ties(checkpoints: Sequence[Checkpoint], last: Checkpoint) -> list[list[str]]:
-    """The names of the newest's entries; those that are one tensor in every file are together."""
+    """Group the names of the newest checkpoint's entries: names of one tensor in every file are together."""
     ties: dict[Any, list[str]] = {}
     for key in last.weights:
         tensors = [checkpoint.weights[key] for checkpoint in checkpoints]
@@ -185,7 +197,7 @@ def _ties(checkpoints: Sequence[Checkpoint], last: Checkpoint) -> list[list[str]
 
 
 def _mean(key: str, checkpoints: Sequence[Checkpoint], newest: Tensor) -> Tensor:
-    """An entry's mean in the newest's type, or the newest's own."""
+    """An entry's mean in the newest's type; the newest's own tensor if it is not averaged."""
     if STRAY.search(key) or not newest.is_floating_point():
         return newest
     summed = torch.zeros(newest.shape, dtype=torch.float64)

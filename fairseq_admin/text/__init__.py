@@ -1,1 +1,1 @@
-"""Raw text to a model's units and back."""
+"""From raw text to a model's units and back."""

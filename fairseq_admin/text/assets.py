@@ -1,4 +1,4 @@
-"""What is next to a model and tells how its text is treated: dictionaries, text.json, the codes of its units."""
+"""The files next to a model that tell how its text is prepared: dictionaries, text.json, the merges of its units."""
 
 from __future__ import annotations
 
@@ -20,20 +20,17 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 BINARISED = re.compile(r"[^.]+\.(.+)-(.+)\.(?:\1|\2)\.idx")
-"""How fairseq-preprocess names its files, as train.de-en.de.idx."""
+"""fairseq-preprocess's file names, such as train.de-en.de.idx."""
 
 NOTED = "fingerprints.json"
-"""The file of an exported folder that holds the fingerprints of its text."""
+"""The file with the fingerprints of the text, in an exported folder."""
 
 Pair = tuple[str | None, str | None]
-"""Source and target, as far as they are known."""
+"""Source and target language; None where unknown."""
 
 
 class Assets:
-    """The files that belong to one model.
-
-    They are in the two folders of a text (folders.py), one of which the user names; else next to the model.
-    """
+    """The files of one model's text. They are in the folders that the user names (folders.py), or next to the model."""
 
     def __init__(
         self, model: Path, data: Path | None = None, codes: Path | None = None, languages: Pair = (None, None)
@@ -41,26 +38,26 @@ class Assets:
         """
         Args:
             model: a checkpoint, or another engine's folder.
-            data: where the files are; None: next to the model.
-            codes: the merges, if they are in another place.
-            languages: what the user says of them.
+            data: folder of the files. None: next to the model.
+            codes: the file of merges, if it is elsewhere.
+            languages: those on the command line.
 
         Raises:
-            AdminError: the folder's fingerprints cannot be read.
+            AdminError: the fingerprints of the model's folder cannot be read.
         """
         self.model = model
         self.folders = folders(data) if data else [model if model.is_dir() else model.parent]
         self.places = " or ".join(os.path.abspath(folder) for folder in self.folders)
         self.codes = codes
         self.asked = languages
-        self.expected: Mapping[str, str] = _noted(model) if model.is_dir() else {}
-        """The fingerprints of the model's own files, as far as they are known; others are refused."""
+        self.expected: Mapping[str, str] = _read_fingerprints(model) if model.is_dir() else {}
+        """Known fingerprints of the model's files. A file with another fingerprint is refused."""
 
     def find(self, name: str) -> Path | None:
-        """A file by its name, if it is there.
+        """Find a file by its name; None if it is missing.
 
         Raises:
-            AdminError: it is another model's.
+            AdminError: the file is another model's.
         """
         path = self.codes if name == CODES else None
         path = path or next((folder / name for folder in self.folders if (folder / name).is_file()), None)
@@ -69,14 +66,14 @@ class Assets:
         return path
 
     def need(self, name: str, instead: str = "") -> Path:
-        """A file by its name.
+        """Find a file by its name.
 
         Args:
-            name: the file's.
-            instead: what else the user can do, from a comma on.
+            name: the file name.
+            instead: the alternatives to --data, for the message, from a comma on.
 
         Raises:
-            AdminError: it is not there, or another model's.
+            AdminError: the file is missing, or another model's.
         """
         path = self.find(name)
         if path is None:
@@ -87,30 +84,30 @@ class Assets:
         return path
 
     def files(self) -> list[Path]:
-        """Every file that may be read: the model's own, and what tells how its text is treated."""
+        """List every file that may be read: the model's and the text's."""
         model = list(self.model.iterdir()) if self.model.is_dir() else [self.model]
         return [*model, *([self.codes] if self.codes else []), *files_in(self.folders)]
 
     def fingerprints(self) -> dict[str, str]:
-        """Those of the merges and the settings that are there."""
+        """Fingerprints of the merges and the settings, if these files are there."""
         paths = {name: self.find(name) for name in (CODES, FILE)}
         return {name: _fingerprints(path, name)[0] for name, path in paths.items() if path}
 
     def text(self) -> Text | None:
-        """How the text is tokenised, if text.json is there."""
+        """The settings in text.json; None if it is missing."""
         path = self.find(FILE)
         return Text.read(path) if path else None
 
     def languages(self, source: str | None, target: str | None) -> tuple[str, str]:
-        """Source and target: those the user asks for, the model's own, text.json's, or those of the binarised data.
+        """Find source and target: from the command line, the model, text.json, or the names of the binarised data.
 
-        fairseq-train notes only those that it was given; else it takes them from the data's names, as here.
+        fairseq-train stores only languages on its command line; otherwise it takes them from the data's names, as here.
 
         Args:
-            source, target: the model's own, as far as it tells.
+            source, target: those that the model names, or None.
 
         Raises:
-            AdminError: nobody tells them, or two of these do not agree.
+            AdminError: none of them tells, or two of them disagree.
         """
         text = self.text()
         pairs: list[tuple[object, Pair]] = [("the command line", self.asked), (self.model, (source, target))]
@@ -136,10 +133,10 @@ class Assets:
         return languages[0], languages[1]
 
     def _binarised(self) -> Pair:
-        """The languages of the binarised data's names, if there are any.
+        """The languages in the names of binarised data, if there is any.
 
         Raises:
-            AdminError: there are several pairs.
+            AdminError: there is data of several pairs.
         """
         names = [path.name for folder in self.folders for path in folder.glob("*.idx")]
         pairs = sorted({(match[1], match[2]) for match in map(BINARISED.fullmatch, names) if match})
@@ -151,15 +148,15 @@ class Assets:
         return pairs[0] if pairs else (None, None)
 
     def dictionary(self, language: str, size: int, stack: str) -> Dictionary:
-        """fairseq's dictionary of a language.
+        """Load fairseq's dictionary of a language.
 
         Args:
             language: its code.
-            size: how many symbols the model has.
-            stack: which of the model's stacks reads it, "encoder" or "decoder".
+            size: number of symbols that the model has.
+            stack: the stack that reads it, "encoder" or "decoder".
 
         Raises:
-            AdminError: it is not there, is not a dictionary, or is another model's.
+            AdminError: it is missing, not a dictionary, or another model's.
         """
         from fairseq.data import Dictionary
 
@@ -168,7 +165,7 @@ class Assets:
             words = Dictionary.load(str(path))
         except OSError:
             raise
-        except Exception as error:  # whatever its parser trips over
+        except Exception as error:  # its parser checks nothing
             raise AdminError(
                 f"{path} is not a dictionary of fairseq's ({line(error)}). Give the model's own."
             ) from None
@@ -186,7 +183,7 @@ class Assets:
 
 
 def _fingerprints(path: Path, name: str) -> list[str]:
-    """The fingerprint of the merges or of text.json, and the one that such a text.json was noted by before `perl`."""
+    """Fingerprints of the merges or of text.json; without `perl`, also the one from before that setting existed."""
     if name == CODES:
         return [fingerprint.of_bytes(path.read_bytes())]
     settings = asdict(Text.read(path))
@@ -194,8 +191,8 @@ def _fingerprints(path: Path, name: str) -> list[str]:
     return [fingerprint.of_bytes(json.dumps(each, sort_keys=True).encode()) for each in kept]
 
 
-def _noted(folder: Path) -> dict[str, str]:
-    """The fingerprints of an exported folder; none of one that another program wrote."""
+def _read_fingerprints(folder: Path) -> dict[str, str]:
+    """The fingerprints in an exported folder; none if another program wrote it."""
     try:
         return {**json.loads((folder / NOTED).read_text(encoding="utf-8"))}
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""From tokens to a model's units and back: byte-pair encoding, with the merges that are next to a model as `codes`."""
+"""From tokens to a model's units and back: byte-pair encoding by the merges in the file `codes` next to a model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CODES = "codes"
 
 
 class BPE:
-    """Byte-pair encoding with the merges of a file, as fastBPE writes and reads them."""
+    """Byte-pair encoding by the merges of a file in fastBPE's format."""
 
     def __init__(self, codes: Path) -> None:
         """Read the merges.
 
         Raises:
-            AdminError: a line is not "left right count"; fastBPE would take it as a merge.
+            AdminError: a line is not "left right count"; fastBPE would take it for a merge.
             OSError: the file cannot be read; fastBPE would end the process.
         """
         import fastBPE
@@ -28,10 +28,10 @@ class BPE:
         for number, line in enumerate(codes.read_bytes().removesuffix(b"\n").split(b"\n"), 1):
             if not re.fullmatch(rb"\S+ \S+ \d+\r?", line):
                 raise AdminError(
-                    f"{codes}: line {number} is no merge; expected two units and a count, as fastBPE writes them. Give "
-                    "the file the training text was split with (of subword-nmt's: no #version line, and a 1 a line)."
+                    f"{codes}: line {number} is not a merge; expected two units and a count, as fastBPE writes them. "
+                    "Give the file of the training text (from subword-nmt: without the #version line, 1 as the count)."
                 )
-        with _silent_stderr():  # where it counts them
+        with _silent_stderr():  # fastBPE prints the number of merges
             self._codes = fastBPE.fastBPE(str(codes))
 
     def apply(self, lines: list[str]) -> list[str]:
@@ -42,18 +42,18 @@ class BPE:
 
 
 def in_pieces(units: Iterable[str]) -> bool:
-    """Whether a dictionary's units are pieces of words, not whole words."""
+    """Whether a dictionary's units are pieces of words, which need merges."""
     return any(unit.endswith("@@") for unit in units)
 
 
 def remove_bpe(units: str) -> str:
-    """The tokens of which `BPE.apply` made these units."""
+    """Join units to the tokens that `BPE.apply` split."""
     return f"{units} ".replace("@@ ", "").rstrip()
 
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Nothing reaches standard error, not even what C++ writes."""
+    """Silence standard error, for C++ too."""
     stderr = os.dup(2)
     try:
         with open(os.devnull, "w") as nowhere:

@@ -1,6 +1,6 @@
-"""Where a model's text is: a folder of merges, settings and dictionaries, and its folder `bin`, with fairseq's data.
+"""The two folders of a model's text: one with merges, settings and dictionaries, and its folder `bin`, fairseq's data.
 
-fairseq-preprocess writes a dictionary next to its data, so a file may be in either. A user names one of the two.
+fairseq-preprocess writes the dictionaries next to its data, so a file may be in either folder. The user names one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .tokens import FILE
 
 
 def folders(named: Path) -> list[Path]:
-    """The folder that the user names, and the other of the two."""
+    """The folder that the user named, and the other one."""
     is_bin = named.absolute().name == "bin"
     return [named, Path(os.path.normpath(named / "..")) if is_bin else named / "bin"]
 
 
 def binarised(name: str) -> Path:
-    """The one of the two that has binarised data; if none has, where it should be: in `bin`, if that is there.
+    """Find the folder with binarised data. If there is none: `bin` if it exists, or else the named folder.
 
     Args:
-        name: the named folder's, as the command line has it.
+        name: the named folder, as the command line has it.
     """
     named = Path(name)
     nowhere = named / "bin" if (named / "bin").is_dir() else named
@@ -31,6 +31,6 @@ def binarised(name: str) -> Path:
 
 
 def files_in(places: Iterable[Path]) -> list[Path]:
-    """What these folders hold of a model's text: merges, settings, dictionaries, binarised data."""
+    """List the files of a model's text in these folders: merges, settings, dictionaries, binarised data."""
     patterns = (CODES, FILE, "dict.*.txt", "*.*-*.*.idx", "*.*-*.*.bin")
     return [path for place in places for pattern in patterns for path in place.glob(pattern)]

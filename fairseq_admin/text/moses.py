@@ -1,8 +1,8 @@
-"""Moses' tokenizer.perl and lowercase.perl, line for line, on top of sacremoses.
+"""Tokenisers on top of sacremoses: its own with zero-width joiners kept, and Moses' Perl scripts, line for line.
 
 sacremoses differs from the scripts of mosesdecoder's main branch: it keeps the full stop of a last word that looks like
-an abbreviation, and knows fewer letters and other control characters. Here its public rules are replaced by those of
-the scripts. Where a script leaves several spaces, or one at an end, there is one or none here.
+an abbreviation, and knows fewer letters and other control characters. `PerlTokeniser` replaces its public rules by the
+scripts'. Only spaces differ from the scripts: never two in a row, none at the ends.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Tokeniser(MosesTokenizer):
 class PerlTokeniser(MosesTokenizer):
     """tokenizer.perl."""
 
-    # Perl's white space, without the separators that Python counts (U+001C to U+001F); these go with the ASCII junk.
+    # Perl's white space: without U+001C to U+001F, which Python counts and which the rule for ASCII junk removes.
     DEDUPLICATE_SPACE = re.compile(r"[^\S\x1c-\x1f]+"), " "
 
     def __init__(self, language: str, last: int = 0xFFFF) -> None:
-        """Prepare for a language.
+        """Compile the rules of a language.
 
         Args:
-            language: the code that tokenizer.perl is given.
-            last: the rules know characters up to this one; for a line with others there is a second tokeniser. With
-                the first 65,536 alone, `re` looks a character up in a table, and is 2.5 times as fast.
+            language: the code for tokenizer.perl.
+            last: the last character that the rules know; a second tokeniser takes lines with characters after it. Up to
+                the 65,536th, `re` looks characters up in a table, which is 2.5 times as fast.
 
         Raises:
-            AdminError: the script treats the language in a way of its own, which is not here.
+            AdminError: the script has rules for this language that are not here.
         """
         if language in NOT_HERE:
             raise AdminError(
@@ -91,7 +91,7 @@ class PerlTokeniser(MosesTokenizer):
         return super().tokenize(text, **options)
 
     def handles_nonbreaking_prefixes(self, text: str) -> str:
-        """Split the full stop off each word, unless it is an abbreviation; off the last word always."""
+        """Split the full stop off each word that is not an abbreviation, and always off the last word."""
         words = text.split()
         for number, word in enumerate(words):
             if len(word) > 1 and word[-1] == ".":
@@ -107,10 +107,10 @@ class PerlTokeniser(MosesTokenizer):
 
 
 def _abbreviations(language: str) -> dict[str, bool]:
-    """The language's abbreviations, and whether each is one before a number only.
+    """The language's abbreviations, each with whether it is one only before a number.
 
-    From Moses' own list and in the script's way, which sacremoses does not keep to: blanks at the end of an entry are
-    part of it, so that it matches no word, and of an abbreviation that is there twice the later entry counts.
+    They are read from Moses' list as the script reads it, unlike sacremoses: blanks at the end of an entry belong to
+    it, so it matches no word, and the later of two equal abbreviations counts.
     """
     code = NonbreakingPrefixes().available_langs.get(language, "en")
     abbreviations: dict[str, bool] = {}
@@ -122,13 +122,13 @@ def _abbreviations(language: str) -> dict[str, bool]:
 
 
 def lower(tokens: str) -> str:
-    """lowercase.perl: Python alone writes a sigma at the end of a word in another way."""
+    """lowercase.perl. (Python's lower() has another sigma at the end of a word.)"""
     return tokens.replace("\u03a3", "\u03c3").lower()
 
 
 @cache
 def _characters(properties: str, last: int) -> str:
-    """The characters with one of these Unicode properties, up to the last, as ranges inside a class of `re`."""
+    """The characters up to `last` with one of these Unicode properties, as ranges for a character class of `re`."""
     every = "".join(map(chr, range(last + 1)))
     runs = (run.group() for run in regex.finditer(f"[{properties}]+", every))
     return "".join(f"\\U{ord(run[0]):08x}-\\U{ord(run[-1]):08x}" for run in runs)

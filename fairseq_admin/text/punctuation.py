@@ -1,4 +1,4 @@
-"""Punctuation normalised by sacremoses' rules: as sacremoses applies them, in less time, or as Moses' scripts do."""
+"""Normalise punctuation by sacremoses' rules: in its order, but faster, or exactly as Moses' scripts do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sacremoses import MosesPunctNormalizer
 
 
 class PunctuationNormaliser(MosesPunctNormalizer):
-    """sacremoses' own, with full-width punctuation replaced first; its some eighty rules are compiled once."""
+    """sacremoses' normaliser with its eighty rules compiled once. Full-width punctuation is replaced first."""
 
     def __init__(self, language: str) -> None:
         super().__init__(language)
@@ -17,7 +17,7 @@ class PunctuationNormaliser(MosesPunctNormalizer):
 
     def _compile(self, rules: list[tuple[str, str]], flags: int = 0) -> None:
         self._rules = [(re.compile(pattern, flags), replacement) for pattern, replacement in rules]
-        # A character outside ASCII stands for itself in every pattern, so those with one match no line of ASCII.
+        # In every pattern a character outside ASCII stands for itself, so such a pattern matches no line of ASCII.
         self._rules_of_ascii = [rule for rule in self._rules if rule[0].pattern.isascii()]
 
     def _apply(self, text: str) -> str:
@@ -42,9 +42,9 @@ class PerlNormaliser(PunctuationNormaliser):
         elif language not in ("cs", "cz"):
             rules += self.DE_ES_FR_QUOTATION_FOLLOWED_BY_COMMA
         rules += self.DE_ES_CZ_CS_FR if language in ("de", "es", "cz", "cs", "fr") else self.OTHER
-        # The script reads bytes: to it, only ASCII has digits and white space.
+        # The script reads bytes, so it knows only the digits and white space of ASCII.
         self._compile(rules, re.ASCII)
 
     def normalize(self, text: str) -> str:
-        # The script leaves the newline in, and moves a quotation mark before a full stop that only it follows.
+        # The script keeps the newline, and so moves a quotation mark before a full stop at the end of a line.
         return self.UNPRINTABLE.sub(" ", self._apply(f"{text}\n"))

@@ -1,6 +1,6 @@
-"""How raw text becomes tokens and back: normalisation, Moses' rules, lower case.
+"""From raw text to tokens and back: normalisation, Moses' rules, lower case.
 
-The settings are next to a model as `text.json`. A line in is a line out, whatever it holds.
+The settings are in the file `text.json` next to a model. Every line gives one line, whatever it holds.
 """
 
 from __future__ import annotations
@@ -31,23 +31,22 @@ JOINERS = "\u200c\u200d"
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """What is done to the text of a pair of languages, both sides alike.
+    """How the text of a pair of languages is tokenised, both sides alike.
 
     Attributes:
-        source: code of the language translated from, as in "de". A code that Moses does not know is treated as English.
-        target: code of the language translated into.
-        lowercase: upper case is given up.
+        source: code of the source language, as in "de". A code that Moses does not know is treated as English.
+        target: code of the target language.
+        lowercase: write everything in lower case.
         normalise: replace full-width punctuation, normalise punctuation by Moses' rules, then remove control and format
             characters (`removed`) but the joiners.
-        aggressive_dashes: "well-known" becomes "well @-@ known".
-        escape: characters special to Moses become entities, as in "&apos;".
+        aggressive_dashes: turn "well-known" into "well @-@ known".
+        escape: turn Moses' special characters into entities, as in "&apos;".
+        perl: make the tokens of Moses' Perl scripts, line for line; normalise is then Moses' punctuation normalisation,
+            with a space for each control character, and tokens are lower-cased instead of raw text.
 
-        perl: tokens are, line for line, those of Moses' Perl scripts; normalise is then Moses' punctuation
-            normalisation and control characters replaced by spaces, and tokens are lower-cased, not raw text.
-
-    With normalise, aggressive_dashes and escape, and without perl, the tokens are those of WMT'19's fairseq models as
-    transformers' FSMTTokenizer makes them. With perl and escape they are those of fairseq's IWSLT'14 data, with
-    aggressive_dashes and normalise besides those of its WMT'14 data.
+    With normalise, aggressive_dashes and escape, and without perl, the tokens are those of WMT'19's fairseq models, as
+    transformers' FSMTTokenizer makes them. With perl and escape they are those of fairseq's IWSLT'14 data; with
+    aggressive_dashes and normalise too, those of its WMT'14 data.
     """
 
     source: str
@@ -60,11 +59,11 @@ class Text:
 
     @classmethod
     def read(cls, path: Path) -> Text:
-        """The settings of a `text.json`; those that it leaves out are off.
+        """Read a `text.json`. Settings that it lacks are off.
 
         Raises:
-            AdminError: it is not JSON, or a setting is unknown or of the wrong type.
-            OSError: it cannot be read.
+            AdminError: the file is not JSON, or a setting is unknown or of the wrong type.
+            OSError: the file cannot be read.
         """
         try:
             text = cls(**json.loads(path.read_bytes()))
@@ -81,15 +80,18 @@ class Text:
         return text
 
     def write(self, path: Path) -> None:
-        """Write the settings as a `text.json`; the path holds either all of them or what it held before."""
+        """Write a `text.json`, whole or not at all."""
         write_bytes(f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode(), path)
 
     def tokenise(self, line: str, language: str) -> str:
-        """The line's tokens, one space between them and no other white space.
+        """Tokenise a line.
 
         Args:
-            line: raw text of any kind, or nothing.
-            language: the line's, self.source or self.target.
+            line: any raw text, or none.
+            language: its language, `self.source` or `self.target`.
+
+        Returns:
+            Tokens with one space between them and no other white space.
 
         Raises:
             AdminError: sacremoses is not installed, or perl is on and Moses has other rules for the language.
@@ -99,7 +101,7 @@ class Text:
             line = CONTROL_SPACES.sub(" ", line.lower() if self.lowercase else line)
         if self.normalise:
             line = normaliser.normalize(line)
-            if not self.perl and not line.isprintable():  # as for some other characters, too
+            if not self.perl and not line.isprintable():  # cheap; true of a few other lines too
                 line = "".join(itertools.filterfalse(self._is_removed, line))
         tokens = " ".join(tokeniser.tokenize(line, aggressive_dash_splits=self.aggressive_dashes, escape=self.escape))
         if self.lowercase and self.perl:
@@ -125,7 +127,7 @@ class Text:
         return unicodedata.category(character).startswith("C") if self.normalise else character < " "
 
     def detokenise(self, tokens: str) -> str:
-        """Raw text of the target language from tokens with spaces between them.
+        """Join tokens, with spaces between them, to raw text of the target language.
 
         Raises:
             AdminError: sacremoses is not installed.
@@ -134,7 +136,7 @@ class Text:
 
     @cached_property
     def _moses(self) -> dict[str, tuple[Any, Any]]:
-        """Punctuation normaliser and tokeniser of either language."""
+        """Punctuation normaliser and tokeniser of each language."""
         need("sacremoses")
         from .moses import PerlTokeniser, Tokeniser
         from .punctuation import PerlNormaliser, PunctuationNormaliser

@@ -1,8 +1,8 @@
-"""Three engines behind one interface: fairseq's checkpoints, CTranslate2's folders, Hugging Face's FSMT folders.
+"""One interface for three engines: fairseq's checkpoints, CTranslate2's folders, Hugging Face's FSMT folders.
 
-They search alike: beam search that ends when as many hypotheses as the beam is wide are complete, scores divided by the
-length (end of sentence included) to a power, at most MORE units longer than the source. This file imports neither torch
-nor fairseq, which CTranslate2 can do without.
+They search alike: beam search that ends when the beam is full of complete hypotheses; scores divided by a power of the
+length, end of sentence included; at most MORE units longer than the source. This file imports neither torch nor
+fairseq, because CTranslate2 needs neither.
 
     B sentences   T target units
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MORE = 200
-"""How many units longer than the source a translation may become: fairseq's bound for any source, plus the source."""
+"""Units by which a translation may be longer than its source."""
 
 
 class Hypothesis(NamedTuple):
-    """A translation, and its log-probability (natural logarithm) over its length to the length penalty."""
+    """A translation, and its log-probability (natural logarithm) divided by its length to the length penalty."""
 
     score: float
     units: str
@@ -34,7 +34,7 @@ class Hypothesis(NamedTuple):
 
 
 class Search(NamedTuple):
-    """How to search: width of the beam, power of the length that divides scores, how many hypotheses to return."""
+    """Width of the beam, power of the length that divides scores, number of hypotheses to return."""
 
     beam: int = 5
     length_penalty: float = 1.0
@@ -45,9 +45,9 @@ class Translator(abc.ABC):
     """A model that translates units into units."""
 
     longest: int
-    """The most units a source sentence may have."""
+    """Largest number of units in a source sentence."""
     in_pieces: bool
-    """Whether its source units are pieces of words, of which there must be the merges."""
+    """Whether the source units are pieces of words, so that merges are needed."""
 
     @abc.abstractmethod
     def __init__(self, model: Path, assets: Assets, device: str | None) -> None:
@@ -55,8 +55,8 @@ class Translator(abc.ABC):
 
         Args:
             model: a checkpoint, or a folder.
-            assets: where its dictionaries are; they learn the fingerprints of the model's own files.
-            device: "cpu" or "cuda"; None: the best there is.
+            assets: its dictionaries; the engine stores the model's fingerprints in them.
+            device: "cpu" or "cuda"; None: CUDA if it is there.
 
         Raises:
             AdminError: the model is damaged, the dictionaries are not its own, or the engine is not installed.
@@ -64,26 +64,30 @@ class Translator(abc.ABC):
 
     @abc.abstractmethod
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
-        """The best hypotheses of each sentence, the best first: search.nbest of them, or as many as were found.
+        """Translate a batch.
 
         Args:
-            batch: sentences of 1 to `longest` units, translated all at once.
+            batch: sentences of 1 to `longest` units.
+            search: how to search.
+
+        Returns:
+            For each sentence up to search.nbest hypotheses, the best first.
         """
 
 
-def choose_device(asked: str | None, cuda: bool) -> str:
-    """The device asked for, or the best there is.
+def choose_device(device: str | None, cuda: bool) -> str:
+    """The user's device, or else CUDA if it is there.
 
     Raises:
-        AdminError: CUDA was asked for and is not there.
+        AdminError: the user's is CUDA, and it is not there.
     """
-    if asked == "cuda" and not cuda:
+    if device == "cuda" and not cuda:
         raise AdminError("--device cuda: no CUDA device was found. Give --device cpu, or install a build for CUDA.")
-    return asked or ("cuda" if cuda else "cpu")
+    return device or ("cuda" if cuda else "cpu")
 
 
 def padded(batch: Sequence[list[str]], words: Dictionary, left: bool) -> Tensor:
-    """The sentences' numbers, each ended and padded on one side to the longest. Shape (B, longest + 1)."""
+    """Numbers of the sentences' units, each with its end, padded on one side. Shape (B, longest + 1)."""
     from fairseq.data.data_utils import collate_tokens
 
     lines = [words.encode_line(units, line_tokenizer=list, add_if_not_exist=False).long() for units in batch]
@@ -91,5 +95,5 @@ def padded(batch: Sequence[list[str]], words: Dictionary, left: bool) -> Tensor:
 
 
 def spelled(numbers: Tensor, words: Dictionary) -> str:
-    """The units of a hypothesis, without beginning, end and padding. Shape (T,)."""
+    """Spell a hypothesis, shape (T,), as units, without beginning, end and padding."""
     return words.string(numbers.tolist(), extra_symbols_to_ignore=[words.pad()])

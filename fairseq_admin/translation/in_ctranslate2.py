@@ -1,4 +1,4 @@
-"""CTranslate2's folders as an engine.
+"""The engine for CTranslate2's folders.
 
 B sentences   T target units
 """
@@ -30,10 +30,10 @@ class CTranslate2Translator(Translator):
             self.positions = positions(model / "model.bin")
             units = [json.loads(path.read_bytes()) for path in model.glob("*vocabulary.json")]
         except (OSError, RuntimeError, ValueError, struct.error) as error:
-            raise AdminError(f"{model} is no whole CTranslate2 model ({line(error)}). Export it again.") from None
+            raise AdminError(f"{model} is not a whole CTranslate2 model ({line(error)}). Export it again.") from None
         self.in_pieces = any(map(in_pieces, units))
         self.longest = self.positions - 1
-        try:  # it looks for CUDA's libraries at the first batch
+        try:  # CTranslate2 looks for CUDA's libraries at the first batch
             self.model.translate_batch([["</s>"]], max_decoding_length=1)
         except RuntimeError as error:
             if "cannot be loaded" not in str(error):

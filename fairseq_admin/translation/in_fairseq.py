@@ -1,4 +1,4 @@
-"""fairseq's checkpoints, Admin's and stock Transformers', as an engine.
+"""The engine for fairseq's checkpoints: Admin models and stock Transformers.
 
 B sentences   T target units
 """
@@ -20,7 +20,7 @@ from .engines import MORE, Hypothesis, Search, Translator, choose_device, padded
 
 
 class FairseqTranslator(Translator):
-    """A checkpoint of fairseq's, Admin's or a stock Transformer's."""
+    """A checkpoint of an Admin model or a stock Transformer."""
 
     def __init__(self, model: Path, assets: Assets, device: str | None) -> None:
         checkpoint = Checkpoint.read(model)
@@ -37,7 +37,7 @@ class FairseqTranslator(Translator):
         self.in_pieces = in_pieces(self.source.symbols)
         self.model = build(checkpoint, self.source, self.target).to(self.device)
         self.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
-        self.pads_left = str(task.get("left_pad_source", True)) == "True"  # older fairseq: text
+        self.pads_left = str(task.get("left_pad_source", True)) == "True"  # older fairseq stores text
         self.longest = min(self.model.max_positions()) - 1
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:

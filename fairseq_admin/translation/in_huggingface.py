@@ -1,4 +1,4 @@
-"""Hugging Face's FSMT folders as an engine.
+"""The engine for Hugging Face's FSMT folders.
 
 B sentences   T target units
 """
@@ -32,10 +32,10 @@ class HuggingFaceTranslator(Translator):
             self.model = transformers.FSMTForConditionalGeneration.from_pretrained(
                 model, local_files_only=True, use_safetensors=True
             )
-        except Exception as error:  # of its files' many readers
-            raise AdminError(f"{model} is no whole FSMT model ({line(error)}). Export it again.") from None
+        except Exception as error:  # its files have many readers
+            raise AdminError(f"{model} is not a whole FSMT model ({line(error)}). Export it again.") from None
         if kind != "fsmt":
-            raise AdminError(f"{model} holds a {kind} model; of Hugging Face's, only FSMT is read.")
+            raise AdminError(f"{model} holds a {kind} model; expected FSMT. No other of Hugging Face's is read.")
         self.model.eval().to(self.device)
         config = self.model.config
         sizes = config.src_vocab_size, config.tgt_vocab_size
@@ -74,7 +74,7 @@ class HuggingFaceTranslator(Translator):
         ]
 
     def _scores(self, tokens: Tensor, mask: Tensor, hypotheses: Tensor, length_penalty: float) -> Tensor:
-        """Scores of one hypothesis a sentence, shape (B, T + 1), shape (B,). generate() would keep every step's."""
+        """Score one hypothesis of each sentence. Shapes (B, T + 1) -> (B,). (generate() would keep every step's.)"""
         decoded = hypotheses[:, :-1]
         logits = self.model(tokens, attention_mask=mask, decoder_input_ids=decoded, use_cache=False).logits
         losses = functional.cross_entropy(

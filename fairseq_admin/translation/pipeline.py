@@ -1,4 +1,4 @@
-"""Raw text in, raw text out: a model, and what is done to the text before and after it; lines too long in pieces."""
+"""Translate raw text to raw text: tokenise, split into units, translate, join. Too long lines are cut into pieces."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ class Translation(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """A model and what is done to the text before and after it."""
+    """A model, and how its text is prepared."""
 
     translator: Translator
     text: Text | None
-    """None: the text is tokens already, and the translation is."""
+    """None: text and translation are tokens."""
     bpe: BPE | None
     """None: the tokens are the model's units."""
 
     @classmethod
     def load(cls, model: Path, assets: Assets, kind: str = "raw", device: str | None = None) -> Pipeline:
-        """The pipeline of a checkpoint, or of a folder that CTranslate2 or Hugging Face's transformers read.
+        """Load the pipeline of a checkpoint, or of a folder for CTranslate2 or Hugging Face's transformers.
 
         Args:
             model: the checkpoint or folder.
-            assets: with text.json, codes and the dictionaries, as far as they are needed.
-            kind: the text is "raw", "tokens" or the model's "units", and the translation shall be.
-            device: "cpu" or "cuda"; None: the best there is.
+            assets: text.json, codes and the dictionaries, as far as they are needed.
+            kind: "raw", "tokens" or "units": the kind of text and translation.
+            device: "cpu" or "cuda"; None: CUDA if it is there.
 
         Raises:
-            AdminError: something is missing or broken.
+            AdminError: a file is missing or broken.
         """
         translator = _engine(model)(model, assets, device)
         if translator.longest < 1:
@@ -65,19 +65,19 @@ class Pipeline(NamedTuple):
         first: int = 1,
         done: Callable[[int], object] = lambda pieces: None,
     ) -> list[list[Translation]]:
-        """Translate lines of text; one without words has one translation, empty.
+        """Translate lines of text. A line without words has one empty translation.
 
         A line that is too long for the model is translated in pieces, with a note on standard error.
 
         Args:
             lines: raw text, or tokens.
-            search: how.
-            batch_tokens: units in a batch at most, padding included, unless a sentence alone has more.
+            search: how to search.
+            batch_tokens: largest number of units in a batch, padding included; a longer sentence is a batch by itself.
             first: number of the first line, for notes.
-            done: is told after each batch how many pieces were in it.
+            done: called after each batch with its number of pieces.
 
         Returns:
-            The best translations of each line, the best first, up to search.nbest.
+            For each line up to search.nbest translations, the best first.
         """
         pieces: list[list[str]] = []
         of_line: list[range] = []
@@ -103,7 +103,7 @@ class Pipeline(NamedTuple):
         return [line.split(" ") if line else [] for line in (self.bpe.apply(tokens) if self.bpe else tokens)]
 
     def _joined(self, pieces: list[list[Hypothesis]]) -> list[Translation]:
-        """A line's translations: the first of all its pieces, the second of all, ...; the mean of their scores."""
+        """Join the best hypotheses of all pieces, then the second best, and so on. Scores are the pieces' mean."""
         if not pieces:
             return [Translation(0.0, "")]
         translations = []
@@ -118,7 +118,7 @@ class Pipeline(NamedTuple):
 
 
 def _engine(model: Path) -> type[Translator]:
-    """What translates with a model; each engine's packages are imported only where it is used."""
+    """Choose a model's engine. Only its own packages are imported."""
     if (model / "model.bin").exists():
         from .in_ctranslate2 import CTranslate2Translator
 
@@ -138,9 +138,9 @@ def _engine(model: Path) -> type[Translator]:
 
 
 def split(units: list[str], longest: int) -> list[list[str]]:
-    """A sentence in pieces of at most `longest` units; none if it has no units.
+    """Cut a line into pieces of at most `longest` units; no piece if it has no units.
 
-    A piece ends with the last sentence that ends within the bound, or else the last word, or else anywhere.
+    A piece ends with the last sentence that ends within the bound, or else with the last word, or else anywhere.
     """
     pieces = []
     while len(units) > longest:
@@ -155,11 +155,14 @@ def split(units: list[str], longest: int) -> list[list[str]]:
 
 
 def batches(lengths: list[int], tokens: int) -> Iterator[list[int]]:
-    """Numbers of sentences to translate together: of like length, the longest first, and every one once.
+    """Group sentences of similar length into batches, the longest first.
 
     Args:
-        lengths: units a sentence.
-        tokens: units a batch at most, padding included; a longer sentence is a batch of its own.
+        lengths: number of units of each sentence.
+        tokens: largest number of units in a batch, padding included; a longer sentence is a batch by itself.
+
+    Yields:
+        Numbers of the sentences of a batch, from 0.
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     while order:

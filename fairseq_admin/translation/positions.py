@@ -1,4 +1,4 @@
-"""How many positions a CTranslate2 model has, read from its file: CTranslate2 does not tell."""
+"""Read the number of positions of a CTranslate2 model from its file, since CTranslate2 does not tell it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import struct
 from pathlib import Path
 
 POSITIONS = 1024
-"""How many positions fairseq's Transformers have, unless told otherwise."""
+"""fairseq's default number of positions."""
 
 
 def positions(path: Path) -> int:
-    """How many positions a CTranslate2 model has, from its file.
+    """Read the number of positions.
 
     The file lists every tensor's name, shape, type and bytes (ModelSpec._serialize in ctranslate2/specs/model_spec.py).
 
@@ -26,7 +26,7 @@ def positions(path: Path) -> int:
         def string() -> str:
             return file.read(number("H"))[:-1].decode("utf-8")
 
-        number("I"), string(), number("I")  # versions of the format, and the kind of model
+        number("I"), string(), number("I")  # version of the format, kind of model, its revision
         for _ in range(number("I")):
             name, shape = string(), [number("I") for _ in range(number("B"))]
             number("B")

@@ -1,4 +1,4 @@
-"""Text as it flows through `fairseq-admin translate`: read some lines at a time, written in order, shown on a bar."""
+"""The text of `fairseq-admin translate`: read in chunks of lines, written in order, with a progress bar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .engines import Search
 from .pipeline import Pipeline, Translation
 
 CHUNK = 2000
-"""Lines read at a time, of anything but a terminal."""
+"""Lines read at a time; from a terminal, one."""
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def _reading(name: str) -> Iterator[None]:
 
 
 def read(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
-    """Lines of UTF-8, `size` at a time, without the newlines, which alone end a line.
+    """Yield lines of UTF-8, `size` at a time, without their newlines. Only a newline ends a line.
 
     Raises:
         AdminError: a line is not UTF-8, or the text cannot be read.
@@ -70,11 +70,11 @@ def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
 
 @contextlib.contextmanager
 def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
-    """What writes to a file, which is there when all is written, or to standard output.
+    """Yield a function that writes to standard output, or to a file that gets its name when the block ends.
 
     Raises:
-        AdminError: the path is no place for a file, or the disk is full.
-        Unread: whoever reads standard output has read enough.
+        AdminError: the path cannot be written, or the disk is full.
+        StdoutClosed: the reader of standard output has closed it.
     """
     if path is None:
         stdout = sys.stdout  # which may be redirected while the block runs
@@ -88,7 +88,7 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
     with outputs.replacing(path) as part:
 
         def write(text: bytes) -> None:
-            # Closed each time: a disk over a network may refuse only then what was written.
+            # Closed each time: a network disk may refuse a write only then.
             with outputs.writing(path), part.open("ab") as stream:
                 stream.write(text)
 
@@ -97,7 +97,7 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
 
 
 def formatted(number: int, translations: Iterable[Translation], search: Search) -> str:
-    """What is written of a line: its translation, or a line each: number, score and text, with tabs between."""
+    """Format the translations of a line: the text alone, or number, score and text with tabs, one line each."""
     if search.nbest == 1:
         return "".join(f"{translation.text}\n" for translation in translations)
     return "".join(f"{number}\t{score:.4f}\t{text}\n" for score, text in translations)
@@ -119,7 +119,7 @@ def lines_of(source: BinaryIO, name: str) -> int | None:
 
 
 def prompted(lines: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The lines that somebody types, each asked for on standard error."""
+    """Prompt for each line on standard error."""
     print("fairseq-admin: type a sentence a line; Ctrl-D ends.", file=sys.stderr)
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
@@ -138,16 +138,16 @@ def flow(
     search: Search,
     batch_tokens: int,
 ) -> None:
-    """Translate all of a text: a terminal's line by line after a prompt, any other with a bar.
+    """Translate a text: from a terminal line by line after a prompt, otherwise with a bar.
 
     Args:
-        pipeline: what translates.
-        source: the text, of that `name`.
-        write: is given the translations of all the lines that were read at a time, up to CHUNK, as one text.
-        search, batch_tokens: as for the pipeline.
+        pipeline: the model.
+        source, name: the text, and its name for messages.
+        write: called with the translations of each chunk of lines.
+        search, batch_tokens: see `Pipeline.translate`.
 
     Raises:
-        AdminError: a line is not UTF-8.
+        AdminError: a line is not UTF-8, or the text cannot be read.
     """
     if source.isatty():
         chunks, shown = prompted(read(source, name, 1)), bar("translate", 0, " lines", hidden=True)
@@ -158,10 +158,10 @@ def flow(
         for lines in chunks:
             removed += pipeline.text.removed(lines) if pipeline.text else Counter()
             translated = pipeline.translate(lines, search, batch_tokens, first, shown.update)
-            shown.clear()  # or the first line would stick to it where both are on a terminal
+            shown.clear()  # or on a terminal the first line would follow it
             rows = (formatted(number, translations, search) for number, translations in enumerate(translated, first))
             write("".join(rows).encode("utf-8"))
             first += len(lines)
-            shown.n = first - 1  # lines, of which some are empty and some in several pieces
+            shown.n = first - 1  # count lines: some are empty, some in several pieces
     if removed:
         print(f"fairseq-admin: {name}: {removal_note(removed)}.", file=sys.stderr)
