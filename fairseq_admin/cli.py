@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from . import advice, outputs
+from . import advice, outputs, register
 from .analysis import options as analysis
 from .arguments import above_zero, count, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
@@ -117,6 +117,10 @@ VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
 """What adds a verb's options, and what the verb does. It is the function of that name in verbs.py."""
 
 
+WITHOUT_FAIRSEQ = ("translate", "advise", "path")
+"""Verbs that need no fairseq; `translate` does for a checkpoint of fairseq's, and then imports it."""
+
+
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command line, and that of each verb."""
     top = Parser(prog="fairseq-admin", description=__doc__)
@@ -156,6 +160,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         args = parse(sys.argv[1:] if arguments is None else arguments)
         with warnings.catch_warnings(action="ignore"):
+            if args.verb not in WITHOUT_FAIRSEQ:
+                register()
             from . import verbs
 
             answer = getattr(verbs, args.verb)(args)
