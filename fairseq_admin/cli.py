@@ -16,7 +16,7 @@ from . import advice, outputs, register
 from .analysis import options as analysis
 from .arguments import above_zero, count, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
-from .method.schemes import SCHEMES
+from .method.schemes import MODEL_SCHEMES
 from .text.folders import binarised
 from .version import __version__
 
@@ -90,7 +90,7 @@ def _advise(parser: argparse.ArgumentParser) -> None:
     for side in ("encoder", "decoder"):
         parser.add_argument(f"--{side}-layers", type=count, required=True, metavar="N", help=f"0: there is no {side}")
     parser.add_argument("--width", type=positive, default=advice.WIDTH, help=f"channels (default: {advice.WIDTH})")
-    parser.add_argument("--scheme", choices=list(SCHEMES), help="the residual scheme you have in mind")
+    parser.add_argument("--scheme", choices=MODEL_SCHEMES, help="the residual scheme you have in mind")
     parser.add_argument("--json", action="store_true", help="for machines")
 
 

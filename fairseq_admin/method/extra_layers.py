@@ -26,7 +26,7 @@ from ..version import __version__
 from . import initial_weights, provenance
 from .norms import shortcut_norms
 from .profiling import from_first_rank, observe
-from .schemes import EVERY
+from .schemes import SCHEMES
 from .stacks import AdminEncoder
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class MoreLayers(AdminEncoder):
         super().__init__(cfg, dictionary, nn.Embedding(1, cfg.encoder.embed_dim, padding_idx=0))
         self.padding_idx = dictionary.pad()
         del self.embed_tokens
-        self.scheme = EVERY[cfg.admin_scheme]
+        self.scheme = SCHEMES[cfg.admin_scheme]
         if self.scheme.weights is not None:
             getattr(initial_weights, self.scheme.weights)({"encoder": self})
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import EVERY, norms_of
+from .schemes import SCHEMES, norms_of
 from .second_stream import pack, unpack
 
 
@@ -35,7 +35,7 @@ def xavier(linear: nn.Linear) -> nn.Linear:
 
 def ffn_law(cfg) -> str | None:
     """The law that a model's feed-forward weights start with, from its options; None: its scheme draws them."""
-    return EVERY[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
+    return SCHEMES[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
 
 
 class _SchemeLayer:
@@ -57,7 +57,7 @@ class _SchemeLayer:
     """The second stream, within a forward."""
 
     def __init__(self, cfg, *args, **kwargs) -> None:
-        self.scheme = EVERY[cfg.admin_scheme]
+        self.scheme = SCHEMES[cfg.admin_scheme]
         self._xavier = ffn_law(cfg) == "xavier"
         super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]
         scheme = self.scheme

@@ -62,6 +62,9 @@ class Scheme(NamedTuple):
     """The law of the feed-forward weights, one of FFN_LAWS, unless --admin-ffn-init gives another; None: `weights`
     draws them, from Xavier's."""
 
+    new_layers_only: bool = False
+    """Whether it is only for new layers on a pre-trained encoder (deeper_model.py)."""
+
     def ffn_law(self, option: str | None) -> str | None:
         """The law that a model's feed-forward weights start with, by --admin-ffn-init, the option."""
         return self.ffn and (option or self.ffn)
@@ -180,19 +183,16 @@ SCHEMES: dict[str, Scheme] = {
     "residual": Scheme("ResiDual", "Xie et al. 2023; microsoft/ResiDual", second_stream=True),
     "peri-ln": Scheme("Peri-LN", "Kim et al. 2025", norm=("before", "before"), branch_norm="output"),
     "keel": Scheme("Keel", "Chen and Wei 2026", shortcut=keel_scales, branch_norm="input"),
-}
-
-FOR_EXTRA_LAYERS: dict[str, Scheme] = {
-    # μ, which its weights are divided by, is measured on the pre-trained encoder: extra_layers.py.
+    # Its weights are divided by μ, which extra_layers.py measures on the pre-trained encoder.
     "dt-fixup": Scheme(
         "DT-Fixup",
         "Xu et al. 2021, section 3; BorealisAI/DT-Fixup, spider/semparser",
         norm=("none", "none"),
         weights="dt_fixup_weights",
         ffn=None,
+        new_layers_only=True,
     ),
 }
-"""Rows for new layers on top of a pre-trained encoder alone (deeper_model.py)."""
 
-EVERY: dict[str, Scheme] = {**SCHEMES, **FOR_EXTRA_LAYERS}
-"""What new layers can have."""
+MODEL_SCHEMES = tuple(name for name, scheme in SCHEMES.items() if not scheme.new_layers_only)
+"""The schemes that a whole model can have; new layers can have any."""

@@ -9,7 +9,7 @@ from fairseq.models.transformer.transformer_encoder import TransformerEncoderBas
 
 from .fixup import Shift
 from .layers import SchemeDecoderLayer, SchemeEncoderLayer, recomputed
-from .schemes import EVERY, layers_of
+from .schemes import SCHEMES, layers_of
 from .second_stream import SecondNorm
 
 
@@ -22,7 +22,7 @@ class _SchemeStack:
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        scheme = EVERY[self.cfg.admin_scheme]
+        scheme = SCHEMES[self.cfg.admin_scheme]
         is_encoder = isinstance(self, TransformerEncoderBase)
         if scheme.omega:
             layers_of(self)[0].self_attn_layer_norm.freeze_omega()
