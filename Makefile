@@ -80,7 +80,7 @@ lint: $(VENV)/ready
 	$(RUN) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
 	$(RUN) -m mypy
 
-## make release: a wheel and an sdist in dist/, checked, and the wheel tried in an empty environment outside the clone
+## make release: a wheel and an sdist in dist/, checked, and the wheel tried in an empty environment outside the clone, alone and with fairseq
 release: $(VENV)/ready
 	rm -rf dist
 	$(RUN) -m build

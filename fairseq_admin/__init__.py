@@ -1,25 +1,47 @@
 """Admin for fairseq: `fairseq-train DATA --user-dir fairseq_admin --arch transformer_admin_18l ...`.
 
-And for any Post-LN model of PyTorch: `fairseq_admin.pytorch`, which needs no fairseq. Importing the package registers
-the plugin (see `plugin`) with fairseq where fairseq is loaded, or else when it first is.
+`fairseq_admin.pytorch` brings Admin to any Post-LN model of PyTorch and needs no fairseq, so importing this package
+imports none. If fairseq is loaded already, as with `--user-dir`, the import registers the plugin; otherwise `register`
+or the first use of a model class does.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-from . import lazy
+from .packages import need
 from .version import __version__
 
 if TYPE_CHECKING:
     from .plugin import DeeperAdminModel, MaskedLMAdminModel, TransformerAdminModel, TransformerLMAdminModel
 
-__all__ = ["DeeperAdminModel", "MaskedLMAdminModel", "TransformerAdminModel", "TransformerLMAdminModel", "__version__"]
+__all__ = [
+    "DeeperAdminModel",
+    "MaskedLMAdminModel",
+    "TransformerAdminModel",
+    "TransformerLMAdminModel",
+    "__version__",
+    "register",
+]
 
-lazy.register()
+
+def register() -> None:
+    """Register the models, losses, optimizers and schedule with fairseq. A second call does nothing.
+
+    Raises:
+        AdminError: fairseq is not installed.
+    """
+    need("fairseq")
+    from . import plugin  # noqa: F401
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    register()
     from . import plugin
 
     return getattr(plugin, name)
+
+
+if sys.modules.get("fairseq"):
+    register()

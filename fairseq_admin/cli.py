@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from . import advice, outputs, verbs
+from . import advice, outputs, register, verbs
 from .analysis import options as analysis
 from .arguments import above_zero, count, model, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
-from .method.schemes import SCHEMES
+from .method.schemes import MODEL_SCHEMES
 from .text.folders import binarised
 from .version import __version__
 
@@ -90,7 +90,7 @@ def _advise(parser: argparse.ArgumentParser) -> None:
     for side in ("encoder", "decoder"):
         parser.add_argument(f"--{side}-layers", type=count, required=True, metavar="N", help=f"0: there is no {side}")
     parser.add_argument("--width", type=positive, default=advice.WIDTH, help=f"channels (default: {advice.WIDTH})")
-    parser.add_argument("--scheme", choices=list(SCHEMES), help="the residual scheme you have in mind")
+    parser.add_argument("--scheme", choices=MODEL_SCHEMES, help="the residual scheme you have in mind")
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
@@ -113,6 +113,10 @@ VERBS: dict[str, tuple[Verb, AddOptions, str]] = {
     "report": (verbs.report, _report, "write a page on one or several runs: losses, omega, scores, translations"),
 }
 """The function of each verb, the function that adds its options, and its help."""
+
+
+WITHOUT_FAIRSEQ = (verbs.translate, verbs.advise, verbs.path)
+"""Verbs that need no fairseq; `translate` does for a checkpoint of fairseq's, and then imports it."""
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
@@ -157,6 +161,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         args = parse(sys.argv[1:] if arguments is None else arguments)
         with warnings.catch_warnings(action="ignore"):
+            if args.verb not in WITHOUT_FAIRSEQ:
+                register()
             answer = args.verb(args)
         with outputs.standard_output(sys.stdout):
             print(answer, end="")

@@ -1,4 +1,4 @@
-"""Packages that some verbs need and a plain installation lacks."""
+"""Packages that parts of the plugin need and a plain installation lacks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ from typing import Any
 from .errors import AdminError
 
 REQUIREMENTS = {
+    "fairseq": "'fairseq-admin[fairseq]' (docs/limits.md, Installing)",
     "sacremoses": "'sacremoses>=0.2,<0.3' regex",
     "jinja2": "jinja2",
     "matplotlib": "matplotlib, or give analyze --json for the numbers alone",
     "ctranslate2": "'ctranslate2>=4.8.1'",
     "transformers": "'transformers>=5' safetensors",
 }
-"""What to install for each, as setup.py has it."""
+"""The argument of `pip install` for each package, as in setup.py."""
 
 
 def need(package: str) -> Any:
-    """The package, imported.
+    """Import a package.
+
+    Args:
+        package: a key of `REQUIREMENTS`.
+
+    Returns:
+        The module.
 
     Raises:
-        AdminError: it is not installed.
+        AdminError: the package is not installed.
     """
     try:
         return importlib.import_module(package)
-    except ImportError:
+    except ModuleNotFoundError:
         raise AdminError(f"{package} is not installed. Run pip install {REQUIREMENTS[package]}.") from None

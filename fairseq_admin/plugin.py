@@ -1,8 +1,8 @@
-"""What fairseq has to know: importing this module registers it.
+"""The plugin: importing this module registers it with fairseq.
 
-It registers the models, their architectures, optimizers, a learning-rate schedule and a criterion (`--criterion
-label_smoothed_cross_entropy_fast`), lets torch's safe loader read fairseq's checkpoints, and ends fairseq's threads
-before Python ends. `lazy` says when it is imported.
+It registers the models and their presets, the optimizers, a learning-rate schedule and the criterion
+`label_smoothed_cross_entropy_fast`. It also lets torch's safe loader read fairseq's checkpoints, ends a user's mistake
+in one line, and ends fairseq's threads before Python ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .architectures.language_model import TransformerLMAdminModel
 from .architectures.masked_language_model import MaskedLMAdminModel
 from .architectures.translation_model import TransformerAdminModel
 from .checkpoints.files import allow_fairseq_globals
+from .errors import install_excepthook
 from .fast import loss  # noqa: F401
 
 __all__ = ["DeeperAdminModel", "MaskedLMAdminModel", "TransformerAdminModel", "TransformerLMAdminModel"]
@@ -27,3 +28,4 @@ if not hasattr(numpy, "compat"):
     numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
 allow_fairseq_globals()
+install_excepthook()

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from fairseq_admin.method.schemes import SCHEMES
+from fairseq_admin.method.schemes import MODEL_SCHEMES
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ Pair = Annotated[str, Field(pattern=r"^\w+-\w+$")]
 if TYPE_CHECKING:
     Scheme = str
 else:
-    Scheme = Literal[tuple(SCHEMES)]
+    Scheme = Literal[MODEL_SCHEMES]
 Tokenising = Literal["lowercase", "normalise", "aggressive_dashes", "escape", "perl"]
 
 

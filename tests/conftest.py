@@ -27,6 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+import fairseq_admin.plugin  # noqa: E402, F401  (registers the models)
+
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = {"checkpoints", "outputs", "multirun"}  # what fairseq and hydra make where they are told no folder
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -15,7 +15,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from masked import SIZES
 from torch import nn
 
-import fairseq_admin  # noqa: F401  (registers the model)
+import fairseq_admin.plugin  # noqa: F401  (registers the models)
 
 HEAD = "h"
 

@@ -16,7 +16,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from reference import PAD, dictionary
 from torch import Tensor, nn
 
-import fairseq_admin  # noqa: F401  (registers the model)
+import fairseq_admin.plugin  # noqa: F401  (registers the models)
 
 LAYERS, WIDTH, FFN, WORDS = 3, 32, 64, 100
 SIZES = {

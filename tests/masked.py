@@ -11,7 +11,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from reference import PAD, dictionary
 from torch import Tensor, nn
 
-import fairseq_admin  # noqa: F401  (registers the model)
+import fairseq_admin.plugin  # noqa: F401  (registers the models)
 
 LAYERS, WIDTH, FFN, WORDS = 3, 32, 64, 100
 SIZES = {

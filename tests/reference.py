@@ -18,7 +18,7 @@ from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-import fairseq_admin  # noqa: F401  (registers transformer_admin)
+import fairseq_admin.plugin  # noqa: F401  (registers the models)
 
 PAD = 1
 """Index of padding in every fairseq dictionary."""

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tries a wheel in an empty environment, outside the clone: tests/release.sh dist/fairseq_admin-0.2.0-py3-none-any.whl
-# Every command of the plugin runs once, on a text that is made here. PYTHON: what the environment is made from.
+# First the wheel alone, for PyTorch; then with fairseq, where every command runs once on a text that is made here.
+# PYTHON: what the environment is made from.
 set -euo pipefail
 wheel=$(realpath "$1")
 folder=$(mktemp -d)
@@ -11,9 +12,38 @@ step() { printf '\n$ %s\n' "$*"; eval "$*"; }
 "${PYTHON:-python3}" -m venv env
 export PATH="$folder/env/bin:$PATH" PYTHONPATH=
 export OMP_NUM_THREADS=1  # a model this small is slower on two
+step pip install -q "'${TORCH:-torch==2.13.0}'" "'$wheel'"
+
+python - <<'PYTHON'
+import importlib.util
+
+import torch
+from torch import nn
+
+import fairseq_admin.pytorch as admin
+
+assert importlib.util.find_spec("fairseq") is None
+torch.manual_seed(1)
+model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0), 6, enable_nested_tensor=False)
+x = torch.randn(5, 3, 16)
+stock = model(x)
+admin.attach(model, x)
+admin.profile(model, x)
+scaled = model(x)
+assert not torch.allclose(scaled, stock, atol=1e-2)
+admin.fold(model, x)
+assert torch.allclose(model(x), scaled, atol=1e-4)
+print("attached, profiled and folded without fairseq")
+PYTHON
+printf '\n$ fairseq-admin omega model.pt\n'
+status=0
+message=$(fairseq-admin omega model.pt 2>&1) || status=$?
+test $status = 2
+grep -F "'fairseq-admin[fairseq]'" <<< "$message"
+
 # fairseq-fixed has no wheel and builds against torch, which a build environment of its own would fetch again.
-step pip install -q setuptools wheel cython numpy "'${TORCH:-torch==2.13.0}'"
-step pip install -q --no-build-isolation "'$wheel[export,report]'"
+step pip install -q setuptools wheel cython numpy
+step pip install -q --no-build-isolation "'$wheel[fairseq,export,report]'"
 
 # Numbers in words, German to English: 400 lines to learn from, 40 to look at.
 python - <<'PYTHON'

@@ -21,7 +21,7 @@ from fairseq_admin.errors import AdminError
 from fairseq_admin.fast.attention import FastAttention
 from fairseq_admin.fast.stacks import FastEncoder
 from fairseq_admin.method import provenance
-from fairseq_admin.method.schemes import FOR_EXTRA_LAYERS
+from fairseq_admin.method.schemes import MODEL_SCHEMES, SCHEMES
 from fairseq_admin.radam import FairseqRAdam
 from fairseq_admin.rates import AdamByGroup
 
@@ -133,7 +133,7 @@ def test_omega_is_measured_on_the_encoders_output(task, data):
     assert found == pytest.approx(expected, rel=1e-5) and found[0] == 1 and found[3] > found[1]
 
 
-@pytest.mark.parametrize("scheme", [*MECHANISMS, *FOR_EXTRA_LAYERS])
+@pytest.mark.parametrize("scheme", [*MECHANISMS, *(name for name in SCHEMES if name not in MODEL_SCHEMES)])
 def test_every_scheme_trains_on_a_frozen_encoder_and_loads_back(scheme, task):
     """And its pickle and copy compute the same, but have no training set to measure another encoder on."""
     model = build(task, more_layers=2, more_scheme=scheme, pretrained_lr_factor=0)

@@ -18,7 +18,7 @@ from pages import PAGES, commands_of
 
 from fairseq_admin import cli
 from fairseq_admin.architectures.config import AdminOptions, DeeperOptions
-from fairseq_admin.method.schemes import EVERY, RULES
+from fairseq_admin.method.schemes import RULES, SCHEMES
 from fairseq_admin.radam import RAdamConfig
 from fairseq_admin.schedule import DecayConfig
 from recipes.figures.tables import TABLES, learning, write_tables
@@ -106,7 +106,7 @@ def targets() -> set[str]:
         ("options.md", architectures() | options(DeeperOptions)),
         ("commands.md", verbs()),
         ("recipes.md", targets()),
-        ("schemes.md", set(EVERY)),
+        ("schemes.md", set(SCHEMES)),
     ],
     ids=["options", "architectures", "verbs", "targets", "schemes"],
 )

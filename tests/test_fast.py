@@ -31,7 +31,7 @@ from fairseq_admin.fast.attention import FastAttention, padding_bias
 from fairseq_admin.fast.dropout import FastDropout
 from fairseq_admin.fast.linear import FastLinear
 from fairseq_admin.fast.plain import Fast
-from fairseq_admin.method.schemes import SCHEMES
+from fairseq_admin.method.schemes import MODEL_SCHEMES
 from recipes.bench.counting import Operations
 from recipes.bench.host import faked_device
 
@@ -112,7 +112,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[None]:
 
 CASES = [
     *((kind, scheme, True) for kind in KINDS for scheme in MECHANISMS),
-    *(("translation", scheme, True) for scheme in SCHEMES if scheme not in MECHANISMS),
+    *(("translation", scheme, True) for scheme in MODEL_SCHEMES if scheme not in MECHANISMS),
     *((kind, "admin", False) for kind in KINDS),
 ]
 

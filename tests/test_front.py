@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, front, make_environment, run_module
 
-from fairseq_admin.method.schemes import SCHEMES
+from fairseq_admin.method.schemes import MODEL_SCHEMES, SCHEMES
 from recipes import recipe as recipes
 from recipes.chain import Chain, Step
 from recipes.demo.generate_corpus import corpus
@@ -43,7 +43,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 # -- settings --------------------------------------------------------------------------------------------------------
 
 WRONG = [
-    ("demo", "METHOD=admin pre-ln", f"METHOD=admin pre-ln cannot be; expected one of {' '.join(SCHEMES)}."),
+    ("demo", "METHOD=admin pre-ln", f"METHOD=admin pre-ln cannot be; expected one of {' '.join(MODEL_SCHEMES)}."),
     ("multi30k", "PRESET=tpu", "PRESET=tpu is unknown; expected cpu or gpu"),
     ("own", "PAIR=en-en", "PAIR=en-en names one language twice"),
     ("own", "PAIR=../x", "PAIR=../x cannot be; expected source and target language, as in de-en"),

@@ -19,7 +19,7 @@ from fairseq_admin.errors import DIVERGED
 # training diverges.
 CHILDREN = """
 import os, sys, torch
-import fairseq_admin
+import fairseq_admin.plugin
 from fairseq.data.iterators import BufferedIterator
 torch.set_num_threads(1)
 class Batches:

@@ -26,7 +26,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.modules import LayerDropModuleList
 from fairseq.trainer import Trainer
 
-import fairseq_admin  # noqa: F401  (registers the model)
+import fairseq_admin.plugin  # noqa: F401  (registers the models)
 from fairseq_admin.checkpoints import files
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.method import provenance, state_dict

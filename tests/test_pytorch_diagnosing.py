@@ -153,9 +153,7 @@ def test_only_smaller_changes_than_one_that_learns_go_on(scripted):
     assert [run[:3] for run in ran] == [*before, ("constant", True, 1.0), *before, *before]
     assert [run[3] // shortest for run in ran] == [1, 1, 1, 2, 2, 4, 4]
     assert [trial.status for trial in result.trials] == ["fails", "fails", "learns"]
-    assert result.advice.startswith(
-        "It did not learn as it is, but did with omega by the rule constant, a rate of 1, "
-    )
+    assert result.advice.startswith("It did not learn as it is, but did with omega by the rule constant, a rate of 1, ")
     rows = [line[:9].rstrip() for line in str(result).splitlines()[:5]]
     assert rows == ["rule", "as it is", "as it is", "constant", "blind"]
 

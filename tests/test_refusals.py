@@ -9,7 +9,7 @@ import pytest
 from conftest import TRAIN, Run, hydra_train
 from fairseq import options as fairseq_options
 
-import fairseq_admin  # noqa: F401  (registers the model)
+import fairseq_admin.plugin  # noqa: F401  (registers the models)
 from fairseq_admin.errors import AdminError
 
 

@@ -17,7 +17,7 @@ from fairseq.optim.lr_scheduler import build_lr_scheduler
 from torch import nn
 
 from fairseq_admin.errors import AdminError
-from fairseq_admin.method.schemes import SCHEMES
+from fairseq_admin.method.schemes import MODEL_SCHEMES
 
 OPTIMIZERS = {
     "radam": {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0001},
@@ -110,7 +110,7 @@ def test_decay_in_a_run_over_several_epochs(
 
 
 @pytest.mark.parametrize(
-    ("scheme", "name"), [*((scheme, "radam") for scheme in SCHEMES), ("admin", "adam"), ("admin", "sgd")]
+    ("scheme", "name"), [*((scheme, "radam") for scheme in MODEL_SCHEMES), ("admin", "adam"), ("admin", "sgd")]
 )
 def test_every_scheme_and_every_optimizer_trains(scheme: str, name: str):
     """Three updates on one batch without dropout: all that has a gradient moves, and the loss falls."""

@@ -23,7 +23,7 @@ from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance, state_dict
 from fairseq_admin.method.initial_weights import deepnorm_gains, t_fixup_gains
-from fairseq_admin.method.schemes import SCHEMES, attentions_of, deepnorm_scales, layers_of, stacks_of
+from fairseq_admin.method.schemes import MODEL_SCHEMES, SCHEMES, attentions_of, deepnorm_scales, layers_of, stacks_of
 
 GOLDEN = Path(__file__).parent / "golden" / "schemes.tsv"
 MECHANISMS = ("admin", "pre-ln", "deepnorm", "rezero", "fixup", "b2t", "residual", "keel", "peri-ln")
@@ -33,7 +33,7 @@ IN_EVERY_KIND = [
     pytest.param(kind, scheme, id=f"{name}-{scheme}") for name, kind in KINDS.items() for scheme in MECHANISMS
 ]
 IN_ALL = [
-    pytest.param(TRANSLATION, scheme, id=scheme) for scheme in SCHEMES if scheme not in MECHANISMS
+    pytest.param(TRANSLATION, scheme, id=scheme) for scheme in MODEL_SCHEMES if scheme not in MECHANISMS
 ] + IN_EVERY_KIND
 
 
@@ -124,7 +124,7 @@ def drawn(kind, seeds=10, **options) -> dict[str, torch.Tensor]:
     return {name: torch.stack([model[name].detach().double() for model in models]) for name in models[0]}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MODEL_SCHEMES)
 def test_every_parameter_has_its_name_shape_and_initial_law(scheme):
     expected, parameters = golden()[scheme], drawn(TRANSLATION, admin_scheme=scheme)
     assert {name for name in parameters if not name.endswith(".omega_delta")} == expected.keys()
@@ -373,7 +373,7 @@ DRAWN = ("looklinear", "ds-init", "ds-init-code")
 """Post-LN with other initial weights: nothing in a checkpoint tells."""
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MODEL_SCHEMES)
 def test_the_state_dict_names_the_scheme_and_loads_again(scheme):
     model, other = (TRANSLATION.build(admin_scheme=scheme, seed=seed) for seed in (1, 2))
     state = reference.scattered(model).state_dict()

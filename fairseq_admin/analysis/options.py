@@ -6,6 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from .. import register
 from ..arguments import above_zero, number, output, positive
 from ..text.folders import binarised
 from .registry import MEASURES, Settings
@@ -58,6 +59,7 @@ def add_model(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     arch = finder.parse_known_args(arguments)[0].arch
     if arch is None:
         return
+    register()
     from fairseq.models import ARCH_MODEL_REGISTRY  # takes seconds
 
     if arch in ARCH_MODEL_REGISTRY:

@@ -11,7 +11,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
-from ..method.schemes import EVERY, FFN_LAWS, RULES, SIDES
+from ..method.schemes import FFN_LAWS, RULES, SCHEMES, SIDES
 
 SIZES = ("input_dim", "output_dim", "embed_dim", "ffn_embed_dim", "layers", "attention_heads")
 """The sizes of a stack, as fairseq calls them."""
@@ -52,7 +52,7 @@ OUTSIDE = {"update_freq": [1], "log_interval": 100}
 class AdminOptions(FairseqDataclass):
     """Admin's own options, which every model has."""
 
-    admin_scheme: ChoiceEnum(tuple(EVERY)) = field(  # type: ignore[valid-type]
+    admin_scheme: ChoiceEnum(tuple(SCHEMES)) = field(  # type: ignore[valid-type]
         default="admin",
         metadata={"help": "what is done with norm, shortcut, branch and initial weights (the table in schemes.py)"},
     )
@@ -108,7 +108,7 @@ class DeeperOptions(FairseqDataclass):
     """What `deeper_admin` adds. The encoder's rate, and no dropout in the new layers: as in DT-Fixup."""
 
     more_layers: int = field(default=0, metadata={"help": "new layers on top of the encoder"})
-    more_scheme: Optional[ChoiceEnum(tuple(EVERY))] = field(  # type: ignore[valid-type]
+    more_scheme: Optional[ChoiceEnum(tuple(SCHEMES))] = field(  # type: ignore[valid-type]
         default=None, metadata={"help": "the new layers' residual scheme"}
     )
     more_dropout: float = field(default=0.0, metadata={"help": "dropout of every kind in the new layers"})

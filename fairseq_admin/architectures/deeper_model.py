@@ -18,7 +18,7 @@ from ..fast.plain import plain_layers
 from ..fast.stacks import FastEncoder
 from ..method import provenance
 from ..method.extra_layers import MoreLayers, set_up
-from ..method.schemes import DEPTH_RULES, EVERY
+from ..method.schemes import DEPTH_RULES, SCHEMES
 from ..rates import Slower, slow_down
 from .config import DeeperOptions, fill, fill_masked, flat_encoder, nested
 from .masked_language_model import AdminMaskedEncoder, MaskedLMAdminModel
@@ -35,7 +35,7 @@ def _more_options(args: Any) -> Any:
     cfg.encoder.layers = args.more_layers
     cfg.encoder.layerdrop = 0.0
     cfg.encoder.layers_to_keep = None
-    cfg.encoder.normalize_before = EVERY[args.more_scheme].norm[0] == "before"
+    cfg.encoder.normalize_before = SCHEMES[args.more_scheme].norm[0] == "before"
     cfg.dropout = cfg.attention_dropout = cfg.activation_dropout = args.more_dropout
     cfg.no_token_positional_embeddings = True
     cfg.layernorm_embedding = False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from types import FunctionType
+from unittest.mock import patch
 
-from fairseq.models import register_model
+from fairseq.models import register_model, transformer_lm
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from ..errors import AdminError
@@ -23,15 +23,6 @@ def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecod
     decoder = decoder_class(cfg)(cfg, dictionary, embed_tokens, no_encoder_attn)
     decoder.args = args
     return decoder
-
-
-def _with_our_decoder(build: FunctionType) -> FunctionType:
-    """fairseq's build_model with our decoder: it names the class in its body, and has no hook for another.
-
-    The same code runs in a namespace of its own, in which that name means ours; fairseq's module stays as it is.
-    """
-    assert "TransformerDecoder" in build.__code__.co_names, "this fairseq builds its language model in another way"
-    return FunctionType(build.__code__, {**build.__globals__, "TransformerDecoder": _decoder}, build.__name__)
 
 
 @register_model("transformer_lm_admin", dataclass=TransformerLMAdminConfig)
@@ -57,7 +48,9 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
                 "--character-embeddings have others. Leave these out."
             )
         args.decoder_normalize_before = SCHEMES[args.admin_scheme].norm[1] == "before"
-        return _with_our_decoder(TransformerLanguageModel.build_model.__func__)(cls, args, task)
+        # fairseq names the class of its decoder in build_model and has no hook for another.
+        with patch.object(transformer_lm, "TransformerDecoder", _decoder):
+            return super().build_model(args, task)
 
     def forward(self, src_tokens, **kwargs):
         """As fairseq's language model; the first call in training mode begins by profiling ω on its batch."""

@@ -8,9 +8,9 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig
 
 from ..errors import AdminError
-from ..method.schemes import EVERY, FFN_LAWS, FOR_EXTRA_LAYERS, RULES, SCHEMES, SIDES
+from ..method.schemes import FFN_LAWS, MODEL_SCHEMES, RULES, SCHEMES, SIDES
 
-CHOICES = {"admin_scheme": tuple(SCHEMES), "admin_init": RULES, "admin_ffn_init": (None, *FFN_LAWS)}
+CHOICES = {"admin_scheme": MODEL_SCHEMES, "admin_init": RULES, "admin_ffn_init": (None, *FFN_LAWS)}
 """What fairseq-train checks itself, and neither fairseq-hydra-train nor a Namespace made by hand."""
 
 LEAST = {"admin_profile_tokens": 1, "admin_max_skipped_updates": 0, "admin_monitor": 0}
@@ -37,7 +37,7 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> N
         AdminError: such an option was given.
     """
     name = cfg.admin_scheme
-    if name in FOR_EXTRA_LAYERS:
+    if name in SCHEMES and SCHEMES[name].new_layers_only:
         raise AdminError(
             f"--admin-scheme {name} was given, which is for new layers on a pre-trained encoder alone. Give --arch "
             f"deeper_admin --more-layers 24 --more-scheme {name}, or another --admin-scheme."
@@ -111,7 +111,7 @@ def refuse_new_layers(args: Any, task: Any) -> None:
     if bool(args.more_layers) != bool(args.more_scheme):
         raise AdminError(
             f"--more-layers is {args.more_layers} and --more-scheme {args.more_scheme}; expected both or neither. Give "
-            f"--more-layers 24 and one of {', '.join(EVERY)}, or leave both out."
+            f"--more-layers 24 and one of {', '.join(SCHEMES)}, or leave both out."
         )
     if args.more_scheme and args.more_scheme.startswith("t-fixup"):
         raise AdminError(

@@ -73,8 +73,7 @@ class SchemeModel(BaseFairseqModel):
         self.monitor = Monitor(every, thorough=cfg.admin_monitor > 0)
         stacks = stacks_of(self)
         self.fingerprints = {side: fingerprint.of_dictionary(stack.dictionary) for side, stack in stacks.items()}
-        if self.scheme.weights is not None:
-            getattr(initial_weights, self.scheme.weights)(stacks)
+        initial_weights.draw(cfg.admin_scheme, stacks)
         speed_up(self, cfg, stacks)
         if self.scheme.stock_layers:
             return

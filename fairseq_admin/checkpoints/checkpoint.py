@@ -19,7 +19,7 @@ from .. import fingerprint
 from ..architectures.config import fill_masked, fill_sizes, flat_decoder
 from ..errors import AdminError
 from ..method import provenance, state_dict
-from ..method.schemes import SCHEMES, Scheme
+from ..method.schemes import MODEL_SCHEMES, SCHEMES, Scheme
 from . import files, options
 from .options import Options
 
@@ -110,9 +110,9 @@ class Checkpoint:
     @property
     def scheme(self) -> Scheme:
         """The scheme's row of the table; refused if this version has none."""
-        if self.scheme_name not in SCHEMES:
+        if self.scheme_name not in MODEL_SCHEMES:
             raise AdminError(
-                f"{self.name} is of the scheme {self.scheme_name}; expected one of {', '.join(SCHEMES)}. Use the "
+                f"{self.name} is of the scheme {self.scheme_name}; expected one of {', '.join(MODEL_SCHEMES)}. Use the "
                 "fairseq_admin that it was trained with."
             )
         return SCHEMES[self.scheme_name]

@@ -1,8 +1,8 @@
-"""Checkpoints of the authors' own code, by the names of today.
+"""Rename checkpoints of the authors' own code to today's names.
 
-LiyuanLucasLiu/Transformer-Clinic, fairseq/modules/transformer_layer.py at 70f72b7, a fork of fairseq 0.8; that of
+LiyuanLucasLiu/Transformer-Clinic, fairseq/modules/transformer_layer.py at 70f72b7, a fork of fairseq 0.8;
 namisan/exdeep-nmt has the same names. Their ω is a parameter of the layer, `*_ratio_change`, one for each norm, and q,
-k and v are one matrix. They train a stack's first ω too; here it stays the vector that it has become.
+k and v are one matrix. They train a stack's first ω too; here it stays at the vector that their training reached.
 """
 
 from __future__ import annotations
@@ -17,17 +17,24 @@ from . import provenance
 from .state_dict import FIRST_DELTA, OMEGA_DELTA, OMEGA_INIT
 
 NORMS = {"attention": "self_attn", "self": "self_attn", "encoder": "encoder_attn", "fc": "final"}
-"""Which norm an ω belongs to, by what its name begins with."""
+"""The norm of an ω, by the beginning of the ω's name."""
 
 OPTIONS = {"arch": "transformer_admin", "admin_scheme": "admin"}
-"""What the options of such a checkpoint are here; all others keep their names."""
+"""The options that replace those of such a checkpoint; the others stay."""
 
 RATIO = re.compile(rf"(.+)\.({'|'.join(NORMS)})_ratio_change")
 PACKED = re.compile(r"(.+)\.in_proj_(weight|bias)")
 
 
 def rename(weights: MutableMapping[str, Tensor]) -> bool:
-    """Give a state dict of theirs today's names, in place; whether it was one."""
+    """Rename the entries of a state dict of the authors' code, in place.
+
+    Args:
+        weights: a state dict. One of any other code stays as it is.
+
+    Returns:
+        Whether it was one of theirs.
+    """
     if not any(RATIO.fullmatch(key) for key in weights):
         return False
     for key in list(weights):

@@ -1,7 +1,7 @@
-"""New layers on a pre-trained encoder: the stack, and one measured pass over the training set that sets it up.
+"""New layers on a pre-trained encoder: the stack, and the measuring pass over the training set that sets it up.
 
-The pass is due when the encoder's weights have been loaded. There is no optimizer yet at that time, so that the masters
-of a half-precision run are copied from the scaled weights. It is in evaluation mode, without gradients, and gives
+The pass runs when the encoder's weights have been loaded. No optimizer exists yet at that time, so a half-precision run
+copies its masters from the scaled weights. It runs in evaluation mode, without gradients, and measures
 
     μ   the largest L2 norm over the channels of any position of the new layers' input, for DT-Fixup
     ω   of the new layers on the first batch, for Admin
@@ -26,7 +26,7 @@ from ..version import __version__
 from . import initial_weights, provenance
 from .norms import shortcut_norms
 from .profiling import from_first_rank, observe
-from .schemes import EVERY
+from .schemes import SCHEMES
 from .stacks import AdminEncoder
 
 logger = logging.getLogger(__name__)
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 class MoreLayers(AdminEncoder):
     """An encoder of a scheme's layers whose input is another encoder's output.
 
-    Its state dict has a record of its scheme and of what was measured.
+    Its state dict has a record of its scheme and of the measurements.
 
     Args:
-        cfg: the options as fairseq's layers read them, of the new layers.
+        cfg: the options of the new layers, as fairseq's layers read them.
         dictionary: the encoder's.
         rule_by_depth: whether --admin-init sets ω from the depth.
     """
@@ -47,9 +47,8 @@ class MoreLayers(AdminEncoder):
         super().__init__(cfg, dictionary, nn.Embedding(1, cfg.encoder.embed_dim, padding_idx=0))
         self.padding_idx = dictionary.pad()
         del self.embed_tokens
-        self.scheme = EVERY[cfg.admin_scheme]
-        if self.scheme.weights is not None:
-            getattr(initial_weights, self.scheme.weights)({"encoder": self})
+        self.scheme = SCHEMES[cfg.admin_scheme]
+        initial_weights.draw(cfg.admin_scheme, {"encoder": self})
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
         self.by_norm = cfg.admin_scheme == "dt-fixup"
         self.measured = self.by_norm or (self.scheme.omega and not rule_by_depth)
@@ -64,31 +63,50 @@ class MoreLayers(AdminEncoder):
         getattr(self, provenance.KEY).copy_(provenance.encode(record))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
-        """Nothing: fairseq's takes a pre-trained encoder's weights, which have no such layers, for those of an old
-        version, and would drop the norm that ends the stack."""
+        """Return the state dict unchanged. fairseq would take weights of a pre-trained encoder, which has no such
+        layers, for those of an old version, and drop the norm that ends the stack."""
         return state_dict
 
     def forward_embedding(self, src_tokens: Tensor, token_embedding: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The input is what it is. Shape (B, T, C)."""
+        """Return the input unchanged. Shape (B, T, C)."""
         assert token_embedding is not None
         return token_embedding, token_embedding
 
     def extend(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Shapes: tokens (B, T); features, and what comes out, (B, T, C)."""
+        """Run the new layers.
+
+        Args:
+            tokens: the words, for their padding. Shape (B, T).
+            features: the pre-trained encoder's output. Shape (B, T, C).
+
+        Returns:
+            Shape (B, T, C).
+        """
         return self(tokens, token_embeddings=features)["encoder_out"][0].transpose(0, 1)
 
 
 def largest_norm(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], padding: int) -> Tensor:
-    """μ: the largest L2 norm over the channels of any position, but padding, of any batch. Shape (1,).
+    """μ: the largest L2 norm over the channels of any real position of any batch.
 
-    Args: as for `set_up`.
+    Args:
+        encode, batches: see `set_up`.
+        padding: the index of padding.
+
+    Returns:
+        Shape (1,), float64.
     """
     outputs = (encode(tokens)[tokens.ne(padding)].double() for tokens in batches)
     return torch.stack([torch.linalg.vector_norm(output, dim=-1).max() for output in outputs]).max()[None]
 
 
 def measured_omega(more: MoreLayers, tokens: Tensor, features: Tensor) -> Tensor:
-    """ω of the new layers by --admin-init on one batch, set on the way. Shape (S,)."""
+    """Set ω of the new layers by --admin-init on one batch. Returns it, shape (S,).
+
+    Args:
+        more: the new layers, in evaluation mode.
+        tokens: one batch. Shape (B, T).
+        features: the encoder's output. Shape (B, T, C).
+    """
     with contextlib.ExitStack() as undo:
         measured = observe(more, more.cfg.admin_init, tokens, undo)
         more.extend(tokens, features)
@@ -96,13 +114,13 @@ def measured_omega(more: MoreLayers, tokens: Tensor, features: Tensor) -> Tensor
 
 
 def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], sentences: int) -> None:
-    """Measure, and set ω or scale the weights, the same on all data-parallel ranks; write down what was measured.
+    """Measure, then set ω or scale the weights, the same on all data-parallel ranks, and record the measurement.
 
     Args:
         more: the new layers, in evaluation mode.
-        encode: from tokens (B, T) to the encoder's output (B, T, C), in evaluation mode.
+        encode: maps tokens (B, T) to the encoder's output (B, T, C), in evaluation mode.
         batches: the training set's tokens, each (B, T).
-        sentences: how many there are in all batches.
+        sentences: number of sentences in all batches.
 
     Raises:
         AdminError: a measurement is not a finite number.

@@ -1,17 +1,17 @@
-"""What Fixup puts in place of layer normalization (Zhang, Dauphin and Ma 2019, rule 3, by a summary of the paper).
+"""Fixup's replacement of layer normalization (Zhang, Dauphin and Ma 2019, rule 3, by a summary of the paper).
 
     feed-forward   s · fc2( b₃ + relu( b₂ + fc1( b₁ + x ) ) )
     attention      s · out( b₂ + heads( b₁ + x ) )
 
-One number each: s, a branch's multiplier, 1 at first; b, a bias before every linear layer and activation, 0 at first.
-b₁ is where a Pre-LN layer's norm is. The last linear layer of an attention cannot be reached from outside, but
+s is a branch's multiplier, one number, 1 at first. b is a bias before every linear layer and activation, one number, 0
+at first; b₁ is in the place of a Pre-LN layer's norm. A hook cannot reach the last linear layer of an attention, but
 
     out(b + h) = out(h) + b · Σ_columns W_out
 
-so b and s are applied to what the branch's last module returns; the feed-forward's last layer is treated the same way.
+so the hook applies b and s to the output of the branch's last module, and does the same for the feed-forward.
 As in the authors' code (hongyi-zhang/Fixup, its fairseq models), the linear layers have no bias vectors, and each stack
-ends in a bias, the encoder's with a multiplier. That code has no bias before an attention's last layer; the paper's
-rule has one.
+ends in a bias, the encoder's with a multiplier. The paper's rule has a bias before an attention's last layer; that code
+has none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from .schemes import attentions_of, linears_of
 
 
 class Shift(nn.Module):
-    """s · (x + b), or x + b, in place of a norm. s and b have shape (1,)."""
+    """s · (x + b), or x + b, in place of a norm. s and b have shape (1,).
+
+    Args:
+        multiplier: whether it has s.
+    """
 
     def __init__(self, multiplier: bool = False) -> None:
         super().__init__()
@@ -52,14 +56,18 @@ def _end_branch(last: Any, inputs: Any, output: Any) -> Any:
 
 
 def _drop_bias(linear: nn.Linear) -> None:
-    """Replace the bias vector by a constant 0 that is not stored: fairseq's attention needs a bias."""
+    """Replace the bias vector by a constant 0 outside the state dict: fairseq's attention needs a bias."""
     zeros = torch.zeros_like(linear.bias.data)
     del linear.bias
     linear.register_buffer("bias", zeros, persistent=False)
 
 
 def set_up_layer(layer: Any) -> None:
-    """Turn one of fairseq's layers, just made, with `Shift`s for its norms, into Fixup's."""
+    """Turn a new layer into Fixup's, in place.
+
+    Args:
+        layer: one of fairseq's layers with `Shift`s in place of its norms.
+    """
     layer.normalize_before = True
     for linear in linears_of(layer):
         _drop_bias(linear)

@@ -1,22 +1,22 @@
-"""How the schemes draw their initial weights, where these are not fairseq's own.
+"""The initial weights of the schemes that do not keep fairseq's.
 
-Each function that a row of the table names takes a model's stacks, {"encoder": ..., "decoder": ...}, or the one that it
-has.
+Each function changes a model's stacks in place: {"encoder": stack, "decoder": stack}, or the one that the model has.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from .schemes import SIDES, PerStack, attentions_of, layers_of, linears_of
+from .schemes import SIDES, Layer, PerStack, Stack, attentions_of, layers_of, linears_of
 
-Stacks = Mapping[str, Any]
+Stacks = Mapping[str, Stack]
 
 
 def _depths(stacks: Stacks) -> tuple[int, int]:
@@ -26,7 +26,7 @@ def _depths(stacks: Stacks) -> tuple[int, int]:
 
 
 def _layers(stacks: Stacks, per_stack: PerStack = (1.0, 1.0)) -> Iterator[tuple[Any, int, float]]:
-    """Every layer in forward order, with its number in its stack, from 1, and its stack's entry of `per_stack`."""
+    """Yield every layer in forward order, its number in its stack, from 1, and its stack's entry of `per_stack`."""
     for side, value in zip(SIDES, per_stack):
         if side in stacks:
             for number, layer in enumerate(layers_of(stacks[side]), 1):
@@ -34,10 +34,14 @@ def _layers(stacks: Stacks, per_stack: PerStack = (1.0, 1.0)) -> Iterator[tuple[
 
 
 def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
-    """The gain of DeepNorm's initial values, attention outputs and feed-forward weights, called beta in the paper.
+    """DeepNorm's gain for values, attention outputs and feed-forward weights, called beta in the paper.
 
     encoder: 0.87 (N⁴M)^(-1/16),   decoder: (12M)^(-1/4);   one stack of L layers: (8L)^(-1/4)
     Wang et al. 2022, section 2, figure 2b. The authors' code (microsoft/torchscale) has 1.15 for 0.87.
+
+    Args:
+        encoder_layers: N; 0 for a decoder alone.
+        decoder_layers: M; 0 for an encoder alone.
     """
     if not (encoder_layers and decoder_layers):
         return ((8 * (encoder_layers + decoder_layers)) ** (-1 / 4),) * 2
@@ -45,22 +49,26 @@ def deepnorm_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
 
 
 def t_fixup_gains(encoder_layers: int, decoder_layers: int) -> PerStack:
-    """The gain of T-Fixup's initial values, attention outputs and feed-forward weights; the decoder's for embeddings.
+    """T-Fixup's gain for values, attention outputs and feed-forward weights; embeddings take the decoder's.
 
     encoder: 0.67 N^(-1/4),   decoder: (9M)^(-1/4)      Huang et al. 2020, the steps of T-Fixup
 
-    The paper has nothing for a decoder alone; it gets the decoder's gain here, though its layers have two sub-layers,
+    The paper has no rule for a decoder alone. Here it has the decoder's gain, though its layers have two sub-layers,
     not three.
+
+    Args:
+        encoder_layers: N; 0 for a decoder alone.
+        decoder_layers: M.
     """
     if not encoder_layers:
         return ((9 * decoder_layers) ** (-1 / 4),) * 2
     return 0.67 * encoder_layers ** (-1 / 4), (9 * decoder_layers) ** (-1 / 4)
 
 
-def _draw(layer: Any, draw: Callable[..., Tensor], gain: float, query_gain: float = 1.0) -> None:
+def _draw(layer: Layer, draw: Callable[..., Tensor], gain: float, query_gain: float = 1.0) -> None:
     """Draw every weight matrix of a layer: queries and keys with `query_gain`, the others with `gain`.
 
-    Feed-forward biases become 0, as in fairseq at the time; attention's keep fairseq's law.
+    Feed-forward biases become 0, as in the fairseq of the papers; attention's keep today's law.
     """
     for attention in attentions_of(layer):
         draw(attention.q_proj.weight, gain=query_gain)
@@ -73,7 +81,7 @@ def _draw(layer: Any, draw: Callable[..., Tensor], gain: float, query_gain: floa
 
 
 def deepnorm_weights(stacks: Stacks) -> None:
-    """Xavier-normal; gain `deepnorm_gains`, except for queries and keys, whose gain is 1.
+    """Xavier-normal with gain `deepnorm_gains`; queries and keys with gain 1.
 
     Wang et al. 2022, section 2, figure 2a
     """
@@ -84,12 +92,13 @@ def deepnorm_weights(stacks: Stacks) -> None:
 def t_fixup_weights(stacks: Stacks, code: bool = False) -> None:
     """Xavier-uniform; values, attention outputs and feed-forward times `t_fixup_gains`; embeddings times the decoder's.
 
-    Huang et al. 2020, the steps of T-Fixup. The embeddings start as N(0, 1/C), as fairseq's do; vectors from a file are
-    scaled as they are. A matrix tied to several places is scaled once.
+    Huang et al. 2020, the steps of T-Fixup. The embeddings are fairseq's N(0, 1/C), or vectors from a file, before they
+    are scaled. A matrix tied to several places is scaled once.
 
     Args:
-        code: as the authors' code does (layer6ai-labs/T-Fixup): queries and keys keep fairseq's gain of 1/sqrt(2), and
-            the encoder's embeddings, also where the decoder has the same, are multiplied by (9N)^(-1/4).
+        stacks: the encoder, the decoder or both.
+        code: follow the authors' code (layer6ai-labs/T-Fixup): queries and keys keep fairseq's gain of 1/sqrt(2), and
+            the encoder's embeddings, shared ones too, are multiplied by (9N)^(-1/4).
     """
     encoder_layers, decoder_layers = _depths(stacks)
     gains = t_fixup_gains(encoder_layers, decoder_layers)
@@ -98,14 +107,9 @@ def t_fixup_weights(stacks: Stacks, code: bool = False) -> None:
     _scale_embeddings(stacks, ((9 * encoder_layers) ** (-1 / 4) if code and encoder_layers else gains[1], gains[1]))
 
 
-def t_fixup_code_weights(stacks: Stacks) -> None:
-    """As `t_fixup_weights`, by the authors' code."""
-    t_fixup_weights(stacks, code=True)
-
-
 @torch.no_grad()
 def _scale_embeddings(stacks: Stacks, factors: PerStack) -> None:
-    """Multiply the embeddings of each stack by its factor; where both have the same, by the encoder's."""
+    """Multiply the embeddings of each stack by its factor; shared ones by the encoder's."""
     weights = {side: stack.embed_tokens.weight for side, stack in stacks.items()}
     for side, factor in zip(SIDES, factors):
         if side in weights and (side == "encoder" or weights[side] is not weights.get("encoder")):
@@ -113,10 +117,10 @@ def _scale_embeddings(stacks: Stacks, factors: PerStack) -> None:
 
 
 def dt_fixup_weights(stacks: Stacks) -> None:
-    """Xavier-uniform, every weight matrix; biases keep fairseq's law. `dt_fixup_scale` follows when μ is known.
+    """Xavier-uniform in every weight matrix; biases keep fairseq's law. `dt_fixup_scale` follows when μ is known.
 
-    Xu et al. 2021, section 3. Every tensor of two dimensions, as in the authors' code (BorealisAI/DT-Fixup), which
-    draws from Xavier's normal law.
+    Xu et al. 2021, section 3. The authors' code (BorealisAI/DT-Fixup) also draws every tensor of two dimensions, but
+    from Xavier's normal law.
     """
     for layer, *_ in _layers(stacks):
         for linear in linears_of(layer):
@@ -124,8 +128,8 @@ def dt_fixup_weights(stacks: Stacks) -> None:
 
 
 @torch.no_grad()
-def dt_fixup_scale(encoder: Any, largest_norm: float) -> None:
-    """Divide values, attention outputs and feed-forward weights of N layers by sqrt(N (4μ² + 2μ + 2)).
+def dt_fixup_scale(encoder: Stack, largest_norm: float) -> None:
+    """Divide values, attention outputs and feed-forward weights of N layers by sqrt(N (4μ² + 2μ + 2)), in place.
 
     Xu et al. 2021, section 3
 
@@ -144,10 +148,9 @@ def fixup_weights(stacks: Stacks) -> None:
     """Standard weights times L^(-1/(2m-2)) in each of L branches of m linear layers; a branch's last weights are 0.
 
     Zhang, Dauphin and Ma 2019, rules 1 and 2 (by a summary of the paper). As in the authors' code, m is 4 in an
-    attention and 2 in a feed-forward layer, L counts both stacks, the standard is Xavier-uniform (with fairseq's gain
-    of 1/sqrt(2) for queries, keys and values, which that code draws as one matrix), and an output projection is 0
-    unless it is tied to an embedding. Where that code differs from the paper, in taking L = 12 for every
-    encoder-attention, the paper is followed.
+    attention and 2 in a feed-forward layer, L counts both stacks, and an output projection is 0 unless it is tied to an
+    embedding. The standard is Xavier-uniform, with fairseq's gain of 1/sqrt(2) for queries, keys and values, which that
+    code draws as one matrix. The code takes L = 12 for every encoder-attention; here L is the paper's.
     """
     layers = [layer for layer, *_ in _layers(stacks)]
     branches = sum(len(attentions_of(layer)) + 1 for layer in layers)
@@ -166,7 +169,7 @@ def fixup_weights(stacks: Stacks) -> None:
 
 
 def looklinear_weights(stacks: Stacks) -> None:
-    """Feed-forward layers that are linear at first: their second half of units is the negative of the first.
+    """Feed-forward layers that are linear at first: the second half of the units is the negative of the first.
 
         [V, -V] relu([W, -W] x) = V (relu(Wx) - relu(-Wx)) = V W x
 
@@ -192,7 +195,7 @@ def looklinear_weights(stacks: Stacks) -> None:
 
 
 def ds_init_weights(stacks: Stacks) -> None:
-    """Xavier-uniform with gain 1/sqrt(l), every weight matrix of layer l.
+    """Xavier-uniform with gain 1/sqrt(l) in every weight matrix of layer l.
 
     Zhang, Titov and Sennrich 2019, depth-scaled initialisation with alpha = 1
     """
@@ -217,10 +220,38 @@ def ds_init_code_weights(stacks: Stacks) -> None:
 
 @torch.no_grad()
 def b2t_code_weights(stacks: Stacks) -> None:
-    """Every weight matrix of a layer, as it was drawn, times N^(-1/2) in the encoder and M^(-1/2) in the decoder.
+    """Multiply every weight matrix of a layer by N^(-1/2) in the encoder and by M^(-1/2) in the decoder.
 
     The authors' code: takase/b2t_connection, rescaling_init
     """
     for layer, _, depth in _layers(stacks, _depths(stacks)):
         for linear in linears_of(layer):
             linear.weight.mul_(depth**-0.5)
+
+
+WEIGHTS: dict[str, Callable[[Stacks], None]] = {
+    "deepnorm": deepnorm_weights,
+    "t-fixup": t_fixup_weights,
+    "t-fixup-code": partial(t_fixup_weights, code=True),
+    "fixup": fixup_weights,
+    "b2t-code": b2t_code_weights,
+    "looklinear": looklinear_weights,
+    "ds-init": ds_init_weights,
+    "ds-init-code": ds_init_code_weights,
+    "dt-fixup": dt_fixup_weights,
+}
+"""The schemes that draw initial weights of their own."""
+
+
+def draw(scheme: str, stacks: Stacks) -> None:
+    """Draw a scheme's initial weights, in place; those of any other scheme stay fairseq's.
+
+    Args:
+        scheme: its name in `SCHEMES`.
+        stacks: the encoder, the decoder or both.
+
+    Raises:
+        AdminError: looklinear's feed-forward layers have an odd width.
+    """
+    if scheme in WEIGHTS:
+        WEIGHTS[scheme](stacks)

@@ -1,9 +1,9 @@
-"""fairseq's layers with the sub-layers of a scheme; nothing else changed.
+"""fairseq's layers with the sub-layers of a scheme.
 
-fairseq's layers compute `norm(residual_connection(branch, shortcut))` and do not say which sub-layer it is. A scale of
-a whole layer is applied right there. ω belongs to a sub-layer: `residual_connection` returns the pair, and each
-sub-layer's own norm, which knows its ω, adds it up. A forward hook on such a norm therefore sees the sub-layer's
-branch, shortcut and output.
+fairseq's layers compute `norm(residual_connection(branch, shortcut))` and do not say which sub-layer it is.
+`residual_connection` itself applies a scale of the whole layer. For ω, which belongs to a sub-layer, it returns the
+pair (branch, shortcut), and the sub-layer's norm adds it up. So a forward hook on the norm sees branch, shortcut and
+output.
 """
 
 from __future__ import annotations
@@ -22,32 +22,46 @@ from torch.utils.checkpoint import checkpoint
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import EVERY, norms_of
+from .schemes import SCHEMES, norms_of
 from .second_stream import pack, unpack
 
 
 def xavier(linear: nn.Linear) -> nn.Linear:
-    """Draw its weights as the papers' fairseq did; since 0.10 feed-forward layers have nn.Linear's smaller ones."""
+    """Draw a linear layer's weights Xavier-uniform, with zero bias, in place, as the papers' fairseq did.
+
+    Since 0.10 fairseq's feed-forward layers start with nn.Linear's smaller weights.
+
+    Returns:
+        The layer.
+    """
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
 
 
 def ffn_law(cfg) -> str | None:
-    """The law that a model's feed-forward weights start with, from its options; None: its scheme draws them."""
-    return EVERY[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
+    """The law that a model's feed-forward weights start with; None: its scheme draws them.
+
+    Args:
+        cfg: the model's options.
+    """
+    return SCHEMES[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
 
 
 class _SchemeLayer:
-    """What an encoder's layer and a decoder's change in fairseq's, as a row of the table of schemes says.
+    """Changes to both of fairseq's layers, by the row of `cfg.admin_scheme`.
 
-    The state dict holds a as `shortcut_scale`, a buffer, and b as `branch_scale`, a parameter, both of shape (1,) and
-    only where the scheme has them.
+    If the scheme has them, the state dict holds a as the buffer `shortcut_scale` and b as the parameter
+    `branch_scale`, both of shape (1,).
     """
 
     side: int
-    """Which entry of a `PerStack` is this layer's."""
+    """This layer's index in a `PerStack`."""
     embed_dim: int
+    normalize_before: bool
+    self_attn: Any
+    fc1: nn.Linear
+    fc2: nn.Linear
     self_attn_layer_norm: nn.Module
     final_layer_norm: nn.Module
     register_buffer: Callable[..., None]
@@ -57,7 +71,7 @@ class _SchemeLayer:
     """The second stream, within a forward."""
 
     def __init__(self, cfg, *args, **kwargs) -> None:
-        self.scheme = EVERY[cfg.admin_scheme]
+        self.scheme = SCHEMES[cfg.admin_scheme]
         self._xavier = ffn_law(cfg) == "xavier"
         super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]
         scheme = self.scheme
@@ -90,10 +104,10 @@ class _SchemeLayer:
         return xavier(linear) if self._xavier else linear
 
     def forward(self, x: Tensor, *args, **kwargs):
-        """As fairseq's; with a second stream, x holds both."""
+        """As fairseq's. With a second stream, x holds both streams: shape (T, B, 2C)."""
         if self.scheme.second_stream:
             x, self.d = unpack(x, self.embed_dim)
-            try:  # torch ends a layer that it computes again by an exception
+            try:  # torch ends the recomputation of a layer by an exception
                 return pack(super().forward(x, *args, **kwargs), self.d)  # type: ignore[misc]
             finally:
                 self.d = None
@@ -106,7 +120,7 @@ class _SchemeLayer:
         return super().forward(x, *args, **kwargs)  # type: ignore[misc]
 
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """a · shortcut + b · branch, or both for a norm that adds them up. Shapes (T, B, C)."""
+        """a · shortcut + b · branch, or the pair (branch, shortcut) for a norm that adds it up. Shapes (T, B, C)."""
         if self.scheme.omega:
             return x, residual
         if self.branch_scale is not None:
@@ -131,17 +145,24 @@ class SchemeDecoderLayer(_SchemeLayer, TransformerDecoderLayerBase):
 
 
 def recomputed(layer: nn.Module, cfg: Any) -> nn.Module:
-    """With `--checkpoint-activations`, a layer whose backward computes it again; else the layer itself.
+    """Make a layer recompute its forward in the backward, in place, if --checkpoint-activations is set.
 
-    torch computes it as in the forward. fairseq's own wrapper forgets autocast: under --amp it would compute in
-    float32, which takes other kernels, more time and more memory.
+    torch recomputes as in the forward. fairseq's own wrapper forgets autocast: under --amp it would compute in float32,
+    which takes other kernels, more time and more memory.
+
+    Args:
+        layer: one of a stack's layers.
+        cfg: the model's options.
+
+    Returns:
+        The layer.
     """
     if cfg.checkpoint_activations:
-        layer.forward = partial(_computed_twice, layer.forward, cfg.offload_activations)
+        layer.forward = partial(_checkpointed, layer.forward, cfg.offload_activations)
     return layer
 
 
-def _computed_twice(forward: Callable[..., Any], offload: bool, *args: Any, **kwargs: Any) -> Any:
-    """`offload` keeps the layer's input on the CPU."""
+def _checkpointed(forward: Callable[..., Any], offload: bool, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer's forward and keep only its input; with `offload`, on the CPU."""
     with save_on_cpu() if offload else contextlib.nullcontext():
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -1,7 +1,7 @@
-"""One measured pass over the first training batch: variances of every sub-layer, then ω.
+"""The profiling pass over the first training batch: variances of every sub-layer, then ω.
 
-The pass runs before the first real forward, without gradients, on the first sentences of the batch. It changes nothing
-in the model except ω: random state, module modes and autocast's cache are what they would have been.
+The pass runs before the first real forward, without gradients, on the first sentences of the batch. It changes only ω:
+it restores random state, module modes and autocast's cache.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from ..pytorch.omega import StackMeasure, profile_stacks
 from ..pytorch.trace import undisturbed
 from ..version import __version__
 from .norms import ShortcutNorm, shortcut_norms
-from .schemes import stacks_of
+from .schemes import Stack, stacks_of
 from .sublayers import Sublayer, real_positions, watch
 
 logger = logging.getLogger(__name__)
 
 
-def observe(stack: Any, rule: str, tokens: Tensor, undo: contextlib.ExitStack) -> StackMeasure:
-    """Measure the sub-layers of a stack in its next forward, and set the ω of each by the rule before it is used.
+def observe(stack: Stack, rule: str, tokens: Tensor, undo: contextlib.ExitStack) -> StackMeasure:
+    """Measure the sub-layers of a stack in its next forward, and set each ω by the rule before the sub-layer uses it.
 
     Args:
         stack: an encoder or a decoder of ShortcutNorms.
         rule: "reference" or "paper".
-        tokens: what the stack is given. Shape (B, T).
-        undo: closed when the forward has ended.
+        tokens: the stack's input. Shape (B, T).
+        undo: close it after the forward.
+
+    Returns:
+        The measurements; its `omega()` is valid after the forward.
     """
     measured = StackMeasure(rule, real_positions(tokens, stack.padding_idx))
 
@@ -49,23 +52,28 @@ def observe(stack: Any, rule: str, tokens: Tensor, undo: contextlib.ExitStack) -
 
 @contextlib.contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Dropout stays as in training; layerdrop and weight noise are off; everything is put back afterwards."""
+    """Keep dropout as in training, switch off layerdrop and weight noise, and restore everything afterwards."""
     with undisturbed(model):
         for module in model.modules():
-            # Quantisation noise overwrites the weights of linear and embedding layers, but only in training mode.
+            # In training mode, quantisation noise overwrites the weights of linear and embedding layers.
             if isinstance(module, (LayerDropModuleList, nn.Linear, nn.Embedding)):
                 module.training = False
         yield
 
 
 def inputs(src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> dict[str, Tensor]:
-    """The input of each stack that the model has, in forward order."""
+    """The input of each stack of a model, by side, in forward order.
+
+    Args:
+        src_tokens: source batch. Shape (B, T_source). None: the model has no encoder.
+        prev_output_tokens: decoder input. Shape (B, T_target). None: the model has no decoder.
+    """
     sides = {"encoder": src_tokens, "decoder": prev_output_tokens}
     return {side: tokens for side, tokens in sides.items() if tokens is not None}
 
 
 def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_tokens: Tensor | None, rule: str) -> Tensor:
-    """Run the batch once and set every ω by the rule.
+    """Run a batch once and set every ω by the rule.
 
     Args:
         model: an encoder-decoder, an encoder or a decoder of ShortcutNorms, in training mode.
@@ -74,7 +82,7 @@ def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_toke
         rule: "reference" or "paper".
 
     Returns:
-        ω of the encoder's, then of the decoder's sub-layers. Shape (S_encoder + S_decoder,), float32.
+        ω of the sub-layers, the encoder's first. Shape (S_encoder + S_decoder,), float32.
     """
     stacks = stacks_of(model)
     with _undisturbed(model), contextlib.ExitStack() as undo:
@@ -87,7 +95,14 @@ def measure(model: BaseFairseqModel, src_tokens: Tensor | None, prev_output_toke
 
 
 def from_first_rank(omega: Tensor) -> Tensor:
-    """The first data-parallel rank's ω. Every rank has to call this, whatever went wrong before."""
+    """Broadcast the first data-parallel rank's ω. Every rank must call this, even after an error of its own.
+
+    Args:
+        omega: this rank's. Shape (S,). Overwritten.
+
+    Returns:
+        The first rank's ω. Shape (S,).
+    """
     if distributed_utils.get_data_parallel_world_size() > 1:
         distributed_utils.broadcast(omega, src=0, group=distributed_utils.get_data_parallel_group())
     return omega
@@ -100,10 +115,10 @@ def profile(
 
     Args:
         model, src_tokens, prev_output_tokens, rule: as for `measure`.
-        tokens: budget of padded tokens on the longer side; the batch's first sentences that fit are used.
+        tokens: budget of padded tokens on the longer side; the pass takes the batch's first sentences that fit.
 
     Returns:
-        Where ω came from: rule, tokens used on either side, seed, version. Log it, and keep it in the checkpoint.
+        The record of ω's origin for the checkpoint: rule, tokens used on each side, seed, version.
 
     Raises:
         AdminError: a variance is not a finite number.

@@ -1,12 +1,12 @@
-"""Where a model's ω came from, or which other scheme it has, kept as a tensor in its state dict.
+"""The record of a model's scheme and of the origin of its ω, stored as a tensor in its state dict.
 
-A state dict passes through casts to half precision, checkpoint averaging and exponential moving averages, all of which
-treat every entry as a float tensor. So the record, a short JSON text, is stored as one float per byte: values up to 255
-survive float16, bfloat16 and a mean of equal records, and are rounded back when read.
+Casts to half precision, checkpoint averaging and exponential moving averages treat every entry of a state dict as a
+float tensor. So the record, a short JSON text, is stored as one float per byte: values up to 255 survive float16,
+bfloat16 and a mean of equal records, and `decode` rounds them.
 
-A decayed sum in bfloat16 they do not survive: 125 * 0.99 + 125 * 0.01 gives 124.5 there, which is read as 124. So a
-model's state dict has its records in float32, whatever the model is in; of 125, decays up to 0.99999 then keep more
-than 124.8, however often.
+They do not survive a decayed sum in bfloat16: 125 * 0.99 + 125 * 0.01 gives 124.5, which would be read as 124. So a
+state dict stores its records in float32, whatever the model's precision. There, decays up to 0.99999 keep 125 above
+124.8 after any number of steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ LENGTH = 256
 
 
 def encode(record: dict[str, Any]) -> Tensor:
-    """A record as a tensor. Shape (256,), float32, zero-padded."""
+    """Store a record in a tensor.
+
+    Args:
+        record: at most 256 bytes of JSON, in ASCII.
+
+    Returns:
+        One float per byte, padded with zeros. Shape (256,), float32.
+    """
     text = json.dumps(record, separators=(",", ":")).encode("ascii")
     assert len(text) <= LENGTH, text
     tensor = torch.zeros(LENGTH)
@@ -33,12 +40,18 @@ def encode(record: dict[str, Any]) -> Tensor:
 
 
 def decode(tensor: Tensor) -> dict[str, Any] | None:
-    """The record that `encode` stored, or None where there is none yet.
+    """Read a record that `encode` stored.
+
+    Args:
+        tensor: shape (256,), any float type.
+
+    Returns:
+        The record; None if the tensor is all zeros: nothing has been profiled yet.
 
     Raises:
-        AdminError: the bytes are not a record (an average of checkpoints with different provenance, for example).
+        AdminError: the bytes are not a record, for example an average over different runs.
     """
-    values = tensor.detach().float().flatten().nan_to_num(255).round().clamp(0, 255)  # no text has a byte 255
+    values = tensor.detach().float().flatten().nan_to_num(255).round().clamp(0, 255)  # JSON has no byte 255
     text = bytes(values.to(torch.uint8).tolist()).rstrip(b"\0")
     if not text:
         return None
@@ -47,5 +60,7 @@ def decode(tensor: Tensor) -> dict[str, Any] | None:
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        raise AdminError(f"{KEY} holds no record of where omega came from: were different runs averaged?")
+        raise AdminError(
+            f"{KEY} holds no record of omega's origin; it may be an average over runs. Average checkpoints of one run."
+        )
     return record

@@ -2,14 +2,14 @@
 
 Every scheme is a Transformer whose sub-layers compute, from their shortcut x and branch f,
 
-    x + f(LN(x))                  where a row's norm is "before" (Pre-LN; one more norm ends the stack)
-    LN( a · x + b · f(x) )        where it is "after" (Post-LN)
-    a · x + b · f(x)              where there is "none"
+    x + f(LN(x))                  if its row's norm is "before" (Pre-LN; one more norm ends the stack)
+    LN( a · x + b · f(x) )        if it is "after" (Post-LN)
+    a · x + b · f(x)              if it is "none"
 
-with a = 1 and b = 1 unless the row says otherwise. One row adds a layer's input once more in its last sub-layer, one
-puts single numbers in place of its norms (fixup.py), two have one more norm in each branch (branch_norms.py), and one
-has a second stream of states (second_stream.py). A new scheme is a new row and, if needed, a function in
-initial_weights.py. This file needs the standard library only, so that recipes can read it without waiting for torch.
+with a = 1 and b = 1 unless the row says otherwise. Four mechanisms go further: a layer's input added once more in its
+last sub-layer, single numbers in place of norms (fixup.py), one more norm in each branch (branch_norms.py), and a
+second stream of states (second_stream.py). A new scheme is a new row and, if needed, a function in initial_weights.py.
+This file imports the standard library only, so that recipes can read it without waiting for torch.
 
     N layers of the encoder   M layers of the decoder   l a layer's number in its stack, from 1   C channels
 
@@ -20,14 +20,17 @@ unless the scheme's paper has a rule for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SIDES = ("encoder", "decoder")
 PerStack = tuple[float, float]
 """A number for the encoder and one for the decoder."""
 
 FFN_LAWS = ("xavier", "stock")
-"""How feed-forward weights can start: Xavier-uniform with zero bias, as in fairseq until 0.10, or as in today's."""
+"""Initial feed-forward weights: Xavier-uniform with zero bias, as in fairseq until 0.10, or today's."""
 
 DEPTH_RULES = ("log", "constant")
 """Rules that set omega from a stack's depth alone."""
@@ -38,6 +41,25 @@ SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_laye
 """The norms of a layer in forward order; an encoder's layers lack the second."""
 
 
+class Layer(Protocol):
+    """The attributes of one of fairseq's layers that this package reads."""
+
+    embed_dim: int
+    normalize_before: bool
+    self_attn: Any
+    fc1: nn.Linear
+    fc2: nn.Linear
+
+
+class Stack(Protocol):
+    """The attributes of an encoder or a decoder that this package reads."""
+
+    layers: Any
+    """A ModuleList of `Layer`s."""
+    padding_idx: int
+    embed_tokens: Any
+
+
 class Scheme(NamedTuple):
     """A row of the table."""
 
@@ -46,29 +68,36 @@ class Scheme(NamedTuple):
     source: str
     """Paper, section, equation."""
     norm: tuple[str, str] = ("after", "after")
-    """Where the norms of the encoder and of the decoder are: "before", "after" or "none"."""
+    """Place of the norms in the encoder and in the decoder: "before", "after" or "none"."""
     omega: bool = False
     """Whether a is ω: one vector per sub-layer, profiled, then trained."""
     shortcut: Callable[[int, int], PerStack] | None = None
-    """From N and M to a constant a."""
+    """Computes a constant a from N and M."""
     branch: bool = False
     """Whether b is one number per layer, shared by its sub-layers, 0 at first and trained."""
     bottom: bool = False
     """Whether a layer's input is added once more before the layer's last norm."""
     branch_norm: str | None = None
-    """Which end of a branch has one more norm: "input", "output" or None."""
+    """The end of a branch that has one more norm: "input", "output" or None."""
     second_stream: bool = False
     """Whether a stack also adds up its branches without norms, and ends in the sum of both."""
     fixup: bool = False
     """Whether Fixup's biases and multipliers, one number each, replace the norms."""
-    weights: str | None = None
-    """The function of initial_weights.py that draws them; without it they are fairseq's own."""
     ffn: str | None = "stock"
-    """The law of the feed-forward weights, one of FFN_LAWS, unless --admin-ffn-init gives another; None: `weights`
-    draws them, from Xavier's."""
+    """The law of the feed-forward weights, one of FFN_LAWS, unless --admin-ffn-init gives another. None: the scheme
+    draws them itself (initial_weights.py), from Xavier's law."""
+    new_layers_only: bool = False
+    """Whether it is only for new layers on a pre-trained encoder (deeper_model.py)."""
 
     def ffn_law(self, option: str | None) -> str | None:
-        """The law that a model's feed-forward weights start with, by --admin-ffn-init, the option."""
+        """The law that the feed-forward weights start with.
+
+        Args:
+            option: the value of --admin-ffn-init.
+
+        Returns:
+            One of FFN_LAWS; None: the scheme draws them itself.
+        """
         return self.ffn and (option or self.ffn)
 
     @property
@@ -80,17 +109,21 @@ class Scheme(NamedTuple):
     def folds(self) -> bool:
         """Whether a stock Transformer can compute the scheme, with the weights that fold.py gives it.
 
-        A factor on a shortcut or a branch goes into the weights next to it; fairseq has no layer without norms, with
-        two norms a sub-layer, or with one more shortcut or stream.
+        The fold moves a factor on a shortcut or a branch into the weights next to it. fairseq has no layer without
+        norms, with two norms a sub-layer, or with one more shortcut or stream.
         """
         return not (self.bottom or self.branch_norm or self.second_stream or "none" in self.norm)
 
 
 def deepnorm_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
-    """a, the constant on the shortcut of DeepNorm, called alpha in the paper.
+    """DeepNorm's constant a on the shortcut, called alpha in the paper.
 
     encoder: 0.81 (N⁴M)^(1/16),   decoder: (3M)^(1/4);   one stack of L layers: (2L)^(1/4)
     Wang et al. 2022, section 2, figure 2b; one stack also as in the authors' code (microsoft/torchscale)
+
+    Args:
+        encoder_layers: N; 0 for a decoder alone.
+        decoder_layers: M; 0 for an encoder alone.
     """
     if not (encoder_layers and decoder_layers):
         return ((2 * (encoder_layers + decoder_layers)) ** (1 / 4),) * 2
@@ -98,34 +131,46 @@ def deepnorm_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
 
 
 def keel_scales(encoder_layers: int, decoder_layers: int) -> PerStack:
-    """a, the constant on Keel's shortcut: the sub-layers of the stack. Chen and Wei 2026"""
+    """Keel's constant a on the shortcut: the number of sub-layers of the stack. Chen and Wei 2026
+
+    Args:
+        encoder_layers: N; 0 for a decoder alone.
+        decoder_layers: M; 0 for an encoder alone.
+    """
     return 2.0 * encoder_layers, (3.0 if encoder_layers else 2.0) * decoder_layers
 
 
 def stacks_of(model: Any) -> dict[str, Any]:
-    """The encoder and the decoder of a model, where it has them. RoBERTa's encoder holds its stack next to a head."""
+    """The encoder and the decoder of a model, by side. RoBERTa's encoder holds its stack next to a head.
+
+    Args:
+        model: a fairseq model with an `encoder`, a `decoder` or both.
+
+    Returns:
+        {"encoder": stack, "decoder": stack}, or the one that the model has.
+    """
     sides = {side: getattr(model, side) for side in SIDES if hasattr(model, side)}
     return {side: getattr(stack, "sentence_encoder", stack) for side, stack in sides.items()}
 
 
-def layers_of(stack: Any) -> tuple[Any, ...]:
+def layers_of(stack: Stack) -> tuple[Any, ...]:
     """The layers of an encoder or a decoder, in order. (Iterating over a LayerDropModuleList would skip some.)"""
     return tuple(stack.layers.children())
 
 
-def norms_of(layer: Any) -> list[str]:
-    """The names of a layer's norms, one a sub-layer, in forward order."""
+def norms_of(layer: Layer) -> list[str]:
+    """The attribute names of a layer's norms, one per sub-layer, in forward order."""
     return [name for name in SUBLAYER_NORMS if getattr(layer, name, None) is not None]
 
 
-def attentions_of(layer: Any) -> tuple[Any, ...]:
-    """A layer's self-attention and, where it has one, its encoder-attention."""
+def attentions_of(layer: Layer) -> tuple[Any, ...]:
+    """A layer's self-attention and, in a decoder, its encoder-attention."""
     both = layer.self_attn, getattr(layer, "encoder_attn", None)
     return tuple(attention for attention in both if attention is not None)
 
 
-def linears_of(layer: Any) -> tuple[Any, ...]:
-    """Every linear layer of a layer, those of its attentions first."""
+def linears_of(layer: Layer) -> tuple[nn.Linear, ...]:
+    """Every linear layer of a layer: those of its attentions, then fc1 and fc2."""
     attentions = [(each.q_proj, each.k_proj, each.v_proj, each.out_proj) for each in attentions_of(layer)]
     return (*(linear for linears in attentions for linear in linears), layer.fc1, layer.fc2)
 
@@ -135,69 +180,36 @@ SCHEMES: dict[str, Scheme] = {
     "post-ln": Scheme("Post-LN", "Vaswani et al. 2017, section 3.1"),
     "pre-ln": Scheme("Pre-LN", "Xiong et al. 2020, table 1", norm=("before", "before")),
     "post-ln-pre-ln": Scheme("Post-Pre-LN", "Liu et al. 2020, table 1", norm=("after", "before")),
-    "deepnorm": Scheme(
-        "DeepNorm",
-        "Wang et al. 2022, section 2, figure 2",
-        shortcut=deepnorm_scales,
-        weights="deepnorm_weights",
-        ffn=None,
-    ),
+    "deepnorm": Scheme("DeepNorm", "Wang et al. 2022, section 2, figure 2", shortcut=deepnorm_scales, ffn=None),
     # One b per layer, not per sub-layer, as in the authors' code (majumderb/rezero) and in that of Liu et al. 2020.
     "rezero": Scheme("ReZero", "Bachlechner et al. 2020, equation 1", norm=("none", "none"), branch=True),
     "rezero-post-ln": Scheme("ReZero-Post-LN", "Liu et al. 2020, table 3", branch=True),
     # The paper trains without warm-up; --warmup-updates and --lr-scheduler set that, not the model.
-    "t-fixup": Scheme(
-        "T-Fixup",
-        "Huang et al. 2020, the steps of T-Fixup",
-        norm=("none", "none"),
-        weights="t_fixup_weights",
-        ffn=None,
-    ),
+    "t-fixup": Scheme("T-Fixup", "Huang et al. 2020, the steps of T-Fixup", norm=("none", "none"), ffn=None),
     "t-fixup-code": Scheme(
         "T-Fixup (code)",
         "layer6ai-labs/T-Fixup, models/transformer.py and modules/transformer_layer.py",
         norm=("none", "none"),
-        weights="t_fixup_code_weights",
         ffn=None,
     ),
-    "fixup": Scheme(
-        "Fixup",
-        "Zhang, Dauphin and Ma 2019, rules 1 to 3",
-        norm=("none", "none"),
-        fixup=True,
-        weights="fixup_weights",
-        ffn=None,
-    ),
+    "fixup": Scheme("Fixup", "Zhang, Dauphin and Ma 2019, rules 1 to 3", norm=("none", "none"), fixup=True, ffn=None),
     "b2t": Scheme("B2T", "Takase et al. 2022, bottom-to-top connection", bottom=True),
-    "b2t-code": Scheme(
-        "B2T (code)",
-        "takase/b2t_connection, modules/transformer_layer.py",
-        bottom=True,
-        weights="b2t_code_weights",
-    ),
-    "looklinear": Scheme(
-        "LookLinear", "Balduzzi et al. 2017; Liu et al. 2020, table 3", weights="looklinear_weights", ffn=None
-    ),
-    "ds-init": Scheme("DS-Init", "Zhang, Titov and Sennrich 2019", weights="ds_init_weights", ffn=None),
-    "ds-init-code": Scheme(
-        "DS-Init (code)", "bzhangGo/zero, models/transformer.py", weights="ds_init_code_weights", ffn=None
-    ),
+    "b2t-code": Scheme("B2T (code)", "takase/b2t_connection, modules/transformer_layer.py", bottom=True),
+    "looklinear": Scheme("LookLinear", "Balduzzi et al. 2017; Liu et al. 2020, table 3", ffn=None),
+    "ds-init": Scheme("DS-Init", "Zhang, Titov and Sennrich 2019", ffn=None),
+    "ds-init-code": Scheme("DS-Init (code)", "bzhangGo/zero, models/transformer.py", ffn=None),
     "residual": Scheme("ResiDual", "Xie et al. 2023; microsoft/ResiDual", second_stream=True),
     "peri-ln": Scheme("Peri-LN", "Kim et al. 2025", norm=("before", "before"), branch_norm="output"),
     "keel": Scheme("Keel", "Chen and Wei 2026", shortcut=keel_scales, branch_norm="input"),
-}
-
-FOR_EXTRA_LAYERS: dict[str, Scheme] = {
-    # μ, which its weights are divided by, is measured on the pre-trained encoder: extra_layers.py.
+    # Its weights are divided by μ, which extra_layers.py measures on the pre-trained encoder.
     "dt-fixup": Scheme(
         "DT-Fixup",
         "Xu et al. 2021, section 3; BorealisAI/DT-Fixup, spider/semparser",
         norm=("none", "none"),
-        weights="dt_fixup_weights",
         ffn=None,
+        new_layers_only=True,
     ),
 }
-"""Rows for new layers on top of a pre-trained encoder alone (deeper_model.py)."""
 
-EVERY: dict[str, Scheme] = {**SCHEMES, **FOR_EXTRA_LAYERS}
-"""What new layers can have."""
+MODEL_SCHEMES = tuple(name for name, scheme in SCHEMES.items() if not scheme.new_layers_only)
+"""The schemes that a whole model can have; new layers can have any."""

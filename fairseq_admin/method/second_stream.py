@@ -1,10 +1,10 @@
-"""ResiDual's second stream: next to Post-LN's x, the sum d of a stack's input and of all its branches.
+"""ResiDual's second stream d, next to Post-LN's x: the sum of a stack's input and all its branches.
 
     x_{k+1} = LN(x_k + f(x_k)),   d_{k+1} = d_k + f(x_k),   d_0 = x_0,   output x_S + LN(d_S)
 
-Xie et al. 2023, from the authors' code (microsoft/ResiDual, its scales of 1). From layer to layer both go as one
-tensor of 2C channels, x first, so whatever passes a layer's output on (activation checkpointing, layerdrop, fairseq's
-stacks) passes on both, with their gradients. The hidden states that a stack returns on request are such pairs.
+Xie et al. 2023, from the authors' code (microsoft/ResiDual, its scales of 1). Layers pass
+both on as one tensor of 2C channels, x first. So activation checkpointing, layerdrop and fairseq's stacks carry both,
+with their gradients. The hidden states that a stack returns on request are such pairs.
 """
 
 from __future__ import annotations
@@ -16,24 +16,44 @@ from torch import Tensor, nn
 
 
 def unpack(states: Tensor, channels: int) -> tuple[Tensor, Tensor]:
-    """x and d of shape (T, B, C): the input of a stack is both."""
+    """Split a layer's input into x and d.
+
+    Args:
+        states: shape (T, B, 2C); or (T, B, C), a stack's input, which is both x and d.
+        channels: C.
+
+    Returns:
+        x and d. Shapes (T, B, C).
+    """
     return (states, states) if states.size(-1) == channels else states.split(channels, -1)  # type: ignore[return-value]
 
 
 def pack(output: Any, d: Tensor) -> Any:
-    """A layer's output, of which the first entry may be x, with d next to x. Shape (T, B, 2C)."""
+    """Join x and d.
+
+    Args:
+        output: a layer's output: x, or a tuple that begins with x. Shape (T, B, C).
+        d: shape (T, B, C).
+
+    Returns:
+        The output with [x, d] in place of x. Shape (T, B, 2C).
+    """
     if isinstance(output, tuple):
         return torch.cat((output[0], d), -1), *output[1:]
     return torch.cat((output, d), -1)
 
 
 class SecondNorm(nn.LayerNorm):
-    """x + LN(d), which ends a stack."""
+    """x + LN(d), the end of a stack.
+
+    Args:
+        channels: C.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, eps=1e-7)  # the authors'
 
     def forward(self, states: Tensor) -> Tensor:
-        """Shapes (T, B, 2C) and (T, B, C)."""
+        """Shapes: (T, B, 2C) to (T, B, C)."""
         x, d = unpack(states, self.normalized_shape[0])
         return x + super().forward(d)

@@ -1,4 +1,4 @@
-"""What a state dict says about its model: its stacks, its scheme, its ω; and how a stock Transformer's is adopted."""
+"""Read stacks, scheme and ω from a state dict, and upgrade a stock Transformer's."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ logger = logging.getLogger(__name__)
 OMEGA_INIT = ".omega_init"
 OMEGA_DELTA = ".omega_delta"
 FIRST_DELTA = f".layers.0.self_attn_layer_norm{OMEGA_DELTA}"
-"""What the first norm of a stack lacks: its ω is not trained."""
+"""The key that the first norm of a stack lacks: its ω is not trained."""
 
-# What fairseq up to 0.12.2 stores next to the weights: a position buffer's type, and copies for an inference path.
+# fairseq up to 0.12.2 also stores a position buffer's type, and copies of weights for an inference path.
 STRAY = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
 
 
 def of_stacks(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with RoBERTa's one stack, encoder.sentence_encoder, named as a Transformer's: encoder."""
+    """Rename RoBERTa's encoder.sentence_encoder to encoder, as in a Transformer. Returns a copy, same tensors."""
     return {key.replace("encoder.sentence_encoder.", "encoder.", 1): tensor for key, tensor in state.items()}
 
 
 def scheme(state: Mapping[str, Tensor]) -> str:
-    """The scheme of a state dict. Admin's record names none; a stock Transformer has no record.
+    """The scheme of a state dict, by its record. Admin's record names none, and a stock Transformer has no record.
 
-    In a stock Transformer, a norm that ends a stack shows that the stack is Pre-LN. Schemes that only draw other
-    initial weights look, and compute, like the stock Transformer that they are.
+    In a stock Transformer, a norm at the end of a stack means Pre-LN. A scheme that differs only in its initial weights
+    is a stock Transformer.
+
+    Args:
+        state: a model's state dict.
+
+    Returns:
+        A key of `SCHEMES`, or "pre-ln (encoder only)".
 
     Raises:
         AdminError: the record cannot be read.
@@ -48,17 +54,17 @@ def scheme(state: Mapping[str, Tensor]) -> str:
 
 
 def layers(state: Mapping[str, Tensor], stack: str) -> int:
-    """How many layers of a stack a state dict has."""
+    """The number of layers of a stack, "encoder", "decoder" or "more", in a state dict."""
     return len({key.split(".")[2] for key in of_stacks(state) if key.startswith(f"{stack}.layers.")})
 
 
 def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -> None:
     """Keep only some layers of a stack, numbered from 0 again, in place.
 
-    A stack's first ω is not trained (see `ShortcutNorm.freeze_omega`). Where a later layer becomes the first, what its
-    ω has learned is added to its omega_init: ω stays the vector that it was, and is fixed from then on.
+    A stack's first ω is not trained (see `ShortcutNorm.freeze_omega`). If a later layer becomes the first, its
+    omega_delta is added to its omega_init: ω keeps its value and is no longer trained.
 
-    fairseq's own pruning drops every layer of an encoder if only the decoder is pruned, and the other way round.
+    fairseq's own pruning drops every layer of the encoder if only the decoder is pruned, and the other way round.
 
     Args:
         state: the state dict about to be loaded. If it has exactly as many layers as are kept, it was pruned before and
@@ -91,16 +97,16 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
 
 
 def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]) -> None:
-    """Check a state dict's depth, drop what only an older fairseq stores, and complete a stock Post-LN Transformer's
-    with ω = 1 for a model that has ω, all in place.
+    """Prepare a state dict for loading, in place: check its depth, drop entries that only an older fairseq stores, and
+    add ω = 1 to a stock Post-LN Transformer's if the model has ω.
 
     Args:
         state: the state dict about to be loaded.
-        expected: the model's own.
-        depths: layers expected in each stack.
+        expected: the model's state dict.
+        depths: number of layers of each of the model's stacks.
 
     Raises:
-        AdminError: another depth, or a Pre-LN Transformer.
+        AdminError: the depth differs, or a Pre-LN Transformer is to become Admin.
     """
     named = of_stacks(state)
     for stack, expected_layers in depths.items():
@@ -129,14 +135,18 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
 
 
 FORWARD = ("encoder", "more", "decoder")
-"""The stacks in forward order; `more` has the new layers on a pre-trained encoder."""
+"""The stacks in forward order; `more` is the new layers on a pre-trained encoder."""
 
 
 def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """ω of every sub-layer in a state dict: {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}.
+    """ω of every sub-layer in a state dict.
 
-    Each ω has shape (C,), float64; stacks and sub-layers are in forward order, new layers under "more". Empty if the
-    model is not an Admin model.
+    Args:
+        state: a model's state dict.
+
+    Returns:
+        {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}, in forward order, new layers under "more". Each ω
+        has shape (C,), float64. Empty if the model has no ω.
     """
     stacks: dict[str, dict[str, Tensor]] = {}
     state = of_stacks(state)

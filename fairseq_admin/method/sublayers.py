@@ -1,8 +1,8 @@
-"""The sub-layers of an encoder or a decoder as they run: branch, shortcut and output of each, in forward order.
+"""Observe the sub-layers of an encoder or a decoder while they run: branch, shortcut and output, in forward order.
 
-Every layer of ours and of fairseq's adds its branch to its shortcut in `residual_connection`. For one forward each
-layer has a method of that name of its own, which shows what it is given and calls the layer's. So every scheme can be
-observed, when ω is profiled, while it trains and in analysis, and the model itself stays as it is.
+Every layer, ours or fairseq's, adds its branch to its shortcut in `residual_connection`. For one forward, each layer
+gets an instance method of that name that reports its arguments and calls the layer's own. So profiling, monitoring and
+analysis can observe every scheme, and the model does not change.
 
     T time   B batch   C channels   S sub-layers   R real positions
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import layers_of, norms_of
+from .schemes import Stack, layers_of, norms_of
 
 
 @dataclass
@@ -35,25 +35,25 @@ class Sublayer:
     shortcut: Tensor
     """x, before it is scaled. Shape (T, B, C)."""
     a: Tensor | float
-    """What multiplies the shortcut: ω, of shape (C,), or one number."""
+    """The factor of the shortcut: ω, of shape (C,), or one number."""
     b: Tensor | float
-    """What multiplies the branch: one number."""
+    """The factor of the branch: one number."""
     norm: nn.LayerNorm | None
     """The norm of the sum; None: the sum is the output."""
     bottom: Tensor | None
-    """What is added too: the input of the layer, in the last sub-layer of a B2T layer. Shape (T, B, C)."""
+    """A third summand: the layer's input, in the last sub-layer of a B2T layer. Shape (T, B, C)."""
     output: Tensor
     """Shape (T, B, C)."""
     find_real: Callable[[], Tensor]
-    """Gives `real`, which is worked out when it is first asked for."""
+    """Computes `real` at its first use."""
 
     @property
     def real(self) -> Tensor:
-        """Where in T·B the positions are that are not padding. Shape (R,), int64."""
+        """Indices in T·B of the positions that are not padding. Shape (R,), int64."""
         return self.find_real()
 
     def rows(self, x: Tensor) -> Tensor:
-        """What is at those positions. Shape (T, B, C) to (R, C)."""
+        """Select those positions. Shape (T, B, C) to (R, C)."""
         return x.flatten(0, 1).index_select(0, self.real)
 
     @property
@@ -67,14 +67,14 @@ class Sublayer:
 
     @property
     def total(self) -> Tensor:
-        """What is normalised, or is the output, in float32 or wider. Shape (T, B, C)."""
+        """The sum, which a norm takes or which is the output, in float32 or wider. Shape (T, B, C)."""
         branch = self.scaled_branch
         total = self.a * self.shortcut.to(branch.dtype) + branch
         return total if self.bottom is None else total + self.bottom
 
 
 def _scales(layer: Any, norm: nn.Module) -> tuple[Tensor | float, Tensor | float]:
-    """a and b of a layer's sub-layer."""
+    """a and b of the sub-layer with this norm."""
     if isinstance(norm, ShortcutNorm):
         return norm.omega.detach(), 1.0
     shortcut, branch = getattr(layer, "shortcut_scale", None), getattr(layer, "branch_scale", None)
@@ -82,30 +82,31 @@ def _scales(layer: Any, norm: nn.Module) -> tuple[Tensor | float, Tensor | float
 
 
 def watch(
-    stack: Any,
+    stack: Stack,
     tokens: Tensor,
     see: Callable[[Sublayer], Any],
     undo: contextlib.ExitStack,
     branches: Iterable[Tensor] | None = None,
 ) -> None:
-    """Show every sub-layer of a stack's next forward as it adds up, before its norm.
+    """Report every sub-layer of a stack's next forward to `see`, before its norm runs.
 
-    A layer is watched once: activation checkpointing computes it again. One that layerdrop skips is watched until
-    `undo` is closed.
+    A layer is watched for one forward: activation checkpointing runs it a second time. A layer that layerdrop skips is
+    watched until `undo` is closed.
 
     Args:
-        stack: an encoder or a decoder; its outputs are shown of plain layers only (--admin-fast off).
-        tokens: what it is given. Shape (B, T).
-        see: takes a sub-layer whose `output` is not there yet where a norm follows.
-        undo: closed when the forward has ended.
-        branches: what takes the place of the sub-layers' own, which are shown all the same; S of them. Then every
-            sub-layer has the input that it has in the model which these branches are from.
+        stack: an encoder or a decoder; outputs are right for plain layers only (--admin-fast off).
+        tokens: its input. Shape (B, T).
+        see: called with each sub-layer. If a norm follows, `output` is not computed yet.
+        undo: close it after the forward.
+        branches: S tensors that replace the sub-layers' branches in the sums, though `see` gets the sub-layers' own.
+            With the branches of another model, every sub-layer has the input that it has in that model. Shapes
+            (T, B, C).
     """
     replacements = None if branches is None else iter(branches)
 
     @cache
     def find_real() -> Tensor:
-        # Of fast stacks, which know whether they are batch-first once they run.
+        # A fast stack knows whether it is batch-first only while it runs.
         return real_positions(tokens, stack.padding_idx, getattr(stack, "batch_first", False))
 
     for number, layer in enumerate(layers_of(stack)):
@@ -144,9 +145,18 @@ def _watch_layer(layer: Any, make: Callable[..., Sublayer], see: Callable[[Subla
 
 @contextlib.contextmanager
 def observed(
-    stacks: Mapping[str, Any], tokens: Mapping[str, Tensor], branches: Iterable[Tensor] | None = None
+    stacks: Mapping[str, Stack], tokens: Mapping[str, Tensor], branches: Iterable[Tensor] | None = None
 ) -> Iterator[dict[str, list[Sublayer]]]:
-    """In this block, the next forward of each of these stacks fills the list of its sub-layers. Arguments as above."""
+    """In this block, the next forward of each stack fills the list of its sub-layers.
+
+    Args:
+        stacks: encoder, decoder or both, by side.
+        tokens: their inputs, by side. Shapes (B, T).
+        branches: see `watch`.
+
+    Yields:
+        The lists of sub-layers, by side.
+    """
     seen: dict[str, list[Sublayer]] = {side: [] for side in stacks}
     with contextlib.ExitStack() as undo:
         for side, stack in stacks.items():
@@ -163,11 +173,20 @@ def observed(
 
 
 def real_positions(words: Tensor, padding: int, batch_first: bool = False) -> Tensor:
-    """Where in T·B, or in B·T, a batch's real positions are. Shape (B, T) to (R,), int64."""
+    """Indices of the positions that are not padding.
+
+    Args:
+        words: a batch. Shape (B, T).
+        padding: the index of padding.
+        batch_first: whether to count in B·T; otherwise in T·B.
+
+    Returns:
+        Shape (R,), int64.
+    """
     real = words.ne(padding)
     return (real if batch_first else real.t()).flatten().nonzero().squeeze(1)
 
 
 def centred(x: Tensor) -> Tensor:
-    """x without its mean over the channels. Shape (..., C)."""
+    """Subtract the mean over the channels. Shape (..., C)."""
     return x - x.mean(-1, keepdim=True)

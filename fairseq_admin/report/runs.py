@@ -17,7 +17,7 @@ from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
 from ..errors import AdminError, line
 from ..method import state_dict
-from ..method.schemes import EVERY, SCHEMES
+from ..method.schemes import SCHEMES
 from .options import options_of
 from .samples import Sample, read_samples
 
@@ -140,7 +140,7 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
     layers = checkpoint.layers
     if checkpoint.more:
         new = checkpoint.more["scheme"]
-        title += f", new layers {EVERY[new].title if new in EVERY else new}"
+        title += f", new layers {SCHEMES[new].title if new in SCHEMES else new}"
         layers = {side: state_dict.layers(checkpoint.weights, side) for side in ("encoder", "more")}
     run.options = options_of(checkpoint)
     run.model = {

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from .. import register
 from ..errors import AdminError
 from ..text.assets import Assets
 from ..text.bpe import BPE, CODES, remove_bpe
@@ -132,6 +133,7 @@ def _engine(model: Path) -> type[Translator]:
             f"{model} has none of model.pt, model.bin and config.json; expected a checkpoint (.pt), a recipe's folder "
             "model, or a folder that CTranslate2 or transformers read."
         )
+    register()
     from .in_fairseq import FairseqTranslator
 
     return FairseqTranslator

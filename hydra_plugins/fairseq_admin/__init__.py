@@ -1,7 +1,12 @@
-"""Hydra imports what is in this folder before it reads a command line.
+"""Hydra imports this module, in every program, before it reads the command line.
 
-So `fairseq-hydra-train model=transformer_admin_18l` finds the names that importing fairseq_admin registers; fairseq
-itself imports --user-dir after that.
+In fairseq's programs it registers the plugin, so that `fairseq-hydra-train model=transformer_admin_18l` finds its
+models; fairseq itself imports `--user-dir` too late for that. In any other program it does nothing.
 """
 
-import fairseq_admin  # noqa: F401
+import sys
+
+if "fairseq" in sys.modules:
+    import fairseq_admin
+
+    fairseq_admin.register()

@@ -17,7 +17,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 from torch import Tensor
 
-import fairseq_admin  # noqa: F401  (registers transformer_admin)
+import fairseq_admin.plugin  # noqa: F401  (registers the models)
 from fairseq_admin.method.profiling import measure
 from recipes.bench import counting
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fairseq_admin.method.schemes import EVERY
+from fairseq_admin.method.schemes import SCHEMES
 from recipes.steps.common import read_lines, replacing, write_lines
 from recipes.steps.results import as_cell, from_cell
 
 Row = dict[str, Any]
 """Where in the grid a run is, as texts, then how it came out. `valid` is the loss on validation, in bits per token by
 update; of make deeper it is an accuracy of 0 to 1, as `test` is."""
-TITLES = {"none": "head alone", **{name: scheme.title for name, scheme in EVERY.items()}}
+TITLES = {"none": "head alone", **{name: scheme.title for name, scheme in SCHEMES.items()}}
 """Of schemes; `none` is a head without new layers, in make deeper."""
 NUMBERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("update", "params", "seconds"), int),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from fairseq_admin.method.schemes import EVERY, RULES, SCHEMES
+from fairseq_admin.method.schemes import MODEL_SCHEMES, RULES, SCHEMES
 from recipes.settings import Data, Maybe, Pair, Scheme, Settings, Share
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Rule = str
 else:
     Rule = Literal[RULES]
-    NewLayers = Literal[tuple(name for name in EVERY if not name.startswith("t-fixup"))]
+    NewLayers = Literal[tuple(name for name in SCHEMES if not name.startswith("t-fixup"))]
 
 
 def _below(limit: float, what: str) -> AfterValidator:
@@ -70,7 +70,7 @@ class Grid(Settings):
 class Translations(Grid):
     """Of a grid that trains models to translate."""
 
-    SCHEMES: Several[Scheme] = tuple(SCHEMES)
+    SCHEMES: Several[Scheme] = MODEL_SCHEMES
     """of the residual branches"""
     FFN: PositiveInt = 256
     """width of the feed-forward sub-layers"""

@@ -1,0 +1,75 @@
+"""The plugin is registered when fairseq is loaded, by --user-dir, by our commands, or when a class is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+
+REGISTERED = "from fairseq.models import MODEL_REGISTRY; assert 'transformer_admin' in MODEL_REGISTRY"
+
+
+def output_of(code: str, folder: Path = ROOT) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"import fairseq; import fairseq_admin; {REGISTERED}",
+        f"import fairseq_admin; fairseq_admin.register(); {REGISTERED}",
+        f"from fairseq_admin import TransformerAdminModel; {REGISTERED}",
+        f"from fairseq_admin import cli; assert cli.main(['omega', 'none.pt']) == 2; {REGISTERED}",
+    ],
+)
+def test_registered(code: str) -> None:
+    output_of(code)
+
+
+@pytest.mark.parametrize("module", ["fairseq_admin.pytorch", "fairseq_admin"])
+def test_importing_changes_nothing_without_fairseq(module: str) -> None:
+    """Another program keeps its import machinery and its way to show errors, and pays for no import of fairseq."""
+    code = (
+        f"import sys; finders = sys.meta_path[:]; import {module}\n"
+        "assert sys.meta_path == finders and sys.excepthook is sys.__excepthook__\n"
+        "print([m for m in ('fairseq', 'transformers', 'hydra') if m in sys.modules])"
+    )
+    assert output_of(code) == "[]\n"
+
+
+ABSENT = "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'transformers', 'omegaconf']))"
+"""An import of None raises the error of a package that is not installed."""
+
+
+def test_the_pytorch_part_runs_without_fairseq() -> None:
+    output_of(f"{ABSENT}; import fairseq_admin.pytorch")
+
+
+def test_without_fairseq_a_command_names_the_extra() -> None:
+    code = f"{ABSENT}; from fairseq_admin import cli; sys.exit(cli.main(['omega', 'model.pt']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("fairseq-admin: fairseq is not installed. Run pip install ")
+    assert "'fairseq-admin[fairseq]'" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_other_programs_with_hydra_do_not_import_the_package() -> None:
+    """Hydra imports every module under hydra_plugins in every program."""
+    code = (
+        "import sys; from hydra.core.plugins import Plugins; Plugins.instance()\n"
+        "print([m for m in ('hydra_plugins.fairseq_admin', 'fairseq_admin', 'fairseq') if m in sys.modules])"
+    )
+    assert output_of(code) == "['hydra_plugins.fairseq_admin']\n"
+
+
+def test_hydra_knows_every_registered_name() -> None:
+    """It reads the command line before fairseq reads --user-dir; the plugin in hydra_plugins is what tells it."""
+    command = [sys.executable, "-m", "fairseq_cli.hydra_train", "model=none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    names = {name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if "admin" in model}
+    assert len(names) > 9 and names <= set(done.stderr.partition("Available options")[2].split()), done.stderr
