@@ -181,7 +181,7 @@ def test_a_scale_that_is_a_tensor_divides():
         optimizer = RAdam(params, **SETTINGS | {"eps": 1.0})
         for step in range(12):
             for p, g in zip(params, gradients(params, step)):
-                p.grad = g * float(scale)
+                p.grad = (g * float(scale)).to(p.dtype)
             optimizer.step(scale=scale)
         found.append(params)
     for others in found[1:]:
