@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ import masked
 import pytest
 import torch
 from conftest import Run, train
-from reference import PAD, batch, build
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from reference import PAD, TINY, batch, build, dictionary
 from test_schemes import MECHANISMS
 from torch import Tensor, nn
 from torch.nn import functional
@@ -157,7 +159,7 @@ def test_gradients_through_onednn(kind: str, onednn) -> None:
 def test_a_gpus_bias_is_aligned() -> None:
     """Else torch copies it in every layer, to rows of a multiple of eight numbers."""
     with faked_device():
-        bias = padding_bias(torch.tensor([[True, False, False]] * 2), torch.ones(1, dtype=torch.bfloat16))
+        bias = padding_bias(torch.tensor([[True, False, False]] * 2), torch.ones(1, dtype=torch.bfloat16), False)
     assert bias.dtype == torch.bfloat16 and bias.shape == (2, 1, 1, 3)
     assert bias.stride(0) % 8 == 0 and bias[0, 0, 0].tolist() == [-math.inf, 0, 0]
 
@@ -209,9 +211,27 @@ def test_what_plain_layers_are_for(loss_of: Any, options: dict[str, Any], device
     where a layer is skipped, or has no encoder-attention: is there a gradient of just what plain layers have one of?
     """
     fast, plain, whole = pair("translation", torch.float64, admin_init="log", activation_fn="relu", **STILL, **options)
+    fast.decoder.left_pad_target = loss_of is left_padded  # as the task says it
     found = differences(fast, plain, loss_of or whole)
     assert max(found.values()) <= 1e-9, found
     assert not options or len(found) < 1 + len(list(fast.parameters()))
+
+
+def test_padding_before_the_target(device: None) -> None:
+    """A task says that its targets begin with padding. If it did not, a CPU sees it, and a GPU stops the run."""
+    options = {"encoder_layers": 1, "decoder_layers": 1, "admin_init": "log", "admin_fast": "on"}
+    model = build("transformer_admin_tiny", **options)
+    if model.decoder.gpu_code:
+        with pytest.raises(RuntimeError, match="a target begins with padding: give --left-pad-target True"):
+            left_padded(model)
+    else:
+        left_padded(model)
+    for given, expected in (("True", True), (True, True), (False, False)):
+        task = SimpleNamespace(source_dictionary=dictionary(9), target_dictionary=dictionary(9))
+        task.args = SimpleNamespace(left_pad_target=given)
+        args = Namespace(**TINY, admin_fast="on", max_source_positions=9, max_target_positions=9)
+        ARCH_CONFIG_REGISTRY["transformer_admin_tiny"](args)
+        assert type(model).build_model(args, task).decoder.left_pad_target is expected
 
 
 @pytest.mark.parametrize("amp", [False, True])
@@ -241,14 +261,14 @@ def test_bfloat16(autocast: bool, bound: float, device: None, onednn) -> None:
 
 
 def test_a_gpu_is_asked_little() -> None:
-    """One product for an input's projections, also for all layers' keys and values; and one wait, for whether the
-    target begins with padding. fairseq waits in every encoder layer."""
+    """One product for an input's projections, also for all layers' keys and values; and no wait. fairseq waits in every
+    encoder layer."""
     sizes = {"encoder_layers": 5, "decoder_layers": 4, "admin_init": "log", **STILL}
     model, loss_of = translation(admin_fast="on", **sizes)
     with faked_device(), Operations() as operations:
         loss_of(model)
     # Twos in the integers of fairseq's positions, which are on the CPU always.
-    assert operations.waits == 1 + 2
+    assert operations.waits == 2
     calls = operations.calls
     attended = sum(number for name, number in calls.items() if "scaled_dot_product" in name)
     assert attended == 5 + 2 * 4 and not calls["bmm"] and not calls["baddbmm"]
@@ -302,13 +322,13 @@ def test_scaled_heads_train() -> None:
 
 
 def test_cudnns_attention_is_off(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
-    """From the first model on, said once, and only where there is a GPU; importing the package changes nothing."""
+    """From the first fast model on, said once, and only where there is a GPU; a plain model changes nothing."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     torch.backends.cuda.enable_cudnn_sdp(True)
     with caplog.at_level(logging.INFO):
-        for fast in ("off", "on"):
+        for fast in ("off", "on", "on"):
             build("transformer_admin_tiny", admin_fast=fast)
-            assert not torch.backends.cuda.cudnn_sdp_enabled()
+            assert torch.backends.cuda.cudnn_sdp_enabled() == (fast == "off")
     assert len([record for record in caplog.records if "cuDNN's attention is off" in record.getMessage()]) == 1
 
 

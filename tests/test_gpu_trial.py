@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -12,9 +14,14 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, make_environment
+from reference import batch, build
+from torch.utils.flop_counter import FlopCounterMode
 
 from recipes import recipe
-from recipes.gpu_trial import run
+from recipes.gpu_trial import run, times
+from recipes.gpu_trial.flops import training_flops, utilisation
+
+STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def block(folder: Path) -> list[str]:
@@ -24,7 +31,7 @@ def block(folder: Path) -> list[str]:
 
 def test_repeats_what_was_measured(tmp_path: Path) -> None:
     """Times, counts of tests and those that failed, scores and validations; no other line."""
-    printed = ["tokens 8, method fast, ms 3.0", "FAILED tests/a.py::b - it", "== 1 failed, 2 passed in 3s =="]
+    printed = ["row: what fast, ms 3.0", "FAILED tests/a.py::b - it", "== 1 failed, 2 passed in 3s =="]
     printed += ["sacreBLEU      13.0", "update 30     7.1"]
     (tmp_path / "name.log").write_text("\n".join([f"{run.made_by()}: exit 1", *printed, "", "status 0, 1 s", ""]))
     run.run_missing(tmp_path, [("name", "exit 1")], 60)
@@ -34,14 +41,14 @@ def test_repeats_what_was_measured(tmp_path: Path) -> None:
 def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that ended well are not run again; those that failed are; none after its time; all are in the block."""
     count = f"sh -c 'echo x >> {shlex.quote(str(tmp_path))}/count; "
-    good, bad = ("good", count + "echo tokens 8, method fast, ms 3.0'"), ("bad", count + "exit 3'")
+    good, bad = ("good", count + "echo row: what fast, ms 3.0'"), ("bad", count + "exit 3'")
     run.run_missing(tmp_path, [good], 60)
     run.run_missing(tmp_path, [good, bad], 60)
     run.run_missing(tmp_path, [good, bad], 60)
     run.run_missing(tmp_path, [good, ("late", "true")], 0)
     assert (tmp_path / "count").read_text() == "x\n" * 3
     first, measured, late = block(tmp_path)
-    assert first.startswith("good: status 0, ") and measured == "  tokens 8, method fast, ms 3.0"
+    assert first.startswith("good: status 0, ") and measured == "  row: what fast, ms 3.0"
     assert late == "late: not run: true"
     run.run_missing(tmp_path, [bad], 60)
     assert block(tmp_path)[0].startswith("bad: status 3, ")
@@ -68,18 +75,36 @@ def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_commands_exist(device: str, tmp_path: Path) -> None:
-    """In the order of what is learnt first: stock, plain and fast in fp16 and bf16, before anything else is timed."""
+    """In the order of what is learnt first: the card's ceilings, then fast and stock steps."""
     commands = dict(run.commands_of(run.Trial(DEVICE=device), tmp_path))
-    assert list(commands)[:3] == (["kernels", "fp16", "bf16"] if device == "cuda" else ["kernels", "fp32", "compiled"])
+    half = {"cuda": "fp16", "cpu": "fp32"}[device]
+    assert list(commands)[:3] == ["ceilings", f"fast-{half}", f"stock-{half}"]
     for command in commands.values():
         words = command.split()
-        assert words[:2] == ["python", "-m"] and words[2] in ("pytest", "recipes.gpu_trial.times")
+        assert words[:2] == ["python", "-m"] and importlib.util.find_spec(words[2])
+        assert words[2] != "recipes.gpu_trial.times" or words[3] in times.METHODS
         assert all((ROOT / word).exists() for word in words if word.startswith("tests"))
+
+
+def test_flops_are_those_of_the_products() -> None:
+    """Of a forward and a backward, as torch counts them, and of the stated size: 0.89 GFLOP for each pair of tokens."""
+    sizes = {"encoder_layers": 3, "decoder_layers": 2, **STILL}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_embed_dim": 32, f"{side}_ffn_embed_dim": 48, f"{side}_attention_heads": 4}
+    model = build("transformer_admin", admin_fast="on", admin_init="log", **sizes)
+    src, lengths, prev = batch(4, 19, 17)
+    with FlopCounterMode(display=False) as counter:
+        model(src, lengths, prev)[0].sum().backward()
+    expected = training_flops(4, 19, 17, layers=(3, 2), width=32, ffn=48, words=104)
+    assert counter.get_total_flops() == expected
+    pair = training_flops(64, 64, 64, layers=(18, 18), width=512, ffn=2048, words=32004) / 64**2
+    assert pair == pytest.approx(0.89e9, rel=0.02)
+    assert utilisation(989e12, 2, "NVIDIA H100 80GB HBM3") == 0.5 and utilisation(1, 1, "CPU") is None
 
 
 def test_a_method_trains_for_its_minutes(tmp_path: Path) -> None:
     """As many updates as fit, by the time measured, the same for all, each at its own rate; de-en by default."""
-    (tmp_path / "fp16-8k.log").write_text("tokens 8192, method fast, ms 106.4, ratio 0.8\n")
+    (tmp_path / "fast-fp16.log").write_text("row: what fast, precision fp16, tokens 8192, ms 106.4, low 9.9\n")
     commands = dict(run.commands_of(run.Trial(DATA=str(tmp_path)), tmp_path))
     texts = [command for name, command in commands.items() if name.startswith("text-")]
     assert list(commands)[-3:] == ["text-admin", "text-pre-ln", "text-post-ln"]
@@ -107,15 +132,15 @@ def test_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_times_real_steps() -> None:
-    """Is there a line a method, of steps of fairseq's trainer that all updated, as the report reads it?"""
-    words = [sys.executable, *run.COMMANDS["cpu"]["fp32"].split()[1:]]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line for line in done.stdout.splitlines() if run.RESULT.match(line)]
-    for method, line in zip(["stock", "plain", "fast"], lines, strict=True):
-        row = dict(item.rsplit(" ", 1) for item in re.sub(r" \(.*?\)", "", line).split(", "))
-        assert row["method"] == method and float(row["ms"]) > 0 and row["updates"] == "48" and row["attention"] == "bmm"
-        low, high = re.search(r"\((.*) to (.*)\)", line).groups()
-        assert float(low) <= float(row["ratio"]) <= float(high)
-    assert "ratio 1.000 (1.000 to 1.000)" in lines[0]
+@pytest.mark.parametrize("name", ["fast-fp32", "stock-adamw-fp32"])
+def test_times_real_steps(name: str, tmp_path: Path) -> None:
+    """Is there a row of a method, of steps that all updated, as the report reads it, and one in the file?"""
+    path = tmp_path / "rows.csv"
+    for _ in range(2):
+        run.perform(run.COMMANDS["cpu"][name], tmp_path / "log", 600, "said")
+    lines = [line for line in (tmp_path / "log").read_text().splitlines() if run.RESULT.match(line)]
+    with path.open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert len(lines) == 1 and lines[0].startswith(f"row: what {first['what']}, precision fp32, tokens 256, ms ")
+    assert f"{second['what']}-fp32" == name and second["updates"] == "26" and re.match("[0-9a-f]{12}", second["commit"])
+    assert 0 < float(second["low"]) <= float(second["ms"]) <= float(second["high"]) and second["mfu"] == ""

@@ -134,12 +134,16 @@ def test_a_closure_computes_the_gradients():
     assert all(map(torch.equal, params, others)) and loss_of(params) < loss_of(parameters())
 
 
-def half_config(scale=1, bf16=False):
+def half_config(scale=1, bf16=False, fast="on"):
     """fairseq's, for its wrappers in half precision."""
     optimizer = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "lr": [1e-2], "weight_decay": 0.1}
     common = {"fp16_init_scale": scale, "fp16_scale_tolerance": 0.0, "fp16_no_flatten_grads": True}
     common |= {"min_loss_scale": 1e-4, "threshold_loss_scale": None, "fp16_scale_window": 1000, "bf16": bf16}
-    others = {"distributed_training": {"distributed_world_size": 1}, "optimization": {"update_freq": [1]}}
+    others = {
+        "model": {"admin_fast": fast},
+        "distributed_training": {"distributed_world_size": 1},
+        "optimization": {"update_freq": [1]},
+    }
     return OmegaConf.create({"optimizer": {"_name": "radam", **optimizer}, "common": common, **others})
 
 
@@ -164,6 +168,24 @@ def train_half(wrapper, steps, frozen=()):
             wrapper.step()
         except OverflowError:
             continue
+
+
+def test_a_scale_that_is_a_tensor_divides():
+    """As fairseq gives it when it clips under memory-efficient bf16: is each step that of gradients divided before?
+
+    An epsilon as large as the gradients alone shows their scale.
+    """
+    found = []
+    for scale in (1.0, 64.0, torch.tensor(64.0), torch.tensor(64.0, dtype=torch.float64)):
+        params = parameters()
+        optimizer = RAdam(params, **SETTINGS | {"eps": 1.0})
+        for step in range(12):
+            for p, g in zip(params, gradients(params, step)):
+                p.grad = (g * float(scale)).to(p.dtype)
+            optimizer.step(scale=scale)
+        found.append(params)
+    for others in found[1:]:
+        assert all(map(torch.equal, found[0], others))  # a power of two only moves exponents
 
 
 @pytest.mark.parametrize("frozen", [(), (1,)])
@@ -205,13 +227,16 @@ def test_bf16_goes_on_learning(kind):
 
 
 def test_fp16_that_is_not_flat_has_few_operations(monkeypatch):
-    """Is a fast model's wrapper ours, and does no part of an update go through the parameters?"""
+    """Is a fast model's wrapper ours, no other model's, and does no part of an update go through the parameters?"""
     monkeypatch.setattr(optim, "FP16Optimizer", fp16_optimizer.FP16Optimizer)
-    for fast in ("off", "on"):
-        reference.build("transformer_admin", dropout=0.0, encoder_layers=1, decoder_layers=1, admin_fast=fast)
-        assert (optim.FP16Optimizer is fp16_optimizer.FP16Optimizer) == (fast == "off")
     params = [torch.ones(4, dtype=torch.float16).requires_grad_() for _ in range(50)]
-    wrapper = optim.FP16Optimizer.build_optimizer(half_config(), params)
+    built = []
+    reference.build("transformer_admin", dropout=0.0, encoder_layers=1, decoder_layers=1, admin_fast="on")
+    for fast in ("off", "on", "on"):  # the last one after the fast model has its wrapper
+        built.append(optim.FP16Optimizer.build_optimizer(half_config(fast=fast), params))
+    assert [type(wrapper) is FP16Optimizer for wrapper in built] == [False, True, False]
+    assert optim.FP16Optimizer is fp16_optimizer.FP16Optimizer
+    wrapper = built[1]
     wrapper.optimizer.fused = True  # torch's own is for each parameter
     wrapper.backward(sum(p.sum() for p in params))
     for _ in range(2):  # in the first update the state is made

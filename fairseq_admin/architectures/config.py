@@ -44,7 +44,7 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
     return make_dataclass(f"Flat{config.__name__}", flat, bases=(FairseqDataclass,))
 
 
-OUTSIDE = {"update_freq": [1], "log_interval": 100}
+OUTSIDE = {"update_freq": [1], "log_interval": 100, "save_dir": "checkpoints"}
 """fairseq's options that are not a model's, with fairseq's defaults."""
 
 
@@ -78,9 +78,12 @@ class AdminOptions(FairseqDataclass):
         default=100,
         metadata={"help": "stop training after this many updates skipped in a row (overflow, OOM); 0: never"},
     )
-    admin_fast: ChoiceEnum(("on", "off")) = field(  # type: ignore[valid-type]
+    admin_fast: ChoiceEnum(("on", "off", "compile")) = field(  # type: ignore[valid-type]
         default="on",
-        metadata={"help": "faster layers that compute the same (off: fairseq's own, to compare)"},
+        metadata={
+            "help": "faster layers that compute the same (off: fairseq's own, to compare; compile: layers and loss "
+            "through torch.compile)"
+        },
     )
     admin_monitor: int = field(
         default=0,
@@ -91,6 +94,7 @@ class AdminOptions(FairseqDataclass):
     )
     update_freq: List[int] = II("optimization.update_freq")
     log_interval: int = II("common.log_interval")
+    save_dir: str = II("checkpoint.save_dir")
 
 
 @dataclass

@@ -47,6 +47,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
         model = super().build_model(transformer_cfg, task)
         options = getattr(task, "cfg", None) or getattr(task, "args", None)
         model.aligned = getattr(options, "load_alignments", False)
+        model.decoder.left_pad_target = str(getattr(options, "left_pad_target", False)) == "True"
         return model
 
     @classmethod

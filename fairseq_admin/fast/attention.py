@@ -23,45 +23,47 @@ from .dropout import dropout
 from .plain import Fast
 
 ALIGNED = 8
-"""CUDA's kernels copy a bias whose rows are not a multiple of so many numbers apart."""
+"""CUDA's kernels copy a bias whose rows are not a multiple of so many numbers apart. Here rows are always further apart
+than they are long, so that a compiled layer sees no special case."""
 ROW = 16
 """Numbers of a vector of AVX-512. On CPUs torch's softmax takes seven times as long for a shorter row."""
 
 
-def _without_columns(hidden: Tensor, like: Tensor) -> Tensor:
-    """0, or -inf where something is hidden. Shapes (..., S) and, on CPUs, (..., S or more): what is added is hidden."""
+def _additive_mask(hidden: Tensor, like: Tensor, cpu: bool) -> Tensor:
+    """0, or -inf where something is hidden. Shapes (..., S) and, on CPUs, (..., S or more), the rest hidden."""
     if torch.is_autocast_enabled(like.device.type):
         dtype = torch.get_autocast_dtype(like.device.type)
     else:
         dtype = like.dtype
     length = hidden.size(-1)
-    width = max(length, ROW) if like.is_cpu else -(-length // ALIGNED) * ALIGNED
+    width = max(length, ROW) if cpu else (length // ALIGNED + 1) * ALIGNED
     bias = like.new_full((*hidden.shape[:-1], width), -math.inf, dtype=dtype)
     bias[..., :length].masked_fill_(~hidden, 0)
-    return bias if like.is_cpu else bias[..., :length]
+    return bias if cpu else bias[..., :length]
 
 
-def padding_bias(hidden: Tensor, like: Tensor) -> Tensor:
+def padding_bias(hidden: Tensor, like: Tensor, cpu: bool) -> Tensor:
     """No position sees padding.
 
     Args:
         hidden: where padding is. Shape (B, S), bool.
         like: what attends, for type and device.
+        cpu: whether the code for CPUs computes.
 
     Returns:
         Shape (B, 1, 1, S or more).
     """
-    return _without_columns(hidden[:, None, None], like)
+    return _additive_mask(hidden[:, None, None], like, cpu)
 
 
-def causal_bias(length: int, like: Tensor) -> Tensor:
+def causal_bias(length: int, like: Tensor, cpu: bool) -> Tensor:
     """Position t sees positions up to t; padding behind the words is hidden by that alone. Shape (1, 1, T, T or more).
 
     CUDA's kernels know this mask, and only its shape counts there, (1, 1, T, 1).
     """
-    if not like.is_cpu:
+    if not cpu:
         return like.new_empty(1, 1, length, 1)
-    return _without_columns(torch.ones(length, length, dtype=torch.bool).triu(1)[None, None], like)
+    return _additive_mask(torch.ones(length, length, dtype=torch.bool).triu(1)[None, None], like, cpu)
 
 
 def by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, p: float) -> Tensor:
@@ -76,13 +78,13 @@ def by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, p: float) -> Tens
     return torch.bmm(dropout(shares, p), v).view(batch, heads, length, width)
 
 
-def heads_of(x: Tensor, linears: list[nn.Linear], batch: int, heads: int) -> tuple[Tensor, ...]:
+def heads_of(x: Tensor, linears: list[nn.Linear], batch: int, heads: int, cpu: bool) -> tuple[Tensor, ...]:
     """Heads of several linear layers of one input. Shapes (B · T, C) and, for each layer, (B, H, T, D).
 
     One product of all, but on CPUs, where it saves less than the copy of the weights costs.
     """
     length = len(x) // batch
-    if x.is_cpu or len(linears) == 1:
+    if cpu or len(linears) == 1:
         parts = tuple(linear(x).view(batch, length, heads, -1) for linear in linears)
     else:
         weight, bias = torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
@@ -111,16 +113,21 @@ class FastAttention(Fast, MultiheadAttention):
         if bias is None or bias.dim() < 4:
             return super().forward(query, key, value, key_padding_mask, attn_mask=attn_mask, **options)
         batch = len(bias) if attn_mask is None else len(query) // bias.size(2)
+        sizes = batch, self.num_heads, self.on_cpu(query)
         if self.self_attention:
-            q, k, v = heads_of(query, [self.q_proj, self.k_proj, self.v_proj], batch, self.num_heads)
+            q, k, v = heads_of(query, [self.q_proj, self.k_proj, self.v_proj], *sizes)
         else:
-            (q,) = heads_of(query, [self.q_proj], batch, self.num_heads)
-            k, v = key if isinstance(key, tuple) else heads_of(key, [self.k_proj, self.v_proj], batch, self.num_heads)
+            (q,) = heads_of(query, [self.q_proj], *sizes)
+            k, v = key if isinstance(key, tuple) else heads_of(key, [self.k_proj, self.v_proj], *sizes)
         p = self.dropout_module.p
-        if query.is_cpu:
+        if self.on_cpu(query):
             mixed = by_products(q, k, v, bias, p)
         elif attn_mask is None:
             mixed = functional.scaled_dot_product_attention(q, k, v, bias, p)
         else:
             mixed = functional.scaled_dot_product_attention(q, k, v, None, p, is_causal=True)
         return self.out_proj(mixed.transpose(1, 2).reshape(len(query), -1)), None
+
+    def get_incremental_state(self, incremental_state: Any, key: str) -> Any:
+        """As fairseq's, which first makes the module's own name: each layer would be compiled for itself."""
+        return None if incremental_state is None else super().get_incremental_state(incremental_state, key)

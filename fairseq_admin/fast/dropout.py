@@ -45,10 +45,10 @@ class _Dropout(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Elements are 0 with the chance p, else scaled so that their mean stays. Any shape."""
+    """On CPUs: elements are 0 with the chance p, else scaled so that their mean stays. Any shape."""
     if not p:
         return x
-    return _Dropout.apply(x, p) if x.is_cpu and p < 1 else functional.dropout(x, p)
+    return _Dropout.apply(x, p) if p < 1 else functional.dropout(x, p)
 
 
 class FastDropout(Fast, FairseqDropout):
@@ -58,4 +58,5 @@ class FastDropout(Fast, FairseqDropout):
         """Any shape."""
         if self.plain or inplace:
             return super().forward(x, inplace)
-        return dropout(x, self.p if self.training or self.apply_during_inference else 0.0)
+        p = self.p if self.training or self.apply_during_inference else 0.0
+        return dropout(x, p) if self.on_cpu(x) else functional.dropout(x, p) if p else x

@@ -53,7 +53,7 @@ class FastLinear(Fast, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes (..., K) and (..., N)."""
-        suits = x.is_cpu and x.dtype == torch.float32 and self.weight.numel() >= SMALLEST
+        suits = self.on_cpu(x) and x.dtype == torch.float32 and self.weight.numel() >= SMALLEST
         if self.plain or not suits or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
         rows = x.reshape(-1, x.size(-1))

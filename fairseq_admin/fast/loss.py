@@ -26,6 +26,8 @@ from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import compiled
+
 CHUNK = {"cpu": 2**20, "cuda": 2**26}
 """Numbers worked on at a time: some MB, which a cache holds, and on a GPU enough to fill it."""
 
@@ -35,17 +37,32 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, len(logits), rows))
 
 
+def row_sums(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """As `compiled.row_sums`."""
+    lprobs = torch.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return lprobs.gather(1, target), lprobs.sum(1, keepdim=True)
+
+
+def write_gradient(logits: Tensor, target: Tensor, weight: Tensor, of_target: float, of_every: float) -> None:
+    """As `compiled.write_gradient`."""
+    gradient = torch.softmax(logits, 1, dtype=weight.dtype).sub_(of_every)
+    gradient.scatter_add_(1, target, torch.full_like(weight, -of_target))
+    torch.mul(gradient, weight, out=logits)
+
+
+PARTS = {False: (row_sums, write_gradient), True: (compiled.row_sums, compiled.write_gradient)}
+"""By whether they are compiled."""
+
+
 class _SmoothedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, epsilon: float, padding: int) -> Any:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, epsilon: float, padding: int, compile: bool) -> Any:
         spread = epsilon / (logits.size(1) - 1)
-        real = target.ne(padding).unsqueeze(1)
-        exact = logits.new_empty(len(logits), 1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        every = torch.empty_like(exact)
-        for rows in _chunks(logits):
-            lprobs = torch.log_softmax(logits[rows], 1, dtype=exact.dtype)
-            torch.gather(lprobs, 1, target[rows].unsqueeze(1), out=exact[rows])
-            torch.sum(lprobs, 1, keepdim=True, out=every[rows])
+        target = target.unsqueeze(1)
+        real = target.ne(padding)
+        of_rows, ctx.write_gradient = map(compiled.compiled, PARTS[True]) if compile else PARTS[False]
+        sums = [of_rows(logits[rows], target[rows]) for rows in _chunks(logits)]
+        exact, every = (torch.cat(parts) for parts in zip(*sums))
         nll, smooth = (-torch.where(real, value, 0).sum() for value in (exact, every))
         ctx.save_for_backward(logits, target, real)
         ctx.shares = 1 - epsilon - spread, spread
@@ -56,16 +73,15 @@ class _SmoothedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: Tensor, _: Any) -> Any:
         logits, target, real = ctx.saved_tensors
-        of_target, of_every = ctx.shares
         weight = real * scale
         for rows in _chunks(logits):
-            gradient = torch.softmax(logits[rows], 1, dtype=weight.dtype).sub_(of_every)
-            gradient.scatter_add_(1, target[rows].unsqueeze(1), -of_target * real[rows].to(gradient.dtype))
-            torch.mul(gradient, weight[rows], out=logits[rows])
-        return logits, None, None, None
+            ctx.write_gradient(logits[rows], target[rows], weight[rows], *ctx.shares)
+        return logits, None, None, None, None
 
 
-def smoothed_loss(logits: Tensor, target: Tensor, epsilon: float, padding: int) -> tuple[Tensor, Tensor]:
+def smoothed_loss(
+    logits: Tensor, target: Tensor, epsilon: float, padding: int, compile: bool = False
+) -> tuple[Tensor, Tensor]:
     """The sum over all positions of the smoothed loss, and of the one without smoothing, which has no gradient.
 
     The backward overwrites the logits.
@@ -75,8 +91,9 @@ def smoothed_loss(logits: Tensor, target: Tensor, epsilon: float, padding: int) 
         target: indices of words, shape (N,).
         epsilon: how much of the target's share all words have.
         padding: the index of positions that do not count.
+        compile: whether to work through torch.compile.
     """
-    return _SmoothedLoss.apply(logits, target, epsilon, padding)
+    return _SmoothedLoss.apply(logits, target, epsilon, padding, compile)
 
 
 STOCK = {way.get_normalized_probs for way in (BaseFairseqModel, TransformerModelBase, FairseqDecoder)}
@@ -104,4 +121,5 @@ class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         if self.ignore_prefix_size > 0:  # as if it were padding
             target = target.clone()
             target[:, : self.ignore_prefix_size] = self.padding_idx
-        return smoothed_loss(logits, target.reshape(-1), self.eps, self.padding_idx)
+        compile = getattr(getattr(model, "cfg", None), "admin_fast", None) == "compile" and model.training
+        return smoothed_loss(logits, target.reshape(-1), self.eps, self.padding_idx, compile)

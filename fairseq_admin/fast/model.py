@@ -6,14 +6,16 @@ import logging
 from typing import Any
 
 import torch
-from fairseq import optim
 from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import nn
 
+from ..method.layers import SchemeDecoderLayer, SchemeEncoderLayer
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
+from .compiled import CompiledDecoderLayer, CompiledEncoderLayer, keep_graphs
 from .dropout import FastDropout
 from .linear import FASTER, FastLinear, ahead
+from .plain import Fast
 from .radam import FP16Optimizer
 from .stacks import FastDecoder, FastEncoder
 
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 FAST = {MultiheadAttention: FastAttention, FairseqDropout: FastDropout}
 """What replaces modules of just these types."""
+COMPILED: dict[type, type] = {SchemeEncoderLayer: CompiledEncoderLayer, SchemeDecoderLayer: CompiledDecoderLayer}
+"""And with --admin-fast compile."""
 
 
 def obstacles(cfg: Any) -> list[str]:
@@ -38,7 +42,7 @@ def obstacles(cfg: Any) -> list[str]:
 
 def wanted(cfg: Any) -> bool:
     """Whether a model is to have fast modules."""
-    return cfg.admin_fast == "on" and not obstacles(cfg)
+    return cfg.admin_fast != "off" and not obstacles(cfg)
 
 
 def encoder_class(cfg: Any) -> type[AdminEncoder]:
@@ -69,14 +73,18 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
     Args:
         stacks: those of its encoder and decoder that it has.
     """
-    avoid_cudnn_attention()
-    if cfg.admin_fast == "on" and not wanted(cfg):
-        logger.info("Admin: --admin-fast: stock layers, for %s has no faster ones", ", ".join(obstacles(cfg)))
     if not wanted(cfg):
+        if cfg.admin_fast != "off":
+            logger.info("Admin: --admin-fast: stock layers, for %s has no faster ones", ", ".join(obstacles(cfg)))
         return
-    optim.FP16Optimizer = FP16Optimizer  # which fairseq's trainer takes, and asks no one
+    avoid_cudnn_attention()
+    FP16Optimizer.offer()
     fast: dict[type, type] = dict(FAST)
-    if not torch.cuda.is_available() and ahead() >= FASTER:
+    compile = cfg.admin_fast == "compile"
+    if compile:
+        keep_graphs(cfg.save_dir)
+        fast.update(COMPILED)
+    elif not torch.cuda.is_available() and ahead() >= FASTER:
         logger.info("Admin: --admin-fast: linear layers through oneDNN, %.1f times as fast as MKL on this CPU", ahead())
         fast[nn.Linear] = FastLinear
     for stack in stacks.values():
@@ -84,3 +92,5 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
         for module in stack.modules():
             if module is not projection:
                 module.__class__ = fast.get(type(module), type(module))
+            if compile and isinstance(module, Fast):
+                module.gpu_code = True

@@ -1,11 +1,11 @@
-"""The way back from fast modules to the plain ones, which they are held against."""
+"""What every fast module has: the way back to the plain one, which it is held against, and the code for its device."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Fast:
@@ -16,6 +16,12 @@ class Fast:
 
     plain: bool = False
     """Whether the plain module computes at present."""
+    gpu_code: bool = False
+    """Whether tensors on a CPU take a GPU's code too: compiled layers, tests, and the host's time."""
+
+    def on_cpu(self, x: Tensor) -> bool:
+        """Whether to take the code for CPUs."""
+        return x.is_cpu and not self.gpu_code
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from itertools import compress
 from typing import Any
 
 import torch
+from fairseq import optim
 from fairseq.optim import fp16_optimizer
 from torch import Tensor
 
@@ -93,6 +94,19 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
 
     _needs_sync: bool
     fp32_params: Any
+
+    @classmethod
+    def offer(cls) -> None:
+        """To fairseq's trainer, which takes `optim.FP16Optimizer` and asks no one."""
+        optim.FP16Optimizer = cls
+
+    @classmethod
+    def build_optimizer(cls, cfg: Any, params: Any, **kwargs: Any) -> Any:
+        """As fairseq's. A model without fast layers gets fairseq's, and so do all once a fast one has this one."""
+        if getattr(cfg.get("model"), "admin_fast", "off") == "off":
+            return fp16_optimizer.FP16Optimizer.build_optimizer(cfg, params, **kwargs)
+        optim.FP16Optimizer = fp16_optimizer.FP16Optimizer
+        return super().build_optimizer(cfg, params, **kwargs)
 
     @torch.no_grad()
     def _sync_fp16_grads_to_fp32(self) -> None:

@@ -1,13 +1,15 @@
 """An encoder and a decoder that make their masks once a batch, and are batch-first; the plain ones: method/stacks.py.
 
-fairseq asks the device in every encoder layer whether there is padding, and each question makes the host wait. These
-are for training: in evaluation, and for whoever wants a layer's output or attention weights, the plain ones compute.
+fairseq asks the device in every encoder layer whether there is padding, and each question makes the host wait. Here
+nothing is asked. These stacks are for training: in evaluation, and for whoever wants a layer's output or attention
+weights, the plain ones compute.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..method.schemes import layers_of
@@ -44,7 +46,7 @@ class FastEncoder(Fast, AdminEncoder):
             return super().forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         hidden = src_tokens.eq(self.padding_idx)
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
-        x, bias = x.masked_fill(hidden.unsqueeze(-1), 0).flatten(0, 1), padding_bias(hidden, x)
+        x, bias = x.masked_fill(hidden.unsqueeze(-1), 0).flatten(0, 1), padding_bias(hidden, x, self.on_cpu(x))
         for layer in self.layers:
             out = layer(x, encoder_padding_mask=bias)
             x = out[0] if isinstance(out, tuple) else out
@@ -67,9 +69,11 @@ class FastDecoder(Fast, AdminDecoder):
 
     Attributes:
         batch_first: as `FastEncoder`'s.
+        left_pad_target: whether the task says that targets begin with padding.
     """
 
     batch_first = False
+    left_pad_target = False
 
     def extract_features_scriptable(
         self,
@@ -87,8 +91,7 @@ class FastDecoder(Fast, AdminDecoder):
             or full_context_alignment
             or alignment_layer is not None
             or not (encoder_out is None or BIAS in encoder_out)
-            # Where padding comes first, a position before the words would see nothing but padding.
-            or bool(prev_output_tokens[:, 0].eq(self.padding_idx).any())
+            or self._begins_with_padding(prev_output_tokens)
         )
         if not self.batch_first:
             return super().extract_features_scriptable(
@@ -100,7 +103,7 @@ class FastDecoder(Fast, AdminDecoder):
                 alignment_heads,
             )
         x = self._embedded(prev_output_tokens).flatten(0, 1)
-        future = causal_bias(prev_output_tokens.size(1), x)
+        future = causal_bias(prev_output_tokens.size(1), x, self.on_cpu(x))
         bias = None if encoder_out is None else encoder_out[BIAS][0]
         for layer, source in zip(self.layers, self._sources(encoder_out)):
             x, _, _ = layer(x, source, bias, self_attn_mask=future)
@@ -109,6 +112,17 @@ class FastDecoder(Fast, AdminDecoder):
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
         return x.view(*prev_output_tokens.shape, -1), {"attn": [None], "inner_states": []}
+
+    def _begins_with_padding(self, tokens: Tensor) -> bool:
+        """Whether a position before the words would see nothing but padding. Shape (B, T).
+
+        The host does not wait for a GPU's answer: if the task did not say so, the GPU stops the run.
+        """
+        padded = tokens[:, 0].eq(self.padding_idx).any()
+        if self.left_pad_target or self.on_cpu(tokens):
+            return self.left_pad_target or bool(padded)
+        torch._assert_async(~padded, "a target begins with padding: give --left-pad-target True, or --admin-fast off")
+        return False
 
     def _sources(self, encoder_out: Any) -> list[Any]:
         """What each layer's encoder-attention reads: keys and values, of all layers by one product, or its input.
@@ -120,10 +134,10 @@ class FastDecoder(Fast, AdminDecoder):
         every = [layer.encoder_attn for layer in layers_of(self)]
         attentions: list[FastAttention] = [attention for attention in every if attention is not None]
         one_by_one = self.cfg.checkpoint_activations or type(self.layers) is not nn.ModuleList
-        if source is None or not attentions or one_by_one or source.is_cpu:
+        if source is None or not attentions or one_by_one or self.on_cpu(source):
             return [source] * len(self.layers)
         linears = [linear for attention in attentions for linear in (attention.k_proj, attention.v_proj)]
-        heads = heads_of(source, linears, len(encoder_out[BIAS][0]), attentions[0].num_heads)
+        heads = heads_of(source, linears, len(encoder_out[BIAS][0]), attentions[0].num_heads, False)
         return list(zip(heads[::2], heads[1::2]))
 
     def _embedded(self, tokens: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
     python -m recipes.gpu_trial.run DATA=TEXT PAIR=de-en MINUTES=30    # DEVICE=cpu: every step with tiny sizes
 
-The report is written again after each command, so the trial may be stopped anywhere. Started again, it runs the
-commands that have not ended well on this card, with this torch and at this commit. On a GPU all but the trainings on a
-text end within ten minutes.
+The report is written again after each command, and each row is in rows.csv as soon as it is measured, so the trial may
+be stopped anywhere. Started again, it runs the commands that have not ended well on this card, with this torch and at
+this commit. On a GPU all but the trainings on a text end within LIMIT seconds of each call.
 """
 
 from __future__ import annotations
@@ -32,32 +32,45 @@ from recipes.validation import validated
 
 TESTS = "python -m pytest -p no:cacheprovider -p no:warnings -n logical --maxprocesses 8"
 TIMES = "python -m recipes.gpu_trial.times"
-SMALL = "--tokens 256 --cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16"
+SIZES = "--tokens 4096 8192 16384"
+SMALL = "--tokens 256 --cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
+HALVES = ("fp16", "bf16")
 COMMANDS = {
     "cuda": {
+        "ceilings": "python -m recipes.gpu_trial.ceilings",
+        **{f"{method}-{half}": f"{TIMES} {method} {SIZES} --{half}" for half in HALVES for method in ("fast", "stock")},
+        "captured": f"{TIMES} fast --captured --tokens 8192 16384 --bf16",
+        **{f"{method}-{half}": f"{TIMES} {method} {SIZES} --{half}" for half in HALVES for method in ("stock-adamw",)},
+        **{f"compiled-{half}": f"{TIMES} compiled --tokens 8192 16384 --{half}" for half in HALVES},
+        **{
+            f"bert-{method}": f"python -m recipes.gpu_trial.bert {method}"
+            for method in ("stock", "attached", "compiled")
+        },
+        **{f"plain-{half}": f"{TIMES} plain {SIZES} --{half}" for half in HALVES},
         "kernels": f"{TESTS} tests/test_cuda.py -m cuda",
-        "fp16": f"{TIMES} --tokens 4096 16384 --fp16 --fp16-no-flatten-grads",
-        "bf16": f"{TIMES} --tokens 4096 16384 --bf16 --fp16-no-flatten-grads",
-        "amp": f"{TIMES} --tokens 8192 --amp",
-        "fp16-8k": f"{TIMES} --tokens 8192 --fp16 --fp16-no-flatten-grads",
-        "me-fp16": f"{TIMES} --tokens 8192 --memory-efficient-fp16",
         "trainings": f"{TESTS} -m cuda tests --ignore tests/test_cuda.py",
-        "compiled": f"{TIMES} --tokens 4096 --compile --fp16 --fp16-no-flatten-grads",
     },
     "cpu": {
+        "ceilings": "python -m recipes.gpu_trial.ceilings --cpu",
+        **{f"{method}-fp32": f"{TIMES} {method} {SMALL}" for method in ("fast", "stock")},
+        "captured": f"{TIMES} fast --captured {SMALL}",
+        **{f"{method}-fp32": f"{TIMES} {method} {SMALL}" for method in ("stock-adamw", "compiled")},
+        **{
+            f"bert-{method}": f"python -m recipes.gpu_trial.bert {method} --cpu"
+            for method in ("stock", "attached", "compiled")
+        },
+        "plain-fp32": f"{TIMES} plain {SMALL}",
         "kernels": f"{TESTS} tests/test_cuda.py",
-        "fp32": f"{TIMES} {SMALL}",
-        "compiled": f"{TIMES} {SMALL} --compile",
     },
 }
-"""By device, the most informative first, and last what takes minutes to compile."""
+"""By device, the most informative first; the tests last."""
 ON_TEXT = {
     "cuda": "PRESET=gpu TOKENS=8192 UPDATES={updates} WARMUP={warmup} SAVE_EVERY={every}",
     "cpu": "PRESET=cpu LAYERS=1 WIDTH=16 FFN=32 HEADS=2 MAX_TOKENS=256 MERGES=200 SAVE_EVERY=2 AVERAGE=2 UPDATES=6",
 }
 RATES = {"admin": 3e-4, "pre-ln": 3e-4, "post-ln": 1e-4}
 """Each method's own: the best of `make compare` with 18 layers (docs/compare.csv)."""
-RESULT = re.compile(r"tokens \d+, method|=* ?\d+ (passed|failed|skipped|error)|FAILED|sacreBLEU +\d|update \d+ +\d")
+RESULT = re.compile(r"row: |=* ?\d+ (passed|failed|skipped|error)|FAILED|sacreBLEU +\d|update \d+ +\d")
 """How a line begins that the report repeats: a time, a count of tests, a test that failed, a score, a validation."""
 REPORT = "Each command's whole output is next to this file. To paste into an issue:\n\n```\n{}\n```\n"
 
@@ -71,13 +84,15 @@ class Trial(Machine):
     """source and target language of DATA"""
     MINUTES: PositiveFloat = 30
     """that each of the three may take"""
+    LIMIT: PositiveFloat = 310
+    """seconds that all else may take in one call"""
 
 
 def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
     """Names and commands; after the others, with 18 layers on a text, as many updates of each method as fill the
     minutes by the step time measured."""
     yield from COMMANDS[trial.DEVICE].items()
-    measured = re.search("8192, method fast, ms ([0-9.]+)", "\n".join(log_of(folder, "fp16-8k")))
+    measured = re.search("what fast, precision fp16, tokens 8192, ms ([0-9.]+)", "\n".join(log_of(folder, "fast-fp16")))
     updates = 10 * max(3, round(6000 * trial.MINUTES / (float(measured[1]) if measured else 200)))
     settings = ON_TEXT[trial.DEVICE].format(updates=updates, warmup=min(4000, updates // 4), every=updates // 10)
     words = f"PAIR={trial.PAIR} RUNS={shlex.quote(f'{folder}/text')}"
@@ -99,6 +114,7 @@ def perform(command: str, path: Path, limit: float, said: str) -> None:
     """Run a command into its log; when its time is up, or the trial ends, all that it started ends."""
     began = time.monotonic()
     where = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    where |= {"ROWS": str(path.parent.absolute() / "rows.csv"), "COMMIT": commit()}
     with path.open("w") as log, process_group() as group:
         print(said, file=log, flush=True)
         try:
@@ -141,7 +157,7 @@ def main() -> None:
         os.environ.pop(name, None)
     folder = Path(trial.RUNS, "gpu-trial" if trial.DEVICE == "cuda" else "gpu-trial-cpu")
     folder.mkdir(parents=True, exist_ok=True)
-    run_missing(folder, commands_of(trial, folder), 600 if trial.DEVICE == "cuda" else math.inf)
+    run_missing(folder, commands_of(trial, folder), trial.LIMIT if trial.DEVICE == "cuda" else math.inf)
     print(f"report: {folder / 'report.md'}")
 
 

@@ -1,0 +1,200 @@
+"""--admin-fast compile: is it one graph a kind of layer, of any batch, with the plain layers' gradients, in every mode?
+
+All but one test trace and differentiate the graphs, and run them by torch's own kernels; that one generates code.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import conftest
+import pytest
+import test_modes
+import torch
+from conftest import TRAIN
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from reference import PAD, batch
+from test_fast import DROPPED, KINDS, STILL, attended, differences, every_fifth, translation
+from test_fast import loss as loss_of_logits
+from test_fast_loss import random
+from test_modes import QUICK, assert_same_state, last, two_processes
+from test_schemes import MECHANISMS
+from torch._dynamo.utils import counters
+from torch.nn import functional
+
+from fairseq_admin.fast import compiled, loss
+from fairseq_admin.fast.compiled import CompiledDecoderLayer, CompiledEncoderLayer
+from fairseq_admin.method import provenance
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No graph of another test; torch's own kernels."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    compiled.compiled.cache_clear()
+    counters.clear()
+
+
+def compare(kind: str, **options: Any) -> dict[str, float]:
+    """Differences of a compiled model from the plain one, in float64, with a dropout that both know."""
+    options = {"activation_fn": "relu", "admin_init": "log", **DROPPED, **options}
+    model, loss_of = KINDS[kind](admin_fast="compile", **options)
+    plain, _ = KINDS[kind](**options | {"admin_fast": "off"})
+    plain.load_state_dict(model.state_dict())
+    assert any(isinstance(module, (CompiledEncoderLayer, CompiledDecoderLayer)) for module in model.modules())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "dropout", every_fifth)
+        patch.setattr(functional, "scaled_dot_product_attention", attended)
+        patch.setattr("fairseq.utils.softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
+        return differences(model.double(), plain.double(), loss_of)
+
+
+def test_gradients_are_the_plain_ones() -> None:
+    found = compare("translation")
+    assert max(found.values()) <= 1e-9, found
+    assert counters["stats"]["unique_graphs"] == 4 and not counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *(("translation", {"admin_scheme": scheme}) for scheme in MECHANISMS),
+        *((kind, {}) for kind in KINDS if kind != "translation"),
+        ("translation", {"checkpoint_activations": True}),
+        ("translation", {"checkpoint_activations": True, "offload_activations": True}),
+        ("translation", {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5, "encoder_layers": 4}),
+        ("translation", {"no_cross_attention": True}),
+    ],
+)
+def test_gradients_of_every_branch(kind: str, options: dict[str, Any]) -> None:
+    """Of every mechanism, kind of model and way through a layer."""
+    found = compare(kind, **options)
+    assert max(found.values()) <= 1e-9, found
+
+
+def test_few_graphs_of_many_shapes() -> None:
+    """Two graphs a stack, as its first layer's omega is fixed, and as many of a single sentence. Sizes that are equal
+    by chance, or multiples of something, make no other: which graph computes would depend on the batches before."""
+    model, _ = translation(admin_fast="compile", admin_init="log", encoder_layers=3, decoder_layers=3, **STILL)
+    for sizes in [(3, 7, 7), (8, 8, 16), (16, 16, 16), (1, 9, 9), (2, 24, 5), (5, 5, 5), (1, 32, 8)]:
+        src, lengths, prev = batch(*sizes)
+        loss_of_logits(model(src, lengths, prev)[0], prev).backward()
+    assert counters["stats"]["unique_graphs"] == 8 and not counters["graph_break"]
+
+
+def test_evaluation_profiling_and_watched_layers_are_plain() -> None:
+    """To the last bit; nothing is compiled for them."""
+    states = []
+    for fast in ("compile", "off"):
+        model, loss_of = translation(admin_fast=fast, admin_monitor=1, log_interval=1, **DROPPED)
+        with torch.no_grad():
+            evaluated = loss_of(model.eval())
+        model.train().set_num_updates(1)
+        torch.manual_seed(3)
+        loss_of(model)  # profiles, and is watched by the monitor
+        states.append({"loss": evaluated, **model.state_dict()})
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[1])
+    assert not counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_is_fairseqs(smoothing: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several chunks, the last one not full; two graphs."""
+    monkeypatch.setitem(loss.CHUNK, "cpu", 104 * 5)
+    (logits, target), (others, _) = random(23, dtype), random(23, dtype)
+    ours = loss.smoothed_loss(logits, target, smoothing, PAD, compile=True)
+    lprobs = functional.log_softmax(others, 1, dtype=torch.float32)
+    theirs = label_smoothed_nll_loss(lprobs, target, smoothing, ignore_index=PAD)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    gradients = [torch.autograd.grad(128 * value[0], x)[0] for value, x in ((ours, logits), (theirs, others))]
+    torch.testing.assert_close(*gradients, rtol=max(2 * torch.finfo(dtype).eps, 1e-5), atol=2**-20)
+    assert gradients[0].data_ptr() == logits.data_ptr() and gradients[0][target.eq(PAD)].eq(0).all()
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def _train(arguments: list[str], log: Path) -> None:
+    """fairseq-train whose graphs run by torch's own kernels, with a loss scaler for --amp that works on the CPU."""
+    compiled.BACKEND = "aot_eager"
+    torch.cuda.amp.GradScaler = partial(torch.amp.GradScaler, "cpu")  # type: ignore[assignment,misc]
+    conftest._child("fairseq_cli.train", arguments, log)
+
+
+def _rank(arguments: list[str], log: Path) -> None:
+    compiled.BACKEND = "aot_eager"
+    test_modes._rank(arguments, log)
+
+
+COMPILE = ["--admin-fast", "compile", "--criterion", "label_smoothed_cross_entropy_fast", "--label-smoothing", 0.1]
+MODES = {
+    "fp32": "",
+    "update-freq and checkpointed activations": "--update-freq 2 --max-tokens 150 --checkpoint-activations",
+    "memory-efficient fp16": "--memory-efficient-fp16",
+    "amp": "--amp --fp16-init-scale 4096",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", MODES)
+def test_killed_and_started_again(name: str, corpus: Path, tmp_path: Path) -> None:
+    """Does a run killed in mid-epoch end with the tensors of an undisturbed one? Its log says how long graphs took."""
+    options = [*TRAIN, *QUICK, *COMPILE, *MODES[name].split(), "--save-interval-updates", 7, "--max-update", 30]
+
+    def start(folder: Path, log: Path) -> Any:
+        arguments = [str(word) for word in (corpus, *options, "--save-dir", folder)]
+        process = conftest.process(_train, arguments, log)
+        process.start()
+        return process
+
+    logs = [tmp_path / name for name in ("whole.log", "killed.log", "again.log")]
+    start(tmp_path / "whole", logs[0]).join()
+    process, deadline = start(tmp_path / "killed", logs[1]), time.monotonic() + 1000
+    while not (logs[1].exists() and "Saved checkpoint" in logs[1].read_text()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    start(tmp_path / "killed", logs[2]).join()
+    whole, killed, again = (log.read_text() for log in logs)
+    assert "done training" in whole and "done training" not in killed and "Saved checkpoint" in killed, whole[-3000:]
+    assert "(epoch 1 @ " in again and "done training" in again, again[-3000:]
+    assert re.search(r"Admin: --admin-fast compile: a graph took [\d.]+ s", whole)
+    assert_same_state(last(tmp_path / "killed"), last(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("wrapper", ["legacy_ddp", "pytorch_ddp"])
+def test_two_processes_are_equal(wrapper: str, corpus: Path, tmp_path: Path) -> None:
+    """Over gloo, and do both stay equal to each other?"""
+    folders = [tmp_path / "0", tmp_path / "1"]
+    options = ["--ddp-backend", wrapper, "--max-tokens", 150, "--max-update", 8, *COMPILE]
+    outputs = two_processes(corpus, folders, *options, target=_rank)
+    assert "--admin-fast compile: a graph took" in outputs[0]
+    states = [last(folder) for folder in folders]
+    for state in states:
+        del state["model"][provenance.KEY]  # it counts the rank's own tokens
+    assert_same_state(*states)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_generated_code_computes_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By inductor, of layers and loss, and is what it made kept where it was told to? Sums come in another order."""
+    monkeypatch.setattr(compiled, "BACKEND", "inductor")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "admin_init": "log", **STILL}
+    model, loss_of = translation(admin_fast="compile", save_dir=str(tmp_path), **sizes)
+    plain, _ = translation(admin_fast="off", **sizes)
+    found = differences(model, plain, loss_of)
+    # The gradient of a key's bias is 0 but for rounding.
+    assert max(value for name, value in found.items() if "k_proj.bias" not in name) < 1e-5, found
+    assert any((tmp_path / "compiled").rglob("*.py"))
