@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import platform
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
@@ -87,6 +89,25 @@ def await_files(paths: Iterable[Path]) -> None:
                     "all nodes share. Give RUNS= on shared storage."
                 )
             time.sleep(1)
+
+
+def use_environment() -> None:
+    """Keep `make setup` from installing into this environment as long as this process runs (set_up.alone).
+
+    Raises:
+        ValueError: it is being installed into.
+    """
+    if not Path(sys.prefix, "ready").exists():
+        return
+    with suppress(PermissionError):
+        descriptor = os.open(Path(sys.prefix, "lock"), os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{sys.prefix} is being set up. Wait for the end of that, and run again.") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
 
 
 @contextmanager
