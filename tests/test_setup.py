@@ -207,8 +207,8 @@ def test_a_folder_with_a_space_is_one_line() -> None:
 
 
 def test_the_makefile_needs_no_newer_make_than_3_81() -> None:
-    """By the NEWS of GNU make: undefine, private, .ONESHELL and .RECIPEPREFIX came with 3.82; $(file), $(guile), ::= and
-    != with 4.0; &: and .EXTRA_PREREQS with 4.3; $(let), $(intcmp) and .WAIT with 4.4."""
+    """By the NEWS of GNU make: undefine, private, .ONESHELL and .RECIPEPREFIX came with 3.82; $(file), $(guile), ::=
+    and != with 4.0; &: and .EXTRA_PREREQS with 4.3; $(let), $(intcmp) and .WAIT with 4.4."""
     text = (ROOT / "Makefile").read_text()
     newer = (
         r"\$\((file|guile|let|intcmp) |[:&]:?:=|!=|&:|^(undefine|private) |\.(ONESHELL|RECIPEPREFIX|EXTRA_PREREQS|WAIT)"

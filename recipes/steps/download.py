@@ -11,7 +11,6 @@ import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -33,6 +32,11 @@ RETRY = Retry(3, backoff_factor=5, status_forcelist=(429, 500, 502, 503, 504), r
 """Of a request, where a server cannot be reached or is busy."""
 
 
+def kept(part: Path, archive: Archive) -> int:
+    """Bytes of the part that a request may add to: none where no checksum would find a wrong beginning."""
+    return part.stat().st_size if archive.checksum and part.is_file() else 0
+
+
 def disk_space(archives: Iterable[Archive], folder: Path, text: float) -> tuple[int, int]:
     """Bytes still to download, and bytes of the text made from all archives; those of unknown size are left out.
 
@@ -40,13 +44,9 @@ def disk_space(archives: Iterable[Archive], folder: Path, text: float) -> tuple[
         text: bytes of text for each byte of archive.
     """
     rows = list(archives)
-    missing = sum(row.size or 0 for row in rows if not (folder / row.name).is_file())
-    return missing, round(text * sum(row.size or 0 for row in rows))
-
-
-def kept(part: Path, archive: Archive) -> int:
-    """Bytes of the part that a request may add to: none where no checksum would find a wrong beginning."""
-    return part.stat().st_size if archive.checksum and part.is_file() else 0
+    missing = [row for row in rows if row.size and not (folder / row.name).is_file()]
+    downloads = sum((row.size or 0) - kept(folder / f"{row.name}.part", row) for row in missing)
+    return downloads, round(text * sum(row.size or 0 for row in rows))
 
 
 def receive(session: requests.Session, url: str, part: Path, archive: Archive) -> None:
@@ -54,7 +54,6 @@ def receive(session: requests.Session, url: str, part: Path, archive: Archive) -
 
     Raises:
         RequestException, HTTPError: it is not whole; what may be added to stays.
-        ValueError: the disk is too small for the archive.
     """
     if (have := kept(part, archive)) and have == archive.size:
         return
@@ -68,8 +67,6 @@ def receive(session: requests.Session, url: str, part: Path, archive: Archive) -
         have = have if response.status_code == requests.codes.partial else 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else archive.size or 0
-        if total - have > (free := shutil.disk_usage(part.parent).free):
-            refuse_disk(part.parent, free, f"{size(total - have)} for {archive.name}")
         with part.open("ab" if have else "wb") as out, bar(archive.name, total or None, have) as shown:
             # Bytes as they are sent: some servers call a .tgz a compressed .tar, which requests would decompress.
             while data := response.raw.read1(BLOCK, decode_content=False):
@@ -77,10 +74,6 @@ def receive(session: requests.Session, url: str, part: Path, archive: Archive) -
                 shown.update(len(data))
     if part.stat().st_size < total:
         raise requests.ConnectionError(f"{url}: broke off after {part.stat().st_size} of {total} bytes")
-
-
-def refuse_disk(folder: Path, free: int, expected: str) -> NoReturn:
-    raise ValueError(f"{folder}: found {size(free)} free, expected {expected}. Make room, or give RUNS= elsewhere.")
 
 
 def fetch(archive: Archive, part: Path) -> None:
@@ -119,7 +112,7 @@ def download(out: Path, table: Path, site: str = "", names: Iterable[str] = (), 
     Args:
         table: names, sizes, checksums and addresses.
         site: the address of a folder, in place of the table's addresses.
-        names: of all archives that a text is made from; the disk must have room for them and the text.
+        names: of all archives of the text, by default this one; the disk must have room for them and the text.
         text: see `disk_space`.
 
     Raises:
@@ -138,8 +131,11 @@ def download(out: Path, table: Path, site: str = "", names: Iterable[str] = (), 
                 return check(str(out), out, archive)
             except ValueError as error:
                 log.info("%s; fetching it again", error)
-        missing, made = disk_space((rows[name] for name in names if name in rows), out.parent, text)
+        missing, made = disk_space((rows[name] for name in names or [out.name] if name in rows), out.parent, text)
         if missing + made > (free := shutil.disk_usage(out.parent).free):
-            refuse_disk(out.parent, free, f"{size(missing)} for archives and about {size(made)} for the text")
+            raise ValueError(
+                f"{out.parent}: found {size(free)} free, expected {size(missing)} for archives and about {size(made)} "
+                "for the text. Make room, or give RUNS= elsewhere."
+            )
         fetch(archive, part)
         part.replace(out)
