@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from recipes.jobs import in_cluster_job
 from recipes.settings import Training
@@ -43,6 +45,11 @@ class Machines:
     update_freq: int
     less: int | None
     """the batch to give where this one runs out of memory"""
+
+    def __str__(self) -> str:
+        devices = "the CPU" if self.cpu else f"{self.gpus} GPUs"
+        batches = f"{self.update_freq} batches of up to {self.max_tokens} tokens"
+        return f"An update of {self.tokens} tokens: {self.nodes} nodes x {devices} x {batches}."
 
     @property
     def tokens(self) -> int:
@@ -110,10 +117,11 @@ def plan(settings: Training) -> Machines:
     limit = s.MAX_TOKENS or (largest(s.BY_MEMORY, memory or 0) if known else s.DEVICE_TOKENS)
     batches = split(s.TOKENS, workers, limit)
     if not batches:
+        fitting = [count for count in range(1, devices) if split(s.TOKENS, s.NODES * count, limit)]
+        advice = f"GPUS={fitting[-1]}" if fitting else "fewer NODES="
         raise ValueError(
             f"an update of {s.TOKENS} tokens does not split over {workers} devices into equal batches of "
-            f"{min(LEAST, limit)} tokens or more that fit. Take another number of devices (GPUS= times NODES=), or "
-            "another batch with MAX_TOKENS=."
+            f"{min(LEAST, limit)} tokens or more that fit. Give {advice}, or another batch with MAX_TOKENS=."
         )
     if s.MAX_TOKENS and batches[0] != s.MAX_TOKENS:
         raise ValueError(
@@ -149,14 +157,21 @@ def largest(table: dict[int, int], memory: float) -> int:
     )
 
 
-def faults(machines: Machines, precision: str) -> str:
-    """Why this machine's GPUs, or this environment's torch, cannot train a run; empty if they can."""
+def faults(machines: Machines, precision: str, presets: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why this machine's GPUs, or this environment's torch, cannot train a run; empty if they can.
+
+    Args:
+        presets: the recipe's; those for a CPU are named.
+    """
     if machines.cpu:
         return ""
-    if (there := len(gpus.visible())) < machines.gpus:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if (count := len(gpus.visible())) < machines.gpus:
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        on_cpu = " or ".join(
+            f"PRESET={name}" for name, values in presets.items() if values.get("DEVICE", "cpu") == "cpu"
+        )
         return (
-            f"this machine has {there} GPUs{'' if seen is None else f' (CUDA_VISIBLE_DEVICES={seen})'}, and the run "
-            f"needs {machines.gpus}. Give GPUS=, or train small on a CPU with PRESET=small (or cpu)."
+            f"this machine has {count} GPUs{'' if variable is None else f' (CUDA_VISIBLE_DEVICES={variable})'}, and "
+            f"the run needs {machines.gpus}. Give GPUS={f', or train on a CPU with {on_cpu}' if on_cpu else ''}."
         )
     return gpus.fault(machines.gpus, precision)

@@ -80,15 +80,17 @@ def fitting() -> str:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is in a block of the same path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:
+def alone(venv: Path) -> Iterator[None]:
+    """Wait until nothing runs in the environment (steps/guard.use_environment), and no other process sets it up."""
+    venv.mkdir(parents=True, exist_ok=True)
+    with (venv / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"Another process has {path}. Waiting for its end.", file=sys.stderr)
+            print(f"{venv} must be set up again and is in use. Waiting; VENV= takes another.", file=sys.stderr)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            print(f"{venv}: {error.strerror}. Make sure that nothing runs in it.", file=sys.stderr)
         yield
 
 
@@ -159,7 +161,7 @@ def main() -> None:
             base(venv, python)
         if is_current(venv, torch, python):
             return
-        with alone(venv / "lock"):
+        with alone(venv):
             if not is_current(venv, torch, python):
                 make(venv, torch, python)
                 install(venv)

@@ -75,6 +75,8 @@ class Pipeline(ABC):
     def make(self, goal: str) -> None:
         """What a goal needs. Another text is refused where a model was trained on the one that is there."""
         chain, record, recipe = Chain(self.steps()), self.text.record(), self.recipe
+        if self.settings.TOKENS and goal != "prepare" and chain.plan([self.trained]):
+            print(self.machine, flush=True)
         warnings.simplefilter("ignore")  # of fairseq and its libraries about one another: nothing the user can fix
         if self.machine.node and in_cluster_job():
             await_files(self.goals["prepare"])  # the job before made it
@@ -185,7 +187,7 @@ class Pipeline(ABC):
 
     def train(self) -> None:
         """Go on from the newest checkpoint. Other settings than those of the folder are refused before."""
-        if fault := machines.faults(self.machine, self.settings.PRECISION):
+        if fault := machines.faults(self.machine, self.settings.PRECISION, self.recipe.file.presets):
             raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""

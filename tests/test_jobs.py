@@ -14,6 +14,7 @@ from conftest import ROOT, front, make_environment
 
 from recipes import slurm
 from recipes.jobs import SCRIPT, Job, Needs, run
+from recipes.kinds import Demo
 from recipes.processes import INTERRUPTED
 from recipes.steps.results import read as read_results
 
@@ -151,14 +152,17 @@ def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_s
     tmp_path, commands, capsys
 ):
     jobs = [(job(tmp_path, name, ""), Needs(), tmp_path / f"{name}.sh") for name in ("text", "training")]
-    slurm.submit_all(jobs, slurm.Slurm())
+    settings = Demo(SLURM=f"{tmp_path}/none.yaml")
+    with pytest.raises(SystemExit):
+        slurm.submit_all(jobs, settings, False)
     first = f"--parsable {tmp_path}/text.sh"
     after = f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {tmp_path}/training.sh"
     assert calls(commands, "sbatch") == [first, after]
     shown = capsys.readouterr().out
     assert "job 2: training" in shown and "after 1" in shown and "scancel 1 2 ends them" in shown
     (commands / "queue").write_text(f"1 RUNNING {tmp_path}/text.sh\n")
-    slurm.submit_all(jobs, slurm.Slurm())
+    with pytest.raises(SystemExit):
+        slurm.submit_all(jobs, settings, False)
     assert calls(commands, "sbatch") == [first, after, after], "the training is over, the text is not"
     assert "job 1: text, in the queue already, running" in capsys.readouterr().out
 
