@@ -153,9 +153,7 @@ def test_only_smaller_changes_than_one_that_learns_go_on(scripted):
     assert [run[:3] for run in ran] == [*before, ("constant", True, 1.0), *before, *before]
     assert [run[3] // shortest for run in ran] == [1, 1, 1, 2, 2, 4, 4]
     assert [trial.status for trial in result.trials] == ["fails", "fails", "learns"]
-    assert result.advice.startswith(
-        "It did not learn as it is, but did with omega by the rule constant, a rate of 1, "
-    )
+    assert result.advice.startswith("It did not learn as it is, but did with omega by the rule constant, a rate of 1, ")
     rows = [line[:9].rstrip() for line in str(result).splitlines()[:5]]
     assert rows == ["rule", "as it is", "as it is", "constant", "blind"]
 
@@ -180,13 +178,13 @@ def test_advice_is_the_smallest_change_that_learns(scripted, learns, advice):
 
 def test_seen():
     seen = " ".join(diagnose(Model(3, drawn=False)).seen)
-    assert "Copies of one another: encoder.layers.0.self_attn.in_proj_weight, encoder.layers.1.self_attn" in seen
+    assert "copies (encoder.layers.0.self_attn.in_proj_weight, encoder.layers.1.self_attn.in_proj_weight" in seen
     assert "Norms without omega" in seen and "alone: norm." in seen
     model = Model(2)
     model.encoder.layers[1].linear2.weight.data *= 0.01
     (small,) = [line for line in diagnose(model, [1e-3]).seen if line.startswith("Two steps")]
     assert "encoder.layers.1.linear2.weight" in small
-    assert not any("Copies" in line or "Two steps" in line for line in diagnose(Model(2), [1e-3]).seen)
+    assert not any("copies" in line or "Two steps" in line for line in diagnose(Model(2), [1e-3]).seen)
 
 
 class Row(nn.Module):
@@ -218,6 +216,10 @@ def test_refused():
     model = Model()
     with pytest.raises(ValueError, match="did not call the model"):
         diagnose(Model(), loss=lambda _, ids: loss(model, ids))
+    with pytest.raises(ValueError, match="loss of the first batch is nan"):
+        diagnose(Model(), loss=lambda model, ids: loss(model, ids) * math.nan)
+    with pytest.raises(ValueError, match="at the rate 1e\\+30 even a model that reads nothing diverges"):
+        diagnose(Model(), [1e30])
     nn.init.constant_(model.encoder.layers[0].norm1.weight, 1.1)
     with pytest.raises(ValueError, match="has been trained"):
         diagnose(model)

@@ -386,7 +386,7 @@ def draw(rows: list[dict[str, str]]) -> Any:
         for place, rate in enumerate(SHOWN_RATES):
             axes = panels[place * len(SHOWN) + column]
             for update in MOMENTS:
-                plot(axes, name, rate, update, "variance")
+                plot(axes, name, rate, update, "variance", linewidth=1.2 if update else 3)
             axes.set_yscale("log")
             for offset, quantity in ((0, "omega"), (1, "share")):
                 below = panels[(len(SHOWN_RATES) + offset) * len(SHOWN) + column]

@@ -13,6 +13,7 @@ import itertools
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
@@ -101,9 +102,11 @@ class Trainer:
         trial, calls = self.copy(), []
         trial.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
         with undisturbed(trial):
-            loss(trial, next(iter(batches)))
+            value = loss(trial, next(iter(batches))).item()
         if not calls:
             raise AdminError("loss(model, batch) did not call the model that it was given; expected model(...) in it.")
+        if not math.isfinite(value):
+            raise AdminError(f"the loss of the first batch is {value}; expected a finite number. Check the batch.")
         _, args, kwargs = calls[0]
         self.batch = {**by_name(model, args), **kwargs} if kwargs else args
         """What the model's forward takes of the first batch."""
@@ -161,9 +164,10 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
         seen.append(f"Norms without omega, as they do not read a sum x + f(x) alone: {', '.join(sorted(skipped))}.")
     before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
     looks = [(weight.shape, weight.double().norm().item()) for weight in before.values()]
-    copies = [name for name, look in zip(before, looks) if look == max(looks, key=looks.count)]
-    if len(copies) > 1:
-        seen.append(f"Copies of one another: {', '.join(copies[:2])}, …: draw each layer, as nn.Transformer does.")
+    ((common, count),) = Counter(looks).most_common(1)
+    if count > 1:
+        first, second, *_ = [name for name, look in zip(before, looks) if look == common]
+        seen.append(f"Layers start as copies ({first}, {second}, …): draw each, as nn.Transformer does.")
     times = [time.monotonic()]
     trainer.step_done = lambda: times.append(time.monotonic())
     trainer.train(model, rate, 0, 2)
@@ -210,6 +214,8 @@ def diagnose(
     with bar("trials", unit * parts, " steps", speaker="diagnose: ") as shown:
         trainer.step_done = shown.update
         plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
+        if plateau == math.inf:
+            raise AdminError(f"at the rate {max(rates):g} even a model that reads nothing diverges; give lower rates.")
         leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
         for count, length in zip(keep, LENGTHS):
             by_loss = sorted(alive, key=lambda i: trials[i].loss)
