@@ -137,3 +137,7 @@ def test_what_diagnose_says_is_run_with_other_seeds(monkeypatch, tmp_path):
     advised = [run[:4] for run in trained if run[0] in cases.OTHER_SEEDS]
     assert advised == [(seed, "log", 3e-4, 7) for seed in cases.OTHER_SEEDS]
     assert "| masked (3.47) | **1.00, 1.00, 1.00** |" in cases.table(cases.load(tmp_path / "rows.csv"))
+
+
+def test_the_page_of_the_cases_has_the_table_of_its_rows():
+    assert cases.table(cases.load(ROOT / "docs/cases.csv")) in (ROOT / "docs/cases.md").read_text()
