@@ -66,9 +66,7 @@ def scripted(monkeypatch):
             return model
 
         def train(trainer, model, rate, warm_up, steps):
-            if steps == 2:  # of which the cost is measured
-                trainer.step_done()
-            if steps == 2 or model.named == "blind":
+            if steps == 1 or model.named == "blind":  # of one step the cost is measured
                 return 10.0
             ran.append((model.named, warm_up > 0, rate, steps))
             return loss_of(*ran[-1])
@@ -172,7 +170,7 @@ def test_only_smaller_changes_than_one_that_learns_go_on(scripted):
 def test_advice_is_the_smallest_change_that_learns(scripted, learns, advice):
     order = [(rule, warms_up, rate) for rate in (1.0, 0.5, 3.0) for rule, warms_up in diagnosing.KINDS]
     scripted(lambda *run: 5 if order.index(run[:3]) >= order.index(learns) else 10)
-    result = diagnose(Model(), [1.0, 3.0, 0.5], 20000)
+    result = diagnose(Model(), [1.0, 0.5, 3.0], 20000)
     assert re.search(advice, result.advice), result.advice
 
 
@@ -216,10 +214,9 @@ def test_refused():
     model = Model()
     with pytest.raises(ValueError, match="did not call the model"):
         diagnose(Model(), loss=lambda _, ids: loss(model, ids))
-    with pytest.raises(ValueError, match="loss of the first batch is nan"):
-        diagnose(Model(), loss=lambda model, ids: loss(model, ids) * math.nan)
-    with pytest.raises(ValueError, match="at the rate 1e\\+30 even a model that reads nothing diverges"):
-        diagnose(Model(), [1e30])
+    for rate, factor in ((1e30, 1.0), (1e-3, math.nan)):
+        with pytest.raises(ValueError, match="the loss of a copy that reads nothing is not finite"):
+            diagnose(Model(), [rate], loss=lambda model, ids, factor=factor: loss(model, ids) * factor)
     nn.init.constant_(model.encoder.layers[0].norm1.weight, 1.1)
     with pytest.raises(ValueError, match="has been trained"):
         diagnose(model)
