@@ -195,7 +195,7 @@ def run_all(path: Path) -> None:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Losses of each seed by case and method, bold where every seed there is learns."""
+    """Losses of each seed by case and method, bold where every seed there is learns; and what diagnose said."""
     methods = [*METHODS, "advice"]
     lines = ["| case (plateau) | " + " | ".join(methods) + " |", "|---" * (len(methods) + 1) + "|"]
     for name, case in CASES.items():
@@ -205,7 +205,8 @@ def table(rows: list[dict[str, str]]) -> str:
             text = ", ".join(f"{value:.2f}" for value in values)
             cells.append(f"**{text}**" if values and max(values) <= LEARNS * case.plateau else text)
         lines.append(f"| {name} ({case.plateau:.2f}) | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    said = [f"- {row['case']}, seed {row['seed']}: {row['advice']}" for row in rows if row["method"] == "diagnose"]
+    return "\n".join([*lines, "", *said])
 
 
 def main() -> None:

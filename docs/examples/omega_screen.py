@@ -16,7 +16,6 @@ import copy
 import csv
 import math
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import matplotlib
 import torch
 from nn_transformer import BATCH, WARM_UP, LanguageModel, frequencies_alone, loss, read
 from torch import Tensor, nn
@@ -372,7 +372,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 def draw(rows: list[dict[str, str]]) -> Any:
     """Var[f] at three rates, omega and β²_{i,i} against the sub-layer: a column a method, a line a moment."""
-    drawn, panels = figure.panels(len(SHOWN), 8.6, rows=len(SHOWN_RATES) + 2, sharex=True, sharey="row")
+    drawn, panels = figure.panels(len(SHOWN), 6.6, rows=len(SHOWN_RATES) + 2, sharex=True, sharey="row")
     shades = dict(zip(MOMENTS, ["#bbbbbb", "#56B4E9", "#E69F00", "#000000"]))
 
     def plot(axes: Any, method: str, rate: float, update: int, quantity: str, **look: Any) -> None:
@@ -386,7 +386,7 @@ def draw(rows: list[dict[str, str]]) -> Any:
         for place, rate in enumerate(SHOWN_RATES):
             axes = panels[place * len(SHOWN) + column]
             for update in MOMENTS:
-                plot(axes, name, rate, update, "variance")
+                plot(axes, name, rate, update, "variance", linewidth=1.2 if update else 3)
             axes.set_yscale("log")
             for offset, quantity in ((0, "omega"), (1, "share")):
                 below = panels[(len(SHOWN_RATES) + offset) * len(SHOWN) + column]
@@ -400,7 +400,7 @@ def draw(rows: list[dict[str, str]]) -> Any:
         panels[column].set_title(METHODS[name].title.replace("`", ""))
         panels[-1 - column].set_xlabel("sub-layer")
     for place, rate in enumerate(SHOWN_RATES):
-        panels[place * len(SHOWN)].set_ylabel(f"Var[f], rate {rate:g}")
+        panels[place * len(SHOWN)].set_ylabel(f"Var[f], {rate:g}")
     for update, colour in shades.items():
         panels[0].plot([], [], color=colour, label=f"{update} updates")
     panels[0].plot([], [], ":", color="black", label="dotted: feed-forward")
@@ -425,8 +425,9 @@ def main() -> None:
         print(table(load(args.csv)))
     else:
         png = DOCS / "images/omega-variances.png"
-        with tempfile.TemporaryDirectory() as folder:
-            figure.save(draw, load(args.variances), png, Path(folder) / "drawing.svg")
+        with matplotlib.rc_context(figure.LOOK):
+            draw(load(args.variances)).savefig(png, dpi=130)
+        figure.few_colours(png)
 
 
 if __name__ == "__main__":

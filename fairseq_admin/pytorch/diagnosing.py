@@ -161,18 +161,20 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
         seen.append(f"Norms without omega, as they do not read a sum x + f(x) alone: {', '.join(sorted(skipped))}.")
     before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
     looks = [(weight.shape, weight.double().norm().item()) for weight in before.values()]
-    copies = [name for name, look in zip(before, looks) if look == max(looks, key=looks.count)]
-    if len(copies) > 1:
-        seen.append(f"Copies of one another: {', '.join(copies[:2])}, …: draw each layer, as nn.Transformer does.")
-    times = [time.monotonic()]
-    trainer.step_done = lambda: times.append(time.monotonic())
-    trainer.train(model, rate, 0, 2)
+    most = max(looks, key=looks.count)
+    if looks.count(most) > 1:
+        first, second, *_ = [name for name, look in zip(before, looks) if look == most]
+        seen.append(f"Layers start as copies ({first}, {second}, …): draw each, as nn.Transformer does.")
+    trainer.train(model, rate, 0, 1)
+    began = time.monotonic()
+    trainer.train(model, rate, 0, 1)
+    seconds = time.monotonic() - began
     changes = {name: ((model.get_parameter(name) - w).norm() / w.norm()).item() for name, w in before.items()}
     worst = max(changes, key=changes.__getitem__)
     if changes[worst] > LARGE:
         share = f"{changes[worst]:.0%}"
         seen.append(f"Two steps at {rate:g} change {worst} by {share}: its weights are small for this rate.")
-    return seen, times[-1] - times[-2]
+    return seen, seconds
 
 
 def diagnose(
@@ -186,7 +188,7 @@ def diagnose(
         batches: of the training: a list or a DataLoader, which every trial reads from its beginning.
         loss: the loss of a batch, by calling the model that it is given: loss(model, batch).
         optimizer: optimizer(parameters, lr).
-        rates: learning rates to try, yours first.
+        rates: learning rates to try: yours first, then in the order in which you would take them.
         steps: of the run that you plan; the trials take a tenth of them at most, all together.
 
     Raises:
@@ -204,12 +206,15 @@ def diagnose(
     seen, seconds = look(trainer, rates[0])
     cost = f"at most {unit * parts} steps of {seconds:.2g} s, {unit * parts * seconds / 60:.1f} minutes"
     print(f"diagnose: {cost}", file=sys.stderr)
-    others = sorted(rates[1:], key=lambda rate: (rate > rates[0], abs(math.log(rate / rates[0]))))
-    trials = [Trial(*kind, rate) for rate in [rates[0], *others] for kind in KINDS]
+    trials = [Trial(*kind, rate) for rate in rates for kind in KINDS]
     alive = list(range(len(trials)))
     with bar("trials", unit * parts, " steps", speaker="diagnose: ") as shown:
         trainer.step_done = shown.update
         plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
+        if plateau == math.inf:
+            raise AdminError(
+                f"at {max(rates):g} the loss of a copy that reads nothing is not finite; give lower rates."
+            )
         leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
         for count, length in zip(keep, LENGTHS):
             by_loss = sorted(alive, key=lambda i: trials[i].loss)
