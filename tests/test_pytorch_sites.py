@@ -119,7 +119,7 @@ FOLDED = {
 def test_what_reads_a_shortcut_is_folded(case):
     model = Stack(FOLDED[case]).double()
     stock = model(X)
-    admin.attach(model, X)
+    admin.attach(model, X, omega=1)
     assert list(admin.omegas(model)) == [f"layers.{i}.norm" for i in range(3)]
     assert torch.equal(model(X), stock)
     before = perturbed(model)(X)
@@ -147,7 +147,7 @@ REFUSED = {
     "in place": (InPlace, r"layers\.0\.norm reads a sum that is written over its shortcut"),
     "repeated": (Repeated, r"layers\.0\.norm reads a sum that is larger than its shortcut"),
     "of two": (kind(lambda self, x: self.fc1(x) + self.odd(X)[0], odd=OddNorm), "reads what the trace cannot see"),
-    "positions": (kind(lambda self, x: self.fc1(x + self.p), p=parameter(8)), r"also read by add in layers\.\d"),
+    "positions": (kind(lambda self, x: self.fc1(x + self.p), p=parameter(8)), r"by add in layers\.\d \(\w+\.py:\d+\)"),
     "weight": (kind(lambda self, x: functional.linear(x, 2 * self.fc1.weight)), "also read by linear"),
     "before": (kind(lambda self, x: self.fc1(self.other(x)), other=lambda: nn.LayerNorm(8)), "also read by norm"),
     "itself": (kind(lambda self, x: self.fc1(x) * x), "also read by tanh"),
@@ -155,12 +155,12 @@ REFUSED = {
     "zeros": (kind(lambda self, x: self.fc1(x + self.p), p=lambda: nn.Parameter(torch.zeros(8))), "also read by add"),
     "groups": (
         kind(lambda self, x: self.conv(x.transpose(1, 2)).transpose(1, 2), conv=lambda: nn.Conv1d(8, 8, 1, groups=2)),
-        r"layers\.0\.norm is also read by conv1d in layers\.0\.conv",
+        r"layers\.0\.norm has a shortcut that is also read by conv1d in layers\.0\.conv",
     ),
     "heads": (kind(lambda self, x: self.w(x.view(2, 5, 2, 4)).view(x.shape), w=lambda: nn.Linear(4, 4)), "by view"),
     "filled": (kind(lambda self, x: self.fc1(x.masked_fill(torch.arange(5).view(5, 1) > 3, 2.0))), "by masked_fill"),
     "softmax": (kind(lambda self, x: self.fc1(x.softmax(-1))), "also read by softmax"),
-    "shared": (kind(lambda self, x: self.fc1(x) + self.fc1(torch.ones_like(x))), "fc1.weight reads .*, and something"),
+    "shared": (kind(lambda self, x: self.fc1(x) + self.fc1(torch.ones_like(x))), "fc1.weight reads, with some"),
     "unseen": (
         kind(lambda self, x: torch.from_numpy(self.fc1(x).detach().numpy())),
         r"layers\.0\.norm reads what the trace cannot see",
@@ -214,11 +214,16 @@ class NormBeforeTheSum(Layer):
         return x + self.path(self.norm(self.fc2(self.fc1(x))))
 
 
-@pytest.mark.parametrize("layer", [PreLN, NormBeforeTheSum])
-def test_pre_ln_has_no_site(layer):
+GOES_ON = "layers.1.norm, layers.2.norm reads a sum that goes on, as in Pre-LN; "
+
+
+@pytest.mark.parametrize("layer, reason", [(PreLN, GOES_ON), (NormBeforeTheSum, "")])
+def test_pre_ln_has_no_site(layer, reason):
     model = Stack(layer).double()
     model.out = nn.LayerNorm(8).double()
-    with pytest.raises(ValueError, match="no site. None of its 5 norms .* Admin is for Post-LN"):
+    with pytest.raises(
+        ValueError, match=rf"x \+ f\(x\)\. {reason}out reads a sum whose shortcut no norm wrote\. Admin is for Post-LN"
+    ):
         admin.attach(model, X)
 
 
@@ -259,7 +264,7 @@ def test_a_norm_of_ones_own_is_written_through(given):
 
 
 def test_a_norm_that_cannot_write_a_scale_has_no_site():
-    with pytest.raises(ValueError, match="no site. None of its 4 norms"):
+    with pytest.raises(ValueError, match="no site has a shortcut that a norm wrote"):
         admin.attach(with_norms(0.0, torch.exp), X)
 
 
@@ -320,21 +325,19 @@ def test_a_shortcut_that_a_norm_wrote_in_part_keeps_omega_1():
 
 
 def test_sites_of_the_users_own():
-    """Where one cannot be folded the others can be named; both names are checked."""
+    """Where one cannot be folded the others can be named."""
     mixed = Stack(Layer).double()
     mixed.layers[1] = REFUSED["positions"][0]().double()
-    with pytest.raises(ValueError, match=r"the shortcut of layers\.1\.norm .* sites="):
+    with pytest.raises(ValueError, match=r"layers\.1\.norm has a shortcut .* sites="):
         admin.attach(mixed, X)
     with pytest.raises(ValueError, match=r"layers\.0 is not a norm"):
-        admin.attach(mixed, X, sites={"layers.0": "layers.0.fc1"})
-    with pytest.raises(ValueError, match=r"the shortcut of layers\.0\.norm is not given to layers\.0\.fc2"):
-        admin.attach(mixed, X, sites={"layers.0.norm": "layers.0.fc2"})
-    admin.attach(mixed, X, sites={"layers.0.norm": "layers.0.fc1", "layers.2.norm": "layers.2"})
+        admin.attach(mixed, X, sites=["layers.0"])
+    admin.attach(mixed, X, sites=["layers.0.norm", "layers.2.norm"])
     assert list(admin.omegas(mixed)) == ["layers.0.norm", "layers.2.norm"]
 
 
 def test_sites_may_be_named_in_any_order():
-    named = {f"layers.{i}.norm": f"layers.{i}.fc1" for i in (2, 0, 1)}
+    named = [f"layers.{i}.norm" for i in (2, 0, 1)]
     models = [admin.attach(Stack(Layer).double(), X, omega="log", sites=sites) for sites in (None, named)]
     expected, found = map(admin.omegas, models)
     assert list(found) == list(expected) and all(map(torch.equal, found.values(), expected.values()))
@@ -352,7 +355,7 @@ def test_what_cannot_be_attached_profiled_or_folded():
     for compiled, name in ((torch.compile(model), "OptimizedModule"), (layer, "BertLayer")):
         with pytest.raises(ValueError, match=f"^{name} is compiled, wrapped or sharded; attach to the model before"):
             admin.attach(compiled, batch)
-    admin.attach(model, batch)
+    admin.attach(model, batch, omega=1)
     with pytest.raises(ValueError, match="attached already"):
         admin.attach(model, batch)
     with pytest.raises(ValueError, match="expected 'reference' or 'paper'"):
@@ -418,12 +421,14 @@ class Skipped(Layer):
         return self.norm(x if self.training else x + self.fc2(self.fc1(x)))
 
 
-def test_a_branch_that_is_left_out_at_random_is_refused():
+def test_a_branch_that_is_left_out_at_random_is_0():
     model = Stack(Skipped).double()
-    admin.attach(model, X)
-    for forward in (admin.profile, lambda model, x: model(x)):
-        with pytest.raises(ValueError, match=r"layers\.0\.norm ran without the module that takes its shortcut"):
-            forward(model, X)
+    stock = copy.deepcopy(model)
+    perturbed(admin.attach(model, X))
+    for layer, omega in zip(stock.layers, admin.omegas(model).values()):
+        layer.forward = lambda x, layer=layer, omega=omega: layer.norm(omega * x)
+    torch.testing.assert_close(model(X), stock(X), rtol=0, atol=1e-12)
+    assert len(admin.profile(admin.attach(Stack(Skipped).double(), X), X)) == 3
 
 
 class Noted(Stack):
@@ -443,7 +448,7 @@ def test_what_the_trace_cannot_see_is_told_apart():
 def test_norms_of_one_weight_are_refused():
     model = Stack(Layer).double()
     model.layers[1].norm.weight = model.layers[0].norm.weight
-    with pytest.raises(ValueError, match=r"layers\.0\.norm shares its parameters with layers\.1\.norm"):
+    with pytest.raises(ValueError, match=r"from layers\.0\.norm, which shares its parameters with layers\.1\.norm"):
         admin.attach(model, X)
 
 
@@ -510,7 +515,7 @@ class Halves(Stack):
 
 
 def test_a_fold_is_held_to_the_precision_that_computes():
-    model = perturbed(admin.attach(Halves(Layer), X.float()))
+    model = perturbed(admin.attach(Halves(Layer), X.float(), omega=1))
     admin.fold(copy.deepcopy(model), X.float())
     model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + 3.0,))
     with pytest.raises(ValueError, match="the folded model is off by"):

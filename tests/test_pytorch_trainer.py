@@ -31,13 +31,13 @@ class Killed(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def trainer(folder, *callbacks, **options):
+def trainer(folder, *callbacks, rule="reference", omega=1, **options):
     model, batch = build("bert", torch.float32)
-    admin.attach(model, batch)
+    admin.attach(model, batch, omega=omega)
     settings = {"max_steps": 8, "save_steps": 3, "logging_steps": 1, "learning_rate": 3e-3, "report_to": []}
     settings |= {"per_device_train_batch_size": 4, "use_cpu": True, "disable_tqdm": True, "weight_decay": 0.1}
     arguments = TrainingArguments(folder, **{**settings, **options})
-    return Trainer(model, arguments, train_dataset=SENTENCES, callbacks=[AdminCallback(), *callbacks])
+    return Trainer(model, arguments, train_dataset=SENTENCES, callbacks=[AdminCallback(rule), *callbacks])
 
 
 def test_killed_and_resumed_is_uninterrupted(tmp_path):
@@ -78,6 +78,44 @@ def test_folded_copies_logs_and_decay(tmp_path, caplog):
     assert rows[0]["omega_max"] > 1.1 and rows[0]["omega_min"] < 1.05
     decayed = run.get_decay_parameter_names(run.model)
     assert decayed and not [name for name in decayed if "omega" in name]
+
+
+def test_it_profiles_on_the_first_batch_of_training(tmp_path):
+    """Not on another: ω is that of the sentences that training then takes first, and not of the next ones."""
+    run = trainer(tmp_path, max_steps=1, learning_rate=0.0)
+    batches, step = [], run.training_step
+    run.training_step = lambda model, inputs, *rest: batches.append(inputs) or step(model, inputs, *rest)
+    run.train()
+    profiles = []
+    other = {key: value.roll(1, 0) for key, value in batches[0].items()} | {"input_ids": ids(99)[[0, 1, 2, 0]]}
+    for batch in (batches[0], other):
+        model = build("bert", torch.float32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)[0]
+        admin.attach(model, batch)
+        profiles.append(torch.stack(list(admin.profile(model, batch).values())))
+    found = torch.stack([omega[0] for omega in admin.omegas(run.model).values()])
+    # Dropout, whose masks differ, moves ω less than another batch does.
+    assert (found - profiles[0]).abs().max() < (found - profiles[1]).abs().max()
+
+
+@pytest.mark.parametrize("omega", ["constant", 1])
+def test_without_a_rule_nothing_is_profiled(tmp_path, caplog, omega):
+    run = trainer(tmp_path, rule=None, omega=omega, max_steps=1, learning_rate=0.0)
+    before = admin.omegas(run.model)
+    with caplog.at_level(logging.INFO, "fairseq_admin"):
+        run.train()
+    assert "profiled" not in caplog.text
+    assert all(torch.equal(value, before[name]) for name, value in admin.omegas(run.model).items())
+
+
+@pytest.mark.parametrize("omega", ["constant", "log"])
+def test_a_trained_model_gets_no_omega_by_depth(tmp_path, omega):
+    run = trainer(tmp_path, max_steps=2)
+    run.train()
+    model = admin.fold(run.model)
+    _, batch = build("bert", torch.float32)
+    with pytest.raises(ValueError, match="is not at weight 1 and bias 0: the model has been trained"):
+        admin.attach(model, batch, omega=omega)
+    assert len(admin.omegas(admin.attach(model, batch, omega=1))) == 6
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_autocast(name, half):
     model, batch = build(name, torch.float32)
     with torch.autocast("cpu", dtype=half):
         stock = output(model, batch)
-        admin.attach(model, batch)
+        admin.attach(model, batch, omega=1)
         assert torch.equal(output(model, batch), stock) and output(model, batch).dtype == stock.dtype
     model, batch = trained(name, torch.float32)
     model.eval()
@@ -53,7 +53,7 @@ def test_a_model_all_in_half_stays_so(half):
     model, batch = build("bert", half)
     model.eval()
     stock = output(model, batch)
-    admin.attach(model, batch)
+    admin.attach(model, batch, omega=1)
     assert torch.equal(output(model, batch), stock) and stock.dtype == half
     assert next(iter(admin.profile(model, batch).values())).dtype == torch.float32
 
@@ -80,7 +80,7 @@ def test_replicas_that_run_at_once_have_their_own_shortcuts():
     site.set_omega(3)
     replicas = [(site.norm, torch.ones(2, 16)), (copy.deepcopy(site.norm).to("meta"), torch.ones(2, 16, device="meta"))]
     for _, x in replicas:
-        site.take(site.taker, (x,) * 2, {site.argument: x})
+        site.take(1, "", site.norm, (x,) * 2, {})
     (total, *_), (other, *_) = (site.scale(norm, (x,)) for norm, x in replicas)
     assert total.eq(3).all() and other.is_meta and not site.shortcuts
 

@@ -6,6 +6,7 @@ Trainer(model, args, train_dataset=data, callbacks=[AdminCallback()]).train()
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -14,32 +15,33 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .attaching import folded_state_dict, omegas
+from .attaching import folded_state_dict, omegas, unfoldable
 from .profiling import profile
 
+logger = logging.getLogger(__name__)
 FOLDED = "folded"
 """The folder in each checkpoint with the stock model."""
 
 
 class AdminCallback(TrainerCallback):
-    """Profiles an attached model on the first batch, logs ω, and saves a folded copy in each checkpoint.
+    """Logs ω of an attached model, and saves a folded copy in each checkpoint. With a rule it profiles first.
 
     A checkpoint of the Trainer has ω, and resuming takes it from there, exactly; but transformers' own from_pretrained
     leaves ω out, so what is to be loaded later is the folder `folded` of a checkpoint: a stock model.
 
     Args:
-        rule: for `profile`. None: ω stays as attach or a load_state_dict left it, as for a model that has been trained.
+        rule: for `profile`, on the first training batch of a run that is not resumed. None: ω stays as attach, or a
+            load_state_dict, left it.
     """
 
-    def __init__(self, rule: str | None = "reference") -> None:
+    def __init__(self, rule: str | None = None) -> None:
         self.rule = rule
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model = kwargs["model"]
-        fresh = all(omega.eq(1).all() for omega in omegas(model).values())  # not by attach(omega="log"), or resumed
-        if self.rule is None or not fresh:
+        if self.rule is None or state.global_step > 0:
             return
         with torch.random.fork_rng():  # training draws the same batch again
             batch = next(iter(kwargs["train_dataloader"]))
@@ -52,6 +54,9 @@ class AdminCallback(TrainerCallback):
         state.log_history[-1].update({key: value.item() for key, value in summary.items()})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if kept := unfoldable(kwargs["model"]):
+            logger.warning("Admin: no folded copy: %s", kept)
+            return
         stock = folded_state_dict(kwargs["model"])  # on every rank: each may have a shard of it
         if not state.is_world_process_zero:
             return

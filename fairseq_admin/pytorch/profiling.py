@@ -130,7 +130,10 @@ def measure(root: nn.Module, attachment: Attached, samples: Batch, rule: str, se
             measures[first] = StackMeasure(rule, samples.real(first.inputs, x))
         if first not in measures:
             return
-        site.set_omega(measures[first].add(x, total.float() - x.float()))
+        measures[first].real = samples.real(first.inputs, x)  # a part of the positions may go on
+        omega = measures[first].add(x, total.float() - x.float())
+        site.set_omega(omega)
+        measures[first].omegas[-1] = omega if site.learned else torch.ones_like(omega)
 
     with undisturbed(root) as undo:
         root.train()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,18 @@ class Reader(NamedTuple):
         return whole
 
 
+class Handover(NamedTuple):
+    """A module's call that was given a tensor, or returned it, after the torch call of a number."""
+
+    calls: tuple[int, ...]
+    """The numbers of the module calls that were running, from the model's own to the one that was given the tensor or
+    called what returned it."""
+    call: int
+    module: str
+    argument: int | str | None  # position or keyword; None: the module returned the tensor
+    time: int
+
+
 @dataclass(eq=False)
 class Value:
     """A tensor at one moment of a forward. The first that a call makes stands for the call, too."""
@@ -50,14 +62,25 @@ class Value:
     size: int = 0  # how many numbers it has
     reads: list[Value] = field(default_factory=list)
     depends: frozenset[str] = frozenset()  # on which arguments of the model's forward
+    line: str = ""  # of the model's code
     readers: int = 0  # how many calls read it
-    takers: list[tuple[str, Any, int]] = field(default_factory=list)
-    """The modules that were given it: name, the argument's position or keyword, after which call."""
+    handovers: list[Handover] = field(default_factory=list)
+    """Where a module was given it, or returned it."""
     channels: dict[Value, int] = field(default_factory=dict)
     """The norms whose output's channels it has, so that a scale of them scales it, and their axis, from the end."""
     offsets: dict[str, float] = field(default_factory=dict)  # of a norm: what it adds to each parameter
     readings: list[tuple[Reader | None, Value]] = field(default_factory=list)
     """Of a norm: how they are read, and by which parameter; or None, and the call where a scale cannot be undone."""
+
+    def ancestors(self) -> set[Value]:
+        """What it was computed from, and it."""
+        known, new = set(), [self]
+        while new:
+            value = new.pop()
+            if value not in known:
+                known.add(value)
+                new += value.reads
+        return known
 
 
 def tensors(values: Any) -> list[Tensor]:
@@ -119,12 +142,14 @@ def follow(norm: Value, call: tuple[Any, Any, Any], inputs: dict[int, Value], ma
         for value, axis in zip(made, passed):
             value.channels.update({norm: axis} if axis else {})
         return
-    for key, value in inputs.items():
-        weight = drawn[key]
-        for reader in candidates(weight.shape, channels) if value.made_by == "parameter" else ():
-            divided = reader.divided(weight, factor).to(weight.dtype)
-            if all(map(torch.equal, before, outputs({**changed, key: divided}))):
-                return norm.readings.append((reader, value))
+    parameters = {key: value for key, value in inputs.items() if value.made_by == "parameter"}
+    single = [(key, reader) for key in parameters for reader in candidates(drawn[key].shape, channels)]
+    columns = [(key, reader) for key, reader in single if drawn[key].dim() == 2 and reader == (1, slice(None))]
+    # Queries, keys and values may have a matrix each in one call.
+    for readers in chain(combinations(single, 1), combinations(columns, 2), combinations(columns, 3)):
+        divided = {key: reader.divided(drawn[key], factor).to(drawn[key].dtype) for key, reader in readers}
+        if all(map(torch.equal, before, outputs({**changed, **divided}))):
+            return norm.readings.extend((reader, parameters[key]) for key, reader in readers)
     norm.readings.append((None, made[0]))
 
 

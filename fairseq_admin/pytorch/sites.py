@@ -1,14 +1,21 @@
 """Where Admin acts in a model: its sites, found in the graph of one forward.
 
 A site is a sum x + f(x) that nothing but a norm reads, as Post-LN has (in Pre-LN the sum goes on). x is its shortcut:
-the term on which the other depends. With each site the graph gives what the fold needs: the norm that wrote x, and the
-weights that read x, all of which have to undo a scale that only the shortcut is to have.
+the term on which the other depends. With each site the graph gives where x can be taken, and what the fold needs: the
+norm that wrote x, and the weights that read x, all of which have to undo a scale that only the shortcut is to have.
+
+x is taken in the smallest module call around the norm: it is that call's input, or what a module in it returned. So a
+layer that is computed again, from a checkpoint, takes its own x again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -16,31 +23,38 @@ from torch import Tensor, nn
 
 from ..errors import AdminError
 from .folding import whole
-from .reading import Reader, Value
-from .trace import UNSEEN, Trace
+from .reading import Handover, Reader, Value
+from .trace import ADDS, IN_PLACE, TIMES, UNSEEN, Trace
 
-IN_PLACE = frozenset("add_ __iadd__".split())
-ADDS = IN_PLACE | frozenset("add __add__ __radd__".split())
 FACTOR = "add with alpha"  # a factor of the second term, which may be the branch
 SAME = frozenset("view view_as reshape to type_as float contiguous".split())  # give the same numbers, in order
+GOES_ON = "reads a sum that goes on, as in Pre-LN"
+UNRELATED = "reads a sum of which no term depends on the other"
+FACTORED = "reads a sum with a factor at the shortcut, as DeepNorm's"
+KEEP = 'unfoldable="keep" trains it with an omega that could not be folded away'
+SKIP = 'Give unfoldable="skip" to leave such norms out, or name those that are to have one: sites=[...].'
+MOVES = SAME | frozenset("transpose permute flatten unflatten squeeze unsqueeze dropout __getitem__ Dropout".split())
 
 
 @dataclass(eq=False)
 class Site:
-    """A sum x + f(x) and its norm; `take` and `scale` are hooks."""
+    """A sum x + f(x) and its norm; `take`, `take_result` and `scale` are hooks."""
 
     name: str  # of the norm
     norm: Any
+    calls: int  # how often the norm is called
     offsets: dict[str, float]  # what the norm adds to each of its parameters
-    taker: nn.Module  # the last module before the sum that is given x
-    argument: int | str  # its argument that x is: the position or the keyword
-    writer: str | None
-    """The norm that wrote x. None: the first of a stack, whose input no norm wrote; its ω stays 1."""
+    sources: list[tuple[nn.Module, tuple[int, str] | None]]
+    """The modules that are given x, as their argument of this position and keyword, or return it (None)."""
+    learned: bool
+    """Whether ω may move. Not in the first of a stack, whose input no norm wrote: its ω stays 1."""
+    unfoldable: str  # why the fold cannot take ω away; "" if it can
+    writer: str | None  # the norm that wrote x
     written: dict[str, float]  # that norm's parameters, by name in the model, and what it adds to each
     readers: dict[str, Reader]  # how parameters read x, by name
     inputs: frozenset[str]  # the arguments of the model's forward on which x depends
     shortcuts: dict[torch.device, Tensor] = field(default_factory=dict)
-    """x, between the calls of the taker and of the norm; by device, for DataParallel runs a thread on each."""
+    """x, between the calls of a source and of the norm; by device, for DataParallel runs a thread on each."""
 
     @property
     def omega(self) -> Tensor:
@@ -48,8 +62,8 @@ class Site:
         return torch.add(self.norm.omega_init, whole(self.norm.omega_delta)).detach()
 
     def set_omega(self, omega: Tensor | float) -> None:
-        """Fill omega_init with one number; where no norm wrote the shortcut it stays 1."""
-        if self.writer:
+        """Fill omega_init with one number, if ω may move."""
+        if self.learned:
             self.norm.omega_init.fill_(omega)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,14 +74,27 @@ class Site:
         """The x of a sum; or AdminError."""
         if total.device not in self.shortcuts:
             raise AdminError(
-                f"{self.name} ran without the module that takes its shortcut: is its branch left out at random, or the "
-                "norm alone in a checkpoint? Multiply the branch by 0 instead; put the whole layer into the checkpoint."
+                f"{self.name} ran without the module that has its shortcut: is the norm alone in a checkpoint? Put the "
+                "whole layer into the checkpoint. Is the branch left out at random? Multiply it by 0 instead."
             )
         return self.shortcuts[total.device]
 
-    def take(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Remember x: a hook of the module that is given it."""
-        x = args[self.argument] if isinstance(self.argument, int) else kwargs[self.argument]
+    def hooks(self) -> Iterable[Any]:
+        """Hang the hooks; their handles."""
+        for source, argument in self.sources:
+            if argument:
+                yield source.register_forward_pre_hook(partial(self.take, *argument), with_kwargs=True)
+            else:
+                yield source.register_forward_hook(self.take_result)
+        yield self.norm.register_forward_pre_hook(self.scale)
+
+    def take(self, position: int, name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Remember x: a hook of a module that is given it, by position or by keyword."""
+        x = args[position] if position < len(args) else kwargs[name]
+        self.shortcuts[x.device] = x
+
+    def take_result(self, module: nn.Module, args: tuple, x: Tensor) -> None:
+        """Remember x: a hook of the module that returns it."""
         self.shortcuts[x.device] = x
 
     def scale(self, norm: Any, args: tuple) -> tuple:
@@ -80,89 +107,182 @@ class Site:
         return total + more.to(total.dtype).reshape(total.shape), *args[1:]
 
 
-def sum_of(norm: Value) -> tuple[Value, Value, Value | None] | None:
-    """The sum that a norm alone reads; its shortcut, the first term, if a module took it; and what norm wrote that."""
+def sum_of(norm: Value) -> tuple[Value, Value, str] | None:
+    """The sum that a norm reads, its shortcut, and why it is no site ("" if it may be one). None: it reads no sum."""
     total = norm.reads[0]
     while total.made_by in SAME and total.readers == 1:
         total = total.reads[0]
-    if total.made_by not in ADDS | {FACTOR} or total.readers != 1:
+    if total.made_by not in ADDS | {FACTOR} or len(total.reads) < 2:
         return None
-    x = min(total.reads, key=lambda value: value.time)
+    x, f = sorted(total.reads[:2], key=lambda value: value.time)
+    before = f.ancestors()
+    if total.readers > 1:
+        return total, x, GOES_ON
     if total.made_by == FACTOR and total.reads[0] is not x:
-        return None
-    if not any(time < total.time for _, _, time in x.takers):
-        return None
-    # Funnel pools positions: its norm wrote more than x.
-    writers = [norm for norm, axis in x.channels.items() if axis == -1 and norm.size == x.size]
-    return total, x, next(iter(writers), None)
+        return total, x, FACTORED
+    if x in before or any(name.startswith(UNSEEN) for name in f.depends - x.depends):
+        return total, x, ""
+    if x.made_by in TIMES and before.intersection(x.reads) or f.made_by in TIMES and x.ancestors() & {*f.reads}:
+        return total, x, FACTORED
+    return total, x, UNRELATED
 
 
-def site_of(model: nn.Module, graph: Trace, name: str, taker: str | None) -> Site:
-    """The site of a norm, with this module for its taker, or the last that it can have; or AdminError."""
+def writer_of(x: Value) -> Value | None:
+    """The norm that wrote all of a shortcut; not one that wrote more, as where Funnel pools positions."""
+    return next((norm for norm, axis in x.channels.items() if axis == -1 and norm.size == x.size), None)
 
-    def refused(reason: str) -> AdminError:
-        return AdminError(
-            f"{type(model).__name__}: {reason}, so omega could not be folded away there. Name the norms that are to "
-            "have one: sites={norm: module that is given its shortcut}."
-        )
 
-    sum_read = sum_of(graph.norms[name]) if name in graph.norms else None
-    if sum_read is None:
-        raise refused(f"{name} is not a norm that alone reads a sum x + f(x)")
-    total, x, writer = sum_read
-    if total.made_by in IN_PLACE and total.reads[0] is x:
-        raise refused(f"{name} reads a sum that is written over its shortcut (x += f(x); write x = x + f(x))")
-    if total.size != x.size > 0:  # of an argument it is not known
-        raise refused(f"{name} reads a sum that is larger than its shortcut, which is repeated")
-    written = writer.place if writer else None
-    of_writer = set(model.get_submodule(written).parameters()) if written else set()
-    for other, module in model.named_modules():
-        if other != written and not of_writer.isdisjoint(module.parameters(recurse=False)):
-            raise refused(f"{written} shares its parameters with {other}")
-    for called in filter(None, [name, written]):
-        if graph.called[called] > 1:
-            raise refused(f"{called} is called {graph.called[called]} times")
-    if any(name.startswith(UNSEEN) for name in total.depends - x.depends):
-        raise refused(f"{name} reads what the trace cannot see (a custom autograd function?)")
-    takers = [
-        (model.get_submodule(module), argument)
-        for module, argument, time in x.takers
-        if time < total.time and graph.called[module] == 1 and taker in (None, module)
+def from_norm(x: Value) -> bool:
+    """Whether a norm wrote a shortcut, or more, of which it is a part or another order."""
+    while x.made_by in MOVES:
+        x = x.reads[0]
+    return x.made_by == "norm"
+
+
+def handovers_of(graph: Trace, norm: str, total: Value, x: Value) -> list[Handover]:
+    """Where x can be taken: in the smallest module call around the norm, best as that call's input."""
+    around, last = graph.around[norm], graph.calls[norm][-1]
+    handovers = list(x.handovers)
+    while x.made_by in SAME and x.size == x.reads[0].size:
+        x = x.reads[0]
+        handovers += x.handovers
+
+    def rank(handover: Handover) -> tuple[int, bool, bool]:
+        shared = len(commonprefix([handover.calls, around]))
+        return shared, shared == len(handover.calls), handover.argument is None
+
+    # A module that is called again before the norm would leave another x.
+    usable = [
+        handover
+        for handover in handovers
+        if handover.time < total.time
+        and handover.call == max(call for call in graph.calls[handover.module] if call < last)
     ]
-    if not takers:
-        raise refused(f"the shortcut of {name} is not given to {taker or 'any module that is called once'}")
-    readings = [reading for reading in writer.readings if reading != (None, total)] if writer else []
+    best = sorted(usable, key=rank)[-1:]
+    # Transformers' layers put their forward into a checkpoint, without their hooks: take x inside again.
+    inside = [handover for handover in usable if best and rank(handover)[:2] == (rank(best[0])[0], False)]
+    return best + inside[-1:]
+
+
+def why_unsuited(total: Value, x: Value, handovers: list[Handover]) -> str:
+    """Why ω cannot act in a sum; "" if it can."""
+    if total.made_by in IN_PLACE and total.reads[0] is x:
+        return "reads a sum that is written over its shortcut (x += f(x); write x = x + f(x))"
+    if total.size != x.size > 0:  # of an argument it is not known
+        return "reads a sum that is larger than its shortcut, which is repeated"
+    return "" if handovers else "has a shortcut that no module is given or returns; put its layer in a module"
+
+
+def readers_of(graph: Trace, norm: Value, total: Value, x: Value) -> tuple[dict[str, Reader], str]:
+    """How parameters read the shortcut of a norm, by name; and why ω could not be folded away, or ""."""
+    writer = writer_of(x)
+    for called in filter(None, [norm, writer]):
+        if len(graph.calls[called.place]) > 1:
+            verb = "is called" if called is norm else f"has its shortcut from {called.place}, which is called"
+            return {}, f"{verb} {len(graph.calls[called.place])} times"
+    if any(name.startswith(UNSEEN) for name in total.depends - x.depends):
+        return {}, "reads what the trace cannot see (a custom autograd function?)"
+    if not writer:
+        return {}, ""
+    modules = {name: module for module, name in graph.names.items()}
+    of_writer = set(modules[writer.place].parameters())
+    for other, module in modules.items():
+        if other != writer.place and not of_writer.isdisjoint(module.parameters(recurse=False)):
+            return {}, f"has its shortcut from {writer.place}, which shares its parameters with {other}"
+    readings = [reading for reading in writer.readings if reading != (None, total)]
     for reader, value in readings:
         if reader is None:
-            raise refused(f"the shortcut of {name} is also read by {value.made_by} in {value.place or 'the model'}")
+            place = modules[value.place]
+            lists = getattr(place, "parametrizations", {}).values()
+            kinds = [type(part).__name__ for part in chain(place._forward_pre_hooks.values(), *lists)]
+            weight = f", whose weight is under {' and '.join(kinds)}" if kinds else ""
+            where = f"{value.made_by} in {value.place or type(place).__name__}{weight}{value.line}"
+            return {}, f"has a shortcut that is also read by {where}"
         if [other for other, read in readings if read is value] != [reader] * value.readers:
-            raise refused(f"{value.place} reads the shortcut of {name}, and something else")
-    readers = {value.place: reader for reader, value in readings if reader}
-    parameters = {f"{written}.{key}": offset for key, offset in writer.offsets.items()} if writer else {}
-    norm, offsets = model.get_submodule(name), graph.norms[name].offsets
-    return Site(name, norm, offsets, *takers[-1], written, parameters, readers, x.depends)
+            return {}, f"has a shortcut that {value.place} reads, with something else"
+    return {value.place: reader for reader, value in readings if reader}, ""
 
 
-def find_sites(model: nn.Module, batch: Any, chosen: Mapping[str, str] | None) -> list[list[Site]]:
-    """The sites of each stack of a model, in which one site's norm writes the next one's shortcut.
+def argument_of(module: nn.Module, argument: int | str | None) -> tuple[int, str] | None:
+    """The position and the keyword of a module's argument, of which one is known."""
+    names = list(inspect.signature(module.forward).parameters)
+    if isinstance(argument, int):
+        return argument, names[argument] if argument < len(names) else ""
+    return argument and (names.index(argument) if argument in names else len(names), argument) or None
+
+
+def find_sites(
+    model: nn.Module, batch: Any, chosen: Iterable[str] | None, unfoldable: str
+) -> tuple[list[list[Site]], dict[str, str]]:
+    """The sites of each stack of a model, in forward order, and why other norms that read a sum are no sites.
+
+    A site goes on with the stack of the last site before it on whose norm its shortcut depends.
 
     Args:
-        chosen: the norms that are to be sites, each with its taker. None: all that are.
+        chosen: the norms that are to be sites. None: all that are.
+        unfoldable: "refuse" the model, "keep" ω, or "skip" the site, where ω could not be folded away.
     """
     graph = Trace(model, batch)
-    sums = {name: found for name, norm in graph.norms.items() if (found := sum_of(norm))}
-    # A sum whose shortcut no norm wrote is the first of a stack, in a layer as others are, or no site (embeddings).
-    layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in sums}
-    inside = {layers[name] for name, (_, _, writer) in sums.items() if writer}
-    takers = {name: None for name in sums if layers[name] in inside} if chosen is None else chosen
-    forward = [*graph.norms, *takers]
-    if not takers:
+    sums = {name: sum_read for name, norm in graph.norms.items() if (sum_read := sum_of(norm))}
+    reasons = {**graph.strangers, **{name: why for name, (_, _, why) in sums.items() if why}}
+    if chosen is None:
+        # A sum whose shortcut no norm wrote is the first of a stack, in a layer as others are, or no site (embeddings).
+        layers = {name: type(model.get_submodule(name.rpartition(".")[0])) for name in sums.keys() - reasons.keys()}
+        inside = {layer for name, layer in layers.items() if from_norm(sums[name][1])}
+        chosen = [name for name, layer in layers.items() if layer in inside]
+        reasons |= dict.fromkeys(layers.keys() - set(chosen), "reads a sum whose shortcut no norm wrote")
+    elif wrong := [name for name in chosen if name not in sums or name in reasons]:
+        raise AdminError(f"{wrong[0]} {reasons.get(wrong[0], 'is not a norm that alone reads a sum x + f(x)')}.")
+    if not chosen:
+        why = grouped(reasons) or "It has no norm that reads a sum"
         raise AdminError(
-            f"{type(model).__name__}: no site. None of its {len(graph.norms)} norms is alone in reading a sum x + f(x) "
-            "of a norm's output x; in Pre-LN the sum goes on. Admin is for Post-LN."
+            f"{type(model).__name__}: no site, a norm that alone reads a sum x + f(x). {why}. Admin is for Post-LN."
         )
-    stacks: dict[str | None, list[Site]] = {}  # by the norm of the last site
-    for name in sorted(takers, key=forward.index):
-        site = site_of(model, graph, name, takers[name])
-        stacks[name] = [*stacks.pop(site.writer, []), site]
-    return list(stacks.values())
+    stacks: list[list[Site]] = []
+    for norm in sorted((graph.norms[name] for name in chosen), key=lambda norm: norm.time):
+        name, (total, x, _) = norm.place, sums[norm.place]
+        writer, handovers = writer_of(x), handovers_of(graph, norm.place, total, x)
+        readers, cannot_fold = readers_of(graph, norm, total, x)
+        unsuited, before = why_unsuited(total, x, handovers), x.ancestors()
+        earlier = [site for stack in stacks for site in stack if graph.norms[site.name] in before]
+        if earlier and unfoldable == "keep" and not writer:
+            cannot_fold = cannot_fold or "has a shortcut that no norm wrote as it is"
+        if unsuited or cannot_fold and unfoldable != "keep":
+            keep = "" if unsuited else f"; {KEEP}"
+            if unfoldable == "refuse":
+                raise AdminError(f"{type(model).__name__}: {name} {unsuited or cannot_fold}{keep}. {SKIP}")
+            reasons[name] = unsuited or cannot_fold
+            continue
+        modules = [(model.get_submodule(handover.module), handover.argument) for handover in handovers]
+        site = Site(
+            name=name,
+            norm=model.get_submodule(name),
+            calls=len(graph.calls[name]),
+            offsets=norm.offsets,
+            sources=[(module, argument_of(module, argument)) for module, argument in modules],
+            learned=bool(writer or cannot_fold),
+            unfoldable=cannot_fold,
+            writer=writer.place if writer else None,
+            written={f"{writer.place}.{key}": offset for key, offset in writer.offsets.items()} if writer else {},
+            readers=readers,
+            inputs=x.depends,
+        )
+        last = max(earlier, key=lambda site: graph.norms[site.name].time, default=None)
+        stack = next((stack for stack in stacks if stack[-1] is last), None)
+        if stack is None:
+            stacks.append(stack := [])
+        stack.append(site)
+    if not any(site.learned for stack in stacks for site in stack):
+        raise AdminError(f"{type(model).__name__}: no site has a shortcut that a norm wrote as it is; {KEEP}.")
+    return stacks, reasons
+
+
+def grouped(reasons: dict[str, str]) -> str:
+    """Names by reason, a few of each."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return "; ".join(
+        f"{', '.join(some[:3])}{f' and {len(some) - 3} more' * (len(some) > 3)} {reason}"
+        for reason, some in names.items()
+    )
