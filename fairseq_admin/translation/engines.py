@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MORE = 200
-"""Units by which a translation may be longer than its source."""
+"""Units by which a translation may be longer than its source: fairseq's bound for a translation of any source."""
 
 
 class Hypothesis(NamedTuple):
