@@ -1,4 +1,4 @@
-"""What every model with a scheme does around fairseq's own, for translation and for language modelling."""
+"""The base of every model with a scheme: profiling, records, loading, stopping a diverged run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .refusals import layers_to_keep
 
 
 def _note_dictionaries(model: Any, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
-    """Hook on state_dict: its metadata tells which dictionaries the model reads."""
+    """Hook on state_dict: put the dictionaries' fingerprints into its metadata."""
     metadata[fingerprint.KEY] = dict(model.fingerprints)
 
 
 def _widen_records(model: nn.Module, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
-    """Hook on state_dict: its records are in float32, in which a moving average leaves them what they are."""
+    """Hook on state_dict: make its records float32, which a moving average does not change."""
     for key in state:
         if key.endswith(provenance.KEY):
             state[key] = state[key].float()
@@ -52,16 +52,15 @@ def _before_loading(model: Any, state: Any, prefix: str, metadata: dict[str, Any
 
 
 class SchemeModel(BaseFairseqModel):
-    """Initial weights, profiling, its record, loading, and stopping a diverged run; a model's first base class.
+    """First base class of a model with an `encoder`, a `decoder` or both from stacks.py.
 
-    The model has an `encoder`, a `decoder` or both from stacks.py. It calls `set_up_scheme` at the end of its
-    construction and `before_forward` at the start of its `forward`.
+    The model calls `set_up_scheme` at the end of its construction and `before_forward` at the start of its `forward`.
     """
 
     cfg: TransformerConfig
 
     def set_up_scheme(self, cfg: TransformerConfig) -> None:
-        """Draw the scheme's initial weights, and set ω where it follows from the depth."""
+        """Draw the scheme's initial weights, and set ω if it follows from the depth."""
         self.scheme = SCHEMES[cfg.admin_scheme]
         self._profiled = False
         self.register_state_dict_post_hook(_note_dictionaries)
@@ -101,7 +100,7 @@ class SchemeModel(BaseFairseqModel):
         return self._profiled
 
     def _refuse_unprofiled(self, layer: nn.Module, inputs: Any) -> None:
-        """Hook on a stack's first layer: a task that trains without `forward` would train a Post-LN."""
+        """Hook on a stack's first layer: a task that trains without the model's `forward` would train a Post-LN."""
         if layer.training and torch.is_grad_enabled() and not self.profiled:
             raise AdminError(
                 "the task calls the encoder or the decoder without the model, whose first call profiles omega. Give "
@@ -123,31 +122,28 @@ class SchemeModel(BaseFairseqModel):
         return super().train(mode)
 
     def all_reduce_grads(self) -> None:
-        """fairseq's optimizers call this, where a model has it, when an update's gradients are there.
+        """fairseq's optimizers call this before an update, when its gradients are complete.
 
-        (Not with --ddp-backend legacy_ddp, whose own method of that name hides it.)
+        (Not with --ddp-backend legacy_ddp, which has its own method of that name.)
         """
         self.monitor.after_backward(self)
 
     def before_forward(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
-        """Profile ω or look at the run, where that is due. Arguments as for `profiling.measure`."""
-        self.profile_once(src_tokens, prev_output_tokens)
+        """Profile ω on the first batch in training mode, and measure the run if that is due.
+
+        Args: see `profiling.measure`.
+        """
+        if self.training and not self.profiled:
+            with plain_layers(self):
+                rule, tokens = self.cfg.admin_init, self.cfg.admin_profile_tokens
+                self._record(profile(self, src_tokens, prev_output_tokens, rule, tokens))
         self.monitor.before_forward(self, inputs(src_tokens, prev_output_tokens))
 
-    def profile_once(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
-        """Profile ω on this batch if it is the first in training mode. Arguments as for `profiling.measure`."""
-        if not self.training or self.profiled:
-            return
-        cfg = self.cfg
-        with plain_layers(self):
-            record = profile(self, src_tokens, prev_output_tokens, cfg.admin_init, cfg.admin_profile_tokens)
-        self._record(record)
-
     def _refuse_other(self, state_dict: dict[str, Any]) -> None:
-        """Refuse another scheme's weights, but for a stock Transformer's with Admin, and ω by another rule.
+        """Refuse weights of another scheme, or with ω by another rule. Admin takes a stock Transformer's weights.
 
         Raises:
-            AdminError: the weights are such.
+            AdminError: the weights are refused.
         """
         cfg, scheme = self.cfg, scheme_of(state_dict)
         if self.scheme.omega and provenance.KEY not in state_dict:
@@ -160,16 +156,16 @@ class SchemeModel(BaseFairseqModel):
         if not self.scheme.omega:
             return
         rule = (provenance.decode(state_dict[provenance.KEY]) or {}).get("rule")
-        if rule in RULES and rule != cfg.admin_init:  # a stock model's weights were taken over with ω = 1
+        if rule in RULES and rule != cfg.admin_init:  # another record: a stock model's weights, with ω = 1
             raise AdminError(
                 f"the checkpoint's omega is by --admin-init {rule}; --admin-init {cfg.admin_init} would change "
                 f"nothing. Give --admin-init {rule}, or another --save-dir to start again."
             )
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; with Admin, the authors' weights load too, and a stock Post-LN Transformer's with ω = 1.
+        """Load weights as fairseq does. Admin also loads the authors' weights, and stock Post-LN weights with ω = 1.
 
-        Where the options name layers to keep, the others are dropped; `model_cfg` then gets the depth that is left.
+        If the options name layers to keep, the others are dropped, and `model_cfg` gets the new depth.
 
         Raises:
             AdminError: the weights have another depth, another scheme, another dictionary, or ω by another rule.
@@ -181,10 +177,10 @@ class SchemeModel(BaseFairseqModel):
             kept = layers_to_keep(getattr(self.cfg, side))
             if kept:
                 prune(state_dict, side, kept)
-                if model_cfg is not None:  # the run's own options, which are saved with the next checkpoint
+                if model_cfg is not None:  # the options that the next checkpoint saves
                     setattr(model_cfg, f"{side}_layers", len(kept))
                     setattr(model_cfg, f"{side}_layers_to_keep", None)
         adopt(state_dict, self.state_dict(), {side: len(layers_of(stack)) for side, stack in stacks.items()})
         for counter in (self.skipped_updates, self.monitor):
-            counter.restart()  # fairseq has just set the number of updates, without a batch
-        return super().load_state_dict(state_dict, strict)  # without the options, which would prune it again
+            counter.restart()  # fairseq has set the number of updates without a batch
+        return super().load_state_dict(state_dict, strict)  # fairseq would prune by the options again

@@ -1,1 +1,1 @@
-"""Reading, writing, averaging, folding and comparing checkpoints."""
+"""Read, write, average, fold and compare checkpoints."""

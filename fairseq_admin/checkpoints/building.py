@@ -1,4 +1,4 @@
-"""The model of a checkpoint: whether its weights are whole, and the model built with them."""
+"""Check the weights of a checkpoint, and build its model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .checkpoint import STACKS, Checkpoint
 
 
 def check(checkpoint: Checkpoint) -> None:
-    """Refuse what is missing, of another shape or type, or not a number, before anything is computed with it.
+    """Refuse missing entries, other shapes or types, and values that are not finite, before computing with them.
 
-    Names, shapes and types are compared with those of a model of its options before a value is read. If the
-    architecture is not known here, the values alone are looked at. What only an older fairseq stores is dropped.
+    Names, shapes and types are compared with those of a model built from the options, before any value is read. If this
+    fairseq does not know the architecture, only the values are checked. Entries of an older fairseq are dropped.
 
     Raises:
-        AdminError: there is such an entry, or no such model can be built.
+        AdminError: an entry is wrong, or no model can be built.
     """
     if checkpoint.kind in STACKS:
         _refuse_misfits(checkpoint)
-    checkpoint.state["model"] = copy.deepcopy(checkpoint.weights)  # out of the file, which a training may write over
+    checkpoint.state["model"] = copy.deepcopy(checkpoint.weights)  # out of the file, which a training may overwrite
     for key in [key for key in checkpoint.weights if STRAY.search(key)]:
         del checkpoint.weights[key]
     for key, tensor in checkpoint.weights.items():
@@ -54,21 +54,21 @@ def _refuse_misfits(checkpoint: Checkpoint) -> None:
             continue
         entry, expected = weights.get(key), tuple(tensor.shape)
         if entry is None:
-            what = "is missing"
+            fault = "is missing"
         elif tuple(entry.shape) != expected:
-            what = f"has shape {tuple(entry.shape)}"
+            fault = f"has shape {tuple(entry.shape)}"
         elif tensor.is_floating_point() and not entry.is_floating_point():
-            what = f"is of {entry.dtype}"
+            fault = f"is of {entry.dtype}"
         else:
             continue
         raise AdminError(
-            f"{checkpoint.name}: {key} {what}; {expected} was expected by its architecture {arguments._name}. Give the "
-            "file that fairseq-train saved."
+            f"{checkpoint.name}: {key} {fault}; {expected} was expected by its architecture {arguments._name}. "
+            "Give the file that fairseq-train saved."
         )
 
 
 def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
-    """Refuse an entry with NaN or infinity."""
+    """Refuse the entry `key` of the checkpoint `name` if it holds NaN or infinity."""
     if bad := tensor.numel() - int(tensor.isfinite().sum()):
         raise AdminError(
             f"{name}: {key} holds NaN or infinity, {bad} of {tensor.numel()} values: the run had diverged. Leave this "
@@ -79,26 +79,26 @@ def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
 def build(
     checkpoint: Checkpoint, source: Dictionary | None = None, target: Dictionary | None = None
 ) -> BaseFairseqModel:
-    """The model with its weights, float32, in evaluation mode.
+    """Build the model with its weights, float32, in evaluation mode.
 
     Args:
-        checkpoint: its weights and options, which `check` has passed.
+        checkpoint: one that `check` has passed.
         source, target: its dictionaries; None: made-up words, as many as it has.
 
     Raises:
-        AdminError: the architecture is unknown, it has no place for an entry, or the dictionaries are other ones.
+        AdminError: the architecture is unknown, the model lacks an entry, or the dictionaries are another model's.
     """
     model = _unloaded(checkpoint, source, target)
     try:
         model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
-    except RuntimeError as error:  # of what the file has and the model has not
+    except RuntimeError as error:  # the file has entries that the model lacks
         reason = str(error).splitlines()[-1].strip()
         raise AdminError(f"{checkpoint.name}: {reason} Give the file that fairseq-train saved.") from None
     return model.eval()
 
 
 class _Undrawn(TorchFunctionMode):
-    """A block that draws no initial weights. (Made on the meta device, a model has torch import its compiler: 1 s.)"""
+    """A block that draws no initial weights. (The meta device has torch import its compiler, which takes 1 s.)"""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__.endswith(("uniform_", "normal_")):
@@ -109,10 +109,10 @@ class _Undrawn(TorchFunctionMode):
 def _unloaded(
     checkpoint: Checkpoint, source: Dictionary | None = None, target: Dictionary | None = None
 ) -> BaseFairseqModel:
-    """The model before its weights are loaded."""
+    """Build the model without its weights."""
     args = Namespace(**vars(checkpoint.arguments))  # building a model may write into its options
-    args.admin_fast = "off"  # nothing is trained here: stock layers compute the same, and need no probe of the CPU
-    args.checkpoint_activations = args.offload_activations = False  # likewise
+    args.admin_fast = "off"  # for training only: stock layers compute the same, without a probe of the CPU
+    args.checkpoint_activations = args.offload_activations = False  # also for training only
     sizes = list(checkpoint.vocabulary.values())
     named = "options" if source is None else "options and its dictionaries"
     source = source or made_up_words(sizes[0])
@@ -121,14 +121,14 @@ def _unloaded(
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     try:
         typed = nested(Namespace(**{name: value for name, value in vars(args).items() if value is not None}))
-        if isinstance(typed.adaptive_softmax_cutoff, str):  # as a command line has it
+        if isinstance(typed.adaptive_softmax_cutoff, str):  # the command line stores text
             typed.adaptive_softmax_cutoff = eval_str_list(typed.adaptive_softmax_cutoff, type=int)
-        OmegaConf.structured(typed)  # where fairseq's own types are compared with the values that are given
+        OmegaConf.structured(typed)  # checks the values against fairseq's types
         with _Undrawn():
             return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     except AdminError:
         raise
-    except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
+    except Exception as error:  # fairseq checks little: a wrong value fails where it is first used
         option = f"{error.full_key}: " if isinstance(error, ValidationError) else ""
         raise AdminError(
             f"{checkpoint.name}: no model can be built from its {named} ({option}{line(error)}). Give the file that "

@@ -1,4 +1,4 @@
-"""A fairseq checkpoint, read once: its weights, and what it says about its model, its task and its training.
+"""A fairseq checkpoint, read once: its weights, and facts about its model, task and training.
 
 C channels   V vocabulary
 """
@@ -31,20 +31,20 @@ STACKS = {
     **dict.fromkeys(("roberta", "masked_lm_admin"), ("encoder",)),
     **dict.fromkeys(("transformer", "transformer_admin"), ("encoder", "decoder")),
 }
-"""The stacks of every model whose weights are known by name, ours and their stock twins."""
+"""The stacks of each model whose weights we know by name: ours and their stock twins."""
 
 FOLD = "admin_fold"
-"""The entry of a checkpoint's `extra_state` that tells a folded model from one that never had an ω."""
+"""Entry of a checkpoint's `extra_state` that marks a folded model."""
 
 
 class Checkpoint:
-    """One checkpoint and what can be known about it, worked out once, when first asked for."""
+    """One checkpoint, and facts about it that are computed once, on first use."""
 
     def __init__(self, state: dict[str, Any], path: Path | None = None) -> None:
         """
         Args:
             state: the contents, as fairseq writes them.
-            path: the file that they are from, which errors name; None: they were made here.
+            path: their file, for messages; None: they are not from a file.
         """
         self.state = state
         self.path = path
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """A checkpoint from its file, by `files.read`."""
+        """Read a checkpoint's file by `files.read`."""
         return cls(files.read(path), path)
 
     def write(self, path: Path) -> None:
@@ -67,7 +67,7 @@ class Checkpoint:
 
     @property
     def updates(self) -> int:
-        """How many updates the model was trained for."""
+        """Number of updates that the model was trained for."""
         return (self.state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
 
     @property
@@ -77,7 +77,7 @@ class Checkpoint:
 
     @property
     def text(self) -> dict[str, str]:
-        """Fingerprints of what its text was made with, as fingerprint.py names them; none of one that was not ours."""
+        """Fingerprints of its dictionaries, merges and text settings (fingerprint.py); empty for a stock checkpoint."""
         earlier = self.state["extra_state"][FOLD] if self.folded else self.state.get("task_state")
         return fingerprint.noted(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
 
@@ -87,19 +87,19 @@ class Checkpoint:
 
     @cached_property
     def options(self) -> Options:
-        """What it was trained with, by `options.read`."""
+        """The options it was trained with, by `options.read`."""
         return options.read(self.state, self.name)
 
     @cached_property
     def kind(self) -> str | None:
-        """The name of its registered model; None: this fairseq does not know it."""
+        """The registered name of its model; None: this fairseq does not know it."""
         return ARCH_MODEL_NAME_REGISTRY.get(self.options.model.get("_name"))
 
     @cached_property
     def scheme_name(self) -> str:
-        """The scheme that it was trained with; of a stock Transformer, where its norms are.
+        """The scheme it was trained with; for a stock Transformer, the scheme with norms in the same places.
 
-        Of a pre-trained encoder with new layers or a head alone, the encoder's; of any other model, its architecture.
+        For a pre-trained encoder with new layers, the encoder's scheme; for any other model, its architecture.
         """
         if self.kind in OURS:
             return self.options.model.get("admin_scheme") or "admin"  # checkpoints from before there was a choice
@@ -109,7 +109,7 @@ class Checkpoint:
 
     @property
     def scheme(self) -> Scheme:
-        """The scheme's row of the table; refused if this version has none."""
+        """The scheme's row of the table. Raises an AdminError if this version has none."""
         if self.scheme_name not in MODEL_SCHEMES:
             raise AdminError(
                 f"{self.name} is of the scheme {self.scheme_name}; expected one of {', '.join(MODEL_SCHEMES)}. Use the "
@@ -119,27 +119,27 @@ class Checkpoint:
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """The stacks of that kind of model: "encoder", "decoder" or both."""
+        """Its stacks: "encoder", "decoder" or both."""
         return STACKS.get(str(self.kind), ("encoder", "decoder"))
 
     @cached_property
     def layers(self) -> dict[str, int]:
-        """How many layers each stack has in the file, which holds fewer than were trained if some were pruned."""
+        """Number of layers of each stack in the file; fewer than were trained if some were pruned."""
         return {stack: state_dict.layers(self.weights, stack) for stack in self.stacks}
 
     @cached_property
     def omegas(self) -> dict[str, dict[str, Tensor]]:
-        """ω of every sub-layer, as `state_dict.omegas` gives it; empty without ω. Shapes (C,), float64."""
+        """ω of every sub-layer by `state_dict.omegas`; empty without ω. Shapes (C,), float64."""
         return state_dict.omegas(self.weights)
 
     @cached_property
     def record(self) -> dict[str, Any] | None:
-        """Where ω came from, or which other scheme it is; None: not profiled yet, or a stock model."""
+        """The record of how ω was set, or of another scheme; None: not profiled yet, or a stock model."""
         return self._decoded(provenance.KEY)
 
     @cached_property
     def more(self) -> dict[str, Any] | None:
-        """The same of the new layers on a pre-trained encoder; None: it has none."""
+        """The record of new layers on a pre-trained encoder; None: it has none."""
         return self._decoded(f"more.{provenance.KEY}")
 
     def _decoded(self, key: str) -> dict[str, Any] | None:
@@ -150,7 +150,7 @@ class Checkpoint:
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """V, how many rows the embedding of each stack has; an adaptive one has a matrix per band."""
+        """V, the number of rows in the embedding of each stack. (An adaptive one has a matrix per band.)"""
         named = state_dict.of_stacks(self.weights)
         sizes = {}
         for stack in self.stacks:
@@ -165,10 +165,10 @@ class Checkpoint:
 
     @cached_property
     def arguments(self) -> Namespace:
-        """The model's options with every size, even those that only its --arch gave.
+        """The model's options with every size, even those that only its --arch set.
 
-        They describe what is in the file. So they name no file of embeddings and, for a model pruned with
-        --encoder-layers-to-keep, count the layers that were kept.
+        They describe the file. So they name no file of embeddings, and count only the layers that a model pruned with
+        --encoder-layers-to-keep has kept.
         """
         args = Namespace(**{"_name": None, **self.options.model})
         if args._name not in ARCH_CONFIG_REGISTRY:

@@ -1,6 +1,6 @@
-"""Are two checkpoints the same function? Their log-probabilities, compared on random and on real sentences.
+"""Compare the log-probabilities of two checkpoints on random and on real sentences.
 
-Both translation and language models have a decoder, whose input shows which positions are real.
+Translation and language models both have a decoder, whose input shows which positions are not padding.
 
 T time   B batch   V vocabulary
 """
@@ -27,11 +27,11 @@ from .checkpoint import Checkpoint
 from .stock import max_positions
 
 PAD, EOS, FIRST_WORD = 1, 2, 4
-"""Indices in every fairseq dictionary: padding, end of sentence, and where words begin."""
+"""Indices in every fairseq dictionary: padding, end of sentence, first word."""
 
 
 class Batch(NamedTuple):
-    """What a translation model's forward takes: (B, T_source), (B,), and the decoder's input (B, T_target)."""
+    """Inputs of a translation model's forward. Shapes (B, T_source), (B,), (B, T_target)."""
 
     src_tokens: Tensor
     src_lengths: Tensor
@@ -39,16 +39,16 @@ class Batch(NamedTuple):
 
 
 class LanguageBatch(NamedTuple):
-    """What a language model's forward takes: (B, T)."""
+    """Input of a language model's forward. Shape (B, T)."""
 
     prev_output_tokens: Tensor
 
 
 def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Any]:
-    """Sentences of random words and lengths, padded as fairseq pads. Seeded: the same for the same vocabulary.
+    """Draw sentences of random words and lengths, padded as fairseq pads, the same for every model of a vocabulary.
 
     Returns:
-        `Batch`es; for a language model `LanguageBatch`es.
+        `Batch`es, or `LanguageBatch`es for a language model.
     """
     generator = torch.Generator().manual_seed(1)
     longest = min(longest, *(max_positions(checkpoint, stack) for stack in checkpoint.stacks))
@@ -73,10 +73,10 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
 
 @contextlib.contextmanager
 def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
-    """A block in which fairseq reads binarised data; it may trip over damage wherever it meets it.
+    """A block in which fairseq reads binarised data, and may fail anywhere if the data is damaged.
 
     Raises:
-        AdminError: it does.
+        AdminError: it fails.
     """
     try:
         yield
@@ -87,7 +87,7 @@ def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
 
 
 def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
-    """The checkpoint's task over binarised data, with a split loaded.
+    """Set up the checkpoint's task over binarised data, and load a split.
 
     Raises:
         AdminError: the folder has no such split, or its dictionaries are not the model's.
@@ -114,7 +114,7 @@ def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
 
 
 def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batches: int = 4) -> list[Any]:
-    """The first batches of a split of binarised data; refuses what `data_of` refuses."""
+    """Load the first batches of a split of binarised data. Raises the errors of `data_of`."""
     task = data_of(checkpoint, data, split)
     with reading(data):
         iterator = task.get_batch_iterator(
@@ -130,7 +130,7 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
 
 
 def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterator[Tensor]:
-    """Of every real target position of each batch. Shape (positions, V)."""
+    """Yield each batch's log-probabilities at its target positions, without padding. Shape (positions, V)."""
     with torch.no_grad():
         for batch in each("compare", batches, " batches"):
             scores = model.get_normalized_probs(model(*batch), log_probs=True)
@@ -138,14 +138,14 @@ def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterat
 
 
 def verify(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> tuple[float, int]:
-    """Compare two checkpoints; one model is in memory at a time.
+    """Compare two checkpoints, with one model in memory at a time.
 
     Args:
         one, other: checkpoints of the same vocabulary.
         data: binarised data to compare on, in addition to random sentences.
 
     Returns:
-        The largest difference, and over how many target positions.
+        The largest difference of log-probabilities, and the number of target positions.
     """
     batches = random_batches(one) + (real_batches(one, data) if data else [])
     expected = list(log_probabilities(build(one), batches))

@@ -1,4 +1,4 @@
-"""A checkpoint's file: read without running anything in it, and written whole or not at all."""
+"""Read a checkpoint's file without running code in it, and write it whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .options import plain
 
 
 def allow_fairseq_globals() -> None:
-    """Let torch's safe loader (weights_only, the default since torch 2.6) build what fairseq's checkpoints hold.
+    """Let torch's safe loader (weights_only, the default since torch 2.6) build the objects in fairseq's checkpoints.
 
-    These are plain containers without behaviour: option namespaces, numpy scalars and arrays (learning rates and
-    losses, whose makers numpy 2 and numpy 1 name differently), the placeholder fairseq broadcasts tensors with, and
-    omegaconf's containers.
+    They are plain containers without behaviour: option namespaces, numpy scalars and arrays (learning rates and losses,
+    whose constructors numpy 1 and 2 name differently), fairseq's placeholder for broadcast tensors, and omegaconf's
+    containers.
     """
     from fairseq.distributed.utils import _TensorPlaceholder
     from omegaconf import AnyNode, DictConfig, ListConfig
@@ -48,19 +48,19 @@ def allow_fairseq_globals() -> None:
 
 
 ZIP, BEFORE_1_6 = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""What torch.save begins a file with: torch of today, and a pickled number before torch 1.6."""
+"""First bytes of a file by torch.save: today's zip, and a pickled number before torch 1.6."""
 
 GIVE = "Give a file that fairseq-train wrote, and copy it again if it is one."
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A fairseq checkpoint's contents, loaded without running code that it may carry.
+    """Load a fairseq checkpoint without running code in it.
 
-    Its tensors stay in the file until their values are used. (What torch wrote before 1.6 cannot be mapped, and is read
-    whole.) A checkpoint of the authors' code comes as one of ours.
+    Tensors stay in the file until their values are used. (A file from before torch 1.6 cannot be mapped, and is read
+    whole.) A checkpoint of the authors' code is renamed to ours.
 
     Raises:
-        AdminError: the file is missing, damaged, not a checkpoint, or holds what a checkpoint does not need.
+        AdminError: the file is missing, damaged, not a checkpoint, or holds objects that no checkpoint needs.
     """
     if not os.path.isfile(path):
         raise AdminError(f"{path} is missing, a folder, a pipe or a device; a fairseq checkpoint (.pt) was expected.")
@@ -70,7 +70,7 @@ def read(path: Path) -> dict[str, Any]:
     if not zipped and start != BEFORE_1_6:
         raise AdminError(f"{path} is not a checkpoint; a file that torch.save wrote (.pt) was expected. {GIVE}")
     try:
-        if zipped:  # torch.load compares no checksums
+        if zipped:  # torch.load checks no checksums
             if not zipfile.is_zipfile(path):
                 raise ValueError("its end is missing")
             with zipfile.ZipFile(path) as archive:
@@ -79,8 +79,8 @@ def read(path: Path) -> dict[str, Any]:
                 if changed := archive.testzip():
                     raise ValueError(f"{changed} does not match its checksum")
         state = torch.load(path, map_location="cpu", mmap=zipped, weights_only=True)
-    except Exception as error:  # on damaged content, the unpickler raises almost anything
-        if isinstance(error, OSError) and error.filename:  # the system's, not torch's of a file cut short
+    except Exception as error:  # the unpickler raises almost anything on damaged content
+        if isinstance(error, OSError) and error.filename:  # the system's; torch's for a short file has no name
             raise
         if name := re.search(r"GLOBAL (\S+)", str(error)):
             message = f"holds an object of {name[1]}; a fairseq checkpoint was expected. Nothing in it was run. {GIVE}"
@@ -98,7 +98,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def checksums(path: Path) -> tuple[int, ...]:
-    """Those of all storages, as a file's directory has them: the same for the same weights and optimizer state."""
+    """Checksums of all storages, from the file's directory. Equal if weights and optimizer state are."""
     if not zipfile.is_zipfile(path):  # torch before 1.6
         return (zlib.crc32(path.read_bytes()),)
     with zipfile.ZipFile(path) as archive:
@@ -107,17 +107,17 @@ def checksums(path: Path) -> tuple[int, ...]:
 
 @contextmanager
 def saved(state: Mapping[str, Any], path: Path) -> Iterator[Path]:
-    """Save a checkpoint next to the path; it takes the path's place when the block ends without an error.
+    """Save a checkpoint next to `path`; it replaces `path` when the block ends without an error.
 
     Args:
         state: the checkpoint's contents.
-        path: where to save it; it holds either all of it or what it held before.
+        path: the file to write.
 
-    Returns:
-        The file, for the block to check.
+    Yields:
+        The temporary file, for the block to check.
 
     Raises:
-        AdminError: the path is not one for a file, or the disk is full.
+        AdminError: the path cannot be written, or the disk is full.
     """
     outputs.check(path)
     with outputs.replacing(path) as part:

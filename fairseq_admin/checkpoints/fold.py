@@ -1,16 +1,17 @@
-"""omega folded into stock Post-LN weights: the same function, one idea less (Liu et al. 2020, appendix C).
+"""Fold omega into stock Post-LN weights that compute the same function (Liu et al. 2020, appendix C).
 
-The algebra is pytorch/folding.py's; here are fairseq's names. The shortcut of a sub-layer is the output of the norm
-before it, which nothing else reads. Encoder-attention reads it by its query alone: key and value read the encoder.
+pytorch/folding.py has the algebra; this file knows fairseq's names. The shortcut of a sub-layer is the output of the
+norm before it, and nothing else reads that output. Encoder-attention reads it only by its query; key and value read the
+encoder.
 
-A stack's first shortcut is the embedding, usually not a norm's output (it is with --layernorm-embedding), and its ω is
-one constant c > 0. The fold of that is exact except for the norm's eps, 1e-5, which should be divided by c² and cannot
-be: at c ≠ 1 the output is off by a share of up to eps/(2·Var[x]), which is large only for embeddings that are neither
-scaled nor normalised. Where it is a vector (a model pruned of its layer 0, or trained with the authors' code), the
-embedding is multiplied by it, words and positions: the positions are then a table, and no two matrices are tied.
+The first shortcut of a stack is the embedding. It is a norm's output only with --layernorm-embedding, and its ω is one
+constant c > 0. That fold is exact except for the norm's eps, 1e-5, which should be divided by c² and cannot be. At
+c ≠ 1 the output is off by a share of up to eps/(2·Var[x]), which is large only for embeddings that are neither scaled
+nor normalised. If this ω is a vector (layer 0 was pruned, or the authors' code trained it), the embedding's words and
+positions are multiplied by it: the positions become a table, and no two matrices are tied.
 
-Of the other schemes, DeepNorm's constant folds as an ω does, and ReZero's factor on a layer's branches multiplies their
-last matrices and biases. Those that only draw other initial weights, or put the norm first, are stock models already.
+DeepNorm's constant folds as an ω does. ReZero's factor multiplies the last matrix and bias of each branch of its layer.
+Schemes that only change initial weights, or put the norm first, are stock models already.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ READERS = {
     "encoder_attn": ("encoder_attn.q_proj",),
     "final": ("fc1",),
 }
-"""The modules of a branch that read its shortcut, by what the name of its norm begins with."""
+"""The modules of a branch that read its shortcut, by the first part of its norm's name."""
 
 PAD = 1
-"""The padding's index in every fairseq dictionary; positions are numbered from the one after it."""
+"""Index of padding in every fairseq dictionary. Positions are numbered from the next index on."""
 
 WRITERS = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
 """The last modules of a layer's branches."""
 
 FOLDABLE = ("transformer_admin", "transformer_lm_admin")
-"""Those of our models that have a stock counterpart."""
+"""Our models with a stock counterpart."""
 
 SHORTCUT_SCALE = ".shortcut_scale"
 BRANCH_SCALE = ".branch_scale"
@@ -59,17 +60,17 @@ def fold(
     min_omega: float | None = None,
     languages: tuple[str, str] | None = None,
 ) -> Checkpoint:
-    """A checkpoint of one of our models as a stock fairseq one, without optimizer state, that loads without the plugin.
+    """Turn a checkpoint of one of our models into a stock one, without optimizer state, that loads without the plugin.
 
     Args:
-        checkpoint: it is not changed.
-        dtype: what the weights are stored in.
-        min_omega: clamp smaller |ω| to this. None: refuse those below folding.SMALLEST.
-        languages: source and target, to name in the options. None: those that the checkpoint names, if any.
+        checkpoint: the checkpoint, which is not changed.
+        dtype: type of the stored weights.
+        min_omega: clamp smaller |ω| to this. None: refuse |ω| below folding.SMALLEST.
+        languages: source and target language, for the options. None: those that the checkpoint names, if any.
 
     Raises:
-        AdminError: it is not one of our models, or its scheme is one that no stock Transformer computes; it is damaged;
-            an ω cannot be divided by; or `dtype` cannot hold a folded weight.
+        AdminError: the checkpoint is damaged or not of one of our models; no stock Transformer computes its scheme; an
+            ω is too small to divide by; or `dtype` cannot hold a folded weight.
     """
     check(checkpoint)
     _refuse_unfoldable(checkpoint)
@@ -93,7 +94,7 @@ def fold(
 
 
 def _refuse_unfoldable(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint that no stock Transformer computes, or that is one already."""
+    """Refuse checkpoints that cannot, or need not, be folded."""
     name, keep = checkpoint.name, "Keep the model unfolded, with --user-dir."
     if checkpoint.kind in ("masked_lm_admin", "deeper_admin"):
         raise AdminError(f"{name} is of {checkpoint.kind}; only {' and '.join(FOLDABLE)} can be folded. {keep}")
@@ -111,18 +112,18 @@ def _refuse_unfoldable(checkpoint: Checkpoint) -> None:
 
 
 def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, clamp: bool = False) -> dict[str, Tensor]:
-    """The state dict of the stock Transformer that computes what this model computes.
+    """Compute the state dict of the stock Transformer with the same function.
 
     Args:
         checkpoint: a model of the scheme `admin`, or of another that multiplies shortcuts or branches, with weights of
-            any floating types. One that multiplies neither comes back as it is.
-        smallest, clamp: as `folding.divisible` takes them.
+            any floating type. A model that multiplies neither is returned unchanged.
+        smallest, clamp: see `folding.divisible`.
 
     Returns:
-        Stock names and shapes. What the fold touches is float64; the rest are the checkpoint's own tensors.
+        Stock names and shapes. Folded tensors are float64; the others are the checkpoint's own.
 
     Raises:
-        AdminError: an entry is too small, or a stack's first ω is a vector and its embedding no plain matrix.
+        AdminError: an ω is too small, or a stack's first ω is a vector and its embedding not a plain matrix.
     """
     weights = checkpoint.weights
     scales = (OMEGA_INIT, OMEGA_DELTA, SHORTCUT_SCALE, BRANCH_SCALE)
@@ -157,7 +158,7 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
 
 
 def _scale_embedding(folded: dict[str, Tensor], checkpoint: Checkpoint, stack: str, omega: Tensor) -> None:
-    """Multiply what a stack's embedding gives by ω, shape (C,), in place: its words, and its positions as a table."""
+    """Multiply a stack's embedding by ω, shape (C,), in place: its words, and its positions as a table."""
     words, positions = (f"{stack}.embed_{part}.weight" for part in ("tokens", "positions"))
     if words not in folded or folded[words].size(1) != omega.numel():
         raise AdminError(
@@ -177,7 +178,7 @@ def _embedding_scaled(folded: Mapping[str, Tensor], weights: Mapping[str, Tensor
 
 
 class _Sublayer(NamedTuple):
-    """A sub-layer whose shortcut is multiplied: the names of its modules, and by what."""
+    """A sub-layer with a scaled shortcut: the names of its modules, and the scale."""
 
     layer: str
     norm: str
@@ -187,7 +188,7 @@ class _Sublayer(NamedTuple):
 
 
 def _scaled_sublayers(weights: Mapping[str, Tensor]) -> Iterator[_Sublayer]:
-    """In forward order; each ω is float64, Admin's of shape (C,), a layer's constant of shape (1,)."""
+    """Yield sub-layers in forward order. ω is float64, of shape (C,) for Admin and (1,) for a layer's constant."""
     for stack in ("encoder", "decoder"):
         norm_before = f"{stack}.layernorm_embedding" if f"{stack}.layernorm_embedding.weight" in weights else None
         for layer in (f"{stack}.layers.{number}" for number in range(layers(weights, stack))):
@@ -204,7 +205,7 @@ def _scaled_sublayers(weights: Mapping[str, Tensor]) -> Iterator[_Sublayer]:
 
 
 def _cast(weights: Mapping[str, Tensor], dtype: torch.dtype) -> OrderedDict[str, Tensor]:
-    """Every floating tensor in `dtype`; entries that were one tensor, as tied embeddings are, stay one."""
+    """Cast every floating tensor to `dtype`. Entries that are one tensor, such as tied embeddings, stay one."""
     seen: dict[tuple[int, torch.Size], Tensor] = {}
     result: OrderedDict[str, Tensor] = OrderedDict()
     for key, tensor in weights.items():

@@ -1,4 +1,4 @@
-"""The options that a checkpoint was trained with, by fairseq before or after 0.10, by its command line or by hydra."""
+"""Read the options of a checkpoint, whether from fairseq's command line, hydra, or a version before 0.10."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import AdminError
 
 
 class Options(NamedTuple):
-    """As a checkpoint holds them; each part names its kind under `_name`."""
+    """A checkpoint's options. Each part has its registered name under `_name`."""
 
     model: dict[str, Any]
     task: dict[str, Any]
@@ -19,7 +19,15 @@ class Options(NamedTuple):
 
 
 def read(state: dict[str, Any], name: str) -> Options:
-    """Those of a checkpoint's contents, which errors call `name`; refused if it does not say."""
+    """Read the options in a checkpoint's contents.
+
+    Args:
+        state: the contents.
+        name: the checkpoint's name, for messages.
+
+    Raises:
+        AdminError: it has none.
+    """
     if state.get("args") is not None:
         flat = plain(state["args"])
         return Options(*({**flat, "_name": flat.get(kind)} for kind in ("arch", "task", "criterion")))
@@ -31,7 +39,7 @@ def read(state: dict[str, Any], name: str) -> Options:
 
 
 def plain(section: Any) -> dict[str, Any]:
-    """A section of fairseq's configuration as a dict of plain values; None has none."""
+    """Turn a section of fairseq's configuration into a dict of plain values; empty for None."""
     if isinstance(section, Namespace):
         return dict(vars(section))
     if OmegaConf.is_config(section):

@@ -1,4 +1,4 @@
-"""The options of a stock Transformer, or language model, of the same sizes as a checkpoint's model."""
+"""Options of a stock Transformer, or language model, with the sizes of a checkpoint's model."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from .checkpoint import OURS, Checkpoint
 
 ARCH = "transformer_wmt_en_de"
-"""The architecture of a stock model; every size is given with it, so its name sets none."""
+"""Architecture of a stock model. Its options name every size, so it sets none."""
 
 LM_ARCH = "transformer_lm"
-"""The same for a language model."""
+"""Architecture of a stock language model."""
 
 DEFAULTS = {
     **{f"max_{side}_positions": 1024 for side in ("source", "target")},
     **{f"{stack}_layerdrop": 0 for stack in ("encoder", "decoder")},
     "relu_dropout": 0,
 }
-"""What fairseq assumes where a checkpoint, by hydra or an older fairseq, has nothing."""
+"""fairseq's defaults for options that a checkpoint by hydra, or by an older fairseq, may lack."""
 
 
 def max_positions(checkpoint: Checkpoint, stack: str) -> int:
-    """How many positions a stack takes."""
+    """Number of positions of a stack."""
     side = {"encoder": "source", "decoder": "target"}[stack]
     options = checkpoint.options
     return options.model.get(f"max_{side}_positions") or options.task.get("tokens_per_sample") or 1024
 
 
 def stock_options(checkpoint: Checkpoint, **changed: Any) -> OrderedDict[str, Any]:
-    """The options of a stock model of the sizes that a checkpoint's model has, as the entry `args` of its own.
+    """Make the entry `args` of a stock checkpoint with the sizes of a checkpoint's model.
 
     Args:
         checkpoint: of an Admin model or a stock one, for translation or language modelling.
-        changed: options that the stock model has otherwise.
+        changed: options that differ in the stock model.
     """
     options = checkpoint.options
     arch, task = (ARCH, "translation") if "encoder" in checkpoint.stacks else (LM_ARCH, "language_modeling")
@@ -60,10 +60,10 @@ def stock_options(checkpoint: Checkpoint, **changed: Any) -> OrderedDict[str, An
 
 
 def attributes(flat: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Options as a mapping that has them as attributes too.
+    """Make a mapping that has its entries as attributes too.
 
     fairseq and CTranslate2 read a checkpoint's `args` as an argparse.Namespace, which torch's safe loader (the default
-    since torch 2.6) refuses. An OrderedDict it takes, with its attributes.
+    since torch 2.6) refuses. It accepts an OrderedDict with attributes.
     """
     result: OrderedDict[str, Any] = OrderedDict(sorted(flat.items()))
     result.__dict__.update(flat)

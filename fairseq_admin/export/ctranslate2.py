@@ -16,29 +16,29 @@ from ..errors import AdminError, line
 from ..packages import need
 from .exportable import BOUND, Exportable, batches, refuse_unlike, sentences
 
-NONSENSE = 0.5
-"""Largest mean difference, in nats a unit, of weights in another type than float32.
+MAX_QUANTIZED_DIFF = 0.5
+"""Largest mean difference, in nats per unit, of weights in another type than float32.
 
-An 18L-18L model's was 0.02 with int8, one unit's 0.4; without its encoder, 0.7 on random words, 2 on real ones. No such
-bound finds a small mistake, so the same conversion is checked in float32 first.
+An 18L-18L model had 0.02 with int8, and 0.4 for one unit; without its encoder it had 0.7 on random words and 2 on real
+ones. No such bound finds a small mistake, so the same conversion is checked in float32 first.
 """
 
 
 class Checked(NamedTuple):
-    """How the folder's log-probabilities differ from the checkpoint's."""
+    """Differences between the folder's log-probabilities and the checkpoint's, in nats."""
 
     largest: float
     mean: float
     units: int
     compute_type: str
-    """What CTranslate2 computes with on this machine, which may be wider than what the weights are stored in."""
+    """The type that CTranslate2 computes in on this machine; it may be wider than the stored type."""
 
 
 def refuse_unknown(quantization: str | None) -> None:
     """Refuse a type for the weights that CTranslate2 does not know.
 
     Raises:
-        AdminError: it is one, or CTranslate2 is not installed.
+        AdminError: the type is unknown, or CTranslate2 is not installed.
     """
     need("ctranslate2")
     kinds = need("ctranslate2.specs").model_spec.ACCEPTED_MODEL_TYPES
@@ -49,17 +49,17 @@ def refuse_unknown(quantization: str | None) -> None:
 def write(
     model: Exportable, output: Path, folder: Path, quantization: str | None, tolerance: float | None
 ) -> tuple[str, list[str]]:
-    """Write the folder and check it; in float32 first, whatever its weights shall be.
+    """Write the folder and check it, always in float32 first.
 
     Args:
-        model: what to export.
-        output: what errors call the folder.
-        folder: to write; it does not exist yet. Next to it is what is needed meanwhile.
-        quantization: what to store the weights in; None: float32.
-        tolerance: for the largest difference in float32; None: BOUND.
+        model: the model to export.
+        output: the folder's name in messages.
+        folder: the folder to write, which does not exist yet. Temporary files are next to it.
+        quantization: type of the stored weights. None: float32.
+        tolerance: largest difference in float32. None: BOUND.
 
     Returns:
-        What was checked, in words, and notes: none.
+        What was checked, in words, and an empty list of notes.
 
     Raises:
         AdminError: CTranslate2 cannot compute this model, or computes something else; or the disk is full.
@@ -75,10 +75,10 @@ def write(
         shutil.rmtree(folder)
         convert(model, folder, quantization)
     quantised = check(model, folder)
-    if not quantised.mean <= NONSENSE:
+    if not quantised.mean <= MAX_QUANTIZED_DIFF:
         raise AdminError(
             f"exported, the log-probabilities of {quantised.units} units differ by {quantised.mean:.2g} on average, "
-            f"more than {NONSENSE:g}. Nothing was written. Give another --quantization."
+            f"more than {MAX_QUANTIZED_DIFF:g}. Nothing was written. Give another --quantization."
         )
     return (
         f"{summary}; as {quantization}, here computed in {quantised.compute_type}, by up to {quantised.largest:.2g}, "
@@ -87,7 +87,7 @@ def write(
 
 
 def convert(model: Exportable, folder: Path, quantization: str | None) -> None:
-    """Write the folder, with files that the converter reads next to it.
+    """Write the folder, and next to it the files that the converter reads.
 
     Raises:
         AdminError: CTranslate2 cannot compute this model.
@@ -103,15 +103,15 @@ def convert(model: Exportable, folder: Path, quantization: str | None) -> None:
         converter.convert(str(folder), quantization=quantization)
     except OSError:
         raise
-    except Exception as error:  # what it does not know fails wherever it is missed first
+    except Exception as error:  # an unknown option fails wherever the converter first needs it
         reasons = [reason[2:] for reason in str(error).splitlines() if reason.startswith("- ")]
         raise AdminError(f"CTranslate2 cannot take this model: {'; '.join(reasons) or line(error)}.") from None
 
 
 def check(model: Exportable, folder: Path) -> Checked:
-    """Compare the log-probabilities that the folder gives to sentences with the checkpoint's."""
+    """Compare the folder's log-probabilities of sentences with the checkpoint's."""
     ctranslate2 = need("ctranslate2")
-    ctranslate2.set_log_level(logging.ERROR)  # that a processor computes in a wider type, the summary says
+    ctranslate2.set_log_level(logging.ERROR)  # the summary says if the processor computes in a wider type
     translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=torch.get_num_threads())
     tests, differences = batches(model), []
     for scores, batch in zip(log_probabilities(build(model.original), tests), tests):
@@ -121,7 +121,7 @@ def check(model: Exportable, folder: Path) -> Checked:
         )
         results = translator.score_batch(source, target, max_input_length=0)
         computed = torch.tensor([score for result in results for score in result.log_probs])
-        # Each target's units and its end, which CTranslate2 adds itself.
+        # CTranslate2 adds the end of each target itself.
         targets = [torch.cat([units, units.new_tensor([EOS])]) for units in sentences(batch.prev_output_tokens)]
         expected = scores.gather(1, torch.cat(targets).unsqueeze(1)).squeeze(1)
         differences.append((computed - expected).abs())

@@ -1,4 +1,4 @@
-"""What can be exported: a stock Transformer and the files of its text, whatever fairseq trained it as.
+"""Prepare an export: a stock Transformer and the files of its text, from any checkpoint that can be one.
 
 T units of a sentence   V vocabulary
 """
@@ -29,28 +29,28 @@ PLAIN = re.compile(
     r"|layer_norm\.(weight|bias)|layers\.\d+\.((self_attn|encoder_attn)\.(q|k|v|out)_proj|fc1|fc2"
     r"|(self_attn|encoder_attn|final)_layer_norm)\.(weight|bias))|decoder\.output_projection\.weight"
 )
-"""What a Transformer consists of; weights by other names are extras, which no engine computes."""
+"""Names of a plain Transformer's weights. No engine computes anything else."""
 
 BOUND = 1e-4
-"""Largest difference of a log-probability, float32: an 18L-18L model's was 1.4e-5, by the order of sums."""
+"""Largest difference of a log-probability in float32. An 18L-18L model had 1.4e-5, from the order of sums."""
 
 
 class Exportable(NamedTuple):
     """A model to export."""
 
     original: Checkpoint
-    """As it was given: what the export is checked against."""
+    """The checkpoint before any fold; the export is checked against it."""
     stock: Checkpoint
-    """The same function as stock fairseq's, its options under `args`."""
+    """A stock checkpoint of the same function, its options under `args`."""
     options: Namespace
-    """The stock model's and its task's options, every one with a value."""
+    """All options of the stock model and its task, each with a value."""
     source: Dictionary
     target: Dictionary
     files: dict[str, Path]
-    """What belongs next to the model: name there -> where it is now."""
+    """Files for the exported folder: name there -> path now."""
     text: Text | None
     fingerprints: dict[str, str]
-    """Of what its text was made with, as fingerprint.py names them."""
+    """Fingerprints of its dictionaries, merges and text settings (fingerprint.py)."""
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -58,10 +58,10 @@ class Exportable(NamedTuple):
 
 
 def stock(checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint as one of stock fairseq: an Admin model folded, a stock one with its options under `args`.
+    """Turn a checkpoint into a stock one: fold an Admin model, or put a stock model's options under `args`.
 
     Raises:
-        AdminError: it is neither, or damaged, or it cannot be folded.
+        AdminError: the model is of neither kind, is damaged, or cannot be folded.
     """
     if checkpoint.kind == "transformer_admin":
         return fold(checkpoint)
@@ -75,11 +75,11 @@ def stock(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
-    """Everything an export needs, or the reason why there can be none.
+    """Collect everything that an export needs.
 
     Args:
-        checkpoint: one read from a file.
-        assets: with its dictionaries, and codes and text.json if they are there.
+        checkpoint: one that was read from a file.
+        assets: its dictionaries, and codes and text.json if they are there.
 
     Raises:
         AdminError: the model is of another kind or damaged, or its dictionaries are missing or another model's.
@@ -92,7 +92,7 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
                 "computes more than that. It cannot be exported."
             )
     options = Namespace(**plain.state["args"])
-    options.task = "translation"  # whatever task taught the model, it translates from one dictionary to the other
+    options.task = "translation"  # whatever its task was, the model translates
     assets.expected = checkpoint.text
     options.source_lang, options.target_lang = languages = assets.languages(
         *(getattr(options, name, None) for name in ("source_lang", "target_lang"))
@@ -110,7 +110,7 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
 
 
 def batches(model: Exportable) -> list[Batch]:
-    """What an export is checked on: random sentences, and the first of a validation set next to the dictionaries."""
+    """Make the batches of the check: random sentences, and the first of a validation set next to the dictionaries."""
     folder = model.files[f"dict.{model.languages[1]}.txt"].parent
     batches = random_batches(model.original)
     if any(folder.glob(f"valid.{'-'.join(model.languages)}.*.idx")):
@@ -119,7 +119,7 @@ def batches(model: Exportable) -> list[Batch]:
 
 
 def sentences(tokens: Tensor) -> list[Tensor]:
-    """The rows without padding and, where a sentence ends, its end. Shape (B, T) to B shapes (T,)."""
+    """Cut rows to their units, without padding and end. Shape (B, T) to B shapes (T,)."""
     return [row[row.ne(PAD) & row.ne(EOS)] for row in tokens]
 
 
@@ -127,11 +127,12 @@ def refuse_unlike(difference: float, bound: float, compared: str) -> None:
     """Refuse an export whose log-probabilities differ from the model's by more than a bound.
 
     Args:
-        difference: by how much.
-        compared: how many of them were compared, in words.
+        difference: the largest difference.
+        bound: the largest allowed difference.
+        compared: the number of compared log-probabilities, in words.
 
     Raises:
-        AdminError: by more, or it is not a number.
+        AdminError: the difference is larger, or not a number.
     """
     if not difference <= bound:
         raise AdminError(

@@ -1,4 +1,4 @@
-"""A checkpoint as a folder of another engine's, checked before it is there."""
+"""Export a checkpoint as a folder for another engine, and check the folder before it gets its name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .exportable import prepare
 
 
 class Exported(NamedTuple):
-    """What was checked, in words, and what else the user should know."""
+    """What was checked, in words, and notes for the user."""
 
     summary: str
     notes: list[str]
@@ -33,18 +33,18 @@ def export(
     quantization: str | None = None,
     tolerance: float | None = None,
 ) -> Exported:
-    """Write a folder that an engine reads, with the dictionaries and whatever else the text needs.
+    """Write a folder for an engine, with the dictionaries and other files that the text needs.
 
     Args:
-        checkpoint: of an Admin model, folded or not, or of a stock Transformer; one read from a file.
+        checkpoint: one that was read from a file, of an Admin model, folded or not, or of a stock Transformer.
         engine: "ctranslate2" or "huggingface".
-        output: the folder to write; it may exist, empty.
-        assets: its dictionaries, and codes and text.json if they are there; None: what is next to the checkpoint.
-        quantization: CTranslate2's name of a type to store the weights in; None: float32.
-        tolerance: the largest difference of log-probabilities in float32; None: exportable.BOUND.
+        output: the folder to write, new or empty.
+        assets: its dictionaries, and codes and text.json if they are there. None: the files next to the checkpoint.
+        quantization: CTranslate2's name for the type of the stored weights. None: float32.
+        tolerance: largest difference of log-probabilities in float32. None: exportable.BOUND.
 
     Raises:
-        AdminError: the model or the folder cannot be exported, or what was exported is not the same function.
+        AdminError: the model cannot be exported, or not exactly enough, or the folder cannot be written.
     """
     if engine == "ctranslate2":
         ctranslate2.refuse_unknown(quantization)

@@ -1,4 +1,4 @@
-"""A folder that Hugging Face's transformers read: FSMT, which is fairseq's Post-LN Transformer.
+"""Export a folder for Hugging Face's transformers, as FSMT: fairseq's Post-LN Transformer.
 
 B sentences   T units of a sentence   V vocabulary
 """
@@ -30,20 +30,20 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "linear": "linear",
 }
-"""All that --activation-fn takes, and transformers' names of it."""
+"""All values of --activation-fn, and transformers' names for them."""
 
 BOS, LONGEST = 0, 200
-"""The index of <s>; units of a translation at most, as in fairseq-generate."""
+"""Index of <s>; largest number of units in a translation, as in fairseq-generate."""
 
 
 def write(model: Exportable, output: Path, folder: Path, tolerance: float | None) -> tuple[str, list[str]]:
-    """Write the folder, with a tokenizer if there is one that does what text.json says, and check it.
+    """Write the folder and check it. It gets a tokenizer if FSMTTokenizer does what text.json says.
 
     Args:
-        model: what to export.
-        output: what errors call the folder.
-        folder: to write; it does not exist yet.
-        tolerance: for the largest difference; None: BOUND.
+        model: the model to export.
+        output: the folder's name in messages.
+        folder: the folder to write, which does not exist yet.
+        tolerance: largest difference. None: BOUND.
 
     Returns:
         What was checked, in words, and notes.
@@ -52,7 +52,7 @@ def write(model: Exportable, output: Path, folder: Path, tolerance: float | None
         AdminError: FSMT does not compute this model; or the disk is full.
     """
     logs = need("transformers").utils.logging
-    logs.set_verbosity_error()  # what matters, `check` looks at
+    logs.set_verbosity_error()  # `check` finds what matters
     logs.disable_progress_bar()
     refuse_other_kinds(model.options)
     from safetensors import SafetensorError  # with transformers
@@ -76,14 +76,14 @@ def write(model: Exportable, output: Path, folder: Path, tolerance: float | None
 
 
 def refuse_other_kinds(options: Namespace) -> None:
-    """Refuse a Transformer that is not FSMT's kind.
+    """Refuse a Transformer that FSMT does not compute.
 
     Raises:
-        AdminError: it is of another.
+        AdminError: it is one, with all reasons.
     """
     before = options.encoder_normalize_before or options.decoder_normalize_before
     learned = options.encoder_learned_pos or options.decoder_learned_pos
-    unlike = {
+    differences = {
         "it is a Pre-LN Transformer (--encoder-normalize-before or the decoder's) and FSMT is Post-LN": before,
         "its positions are learned (--encoder-learned-pos or the decoder's) and FSMT's are sinusoidal": learned,
         "it normalises its embeddings (--layernorm-embedding) and FSMT does not": options.layernorm_embedding,
@@ -91,7 +91,7 @@ def refuse_other_kinds(options: Namespace) -> None:
             options.encoder_embed_dim != options.decoder_embed_dim
         ),
     }
-    if reasons := [reason for reason, holds in unlike.items() if holds]:
+    if reasons := [reason for reason, holds in differences.items() if holds]:
         raise AdminError(f"this model is not an FSMT: {'; '.join(reasons)}. Export it --to ctranslate2.")
 
 
@@ -140,20 +140,20 @@ def convert(model: Exportable, folder: Path) -> None:
             **special,
         )
     ).eval()
-    # fairseq's search never takes padding, and never ends before the first unit.
+    # fairseq's search never chooses padding, and never ends before the first unit.
     fsmt.generation_config = transformers.GenerationConfig(**search, **special, suppress_tokens=[PAD], min_new_tokens=1)
     fsmt.load_state_dict({f"model.{key}": weight for key, weight in weights.items()}, strict=False)
     fsmt.save_pretrained(str(folder))
-    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # which is the owner's alone
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # only the owner may read that
 
 
 def check(model: Exportable, folder: Path) -> tuple[float, int]:
-    """Load the folder; the largest difference of its log-probabilities from the checkpoint's, of how many positions."""
+    """Load the folder and compare it. Returns the largest difference, and the number of target positions."""
     fsmt = need("transformers").AutoModelForSeq2SeqLM.from_pretrained(str(folder), local_files_only=True).eval()
     tests = batches(model)
     differences, positions = [], 0
     for expected, batch in zip(log_probabilities(build(model.original), tests), tests):
-        # Sources are padded on the left by fairseq, and on the right by most who use transformers.
+        # fairseq pads sources on the left, most users of transformers on the right.
         for tokens in (batch.src_tokens, convert_padding_direction(batch.src_tokens, PAD, left_to_right=True)):
             computed = _log_probabilities(fsmt, tokens, batch.prev_output_tokens)
             differences.append((computed - expected).abs().max())
@@ -163,7 +163,7 @@ def check(model: Exportable, folder: Path) -> tuple[float, int]:
 
 @torch.no_grad()
 def _log_probabilities(fsmt: Any, tokens: Tensor, prev_output_tokens: Tensor) -> Tensor:
-    """Of every real target position, as `equivalence.log_probabilities` gives them. Shape (positions, V)."""
+    """Log-probabilities as `equivalence.log_probabilities` yields them. Shape (positions, V)."""
     logits = fsmt(
         input_ids=tokens,
         attention_mask=tokens.ne(PAD).long(),

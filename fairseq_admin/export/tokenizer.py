@@ -1,6 +1,7 @@
-"""The files of an FSMTTokenizer, for texts that were prepared as it prepares them.
+"""Write the files of an FSMTTokenizer, if it prepares a text as text.json says.
 
-It ends a word's last unit with "</w>" where fairseq ends every other unit with "@@", and numbers units as fairseq does.
+FSMTTokenizer marks the last unit of a word with "</w>", where fairseq marks all others with "@@". Both number the units
+alike.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from ..text.tokens import FILE, JOINERS
 from .exportable import Exportable
 
 ALWAYS = ("normalise", "aggressive_dashes", "escape")
-"""What FSMTTokenizer does to every text."""
+"""Settings that FSMTTokenizer always has on."""
 
 
 def unlike(model: Exportable) -> str | None:
-    """Why FSMTTokenizer cannot be this model's, or None."""
+    """The reason why FSMTTokenizer cannot prepare this model's text, or None."""
     if model.text is None or CODES not in model.files:
         return f"{FILE if model.text is None else CODES} was not found"
     if model.text.perl:
-        return f"FSMTTokenizer always does otherwise what {FILE} has on (perl)"
+        return f"FSMTTokenizer cannot do what {FILE} has on (perl)"
     if any(joiner in unit for unit in model.source.symbols for joiner in JOINERS):
         return "FSMTTokenizer removes zero-width joiners, which the dictionary has"
     off = [name for name in ALWAYS if not getattr(model.text, name)]
@@ -33,7 +34,7 @@ def unlike(model: Exportable) -> str | None:
 
 
 def write(model: Exportable, folder: Path) -> list[Path]:
-    """Write vocab-src.json, vocab-tgt.json, merges.txt and tokenizer_config.json; these are returned."""
+    """Write vocab-src.json, vocab-tgt.json, merges.txt and tokenizer_config.json. Returns their paths."""
     assert model.text is not None
     config = {
         "tokenizer_class": "FSMTTokenizer",
@@ -63,9 +64,10 @@ def vocabulary(words: Dictionary) -> dict[str, int]:
 
 
 def difference(model: Exportable, folder: Path, lines: int = 50) -> str | None:
-    """Where the tokenizer, loaded from the folder, does otherwise than the model's text was treated; None: nowhere.
+    """Compare the folder's tokenizer with our text pipeline on seeded lines of random units.
 
-    The lines are random units of the dictionaries. Seeded.
+    Returns:
+        The first difference, in words, or None.
     """
     from transformers import AutoTokenizer
 

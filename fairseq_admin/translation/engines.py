@@ -9,10 +9,9 @@ fairseq, because CTranslate2 needs neither.
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..errors import AdminError
 from ..text.assets import Assets
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MORE = 200
-"""Units by which a translation may be longer than its source."""
+"""Units by which a translation may be longer than its source: fairseq's bound for a translation of any source."""
 
 
 class Hypothesis(NamedTuple):
@@ -41,7 +40,7 @@ class Search(NamedTuple):
     nbest: int = 1
 
 
-class Translator(abc.ABC):
+class Translator(Protocol):
     """A model that translates units into units."""
 
     longest: int
@@ -49,7 +48,6 @@ class Translator(abc.ABC):
     in_pieces: bool
     """Whether the source units are pieces of words, so that merges are needed."""
 
-    @abc.abstractmethod
     def __init__(self, model: Path, assets: Assets, device: str | None) -> None:
         """Load the model.
 
@@ -62,7 +60,6 @@ class Translator(abc.ABC):
             AdminError: the model is damaged, the dictionaries are not its own, or the engine is not installed.
         """
 
-    @abc.abstractmethod
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         """Translate a batch.
 
