@@ -26,7 +26,7 @@ from ..errors import AdminError
 from .attaching import attach, attached
 from .batch import by_name
 from .profiling import profile
-from .trace import is_norm, undisturbed
+from .trace import undisturbed, why_no_norm
 
 KINDS = [(None, False), (None, True), ("constant", True), ("log", True), ("reference", True)]
 """A rule, or None for the model as it is; and whether the rate warms up, for a quarter of the steps."""
@@ -156,7 +156,7 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
     stacks = [[site.name for site in stack] for stack in attached(trainer.copy("constant"))[1].stacks]
     if single := [stack[0] for stack in stacks if len(stack) == 1]:
         seen.append(f"Stacks of one sub-layer, where omega is 1: {', '.join(single)}.")
-    norms = {name for name, module in model.named_modules() if is_norm(module, torch.ones(1))}
+    norms = {name for name, module in model.named_modules() if why_no_norm(module) == ""}
     if skipped := norms.difference(*stacks):
         seen.append(f"Norms without omega, as they do not read a sum x + f(x) alone: {', '.join(sorted(skipped))}.")
     before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
