@@ -243,6 +243,9 @@ def test_a_recipes_folder_is_its_model(folded: Path, data: Path, text: Path, tmp
         assert command("translate", path, text, "--device", "cpu") == 0
     first, second = capfd.readouterr().out.splitlines()
     assert first == second
+    assert command("omega", tmp_path / "model") == 2 and "model.pt has no omega" in capfd.readouterr().err
+    assert command("analyze", "omega", tmp_path / "model", "-o", tmp_path / "a") == 2
+    assert "model.pt has no omega" in capfd.readouterr().err
     assert command("fold", tmp_path / "model", "-o", model) == 2
     assert f"{model} would overwrite its input" in capfd.readouterr().err
 

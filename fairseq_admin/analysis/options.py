@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from pathlib import Path
 
 from .. import register
-from ..arguments import above_zero, number, output, positive
+from ..arguments import above_zero, model, number, output, positive
 from ..text.folders import binarised
 from .registry import MEASURES, Settings
 
@@ -21,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The verb's own options; those of a model are added by `add_model`."""
     parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
     parser.add_argument(
-        "checkpoints", type=Path, nargs="*", metavar="CHECKPOINT", help="a trained model; of curves, a run's folder"
+        "checkpoints", type=model, nargs="*", metavar="CHECKPOINT", help="a trained model; of curves, a run's folder"
     )
     parser.add_argument(
         "--arch", help="instead of a checkpoint, a fresh model; with the options that it would train with"
