@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,33 @@ def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
     assert time.monotonic() - begin > 0.6, "two at a time"
     said = {one.name: one.last_line() for one, _ in over}
     assert {said[name] for name in "ab"} == {"on 5 a", "on 7 b"} and said["d"] in ("on 5 d", "on 7 d")
+
+
+GRID = """
+import sys
+from pathlib import Path
+from recipes import jobs
+from recipes.processes import supervise
+from recipes.steps.common import run
+folder = Path(sys.argv[1])
+save = "trap 'sleep 1; touch saved; exit 130' USR2; touch began; while true; do sleep 0.1; done"
+runs = [jobs.Job(name, ["bash", "-c", f"cd {folder / name}; {save}"], folder / name) for name in "abc"]
+sys.exit(supervise(lambda: run(lambda: list(jobs.run(runs, 2, [])))))
+"""
+
+
+def test_an_interrupted_grid_lets_its_runs_save_and_begins_no_other(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", GRID, tmp_path], cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("*/began"))) == 2, 60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == INTERRUPTED
+    finally:
+        process.kill()  # and with it all that it started
+    assert sorted(path.parent.name for path in tmp_path.glob("*/saved")) == ["a", "b"]
+    assert not (tmp_path / "c/job.log").exists()
 
 
 # -- a cluster's settings --------------------------------------------------------------------------------------------
