@@ -43,7 +43,7 @@ class Machines:
     master: str
     max_tokens: int
     update_freq: int
-    less: int | None
+    smaller_batch: int | None
     """the batch to give where this one runs out of memory"""
 
     def __str__(self) -> str:
@@ -60,8 +60,8 @@ class Machines:
     def world(self) -> int:
         return self.nodes * (1 if self.cpu else self.gpus)
 
-    def meeting(self) -> list[str]:
-        """Where the processes of a training meet, as fairseq's options.
+    def rendezvous_options(self) -> list[str]:
+        """fairseq's options that tell the processes of a training where to meet.
 
         fairseq would take a place to meet, and a number of processes, from the variables of a SLURM job or torchrun.
         """
@@ -128,8 +128,8 @@ def plan(settings: Training) -> Machines:
             f"MAX_TOKENS={s.MAX_TOKENS} on {workers} devices does not make up an update of {s.TOKENS} tokens. Take "
             f"{batches[0]}, or leave MAX_TOKENS out."
         )
-    less, _ = split(s.TOKENS, workers, batches[0] // 2) or batches
-    return Machines(*where, *batches, less)
+    smaller_batch, _ = split(s.TOKENS, workers, batches[0] // 2) or batches
+    return Machines(*where, *batches, smaller_batch)
 
 
 def split(tokens: int, workers: int, limit: int) -> tuple[int, int] | None:

@@ -80,7 +80,7 @@ def build_for_cards() -> str:
 
 
 @contextmanager
-def alone(venv: Path) -> Iterator[None]:
+def locked(venv: Path) -> Iterator[None]:
     """Wait until nothing runs in the environment (steps/guard.use_environment), and no other process sets it up."""
     venv.mkdir(parents=True, exist_ok=True)
     with (venv / "lock").open("a") as lock:
@@ -159,7 +159,7 @@ def main() -> None:
             base_python(venv, python)
         if is_current(venv, torch, python):
             return
-        with alone(venv):
+        with locked(venv):
             if not is_current(venv, torch, python):
                 make(venv, torch, python)
                 install(venv)
