@@ -258,6 +258,7 @@ def last_of(folder: Path) -> str:
 
 
 @pytest.mark.slurm
+@pytest.mark.nightly
 def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
     """Text, training and score are three jobs, and no shell waits for them. Asked to stop, the training writes a
     checkpoint on its first node, is put back and goes on from it."""
@@ -266,7 +267,7 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
     run = tmp_path / "runs/demo/admin-cpu-s1"
     script = run / "slurm/demo-train.sh"
     log = run / "train.log"
-    wait_for(lambda: log.exists() and "num_updates=22" in log.read_text(), 300)
+    wait_for(lambda: log.exists() and '"num_updates": "22"' in log.read_text(), 300)
     subprocess.run(["scancel", "--signal", "TERM", slurm.queued()[script][0][0]], check=True)
     wait_for(lambda: list(run.glob("checkpoints/checkpoint_stopped_*")), 60)
     wait_for(lambda: not any(tmp_path in path.parents for path in slurm.queued()), 600)
@@ -281,6 +282,7 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
 
 
 @pytest.mark.slurm
+@pytest.mark.nightly
 def test_a_grid_goes_on_by_itself(tmp_path, cluster):
     """Four runs in two stages at most, two at a time, submitted by a shell that then exits."""
     words = ["sensitivity", "SCHEMES=admin post-ln", "LRS=0.001 0.002", "BETA2S=0.98", "UPDATES=20", "SAVE_EVERY=10"]
