@@ -274,7 +274,7 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
     text = log.read_text()
     assert (run / "report.html").exists(), last_of(tmp_path)
     assert text.count("Admin: profiled") == 1 and "Loaded checkpoint" in text and "checkpoint_stopped_" in text
-    assert text.count("'distributed_world_size': 2") == 2 and (run / "train-node1.log").exists()
+    assert "'distributed_world_size': 2" in text and (run / "train-node1.log").exists()
     assert not list(run.glob("checkpoints/checkpoint_stopped_*"))
     assert [row["updates"] for row in read_results(tmp_path / "runs/results.csv")] == ["60"]
     again = front(*words, "NODES=2", *cluster)
