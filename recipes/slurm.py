@@ -30,7 +30,7 @@ from recipes.processes import INTERRUPTED
 from recipes.recipe import Recipe
 from recipes.settings import Settings
 from recipes.steps.common import write_lines
-from recipes.steps.guard import alone
+from recipes.steps.guard import locked
 from recipes.training import Pipeline
 from recipes.validation import validated
 
@@ -194,7 +194,7 @@ def submit_all(jobs: Sequence[tuple[Job, Needs, Path]], settings: Settings, with
             "build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers."
         )
     slurm, after, ids = read_settings(Path(settings.SLURM)), "", []
-    with alone(jobs[0][2].parent / ".guard"):
+    with locked(jobs[0][2].parent / ".guard"):
         queue = queued()
         for job, needs, path in jobs:
             if path in queue:

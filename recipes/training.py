@@ -23,7 +23,7 @@ from recipes.processes import Failed, plugin, stream
 from recipes.recipe import Recipe
 from recipes.steps import checkpoints, results, settings, summary
 from recipes.steps.common import replacing, write_lines
-from recipes.steps.guard import at_work, await_files
+from recipes.steps.guard import await_files, exclusive_folder
 from recipes.steps.table import digest
 
 log = logging.getLogger(__name__)
@@ -81,11 +81,11 @@ class Pipeline(ABC):
         if self.machine.node and in_cluster_job():
             await_files(self.goals["prepare"])  # the job before made it
         else:
-            with at_work(recipe.text, wait=True):
+            with exclusive_folder(recipe.text, wait=True):
                 chain.adopt(recipe.text, recipe.raw, record, recipe.base)
                 chain.make(self.goals["prepare"], recipe.base)
         if goal != "prepare":
-            with at_work(self.folder, self.machine.node):
+            with exclusive_folder(self.folder, self.machine.node):
                 self.hold(chain, record)
                 chain.make(self.goals[goal])
 
@@ -166,7 +166,7 @@ class Pipeline(ABC):
         return [
             *("--user-dir", "fairseq_admin", *self.task, "--arch", self.arch),
             *("--admin-scheme", self.settings.METHOD, *self.model_options(), *self.optimisation()),
-            *(*self._batches(), *machines.device(self.settings), *self.machine.meeting()),
+            *(*self._batches(), *machines.device(self.settings), *self.machine.rendezvous_options()),
         ]
 
     def command(self) -> list[str]:
@@ -191,7 +191,7 @@ class Pipeline(ABC):
             raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
-        shown = {self.unit: self.length, "less": self.machine.less or 0}
+        shown = {self.unit: self.length, "less": self.machine.smaller_batch or 0}
         stream(self.command(), self.folder / f"train{node}.log", **shown)
         if not self.machine.node:
             self.trained.touch()

@@ -65,7 +65,7 @@ def test_an_update_is_split_whole(tokens, a_device, workers, expected):
 )
 def test_a_batch_is_the_tables_for_the_cards_memory(memory, plan):
     found = planned("GPUS=2", f"MEMORY={memory}")
-    assert (found.max_tokens, found.update_freq, found.less) == plan and found.tokens == 32768
+    assert (found.max_tokens, found.update_freq, found.smaller_batch) == plan and found.tokens == 32768
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
 from recipes.steps.bar import bar
-from recipes.steps.guard import alone
+from recipes.steps.guard import locked
 from recipes.steps.table import Archive, check, read_table
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ def download(out: Path, table: Path, site: str = "", names: Iterable[str] = (), 
     if site:
         archive = archive._replace(urls=(f"{site.rstrip('/')}/{out.name}",))
     # Two at once would write to one part.
-    with alone(out.with_name(f".{out.name}.guard")):
+    with locked(out.with_name(f".{out.name}.guard")):
         if out.is_file():
             try:
                 return check(str(out), out, archive)

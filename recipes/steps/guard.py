@@ -31,7 +31,7 @@ HALVES = re.compile(
 
 
 @contextmanager
-def alone(path: Path, wait: bool = True) -> Iterator[None]:
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Lock `path`: wait until no other process is in such a block, and say which one is.
 
     The kernel releases the lock when its holder ends. On a file system without such locks, a marker file replaces it.
@@ -85,7 +85,7 @@ def await_files(paths: Iterable[Path]) -> None:
 
 
 def use_environment() -> None:
-    """Keep `make setup` from installing into this environment as long as this process runs (set_up.alone).
+    """Keep `make setup` from installing into this environment as long as this process runs (set_up.locked).
 
     Raises:
         ValueError: it is being installed into.
@@ -104,9 +104,9 @@ def use_environment() -> None:
 
 
 @contextmanager
-def at_work(folder: Path, node: int = 0, wait: bool = False) -> Iterator[None]:
+def exclusive_folder(folder: Path, node: int = 0, wait: bool = False) -> Iterator[None]:
     """Have a folder to oneself, or share it with other nodes of the same run; what is half-written there goes."""
-    with alone(folder / f".guard{node or ''}", wait):
+    with locked(folder / f".guard{node or ''}", wait):
         if not node:
             clear(folder)
         yield

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fairseq_admin import logs
 from recipes.steps.common import read_lines, replacing, write_lines
-from recipes.steps.guard import alone
+from recipes.steps.guard import locked
 
 PAPERS = Path(__file__).parents[1] / "papers.csv"
 KEY = ("recipe", "method", "preset", "seed")
@@ -82,7 +82,7 @@ def keep(table: Path, row: dict[str, object]) -> None:
     Raises:
         ValueError: the table has other columns.
     """
-    with alone(table.with_name(f".{table.name}.guard")):
+    with locked(table.with_name(f".{table.name}.guard")):
         rows = [old for old in read(table) if any(old[name] != str(row[name]) for name in KEY)]
         with replacing(table) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
