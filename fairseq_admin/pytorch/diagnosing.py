@@ -172,8 +172,7 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
     changes = {name: ((model.get_parameter(name) - w).norm() / w.norm()).item() for name, w in before.items()}
     worst = max(changes, key=changes.__getitem__)
     if changes[worst] > LARGE:
-        share = f"{changes[worst]:.0%}"
-        seen.append(f"Two steps at {rate:g} change {worst} by {share}: its weights are small for this rate.")
+        seen.append(f"Two steps at {rate:g} change {worst} by {changes[worst]:.0%}: small weights for this rate.")
     return seen, seconds
 
 
@@ -212,9 +211,7 @@ def diagnose(
         trainer.step_done = shown.update
         plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
         if plateau == math.inf:
-            raise AdminError(
-                f"at {max(rates):g} the loss of a copy that reads nothing is not finite; give lower rates."
-            )
+            raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
         leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
         for count, length in zip(keep, LENGTHS):
             by_loss = sorted(alive, key=lambda i: trials[i].loss)
