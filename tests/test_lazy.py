@@ -29,7 +29,7 @@ def test_registered_with_fairseq(code: str) -> None:
 
 
 # An import of None raises, as that of a package that is not installed.
-ABSENT = "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'transformers', 'omegaconf']))"
+ABSENT = "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'transformers', 'omegaconf', 'tqdm']))"
 
 
 @pytest.mark.parametrize("absent", [ABSENT, "import sys"])

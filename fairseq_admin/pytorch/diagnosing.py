@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..bar import bar
 from ..errors import AdminError
 from .attaching import attach, attached
 from .batch import by_name
@@ -193,6 +192,8 @@ def diagnose(
     Raises:
         AdminError: too few steps for so many rates; what `attach` and `profile` refuse (Pre-LN, a trained model).
     """
+    from ..bar import bar  # tqdm, which nothing else here needs
+
     if isinstance(batches, Iterator):
         raise AdminError("batches can be read only once; expected a list or a DataLoader, for every trial reads it.")
     keep = [math.ceil(len(rates) / length) for length in LENGTHS]
