@@ -54,6 +54,10 @@ def test_each_method_is_what_its_row_says(two_layers, texts):
     assert not torch.allclose(folded(words), stock(words), atol=0.01)
     frozen = [norm.omega_delta.requires_grad for norm in screen.norms_with_omega(start("constant-frozen", train)[0])]
     assert frozen == [False] * 4
+    deep = start("deepnorm", train)[0].encoder.layers[1]  # (8 · 2)^(-1/4) is a half
+    assert torch.equal(deep.linear1.weight, stock.encoder.layers[1].linear1.weight / 2)
+    halved = deep.self_attn.in_proj_weight / stock.encoder.layers[1].self_attn.in_proj_weight
+    assert [rows.unique().item() for rows in halved.chunk(3)] == [1.0, 1.0, 0.5]  # queries, keys, values
     (divided, _), (pre, _) = start("pre-ln-divided", train), start("pre-ln", train)
     assert torch.equal(divided.encoder.layers[1].linear2.weight, pre.encoder.layers[1].linear2.weight / 2)
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..bar import bar
 from ..errors import AdminError
 from .attaching import attach, attached
 from .batch import by_name
@@ -112,7 +111,7 @@ class Trainer:
         """A copy of the model in training mode, attached by a rule."""
         model = copy.deepcopy(self.model).train()
         if rule:
-            attach(model, self.batch, omega="profile" if rule == "reference" else rule)
+            attach(model, self.batch, omega="log" if rule == "log" else "constant")
         if rule == "reference":
             profile(model, self.batch, rule=rule)
         return model
@@ -172,8 +171,7 @@ def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
     changes = {name: ((model.get_parameter(name) - w).norm() / w.norm()).item() for name, w in before.items()}
     worst = max(changes, key=changes.__getitem__)
     if changes[worst] > LARGE:
-        share = f"{changes[worst]:.0%}"
-        seen.append(f"Two steps at {rate:g} change {worst} by {share}: its weights are small for this rate.")
+        seen.append(f"Two steps at {rate:g} change {worst} by {changes[worst]:.0%}: small weights for this rate.")
     return seen, seconds
 
 
@@ -194,6 +192,8 @@ def diagnose(
     Raises:
         AdminError: too few steps for so many rates; what `attach` and `profile` refuse (Pre-LN, a trained model).
     """
+    from ..bar import bar  # tqdm, which nothing else here needs
+
     if isinstance(batches, Iterator):
         raise AdminError("batches can be read only once; expected a list or a DataLoader, for every trial reads it.")
     keep = [math.ceil(len(rates) / length) for length in LENGTHS]
@@ -212,9 +212,7 @@ def diagnose(
         trainer.step_done = shown.update
         plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
         if plateau == math.inf:
-            raise AdminError(
-                f"at {max(rates):g} the loss of a copy that reads nothing is not finite; give lower rates."
-            )
+            raise AdminError(f"at {max(rates):g} even a copy that reads nothing diverges; give lower rates.")
         leaves, stays = (plateau - share * abs(plateau) for share in (LEAVES, STAYS))
         for count, length in zip(keep, LENGTHS):
             by_loss = sorted(alive, key=lambda i: trials[i].loss)
