@@ -43,7 +43,7 @@ def test_importing_changes_nothing_without_fairseq(module: str) -> None:
     assert output_of(code) == "[]\n"
 
 
-ABSENT = "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'transformers', 'omegaconf']))"
+ABSENT = "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'transformers', 'omegaconf', 'tqdm']))"
 """An import of None raises the error of a package that is not installed."""
 
 
