@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import socket
 
 import pytest
@@ -135,6 +136,8 @@ def step_under_ddp(rank):
         ValueError, match="^DistributedDataParallel is compiled, wrapped or sharded; attach to the model"
     ):
         admin.attach(DistributedDataParallel(build("bart")[0]), batch)
+    with pytest.raises(ValueError, match="^DDP holds on to omega; fold the model inside, ddp.module, and wrap that"):
+        admin.fold(wrapped)
     return omega, admin.omegas(wrapped)
 
 
@@ -150,22 +153,27 @@ def test_two_processes_have_the_first_ones_omega():
 
 
 def steps_in_shards(rank):
-    """Steps of a whole model and of one in shards, from one batch, with ω profiled before or after sharding."""
-    mesh, still = init_device_mesh("cpu", (2,)), {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    for before in (True, False):
+    """Steps of a whole model and of one in shards, from one batch, with ω profiled before or after sharding.
+
+    In BERT x is given to a module inside the layer, in torch's encoder to the layer or written in it.
+    """
+    mesh = init_device_mesh("cpu", (2,))
+    still = {"encoder": {"dropout": 0.0}, "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}
+    for name, before in itertools.product(still, (True, False)):
         states = []
         for shards in (False, True):
-            model, batch = build("bert", torch.float32, **still)
+            model, batch = build(name, torch.float32, **still[name])
             admin.attach(model, batch)
             if before:
                 admin.profile(model, batch)
-            for module in [*model.bert.encoder.layer, model] if shards else []:
+            layers = model.bert.encoder.layer if name == "bert" else model.layers
+            for module in [*layers, model] if shards else []:
                 fully_shard(module, mesh=mesh)
             if not before:
                 admin.profile(model, batch)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
             for _ in range(2):
-                model(**batch).loss.backward()
+                output(model, batch).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
             states.append(

@@ -1,7 +1,7 @@
 """A deep Post-LN language model of torch.nn: stock, as Pre-LN, and with Admin, from the same initial weights.
 
     OMP_NUM_THREADS=1 python docs/examples/nn_transformer.py                              # three methods, one core
-    python docs/examples/nn_transformer.py --method admin --rate 1e-3 5e-4 3e-4 --seed 1 2
+    python docs/examples/nn_transformer.py --method admin --rule reference --rate 1e-3 5e-4 3e-4 --seed 1 2
 
 The text is the reference that Python carries for its own help(); a word or a punctuation mark is a token.
 """
@@ -22,6 +22,7 @@ import fairseq_admin.pytorch as admin
 WIDTH, LENGTH, BATCH, WORDS = 128, 32, 8, 2000
 WARM_UP = 100
 METHODS = ["post-ln", "pre-ln", "admin"]
+BY_DEPTH, PROFILED = ["constant", "log"], ["reference", "paper"]
 
 
 class LanguageModel(nn.Module):
@@ -65,14 +66,16 @@ def loss(model: nn.Module, rows: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
-def run(method: str, rate: float, seed: int, layers: int, updates: int, train: Tensor, valid: Tensor) -> str:
+def run(method: str, rule: str, rate: float, seed: int, layers: int, updates: int, train: Tensor, valid: Tensor) -> str:
     """Train one model; bits a word held out and, with Admin, how far the folded model's outputs are from its."""
     torch.manual_seed(seed)
     model = LanguageModel(layers, norm_first=method == "pre-ln")
     batches = [train[torch.randint(len(train), (BATCH,))] for _ in range(updates)]
     if method == "admin":
-        admin.attach(model, batches[0][:, :-1])  # before the optimizer is made
-        admin.profile(model, batches[0][:, :-1])
+        words = batches[0][:, :-1]
+        admin.attach(model, words, omega=1 if rule in PROFILED else rule)  # before the optimizer is made
+        if rule in PROFILED:
+            admin.profile(model, words, rule=rule)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1, (update + 1) / WARM_UP))
     for batch in batches:
@@ -93,7 +96,8 @@ def run(method: str, rate: float, seed: int, layers: int, updates: int, train: T
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--method", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--rate", nargs="+", type=float, default=[5e-4])
+    parser.add_argument("--rule", choices=[*BY_DEPTH, *PROFILED], default="constant", help="of omega, for admin")
+    parser.add_argument("--rate", nargs="+", type=float, default=[1e-3])
     parser.add_argument("--seed", nargs="+", type=int, default=[1])
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--updates", type=int, default=300)
@@ -104,7 +108,7 @@ def main() -> None:
     for method in args.method:
         for rate in args.rate:
             for seed in args.seed:
-                bits = run(method, rate, seed, args.layers, args.updates, train, valid)
+                bits = run(method, args.rule, rate, seed, args.layers, args.updates, train, valid)
                 print(f"{method:8} {rate:7g} {seed:4} {bits:>11}", flush=True)
 
 

@@ -119,16 +119,10 @@ def watch_first_step(model: nn.Module) -> None:
             return
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         parameters = [item for site in vars(model)[ATTACHED].sites for item in site.norm.named_parameters()]
-        deltas, others = (
-            [key for key, parameter in parameters if (key in OMEGA) is of_omega and id(parameter) in stepped]
-            for of_omega in (True, False)
-        )
-        if deltas or others:
+        if keys := {key for key, parameter in parameters if id(parameter) in stepped}:
             pending.clear()
-        if others and not deltas:
-            logger.warning(
-                "Admin: this optimizer does not move omega: it was made before attach. Make it after attach."
-            )
+            if keys.isdisjoint(OMEGA):
+                logger.warning("Admin: this optimizer does not move omega: it was made before attach. Make it after.")
 
     weakref.finalize(model, register_optimizer_step_post_hook(hook).remove)
 
@@ -261,7 +255,7 @@ def folded_state_dict(model: nn.Module) -> dict[str, Tensor]:
         raise AdminError(f"{kept}. Keep it with its omega.")
     weights = {id(parameter): whole(parameter.detach()).clone() for parameter in root.parameters()}
     for site in [site for site in attachment.sites if site.learned]:
-        omega = divisible(site.omega, f"omega of {site.name}")
+        omega = divisible(site.omega, f"omega of {site.name}", advice="Keep the model unfolded")
         for name, offset in site.written.items():
             key = id(root.get_parameter(name))
             weights[key] = scale(weights[key].double() + offset, omega, 0) - offset

@@ -25,6 +25,7 @@ from ..errors import AdminError
 
 SMALLEST = 1e-6
 """Folding divides by ω; entries nearer to 0 than this are refused, unless another bound is given."""
+CLAMP = "Fold with --min-omega {:g} (in Python clamp=True) to clamp it, or keep the model unfolded"
 
 
 def scale(tensor: Tensor, factor: Tensor, axis: int) -> Tensor:
@@ -45,7 +46,7 @@ def whole(tensor: Any) -> Any:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool = False) -> Tensor:
+def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool = False, advice: str = CLAMP) -> Tensor:
     """ω, float64, without an entry nearer to 0 than `smallest`. Shape (C,).
 
     Args:
@@ -53,6 +54,7 @@ def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool 
         name: what errors call it.
         smallest: the smallest |ω| to divide by.
         clamp: take `smallest` for entries nearer to 0, each with its sign, rather than refuse them.
+        advice: what errors say can be done.
 
     Raises:
         AdminError: there is such an entry, and it is not to be clamped.
@@ -63,8 +65,8 @@ def divisible(omega: Tensor, name: str, smallest: float = SMALLEST, clamp: bool 
         return omega
     if not clamp:
         raise AdminError(
-            f"{name} is {omega[channel].item():.3g} at channel {channel}; folding divides by it. Fold with "
-            f"--min-omega {smallest:g} (in Python clamp=True) to clamp it, or keep the model unfolded."
+            f"{name} is {omega[channel].item():.3g} at channel {channel}; folding divides by it. "
+            f"{advice.format(smallest)}."
         )
     return omega.abs().clamp(min=smallest).copysign(omega)
 

@@ -2,7 +2,7 @@
 
 Every model class is built small with random weights, in float64 where it allows that, and given a random batch. Those
 in which a norm alone reads a sum x + f(x) are Post-LN; of each it says how many sites it has, whether it is the same
-bit for bit at ω = 1 and the same to rounding once folded, or why it is refused.
+bit for bit at ω = 1 and the same to rounding once folded, or why it cannot be folded and whether it learns ω.
 
     python -m recipes.bench.families --csv docs/families.csv     # all, about half an hour
     python -m recipes.bench.families bert bart xlnet
@@ -151,20 +151,26 @@ def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
     model = model_class(config).to(dtype).eval()
     batch = {key: v.to(dtype) if v.is_floating_point() else v for key, v in batch_for(model).items()}
     before = result_of(model, batch)
+    kept = ""
     try:
-        admin.attach(model, batch)
+        admin.attach(model, batch, omega=1)
     except AdminError as error:
-        kind = "not Post-LN" if "no site" in str(error) else "refused"
-        reason = str(error).partition(": ")[2].partition(", so omega")[0]
-        return {**row, "verdict": kind, "reason": reason}
+        kept = str(error).partition(": ")[2].partition("; unfoldable")[0].partition(" (modeling_")[0]
+        try:
+            admin.attach(model, batch, omega=1, unfoldable="keep")
+        except AdminError as error:
+            return {**row, "verdict": "not Post-LN" if "no site" in str(error) else "refused", "reason": kept}
     row["sites"] = len(admin.omegas(model))
     same = all(map(torch.equal, before, result_of(model, batch)))
-    admin.profile(model, batch)
+    if not kept:
+        admin.profile(model, batch)
     for key, parameter in model.named_parameters():
         if key.endswith("omega_delta"):
             parameter.data.uniform_(-0.3, 0.5)
     attached = result_of(model, batch)
     moved = max(apart_by(a, b) for a, b in zip(before, attached))
+    if kept:
+        return {**row, "verdict": "kept" if same and moved > 1e-3 else "WRONG", "reason": kept}
     admin.fold(model)
     pairs = zip(attached, result_of(model, batch))
     apart = [apart_by(a, b) / max(1.0, a.abs().max().item()) for a, b in pairs]

@@ -1,0 +1,59 @@
+"""Admin under Lightning. The only file here that imports it, as `lightning` or as `pytorch_lightning`.
+
+Trainer(callbacks=[AdminCallback(batch, module="bert")]).fit(model, loader)
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from .attaching import ATTACHED, attach, folded_state_dict, omegas, unfoldable
+from .profiling import profile
+
+try:
+    from lightning.pytorch import Callback
+except ImportError:
+    from pytorch_lightning import Callback
+
+logger = logging.getLogger(__name__)
+FOLDED = "folded"
+"""The key in each checkpoint of the stock model's state dict."""
+
+
+class AdminCallback(Callback):
+    """Attaches before the optimizer is made, logs ω, and puts the folded weights into each checkpoint.
+
+    Args:
+        batch: what the module's forward takes (see `batch`).
+        module: the name of the module to attach to, in the LightningModule. "": the LightningModule itself.
+        rule: for `profile`, at the start of a run that is not resumed. None: ω stays as attach left it.
+        options: for `attach`.
+    """
+
+    def __init__(self, batch: Any, module: str = "", rule: str | None = None, **options: Any) -> None:
+        self.batch, self.module, self.rule, self.options = batch, module, rule, options
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        model = pl_module.get_submodule(self.module)
+        if stage == "fit" and ATTACHED not in vars(model):
+            attach(model, self.batch, **self.options)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.rule and trainer.global_step == 0:
+            profile(pl_module.get_submodule(self.module), trainer.strategy.batch_to_device(self.batch), rule=self.rule)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+        if trainer.global_step % trainer.log_every_n_steps == 0:
+            values = torch.cat(list(omegas(pl_module.get_submodule(self.module)).values())).float()
+            summary = {"omega_min": values.min(), "omega_mean": values.mean(), "omega_max": values.max()}
+            pl_module.log_dict(summary)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        model = pl_module.get_submodule(self.module)
+        if kept := unfoldable(model):
+            logger.warning("Admin: no folded weights in the checkpoint: %s", kept)
+        else:
+            checkpoint[FOLDED] = folded_state_dict(model)

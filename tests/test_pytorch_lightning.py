@@ -1,0 +1,68 @@
+"""Admin under Lightning: attached before the optimizer is made, resumed, the folded weights, and ω in the logs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from post_ln import build, output
+
+import fairseq_admin.pytorch as admin
+
+lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
+from fairseq_admin.pytorch.lightning import AdminCallback  # noqa: E402
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.bert, self.batch = build("bert", torch.float32)
+
+    def training_step(self, batch, index):
+        return self.bert(**self.batch).loss
+
+    def configure_optimizers(self):
+        self.names = [name for name, _ in self.named_parameters() if "omega" in name]
+        return torch.optim.Adam(self.parameters(), lr=3e-3)
+
+
+def fit(folder, steps, resume=None, **options):
+    model = Model()
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
+    saving = lightning.callbacks.ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    callbacks = [AdminCallback(model.batch, "bert", **options), saving]
+    trainer = lightning.Trainer(max_steps=steps, callbacks=callbacks, log_every_n_steps=1, **quiet)
+    lightning.seed_everything(1)
+    trainer.fit(model, torch.utils.data.DataLoader(range(4)), ckpt_path=resume)
+    return model, trainer
+
+
+@pytest.mark.parametrize("rule", [None, "reference"])
+def test_resumed_is_uninterrupted_and_the_folded_weights_are_stock(tmp_path, rule):
+    whole, trainer = fit(tmp_path / "whole", 2, rule=rule)
+    assert len(whole.names) == 6 and trainer.callback_metrics["omega_max"] > 1
+    first = admin.attach(build("bert", torch.float32)[0], whole.batch)
+    constant = [omega[0].item() for omega in admin.omegas(first).values()]
+    profiled = [buffer[0].item() for name, buffer in whole.named_buffers() if name.endswith("omega_init")]
+    assert (profiled == constant) == (rule is None) and len(profiled) == 6
+    part, _ = fit(tmp_path / "part", 1, rule=rule)
+    resumed, _ = fit(tmp_path / "part", 2, tmp_path / "part" / "step=1.ckpt", rule=rule)
+    for name, weight in part.named_buffers():
+        assert "omega" not in name or torch.equal(weight, resumed.state_dict()[name])
+    assert all(omega.std() > 0 for omega in admin.omegas(resumed.bert).values())
+    saved = torch.load(tmp_path / "part" / "step=2.ckpt")["folded"]
+    stock = build("bert", torch.float32)[0].eval()
+    stock.load_state_dict(saved)
+    # float32, and weights that were rounded again.
+    assert torch.allclose(output(stock, whole.batch), output(resumed.bert.eval(), whole.batch), atol=1e-4)
+
+
+def test_a_trained_model_gets_no_omega_by_depth(tmp_path):
+    model, batch = build("bert", torch.float32)
+    torch.nn.init.constant_(model.bert.encoder.layer[0].output.LayerNorm.weight, 1.1)
+    holder = Model()
+    holder.bert = model
+    callback = AdminCallback(batch, "bert")
+    with pytest.raises(ValueError, match="the model has been trained"):
+        callback.setup(None, holder, "fit")
+    AdminCallback(batch, "bert", omega=1).setup(None, holder, "fit")
+    assert len(admin.omegas(holder.bert)) == 6
