@@ -26,10 +26,9 @@ from torch.nn.functional import layer_norm
 from ..bar import bar
 from ..errors import AdminError
 from ..method.schemes import layers_of, stacks_of
-from ..method.sublayers import Sublayer, centred, observed
+from ..method.sublayers import Sublayer, channel_variance, observed, own_share
 from ..pytorch.diagnosing import NOISE, perturb
 from . import figure
-from .dependency import own_share
 from .fresh import Fresh
 from .registry import Settings
 from .subject import Subject
@@ -78,10 +77,10 @@ def predicted(before: Sequence[Sublayer], alone: Sequence[Sublayer]) -> Tensor:
     total, sums = 0.0, {}
     for sublayer, moved in zip(before, alone):
         branch, change = sublayer.rows(sublayer.branch), sublayer.rows(moved.branch - sublayer.branch)
-        variance = centred(branch).square().mean()
+        variance = channel_variance(branch).mean()
         if variance > 0:  # a branch that is 0 has no share
-            c = centred(change).square().mean() / variance
-            total += own_share(sublayer) * c.item()
+            c = channel_variance(change).mean() / variance
+            total += (own_share(sublayer) * c).item()
         sums[sublayer.layer] = total
     return torch.tensor(list(sums.values()), dtype=torch.float64)
 
