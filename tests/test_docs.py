@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import doctest
 import re
 import shlex
 import subprocess
@@ -14,10 +15,10 @@ from conftest import ROOT
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from pages import PAGES, commands_of
 
-from fairseq_admin import cli
+from fairseq_admin import TransformerAdminModel, cli
 from fairseq_admin.architectures.config import RULES, AdminOptions, DeeperOptions
 from fairseq_admin.method.schemes import SCHEMES
-from fairseq_admin.radam import RAdamConfig
+from fairseq_admin.radam import RAdam, RAdamConfig
 from fairseq_admin.schedule import DecayConfig
 from recipes.figures.tables import TABLES, learning, write_tables
 
@@ -126,3 +127,9 @@ def test_a_scheme_learns_at_a_rate_where_every_seed_does() -> None:
     assert learning(rows) == [{"scheme": "Admin, SGD", "warm-up 0": "1e-4 1e-3", "warm-up 100": "1e-4 3e-4"}]
     rows[7]["verdict"] = rows[9]["verdict"] = "plateau"
     assert learning(rows)[0]["warm-up 100"] == "none"
+
+
+@pytest.mark.parametrize("documented", [TransformerAdminModel, RAdam])
+def test_docstring_examples_run(documented: type) -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(documented, documented.__name__)
+    assert example.examples and not doctest.DocTestRunner().run(example).failed

@@ -47,7 +47,7 @@ def read_log(folder: Path) -> logs.Log | None:
     if not paths:
         return None
     with paths[0].open(encoding="utf-8", errors="replace") as lines:
-        log = logs.read(lines)
+        log = logs.parse_log(lines)
     if not log.train and not log.valid:
         raise AdminError(
             f"{paths[0]} holds no losses; the log of fairseq-train was expected, with --log-format json or simple and "

@@ -18,8 +18,8 @@ from ..checkpoints.fold import FOLDABLE
 from ..errors import AdminError, line
 from ..method import state_dict
 from ..method.schemes import SCHEMES
-from .options import options_of
 from .samples import Sample, read_samples
+from .training_options import options_of
 
 
 @dataclass(eq=False)
@@ -75,16 +75,16 @@ class Run:
         return {part: text for part, (there, text) in parts.items() if not there}
 
 
-def read_all(folders: list[Path]) -> list[Run]:
+def read_runs(folders: list[Path]) -> list[Run]:
     """The runs in these folders.
 
     Raises:
         AdminError: one is not a run's folder, comes twice, or holds what cannot be read.
     """
-    return [read(folder, name) for folder, name in zip(folders, curves.names(folders))]
+    return [read_run(folder, name) for folder, name in zip(folders, curves.names(folders))]
 
 
-def read(folder: Path, name: str) -> Run:
+def read_run(folder: Path, name: str) -> Run:
     """One run.
 
     Raises:

@@ -1,7 +1,7 @@
 """A report's tables, and those of a recipe's summary in the terminal: a row a fact, a column a run.
 
 This file needs the standard library only, so that recipes can read it without waiting for torch. A run is anything that
-has a `log`, as `logs.read` gives it, and a `score`, a recipe's score.json; what else it needs, `runs.Run` has.
+has a `log`, as `logs.parse_log` gives it, and a `score`, a recipe's score.json; what else it needs, `runs.Run` has.
 """
 
 from __future__ import annotations
