@@ -71,7 +71,7 @@ def fold(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, min_omega: 
     first = [stack for stack in checkpoint.stacks if _embedding_scaled(folded, checkpoint.weights, stack)]
     untied = dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False) if first else {}
     options = stock_options(checkpoint, **untied, **{f"{stack}_learned_pos": True for stack in first})
-    weights = fingerprint.noting(_cast(folded, dtype), checkpoint.text)
+    weights = fingerprint.with_fingerprints(_cast(folded, dtype), checkpoint.text)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": checkpoint.updates}
     note = {"version": __version__, "scheme": checkpoint.scheme_name, "provenance": checkpoint.record}
     return Checkpoint(
