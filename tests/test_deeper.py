@@ -290,7 +290,7 @@ def test_what_is_missing(task, data, tmp_path):
         model.load_state_dict(pretrained(task))
     shutil.copytree(data, tmp_path / "bin", ignore=shutil.ignore_patterns("train*"))
     for empty, given, said in (
-        (deeper.task(tmp_path / "bin"), {}, "there is none"),
+        (deeper.task(tmp_path / "bin"), {}, "which is missing"),
         (deeper.task(data, max_positions=2), {"max_positions": 2}, "are all longer"),
     ):
         model = build(empty, more_layers=1, more_scheme="dt-fixup", **given)
