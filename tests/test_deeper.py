@@ -291,7 +291,7 @@ def test_what_is_missing(task, data, tmp_path):
     shutil.copytree(data, tmp_path / "bin", ignore=shutil.ignore_patterns("train*"))
     for empty, given, said in (
         (deeper.task(tmp_path / "bin"), {}, "which is missing"),
-        (deeper.task(data, max_positions=2), {"max_positions": 2}, "are all longer"),
+        (deeper.task(data, max_positions=2), {"max_positions": 2}, "has no sentence within"),
     ):
         model = build(empty, more_layers=1, more_scheme="dt-fixup", **given)
         rows = {key: it.size(0) for key, it in model.state_dict().items() if "positions" in key}
