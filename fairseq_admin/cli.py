@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import advice, outputs, register, verbs
-from .analysis import options as analysis
+from .analysis import command_line as analysis
 from .arguments import above_zero, count, model, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
 from .method.schemes import MODEL_SCHEMES

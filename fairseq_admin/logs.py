@@ -1,8 +1,8 @@
-"""The losses in fairseq's log, whichever way it was written.
+"""Read the losses from fairseq's log, in any of its formats.
 
---log-format json writes objects and --log-format simple pairs of names and numbers; --log-file leaves out time, level
-and tag, and has every line once or several times. So a line is read by what it holds, not by how it begins. This file
-needs the standard library only, so that recipes can read it without waiting for torch.
+--log-format json writes objects, and --log-format simple pairs of names and numbers. --log-file leaves out time, level
+and tag, and repeats some lines. So a line is recognised by its content, not by its beginning. This file imports the
+standard library only, so that recipes need not wait for torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-# A kill may cut a line short, and the log then goes on in mid-line: the last on a line counts.
+# A kill may cut a line short, and the log then continues on the same line: the last object on a line counts.
 OBJECT = re.compile(r"({[^{}]*})\s*$")
 INTERVAL = re.compile(r".*epoch (?P<epoch>\d+):\s+(?P<done>\d+) / (?P<all>\d+) (?P<pairs>\w+=.+)$")
 END = re.compile(r".*epoch (?P<epoch>\d+) \| (?:valid on '(?P<subset>[^']+)' subset \| )?(?P<pairs>\w+ \S+ \| .+)$")
@@ -27,8 +27,8 @@ GPU = re.compile(r"rank +(\d+): capabilities = .*; name = (.+?)\s*$")
 class Record:
     """One interval of training ("train_inner"), an epoch's mean ("train"), or one validation ("valid") on a subset.
 
-    `epochs` counts fractions too (at the end of an epoch: epochs begun); `bits` is the loss without label smoothing, in
-    bits per token; `seconds` is what the interval took.
+    `epochs` includes fractions (at the end of an epoch: epochs begun). `bits` is the loss without label smoothing, in
+    bits per token. `seconds` is the interval's time in training.
     """
 
     tag: str
@@ -42,8 +42,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Log:
-    """A run's curves, each {updates: bits per token}; its parameters, updates and epochs; the hours its updates took;
-    its GPUs, each once a process, as far as the log names them."""
+    """A run's curves, each {updates: bits per token}, its parameters, updates and epochs, the hours of its updates, and
+    the GPU of each process, if the log names it."""
 
     train: dict[int, float]
     valid: dict[int, float]
@@ -55,14 +55,15 @@ class Log:
 
 
 def perplexity(bits: float) -> float:
-    """Of a loss in bits per token."""
+    """The perplexity of a loss in bits per token."""
     return 2.0**bits if bits < 1000 else math.inf
 
 
 def stats(line: str) -> tuple[str, dict[str, Any]] | None:
-    """What a line tells: its tag, as `Record` has it, and values by fairseq's names; None if it tells nothing.
+    """Read a line's values.
 
-    Of a validation the subset is among the values.
+    Returns:
+        Its tag (see `Record`), and its values by fairseq's names, a validation's subset among them. None: it has none.
     """
     values: dict[str, Any]
     if match := OBJECT.search(line):
@@ -88,8 +89,8 @@ def stats(line: str) -> tuple[str, dict[str, Any]] | None:
     return (tag, values) if "num_updates" in values else None
 
 
-def parse(line: str) -> Record | None:
-    """The record a log line holds, or None. A line cut short by a kill holds none."""
+def parse_line(line: str) -> Record | None:
+    """The record in a log line; None if it has none, or a kill cut it short."""
     line_stats = stats(line)
     if line_stats is None:
         return None
@@ -108,13 +109,16 @@ def parse(line: str) -> Record | None:
         return None
 
 
-def read(lines: Iterable[str]) -> Log:
-    """A run's log. A run killed and resumed goes back to its last checkpoint; what came after that is dropped.
+def parse_log(lines: Iterable[str]) -> Log:
+    """Read a run's log.
 
-    Of several validation subsets the first counts: by that one fairseq chooses its best checkpoint. A resumed run may
-    name others, so that is the first of those reported together, after one number of updates and with no training
-    between.
-    Training is told by intervals, or where there are none (--log-format tqdm, a long --log-interval) by epochs.
+    A killed and resumed run goes back to its last checkpoint, and later records are dropped. Of several validation
+    subsets the first counts, by which fairseq chooses its best checkpoint. A resumed run may name other subsets, so the
+    first is that of the validations reported together: after one number of updates, with no training between.
+    The training curve is by intervals; by epochs if there are none (--log-format tqdm, a long --log-interval).
+
+    Args:
+        lines: the log's.
     """
     curves: dict[str, dict[int, Record]] = {"train_inner": {}, "train": {}, "valid": {}}
     gpus: dict[int, str] = {}
@@ -123,10 +127,10 @@ def read(lines: Iterable[str]) -> Log:
         if match := PARAMS.search(line):
             params = int(match[1].replace(",", ""))
         elif match := GPU.search(line):
-            if int(match[1]) == 0:  # a start, of which fairseq tells every rank in order
+            if int(match[1]) == 0:  # at a start, fairseq lists every rank in order
                 gpus.clear()
             gpus[int(match[1])] = match[2]
-        elif record := parse(line):
+        elif record := parse_line(line):
             if record.tag != "valid" or record.updates != last_updates:
                 subset, last_updates = "", record.updates
             if record.tag == "valid":
@@ -134,14 +138,14 @@ def read(lines: Iterable[str]) -> Log:
                 if record.subset != subset:
                     continue
             for curve in curves.values():
-                for taken_back in [updates for updates in curve if updates > record.updates]:
-                    del curve[taken_back]
+                for dropped in [updates for updates in curve if updates > record.updates]:
+                    del curve[dropped]
             curves[record.tag][record.updates] = record
     train, valid = curves["train_inner"] or curves["train"], curves["valid"]
-    # The last updates may fall short of an interval; the validation after them gives their number.
+    # The last interval may be incomplete; the validation after it gives the number of updates.
     updates = max([*train, *valid], default=0)
     last = train.get(max(train, default=0))
-    # fairseq rounds to whole seconds: an epoch's sum is nearer than those of its intervals, which may all be 0.
+    # fairseq rounds to whole seconds: an epoch's time is more accurate than its intervals', which may all be 0.
     ended = max(curves["train"], default=0)
     timed = [*curves["train"].values(), *(it for at, it in curves["train_inner"].items() if at > ended)]
     return Log(

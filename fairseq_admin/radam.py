@@ -88,6 +88,23 @@ class Chunk(NamedTuple):
 class RAdam(Optimizer):
     """Rectified Adam without steps while the variance is intractable, its state in float32 whatever the parameters'.
 
+    Example:
+        >>> import torch
+        >>> from fairseq_admin.radam import RAdam
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = RAdam([weight], lr=0.1, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
+        >>> for step in range(6):
+        ...     optimizer.zero_grad()
+        ...     weight.square().sum().backward()
+        ...     optimizer.step()
+        ...     print(step + 1, bool((weight < 1).all()))
+        1 False
+        2 False
+        3 False
+        4 False
+        5 False
+        6 True
+
     The arguments are torch's; weight decay is decoupled.
     """
 

@@ -172,7 +172,7 @@ def report(args: argparse.Namespace) -> str:
     from .report import page, runs
 
     outputs.check(args.output, [path for run in args.runs for path in run.rglob("*") if path.suffix != ".html"])
-    read = runs.read_all(args.runs)
+    read = runs.read_runs(args.runs)
     for run in read:
         if run.log is None:
             print(f"fairseq-admin: {run.missing['curves']}", file=sys.stderr)

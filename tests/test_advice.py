@@ -1,10 +1,9 @@
-"""fairseq-admin advise: are its numbers the formulas' and the recipes', and is what was not measured said?"""
+"""fairseq-admin advise: are its settings the recipes', and does it say what was not measured?"""
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 
 import pytest
@@ -12,46 +11,12 @@ from conftest import ROOT
 
 from fairseq_admin import advice, cli
 from fairseq_admin.errors import AdminError
-from fairseq_admin.pytorch.omega import omega_from_variances
 from recipes import recipe
 
 
 def said(capsys: pytest.CaptureFixture, *arguments: str) -> str:
     assert cli.main(["advise", *arguments]) == 0
     return capsys.readouterr().out
-
-
-def test_sums_against_omega_from_variances() -> None:
-    """Is Admin's Σ β² that of ω by the rule `paper`, and Post-LN's that of ω = 1?"""
-    import torch
-
-    branches = torch.tensor(advice.variances(20, 30)["decoder"], dtype=torch.float64)
-    omega = omega_from_variances(branches, torch.ones((), dtype=torch.float64))
-    for scheme, scales in (("admin", omega), ("post-ln", torch.ones_like(omega))):
-        expected = (branches / (scales**2 + branches)).sum().item()
-        assert advice.output_change(scheme, "decoder", branches.tolist()) == pytest.approx(expected)
-
-
-def test_the_profile_gives_the_published_omega() -> None:
-    """Do the branch variances add up to ω at the end of the stacks of the published profile, 8.84 and 11.25?"""
-    encoder, decoder = (advice.variances(100, 100)[side] for side in ("encoder", "decoder"))
-    found = [math.sqrt(1 + sum(them[:-1])) for them in (encoder, decoder)]
-    assert found == pytest.approx([8.84, 11.25], rel=0.01)  # the variances are means over the layers
-
-
-def test_growth_with_depth() -> None:
-    """From 12 to 96 layers, is Post-LN's sum 8 times as large, and Admin's and Pre-LN's larger by about ln 8?"""
-    shallow, deep = advice.variances(12, 0)["encoder"], advice.variances(96, 0)["encoder"]
-    change = {
-        name: [advice.output_change(name, "encoder", them) for them in (shallow, deep)]
-        for name in ("post-ln", "admin", "pre-ln")
-    }
-    assert change["post-ln"][1] == pytest.approx(8 * change["post-ln"][0])
-    for name in ("admin", "pre-ln"):
-        assert change[name][1] - change[name][0] == pytest.approx(math.log(8), rel=0.1)
-    assert advice.output_change("post-ln-pre-ln", "decoder", deep) == change["pre-ln"][1]
-    assert advice.output_change("post-ln-pre-ln", "encoder", deep) == change["post-ln"][1]
-    assert advice.output_change("deepnorm", "encoder", deep) is None
 
 
 @pytest.mark.parametrize("experiment", advice.EXPERIMENTS, ids=lambda it: it.target)
@@ -101,4 +66,4 @@ def test_command(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(AdminError, match="at least 1 layer is needed"):
         advice.advise(0, 0)
     plain = said(capsys, "--encoder-layers", "0", "--decoder-layers", "24", "--scheme", "t-fixup")
-    assert plain.count("not measured") == 4 and max(map(len, plain.splitlines())) <= 100
+    assert plain.count("not measured") == 3 and max(map(len, plain.splitlines())) <= 100

@@ -111,7 +111,7 @@ def test_two_streams_are_not_measured_as_one(tmp_path: Path, capsys: pytest.Capt
     """ResiDual's output is not that of its last sub-layer, which is Post-LN's."""
     given = ["--admin-scheme", "residual", *FRESH, *QUICK, "-o", str(tmp_path / "out")]
     assert cli.main(["analyze", "output-change", *given]) == 2
-    assert "a stack of ResiDual gives the sum of two streams" in capsys.readouterr().err and not list(
+    assert "the output of ResiDual's stack is a sum of two streams" in capsys.readouterr().err and not list(
         tmp_path.iterdir()
     )
 
@@ -189,11 +189,11 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("dependency", "a CHECKPOINT or --arch is expected, and neither was found"),
-        ("dependency CHECKPOINT --arch transformer_admin_6l", "both were found"),
+        ("dependency", "either a CHECKPOINT or --arch was expected, but neither was given"),
+        ("dependency CHECKPOINT --arch transformer_admin_6l", "both were given"),
         ("dependency CHECKPOINT", "no sentences to measure on. Give --data"),
-        ("dependency CHECKPOINT CHECKPOINT --data DATA", "is of one checkpoint, and 2 were"),
-        ("updates CHECKPOINT --data DATA", "Give two or more of a run"),
+        ("dependency CHECKPOINT CHECKPOINT --data DATA", "measures one checkpoint, but 2 were"),
+        ("updates CHECKPOINT --data DATA", "Give two or more checkpoints of a run"),
         ("updates CHECKPOINT CHECKPOINT --data DATA", "has the same weights as"),
         ("updates CHECKPOINT STOCK --data DATA", "are of different models"),
         ("omega STOCK", "STOCK has no omega"),

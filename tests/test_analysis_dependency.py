@@ -16,7 +16,7 @@ from fairseq_admin.method.sublayers import observed, real_positions
 
 
 def part_by_hand(x: Tensor, j: int, branches: list[Tensor], norms: list[nn.Module], scheme: str) -> list[Tensor]:
-    """What branch j (0: the input) has contributed to each output: the others are left out of the sums, and the
+    """What branch j (0: the input) has contributed to each normalised sum: the others are left out of the sums, and the
     deviations are those of the whole sums. Position by position; shapes (P, C), float64."""
     found = []
     whole, part = x, x if j == 0 else torch.zeros_like(x)
@@ -27,6 +27,8 @@ def part_by_hand(x: Tensor, j: int, branches: list[Tensor], norms: list[nn.Modul
         part = omega * part + (branch if i == j else 0)
         if scheme == "b2t" and i % 2 == 0:
             whole, part = whole + start_whole, part + start_part
+        scale = torch.stack([of.std(unbiased=False) for of in whole])
+        found.append((part - part.mean(1, keepdim=True)) / scale[:, None])
         if scheme != "pre-ln":
             rows = []
             for row, of in zip(part, whole):
@@ -36,8 +38,6 @@ def part_by_hand(x: Tensor, j: int, branches: list[Tensor], norms: list[nn.Modul
             whole = nn.functional.layer_norm(whole, whole.shape[1:], norm.weight, norm.bias, norm.eps)
         if i % 2 == 0:
             start_whole, start_part = whole, part
-        scale = torch.stack([of.std(unbiased=False) for of in whole])
-        found.append((part - part.mean(1, keepdim=True)) / scale[:, None])
     return found
 
 

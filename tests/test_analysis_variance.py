@@ -52,4 +52,4 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     found = result["beta2"]["0.98"]
     assert lines["Adam"][6] == found["adam"][5] and lines["RAdam, drawn"][20] == found["radam, drawn"][19]
     assert cli.main(["analyze", "variance", "model.pt", "-o", str(tmp_path / "other")]) == 2
-    assert "variance is of no model, and a CHECKPOINT, --arch or --data was found" in capsys.readouterr().err
+    assert "variance measures no model, but CHECKPOINT, --arch or --data was given" in capsys.readouterr().err

@@ -156,7 +156,7 @@ def test_every_scheme_trains_on_a_frozen_encoder_and_loads_back(scheme, task):
         other.load_state_dict(model.state_dict())
         assert torch.equal(other.eval()(some_words(), classification_head_name=HEAD)[0], first)
     if model.more.measured:
-        with pytest.raises(AdminError, match="the model is a copy, without the training set"):
+        with pytest.raises(AdminError, match="the model is a copy and has no training set"):
             others[1].load_state_dict(pretrained(task))
 
 
@@ -257,7 +257,7 @@ def test_the_encoder_learns_at_its_share(handle, task):
         ({"more_scheme": "dt-fixup"}, "--more-layers is 0 and --more-scheme dt-fixup; expected both or neither"),
         ({"more_layers": 2}, "--more-layers is 2 and --more-scheme None; expected both or neither"),
         ({"more_layers": 2, "more_scheme": "t-fixup"}, "its paper scales the embeddings too"),
-        ({"admin_scheme": "dt-fixup"}, "--admin-scheme dt-fixup was given, which is for new layers"),
+        ({"admin_scheme": "dt-fixup"}, "--admin-scheme dt-fixup is only for new layers"),
         ({"encoder_embed_dim": 16}, "embed_tokens.weight of the checkpoint is 49 x 32 and the model's 49 x 16"),
         ({"max_positions": 32}, "embed_positions.weight of the checkpoint is 66 x 32 and the model's 34 x 32"),
         ({"encoder_layers": 2}, "the checkpoint's encoder has 3 layers"),
@@ -290,8 +290,8 @@ def test_what_is_missing(task, data, tmp_path):
         model.load_state_dict(pretrained(task))
     shutil.copytree(data, tmp_path / "bin", ignore=shutil.ignore_patterns("train*"))
     for empty, given, said in (
-        (deeper.task(tmp_path / "bin"), {}, "there is none"),
-        (deeper.task(data, max_positions=2), {"max_positions": 2}, "are all longer"),
+        (deeper.task(tmp_path / "bin"), {}, "which is missing"),
+        (deeper.task(data, max_positions=2), {"max_positions": 2}, "has no sentence within"),
     ):
         model = build(empty, more_layers=1, more_scheme="dt-fixup", **given)
         rows = {key: it.size(0) for key, it in model.state_dict().items() if "positions" in key}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import doctest
 import os
 import re
 import shlex
@@ -16,10 +17,10 @@ from conftest import ROOT
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from pages import PAGES, commands_of
 
-from fairseq_admin import cli
+from fairseq_admin import TransformerAdminModel, cli
 from fairseq_admin.architectures.config import AdminOptions, DeeperOptions
 from fairseq_admin.method.schemes import RULES, SCHEMES
-from fairseq_admin.radam import RAdamConfig
+from fairseq_admin.radam import RAdam, RAdamConfig
 from fairseq_admin.schedule import DecayConfig
 from recipes.figures.tables import TABLES, learning, write_tables
 
@@ -139,3 +140,9 @@ def test_the_site_builds(tmp_path):
     assert done.returncode == 0, done.stderr  # -q would hide warnings, and --strict would count none
     start = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert 'href="results/#demo"' in start and 'src="images/demo-loss.png"' in start
+
+
+@pytest.mark.parametrize("documented", [TransformerAdminModel, RAdam])
+def test_docstring_examples_run(documented: type) -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(documented, documented.__name__)
+    assert example.examples and not doctest.DocTestRunner().run(example).failed

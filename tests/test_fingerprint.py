@@ -46,7 +46,7 @@ def test_another_dictionary_of_the_same_size(name: str, tmp_path: Path) -> None:
     torch.save({"model": model.state_dict()}, tmp_path / "model.pt")
     state = files.read(tmp_path / "model.pt")["model"]
     made = {side: fingerprint.of_dictionary(stack.dictionary) for side, stack in stacks_of(model).items()}
-    assert fingerprint.noted(state) == made
+    assert fingerprint.read_fingerprints(state) == made
     BUILDS[name]().load_state_dict(copy.copy(state))
     for stack in stacks_of(model):
         match = f"the checkpoint's {stack} was trained with another dictionary than the data's"
@@ -58,7 +58,7 @@ def test_another_dictionary_of_the_same_size(name: str, tmp_path: Path) -> None:
 def test_through_a_wrapper() -> None:
     """As those of data parallelism: they put a prefix before keys and do not call the model's load_state_dict."""
     state = nn.ModuleDict({"module": BUILDS["admin"]()}).state_dict()
-    assert set(fingerprint.noted(state)) == {"encoder", "decoder"}
+    assert set(fingerprint.read_fingerprints(state)) == {"encoder", "decoder"}
     with pytest.raises(AdminError, match="the checkpoint's decoder was trained with another dictionary"):
         nn.ModuleDict({"module": other(BUILDS["admin"], "decoder")}).load_state_dict(state)
 

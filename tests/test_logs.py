@@ -34,7 +34,7 @@ def test_names_of_subsets(lines, name):
     """Of files, so with any letters; the first is shown however the others are called."""
     texts = [text.replace("valid_", f"{name}_").replace("'valid'", f"'{name}'") for _, text in lines]
     assert logs.stats(texts[1])[1]["subset"] == name
-    log = logs.read([*texts[:2], lines[1][1].replace("10.028", "9.0"), *texts[2:]])
+    log = logs.parse_log([*texts[:2], lines[1][1].replace("10.028", "9.0"), *texts[2:]])
     assert (log.train, log.valid) == ({6: 9.914, 12: 9.522}, {6: 10.028})
 
 
@@ -45,15 +45,15 @@ def test_resumed_with_other_subsets(lines, epochs_only):
     texts = [text for tag, text in lines if tag != "train_inner" or not epochs_only]
     other = OTHER["json" if lines is JSON else "simple"]
     more = [text.replace("6", "20") for text in (other, texts[1 - epochs_only].replace("10.028", "8.5"))]
-    log = logs.read([*texts, *more])
+    log = logs.parse_log([*texts, *more])
     assert log.valid == {6: 10.028, 20: 9.0} and log.updates == 20
 
 
 def test_the_gpus_are_those_of_the_last_start():
     line = "| INFO | fairseq.utils | rank   {}: capabilities =  8.0  ; total memory = 40.000 GB ; name = {}"
     both = [line.format(rank, "A100") for rank in (0, 1)]
-    assert logs.read(both).gpus == ("A100", "A100")
-    assert logs.read([*both, line.format(0, "H100")]).gpus == ("H100",)
+    assert logs.parse_log(both).gpus == ("A100", "A100")
+    assert logs.parse_log([*both, line.format(0, "H100")]).gpus == ("H100",)
 
 
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
@@ -61,10 +61,10 @@ def test_the_gpus_are_those_of_the_last_start():
 def test_every_format_tells_the_same(lines, tagged):
     """--log-file leaves out the tags, and adds a handler with every epoch, so that lines come twice."""
     told = [HEAD.format(tag) + text if tagged else text for tag, text in lines]
-    log = logs.read([PARAMS, *(line for line in told for _ in range(1 if tagged else 2))])
+    log = logs.parse_log([PARAMS, *(line for line in told for _ in range(1 if tagged else 2))])
     assert (log.train, log.valid) == ({6: 9.914, 12: 9.522}, {6: 10.028})
     assert (log.params, log.updates, log.hours) == (200704, 12, pytest.approx(80 / 3600))
-    assert logs.read(told[:3]).hours == pytest.approx(72 / 3600), "of an epoch that has not ended, its intervals'"
+    assert logs.parse_log(told[:3]).hours == pytest.approx(72 / 3600), "of an epoch that has not ended, its intervals'"
     assert log.epochs == pytest.approx(0.083, abs=1e-3)
 
 
@@ -83,27 +83,27 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(lines):
         return text.replace("num_updates 6", f"num_updates {update}").replace("9.914", loss).replace("10.028", loss)
 
     before = [at(0, 6, "9.0"), at(0, 12, "8.0"), at(1, 12, "8.5"), at(0, 18, "7.0"), at(0, 24, "6.0"), at(1, 24, "6.5")]
-    log = logs.read([*before, at(0, 15, "7.5")])
+    log = logs.parse_log([*before, at(0, 15, "7.5")])
     assert (log.train, log.valid, log.updates) == ({6: 9.0, 12: 8.0, 15: 7.5}, {12: 8.5}, 15)
 
 
 def test_a_long_line_does_not_take_long():
     """Well under a second; looked through from each of its places, it would take minutes."""
     begun = time.process_time()
-    assert logs.parse("epoch 001:  6 / 9 " * 11_000) is None
+    assert logs.parse_line("epoch 001:  6 / 9 " * 11_000) is None
     assert time.process_time() - begun < 10
 
 
 def test_a_line_that_tells_nothing():
     """A killed line goes on with the new log's first; others look like records and are not."""
     cut = JSON[0][1][:40]
-    assert logs.parse(cut) is None and logs.parse('{"epoch": 1, "num_updates": "x"}') is None
-    assert str(logs.parse(cut + JSON[1][1])) == str(logs.parse(JSON[1][1]))
-    assert logs.parse(SIMPLE[0][1][:50] + SIMPLE[2][1]) == logs.parse(SIMPLE[2][1])
+    assert logs.parse_line(cut) is None and logs.parse_line('{"epoch": 1, "num_updates": "x"}') is None
+    assert str(logs.parse_line(cut + JSON[1][1])) == str(logs.parse_line(JSON[1][1]))
+    assert logs.parse_line(SIMPLE[0][1][:50] + SIMPLE[2][1]) == logs.parse_line(SIMPLE[2][1])
     for line in (
         "{'_name': None, 'common': {'seed': 1}}",
         '{"beam": 5}',
         "epoch 001 | of | nothing",
         "H-3\t-0.2\t{ a }",
     ):
-        assert logs.parse(line) is None, line
+        assert logs.parse_line(line) is None, line

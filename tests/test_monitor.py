@@ -54,7 +54,8 @@ def by_hand(stack: Any, run: Callable[[], Any], real: Tensor, pre_ln: bool) -> t
     for branch, norm in zip(branches, norms):
         summed = shortcut * getattr(norm, "omega", torch.ones(1)).double() + branch
         variances.append(reference.variance(branch, real))
-        betas.append(math.sqrt(variances[-1] / reference.variance(summed, real)))
+        shares = [f.var(unbiased=False) / total.var(unbiased=False) for f, total in zip(branch[real], summed[real])]
+        betas.append(math.sqrt(sum(shares) / len(shares)))
         weight, bias = norm.weight.double(), norm.bias.double()
         shortcut = summed if pre_ln else functional.layer_norm(summed, summed.shape[-1:], weight, bias, norm.eps)
     return variances, betas
@@ -94,14 +95,16 @@ def test_against_fairseqs_modules_in_float64(scheme: str) -> None:
 
 @torch.no_grad()
 def test_b2t_counts_the_third_summand() -> None:
-    """Is the share of B2T's last sub-layers that of all that their norms take?"""
+    """Is the share of B2T's last sub-layers the branch's share of all three summands?"""
     model, (src, lengths, prev) = tiny("b2t"), reference.batch(padded=False)
-    probe, taken = StackProbe(model.encoder, src, variances=True), []
+    probe, branches, totals = StackProbe(model.encoder, src, variances=True), [], []
     for layer in model.encoder.layers:
+        layer.fc2.register_forward_hook(lambda module, inputs, output: branches.append(output.var(-1)))
         norm = layer.final_layer_norm
-        norm.register_forward_pre_hook(lambda module, inputs: taken.append((inputs[0] + module.bottom).var().item()))
+        norm.register_forward_pre_hook(lambda module, inputs: totals.append((inputs[0] + module.bottom).var(-1)))
     model(src, lengths, prev)
-    assert [it.item() for it in probe.sums[1::2]] == pytest.approx(taken, rel=1e-3)  # var() divides by one less
+    expected = [(branch / total).mean().item() for branch, total in zip(branches, totals)]
+    assert [it.item() for it in probe.shares[1::2]] == pytest.approx(expected, rel=1e-5)
 
 
 def steps(model: Any, batches: list[list[tuple]], updates: int = 5) -> list[dict[str, float]]:

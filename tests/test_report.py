@@ -172,7 +172,7 @@ def test_figures_show_every_run_under_its_name(page: Page) -> None:
 
 def test_omega_is_the_checkpoints(folders: list[Path]) -> None:
     """Two sub-layers a layer of the encoder, three of the decoder; the first ω is not trained."""
-    omega = runs.read(folders[0], "run").omega
+    omega = runs.read_run(folders[0], "run").omega
     assert [len(omega[side]["sublayers"]) for side in ("encoder", "decoder")] == [4, 6]
     assert omega["encoder"]["sublayers"][:2] == ["layers.0.self_attn", "layers.0.ffn"]
     assert omega["encoder"]["profiled"] == [2, 2, 2, 2]
@@ -189,7 +189,7 @@ def test_hostile_text_is_text(page: Page) -> None:
 
 def test_translations_of_one_sentence_stand_together(folders: list[Path], page: Page) -> None:
     """And the browser tells by a sentence's letters whether it is read from right to left."""
-    assert tables.translations(runs.read_all(folders)) == [("eins", [HOSTILE, "one"], "one")]
+    assert tables.translations(runs.read_runs(folders)) == [("eins", [HOSTILE, "one"], "one")]
     assert page.source.count("<dd") == page.source.count('dir="auto"') == 4
 
 
@@ -213,7 +213,7 @@ def test_a_pretrained_encoder_is_called_by_its_scheme(scheme: str, layers: int, 
     options = {"admin_scheme": scheme, "more_layers": layers, "more_scheme": "pre-ln" if layers else None}
     args = Namespace(arch="deeper_admin", task="any", criterion="any", **options)
     Checkpoint({"args": args, "model": deeper.build(Task(), **options).state_dict()}).write(tmp_path / "average.pt")
-    run = runs.read(tmp_path, "run")
+    run = runs.read_run(tmp_path, "run")
     assert run.model["title"] == title and run.missing["fold"] == f"{title} cannot be folded."
 
 
@@ -286,8 +286,8 @@ def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pyt
         ("b.log", "", "several logs (a.log, b.log)"),
         ("score.json", "{", "score.json: cannot be read"),
         ("score.json", "[]", "found a list, expected a JSON object"),
-        ("run.json", {"samples": [{"src": "a", "hyp": "b"}]}, "run.json is not what a recipe writes"),
-        ("run.json", {"versions": "torch 2.13"}, "run.json is not what a recipe writes"),
+        ("run.json", {"samples": [{"src": "a", "hyp": "b"}]}, "run.json was not written by a recipe"),
+        ("run.json", {"versions": "torch 2.13"}, "run.json was not written by a recipe"),
         ("analysis/x.json", {"what": "dependency"}, "holds dependency that cannot be shown (KeyError: 'stacks')"),
         ("average.pt", "text", "is not a checkpoint"),
     ],

@@ -472,7 +472,7 @@ def test_scale_is_loaded_with_the_weights():
         ("masked", {"encoder_normalize_before": True}, "^--encoder-normalize-before was given, .* pre-ln"),
         ("masked", {"encoder_layers_to_keep": "1,3"}, "^--encoder-layers-to-keep is 1,3; expected .* from 0 to 2,"),
         ("masked", {"admin_scheme": "t-fixup"}, "^--admin-scheme t-fixup was given; its paper has no gain for an enc"),
-        ("masked", {"admin_scheme": "dt-fixup"}, "^--admin-scheme dt-fixup was given, which is for new layers"),
+        ("masked", {"admin_scheme": "dt-fixup"}, "^--admin-scheme dt-fixup is only for new layers"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )

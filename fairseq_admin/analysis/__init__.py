@@ -1,1 +1,1 @@
-"""What the papers measure of a model: fairseq-admin analyze."""
+"""`fairseq-admin analyze`: the papers' measurements, on your own model."""

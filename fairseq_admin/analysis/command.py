@@ -1,4 +1,4 @@
-"""fairseq-admin analyze: what it measures on, and the three files that it writes, whole or not at all."""
+"""fairseq-admin analyze: choose the subject, measure, and write three files, all or none."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ def _subject(args: argparse.Namespace) -> Subject | list[Path] | None:
     of = MEASURES[args.what].of
     if of == "nothing":
         if args.checkpoints or args.arch or args.data:
-            raise AdminError(f"{args.what} is of no model, and a CHECKPOINT, --arch or --data was found. Leave it out.")
+            raise AdminError(
+                f"{args.what} measures no model, but CHECKPOINT, --arch or --data was given. Leave it out."
+            )
         return None
     if of == "runs":
         return args.checkpoints
     if bool(args.checkpoints) == bool(args.arch):
         which = "both were" if args.arch else "neither was"
-        raise AdminError(f"a CHECKPOINT or --arch is expected, and {which} found. Give one of them.")
+        raise AdminError(f"either a CHECKPOINT or --arch was expected, but {which} given. Give one of them.")
     if len(args.checkpoints) > 1 and of != "checkpoints":
-        raise AdminError(f"{args.what} is of one checkpoint, and {len(args.checkpoints)} were found. Give one.")
+        raise AdminError(f"{args.what} measures one checkpoint, but {len(args.checkpoints)} were given. Give one.")
     if not (args.data or args.random_tokens or (of == "weights" and args.checkpoints)):
         raise AdminError(
             "there are no sentences to measure on. Give --data, a folder that fairseq-preprocess wrote, or "
@@ -43,7 +45,17 @@ def _subject(args: argparse.Namespace) -> Subject | list[Path] | None:
 
 
 def run(args: argparse.Namespace) -> str:
-    """Measure, draw, write; what to say of it."""
+    """Measure, draw and write.
+
+    Args:
+        args: the parsed command line.
+
+    Returns:
+        The paths of the files, one a line.
+
+    Raises:
+        AdminError: an option does not go with the measure, or a file cannot be written.
+    """
     stem = args.output.with_suffix("") if args.output.suffix in SUFFIXES else args.output
     if stem.name in ("", ".."):
         raise AdminError(f"-o {args.output}/ is a folder; the name of the files to write was expected, without .json.")

@@ -17,21 +17,21 @@ TAGS = {"train": "training", "valid": "validation"}
 
 
 def names(folders: Sequence[Path]) -> list[str]:
-    """What to call runs: the last parts of their paths, as many as it takes to tell them apart.
+    """Name runs by the last parts of their paths, as many as tell them apart.
 
     Raises:
-        AdminError: one comes twice.
+        AdminError: a folder is given twice.
     """
     whole = [folder.resolve() for folder in folders]
     if twice := next((path for path in whole if whole.count(path) > 1), None):
-        raise AdminError(f"{twice} was given more than once; each run counts once. Name it once.")
+        raise AdminError(f"{twice} was given more than once; each run counts once. Give it once.")
     depths = range(1, max(len(path.parts) for path in whole) + 1)
     shortened = (["/".join(path.parts[-depth:]) for path in whole] for depth in depths)
     return next(short for short in shortened if len(set(short)) == len(short))
 
 
 def read_log(folder: Path) -> logs.Log | None:
-    """A run's log, train.log or the only file *.log or *log.txt there is; None without one.
+    """Read a run's log: train.log, or else the only *.log or *log.txt. None if there is no log.
 
     Raises:
         AdminError: it is not a folder, has several logs, or one without losses.
@@ -47,7 +47,7 @@ def read_log(folder: Path) -> logs.Log | None:
     if not paths:
         return None
     with paths[0].open(encoding="utf-8", errors="replace") as lines:
-        log = logs.read(lines)
+        log = logs.parse_log(lines)
     if not log.train and not log.valid:
         raise AdminError(
             f"{paths[0]} holds no losses; the log of fairseq-train was expected, with --log-format json or simple and "
@@ -57,7 +57,7 @@ def read_log(folder: Path) -> logs.Log | None:
 
 
 def no_log(folder: Path) -> str:
-    """What to say of a run without a log, and what to do."""
+    """The message for a run without a log."""
     return (
         f"{folder} has no log: found no train.log; expected the output of fairseq-train. Train with --log-format json "
         f"and 2>&1 | tee {folder}/train.log, or copy the log there."
@@ -65,7 +65,10 @@ def no_log(folder: Path) -> str:
 
 
 def of_logs(runs: Mapping[str, logs.Log]) -> dict[str, dict[str, Any]]:
-    """Of every run {updates, perplexity} of training and of validation; a perplexity that is not finite is None."""
+    """The curves of every run: {"train": {"updates": [...], "perplexity": [...]}, "valid": ...}.
+
+    A perplexity that is not finite is None.
+    """
     curves: dict[str, dict[str, Any]] = {}
     for name, log in runs.items():
         for tag, losses in (("train", log.train), ("valid", log.valid)):
@@ -76,13 +79,13 @@ def of_logs(runs: Mapping[str, logs.Log]) -> dict[str, dict[str, Any]]:
 
 
 def measure(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
-    """The curves of the runs in these folders.
+    """Measure the curves of runs.
 
     Raises:
-        AdminError: there is none, or one has no log.
+        AdminError: no folder is given, or one has no log.
     """
     if not folders:
-        raise AdminError("a run's folder is expected, and none was found. Give one, or several.")
+        raise AdminError("no folder was given; at least one run's was expected. Give one, or several.")
     read: dict[str, logs.Log] = {}
     for name, folder in zip(names(folders), folders):
         log = read_log(folder)
@@ -94,10 +97,11 @@ def measure(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any], looks: Mapping[str, dict[str, Any]] | None = None) -> figure.Figure:
-    """A panel for training, one for validation; a run's colour and marker are the same in both.
+    """Draw one panel for training and one for validation; a run has the same colour and marker in both.
 
     Args:
-        looks: of every run, how matplotlib draws its lines; None: in the order of the colours.
+        result: the output of `measure`, or {"runs": `of_logs`}.
+        looks: matplotlib's line options by run; None: in the order of the colours.
     """
     looks = looks or {name: figure.style(number) for number, name in enumerate(result["runs"])}
     drawn, panels = figure.panels(len(TAGS), sharey=True)

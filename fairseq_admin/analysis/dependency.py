@@ -1,16 +1,16 @@
-"""On which branches each sub-layer's output depends (Liu et al. 2020, sections 4.1 and 4.2, figures 7 and 8).
+"""The dependency of each sub-layer's output on each branch (Liu et al. 2020, sections 4.1 and 4.2, figures 7 and 8).
 
-    x̂_i = Σ_{j≤i} β_{i,j} â_j        x̂_i   output of sub-layer i, normalised
+    x̂_i = Σ_{j≤i} β_{i,j} â_j        x̂_i   sum of sub-layer i, normalised
                                       â_j   output of branch j, normalised; â_0 is the stack's input
 
-x_i is a sum of what each branch has contributed to it: a norm subtracts a mean from, divides and scales the sum, and so
-each part of it; a shortcut's scale multiplies each part before. The parts are followed through the stack exactly, with
-the norms' means and deviations as they are on these sentences. β_{i,j} is the size of part j in x̂_i:
+The sum of sub-layer i consists of one part per branch. A norm subtracts a mean from each part, divides and scales it; a
+shortcut's scale multiplies it. The parts are followed through the stack exactly, with the means and deviations of these
+sentences. β_{i,j} is the size of part j in x̂_i:
 
-    β_{i,j}² = E[ part_j² ],    the mean over channels and positions, of the part divided by x_i's deviation there
+    β_{i,j}² = E[ part_j² ],    the mean over channels and positions of the part divided by the sum's deviation there
 
-At initialisation the parts are nearly independent, so Σ_j β_{i,j}² ≈ 1; after training they need not be. How far any
-row's sum is from 1 is reported as `error`. The norms' biases are no branch's part, and are left out.
+At initialisation the parts are nearly independent, so Σ_j β_{i,j}² ≈ 1; after training they may not be. `error` is the
+largest deviation of a row's sum from 1. The norms' biases belong to no branch and are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..bar import each
 from ..method.schemes import stacks_of
-from ..method.sublayers import Sublayer, centred, observed
+from ..method.sublayers import Sublayer, centred, channel_variance, observed
 from . import figure
 from .subject import Subject
 
@@ -33,7 +33,7 @@ def squared_dependencies(sublayers: list[Sublayer]) -> Tensor:
     """β² of one forward pass, summed over the positions.
 
     Args:
-        sublayers: of one stack, S of them.
+        sublayers: the S sub-layers of one stack.
 
     Returns:
         Shape (S + 1, S + 1), lower triangular, float64. The first row is the stack's input.
@@ -51,30 +51,13 @@ def squared_dependencies(sublayers: list[Sublayer]) -> Tensor:
         parts[i] = sublayer.b * sublayer.rows(sublayer.branch)
         if sublayer.bottom is not None:
             parts[: len(at_bottom)] += at_bottom
-        scale, variance = _scale(sublayer), _variance(sublayer)
+        norm, variance = sublayer.norm, channel_variance(sublayer.rows(sublayer.total))
         for j, part in enumerate(parts[: i + 1]):
-            part.copy_(centred(part) * scale)
-            squared[i, j] = (centred(part).square().mean(-1) / variance).sum(dtype=torch.float64)
+            part.copy_(centred(part))
+            squared[i, j] = (part.square().mean(-1) / variance).sum(dtype=torch.float64)
+            if norm is not None:
+                part.mul_(norm.weight / (variance + norm.eps).sqrt()[:, None])
     return squared
-
-
-def _scale(sublayer: Sublayer) -> Tensor | float:
-    """What a sub-layer's norm multiplies a part without mean by. Shape (R, C)."""
-    if sublayer.norm is None:
-        return 1.0
-    deviation = sublayer.rows(sublayer.total).var(-1, unbiased=False, keepdim=True).add(sublayer.norm.eps).sqrt()
-    return sublayer.norm.weight / deviation
-
-
-def _variance(sublayer: Sublayer) -> Tensor:
-    """Of the output, over the channels of each position. Shape (R,)."""
-    return centred(sublayer.rows(sublayer.output)).square().mean(-1)
-
-
-def own_share(sublayer: Sublayer) -> float:
-    """β_{i,i}² alone, the mean over the positions: the share of a sub-layer's output that is its own branch's."""
-    part = centred(sublayer.b * sublayer.rows(sublayer.branch)) * _scale(sublayer)
-    return (centred(part).square().mean(-1) / _variance(sublayer)).mean().item()
 
 
 def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:

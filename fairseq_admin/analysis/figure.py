@@ -1,4 +1,4 @@
-"""One look for every figure: legible when small and in print, and to the colour-blind. matplotlib is asked for last."""
+"""One look for every figure: legible when small, in print and to the colour-blind. Imports matplotlib at first use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:  # also what the measures call them
     from matplotlib.figure import Figure as Figure
     from matplotlib.figure import FigureBase
 
-# Okabe and Ito's, which the colour-blind can tell apart; each line has a marker of its own too, for print.
+# Okabe and Ito's colours, which the colour-blind can tell apart; for print, each line also has its own marker.
 ALWAYS = {"admin": "#0072B2", "post-ln": "#D55E00", "pre-ln": "#009E73"}
-"""The colours of schemes, in every figure: blue, vermilion and bluish green. Nothing else has them."""
+"""The colours of schemes in every figure: blue, vermilion and bluish green. Nothing else uses them."""
 COLOURS = ("#000000", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vPX"
 VARIABLES = {
@@ -23,15 +23,15 @@ VARIABLES = {
     "#D55E00": "var(--vermilion)", "#009E73": "var(--green)", "#CC79A7": "var(--pink)", "#E69F00": "var(--orange)",
     "#56B4E9": "var(--sky)",
 }  # fmt: skip
-"""What the colours of a figure are called in the style of a page, which has others in the dark."""
+"""The CSS variables that replace the colours in a page, which has other colours in its dark style."""
 STACKS = {"encoder": {"linestyle": "-", "marker": "o"}, "decoder": {"linestyle": "--", "marker": "s"}}
-"""How the lines of a stack are drawn, in the colour of its scheme."""
+"""Line styles of the stacks, in the colour of the scheme."""
 SHADES = "cividis"
-"""Even steps in grey, and the same to the colour-blind."""
+"""A colour map with even steps in grey and to the colour-blind."""
 WIDTH = 7.2
-"""Of a figure, in inches; a page shows it about that wide."""
+"""The width of a figure in inches, about that on a page."""
 DPI = 200
-"""About twice what a screen shows."""
+"""About twice a screen's."""
 
 LOOK: Any = {
     "font.size": 9,
@@ -50,7 +50,14 @@ LOOK: Any = {
 
 
 def panels(count: int, height: float = 3.2, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of some panels next to each other, in rows. (Not pyplot's, which keeps every figure.)"""
+    """A new figure and its panels, row by row. (Not by pyplot, which keeps every figure.)
+
+    Args:
+        count: panels in a row.
+        height: of the figure, in inches.
+        rows: rows of panels.
+        options: for matplotlib's subplots.
+    """
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(WIDTH if count > 1 else WIDTH * 0.7, height), layout="constrained")
@@ -58,14 +65,14 @@ def panels(count: int, height: float = 3.2, rows: int = 1, **options: Any) -> tu
 
 
 def heat_map(axes: Axes, table: list[list[float]], low: float, **options: Any) -> Any:
-    """Shares from `low` to 1 as colours on a logarithmic scale; what is lower has the lowest one's."""
+    """Draw shares from `low` to 1 as colours on a logarithmic scale; lower ones in the lowest colour."""
     from matplotlib.colors import LogNorm
 
     return axes.imshow(table, cmap=SHADES, norm=LogNorm(low, 1, clip=True), **options)
 
 
 def whole_numbers(*axes: Axis) -> None:
-    """Ticks at whole numbers only."""
+    """Put ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
     for axis in axes:
@@ -73,23 +80,23 @@ def whole_numbers(*axes: Axis) -> None:
 
 
 def colour(scheme: str) -> str:
-    """A scheme's own, or black."""
+    """The colour of a scheme; black if it has none."""
     return ALWAYS.get(scheme, "black")
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour and marker of a figure's line of that number, where lines are not schemes."""
+    """Colour and marker of the line `number` in a figure whose lines are not schemes."""
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
 def name_as_it_is(name: str) -> str:
-    """A file's name as a label: matplotlib reads $ as mathematics, and leaves out of legends what begins with _."""
+    """Escape a file's name for a label: matplotlib reads $ as mathematics, and hides labels that begin with _."""
     shown = name.encode("utf-8", "backslashreplace").decode("utf-8").replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
 
 def plain_logarithmic(axes: Axes) -> None:
-    """A logarithmic y-axis with 0.02, 0.05, 0.1 … as its numbers, also where it spans less than a power of ten."""
+    """Make the y-axis logarithmic, with ticks 0.02, 0.05, 0.1 … even if it spans less than a power of ten."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")
@@ -99,7 +106,7 @@ def plain_logarithmic(axes: Axes) -> None:
 
 
 def headline(drawn: FigureBase, title: str, result: dict[str, Any], with_depth: bool = True) -> None:
-    """Above the panels: what is shown, of which model, and over how many tokens; without depth where that varies."""
+    """Set a title: the measure, the model and the number of tokens; without the depth if the figure varies it."""
     model = result["model"]
     depth = "-".join(f"{model[f'{side}_layers']}L" for side in ("encoder", "decoder") if model[f"{side}_layers"])
     state = f"{model['updates']} updates" if model["updates"] else "at initialisation"
@@ -115,7 +122,7 @@ def set_title(drawn: FigureBase, text: str) -> None:
 
 
 def save(draw: Callable[[Any], Figure], result: Any, png: Path, svg: Path) -> None:
-    """Draw a result, or several, in this look: a PNG of twice a page's width, and SVG; same numbers, same bytes."""
+    """Draw a result as PNG, of twice a page's width, and as SVG. The same numbers give the same bytes."""
     import matplotlib
 
     with matplotlib.rc_context(LOOK):
@@ -126,11 +133,11 @@ def save(draw: Callable[[Any], Figure], result: Any, png: Path, svg: Path) -> No
 
 
 def svg(draw: Callable[[Any], Figure], result: Any) -> str:
-    """The drawing for a page, in the colours of the page's style, whose variables VARIABLES names."""
+    """Draw a result as SVG for a page, with VARIABLES in place of colours."""
     import matplotlib
 
     text = io.StringIO()
-    with matplotlib.rc_context({**LOOK, "svg.hashsalt": None}):  # other names in every drawing of a page
+    with matplotlib.rc_context({**LOOK, "svg.hashsalt": None}):  # unique ids in each drawing of a page
         draw(result).savefig(text, format="svg", metadata={"Date": None}, transparent=True)
     drawing = text.getvalue()
     for colour, variable in VARIABLES.items():
@@ -139,7 +146,7 @@ def svg(draw: Callable[[Any], Figure], result: Any) -> str:
 
 
 def few_colours(png: Path) -> None:
-    """Write a PNG again with 256 colours, which are enough for a figure, and a third of the bytes."""
+    """Reduce a PNG to 256 colours, which suffice for a figure and take a third of the bytes."""
     from PIL import Image
 
     with Image.open(png) as image:

@@ -1,4 +1,4 @@
-"""A model at its initialisation, of any depth, as a subject."""
+"""The subject of a measurement: a model at its initialisation, of any depth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..errors import AdminError, line
 from .subject import BATCH, Source, Subject
 
 SYMBOLS = 1004
-"""In the dictionary of a fresh model on random tokens."""
+"""The size of the dictionary of a fresh model on random tokens."""
 TASKS = {("encoder", "decoder"): "translation", ("decoder",): "language_modeling", ("encoder",): "masked_lm"}
 
 
@@ -34,11 +34,11 @@ class Fresh(Subject):
         """
         Args:
             arch: fairseq's --arch.
-            options: the model's options that were given.
-            source: where the sentences are from.
+            options: the model's options on the command line.
+            source: the origin of the sentences.
 
         Raises:
-            AdminError: the architecture is unknown here.
+            AdminError: --arch names no known architecture.
         """
         self.source, self.name, self.arch, self.options = source, arch, arch, options
         kind = ARCH_MODEL_NAME_REGISTRY.get(arch)
@@ -47,11 +47,11 @@ class Fresh(Subject):
         self.stacks = STACKS[kind]
 
     def make(self, seed: int = 0, **sizes: int) -> Any:
-        """A model as training would begin with, in evaluation mode.
+        """Build a model as training would, in evaluation mode.
 
         Args:
             seed: added to the subject's.
-            sizes: options other than the subject's, as encoder_layers.
+            sizes: options that replace the subject's, such as encoder_layers.
         """
         args = Namespace(**copy.deepcopy({**self.options, **sizes}))
         args.arch = args._name = self.arch
@@ -62,8 +62,10 @@ class Fresh(Subject):
             model = ARCH_MODEL_REGISTRY[self.arch].build_model(args, self.task)
         except AdminError:
             raise
-        except Exception as error:  # fairseq checks little: what does not fit fails where it is first used
-            raise AdminError(f"--arch {self.arch}: no model can be built from these options ({line(error)}).") from None
+        except Exception as error:  # fairseq checks few options, so a wrong one fails anywhere
+            raise AdminError(
+                f"--arch {self.arch}: no model can be built from these options ({line(error)}). Check them."
+            ) from None
         if not getattr(model, "profiled", True):
             with torch.no_grad():
                 model.train()(**self.samples[0]["net_input"])
@@ -80,7 +82,7 @@ class Fresh(Subject):
             words = dict.fromkeys(("source_dictionary", "target_dictionary", "dictionary"), made_up_words(SYMBOLS))
             return SimpleNamespace(**words, max_positions=lambda: BATCH)
         name = TASKS[self.stacks]
-        # Defaults that a training run would take from other parts of its options.
+        # Defaults that a training takes from other parts of its options.
         known = {"train_subset": "train", "required_seq_len_multiple": 1, "seed": source.seed}
         options = {
             option.name: known.get(option.name)

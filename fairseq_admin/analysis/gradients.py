@@ -1,4 +1,4 @@
-"""Where gradients vanish, at the start or after training.
+"""Vanishing gradients, at initialisation or after training.
 
 - Liu et al. 2020, section 3.1, figure 3: the norm of the gradient with respect to every sub-layer's output, relative to
   the largest in the model. Only the Post-LN decoder's vanish (theorem 1).
@@ -33,7 +33,10 @@ DEPTHS = (6, 8, 10, 12, 14)
 
 
 def output_gradients(subject: Subject, model: Any, sample: Any) -> dict[str, list[Sublayer]]:
-    """The sub-layers of every stack on one batch, with gradients at their outputs; those of weights are added up."""
+    """Run one batch forward and backward. Returns the sub-layers by side, with gradients at their outputs.
+
+    The gradients of the weights are added to those of earlier batches.
+    """
     with observed(stacks_of(model), subject.words(sample)) as seen:
         loss = subject.loss(model, sample)
         for sublayer in itertools.chain(*seen.values()):
@@ -43,9 +46,9 @@ def output_gradients(subject: Subject, model: Any, sample: Any) -> dict[str, lis
 
 
 def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
-    """What is measured at every sub-layer and every layer of the subject's model.
+    """Measure every sub-layer and every layer of the subject's model.
 
-    Relative gradients are None where none arrives, as in a fresh Fixup, whose output matrix is 0.
+    Relative gradients are None if no gradient arrives, as in a fresh Fixup, whose output matrix is 0.
     """
     squares: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
     sums: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
@@ -74,7 +77,7 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
 
 
 def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> dict[str, Any]:
-    """The norm of the gradient of the last layer's W2 in every stack, and its power of the depth; None if it is 0."""
+    """The norm of the gradient of the last layer's W2 in every stack, and its power of the depth (None at norm 0)."""
     means: dict[str, list[float]] = {side: [0.0] * len(depths) for side in subject.stacks}
     with bar("gradients by depth", len(depths) * repeats, " models") as shown:
         for place, depth in enumerate(depths):
@@ -93,7 +96,7 @@ def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> d
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """Of the model, by sub-layer and layer; of a fresh one also against depth."""
+    """Measure gradients by sub-layer and layer; in a fresh model also against depth."""
     result: dict[str, Any] = {"stacks": _by_layer(subject)}
     if isinstance(subject, Fresh):
         result["last feed-forward"] = _last_feed_forward(subject, settings.depths or DEPTHS, settings.repeats)
@@ -101,9 +104,9 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """Outputs by sub-layer, feed-forward weights by layer and, of a fresh model, the last of them against depth.
+    """Draw outputs by sub-layer, feed-forward weights by layer and, for a fresh model, the last W2 against depth.
 
-    All are in the colour of the model's scheme; a stack has its own dashes and markers, which are hollow for W2.
+    Colour shows the scheme, dashes and markers the stack; markers of W2 are hollow.
     """
     last = result.get("last feed-forward")
     drawn, panels = figure.panels(3 if last else 2, height=3.4)

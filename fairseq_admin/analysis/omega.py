@@ -1,4 +1,4 @@
-"""ω by sub-layer: as profiled, as trained, and as the rules that know the depth alone have it (section 4.3)."""
+"""ω by sub-layer: profiled, trained, and by the rules that use the depth alone (section 4.3)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from .registry import Settings
 from .subject import Subject
 
 RULES = {"log": "--", "constant": ":"}
-"""The rules that know the depth alone, and how their lines are drawn."""
+"""The rules that use the depth alone, and their line styles."""
 
 
 def by_stack(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """ω of every stack in a state dict: profiled, trained, and by the depth rules."""
-    # Without what training has added, the same function gives what was profiled.
+    """ω of every stack in a state dict: profiled, trained, and by the depth rules.
+
+    Args:
+        weights: a model's state dict.
+
+    Returns:
+        By side: the names of the sub-layers, and a list over them of each kind of ω.
+    """
+    # Without omega_delta, omegas() returns the profiled ω.
     profiled = state_dict.omegas({key: it for key, it in weights.items() if not key.endswith(state_dict.OMEGA_DELTA)})
     return {
         side: {
@@ -34,7 +41,7 @@ def by_stack(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """ω of every stack; of a fresh model none is trained.
+    """Measure ω of every stack; a fresh model has no trained ω.
 
     Raises:
         AdminError: the model has none.
@@ -46,13 +53,14 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
             "admin, before it was folded."
         )
     if not subject.checkpoints:
-        del vars(subject).get("samples", [])[1:]  # ω was profiled on the first, whose tokens the result shall name
         stacks = {side: {**stack, "trained": None} for side, stack in stacks.items()}
+        if subject.has_samples:  # profiling took the first batch alone
+            return {"tokens": subject.tokens(subject.samples[0]), "stacks": stacks}
     return {"stacks": stacks}
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """A panel a stack: ω in its scheme's colour, hollow as profiled; trained, its mean and range over the channels."""
+    """One panel per stack: profiled ω as rings, trained ω as its mean and range over the channels."""
     colour = figure.colour(result["model"]["scheme"])
     drawn, panels = figure.panels(len(result["stacks"]), sharey=True)
     for axes, (side, stack) in zip(panels, result["stacks"].items()):

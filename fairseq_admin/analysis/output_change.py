@@ -1,13 +1,13 @@
-"""How far a small change of the weights moves a stack's output, against its depth (Liu et al. 2020, section 4.2).
+"""The change of a stack's output by a small change of its weights, against depth (Liu et al. 2020, section 4.2).
 
     |F(x, W) - F(x, W*)|² (figure 4)       F: a stack of N layers, its output normalised; the mean over its entries
 
-W* is W with noise in every matrix, or W after one update by Adam. By corollaries 1 and 2 it grows as N for Post-LN and
-as log N for Pre-LN and Admin. Theorem 2 says what it is:
+W* is W with noise in every matrix, or W after one update by Adam. By corollaries 1 and 2 the change grows as N for
+Post-LN and as log N for Pre-LN and Admin. By theorem 2 it is
 
     Var[ F(x, W) - F(x, W*) ] ≈ Σ_i β_{i,i}² C_i       C_i = Var[ â_i(x_{i-1}, W) - â_i(x_{i-1}, W*) ]
 
-with C_i measured where sub-layer i has the input that it has under W: its own change, without that of those below.
+C_i is measured with the input that sub-layer i has under W, so it excludes the change of the sub-layers below.
 (The paper has one constant C.)
 """
 
@@ -26,9 +26,8 @@ from torch.nn.functional import layer_norm
 from ..bar import bar
 from ..errors import AdminError
 from ..method.schemes import layers_of, stacks_of
-from ..method.sublayers import Sublayer, centred, observed
+from ..method.sublayers import Sublayer, channel_variance, observed, own_share
 from . import figure
-from .dependency import own_share
 from .fresh import Fresh
 from .registry import Settings
 from .subject import Subject
@@ -52,7 +51,7 @@ def perturb(model: nn.Module, relative: float, generator: torch.Generator) -> No
 
 @torch.no_grad()
 def first_update(stack: Any, lr: float) -> None:
-    """What Adam's first update does to the parameters of a stack's layers, in place: lr · g / (|g| + ε)."""
+    """Make Adam's first update of the parameters of a stack's layers, in place: −lr · g / (|g| + ε)."""
     for parameter in stack.layers.parameters():
         if parameter.grad is not None:
             parameter -= lr * parameter.grad / (parameter.grad.abs() + EPSILON)
@@ -60,14 +59,14 @@ def first_update(stack: Any, lr: float) -> None:
 
 @torch.no_grad()
 def sublayers_of(stack: Any, words: Tensor, branches: Sequence[Tensor] | None = None) -> list[Sublayer]:
-    """The sub-layers of one stack alone on these words. Shape (B, T). `branches` as for `observed`."""
+    """The sub-layers of one stack on a batch of words, shape (B, T). For `branches` see `watch`."""
     with observed({"stack": stack}, {"stack": words}, branches) as seen:
         stack(words)
     return seen["stack"]
 
 
 def states(sublayers: Sequence[Sublayer]) -> list[Tensor]:
-    """What the stack of the first 1, 2, … N layers gives, normalised. Shapes (R, C)."""
+    """The output of the first 1, 2, … N layers, normalised. Shapes (R, C)."""
     last = {sublayer.layer: sublayer for sublayer in sublayers}  # of each layer
     outputs = [sublayer.rows(sublayer.output) for sublayer in last.values()]
     return [layer_norm(output, output.shape[-1:], eps=torch.finfo(output.dtype).tiny) for output in outputs]
@@ -84,21 +83,21 @@ def predicted(before: Sequence[Sublayer], alone: Sequence[Sublayer]) -> Tensor:
 
     Args:
         before: the sub-layers under W.
-        alone: those under W*, each given what it is given under W.
+        alone: the sub-layers under W*, each with the input that it has under W.
     """
     total, sums = 0.0, {}
     for sublayer, moved in zip(before, alone):
         branch, change = sublayer.rows(sublayer.branch), sublayer.rows(moved.branch - sublayer.branch)
-        variance = centred(branch).square().mean()
-        if variance > 0:  # a branch that is 0 has no share
-            c = centred(change).square().mean() / variance
-            total += own_share(sublayer) * c.item()
+        variance = channel_variance(branch).mean()
+        if variance > 0:  # a zero branch has no share
+            c = channel_variance(change).mean() / variance
+            total += (own_share(sublayer) * c).item()
         sums[sublayer.layer] = total
     return torch.tensor(list(sums.values()), dtype=torch.float64)
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
-    """The least-squares line a + b·x, and the share of y's variance that it explains; 0 for a falling line."""
+    """Fit the least-squares line a + b·x. r2 is the share of y's variance that it explains; 0 for a falling line."""
     points = torch.tensor([list(x), list(y)], dtype=torch.float64)
     if points.size(1) < 2 or not points.std(1).all():
         return {"intercept": float(points[1].mean()), "slope": 0.0, "r2": 0.0}
@@ -110,25 +109,25 @@ def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
 
 
 def fits(depths: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Against N, and against the natural logarithm of N."""
+    """Fit values against N, and against the natural logarithm of N."""
     return {"linear": fit(depths, values), "logarithmic": fit([math.log(n) for n in depths], values)}
 
 
 def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
-    """The changes by noise, what theorem 2 says of them, and those by Adam's first update, which the model then has.
+    """The changes by noise, theorem 2's estimate of them, and the changes by Adam's first update, made in place.
 
     Returns:
         Of the first 1, 2, … N layers, the means over the batches. Shape (3, N).
 
     Raises:
-        AdminError: a stack's output is not that of its last sub-layer.
+        AdminError: the stack's output is not its last sub-layer's (ResiDual).
     """
     side = subject.stacks[0]
     stack = stacks_of(model)[side]
     if layers_of(stack)[0].scheme.second_stream:
         raise AdminError(
-            "output-change: a stack of ResiDual gives the sum of two streams; one whose last sub-layer writes its "
-            "output was expected. Give another --admin-scheme, or measure dependency, gradients or updates."
+            "output-change: the output of ResiDual's stack is a sum of two streams; expected the output of its "
+            "last sub-layer. Give another --admin-scheme, or measure dependency, gradients or updates."
         )
     moved = copy.deepcopy(stack)
     perturb(moved.layers, NOISE, torch.Generator().manual_seed(seed))
@@ -146,7 +145,7 @@ def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """Both series, their fits, and theorem 2's, whose error is None where nothing moves, as in a fresh ReZero."""
+    """Measure both series, their fits and theorem 2's estimate. Its error is None if nothing moves (fresh ReZero)."""
     side, seed, lr = subject.stacks[0], subject.source.seed + 100, settings.lr
     if isinstance(subject, Fresh):
         depths, repeats = list(settings.depths or DEPTHS), settings.repeats
@@ -156,7 +155,7 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
                 model = subject.make(repeat, **{f"{side}_layers": depth})
                 totals[:, place] += _changes(subject, model, seed + repeat, lr)[:, -1] / repeats
                 shown.update()
-    else:  # cut off after each of its layers
+    else:  # its depths are the layers of one model
         totals, repeats = _changes(subject, copy.deepcopy(subject.model), seed, lr), 1
         depths = list(range(1, totals.size(1) + 1))
     noise, expected, update = totals.tolist()
@@ -178,7 +177,7 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """A panel a series: the measured points, both fits, and theorem 2's estimate."""
+    """Draw one panel per series: the measured points, both fits, and theorem 2's estimate."""
     drawn, panels = figure.panels(len(result["series"]))
     for axes, (name, series) in zip(panels, result["series"].items()):
         depths = series["depths"]

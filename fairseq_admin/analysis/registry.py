@@ -1,4 +1,4 @@
-"""One table: what can be measured, and what a measure may be told. A new measure is a new file and a new row."""
+"""The table of measures, and their settings. A new measure is a new file and a new row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Measure(NamedTuple):
-    """A row of the table: what it measures, for --help, and what it is of."""
+    """A row of the table: a text for --help, and the kind of subject."""
 
     text: str
     of: str = "model"
@@ -16,16 +16,16 @@ class Measure(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What a measure may be told besides its model and sentences. It reads what it has a use for."""
+    """Settings of measures, besides model and sentences. Each measure reads those that it needs."""
 
     depths: tuple[int, ...] | None = None
-    """How many layers to measure at; None: the measure's own."""
+    """Numbers of layers to measure at; None: the measure's default."""
     repeats: int = 3
-    """Over how many random draws a mean is taken."""
+    """Number of random draws in a mean."""
     lr: float = 1e-4
     """The learning rate of an optimizer's update."""
     updates: int = 10
-    """How many updates a fresh model makes."""
+    """Updates of a fresh model."""
 
 
 MEASURES: dict[str, Measure] = {
@@ -40,5 +40,5 @@ MEASURES: dict[str, Measure] = {
 
 
 def module_of(what: str) -> ModuleType:
-    """A measure's file, imported when it is asked for; `measure(subject, settings) -> dict`, `draw(dict) -> Figure`."""
+    """Import a measure's file. It has `measure(subject, settings) -> dict` and `draw(dict) -> Figure`."""
     return importlib.import_module(f".{what.replace('-', '_')}", __package__)

@@ -1,7 +1,7 @@
-"""What is measured: a model, here a trained one, and the sentences that go through it.
+"""The subject of a measurement: a model, here a trained one, and the sentences that go through it.
 
-The layers are the plain ones (--admin-fast off), in float32 on the CPU, and dropout is off; ω of a fresh model is
-profiled as training would, with dropout. Batches are small, so that memory does not grow with the number of tokens.
+The layers are plain (--admin-fast off), in float32 on the CPU, without dropout. ω of a fresh model is profiled as in
+training, with dropout. Batches are small, so that memory does not grow with the number of tokens.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from ..method.schemes import SCHEMES, SIDES, layers_of, stacks_of
 from ..version import __version__
 
 BATCH = 512
-"""The most tokens a batch has, padding included; longer sentences are left out."""
+"""Largest number of tokens in a batch, padding included; longer sentences are left out."""
 LENGTH = 32
-"""Of a sentence of random words."""
+"""Words in a random sentence."""
 
 
 class Source(NamedTuple):
-    """Where the sentences are from."""
+    """The origin of the sentences."""
 
     data: Path | None
     """A folder that fairseq-preprocess wrote; None: random words."""
     split: str
     tokens: int
-    """How many real tokens the last stack is given, at least."""
+    """Smallest number of real tokens for the last stack."""
     seed: int
-    """Which sentences, or which random words; and a fresh model's weights."""
+    """Of the choice of sentences, of random words, and of a fresh model's weights."""
 
 
 class Subject:
-    """A model and its samples, each made when it is first asked for. Trained and Fresh say how."""
+    """A model and its samples, each made at its first use; see Trained and Fresh."""
 
     source: Source
     name: str
-    """What errors and results call the model."""
+    """The model's name in errors and results."""
     arch: str
     """fairseq's --arch."""
     checkpoints: list[Checkpoint]
@@ -60,11 +60,11 @@ class Subject:
     task: Any
     """fairseq's, with the split loaded."""
     vocabulary: Any
-    """How many words each stack knows, by its name."""
+    """The number of words in each stack's dictionary, by the stack's name."""
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """fairseq's samples: `net_input`, and `target` with padding where nothing is predicted.
+        """fairseq's samples: `net_input`, and `target`, with padding at positions without a prediction.
 
         Raises:
             AdminError: there are not enough tokens.
@@ -72,7 +72,7 @@ class Subject:
         return self._random_samples() if self.source.data is None else self._read_samples(self.source.data)
 
     def _random_samples(self) -> list[dict[str, Any]]:
-        """Batches of random words, without padding; what they are to predict is random too."""
+        """Batches of random words, without padding, and random targets."""
         generator = torch.Generator().manual_seed(self.source.seed)
         shape = (max(1, min(self.source.tokens, BATCH) // LENGTH), LENGTH)
         *_, last = self.vocabulary.values()
@@ -85,7 +85,7 @@ class Subject:
         return samples
 
     def _read_samples(self, data: Path) -> list[dict[str, Any]]:
-        """Batches of the task's split in an order that the seed gives, until there are enough tokens."""
+        """Batches of the task's split in an order by the seed, until there are enough tokens."""
         source, task = self.source, self.task
         longest = max(BATCH, getattr(getattr(task, "args", None), "tokens_per_sample", 0) or 0)
         positions = resolve_max_positions(longest, task.max_positions())
@@ -95,7 +95,7 @@ class Subject:
         with reading(data):
             for sample in task.get_batch_iterator(task.dataset(source.split), **limits).next_epoch_itr(shuffle=True):
                 samples.append(sample)
-                tokens += self._tokens(sample)
+                tokens += self.tokens(sample)
                 if tokens >= source.tokens:
                     return samples
         raise AdminError(
@@ -104,31 +104,36 @@ class Subject:
         )
 
     def words(self, sample: dict[str, Any]) -> dict[str, Tensor]:
-        """What each stack is given. Shapes (B, T)."""
+        """The input of each stack, by side. Shapes (B, T)."""
         inputs = ("src_tokens", "prev_output_tokens")[: len(self.stacks)]
         return {stack: sample["net_input"][name] for stack, name in zip(self.stacks, inputs)}
 
-    def _tokens(self, sample: dict[str, Any]) -> int:
-        """How many real tokens the last stack is given."""
+    @property
+    def has_samples(self) -> bool:
+        """Whether a measure, or profiling, has used the samples."""
+        return "samples" in vars(self)
+
+    def tokens(self, sample: dict[str, Any]) -> int:
+        """The number of real tokens in the last stack's input."""
         return int(self.words(sample)[self.stacks[-1]].ne(PAD).sum())
 
     def loss(self, model: Any, sample: dict[str, Any]) -> Tensor:
-        """The cross-entropy in nats a predicted token, without label smoothing."""
+        """The cross-entropy, a scalar, in nats per predicted token, without label smoothing."""
         scores = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
         return nll_loss(scores.flatten(0, 1), sample["target"].flatten(), ignore_index=PAD)
 
     def backward(self, model: Any) -> None:
-        """Add the gradient of the mean loss over the batches to the model's."""
+        """Add the gradient of the mean loss over the batches to the gradients of a model's weights."""
         for sample in self.samples:
             (self.loss(model, sample) / len(self.samples)).backward()
 
     def facts(self) -> dict[str, Any]:
-        """What a result says of the model and of the sentences."""
+        """The description of the model and the sentences in a result."""
         facts: dict[str, Any] = {"model": self._model_facts()}
-        if "samples" in vars(self):  # there was a use for them
+        if self.has_samples:
             facts["data"] = "random tokens" if self.source.data is None else str(self.source.data)
             facts["split"] = self.source.split if self.source.data else None
-            facts["tokens"] = sum(map(self._tokens, self.samples))
+            facts["tokens"] = sum(map(self.tokens, self.samples))
         layers = "plain (--admin-fast off), float32, dropout off"
         return {**facts, "seed": self.source.seed, "layers": layers, "versions": versions()}
 
@@ -189,7 +194,7 @@ class Trained(Subject):
 
 
 def versions() -> dict[str, str]:
-    """What computed a result."""
+    """The versions of the packages that compute a result."""
     return {
         "fairseq_admin": __version__,
         "fairseq": fairseq.__version__,

@@ -1,8 +1,8 @@
-"""Adam's updates are even where gradients are not (Liu et al. 2020, section 3.2, figures 5 and 11).
+"""Adam's updates are even although gradients are not (Liu et al. 2020, section 3.2, figures 5 and 11).
 
-Of every weight matrix, by its kind and its layer: the norm of the gradient at a checkpoint, and |W_{i+1} - W_i| until
-the next one; each relative to the largest in its stack. Given checkpoints of one run, these are the W_i. A fresh model
-makes some updates by Adam at one learning rate, without warm-up, and is compared with itself before.
+For every weight matrix, by kind and layer: the norm of the gradient at a checkpoint W_i, and |W_{i+1} - W_i| until the
+next one, each relative to the largest in its stack. The W_i are checkpoints of one run; or a fresh model before and
+after some updates by Adam at one learning rate, without warm-up.
 
 The spread of a kind is its largest norm over its smallest, among the layers of a stack.
 """
@@ -33,13 +33,13 @@ KINDS = {
     "self_attn out_proj": "self-att. Wo", "encoder_attn q_proj": "enc.-att. Wq", "encoder_attn k_proj": "enc.-att. Wk",
     "encoder_attn v_proj": "enc.-att. Wv", "encoder_attn out_proj": "enc.-att. Wo", "fc1": "W1", "fc2": "W2",
 }  # fmt: skip
-"""The kinds of weight matrix, and how a figure names them."""
+"""The kinds of weight matrix, and their names in a figure."""
 Norms = dict[str, dict[str, list[float]]]
-"""Of a stack, of a kind: by layer."""
+"""By stack, by kind, by layer."""
 
 
 def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
-    """The norms of the weight matrices of the layers in a state dict, or of what goes with them."""
+    """The norms of tensors named as the weight matrices of layers: weights, gradients or changes."""
     layers: dict[str, dict[str, dict[int, float]]] = {}
     for key, tensor in of_stacks(tensors).items():  # type: ignore[arg-type]
         if (match := NAME.fullmatch(key)) and tensor is not None and tensor.dim() > 1:
@@ -53,7 +53,7 @@ def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
 
 
 def _gradients(subject: Subject, model: Any) -> Norms:
-    """Of the mean loss over the batches."""
+    """The norms of the gradients of the mean loss over the batches."""
     model.zero_grad()
     subject.backward(model)
     return norms({name: parameter.grad for name, parameter in model.named_parameters()})
@@ -64,7 +64,7 @@ def _moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Norms:
 
 
 def _interval(first: str, last: str, gradient: Norms, update: Norms) -> dict[str, Any]:
-    """The norms between two checkpoints; the spread of a kind is None where one of its norms is 0."""
+    """A result for the interval between two checkpoints; the spread of a kind is None if one of its norms is 0."""
     both = {"gradient": gradient, "update": update}
     spread = {what: {side: _spread(kinds) for side, kinds in sides.items()} for what, sides in both.items()}
     return {"from": first, "to": last, **both, "spread": spread}
@@ -98,23 +98,23 @@ def _of_fresh(subject: Fresh, settings: Settings) -> dict[str, Any]:
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """One interval between each checkpoint and the next, or one of a fresh model.
+    """Measure the interval from each checkpoint to the next, or one interval of a fresh model.
 
     Raises:
-        AdminError: there is but one checkpoint, or nothing has changed from one to the next.
+        AdminError: only one checkpoint is given, or two have the same weights.
     """
     if isinstance(subject, Fresh):
         return {"intervals": [_of_fresh(subject, settings)]}
     if len(subject.checkpoints) < 2:
         raise AdminError(
-            f"updates are what changes from one checkpoint to the next, and {subject.checkpoints[0].name} is one. Give "
-            "two or more of a run, in their order."
+            f"{subject.checkpoints[0].name} is the only checkpoint; updates compares each with the next. Give two or "
+            "more checkpoints of a run, in order."
         )
     return {"intervals": _of_checkpoints(subject.checkpoints, subject)}
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """A row of panels a stack, gradients and updates of the last interval: kinds against layers."""
+    """Draw gradients and updates of the last interval, one row of panels per stack: kinds against layers."""
     last = result["intervals"][-1]
     sides = list(last["update"])
     names = " to ".join(figure.name_as_it_is(last[name].rpartition("/")[2]) for name in ("from", "to"))

@@ -1,15 +1,15 @@
-"""How much Adam's step varies in the first updates, and RAdam's (Liu et al. 2020, "On the Variance of the Adaptive
+"""The variance of Adam's and RAdam's step in the first updates (Liu et al. 2020, "On the Variance of the Adaptive
 Learning Rate and Beyond", sections 3 and 4).
 
-    ψ_t = sqrt( (1 - β2^t) / ((1 - β2) Σ_i β2^(t-i) g_i²) )        Adam moves by it times the mean gradient
+    ψ_t = sqrt( (1 - β2^t) / ((1 - β2) Σ_i β2^(t-i) g_i²) )        Adam's step is ψ_t times the mean gradient
 
-At first v_t is a mean of few squares and may be near 0, so ψ_t may be huge. With g ~ N(0, 1), and the weighted mean of
-t squares taken for an even one of ρ_t squares, ψ_t² is ρ_t over a χ² of ρ_t degrees of freedom, and
+At first v_t is a mean of few squares and may be near 0, so ψ_t may be huge. Let g ~ N(0, 1), and approximate the
+weighted mean of t squares by an even mean of ρ_t squares. Then ψ_t² is ρ_t over a χ² of ρ_t degrees of freedom, and
 
     Var[ψ_t] = ρ/(ρ - 2) - ρ/2 ( Γ((ρ - 1)/2) / Γ(ρ/2) )²,    ρ = ρ_t > 2,    infinite below
 
-RAdam multiplies by r_t, so that the variance is nearly that of late updates, and makes no step while ρ_t ≤ 5. The drawn
-gradients are without the approximation. No model is needed.
+RAdam multiplies the step by r_t, which makes the variance nearly that of late updates, and makes no step while
+ρ_t ≤ 5. The drawn gradients need no approximation. No model is needed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ BETAS = (0.98, 0.999)
 UPDATES = 500
 DRAWS = 10_000
 FIRST = 5
-"""The first update at which a drawn variance has a finite error: E[ψ⁴] is finite for more than 4 squares."""
+"""The first update with a finite error of the drawn variance: E[ψ⁴] is finite for more than 4 squares."""
 
 
 def variance_of_rate(degrees: float) -> float:
-    """Var[ψ] of an even mean of so many squares of N(0, 1), a number that need not be whole."""
+    """Var[ψ] of an even mean of `degrees` squares of N(0, 1). `degrees` may be fractional."""
     if degrees <= 2:
         return math.inf
     mean = math.sqrt(degrees / 2) * math.exp(math.lgamma((degrees - 1) / 2) - math.lgamma(degrees / 2))
@@ -39,7 +39,7 @@ def variance_of_rate(degrees: float) -> float:
 
 
 def drawn(beta2: float, updates: int, draws: int, seed: int) -> tuple[list[float], list[float]]:
-    """Var[ψ_t] of drawn gradients, and the standard error of that, by update from FIRST on."""
+    """Var[ψ_t] of drawn gradients and its standard error, by update from FIRST on."""
     generator = torch.Generator().manual_seed(seed)
     moment = torch.zeros(draws, dtype=torch.float64)
     variances, errors = [], []
@@ -62,7 +62,7 @@ def measure(
     draws: int = DRAWS,
     seed: int = 1,
 ) -> dict[str, Any]:
-    """Variances by update, the first is update 1; None where they are infinite, or where RAdam makes no step."""
+    """Compute variances by update, from update 1; None if infinite, or if RAdam makes no step."""
     tables = {}
     early: list[float | None] = [None] * (FIRST - 1)
     for beta2 in betas:
@@ -84,9 +84,9 @@ def measure(
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """A panel a β2: lines are closed forms, dots are drawn."""
+    """Draw one panel per β2: closed forms as lines, drawn gradients as dots."""
     made, panels = figure.panels(len(result["beta2"]), sharey=True)
-    # Evenly apart on the axis, which is logarithmic.
+    # Evenly spaced on the logarithmic axis.
     shown = sorted({round(result["updates"] ** (step / 25)) for step in range(26)})
     for axes, (beta2, series) in zip(panels, result["beta2"].items()):
         for number, (name, title) in enumerate((("adam", "Adam"), ("radam", "RAdam"))):

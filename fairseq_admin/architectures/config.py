@@ -1,4 +1,4 @@
-"""The options of our models: fairseq's own and Admin's, with sizes filled in."""
+"""The options of our models, fairseq's and Admin's, and their default sizes."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ SIZES = ("input_dim", "output_dim", "embed_dim", "ffn_embed_dim", "layers", "att
 
 
 def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
-    """fairseq's options as one flat dataclass: the encoder.layers of its TransformerConfig becomes encoder_layers.
+    """Flatten fairseq's options into one dataclass: encoder.layers of its TransformerConfig becomes encoder_layers.
 
-    fairseq turns command-line options into a registered dataclass only where the names match, and they are flat. Sizes
-    have no default here: an --arch preset, or else the base preset, fills in those that were not given. (With fairseq's
-    512 as input and output dimension, a narrower language model would get two projections that nobody asked for.)
+    fairseq turns command-line options into a registered dataclass by name, and the command line's names are flat. Sizes
+    have no default here: the --arch preset fills them in. (With fairseq's default of 512 for the input and output
+    dimension, a narrower language model would get two unwanted projections.)
     """
     flat = []
     for outer in fields(config):
@@ -45,21 +45,21 @@ def _flat(config: Type[FairseqDataclass]) -> Type[FairseqDataclass]:
 
 
 OUTSIDE = {"update_freq": [1], "log_interval": 100, "save_dir": "checkpoints"}
-"""fairseq's options that are not a model's, with fairseq's defaults."""
+"""Options of fairseq's trainer that our models read, with fairseq's defaults."""
 
 
 @dataclass
 class AdminOptions(FairseqDataclass):
-    """Admin's own options, which every model has."""
+    """Admin's options, for every model."""
 
     admin_scheme: ChoiceEnum(tuple(SCHEMES)) = field(  # type: ignore[valid-type]
         default="admin",
-        metadata={"help": "what is done with norm, shortcut, branch and initial weights (the table in schemes.py)"},
+        metadata={"help": "the residual scheme: norm, shortcut, branch and initial weights (the table in schemes.py)"},
     )
     admin_init: ChoiceEnum(RULES) = field(  # type: ignore[valid-type]
         default="reference",
         metadata={
-            "help": "how the shortcut scales omega are set: from the first training batch as the authors' code does "
+            "help": "rule that sets the shortcut scales omega: from the first training batch as the authors' code does "
             "(reference) or as the paper says (paper), or from the depth alone (log, constant)"
         },
     )
@@ -67,7 +67,7 @@ class AdminOptions(FairseqDataclass):
         default=None,
         metadata={
             "help": "initial feed-forward weights: Xavier-uniform with zero bias, as in the papers' fairseq (xavier), "
-            "or as in today's (stock); not given: as the scheme's row of the table says"
+            "or as in today's (stock); default: by the scheme's row of the table"
         },
     )
     admin_profile_tokens: int = field(
@@ -88,8 +88,8 @@ class AdminOptions(FairseqDataclass):
     admin_monitor: int = field(
         default=0,
         metadata={
-            "help": "once in so many updates, log the branches' share and variance and the gradient's norm by stack, "
-            "and look for signs of divergence (0: only omega, once an interval of the log)"
+            "help": "every N updates, log the branches' share and variance and the gradient's norm by stack, "
+            "and warn of signs of divergence (0: only omega, once an interval of the log)"
         },
     )
     update_freq: List[int] = II("optimization.update_freq")
@@ -99,17 +99,17 @@ class AdminOptions(FairseqDataclass):
 
 @dataclass
 class TransformerAdminConfig(AdminOptions, _flat(TransformerConfig)):  # type: ignore[misc]
-    """Every option of fairseq's Transformer, and Admin's own."""
+    """Every option of fairseq's Transformer, and Admin's."""
 
 
 @dataclass
 class TransformerLMAdminConfig(AdminOptions, _flat(TransformerLanguageModelConfig)):  # type: ignore[misc]
-    """Every option of fairseq's `transformer_lm`, and Admin's own."""
+    """Every option of fairseq's `transformer_lm`, and Admin's."""
 
 
 @dataclass
 class DeeperOptions(FairseqDataclass):
-    """What `deeper_admin` adds. The encoder's rate, and no dropout in the new layers: as in DT-Fixup."""
+    """The options of `deeper_admin`. The encoder's rate, and no dropout in the new layers, are DT-Fixup's."""
 
     more_layers: int = field(default=0, metadata={"help": "new layers on top of the encoder"})
     more_scheme: Optional[ChoiceEnum(tuple(SCHEMES))] = field(  # type: ignore[valid-type]
@@ -118,20 +118,21 @@ class DeeperOptions(FairseqDataclass):
     more_dropout: float = field(default=0.0, metadata={"help": "dropout of every kind in the new layers"})
     pretrained_lr_factor: float = field(
         default=0.008,
-        metadata={
-            "help": "what the encoder's learning rate is multiplied by; 0: it is frozen, 1: any optimizer will do"
-        },
+        metadata={"help": "factor of the encoder's learning rate; 0: the encoder is frozen, 1: any optimizer works"},
     )
     profile_sentences: int = field(
         default=0,
-        metadata={
-            "help": "look at so many sentences of the training set for DT-Fixup's largest norm (0: at all of them)"
-        },
+        metadata={"help": "number of training sentences on which DT-Fixup's largest norm is measured (0: all)"},
     )
 
 
 def fill(args: Any, **defaults: Any) -> None:
-    """Set every option that was not given."""
+    """Set every option of `args` that is missing or None, in place.
+
+    Args:
+        args: options.
+        defaults: their values by name.
+    """
     for name, value in defaults.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
@@ -150,7 +151,12 @@ def fill_sizes(
     ffn_embed_dim: int = 2048,
     attention_heads: int = 8,
 ) -> None:
-    """Set every size not given to the preset's value; a decoder width not given follows the encoder's."""
+    """Set every missing size of a translation model, in place; a missing decoder width is the encoder's.
+
+    Args:
+        args: options.
+        encoder_layers, decoder_layers, embed_dim, ffn_embed_dim, attention_heads: the preset's sizes.
+    """
     _fill_stack(args, "encoder", encoder_layers, embed_dim, ffn_embed_dim, attention_heads)
     fill_decoder(args, decoder_layers, args.encoder_embed_dim, args.encoder_ffn_embed_dim, attention_heads)
 
@@ -158,7 +164,12 @@ def fill_sizes(
 def fill_decoder(
     args: Any, layers: int = 6, embed_dim: int = 512, ffn_embed_dim: int = 2048, attention_heads: int = 8
 ) -> None:
-    """Set every size of a decoder not given to the preset's value; widths not given follow the embedding's."""
+    """Set every missing size of a decoder, in place; missing input and output widths are the embedding's.
+
+    Args:
+        args: options.
+        layers, embed_dim, ffn_embed_dim, attention_heads: the preset's sizes.
+    """
     _fill_stack(args, "decoder", layers, embed_dim, ffn_embed_dim, attention_heads)
     fill(args, decoder_input_dim=args.decoder_embed_dim, decoder_output_dim=args.decoder_embed_dim)
 
@@ -166,7 +177,12 @@ def fill_decoder(
 def fill_masked(
     args: Any, layers: int = 12, embed_dim: int = 768, ffn_embed_dim: int = 3072, attention_heads: int = 12
 ) -> None:
-    """Set every option of a masked language model not given to the preset's value, or else RoBERTa's."""
+    """Set every missing option of a masked language model, in place, to the preset's value or else RoBERTa's.
+
+    Args:
+        args: options.
+        layers, embed_dim, ffn_embed_dim, attention_heads: the preset's sizes.
+    """
     _fill_stack(args, "encoder", layers, embed_dim, ffn_embed_dim, attention_heads)
     _fill_admin(args)
     if args.admin_scheme == "pre-ln":
@@ -175,40 +191,53 @@ def fill_masked(
 
 
 def _fill_admin(args: Any) -> None:
-    """Defaults for Admin's own options, which an older checkpoint, or a Namespace made by hand, lacks."""
+    """Set missing options of Admin: an older checkpoint, or a Namespace made by hand, lacks some."""
     fill(args, **{option.name: OUTSIDE.get(option.name, option.default) for option in fields(AdminOptions)})
 
 
 def _copied(cfg: Any) -> Namespace:
-    """A copy of the options, whatever holds them."""
+    """Copy options from a Namespace or a DictConfig."""
     flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
     args = Namespace(**flat)
     _fill_admin(args)
-    if getattr(args, "offload_activations", False):  # as fairseq's presets do: inputs are offloaded to be computed from
+    if getattr(args, "offload_activations", False):  # as in fairseq's presets: offloaded inputs are for recomputation
         args.checkpoint_activations = True
     return args
 
 
 def flat_translation(cfg: Any) -> Namespace:
-    """The options of a translation model, complete, with Admin's next to them."""
+    """Complete the options of a translation model.
+
+    Args:
+        cfg: a Namespace or DictConfig, left unchanged.
+    """
     args = _copied(cfg)
     fill_sizes(args)
     return args
 
 
 def flat_decoder(cfg: Any) -> Namespace:
-    """The options of a language model as fairseq's `transformer_lm` reads them, complete, with Admin's next to them."""
+    """Complete the options of a language model, as fairseq's `transformer_lm` reads them.
+
+    Args:
+        cfg: a Namespace or DictConfig, left unchanged.
+    """
     args = _copied(cfg)
     fill_decoder(args)
     for option in fields(TransformerLMAdminConfig):
-        # Leave out those that come from the task and the trainer (add_bos_token, update_freq, ...).
+        # Skip those that come from the task and the trainer (add_bos_token, update_freq, ...).
         if option.default is not MISSING and not str(option.default).startswith("${"):
             fill(args, **{option.name: option.default})
     return args
 
 
 def flat_encoder(cfg: Any, task: Any) -> Namespace:
-    """The options of a masked language model as fairseq's RoBERTa reads them, complete, with Admin's next to them."""
+    """Complete the options of a masked language model, as fairseq's RoBERTa reads them.
+
+    Args:
+        cfg: a Namespace or DictConfig, left unchanged.
+        task: fairseq's, for the longest input.
+    """
     args = _copied(cfg)
     fill_masked(args)
     fill(args, tokens_per_sample=task.max_positions())
@@ -217,7 +246,12 @@ def flat_encoder(cfg: Any, task: Any) -> Namespace:
 
 
 def nested(args: Namespace, sides: Sequence[str] = SIDES) -> TransformerConfig:
-    """Complete options as fairseq's own layers read them, of a model with these stacks."""
+    """Nest complete options as fairseq's layers read them.
+
+    Args:
+        args: flat options.
+        sides: the model's stacks; another stack gets 0 layers.
+    """
     cfg = TransformerConfig.from_namespace(args)
     for side in set(SIDES) - set(sides):
         getattr(cfg, side).layers = 0

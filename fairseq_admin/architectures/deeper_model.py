@@ -1,4 +1,4 @@
-"""The model `deeper_admin`: a pre-trained RoBERTa, new layers of any scheme on top of it, and fairseq's heads."""
+"""The model `deeper_admin`: a pre-trained RoBERTa, new layers of any scheme on top, and fairseq's heads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MORE = "more."
 
 
 def _more_options(args: Any) -> Any:
-    """The options of the new layers as fairseq's layers read them."""
+    """The options of the new layers, as fairseq's layers read them."""
     cfg = nested(copy.deepcopy(args), ["encoder"])
     cfg.admin_scheme = args.more_scheme
     cfg.encoder.layers = args.more_layers
@@ -56,13 +56,18 @@ class FastMoreLayers(MoreLayers, FastEncoder):
 class DeeperAdminModel(MaskedLMAdminModel):
     """RoBERTa, new layers on top of it, and fairseq's classification heads.
 
-    --admin-scheme is the scheme that the encoder was pre-trained with (a stock RoBERTa is `post-ln`), --more-scheme the
-    new layers'. The state dict is that of `masked_lm_admin`, and the new layers' under `more.`; one without these is a
-    pre-trained encoder's, and loading it sets the new layers up.
+    --admin-scheme is the scheme of the pre-trained encoder (a stock RoBERTa is `post-ln`), --more-scheme that of the
+    new layers. The state dict is that of `masked_lm_admin`, with the new layers under `more.`. A state dict without
+    them is a pre-trained encoder's, and loading it sets the new layers up.
 
-    A frozen encoder (--pretrained-lr-factor 0) is always in evaluation mode: the new layers get the features that they
-    were set up on and will be tested on. None of its weights wants a gradient, so nothing is kept for a backward.
-    (DT-Fixup's authors do not freeze theirs; their code's option for it, which is off, leaves the dropout on.)
+    A frozen encoder (--pretrained-lr-factor 0) is always in evaluation mode, so the new layers get the same features in
+    set-up, training and test. Its weights need no gradient, so nothing is kept for a backward. (DT-Fixup's authors do
+    not freeze theirs; their code has an option for it, off by default, which leaves the dropout on.)
+
+    Args:
+        args: the options, as `build_model` completes them.
+        encoder: RoBERTa's encoder over the layers of --admin-scheme.
+        task: fairseq's, with the training set that sets the new layers up.
     """
 
     def __init__(self, args: Any, encoder: AdminMaskedEncoder, task: Any) -> None:
@@ -71,7 +76,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
         self._task: weakref.ref | None = weakref.ref(task)
         self.more: MoreLayers | None = None
         if args.more_layers:
-            # After RoBERTa's own, which draws every weight of the modules that are there.
+            # After RoBERTa's __init__, which draws the weights of every module that exists.
             by_depth = args.admin_init in DEPTH_RULES
             cfg = _more_options(args)
             self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary, by_depth)
@@ -100,7 +105,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary), task)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickled model has: all but the task."""
+        """Copy and pickle everything but the task."""
         return {**vars(self), "_task": None}
 
     def train(self, mode: bool = True) -> DeeperAdminModel:
@@ -112,7 +117,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
     def forward(
         self, src_tokens, features_only=False, return_all_hiddens=False, classification_head_name=None, **kwargs
     ):
-        """As fairseq's RoBERTa, the new layers between its encoder and a head; there are no words to predict."""
+        """Run fairseq's RoBERTa with the new layers between its encoder and a head; it predicts no words."""
         if self.training:
             self._refuse_unready()
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
@@ -136,11 +141,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
             )
 
     def _refuse_other_sizes(self, state: dict[str, Any]) -> None:
-        """Refuse another encoder's weights: width, vocabulary, positions.
-
-        Raises:
-            AdminError: the weights are such.
-        """
+        """Refuse an encoder's weights of another width, vocabulary or number of positions."""
         for key, tensor in self.state_dict().items():
             if key.startswith("encoder.") and key in state and state[key].shape != tensor.shape:
                 raise AdminError(
@@ -150,10 +151,10 @@ class DeeperAdminModel(MaskedLMAdminModel):
                 )
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As `SchemeModel`'s. Weights without new layers are a pre-trained encoder's, and set the new layers up.
+        """Load as `SchemeModel`. Weights without new layers are a pre-trained encoder's, and set the new layers up.
 
         Raises:
-            AdminError: also if the encoder or the new layers are of another kind, or there is nothing to measure on.
+            AdminError: see `SchemeModel`; or the encoder or the new layers differ, or there is no training set.
         """
         state = {key[len(MORE) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(MORE)}
         self.upgrade_state_dict(state_dict)
@@ -185,7 +186,9 @@ class DeeperAdminModel(MaskedLMAdminModel):
     def _set_up(self, more: MoreLayers) -> None:
         """Set the new layers up on the training set."""
         if self._task is None:
-            raise AdminError("the model is a copy, without the training set to set new layers up on. Build it again.")
+            raise AdminError(
+                "the model is a copy and has no training set to set its new layers up on. Build a new one."
+            )
         data, order = self._training_set(self._task())
         budget = max(self.cfg.admin_profile_tokens, max(map(data.num_tokens, order)))  # at least one sentence
         samples = (data.collater([data[i] for i in batch]) for batch in data.batch_by_size(order, budget))
@@ -198,20 +201,18 @@ class DeeperAdminModel(MaskedLMAdminModel):
         self.train(training)
 
     def _training_set(self, task: Any) -> tuple[Any, Any]:
-        """The training set, and the numbers of its sentences, or of --profile-sentences of them, in random order."""
+        """The training set, and the numbers of its sentences, at most --profile-sentences, in random order."""
         needs = f"--more-scheme {self.args.more_scheme} is set up on the training set"
         try:
             task.load_dataset("train")
         except (AssertionError, FileNotFoundError) as error:
             raise AdminError(
-                f"{needs}, and there is none: {error}. Give the folder of data with the split train."
+                f"{needs}, which is missing: {error}. Give the folder of data with the split train."
             ) from error
         data = task.dataset("train")
         order, _ = data.filter_indices_by_size(data.ordered_indices(), task.max_positions())
         if not len(order):
-            raise AdminError(
-                f"{needs}, whose sentences are all longer than --max-positions, or there are none. Give others."
-            )
+            raise AdminError(f"{needs}, which has no sentence within --max-positions. Give another training set.")
         return data, order[: self.args.profile_sentences or None]
 
 

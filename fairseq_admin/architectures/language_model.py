@@ -18,7 +18,7 @@ from .scheme_model import SchemeModel
 
 
 def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecoder:
-    """Our decoder, called as fairseq's TransformerDecoder is, with flat options."""
+    """Our decoder with the signature of fairseq's TransformerDecoder, which takes flat options."""
     cfg = nested(args, ["decoder"])
     decoder = decoder_class(cfg)(cfg, dictionary, embed_tokens, no_encoder_attn)
     decoder.args = args
@@ -27,10 +27,13 @@ def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecod
 
 @register_model("transformer_lm_admin", dataclass=TransformerLMAdminConfig)
 class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
-    """Decoder-only Transformer with a scheme of the table in schemes.py: Admin, unless the options say otherwise.
+    """fairseq's decoder-only Transformer with a scheme of the table in schemes.py, by default Admin.
 
     Task, criteria and commands are fairseq's for language models. The state dict is that of fairseq's
-    `transformer_lm` plus what `TransformerAdminModel` adds to a stock one's.
+    `transformer_lm` with the entries that `TransformerAdminModel` adds.
+
+    Args:
+        decoder: a stack of the scheme's layers.
     """
 
     def __init__(self, decoder: AdminDecoder) -> None:
@@ -53,7 +56,7 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
             return super().build_model(args, task)
 
     def forward(self, src_tokens, **kwargs):
-        """As fairseq's language model; the first call in training mode begins by profiling ω on its batch."""
+        """Run as fairseq's language model; the first call in training mode profiles ω on its batch first."""
         self.before_forward(None, src_tokens)
         return super().forward(src_tokens, **kwargs)
 

@@ -31,10 +31,10 @@ class AdminMaskedEncoder(RobertaEncoder):
 
 @register_model("masked_lm_admin")
 class MaskedLMAdminModel(SchemeModel, RobertaModel):
-    """RoBERTa with a scheme of the table in schemes.py: Admin, unless the options say otherwise.
+    """fairseq's RoBERTa with a scheme of the table in schemes.py, by default Admin.
 
     Task, criteria, classification heads and commands are fairseq's for RoBERTa. The state dict is that of fairseq's
-    `roberta` plus what `TransformerAdminModel` adds to a stock one's. Weights that the scheme does not draw follow
+    `roberta` with the entries that `TransformerAdminModel` adds. Weights that the scheme does not draw follow
     RoBERTa's law, N(0, 0.02²) with zero biases; `stock` feed-forward weights, too.
     """
 
@@ -65,11 +65,11 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
 
     @classmethod
     def make(cls, args: Any, task: Any) -> MaskedLMAdminModel:
-        """The model of options that are complete."""
+        """Build the model from complete options."""
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary))
 
     def forward(self, src_tokens, *args, **kwargs):
-        """As fairseq's RoBERTa; the first call in training mode begins by profiling ω on its batch."""
+        """Run as fairseq's RoBERTa; the first call in training mode profiles ω on its batch first."""
         self.before_forward(src_tokens, None)
         return super().forward(src_tokens, *args, **kwargs)
 

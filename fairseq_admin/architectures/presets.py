@@ -21,20 +21,29 @@ from ..errors import AdminError
 def refuse_fully_sharded(args: Namespace) -> None:
     """Refuse fairscale's sharding, under which a model has its weights only while it runs.
 
+    Args:
+        args: the command line's options.
+
     Raises:
-        AdminError: it was asked for.
+        AdminError: --ddp-backend is fully_sharded.
     """
     if getattr(args, "ddp_backend", None) == "fully_sharded":
         raise AdminError(
-            "--ddp-backend fully_sharded was given; our models have no shards. Leave it out. To save memory give "
+            "--ddp-backend fully_sharded was given; our models cannot be sharded. Leave it out. To save memory give "
             "--checkpoint-activations, --memory-efficient-fp16, or a smaller --max-tokens with a larger --update-freq."
         )
 
 
 def register_presets(name: str, model: type, fill: Callable[..., Any], **presets: dict[str, int]) -> None:
-    """Register a model's presets: what `fill` sets, with the sizes of each; as choices of hydra's group `model` too.
+    """Register a model's presets with fairseq, and as choices of hydra's group `model`.
 
     fairseq calls a preset with all options of the command line, before it reads any data.
+
+    Args:
+        name: the registered name of the model.
+        model: its class.
+        fill: sets the options that the command line does not: fill(args, **sizes).
+        presets: the sizes of each --arch.
     """
     assert MODEL_REGISTRY[name] is model, f"another plugin took the name {name}"
     for arch, sizes in presets.items():
@@ -47,5 +56,5 @@ def register_presets(name: str, model: type, fill: Callable[..., Any], **presets
         options: Any = MODEL_DATACLASS_REGISTRY.get(name, FairseqDataclass)()
         options._name = arch
         ConfigStore.instance().store(arch, options, group="model", provider="fairseq_admin")
-    if name not in presets:  # fairseq has registered a preset of the model's name, which does nothing
+    if name not in presets:  # fairseq registered an empty preset of the model's name
         ARCH_CONFIG_REGISTRY[name] = refuse_fully_sharded

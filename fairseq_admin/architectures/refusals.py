@@ -1,4 +1,4 @@
-"""Options that a scheme, or new layers on an encoder, cannot work with: each is refused with one line."""
+"""Refuse, in one line each, options that do not work with a scheme, or with new layers on an encoder."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ from ..errors import AdminError
 from ..method.schemes import FFN_LAWS, MODEL_SCHEMES, RULES, SCHEMES, SIDES
 
 CHOICES = {"admin_scheme": MODEL_SCHEMES, "admin_init": RULES, "admin_ffn_init": (None, *FFN_LAWS)}
-"""What fairseq-train checks itself, and neither fairseq-hydra-train nor a Namespace made by hand."""
+"""Choices that fairseq-train checks itself; fairseq-hydra-train, or a Namespace made by hand, does not."""
 
 LEAST = {"admin_profile_tokens": 1, "admin_max_skipped_updates": 0, "admin_monitor": 0}
 
 
 def layers_to_keep(stack: Any) -> list[int]:
-    """The layers that --encoder-layers-to-keep or --decoder-layers-to-keep names; none: all stay. -1: not a number.
+    """The layers that --encoder-layers-to-keep or --decoder-layers-to-keep names.
 
     Args:
         stack: the options of an encoder or a decoder.
+
+    Returns:
+        Numbers from 0, with -1 for what is no number. Empty: all layers stay.
     """
     numbers = stack.layers_to_keep.split(",") if stack.layers_to_keep else []
     return [int(number) if number.strip().isdecimal() else -1 for number in numbers]
 
 
 def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> None:
-    """Refuse options under which a scheme is not what its source says.
+    """Refuse options under which a scheme differs from its source.
 
     Args:
         cfg: a model's options.
-        sides: the stacks that it has.
+        sides: its stacks.
 
     Raises:
-        AdminError: such an option was given.
+        AdminError: such an option is set.
     """
     name = cfg.admin_scheme
     if name in SCHEMES and SCHEMES[name].new_layers_only:
         raise AdminError(
-            f"--admin-scheme {name} was given, which is for new layers on a pre-trained encoder alone. Give --arch "
+            f"--admin-scheme {name} is only for new layers on a pre-trained encoder. Give --arch "
             f"deeper_admin --more-layers 24 --more-scheme {name}, or another --admin-scheme."
         )
     for option, choices in CHOICES.items():
@@ -52,7 +55,7 @@ def refuse_unsuitable(cfg: TransformerConfig, sides: Sequence[str] = SIDES) -> N
     _refuse_clashes(cfg)
     if getattr(cfg, "scale_resids", False) or cfg.base_layers:
         option = "scale_resids" if cfg.base_layers == 0 else f"--base-layers {cfg.base_layers}"
-        raise AdminError(f"{option} was given, with which shortcuts are not the scheme's alone. Leave it out.")
+        raise AdminError(f"{option} was given; it changes the shortcuts of the scheme. Leave it out.")
     for side in sides:
         stack = getattr(cfg, side)
         if stack.normalize_before:
@@ -73,11 +76,7 @@ def _flag(option: str) -> str:
 
 
 def _refuse_clashes(cfg: TransformerConfig) -> None:
-    """Refuse an option that does nothing with the scheme, or something else than its source says.
-
-    Raises:
-        AdminError: such an option was given.
-    """
+    """Refuse an option that has no effect with the scheme, or departs from its source."""
     scheme, clash = SCHEMES[cfg.admin_scheme], None
     if not scheme.omega and cfg.admin_init != "reference":
         clash = f"--admin-init {cfg.admin_init}", "has no omega to set"
@@ -95,13 +94,14 @@ def _refuse_clashes(cfg: TransformerConfig) -> None:
 
 
 def refuse_new_layers(args: Any, task: Any) -> None:
-    """Refuse options under which there are no new layers on a pre-trained encoder, or not those of a scheme.
+    """Refuse options that do not work with new layers on a pre-trained encoder.
 
     Args:
-        args: those of `deeper_admin`.
+        args: the options of `deeper_admin`.
+        task: fairseq's.
 
     Raises:
-        AdminError: such an option was given, or the task has no head.
+        AdminError: such an option is set, or the task has no head.
     """
     if getattr(getattr(task, "cfg", None), "classification_head_name", None) is None:
         raise AdminError(

@@ -16,16 +16,38 @@ from .scheme_model import SchemeModel
 
 @register_model("transformer_admin", dataclass=TransformerAdminConfig)
 class TransformerAdminModel(SchemeModel, TransformerModelBase):
-    """Transformer with a scheme of the table in schemes.py: Admin, unless the options say otherwise.
+    """fairseq's Transformer with a scheme of the table in schemes.py, by default Admin.
 
-    With Admin (Liu et al. 2020) ω is profiled on the first training batch, then trained. The state dict holds, next to
-    the stock Transformer's entries, `omega_init` and `omega_delta` in every norm (no `omega_delta` in a stack's first)
-    and `admin_provenance`; while the latter is zero, ω has not been profiled. The state dict of a scheme over stock
-    layers is a stock Transformer's; all others have `admin_provenance`, which then names the scheme.
+    With Admin (Liu et al. 2020) the first forward in training mode profiles ω on its batch; then ω is trained. To the
+    stock Transformer's entries, the state dict adds `omega_init` and `omega_delta` in every norm (no `omega_delta` in a
+    stack's first) and `admin_provenance`, which is zero until ω has been profiled. The state dict of a scheme over
+    stock layers is a stock Transformer's; for any other scheme, `admin_provenance` names it.
+
+    Example:
+        >>> from argparse import Namespace
+        >>> import torch
+        >>> from fairseq.data import Dictionary
+        >>> from fairseq_admin import TransformerAdminModel
+        >>> words = Dictionary()
+        >>> tokens = torch.tensor([[words.add_symbol(word) for word in ("ein", "Haus", "brennt")]])
+        >>> task = Namespace(source_dictionary=words, target_dictionary=words)
+        >>> sizes = {"encoder_layers": 3, "decoder_layers": 2, "encoder_embed_dim": 16, "encoder_attention_heads": 2}
+        >>> model = TransformerAdminModel.build_model(Namespace(**sizes), task)
+        >>> logits, _ = model(tokens, torch.tensor([3]), tokens)
+        >>> logits.shape
+        torch.Size([1, 3, 7])
+        >>> omega = model.encoder.layers[2].final_layer_norm.omega
+        >>> omega.shape, bool((omega > 1).all())
+        (torch.Size([16]), True)
+
+    Args:
+        cfg: the options, as `build_model` completes them.
+        encoder: a stack of the scheme's layers.
+        decoder: a stack of the scheme's layers.
     """
 
     aligned = False
-    """Whether the task loads alignments: its criterion then needs the last decoder layer's attention in training."""
+    """Whether the task loads alignments: its criterion then reads the last decoder layer's attention in training."""
 
     def __init__(self, cfg: TransformerConfig, encoder: AdminEncoder, decoder: AdminDecoder) -> None:
         super().__init__(cfg, encoder, decoder)
@@ -34,7 +56,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
 
     @classmethod
     def add_args(cls, parser) -> None:
-        # TransformerModelBase has options of its own here; this is what fairseq does for every other dataclass.
+        # TransformerModelBase adds its own options here; fairseq does this for every other dataclass.
         super(TransformerModelBase, cls).add_args(parser)
 
     @classmethod
@@ -59,9 +81,9 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
         return decoder_class(cfg)(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
-        """As fairseq's Transformer; the first call in training mode begins by profiling ω on its batch."""
+        """Run as fairseq's Transformer; the first call in training mode profiles ω on its batch first."""
         self.before_forward(src_tokens, prev_output_tokens)
-        kwargs.setdefault("return_all_hiddens", False)  # the encoder's, which no decoder here reads, nor is it returned
+        kwargs.setdefault("return_all_hiddens", False)  # the encoder's: no decoder here reads them
         if self.aligned:
             kwargs.setdefault("alignment_layer", self.decoder.num_layers - 1)
         return super().forward(src_tokens, src_lengths, prev_output_tokens, **kwargs)

@@ -79,11 +79,11 @@ class Checkpoint:
     def text(self) -> dict[str, str]:
         """Fingerprints of its dictionaries, merges and text settings (fingerprint.py); empty for a stock checkpoint."""
         earlier = self.state["extra_state"][FOLD] if self.folded else self.state.get("task_state")
-        return fingerprint.noted(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
+        return fingerprint.read_fingerprints(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
 
     def note_text(self, fingerprints: Mapping[str, str]) -> None:
         """Add fingerprints to those of `text`."""
-        self.state["model"] = fingerprint.noting(self.weights, {**self.text, **fingerprints})
+        self.state["model"] = fingerprint.with_fingerprints(self.weights, {**self.text, **fingerprints})
 
     @cached_property
     def options(self) -> Options:

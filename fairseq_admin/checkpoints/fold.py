@@ -80,7 +80,7 @@ def fold(
     changed |= dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False) if first else {}
     changed |= dict(zip(("source_lang", "target_lang"), languages or ()))
     options = stock_options(checkpoint, **changed)
-    weights = fingerprint.noting(_cast(folded, dtype), checkpoint.text)
+    weights = fingerprint.with_fingerprints(_cast(folded, dtype), checkpoint.text)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": checkpoint.updates}
     note = {"version": __version__, "scheme": checkpoint.scheme_name, "provenance": checkpoint.record}
     return Checkpoint(

@@ -187,6 +187,29 @@ def real_positions(words: Tensor, padding: int, batch_first: bool = False) -> Te
     return (real if batch_first else real.t()).flatten().nonzero().squeeze(1)
 
 
+def channel_variance(x: Tensor) -> Tensor:
+    """The variance over the channels. Shape (..., C) to (...,)."""
+    return centred(x).square().mean(-1)
+
+
+def own_share(sublayer: Sublayer) -> Tensor:
+    """β_{i,i}²: the share of a sub-layer's own branch in its normalised sum.
+
+        β_{i,i}² = E[ Var_C[b f_i] / Var_C[a x_{i-1} + b f_i] ]          Liu et al. 2020, section 4.1
+
+    Var_C is over the channels of a position, whose sum the norm divides by its own deviation; E is the mean over the
+    real positions.
+
+    Args:
+        sublayer: observed in a forward; `output` is not used.
+
+    Returns:
+        A scalar, float32 or wider, on the sub-layer's device.
+    """
+    branch, total = sublayer.rows(sublayer.scaled_branch), sublayer.rows(sublayer.total)
+    return (channel_variance(branch) / channel_variance(total)).mean()
+
+
 def centred(x: Tensor) -> Tensor:
     """Subtract the mean over the channels. Shape (..., C)."""
     return x - x.mean(-1, keepdim=True)

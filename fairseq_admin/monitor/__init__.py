@@ -1,1 +1,1 @@
-"""What a run shows while it trains."""
+"""Measurements of a run while it trains."""

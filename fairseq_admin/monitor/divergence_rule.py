@@ -1,9 +1,9 @@
 """A sign of divergence: the branches' share of a stack's outputs rises, and the loss does not fall.
 
-A large share β makes a stack's output follow every change of its weights, the more the deeper it is (Liu et al. 2020,
-section 4). A share that rises is not a bad sign alone: Admin's begins small and grows while the model learns. In the
-runs that were tried (docs/monitor.md) the loss fell meanwhile in those that learned, and stood still, then rose, in
-those that diverged.
+With a large share β, a stack's output follows every change of its weights, and more so in a deeper stack (Liu et al.
+2020, section 4). A rising share alone is no bad sign: Admin's begins small and grows while the model learns. In our
+trials (docs/monitor.md) the loss fell meanwhile in the runs that learned; in those that diverged it stood still, then
+rose.
 """
 
 from __future__ import annotations
@@ -13,44 +13,48 @@ import math
 SLOW, FAST = 0.05, 0.3
 """Weights of a new measurement in the running levels: means over about 20 measurements, and over about 3."""
 RISE = 1.02
-"""The share rises where the fast level is above so many times the slow one."""
+"""The share rises if the fast level is above RISE times the slow one."""
 FALL = 0.99
-"""The loss falls where the fast level is below so many times the slow one."""
+"""The loss falls if the fast level is below FALL times the slow one."""
 ENOUGH = 20
-"""Measurements before the first sign: the slow level needs so many. Also how many without a sign make the next new."""
+"""Measurements that the slow level needs before the first sign, and measurements without a sign before a new one."""
 
 
 class Level:
-    """A slow and a fast running mean of a value; the mean of all at first."""
+    """A slow and a fast running mean of a value; at first both are the mean of all."""
 
     def __init__(self) -> None:
         self.count = 0
         self.slow = self.fast = 0.0
         self.calm = ENOUGH
-        """Of a share's, how many measurements in a row were without the sign."""
+        """For a share: the number of measurements in a row without the sign."""
 
     def take(self, value: float) -> None:
+        """Add a measurement."""
         self.count += 1
         self.slow += max(SLOW, 1 / self.count) * (value - self.slow)
         self.fast += max(FAST, 1 / self.count) * (value - self.fast)
 
 
 class DivergenceRule:
-    """Takes the measurements of one run in their order, and says when they show the sign."""
+    """Decides, from the measurements of one run in their order, when they show the sign."""
 
     def __init__(self) -> None:
         self.loss = Level()
         self.shares: dict[str, Level] = {}
 
     def warnings(self, update: int, shares: dict[str, float], loss: float) -> list[str]:
-        """What to say after one more measurement; one line a stack, when the sign is new.
+        """Take one more measurement, and warn of new signs.
 
-        One that is not finite, as an overflow gives, tells nothing and would stay in the levels.
+        A measurement that is not finite, as after an overflow, is ignored: it would stay in the levels.
 
         Args:
-            update: the number of the update that was measured.
-            shares: mean β of each stack's sub-layers.
+            update: the number of the measured update.
+            shares: mean β of each stack's sub-layers, by side.
             loss: the training loss of the update.
+
+        Returns:
+            One line for each stack with a new sign.
         """
         if not all(map(math.isfinite, (loss, *shares.values()))):
             return []

@@ -1,1 +1,1 @@
-"""`fairseq-admin report`: what was run and what came out, as one page."""
+"""`fairseq-admin report`: the runs and their results, as one page."""

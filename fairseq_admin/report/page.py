@@ -1,4 +1,4 @@
-"""The page: one file with its style and its figures in it, which runs no script and asks the network for nothing."""
+"""The page: one file with its style and figures, without scripts or requests to the network."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HERE = Path(__file__).parent
 
 
 Picture = tuple[str, str, int | None]
-"""A figure as SVG, its caption, and the number of the run that it is of; None: of all."""
+"""A figure as SVG, its caption, and the number of its run; None: all runs."""
 
 
 def render(runs: list[Run]) -> str:
-    """The page of these runs, as HTML.
+    """Render the page of some runs, as HTML.
 
     Raises:
-        AdminError: a package is missing, or an analysis is not what `fairseq-admin analyze` writes.
+        AdminError: a package is missing, or a file in analysis/ is not from `fairseq-admin analyze`.
     """
     jinja2, _ = need("jinja2"), need("matplotlib")
     environment = jinja2.Environment(
@@ -47,7 +47,7 @@ def render(runs: list[Run]) -> str:
 
 
 def _colours(runs: list[Run]) -> list[str]:
-    """A colour a run: its scheme's, or for another run of that scheme, or another scheme, the next of the others."""
+    """A colour for each run: its scheme's for the first run of a scheme that has one, else the next of COLOURS."""
     colours: list[str] = []
     for number, run in enumerate(runs):
         colour = figure.ALWAYS.get(run.model.get("scheme", ""))
@@ -56,7 +56,7 @@ def _colours(runs: list[Run]) -> list[str]:
 
 
 def _pictures(runs: list[Run], colours: list[str]) -> dict[str, list[Picture]]:
-    """The figures, by the part of the page that they are in."""
+    """The figures, by part of the page."""
     logs = {run.name: run.log for run in runs if run.log}
     looks = {
         run.name: {"color": colour, "marker": figure.MARKERS[number % len(figure.MARKERS)], "gid": f"run-{number}"}
@@ -84,7 +84,7 @@ def _pictures(runs: list[Run], colours: list[str]) -> dict[str, list[Picture]]:
 
 
 def _caption(run: Run, result: dict[str, Any]) -> str:
-    """Whose figure it is, and how well the two laws fit."""
+    """The name of the run, and R² of the two laws."""
     text = f"{run.name}; seed {result.get('seed')}."
     for series, values in result.get("series", {}).items():
         fits = ", ".join(f"{law} {fit['r2']:.4f}" for law, fit in values["fits"].items())

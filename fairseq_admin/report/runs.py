@@ -1,6 +1,6 @@
-"""A run's folder, a recipe's or fairseq-train's --save-dir, as a report shows it.
+"""Read a run's folder, a recipe's or fairseq-train's --save-dir, for a report.
 
-Parts that are not there stay empty; `Run.missing` says of each, in one line, how to make it.
+Missing parts stay empty; `Run.missing` says for each, in one line, how to make it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..checkpoints.fold import FOLDABLE
 from ..errors import AdminError, line
 from ..method import state_dict
 from ..method.schemes import SCHEMES
-from .options import options_of
 from .samples import Sample, read_samples
+from .training_options import options_of
 
 
 @dataclass(eq=False)
 class Run:
-    """What is known of a run."""
+    """The parts of a run."""
 
     folder: Path
     name: str
-    """What the report calls it, unlike any other run's."""
+    """Its unique name in the report."""
     log: logs.Log | None
     checkpoint: Path | None
     score: dict[str, Any]
@@ -37,11 +37,11 @@ class Run:
     """A recipe's run.json: {command, versions, paper, samples}."""
     samples: list[Sample]
     fold: str
-    """What `fairseq-admin fold` said of its check."""
+    """The output of `fairseq-admin fold`: its check."""
     analyses: dict[str, list[dict[str, Any]]]
-    """What `fairseq-admin analyze` wrote, by what it is of."""
+    """The results of `fairseq-admin analyze`, by measure."""
     options: dict[str, str] = field(default_factory=dict)
-    """What it was trained with: fairseq's options that matter, and a recipe's settings of the text."""
+    """The training's options: the main ones of fairseq's, and a recipe's settings of the text."""
     model: dict[str, Any] = field(default_factory=dict)
     """Of its checkpoint: {scheme, title, encoder_layers, decoder_layers, width, updates}."""
     layers: str = ""
@@ -50,7 +50,7 @@ class Run:
     version: str = ""
     """The version of fairseq_admin that profiled it."""
     unfoldable: str = ""
-    """Why `fairseq-admin fold` does not take its checkpoint, if so."""
+    """The reason why `fairseq-admin fold` refuses its checkpoint; empty if it does not."""
 
     @property
     def updates(self) -> int:
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def missing(self) -> dict[str, str]:
-        """Of every part that is not there, how to make it."""
+        """For every missing part, a line that says how to make it."""
         checkpoint = self.checkpoint or "CHECKPOINT"
         no_omega = f"{self.model['title']} has no ω." if self.model else f"{self.folder} has no checkpoint."
         fold = f"fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {self.folder}/fold.txt"
@@ -75,20 +75,24 @@ class Run:
         return {part: text for part, (there, text) in parts.items() if not there}
 
 
-def read_all(folders: list[Path]) -> list[Run]:
-    """The runs in these folders.
+def read_runs(folders: list[Path]) -> list[Run]:
+    """Read runs.
 
     Raises:
-        AdminError: one is not a run's folder, comes twice, or holds what cannot be read.
+        AdminError: a folder is not a run's, is given twice, or has a file that cannot be read.
     """
-    return [read(folder, name) for folder, name in zip(folders, curves.names(folders))]
+    return [read_run(folder, name) for folder, name in zip(folders, curves.names(folders))]
 
 
-def read(folder: Path, name: str) -> Run:
-    """One run.
+def read_run(folder: Path, name: str) -> Run:
+    """Read one run.
+
+    Args:
+        folder: the run's.
+        name: its name in the report.
 
     Raises:
-        AdminError: it is not a folder, has neither log nor checkpoint, or holds what cannot be read.
+        AdminError: it is not a folder, has neither log nor checkpoint, or has a file that cannot be read.
     """
     log, checkpoint = curves.read_log(folder), _newest(folder)
     if log is None and checkpoint is None:
@@ -98,7 +102,7 @@ def read(folder: Path, name: str) -> Run:
         )
     about, fold = _json(folder / "run.json"), folder / "fold.txt"
     if not _is_recipes(about):
-        raise AdminError(f"{folder / 'run.json'} is not what a recipe writes. Move it away for a report without it.")
+        raise AdminError(f"{folder / 'run.json'} was not written by a recipe. Move it away for a report without it.")
     analyses: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((folder / "analysis").glob("*.json")):
         result = _json(path)
@@ -122,7 +126,7 @@ def read(folder: Path, name: str) -> Run:
 
 
 def _newest(folder: Path) -> Path | None:
-    """The checkpoint to read ω and options from: a recipe's average, or the last one."""
+    """The checkpoint for ω and options: a recipe's average, or the last one."""
     for name in ("average.pt", "checkpoint_last.pt", "checkpoints/checkpoint_last.pt"):
         if (folder / name).exists():
             return folder / name
@@ -134,7 +138,7 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _describe(run: Run, checkpoint: Checkpoint) -> None:
-    """Note what a checkpoint says of its model."""
+    """Fill in the description of the model from a checkpoint."""
     scheme = checkpoint.scheme_name
     title = SCHEMES[scheme].title if scheme in SCHEMES else scheme
     layers = checkpoint.layers
@@ -160,7 +164,7 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def _is_recipes(about: dict[str, Any]) -> bool:
-    """Whether a run.json has the shape of a recipe's; another program may write one, too."""
+    """Whether a run.json has the shape of a recipe's; other programs write files of this name."""
     samples, texts = about.get("samples") or [], dict.fromkeys(Sample._fields, str)
     return (
         all(isinstance(about.get(key) or {}, dict) for key in ("versions", "paper"))
@@ -170,10 +174,10 @@ def _is_recipes(about: dict[str, Any]) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no such file.
+    """Read a JSON object from a file; empty if the file is missing.
 
     Raises:
-        AdminError: it holds something else.
+        AdminError: the file is not a JSON object.
     """
     if not path.exists():
         return {}

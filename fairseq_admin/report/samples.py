@@ -1,4 +1,4 @@
-"""Some sentences of the test set with their translations."""
+"""Sentences of the test set with their translations, for a report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 COUNT = 5
 LINE = re.compile(r"(?P<kind>[STH])-(?P<number>\d+)\t(?P<text>.*)")
 CUT = re.compile(r"@@( |$)")
-"""Where byte-pair encoding cuts a word."""
+"""The mark of byte-pair encoding inside a word."""
 
 
 class Sample(NamedTuple):
-    """A sentence, its translation by one run, and the reference; empty where it is not known."""
+    """A sentence, its translation by one run, and the reference; unknown ones are empty."""
 
     source: str
     hypothesis: str
@@ -21,11 +21,11 @@ class Sample(NamedTuple):
 
 
 def read_samples(folder: Path, noted: list[dict[str, str]]) -> list[Sample]:
-    """A run's samples: what its recipe noted, or sentences from all over the output of fairseq-generate.
+    """A run's samples: its recipe's, or else sentences spread over the output of fairseq-generate.
 
     Args:
-        folder: the run's, with generate.txt or generate-SUBSET.txt, as --results-path writes it.
-        noted: {source, hypothesis, reference} each.
+        folder: the run's, with generate.txt, or generate-SUBSET.txt of --results-path.
+        noted: the recipe's samples: {source, hypothesis, reference} each.
     """
     if noted:
         return [Sample(**sample) for sample in noted]
@@ -36,7 +36,7 @@ def read_samples(folder: Path, noted: list[dict[str, str]]) -> list[Sample]:
 
 
 def _generated(path: Path) -> list[Sample]:
-    """The best hypothesis of each sentence in the order of their numbers, byte-pair encoding undone."""
+    """The best hypothesis of each sentence, by number, with byte-pair encoding undone."""
     texts: dict[str, dict[int, str]] = {"S": {}, "T": {}, "H": {}}
     with path.open(encoding="utf-8", errors="replace") as lines:
         for match in filter(None, map(LINE.match, lines)):

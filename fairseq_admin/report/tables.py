@@ -1,7 +1,7 @@
-"""A report's tables, and those of a recipe's summary in the terminal: a row a fact, a column a run.
+"""The tables of a report, and of a recipe's summary in the terminal: one row per fact, one column per run.
 
-This file needs the standard library only, so that recipes can read it without waiting for torch. A run is anything that
-has a `log`, as `logs.read` gives it, and a `score`, a recipe's score.json; what else it needs, `runs.Run` has.
+This file imports the standard library only, so that recipes need not wait for torch. A run is any object with a `log`,
+by `logs.parse_log`, and a `score`, a recipe's score.json; the tables of a report alone need a `runs.Run`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 from ..logs import perplexity
 
 ROWS = 8
-"""So many losses of a run are shown, at most."""
+"""Largest number of losses shown of a run."""
 SCORES = {
     "sacreBLEU": ("score", "signature"),
     "BLEU of tokens": ("tokenised", "tokenised_signature"),
     "BLEU, compounds split": ("compound", "compound_signature"),
 }
-"""Where a score.json has a score, and how it was computed."""
+"""The keys of score.json for each score and for its signature."""
 
 
 class Row(NamedTuple):
-    """One fact of every run; an empty text where it is not known."""
+    """One fact of every run; an unknown one is an empty text."""
 
     title: str
     cells: list[str]
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def _rows(runs: Sequence[Any], facts: dict[str, Callable[[Any], Any]]) -> list[Row]:
-    """The facts that some run has."""
+    """The rows of facts that at least one run has."""
     rows = [Row(title, [str(fact(run) or "") for run in runs]) for title, fact in facts.items()]
     return [row for row in rows if any(row.cells)]
 
@@ -53,12 +53,12 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
 
 
 def results(runs: Sequence[Any]) -> list[Row]:
-    """How the runs did on the test set, and what they took."""
+    """Scores on the test set, and the cost of each run."""
     return _rows(runs, RESULTS)
 
 
 def losses(runs: Sequence[Any]) -> list[Row]:
-    """Validation losses in bits per token, at up to ROWS updates after which some run was validated."""
+    """Validation losses in bits per token, at up to ROWS updates of validations."""
     curves = [run.log.valid if run.log else {} for run in runs]
     updates = sorted(set().union(*curves))
     step = -(-len(updates) // ROWS) or 1
@@ -69,7 +69,7 @@ def losses(runs: Sequence[Any]) -> list[Row]:
 
 
 def glance(runs: Sequence[Any]) -> list[Row]:
-    """What each run is, and how far it came."""
+    """The model of each run, and its progress."""
 
     def lowest(run: Any, place: int) -> Any:
         finite = [(bits, update) for update, bits in (run.log.valid if run.log else {}).items() if math.isfinite(bits)]
@@ -90,7 +90,7 @@ def glance(runs: Sequence[Any]) -> list[Row]:
 
 
 def scores(runs: Sequence[Any]) -> list[Row]:
-    """The test set's scores, and the papers' number of the same experiment."""
+    """Scores on the test set, and the papers' number for the same experiment."""
     facts = {title: _of_score(key) for title, (key, _) in SCORES.items()}
     rows = _rows(runs, {**facts, "perplexity": _of_score("perplexity")})
     paper = {"the paper's BLEU of tokens": lambda run: (run.about.get("paper") or {}).get("bleu")}
@@ -98,14 +98,14 @@ def scores(runs: Sequence[Any]) -> list[Row]:
 
 
 def notes(runs: Sequence[Any]) -> list[str]:
-    """How every score was computed, and the papers that numbers are from."""
+    """The signature of every score, and the source of the papers' numbers."""
     computed = [f"{title}: {run.score[key]}" for run in runs for title, (_, key) in SCORES.items() if key in run.score]
     papers = [(run.about.get("paper") or {}).get("source") for run in runs]
     return list(dict.fromkeys([*computed, *(f"Paper: {source}." for source in papers if source)]))
 
 
 def origin(runs: Sequence[Any]) -> list[Row]:
-    """By what, from what, on what and with what a run was made."""
+    """Folder, command, commit, versions and hardware of each run."""
 
     def hardware(run: Any) -> str:
         gpus = run.log.gpus if run.log else ()
@@ -120,14 +120,14 @@ def origin(runs: Sequence[Any]) -> list[Row]:
 
 
 def options(runs: Sequence[Any]) -> list[Row]:
-    """Every option of some run; those that differ come first."""
+    """Every option of any run; those that differ come first."""
     names = dict.fromkeys(name for run in runs for name in run.options)
     rows = [Row(name, [run.options.get(name, "") for run in runs]) for name in names]
     return sorted(rows, key=lambda row: not row.differs)
 
 
 def translations(runs: Sequence[Any]) -> list[tuple[str, list[str], str]]:
-    """Sentences of the test set: source, a translation a run, reference."""
+    """Sentences of the test set: source, one translation per run, reference."""
     sentences: dict[tuple[str, str], list[str]] = {}
     for number, run in enumerate(runs):
         for source, hypothesis, reference in run.samples:

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 
-from fairseq_admin.logs import Record, parse
+from fairseq_admin.logs import Record, parse_line
 
 # The head of a log line: fairseq's own format, or Python's where a library set up logging first.
 LOG = re.compile(r"(\S+ \S+ \| (?P<level>[A-Z]+) \| (?P<logger>\S+) \| |(?P<early>INFO|DEBUG):[\w.]+:)")
@@ -51,7 +51,7 @@ def progress(
             warned = True
             said = f"stop this, and give MAX_TOKENS={less or 'less'}; an update holds as many tokens as before."
             yield f"Out of memory: {said}"
-        record = parse(line)
+        record = parse_line(line)
         if record and record.tag == "train_inner":
             now = clock()
             done, whole = (record.epochs, epochs) if epochs else (record.updates, updates)

@@ -37,7 +37,7 @@ def read_log(path: str | Path, unfinished: bool = False) -> logs.Log:
     Raises:
         ValueError: the log is missing, or has no training interval, no validation or no parameter count.
     """
-    log = logs.read(read_lines(path))
+    log = logs.parse_log(read_lines(path))
     if not (log.params and (unfinished or (log.train and log.valid))):
         raise ValueError(
             f"{path}: found {len(log.train)} training intervals, {len(log.valid)} validations and "

@@ -1,4 +1,4 @@
-"""The options of fairseq-admin analyze. (Nothing that takes time to import: --help answers at once.)"""
+"""The options of fairseq-admin analyze. (Imports nothing slow: --help answers at once.)"""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..text.folders import binarised
 from .registry import MEASURES, Settings
 
 LARGEST_SEED = 2**31 - 1
-"""numpy takes up to 2**32 - 1, and an epoch, or a draw, is added."""
+"""numpy takes up to 2**32 - 1, and the number of an epoch or a draw is added."""
 seed = number(int, f"a whole number from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
 MODEL = "options of the model of --arch, as for fairseq-train"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The verb's own options; those of a model are added by `add_model`."""
+    """Add the verb's options to its parser; `add_model` adds those of a model."""
     parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
     parser.add_argument(
         "checkpoints", type=model, nargs="*", metavar="CHECKPOINT", help="a trained model; of curves, a run's folder"
@@ -52,7 +52,12 @@ def _depths(text: str) -> tuple[int, ...]:
 
 
 def add_model(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """The options of the model that --arch among the arguments names; none if it names none that is known."""
+    """Add the options of a fresh model, if the arguments name a known --arch.
+
+    Args:
+        parser: the verb's.
+        arguments: the command line after the verb.
+    """
     finder = argparse.ArgumentParser(add_help=False)
     finder.add_argument("--arch")
     arch = finder.parse_known_args(arguments)[0].arch
@@ -62,7 +67,7 @@ def add_model(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     from fairseq.models import ARCH_MODEL_REGISTRY  # takes seconds
 
     if arch in ARCH_MODEL_REGISTRY:
-        # As fairseq does: an option that is not given is not there, so that the preset decides.
+        # As in fairseq, an option that is not given stays absent, so that the preset decides.
         group = parser.add_argument_group(MODEL, argument_default=argparse.SUPPRESS)
         ARCH_MODEL_REGISTRY[arch].add_args(group)
         parser.set_defaults(model_options=tuple(action.dest for action in group._group_actions))

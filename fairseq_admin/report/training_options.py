@@ -1,4 +1,4 @@
-"""The options of a checkpoint that a reader of a report wants to know."""
+"""The main options of a checkpoint's training, for a report."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SECTIONS = {
     "distributed_training": ("distributed_world_size",),
     "common": ("seed", "fp16", "memory_efficient_fp16", "bf16", "amp", "cpu", "user_dir"),
 }
-"""By section of fairseq's configuration."""
+"""The options shown, by section of fairseq's configuration."""
 
 NAMED = {"model": "arch", "optimizer": "optimizer", "lr_scheduler": "lr_scheduler"}
-"""What the `_name` of a section is called on the command line, where it is not the section's own name."""
+"""The command line's option for the `_name` of a section, if it is not the section's name."""
 
 
 def options_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """The options by name, as on fairseq's command line; those that are off or not set are left out."""
+    """The options by name, as on fairseq's command line, without those that are off or not set."""
     args, cfg = checkpoint.state.get("args"), checkpoint.state.get("cfg") or {}
     options = {}
     for section, names in SECTIONS.items():
