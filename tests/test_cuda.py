@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -84,7 +85,8 @@ def test_gradients_of_a_model_under_amp() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scheme", ["admin", "post-ln"])
-def test_fast_gradients_on_cuda(scheme: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("fast", ["on", "compile"])
+def test_fast_gradients_on_cuda(fast: str, scheme: str, dtype: torch.dtype) -> None:
     """Are loss and gradients the plain layers', but for roundings, at heads of 64 and 40 words, also those of queries?
 
     Queries have 3 % of the norm, which bfloat16's roundings would hide.
@@ -93,11 +95,12 @@ def test_fast_gradients_on_cuda(scheme: str, dtype: torch.dtype) -> None:
     options = {"admin_scheme": scheme, "dropout": 0.0, "attention_dropout": 0.0, "activation_fn": "relu", **sizes}
     if scheme == "admin":
         options["admin_init"] = "log"
+    options["save_dir"] = tempfile.gettempdir()  # where graphs are kept
     batch = [part.cuda() for part in reference.batch(source=43, target=40)]
     found = []
-    for fast in ("on", "off"):
-        model = reference.build("transformer_admin_tiny", admin_fast=fast, **options).cuda().to(dtype)
-        assert any(isinstance(module, FastAttention) for module in model.modules()) == (fast == "on")
+    for layers in (fast, "off"):
+        model = reference.build("transformer_admin_tiny", admin_fast=layers, **options).cuda().to(dtype)
+        assert any(isinstance(module, FastAttention) for module in model.modules()) == (layers != "off")
         lprobs = model(*batch)[0].float().log_softmax(-1)
         weights = torch.linspace(-1, 1, lprobs.size(-1), device=lprobs.device)
         loss = (lprobs * weights).sum(-1)[batch[2].ne(reference.PAD)].mean()
@@ -229,8 +232,8 @@ def test_two_processes_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -
 TESTS_OF_KERNELS = [
     partial(test_amp_unscales_once_on_cuda, 1.0),
     test_gradients_of_a_model_under_amp,
-    *(partial(test_fast_gradients_on_cuda, "admin", dtype) for dtype in (torch.float32, torch.float16)),
-    partial(test_fast_gradients_on_cuda, "post-ln", torch.bfloat16),
+    *(partial(test_fast_gradients_on_cuda, "on", "admin", dtype) for dtype in (torch.float32, torch.float16)),
+    partial(test_fast_gradients_on_cuda, "on", "post-ln", torch.bfloat16),
     partial(test_fused_radam_on_cuda, torch.float32),
     partial(test_fused_radam_on_cuda, torch.float16),
     *(partial(test_attached_on_cuda, name) for name in QUIET),

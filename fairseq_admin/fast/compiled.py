@@ -76,15 +76,20 @@ class CompiledDecoderLayer(_CompiledLayer, SchemeDecoderLayer):
     """fairseq's decoder layer with the sub-layers of a scheme."""
 
 
-def row_sums(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Of log-probabilities, the target's and the sum of all. Shapes (N, V) and (N, 1), results (N, 1)."""
+def row_sums(logits: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    """Of log-probabilities, the target's and the sum of all; and the logarithm of the softmax's divisor.
+
+    Shapes (N, V) and (N, 1), results (N, 1).
+    """
     x = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    normaliser = x.logsumexp(1, keepdim=True)
-    return x.gather(1, target) - normaliser, x.sum(1, keepdim=True) - x.size(1) * normaliser
+    divisor = x.logsumexp(1, keepdim=True)
+    return x.gather(1, target) - divisor, x.sum(1, keepdim=True) - x.size(1) * divisor, divisor
 
 
-def write_gradient(logits: Tensor, target: Tensor, weight: Tensor, of_target: float, of_every: float) -> None:
-    """The loss's gradient over its logits. Shapes (N, V), target and weight (N, 1)."""
+def write_gradient(
+    logits: Tensor, target: Tensor, weight: Tensor, of_target: float, of_every: float, divisor: Tensor
+) -> None:
+    """The loss's gradient over its logits. Shapes (N, V), others (N, 1)."""
     chosen = torch.arange(logits.size(1), device=logits.device) == target
-    gradient = logits.softmax(1, dtype=weight.dtype) - of_every - of_target * chosen
+    gradient = (logits.to(weight.dtype) - divisor).exp() - of_every - of_target * chosen
     logits.copy_(gradient * weight)

@@ -37,8 +37,8 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, len(logits), rows))
 
 
-def row_sums(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """As `compiled.row_sums`."""
+def row_sums(logits: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    """As `compiled.row_sums`, but for the divisor."""
     lprobs = torch.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
     return lprobs.gather(1, target), lprobs.sum(1, keepdim=True)
 
@@ -62,9 +62,9 @@ class _SmoothedLoss(torch.autograd.Function):
         real = target.ne(padding)
         of_rows, ctx.write_gradient = map(compiled.compiled, PARTS[True]) if compile else PARTS[False]
         sums = [of_rows(logits[rows], target[rows]) for rows in _chunks(logits)]
-        exact, every = (torch.cat(parts) for parts in zip(*sums))
+        exact, every, *kept = (torch.cat(parts) for parts in zip(*sums))
         nll, smooth = (-torch.where(real, value, 0).sum() for value in (exact, every))
-        ctx.save_for_backward(logits, target, real)
+        ctx.save_for_backward(logits, target, real, *kept)
         ctx.shares = 1 - epsilon - spread, spread
         ctx.mark_non_differentiable(nll)
         return (1 - epsilon - spread) * nll + spread * smooth, nll
@@ -72,10 +72,11 @@ class _SmoothedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor, _: Any) -> Any:
-        logits, target, real = ctx.saved_tensors
+        logits, target, real, *kept = ctx.saved_tensors
         weight = real * scale
         for rows in _chunks(logits):
-            ctx.write_gradient(logits[rows], target[rows], weight[rows], *ctx.shares)
+            of_rows = [value[rows] for value in kept]
+            ctx.write_gradient(logits[rows], target[rows], weight[rows], *ctx.shares, *of_rows)
         return logits, None, None, None, None
 
 

@@ -115,6 +115,7 @@ def perform(command: str, path: Path, limit: float, said: str) -> None:
     began = time.monotonic()
     where = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     where |= {"ROWS": str(path.parent.absolute() / "rows.csv"), "COMMIT": commit()}
+    where.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.absolute() / "compiled"))
     with path.open("w") as log, process_group() as group:
         print(said, file=log, flush=True)
         try:

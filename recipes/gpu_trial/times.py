@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -60,7 +61,10 @@ class FusedAdamW(FairseqAdam):
 
 def trainer(method: str, further: list[str]) -> Trainer:
     """fairseq's, of a new model, with further options."""
-    if "stock" not in method:
+    if "stock" in method:  # hydra would import our plugin for it
+        sys.modules["hydra_plugins"] = ModuleType("hydra_plugins")
+        sys.modules["hydra_plugins"].__path__ = []
+    else:
         importlib.import_module("fairseq_admin")
     arguments = ["no-data", *METHODS[method].split(), *COMMON.split(), *further]
     parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
