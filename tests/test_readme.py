@@ -83,6 +83,6 @@ def test_readme_runs(checkout: Path) -> None:
     model = checkout / "runs" / "demo" / "admin-cpu-s1" / "model"
     for file in ("model.pt", *ASSETS):
         (model / Path(file).name).symlink_to((checkout / file).resolve())
-    demo, one_sentence = commands(blocks(text)[0])
-    assert demo.startswith("make demo ")
+    (recipe,) = (block for block in blocks(text) if block.startswith("make demo"))
+    _, one_sentence = commands(recipe)
     assert shell(one_sentence, checkout)
