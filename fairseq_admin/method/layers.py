@@ -137,11 +137,11 @@ def recomputed(layer: nn.Module, cfg: Any) -> nn.Module:
     float32, which takes other kernels, more time and more memory.
     """
     if cfg.checkpoint_activations:
-        layer.forward = partial(_computed_twice, layer, cfg.offload_activations)
+        layer.forward = partial(_computed_twice, layer.forward, cfg.offload_activations)
     return layer
 
 
-def _computed_twice(layer: nn.Module, offload: bool, *args: Any, **kwargs: Any) -> Any:
+def _computed_twice(forward: Callable[..., Any], offload: bool, *args: Any, **kwargs: Any) -> Any:
     """`offload` keeps the layer's input on the CPU."""
     with save_on_cpu() if offload else contextlib.nullcontext():
-        return checkpoint(type(layer).forward, layer, *args, use_reentrant=False, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
