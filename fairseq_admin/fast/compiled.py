@@ -1,7 +1,7 @@
 """Layers and loss through torch.compile (`--admin-fast compile`); the plain layers are those of method/layers.py.
 
 A layer's forward is one graph, and layers of one structure share it. Sizes are symbols that are never equal by chance,
-so which graph computes a batch depends on its shapes, and not on the batches before: a resumed run computes the same.
+so few graphs are made, and seldom does which of them computes a batch depend on the batches before.
 """
 
 from __future__ import annotations

@@ -83,7 +83,10 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
     compile = cfg.admin_fast == "compile"
     if compile:
         keep_graphs(cfg.save_dir)
-        fast.update(COMPILED)
+        if cfg.checkpoint_activations:  # torch may compute a layer again by another of its graphs, and then stops
+            logger.info("Admin: --admin-fast compile: the loss alone, for --checkpoint-activations was given")
+        else:
+            fast.update(COMPILED)
     elif not torch.cuda.is_available() and ahead() >= FASTER:
         logger.info("Admin: --admin-fast: linear layers through oneDNN, %.1f times as fast as MKL on this CPU", ahead())
         fast[nn.Linear] = FastLinear

@@ -158,11 +158,11 @@ def recomputed(layer: nn.Module, cfg: Any) -> nn.Module:
         The layer.
     """
     if cfg.checkpoint_activations:
-        layer.forward = partial(_checkpointed, layer, cfg.offload_activations)
+        layer.forward = partial(_checkpointed, layer.forward, cfg.offload_activations)
     return layer
 
 
-def _checkpointed(layer: nn.Module, offload: bool, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(forward: Callable[..., Any], offload: bool, *args: Any, **kwargs: Any) -> Any:
     """Run a layer's forward and keep only its input; with `offload`, on the CPU."""
     with save_on_cpu() if offload else contextlib.nullcontext():
-        return checkpoint(type(layer).forward, layer, *args, use_reentrant=False, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
