@@ -51,9 +51,9 @@ def test_a_training_is_not_taken_back(tmp_path):
         pipeline = Translation(
             recipe.read("demo", {"RUNS": str(tmp_path), "SAVE_EVERY": "1", "AVERAGE": "1", **length})
         )
-        pipeline.hold(Chain(pipeline.steps()), pipeline.text.record())
+        pipeline.check_resume(Chain(pipeline.steps()), pipeline.text.record())
 
-    run = tmp_path / "demo/admin-cpu-s1"
+    run = tmp_path / "demo/admin-constant-cpu-s1"
     hold(UPDATES="90")
     for name in ("trained-60", "trained-2-epochs", "checkpoints/checkpoint_7_80.pt", "checkpoints/checkpoint_best.pt"):
         write_lines(run / name, [])
@@ -127,6 +127,16 @@ def test_progress_shows_the_pace_and_hides_no_error():
     assert shown[1].startswith("epoch   1.50/3  update     24  train  7.000") and "5.00 s/epoch  8 s left" in shown[1]
 
 
+def test_progress_of_a_translation_says_how_much_is_left():
+    ticks = iter([0.0, 4.0, 11.0])
+    shown = list(progress(GENERATED, sentences=6, clock=lambda: next(ticks)))
+    assert shown == ["translated 3 of 6 sentences, 16 s left"]
+    begin = f"{HEAD} fairseq.trainer | begin training epoch 1"
+    assert list(progress([begin, begin], updates=9, every=5)) == [
+        "The first 5 updates take a while: no line comes before."
+    ]
+
+
 # -- score -----------------------------------------------------------------------------------------------------------
 
 GENERATED = ["S-1\tb", "T-1\tB", "H-1\t-0.5\tB@@ e .", "D-1\t-0.5\tBe .", "P-1\t-0.1", "H-0\t-0.2\tA", "H-2\t-1\t"]
@@ -163,7 +173,13 @@ def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6
 
 def run_score(folder: Path, method: str = "admin", seed: int = 1) -> None:
     prefixes = (folder.parent / name / "test" for name in ("raw", "tok", "bpe"))
-    key = {"recipe": "demo", "method": method, "preset": "cpu", "seed": str(seed)}
+    key = {
+        "recipe": "demo",
+        "method": method,
+        "rule": "reference" if method == "admin" else "",
+        "preset": "cpu",
+        "seed": str(seed),
+    }
     scores = score.translations(folder, PLAIN, *prefixes, True)
     results.record(folder, folder.parent / "results.csv", key, {"tokens": 2048, **scores})
 
@@ -202,6 +218,11 @@ def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path, caplog):
 def run_summary(folder: Path) -> str:
     summary.write(folder, "make demo", folder.parent / "raw/test", "de-en")
     return (folder / "summary.txt").read_text(encoding="utf-8")
+
+
+def test_sentences_end_at_the_edge_of_the_terminal():
+    text = "signature: nrefs:1|case:mixed\n  de  ein langer Satz\nIn runs/demo: translations.txt"
+    assert summary.fitted(text, 12) == "signature: nrefs:1|case:mixed\n  de  ein...\nIn runs/demo: translations.txt"
 
 
 def test_summary_of_one_run_and_then_of_two(tmp_path):
