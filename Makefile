@@ -1,6 +1,4 @@
-# In words that make 3.81, which macOS has, can read.
-$(if $(filter grouped-target,$(.FEATURES)),,$(error GNU make $(MAKE_VERSION) is here; 4.3 or newer is needed: on macOS, brew install make, then gmake in place of make))
-
+# GNU make 3.81, which macOS has, or newer. (3.81 does not know .SHELLFLAGS; no recipe relies on them.)
 export PYTHONUTF8 := 1
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

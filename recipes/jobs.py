@@ -25,7 +25,8 @@ def in_cluster_job() -> bool:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job needs of a cluster. GPUs, cores and GB of memory are each node's; it has one process on each node."""
+    """What a job needs of a cluster, and of the disk. GPUs, cores and GB of memory are each node's; it
+    has one process on each."""
 
     gpus: int = 0
     nodes: int = 1
@@ -33,6 +34,8 @@ class Needs:
     memory: float | None = None
     cpus: int = 1
     """cores, for the workers that make text; a GPU comes with its own"""
+    text: float = 11
+    """bytes of text made from a byte of archives: raw, tokenised, split, in BPE tokens and binary"""
 
     def __str__(self) -> str:
         return f"nodes x GPUs: {self.nodes} x {self.gpus}, hours: {self.hours:g}"

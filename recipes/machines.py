@@ -1,13 +1,15 @@
-"""What a run trains on: devices, machines, precision, and how an update's tokens are split over them.
+"""Devices, machines and precision of a run, and how an update's tokens are split over them.
 
-An update holds the same number of tokens on any machine, so results compare.
+An update has the same number of tokens on any machine, so results compare.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from recipes.jobs import in_cluster_job
 from recipes.settings import Training
@@ -26,8 +28,8 @@ DEVICES = {"cpu": ["--cpu", "--num-workers", "0"], "gpu": ["--num-workers", "2",
 ON_CPUS = ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
 
 
-LEAST = 1024
-"""Tokens of a batch, below which an update is not divided."""
+MIN_BATCH_TOKENS = 1024
+"""An update is not divided into smaller batches."""
 GB = 1e9
 
 
@@ -41,8 +43,13 @@ class Machines:
     master: str
     max_tokens: int
     update_freq: int
-    less: int | None
+    smaller_batch: int | None
     """the batch to give where this one runs out of memory"""
+
+    def __str__(self) -> str:
+        devices = "the CPU" if self.cpu else f"{self.gpus} GPUs"
+        batches = f"{self.update_freq} batches of up to {self.max_tokens} tokens"
+        return f"An update of {self.tokens} tokens: {self.nodes} nodes x {devices} x {batches}."
 
     @property
     def tokens(self) -> int:
@@ -53,8 +60,8 @@ class Machines:
     def world(self) -> int:
         return self.nodes * (1 if self.cpu else self.gpus)
 
-    def meeting(self) -> list[str]:
-        """Where the processes of a training meet, as fairseq's options.
+    def rendezvous_options(self) -> list[str]:
+        """fairseq's options that tell the processes of a training where to meet.
 
         fairseq would take a place to meet, and a number of processes, from the variables of a SLURM job or torchrun.
         """
@@ -87,13 +94,13 @@ def plan(settings: Training) -> Machines:
         ValueError: such batches do not make up an update, or fit no device.
     """
     cpu, s = on_cpu(settings), settings
-    # Where a cluster's jobs are submitted from there are other GPUs than where they run.
-    there = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and not in_cluster_job()) else gpus.visible()
-    devices = 1 if cpu else s.GPUS or max(1, len(there))
-    if s.NODES > 1 and devices < len(there):
+    # A login node has other GPUs than the nodes where the jobs run.
+    visible = [] if cpu or s.TOKENS is None or (s.WHERE == "slurm" and not in_cluster_job()) else gpus.visible()
+    devices = 1 if cpu else s.GPUS or max(1, len(visible))
+    if s.NODES > 1 and devices < len(visible):
         raise ValueError(
-            f"GPUS={devices} of {len(there)} with NODES={s.NODES}: fairseq trains on each GPU it sees. Let it "
-            f"see only those: CUDA_VISIBLE_DEVICES={','.join(gpu.index for gpu in there[:devices])}"
+            f"GPUS={devices} of {len(visible)} with NODES={s.NODES}: fairseq trains on each GPU it sees. Let it "
+            f"see only those: CUDA_VISIBLE_DEVICES={','.join(gpu.index for gpu in visible[:devices])}"
         )
     node = s.NODE
     if node is None:
@@ -104,30 +111,34 @@ def plan(settings: Training) -> Machines:
             raise ValueError("MAX_TOKENS= is missing; expected the tokens of a batch.")
         return Machines(*where, s.MAX_TOKENS, s.UPDATE_FREQ, None)
     workers = s.NODES * devices
-    memory = s.MEMORY or min((gpu.memory / GB for gpu in there if gpu.memory), default=None)
+    memory = s.MEMORY or min((gpu.memory / GB for gpu in visible if gpu.memory), default=None)
     # Where the memory is not known, the papers' batch is taken to fit.
     known = memory is not None and s.BY_MEMORY
     limit = s.MAX_TOKENS or (largest(s.BY_MEMORY, memory or 0) if known else s.DEVICE_TOKENS)
     batches = split(s.TOKENS, workers, limit)
     if not batches:
+        fitting = [count for count in range(1, devices) if split(s.TOKENS, s.NODES * count, limit)]
+        advice = f"GPUS={fitting[-1]}" if fitting else "fewer NODES="
         raise ValueError(
             f"an update of {s.TOKENS} tokens does not split over {workers} devices into equal batches of "
-            f"{min(LEAST, limit)} tokens or more that fit. Take another number of devices (GPUS= times NODES=), or "
-            "another batch with MAX_TOKENS=."
+            f"{min(MIN_BATCH_TOKENS, limit)} tokens or more that fit. Give {advice}, or another batch with MAX_TOKENS=."
         )
     if s.MAX_TOKENS and batches[0] != s.MAX_TOKENS:
         raise ValueError(
             f"MAX_TOKENS={s.MAX_TOKENS} on {workers} devices does not make up an update of {s.TOKENS} tokens. Take "
             f"{batches[0]}, or leave MAX_TOKENS out."
         )
-    less, _ = split(s.TOKENS, workers, batches[0] // 2) or batches
-    return Machines(*where, *batches, less)
+    smaller_batch, _ = split(s.TOKENS, workers, batches[0] // 2) or batches
+    return Machines(*where, *batches, smaller_batch)
 
 
 def split(tokens: int, workers: int, limit: int) -> tuple[int, int] | None:
-    """The tokens and the number, for each worker, of the fewest equal batches of at most `limit` tokens that make up an
-    update; None if there are none."""
-    for update_freq in range(1, tokens // (workers * min(LEAST, limit)) + 1):
+    """Split an update into the fewest equal batches of at most `limit` tokens.
+
+    Returns:
+        Tokens of a batch and batches per worker; None if there is no such split.
+    """
+    for update_freq in range(1, tokens // (workers * min(MIN_BATCH_TOKENS, limit)) + 1):
         max_tokens, rest = divmod(tokens, workers * update_freq)
         if not rest and max_tokens <= limit:
             return max_tokens, update_freq
@@ -135,7 +146,7 @@ def split(tokens: int, workers: int, limit: int) -> tuple[int, int] | None:
 
 
 def largest(table: dict[int, int], memory: float) -> int:
-    """The tokens that a table, {GB of a card: tokens of a batch}, has for a card of so many GB.
+    """Tokens of a batch for a card of `memory` GB, by a table {GB of a card: tokens}.
 
     Raises:
         ValueError: the card is smaller than the table's smallest.
@@ -149,14 +160,21 @@ def largest(table: dict[int, int], memory: float) -> int:
     )
 
 
-def faults(machines: Machines, precision: str) -> str:
-    """Why this machine's GPUs, or this environment's torch, cannot train a run; empty if they can."""
+def faults(machines: Machines, precision: str, presets: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why this machine's GPUs, or this environment's torch, cannot train a run; empty if they can.
+
+    Args:
+        presets: the recipe's; those for a CPU are named.
+    """
     if machines.cpu:
         return ""
-    if (there := len(gpus.visible())) < machines.gpus:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if (count := len(gpus.visible())) < machines.gpus:
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        on_cpu = " or ".join(
+            f"PRESET={name}" for name, values in presets.items() if values.get("DEVICE", "cpu") == "cpu"
+        )
         return (
-            f"this machine has {there} GPUs{'' if seen is None else f' (CUDA_VISIBLE_DEVICES={seen})'}, and the run "
-            f"needs {machines.gpus}. Give GPUS=, or train small on a CPU with PRESET=small (or cpu)."
+            f"this machine has {count} GPUs{'' if variable is None else f' (CUDA_VISIBLE_DEVICES={variable})'}, and "
+            f"the run needs {machines.gpus}. Give GPUS={f', or train on a CPU with {on_cpu}' if on_cpu else ''}."
         )
     return gpus.fault(machines.gpus, precision)

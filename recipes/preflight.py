@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import shutil
 import statistics
@@ -13,17 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tqdm import tqdm
-
 from fairseq_admin.logs import stats
 from recipes import machines
 from recipes.chain import Chain
 from recipes.recipe import Recipe
 from recipes.steps.common import read_lines
+from recipes.steps.download import disk_space, size
 from recipes.steps.table import read_table
 from recipes.training import Pipeline
 
-size = functools.partial(tqdm.format_sizeof, suffix="B")
 UPDATES, WARM_UP = 10, 3
 """Updates that are tried, of which the first profile, allocate and compile, and are not timed."""
 
@@ -52,16 +49,18 @@ def parameters(run: Pipeline) -> int:
 def disk(recipe: Recipe, count: int, archives: list[str]) -> tuple[str, str]:
     """What the run takes of the disk against what is free; and what is wrong with that, if anything is.
 
-    The checkpoints are those to average, the newest, the best and one in writing, of fp32 weights and two moments each;
-    then the average and the model.
+    The checkpoints are those to average, the newest, the best, one of an early stop and one in writing, of fp32 weights
+    and two moments each; then the average and the model.
     """
     table = read_table(Path(recipe.settings.TABLE)) if archives else {}
-    downloads = sum(table[name].size or 0 for name in archives)
-    checkpoints = count * 4 * (3 * (recipe.settings.AVERAGE + 3) + 2)
+    downloads, text = disk_space((table[name] for name in archives), recipe.archives, recipe.file.needs.text)
+    checkpoints = count * 4 * (3 * (recipe.settings.AVERAGE + 4) + 2)
     folder = next(path for path in recipe.run.absolute().parents if path.exists())
     free = shutil.disk_usage(folder).free
-    line = f"disk: checkpoints {size(checkpoints)}, archives {size(downloads)}, text apart; {size(free)} are free"
-    short = downloads + checkpoints - free
+    line = (
+        f"disk: archives {size(downloads)}, text {size(text)}, checkpoints {size(checkpoints)}; {size(free)} are free"
+    )
+    short = downloads + text + checkpoints - free
     fault = f"the disk is too small by {size(short)}; make room, or give RUNS= elsewhere"
     return f"{line} at {recipe.run}", fault if short > 0 else ""
 
@@ -109,7 +108,7 @@ def page(run: Pipeline) -> None:
         ValueError: the run cannot work here; the message says why.
     """
     recipe, m, settings = run.recipe, run.machine, run.settings
-    faults = machines.faults(m, settings.PRECISION)
+    faults = machines.faults(m, settings.PRECISION, recipe.file.presets)
     prepared = next(run.text.binary.glob("train*.idx"), None) is not None
     text = [] if prepared else Chain(run.steps()).plan(run.text.goals)
     archives, count = [path.name for step in text if step.fetches for path in step.writes], parameters(run)

@@ -147,7 +147,7 @@ class Recipe:
 
         What only tells processes of threads and GPUs is left out: it may be another in each shell.
         """
-        left_out = {"METHOD", "SEED", "NODE", *Machine.model_fields} - {"RUNS"}
+        left_out = {"METHOD", "SEED", "NODE", "WATCH", *Machine.model_fields} - {"RUNS"}
         left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
         named = {name: str(getattr(self.settings, name)) for name in self.file.command}
         named |= {name: value for name, value in sorted(self.given.items()) if name not in left_out}

@@ -1,13 +1,13 @@
-"""Make the virtual environment, or bring it up to date; what `make setup` runs, and any target that needs it.
+"""Make the virtual environment, or bring it up to date. `make setup` runs this, and so does every target.
 
     python3 -m recipes.set_up .venv cu126 python3.12
 
-The torch to install is one of BUILDS, or a requirement of pip; then comes the Python to make it from. Either may be "":
-as before.
+The arguments are the folder, the torch to install (a name of BUILDS, or a requirement of pip) and the Python to make it
+from. An empty torch or Python means the one of last time.
 
-It runs before there is an environment, so it imports Python's own library alone. requirements.lock has everything but
-torch, with hashes; `make lock` renews it. torchaudio, which fairseq-fixed asks for, is not in it: nothing here uses it,
-transformers imports it where it is, and its newest does not load next to torch 2.13.
+It runs before there is an environment, so it imports only the standard library. requirements.lock has everything but
+torch, with hashes; `make lock` renews it. It leaves out torchaudio, which fairseq-fixed asks for: nothing here uses it,
+transformers imports it if it is installed, and the newest does not load next to torch 2.13.
 
 All builds of torch are of the version that the tests run with. cu126 is the only one with kernels for cards before
 compute capability 7.5, as the V100 is, since torch 2.11 (pytorch#172352), and takes drivers too old for CUDA 13; torch
@@ -30,11 +30,11 @@ LOCK = Path("requirements.lock")
 # What fairseq-fixed is built with; pip prepares all of a list before it installs any of it.
 BUILD = ("cython", "numpy", "setuptools", "wheel")
 PARTS = ("ready", "pyvenv.cfg", "bin", "include", "lib", "lib64", "share")
-"""What is removed of an environment that is made again."""
+"""The parts that are removed before an environment is made again."""
 OLDEST = (3, 11)
 VERSION = "2.13.0"
 INDEX = "--extra-index-url https://download.pytorch.org/whl"
-"""For torch alone: what it needs is on PyPI."""
+"""For torch only: its dependencies are on PyPI."""
 # PyPI has the build of today's CUDA for Linux; elsewhere it has one for CPUs.
 BUILDS = {
     "cpu": f"torch=={VERSION}+cpu {INDEX}/cpu" if platform.system() == "Linux" else f"torch=={VERSION}",
@@ -45,8 +45,8 @@ TODAYS_CAPABILITY, TODAYS_DRIVER = 7.5, 580
 """The oldest card and driver of the build `cuda`. The driver: NVIDIA's table of minor-version compatibility."""
 
 
-def says(*command: str | Path) -> str:
-    """What a command prints; nothing if it cannot be run."""
+def output_of(*command: str | Path) -> str:
+    """A command's output; empty if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError:
@@ -55,87 +55,87 @@ def says(*command: str | Path) -> str:
 
 
 def version(python: str | Path) -> str:
-    return says(python, "-c", 'import sys; print(*sys.version_info[:2], sep=".")')
+    return output_of(python, "-c", 'import sys; print(*sys.version_info[:2], sep=".")')
 
 
-def base(venv: Path, asked: str) -> str:
-    """The Python to make it from: the one asked for, or that of before, or python3.
+def base_python(venv: Path, asked: str) -> str:
+    """The Python to make it from: the given one, the one of last time, or python3.
 
     Raises:
         ValueError: it cannot be run, or is too old.
     """
-    python = asked or says(venv / "bin/python", "-c", "import sys; print(sys._base_executable)") or "python3"
+    python = asked or output_of(venv / "bin/python", "-c", "import sys; print(sys._base_executable)") or "python3"
     release = version(python) or "nothing that can be run"
     if not release[0].isdigit() or tuple(map(int, release.split("."))) < OLDEST:
         raise ValueError(f"{python} is Python {release}; expected 3.11 or newer, as in PYTHON=python3.11.")
     return python
 
 
-def fitting() -> str:
-    """The build of torch for the cards that are here, as nvidia-smi says."""
-    rows = says("nvidia-smi", "--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
+def build_for_cards() -> str:
+    """The build of torch for this machine's cards, by nvidia-smi."""
+    rows = output_of("nvidia-smi", "--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
     cards = re.findall(r"(\d+\.\d+), (\d+)", rows)
     old = any(float(capability) < TODAYS_CAPABILITY or int(driver) < TODAYS_DRIVER for capability, driver in cards)
     return "cu126" if old else "cuda" if cards else "cpu"
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is in a block of the same path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:
+def locked(venv: Path) -> Iterator[None]:
+    """Wait until nothing runs in the environment (steps/guard.use_environment), and no other process sets it up."""
+    venv.mkdir(parents=True, exist_ok=True)
+    with (venv / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"Another process has {path}. Waiting for its end.", file=sys.stderr)
+            print(f"{venv} must be set up again and is in use. Waiting; VENV= takes another.", file=sys.stderr)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            print(f"{venv}: {error.strerror}. Make sure that nothing runs in it.", file=sys.stderr)
         yield
 
 
-def held(venv: Path) -> str:
-    """The torch that it was made with; nothing of one that was not made here."""
+def recorded_build(venv: Path) -> str:
+    """The torch that it was made with; empty for an environment that this program did not make."""
     path = venv / "torch"
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
-def differs(venv: Path, torch: str, python: str) -> bool:
-    """Whether another torch, or another Python, is asked for: fairseq is compiled for both."""
-    return torch not in ("", held(venv)) or (bool(python) and version(python) != version(venv / "bin/python"))
+def asks_for_another(venv: Path, torch: str, python: str) -> bool:
+    """Whether another torch or Python is asked for: fairseq is compiled for both."""
+    return torch not in ("", recorded_build(venv)) or (bool(python) and version(python) != version(venv / "bin/python"))
 
 
 def is_current(venv: Path, torch: str, python: str) -> bool:
-    """Whether it is whole, newer than what it is made from, and of the torch and the Python that are asked for."""
+    """Whether it is complete, newer than setup.py and the lock file, and of the torch and Python that are asked for."""
     ready = venv / "ready"
     if not ready.exists() or any(path.stat().st_mtime > ready.stat().st_mtime for path in (Path("setup.py"), LOCK)):
         return False
-    return not differs(venv, torch, python)
+    return not asks_for_another(venv, torch, python)
 
 
 def make(venv: Path, torch: str, python: str) -> None:
-    """Make it again from nothing where it must be; only one that was made here is, which has the file `torch`: the name
-    of a build, or a requirement of pip. The build that fits is kept, so that a machine without a card does not change
-    it later.
+    """Make it from scratch if it must be, and record the build of torch, so that a machine without a card keeps it.
 
     Raises:
-        ValueError: it was made by somebody else.
+        ValueError: this program did not make it (it has no file `torch`), so it is not removed.
     """
-    chosen = base(venv, python)
-    whole = says(venv / "bin/python", "-c", "import pip; print(pip)") and not differs(venv, torch, python)
+    chosen = base_python(venv, python)
+    whole = output_of(venv / "bin/python", "-c", "import pip; print(pip)") and not asks_for_another(venv, torch, python)
     if not whole:
-        if not held(venv) and any((venv / name).exists() for name in PARTS):
+        if not recorded_build(venv) and any((venv / name).exists() for name in PARTS):
             raise ValueError(f"{venv} was not made by make setup, and would have to be made again. Give another VENV=.")
         subprocess.run(["rm", "-rf", *(venv / name for name in PARTS)], check=True)
-    (venv / "torch").write_text(f"{torch or held(venv) or fitting()}\n", encoding="utf-8")
+    (venv / "torch").write_text(f"{torch or recorded_build(venv) or build_for_cards()}\n", encoding="utf-8")
     if not whole:
         subprocess.run([chosen, "-m", "venv", venv], check=True)
 
 
 def install(venv: Path) -> None:
-    """torch first: fairseq-fixed is compiled against it. In a build of its own pip would fetch a second torch."""
+    """Install torch first: fairseq-fixed is compiled against it. An isolated build would fetch a second torch."""
     # Where CUDA_HOME is set, fairseq-fixed compiles CUDA kernels that nothing here uses, and stops at a toolkit of
     # another version than torch's.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_HOME"}
-    asked = held(venv)
+    asked = recorded_build(venv)
     said = f"Setting up {venv}: torch ({asked}; TORCH= takes another), fairseq and the tools, a few minutes."
     print(said, flush=True)
     torch, build = BUILDS.get(asked, asked).split(), venv / "build.lock"
@@ -156,10 +156,10 @@ def main() -> None:
             expected = f"one of {' '.join(BUILDS)}, or pip's, as torch==2.7.1"
             raise ValueError(f"TORCH={torch} is unknown; expected {expected}.")
         if python:
-            base(venv, python)
+            base_python(venv, python)
         if is_current(venv, torch, python):
             return
-        with alone(venv / "lock"):
+        with locked(venv):
             if not is_current(venv, torch, python):
                 make(venv, torch, python)
                 install(venv)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +28,9 @@ from recipes.chain import Chain
 from recipes.jobs import SCRIPT, Job, Needs
 from recipes.processes import INTERRUPTED
 from recipes.recipe import Recipe
+from recipes.settings import Settings
 from recipes.steps.common import write_lines
-from recipes.steps.guard import alone
+from recipes.steps.guard import locked
 from recipes.training import Pipeline
 from recipes.validation import validated
 
@@ -176,27 +177,24 @@ def command(recipe: Recipe, target: str) -> list[str]:
     return [sys.executable, "-m", "recipes", target, *(f"{name}={value}" for name, value in recipe.given.items())]
 
 
-def check_environment(needs: Iterable[Needs]) -> None:
-    """Refuse to submit what would fail later.
+def submit_all(jobs: Sequence[tuple[Job, Needs, Path]], settings: Settings, with_gpus: bool) -> None:
+    """Submit each to begin after the one before it, unless it is in the queue already; WATCH waits for them.
 
     Raises:
-        ValueError: jobs cannot be submitted from here, or this environment cannot run them.
+        ValueError: Slurm does not take them, or this environment cannot run them.
+        SystemExit: nobody waits for them.
     """
     if not shutil.which("sbatch"):
         raise ValueError("WHERE=slurm needs sbatch, which is not here. Run this where jobs are submitted from.")
     import torch  # takes seconds
 
-    if any(need.gpus for need in needs) and not torch.version.cuda:
+    if with_gpus and not torch.version.cuda:
         raise ValueError(
             f"{sys.prefix} has torch {torch.__version__}, a build without CUDA, and the jobs need GPUs. Take another "
             "build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers."
         )
-
-
-def submit_all(jobs: Sequence[tuple[Job, Needs, Path]], slurm: Slurm) -> None:
-    """Submit each to begin after the one before it, unless it is in the queue already; and say how to look."""
-    after, ids = "", []
-    with alone(jobs[0][2].parent / ".guard"):
+    slurm, after, ids = read_settings(Path(settings.SLURM)), "", []
+    with locked(jobs[0][2].parent / ".guard"):
         queue = queued()
         for job, needs, path in jobs:
             if path in queue:
@@ -208,11 +206,15 @@ def submit_all(jobs: Sequence[tuple[Job, Needs, Path]], slurm: Slurm) -> None:
                 print(f"job {after}: {job.name}, {needs}{f', after {before}' if before else ''}; output: {job.log}")
             ids.append(after)
     print(f"This shell may end. squeue --me shows the jobs, scancel {' '.join(ids)} ends them, WATCH=1 waits for them.")
+    if not settings.WATCH:
+        raise SystemExit
+    watch({path.parent for *_, path in jobs})
+    for job, *_ in jobs:
+        print(f"{job.name}: {job.last_line()}", flush=True)
 
 
-def watch(folders: Sequence[Path], jobs: Sequence[Job]) -> None:
-    """Wait until none of the scripts of some folders is in the queue; say how many jobs are in which state."""
-    log.info("Ctrl-C leaves the jobs there.")
+def watch(folders: Collection[Path]) -> None:
+    """Wait until no script of these folders is in the queue; say how many jobs are in which state."""
     shown, began = "", time.monotonic()
     while rows := [row for path, rows in queued().items() if path.parent in folders for row in rows]:
         counts = Counter(state for _, state in rows)
@@ -221,8 +223,6 @@ def watch(folders: Sequence[Path], jobs: Sequence[Job]) -> None:
             log.info("%s  %s", time.strftime("%H:%M:%S"), text)
         shown = text
         time.sleep(min(POLL_SECONDS, 1 + (time.monotonic() - began) / 20))
-    for job in jobs:
-        print(f"{job.name}: {job.last_line()}")
 
 
 def make(pipeline: Pipeline, goal: str) -> None:
@@ -230,28 +230,20 @@ def make(pipeline: Pipeline, goal: str) -> None:
 
     Raises:
         ValueError: Slurm does not take them; or, of jobs that were waited for, one failed.
+        SystemExit: nobody waits for them.
     """
-    settings, chain = pipeline.settings, Chain(pipeline.steps())
+    chain = Chain(pipeline.steps())
     jobs = [(job, needs, path) for part, job, needs, path in parts(pipeline, goal) if chain.plan(pipeline.goals[part])]
-    if not jobs:
-        return
-    check_environment([needs for _, needs, _ in jobs])
-    submit_all(jobs, read_settings(Path(settings.SLURM)))
-    if not settings.WATCH:
-        raise SystemExit
-    watch([path.parent for *_, path in jobs], [job for job, *_ in jobs])
-    if Chain(pipeline.steps()).plan(pipeline.goals[goal]):
-        raise ValueError(f"Not complete. All output: {', '.join(str(job.log) for job, *_ in jobs)}.")
+    if jobs:
+        submit_all(jobs, pipeline.settings, any(needs.gpus for _, needs, _ in jobs))
+        if Chain(pipeline.steps()).plan(pipeline.goals[goal]):
+            raise ValueError(f"Not complete. All output: {', '.join(str(job.log) for job, *_ in jobs)}.")
 
 
 def submit_grid(recipe: Recipe, folder: Path, on_cpu: bool) -> None:
     """Submit a grid: the job that makes its text and submits its runs (`run`)."""
-    needs = recipe.file.needs
-    check_environment([replace(needs, gpus=0 if on_cpu else 1)])
     job, path = Job(recipe.target, command(recipe, recipe.target), folder), folder.absolute() / "slurm/grid.sh"
-    submit_all([(job, replace(needs, gpus=0), path)], read_settings(Path(recipe.settings.SLURM)))
-    if recipe.settings.WATCH:
-        watch([path.parent], [job])
+    submit_all([(job, recipe.file.needs, path)], recipe.settings, not on_cpu)
 
 
 def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> Iterator[tuple[Job, int]]:

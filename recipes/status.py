@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from filelock import Timeout
-
 from recipes.steps.checkpoints import furthest
-from recipes.steps.guard import file_lock
+from recipes.steps.guard import locked
 
 
-def holder(lock: Path) -> str:
-    """The process that holds a lock; empty if none does."""
+def holder(guard: Path) -> str:
+    """The process that has a lock; empty if none has."""
+    name = guard.read_text(encoding="utf-8")
     try:
-        with file_lock(lock).acquire(timeout=0):
+        with locked(guard, wait=False):
+            guard.write_text(name, encoding="utf-8")  # its last holder is another than this one
             return ""
-    except Timeout:
-        return lock.read_text(encoding="utf-8") or "another process"
+    except ValueError:
+        return name or "another process"
 
 
 def state(run: Path) -> str:

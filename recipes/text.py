@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from recipes.steps import bpe, pairs
 from recipes.steps.common import replacing
 from recipes.steps.extract import extract, unpacked
 from recipes.steps.records import describe
+from recipes.steps.streaming import cores
 
 log = logging.getLogger(__name__)
 SPLITS = ("train", "valid", "test")
@@ -140,9 +140,10 @@ class Text:
                 settings={"pairs": self.settings.PAIRS},
             )  # fmt: skip
         named = [] if self.settings.DATA else [text.archive for text in texts.values() if text.archive]
-        for archive in dict.fromkeys(name.format(language=it) for name in named for it in (self.source, self.target)):
+        archives = list(dict.fromkeys(name.format(language=it) for name in named for it in (self.source, self.target)))
+        for archive in archives:
             path = self.recipe.archives / archive
-            yield Step(f"download {archive}", self.folder, (path,), partial(self._fetch, path), fetches=True)
+            yield Step(f"download {archive}", self.folder, (path,), partial(self._fetch, path, archives), fetches=True)
         for name, text in texts.items():
             yield from (self._extraction(name, text, language) for language in (self.source, self.target))
 
@@ -151,10 +152,10 @@ class Text:
 
         generate_corpus.write(name, (self.source, self.target), self.raw / name, self.settings.PAIRS)
 
-    def _fetch(self, path: Path) -> None:
+    def _fetch(self, path: Path, archives: list[str]) -> None:
         from recipes.steps.download import download  # with requests
 
-        download(path, Path(self.settings.TABLE), self.settings.URL)
+        download(path, Path(self.settings.TABLE), self.settings.URL, archives, self.recipe.file.needs.text)
 
     def _extraction(self, name: str, text: Raw, language: str) -> Step:
         """A raw text, from an archive or from what was unpacked from it."""
@@ -233,4 +234,4 @@ class Text:
         compare(self.folder, (self.source, self.target), expected, s.BLOBS)
         prefixes = [word for name in SPLITS for word in (f"--{name}pref", self.folder / "bpe" / name)]
         options = ("--source-lang", self.source, "--target-lang", self.target, "--joined-dictionary")
-        binarise(self.binary, *options, *prefixes, "--workers", os.cpu_count() or 1)
+        binarise(self.binary, *options, *prefixes, "--workers", cores())

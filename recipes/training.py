@@ -24,7 +24,7 @@ from recipes.processes import Failed, plugin, stream
 from recipes.recipe import Recipe
 from recipes.steps import checkpoints, records, results, summary
 from recipes.steps.common import replacing, write_lines
-from recipes.steps.guard import at_work, await_files
+from recipes.steps.guard import await_files, exclusive_folder
 from recipes.steps.table import digest
 
 log = logging.getLogger(__name__)
@@ -76,15 +76,17 @@ class Pipeline(ABC):
     def make(self, goal: str) -> None:
         """What a goal needs. Another text is refused where a model was trained on the one that is there."""
         chain, record, recipe = self.chain(), self.text.record(), self.recipe
+        if self.settings.TOKENS and goal != "prepare" and chain.plan([self.trained]):
+            print(self.machine, flush=True)
         warnings.simplefilter("ignore")  # of fairseq and its libraries about one another: nothing the user can fix
         if self.machine.node and in_cluster_job():
             await_files(self.goals["prepare"])  # the job before made it
         else:
-            with at_work(recipe.text, wait=True):
+            with exclusive_folder(recipe.text, wait=True):
                 chain.adopt(recipe.text, recipe.raw, record, recipe.base)
                 chain.make(self.goals["prepare"], recipe.base)
         if goal != "prepare":
-            with at_work(self.folder, self.machine.node):
+            with exclusive_folder(self.folder, self.machine.node):
                 self.check_resume(chain, record)
                 chain.make(self.goals[goal])
 
@@ -177,7 +179,7 @@ class Pipeline(ABC):
         return [
             *("--user-dir", "fairseq_admin", *self.task, "--arch", self.arch),
             *("--admin-scheme", self.settings.METHOD, *self.model_options(), *self.optimisation()),
-            *(*self._batches(), *machines.device(self.settings), *self.machine.meeting()),
+            *(*self._batches(), *machines.device(self.settings), *self.machine.rendezvous_options()),
         ]
 
     def command(self) -> list[str]:
@@ -198,11 +200,11 @@ class Pipeline(ABC):
 
     def train(self) -> None:
         """Go on from the newest checkpoint. Other settings than those of the folder are refused before."""
-        if fault := machines.faults(self.machine, self.settings.PRECISION):
+        if fault := machines.faults(self.machine, self.settings.PRECISION, self.recipe.file.presets):
             raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
-        shown = {self.unit: self.length, "less": self.machine.less or 0, "every": self.settings.LOG_EVERY}
+        shown = {self.unit: self.length, "less": self.machine.smaller_batch or 0, "every": self.settings.LOG_EVERY}
         stream(self.command(), self.folder / f"train{node}.log", **shown)
         if not self.machine.node:
             self.trained.touch()

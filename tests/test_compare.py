@@ -24,7 +24,7 @@ from recipes.grid.judge import bleu, last_change
 from recipes.grid.run import Run
 from recipes.grid.texts import reversed_pairs, unigram_entropy
 from recipes.steps.common import write_lines
-from recipes.steps.guard import alone
+from recipes.steps.guard import locked
 
 ROOT = Path(__file__).parents[1]
 NAN, INF = math.nan, math.inf
@@ -81,7 +81,7 @@ def test_a_run_is_made_by_one_process_at_a_time(tmp_path):
     Run({"seed": "1"}, "data", [], 20, 20, 10, "translation", {"entropy": 8.0, "options": []}).write(folder)
     write_lines(folder / "trained.json", ['{"stopped": true}'])
     write_lines(folder / "train.log", ["2026-01-01 00:00:00 | INFO | fairseq_cli.train | num. shared model params: 7"])
-    with alone(folder / ".guard"):
+    with locked(folder / ".guard"):
         second = subprocess.Popen(
             [sys.executable, "-m", "recipes.grid.run", folder], cwd=ROOT, stderr=subprocess.PIPE, text=True
         )

@@ -6,8 +6,10 @@ import gzip
 import hashlib
 import random
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from archives import write_tar
@@ -161,10 +163,25 @@ def test_two_at_once_download_once(site):
 
 def test_too_little_room_is_refused_before_the_download(site):
     site.row(10**18, "0" * 64)
-    site.server.length = False
     message = site.refused()
-    assert re.search(r"found [\d.]+[kMGT]?B free, expected 1.00EB for some.tgz, and up to about 2.20EB more", message)
+    assert re.search(r"found [\d.]+[kMGT]?B free, expected 1.00EB for archives and", message)
     assert not names(site.out.parent)
+
+
+def test_room_for_all_archives_and_their_text_is_checked_before_the_first_download(site, monkeypatch):
+    site.row()
+    with site.table.open("a") as table:
+        table.write("other.tgz\t1000000000\t-\thttp://127.0.0.1:9/x\n")
+    free = 4 * 10**9
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    with pytest.raises(
+        ValueError, match="found 4.00GB free, expected 1.00GB for archives and about 3.50GB for the text"
+    ):
+        download.download(site.out, site.table, names=["some.tgz", "other.tgz"], text=3.5)
+    assert not site.server.asked
+    free = 5 * 10**9
+    download.download(site.out, site.table, names=["some.tgz", "other.tgz"], text=3.5)
+    assert site.out.exists()
 
 
 def test_multi30k_is_downloaded_once_or_taken_from_a_folder(server, tmp_path):

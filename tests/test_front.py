@@ -20,7 +20,7 @@ from recipes import recipe as recipes
 from recipes.chain import Chain, Step
 from recipes.demo.generate_corpus import corpus
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.guard import at_work
+from recipes.steps.guard import exclusive_folder
 from recipes.translation import Translation
 
 
@@ -149,7 +149,7 @@ def test_status_says_how_far_each_run_is(tmp_path):
     for name, files in {"done": ["report.html"], "part": ["checkpoints/checkpoint_1_40.pt"], "busy": []}.items():
         for file in ["train.log", *files]:
             write_lines(tmp_path / f"demo/{name}/{file}", [])
-    with at_work(tmp_path / "demo/busy"):
+    with exclusive_folder(tmp_path / "demo/busy"):
         busy, done, part = front("status", f"RUNS={tmp_path}").stdout.splitlines()
     assert busy.startswith(f"{tmp_path}/demo/busy: at work: process {os.getpid()} on ")
     assert (done, part) == (f"{tmp_path}/demo/done: done", f"{tmp_path}/demo/part: stopped after 40 updates")

@@ -23,7 +23,7 @@ from recipes.grid.grids import Point
 from recipes.grid.run import Run
 from recipes.recipe import read
 from recipes.steps.common import write_lines
-from recipes.steps.guard import at_work
+from recipes.steps.guard import exclusive_folder
 
 ROOT = Path(__file__).parents[1]
 TINY = "PAIRS=300 VALID_PAIRS=50 TEST_PAIRS=20 WORDS=20 WIDTH=16 FFN=16 UPDATES=20 SAVE_EVERY=10 LOG_EVERY=5".split()
@@ -65,7 +65,7 @@ def test_what_a_run_at_work_writes_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(front, "make", lambda grid: None)
     front.work(grid)
     assert half.exists()
-    with at_work(half.parent):
+    with exclusive_folder(half.parent):
         assert not half.exists()
 
 

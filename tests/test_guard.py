@@ -29,7 +29,7 @@ def python(code: str, *arguments: object, stderr: int = subprocess.PIPE) -> subp
 HOLDER = """
 import sys, time
 from recipes.steps.guard import *
-with alone(Path(sys.argv[1])): print('in', flush=True); time.sleep(float(sys.argv[2]))
+with locked(Path(sys.argv[1])): print('in', flush=True); time.sleep(float(sys.argv[2]))
 """
 
 
@@ -41,13 +41,13 @@ def test_a_killed_holder_leaves_the_turn_and_a_new_one_is_named(tmp_path, caplog
     assert killed.stdout.readline() == "in\n"
     killed.kill()
     killed.wait()
-    with guard.alone(path):
+    with guard.locked(path):
         assert not caplog.messages, "the kernel ends a killed one's turn"
     slow = python(HOLDER, path, 600)
     assert slow.stdout.readline() == "in\n"
     messages: list[str] = []
     monkeypatch.setattr(guard.log, "info", lambda *said: (messages.append(said[0] % said[1:]), slow.kill()))
-    with guard.alone(path):
+    with guard.locked(path):
         (said,) = messages
     assert said.startswith(f"{path}: taken by process {slow.pid} on ") and said.endswith(". Waiting for its end.")
     slow.wait()
@@ -59,10 +59,10 @@ import subprocess, sys
 from pathlib import Path
 from recipes.processes import supervise
 from recipes.steps.common import run
-from recipes.steps.guard import at_work
+from recipes.steps.guard import exclusive_folder
 folder, script = Path(sys.argv[1]), sys.argv[2]
 def work():
-    with at_work(folder):
+    with exclusive_folder(folder):
         sys.exit(subprocess.run(["bash", "-c", script], cwd=folder).returncode)
 sys.exit(supervise(lambda: run(work)))
 """
@@ -79,13 +79,11 @@ def test_a_file_system_without_locks_has_markers(tmp_path, monkeypatch):
         monkeypatch.setattr(fcntl, "flock", flock)
         path = tmp_path / "run/.guard"
         marker = tmp_path / "run/.marker.guard"
-        with guard.alone(path):
-            said = (
-                rf"run: process {os.getpid()} on \S+ since .* \(if it is gone, remove {marker}: there are no file locks"
-            )
-            with pytest.raises(ValueError, match=said), guard.alone(path, wait=False):
+        with guard.locked(path):
+            said = rf"run: process {os.getpid()} on \S+ since .* \(if it is gone, remove {marker}\) is at work"
+            with pytest.raises(ValueError, match=said), guard.locked(path, wait=False):
                 pass
-        with guard.alone(path, wait=False):
+        with guard.locked(path, wait=False):
             assert marker.exists()
         assert not marker.exists()
 
@@ -230,7 +228,7 @@ def test_settings_are_held_once_a_model_depends_on_them(tmp_path):
 
 def test_settings_are_held_while_another_works_with_them(tmp_path):
     text = tmp_path / "data"
-    with guard.at_work(text):
+    with guard.exclusive_folder(text):
         records.refuse(text, ["width 1 -> 2"], tmp_path)
         other = python(HOLDER, tmp_path / "run/.guard", 600)
         assert other.stdout.readline() == "in\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from conftest import ROOT, front, make_environment
 
 from recipes import slurm
 from recipes.jobs import SCRIPT, Job, Needs, run
+from recipes.kinds import Demo
 from recipes.processes import INTERRUPTED
 from recipes.steps.results import read as read_results
 
@@ -47,6 +49,33 @@ def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
     assert time.monotonic() - begin > 0.6, "two at a time"
     said = {one.name: one.last_line() for one, _ in over}
     assert {said[name] for name in "ab"} == {"on 5 a", "on 7 b"} and said["d"] in ("on 5 d", "on 7 d")
+
+
+GRID = """
+import sys
+from pathlib import Path
+from recipes import jobs
+from recipes.processes import supervise
+from recipes.steps.common import run
+folder = Path(sys.argv[1])
+save = "trap 'sleep 1; touch saved; exit 130' USR2; touch began; while true; do sleep 0.1; done"
+runs = [jobs.Job(name, ["bash", "-c", f"cd {folder / name}; {save}"], folder / name) for name in "abc"]
+sys.exit(supervise(lambda: run(lambda: list(jobs.run(runs, 2, [])))))
+"""
+
+
+def test_an_interrupted_grid_lets_its_runs_save_and_begins_no_other(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", GRID, tmp_path], cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("*/began"))) == 2, 60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == INTERRUPTED
+    finally:
+        process.kill()  # and with it all that it started
+    assert sorted(path.parent.name for path in tmp_path.glob("*/saved")) == ["a", "b"]
+    assert not (tmp_path / "c/job.log").exists()
 
 
 # -- a cluster's settings --------------------------------------------------------------------------------------------
@@ -151,14 +180,17 @@ def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_s
     tmp_path, commands, capsys
 ):
     jobs = [(job(tmp_path, name, ""), Needs(), tmp_path / f"{name}.sh") for name in ("text", "training")]
-    slurm.submit_all(jobs, slurm.Slurm())
+    settings = Demo(SLURM=f"{tmp_path}/none.yaml")
+    with pytest.raises(SystemExit):
+        slurm.submit_all(jobs, settings, False)
     first = f"--parsable {tmp_path}/text.sh"
     after = f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {tmp_path}/training.sh"
     assert calls(commands, "sbatch") == [first, after]
     shown = capsys.readouterr().out
     assert "job 2: training" in shown and "after 1" in shown and "scancel 1 2 ends them" in shown
     (commands / "queue").write_text(f"1 RUNNING {tmp_path}/text.sh\n")
-    slurm.submit_all(jobs, slurm.Slurm())
+    with pytest.raises(SystemExit):
+        slurm.submit_all(jobs, settings, False)
     assert calls(commands, "sbatch") == [first, after, after], "the training is over, the text is not"
     assert "job 1: text, in the queue already, running" in capsys.readouterr().out
 

@@ -15,6 +15,7 @@ from conftest import ROOT, front, make_environment
 from recipes import machines
 from recipes.__main__ import main
 from recipes.grid import front as grids
+from recipes.jobs import SCRIPT
 from recipes.kinds import Demo
 from recipes.recipe import read
 from recipes.steps import gpus
@@ -22,6 +23,7 @@ from recipes.steps.progress import progress
 from recipes.translation import Translation
 
 SMALL = ["PAIRS=1500", "LAYERS=1", "UPDATES=6", "SAVE_EVERY=3", "LOG_EVERY=1", "AVERAGE=2"]
+OWN_AND_PAPER = [("iwslt14", {}), ("multi30k", {"PRESET": "gpu"})]
 BY = {16: 8192, 32: 16384, 80: 32768}
 
 
@@ -63,13 +65,16 @@ def test_an_update_is_split_whole(tokens, a_device, workers, expected):
 )
 def test_a_batch_is_the_tables_for_the_cards_memory(memory, plan):
     found = planned("GPUS=2", f"MEMORY={memory}")
-    assert (found.max_tokens, found.update_freq, found.less) == plan and found.tokens == 32768
+    assert (found.max_tokens, found.update_freq, found.smaller_batch) == plan and found.tokens == 32768
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("GPUS=3", "an update of 32768 tokens does not split over 3 devices into equal batches"),
+        (
+            "GPUS=6",
+            "does not split over 6 devices into equal batches of 1024 tokens or more that fit. Give GPUS=4, or",
+        ),
         (
             "GPUS=2 MAX_TOKENS=3000",
             "MAX_TOKENS=3000 on 2 devices does not make up an update of 32768 tokens. Take 2048",
@@ -87,10 +92,35 @@ def test_gpus_are_asked_of_nvidia_smi(nvidia_smi, monkeypatch):
     nvidia_smi((16384, "A"), (49152, "B"))
     found = planned()
     assert (found.gpus, found.max_tokens, found.update_freq) == (2, 8192, 2)
-    assert planned("WHERE=slurm").gpus == 1 and planned("WHERE=slurm", "NODE=0").gpus == 2
+    assert planned("WHERE=slurm").gpus == 1
+    monkeypatch.setenv(SCRIPT, "train.sh")
+    assert planned("WHERE=slurm").gpus == 2, "inside a job"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     found = planned()
     assert (found.gpus, found.max_tokens, found.update_freq) == (1, 16384, 2)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 6, 8])
+def test_iwslt14_trains_on_the_papers_one_gpu(nvidia_smi, count):
+    """Unless GPUS= is given; a WMT recipe takes all."""
+    nvidia_smi(*[(81920, "A")] * count)
+    plan = machines.plan(read("iwslt14", {}).settings)
+    assert (plan.gpus, plan.max_tokens, plan.update_freq) == (1, 4096, 1)
+    if count in (4, 8):
+        assert machines.plan(read("iwslt14", {"GPUS": "2"}).settings).gpus == 2
+        assert str(machines.plan(read("wmt14-ende-18l", {}).settings)) == (
+            f"An update of 32768 tokens: 1 nodes x {count} GPUs x 1 batches of up to {32768 // count} tokens."
+        )
+
+
+def test_where_gpus_are_missing_the_presets_for_a_cpu_are_named():
+    iwslt14, own = (read(name, {"GPUS": "2", **given}) for name, given in OWN_AND_PAPER)
+    for recipe, preset in ((iwslt14, "small"), (own, "cpu")):
+        plan = machines.plan(recipe.settings)
+        assert machines.faults(plan, "fp16", recipe.file.presets) == (
+            "this machine has 0 GPUs (CUDA_VISIBLE_DEVICES=), and the run needs 2. Give GPUS=, or train on a CPU with "
+            f"PRESET={preset}."
+        )
 
 
 def test_cuda_visible_devices_chooses_in_its_order(nvidia_smi, monkeypatch):
@@ -233,6 +263,16 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
     assert (folder / "train-node1.log").exists() and (folder / "trained-6").exists()
     # Both nodes' tokens count: about 1,000 each.
     assert float(re.findall(r'"wpb": "([\d.]+)"', log)[0]) > 1200
+
+
+def test_a_nodes_first_rank_is_its_number_times_its_gpus(monkeypatch):
+    """Given as NODE=, or by Slurm."""
+    given = ["NODES=3", "GPUS=4", "MASTER=h:1", "TOKENS=", "MAX_TOKENS=512"]
+    assert "--distributed-world-size 12 --distributed-init-method tcp://h:1 --distributed-rank 8" in " ".join(
+        command("wmt14-ende-18l", *given, "NODE=2")
+    )
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert "--distributed-rank 4 " in " ".join(command("wmt14-ende-18l", *given))
 
 
 def test_the_first_node_does_all_and_the_others_only_train():

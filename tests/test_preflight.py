@@ -29,11 +29,12 @@ def test_a_forecast_is_of_the_updates_after_the_first_ones():
     assert text.endswith("\ncost: 4.00, at 9 an hour and device")
 
 
-def test_the_disk_must_hold_archives_and_checkpoints(tmp_path, monkeypatch):
-    """657,632,379 bytes of an archive; 13 checkpoints of 12 bytes a parameter, average and model of 4."""
+def test_the_disk_must_hold_archives_text_and_checkpoints(tmp_path, monkeypatch):
+    """657,632,379 bytes of an archive, 11 of text for each; 14 checkpoints of 12 bytes a parameter, average and model
+    of 4."""
     planned = recipe.read("iwslt14", {"RUNS": str(tmp_path), "GPUS": "1"})
     archives = ["training-parallel-europarl-v7.tgz"]
-    wanted = 657632379 + 10**6 * (13 * 12 + 8)
+    wanted = 657632379 * 12 + 10**6 * (14 * 12 + 8)
     for free, fault in ((wanted, ""), (wanted - 10**6, "the disk is too small by 1.00MB; make room")):
         monkeypatch.setattr(shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
         found = page.disk(planned, 10**6, archives)[1]
@@ -54,7 +55,7 @@ def test_a_recipe_that_works_has_a_page(tmp_path, corpus):
     assert done.returncode == 0, done.stdout + done.stderr
     for expected in (
         r"demo: [\d,]+ parameters, fp32, on the CPU", r"plan: 1 x 1 x 1 x 64 = 64 tokens an update",
-        r"disk: checkpoints .* are free at ",
+        r"disk: archives .*, text .*, checkpoints .* are free at ",
         r"timed: .* s an update, \d+ updates an epoch, 1000 in all: .* hours, validations",
         r"cost: [\d.]+, at 2 an hour", r"It can work here\.",
     ):  # fmt: skip

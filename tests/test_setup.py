@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,7 +123,36 @@ def test_two_makes_set_it_up_once(folder: Path) -> None:
     messages = [process.communicate(timeout=60)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], messages
     assert lines_of(folder / "said").count(f"-m venv {folder}/venv") == 1
-    assert sum(f"Another process has {folder}/venv/lock. Waiting for its end." in it for it in messages) == 1
+    assert sum(f"{folder}/venv must be set up again and is in use. Waiting;" in it for it in messages) == 1
+
+
+USING = "import sys; sys.prefix = sys.argv[1]; from recipes.steps.common import run; run(lambda: print(input()))"
+
+
+def test_an_environment_is_not_installed_again_under_running_work(folder: Path) -> None:
+    """As after a git pull; and no work begins while it is installed."""
+    assert make(folder, f"PYTHON={folder}/python").wait(60) == 0
+    command = [sys.executable, "-c", USING, str(folder / "venv")]
+    work = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    lock = folder / "venv/lock"
+    for _ in range(200):
+        if subprocess.run(["flock", "-n", lock, "true"]).returncode:
+            break
+        time.sleep(0.05)
+    os.utime(folder / "venv/ready", (0, 0))
+    (folder / "venv/bin/said").unlink()
+    setup = make(folder)
+    assert "venv must be set up again and is in use. Waiting;" in setup.stderr.readline()
+    assert not [line for line in lines_of(folder / "venv/bin/said") if line.startswith("-m pip")]
+    assert work.communicate("the end\n", timeout=60)[0] == "the end\n"
+    assert setup.wait(60) == 0 and any(line.startswith("-m pip") for line in lines_of(folder / "venv/bin/said"))
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = subprocess.run(command, cwd=ROOT, input="", capture_output=True, text=True)
+    assert (
+        done.returncode == 2
+        and done.stderr == f"{folder}/venv is being set up. Wait for the end of that, and run again.\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,17 +200,20 @@ def plain_make(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, env=make_environment())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-n", "demo", "VENV=a b"], "VENV=a b is not one word; expected a folder without spaces in its name"),
-        # Before any line that such a make could not read.
-        ([".FEATURES=target-specific order-only else-if", "MAKE_VERSION=3.81"], "GNU make 3.81 is here; 4.3 or newer"),
-    ],
-)
-def test_what_make_cannot_do_is_one_line(arguments: list[str], message: str) -> None:
-    done = plain_make(*arguments)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and message in done.stderr
+def test_a_folder_with_a_space_is_one_line() -> None:
+    done = plain_make("-n", "demo", "VENV=a b")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "VENV=a b is not one word; expected a folder without spaces in its name" in done.stderr
+
+
+def test_the_makefile_needs_no_newer_make_than_3_81() -> None:
+    """By the NEWS of GNU make: undefine, private, .ONESHELL and .RECIPEPREFIX came with 3.82; $(file), $(guile), ::=
+    and != with 4.0; &: and .EXTRA_PREREQS with 4.3; $(let), $(intcmp) and .WAIT with 4.4."""
+    text = (ROOT / "Makefile").read_text()
+    newer = (
+        r"\$\((file|guile|let|intcmp) |[:&]:?:=|!=|&:|^(undefine|private) |\.(ONESHELL|RECIPEPREFIX|EXTRA_PREREQS|WAIT)"
+    )
+    assert not re.findall(newer, text, re.MULTILINE)
 
 
 def test_distclean_removes_virtual_environments_only(tmp_path):

@@ -17,7 +17,7 @@ from conftest import ROOT, TRAIN
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
-from recipes.steps import train
+from recipes.steps import guard, train
 from recipes.steps.checkpoints import newest, reached
 
 BF16 = ["--bf16", "--fp16-no-flatten-grads", "--max-update", "3"]
@@ -163,6 +163,24 @@ def test_where_fairseq_starts_the_processes(corpus, tmp_path):
     log = (tmp_path / "log").read_text()
     assert process.exitcode == 0 and names(tmp_path / "run") == {"checkpoint_2_2.pt"}, log
     assert len(re.findall(r" \| INFO \| train_inner \| ", log)) == 2, "in fairseq's form, which the recipes read"
+
+
+def test_all_nodes_go_on_from_the_checkpoint_that_the_first_one_finds(tmp_path, monkeypatch):
+    """This node's listing is older; and in another training it does not see the file at all."""
+    for update in (50, 100):
+        (tmp_path / f"checkpoint_1_{update}.pt").touch()
+
+    def broadcast(objects: list, src: int) -> None:
+        objects[src] = first
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
+    monkeypatch.setattr(guard, "PATIENCE", 0)
+    for first in (tmp_path / "checkpoint_1_50.pt", None):
+        assert train.agreed_checkpoint(tmp_path) == first
+    first = tmp_path / "checkpoint_1_150.pt"
+    with pytest.raises(ValueError, match="checkpoint_1_150.pt: another node has it, and this one did not see it"):
+        train.agreed_checkpoint(tmp_path)
 
 
 def test_the_newest_is_the_longest_trained(tmp_path):

@@ -17,7 +17,7 @@ from recipes.compare.rows import read_results
 from recipes.grid.grids import Compare, Deeper, Grid, Point, Warmup
 from recipes.recipe import Recipe
 from recipes.steps import gpus, records
-from recipes.steps.guard import alone
+from recipes.steps.guard import locked
 from recipes.steps.progress import duration
 
 KINDS: dict[str, type[Grid]] = {grid.__name__: grid for grid in (Compare, Warmup, Deeper)}
@@ -88,7 +88,7 @@ def make(grid: Grid) -> None:
 
 def work(grid: Grid) -> None:
     """All of it, alone in its folder; in those of its runs jobs of a cluster may still be at work."""
-    with alone(grid.folder / ".guard", wait=False):
+    with locked(grid.folder / ".guard", wait=False):
         make(grid)
 
 

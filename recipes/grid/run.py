@@ -24,7 +24,7 @@ from recipes.grid.judge import JUDGES
 from recipes.processes import stream
 from recipes.steps.checkpoints import newest, reached
 from recipes.steps.common import run, write_lines
-from recipes.steps.guard import at_work
+from recipes.steps.guard import exclusive_folder
 from recipes.steps.results import commit, hardware, read_log
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     (folder,) = map(Path, sys.argv[1:])
     spec = Run(**json.loads((folder / "run.json").read_text(encoding="utf-8")))
     trained, result = folder / "trained.json", folder / "result.json"
-    with at_work(folder, wait=True):
+    with exclusive_folder(folder, wait=True):
         if not trained.exists():
             print(train(folder, spec), flush=True)
         if spec.judge and not result.exists():

@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from recipes.steps.guard import use_environment
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
@@ -85,6 +87,7 @@ def run(main: Callable[[], None]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     status, said = 2, ""
     try:
+        use_environment()
         return main()
     except ValueError as error:
         said = str(error)

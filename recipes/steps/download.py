@@ -6,8 +6,10 @@ archive that it knows no checksum of is held to the text made from it: another o
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import requests
@@ -17,18 +19,17 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
 from recipes.steps.bar import bar
-from recipes.steps.guard import alone
+from recipes.steps.guard import locked
 from recipes.steps.table import Archive, check, read_table
 
 log = logging.getLogger(__name__)
+size = functools.partial(tqdm.format_sizeof, suffix="B")
 BLOCK = 1 << 16
 TIMEOUT = 60.0
 """Seconds without an answer."""
 RETRY = Retry(3, backoff_factor=5, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False,
               respect_retry_after_header=False)  # fmt: skip
 """Of a request, where a server cannot be reached or is busy."""
-TEXTS = 2.2
-"""Train texts of WMT'14 fr-en are 14.8 GB, from archives of 6.7 GB (Hugging Face's dataset_infos.json of wmt14)."""
 
 
 def kept(part: Path, archive: Archive) -> int:
@@ -36,12 +37,23 @@ def kept(part: Path, archive: Archive) -> int:
     return part.stat().st_size if archive.checksum and part.is_file() else 0
 
 
+def disk_space(archives: Iterable[Archive], folder: Path, text: float) -> tuple[int, int]:
+    """Bytes still to download, and bytes of the text made from all archives; those of unknown size are left out.
+
+    Args:
+        text: bytes of text for each byte of archive.
+    """
+    rows = list(archives)
+    missing = [row for row in rows if row.size and not (folder / row.name).is_file()]
+    downloads = sum((row.size or 0) - kept(folder / f"{row.name}.part", row) for row in missing)
+    return downloads, round(text * sum(row.size or 0 for row in rows))
+
+
 def receive(session: requests.Session, url: str, part: Path, archive: Archive) -> None:
     """Bring the part to its end with one request, from where it is.
 
     Raises:
         RequestException, HTTPError: it is not whole; what may be added to stays.
-        ValueError: there is too little room on the disk.
     """
     if (have := kept(part, archive)) and have == archive.size:
         return
@@ -55,12 +67,6 @@ def receive(session: requests.Session, url: str, part: Path, archive: Archive) -
         have = have if response.status_code == requests.codes.partial else 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else archive.size or 0
-        if total - have > (free := shutil.disk_usage(part.parent).free):
-            room, wanted, more = (tqdm.format_sizeof(count, "B") for count in (free, total - have, total * TEXTS))
-            raise ValueError(
-                f"{part.parent}: found {room} free, expected {wanted} for {archive.name}, and up to about {more} more "
-                "for the texts extracted from it. Make room, or write elsewhere."
-            )
         with part.open("ab" if have else "wb") as out, bar(archive.name, total or None, have) as shown:
             # Bytes as they are sent: some servers call a .tgz a compressed .tar, which requests would decompress.
             while data := response.raw.read1(BLOCK, decode_content=False):
@@ -100,15 +106,17 @@ def fetch(archive: Archive, part: Path) -> None:
     raise ValueError(f"{'; '.join(reasons.values())}. {hint} folder with DATA=DIR.")
 
 
-def download(out: Path, table: Path, site: str = "") -> None:
+def download(out: Path, table: Path, site: str = "", names: Iterable[str] = (), text: float = 0) -> None:
     """Fetch the archive of that name, unless it is there.
 
     Args:
         table: names, sizes, checksums and addresses.
         site: the address of a folder, in place of the table's addresses.
+        names: of all archives of the text, by default this one; the disk must have room for them and the text.
+        text: see `disk_space`.
 
     Raises:
-        ValueError: the table does not name it, no address has it, or the disk is full.
+        ValueError: the table does not name it, no address has it, or the disk is too small.
     """
     rows = read_table(table)
     if out.name not in rows:
@@ -117,11 +125,17 @@ def download(out: Path, table: Path, site: str = "") -> None:
     if site:
         archive = archive._replace(urls=(f"{site.rstrip('/')}/{out.name}",))
     # Two at once would write to one part.
-    with alone(out.with_name(f".{out.name}.guard")):
+    with locked(out.with_name(f".{out.name}.guard")):
         if out.is_file():
             try:
                 return check(str(out), out, archive)
             except ValueError as error:
                 log.info("%s; fetching it again", error)
+        missing, made = disk_space((rows[name] for name in names or [out.name] if name in rows), out.parent, text)
+        if missing + made > (free := shutil.disk_usage(out.parent).free):
+            raise ValueError(
+                f"{out.parent}: found {size(free)} free, expected {size(missing)} for archives and about {size(made)} "
+                "for the text. Make room, or give RUNS= elsewhere."
+            )
         fetch(archive, part)
         part.replace(out)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import platform
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
@@ -28,37 +30,30 @@ HALVES = re.compile(
 """What half-written files and folders are called, by the recipes and by fairseq. No other is removed."""
 
 
-def file_lock(path: Path) -> BaseFileLock:
-    """A lock that the kernel releases when its holder ends; on a file system without such locks, a marker file."""
-    lock = FileLock(path, fallback_to_soft=False)
-    try:
-        with lock.acquire(timeout=0):
-            return lock
-    except Timeout:
-        return lock
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return SoftFileLock(path.with_name(f".marker{path.name}"))
-
-
 @contextmanager
-def alone(path: Path, wait: bool = True) -> Iterator[None]:
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Lock `path`: wait until no other process is in such a block, and say which one is.
 
-    The file stays, with the name of its last holder.
+    The kernel releases the lock when its holder ends. On a file system without such locks, a marker file replaces it.
+    The file `path` stays, with the name of its last holder.
 
     Raises:
         ValueError: another process is, and this one is not to wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = file_lock(path)
+    lock: BaseFileLock = FileLock(path, fallback_to_soft=False)
+    marker = path.with_name(f".marker{path.name}")
     try:
-        lock.acquire(timeout=SHORT if wait else 0)
+        try:
+            lock.acquire(timeout=SHORT if wait else 0)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            lock = SoftFileLock(marker)
+            lock.acquire(timeout=SHORT if wait else 0)
     except Timeout:
         holder = path.read_text(encoding="utf-8") or "another process"
-        if isinstance(lock, SoftFileLock):
-            holder += f" (if it is gone, remove {lock.lock_file}: there are no file locks here)"
+        holder += f" (if it is gone, remove {marker})" if isinstance(lock, SoftFileLock) else ""
         if not wait:
             advice = f"{holder} is at work there. Wait for its end or stop it, or write elsewhere with RUNS=."
             raise ValueError(f"{path.parent}: {advice}") from None
@@ -89,10 +84,29 @@ def await_files(paths: Iterable[Path]) -> None:
             time.sleep(1)
 
 
+def use_environment() -> None:
+    """Keep `make setup` from installing into this environment as long as this process runs (set_up.locked).
+
+    Raises:
+        ValueError: it is being installed into.
+    """
+    if not Path(sys.prefix, "ready").exists():
+        return
+    with suppress(PermissionError):
+        descriptor = os.open(Path(sys.prefix, "lock"), os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{sys.prefix} is being set up. Wait for the end of that, and run again.") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+
+
 @contextmanager
-def at_work(folder: Path, node: int = 0, wait: bool = False) -> Iterator[None]:
+def exclusive_folder(folder: Path, node: int = 0, wait: bool = False) -> Iterator[None]:
     """Have a folder to oneself, or share it with other nodes of the same run; what is half-written there goes."""
-    with alone(folder / f".guard{node or ''}", wait):
+    with locked(folder / f".guard{node or ''}", wait):
         if not node:
             clear(folder)
         yield

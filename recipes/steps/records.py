@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.steps.common import write_lines
-from recipes.steps.guard import alone
+from recipes.steps.guard import locked
 from recipes.steps.table import digest
 
 Settings = dict[str, Any]
@@ -116,7 +116,7 @@ def refuse(folder: Path, changed: list[str], models: Path) -> None:
     for lock in sorted(models.rglob(".guard*")):
         try:
             if lock.parent != folder:
-                with alone(lock, wait=False):
+                with locked(lock, wait=False):
                     pass
         except ValueError as error:
             raise ValueError(f"{said}; {error}") from None

@@ -13,7 +13,7 @@ from typing import Any
 from fairseq_admin import logs
 from fairseq_admin.method.schemes import SCHEMES
 from recipes.steps.common import read_lines, replacing, write_lines
-from recipes.steps.guard import alone
+from recipes.steps.guard import locked
 
 PAPERS = Path(__file__).parents[1] / "papers.csv"
 KEY = ("recipe", "method", "rule", "preset", "seed")
@@ -66,7 +66,8 @@ def from_cell(text: str) -> dict[int, float]:
 
 def with_rule(row: dict[str, Any]) -> dict[str, Any]:
     """A run's row. One of version 0.1 has no rule: it was `reference`, the default."""
-    return row if "rule" in row else {**row, "rule": "reference" if SCHEMES[row["method"]].omega else ""}
+    scheme = SCHEMES.get(row["method"])
+    return row if "rule" in row else {**row, "rule": "reference" if scheme and scheme.omega else ""}
 
 
 def read(table: Path) -> list[dict[str, str]]:
@@ -89,7 +90,7 @@ def keep(table: Path, row: dict[str, object]) -> None:
     Raises:
         ValueError: the table has other columns.
     """
-    with alone(table.with_name(f".{table.name}.guard")):
+    with locked(table.with_name(f".{table.name}.guard")):
         rows = [old for old in read(table) if any(old[name] != str(row[name]) for name in KEY)]
         with replacing(table) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
