@@ -23,8 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from fairseq_admin.architectures.config import RULES
-from fairseq_admin.method.schemes import SCHEMES
+from fairseq_admin.method.schemes import RULES, SCHEMES
 
 T = TypeVar("T")
 

@@ -172,6 +172,13 @@ def test_values_reach_the_front_through_make_as_they_are(tmp_path):
     assert make("SEED=x").stderr.startswith("SEED=x cannot be; expected a whole number of 0 or more.")
 
 
+def test_the_front_loads_no_fairseq():
+    """It takes seconds, and sets up logging in a form of its own."""
+    code = "import sys, recipes.__main__; print({'torch', 'fairseq'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+
+
 def test_help_lists_every_setting_with_its_value_and_its_range():
     lines = front("help", "compare").stdout.splitlines()
     assert "JOBS=1: runs at a time, each on a GPU of its own where there are any; a whole number above 0" in lines

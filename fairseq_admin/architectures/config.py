@@ -11,10 +11,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
-from ..method.schemes import EVERY, FFN_LAWS, SIDES
-
-DEPTH_RULES = ("log", "constant")
-RULES = ("reference", "paper") + DEPTH_RULES
+from ..method.schemes import EVERY, FFN_LAWS, RULES, SIDES
 
 SIZES = ("input_dim", "output_dim", "embed_dim", "ffn_embed_dim", "layers", "attention_heads")
 """The sizes of a stack, as fairseq calls them."""

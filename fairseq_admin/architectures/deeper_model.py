@@ -18,9 +18,9 @@ from ..fast.plain import plain_layers
 from ..fast.stacks import FastEncoder
 from ..method import provenance
 from ..method.extra_layers import MoreLayers, set_up
-from ..method.schemes import EVERY
+from ..method.schemes import DEPTH_RULES, EVERY
 from ..rates import Slower, slow_down
-from .config import DEPTH_RULES, DeeperOptions, fill, fill_masked, flat_encoder, nested
+from .config import DeeperOptions, fill, fill_masked, flat_encoder, nested
 from .masked_language_model import AdminMaskedEncoder, MaskedLMAdminModel
 from .presets import register_presets
 from .refusals import refuse_new_layers

@@ -8,8 +8,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig
 
 from ..errors import AdminError
-from ..method.schemes import EVERY, FFN_LAWS, FOR_EXTRA_LAYERS, SCHEMES, SIDES
-from .config import RULES
+from ..method.schemes import EVERY, FFN_LAWS, FOR_EXTRA_LAYERS, RULES, SCHEMES, SIDES
 
 CHOICES = {"admin_scheme": tuple(SCHEMES), "admin_init": RULES, "admin_ffn_init": (None, *FFN_LAWS)}
 """What fairseq-train checks itself, and neither fairseq-hydra-train nor a Namespace made by hand."""

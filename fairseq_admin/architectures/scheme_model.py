@@ -16,13 +16,12 @@ from ..fast.plain import plain_layers
 from ..method import clinic, initial_weights, provenance
 from ..method.norms import shortcut_norms
 from ..method.profiling import inputs, profile
-from ..method.schemes import SCHEMES, layers_of, stacks_of
+from ..method.schemes import DEPTH_RULES, RULES, SCHEMES, layers_of, stacks_of
 from ..method.state_dict import adopt, prune
 from ..method.state_dict import scheme as scheme_of
 from ..monitor.monitor import Monitor
 from ..pytorch.omega import omega_from_depth
 from ..version import __version__
-from .config import DEPTH_RULES, RULES
 from .divergence import SkippedUpdates
 from .refusals import layers_to_keep
 
