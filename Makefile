@@ -48,7 +48,7 @@ gpu-trial: $(VENV)/ready
 
 ## make table: all results so far next to the papers' numbers
 table: $(VENV)/ready
-	@$(RUN) -m recipes.steps.report "$${RUNS:-runs}"
+	@$(RUN) -m recipes.figures.results_table "$${RUNS:-runs}"
 
 ## make figures: the figures of README.md and docs/ that show what docs/ keeps, rows and numbers
 figures: $(VENV)/ready

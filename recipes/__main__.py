@@ -2,33 +2,38 @@
 
     python -m recipes demo METHOD=pre-ln SEED=2
     python -m recipes iwslt14-prepare
+    python -m recipes demo -- --dropout 0.2 --lr 5e-4
     python -m recipes compare SCHEMES="admin pre-ln" JOBS=8 WHERE=slurm
-    python -m recipes help demo
+    python -m recipes demo --help
+    python -m recipes status
 
-A setting that is not given is taken from the environment, where make has put what stands on its command line. With -n
-what would run is listed, and nothing is run.
+A setting that is not given is taken from the environment, where make puts its command line; one that was only in the
+environment is printed. With -n the steps are listed, and nothing runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
 
 from recipes import recipe as recipes
-from recipes.chain import Chain
 from recipes.jobs import in_cluster_job
 from recipes.language_model import LanguageModel
 from recipes.processes import supervise
 from recipes.recipe import Recipe
 from recipes.steps.common import run
+from recipes.steps.summary import fitted
 from recipes.translation import Translation
 
 STEPS = ("preflight", "prepare", "train", "average", "generate", "score")
+USAGE = "python -m recipes TARGET [NAME=VALUE ...] [-n] [-h] [-- OPTIONS OF FAIRSEQ-TRAIN]"
 
 
-def asked(target: str) -> tuple[str, str]:
+def parse_target(target: str) -> tuple[str, str]:
     """The recipe and the step that a target names, as in iwslt14-prepare.
 
     Raises:
@@ -47,10 +52,10 @@ def asked(target: str) -> tuple[str, str]:
 
 
 Task = tuple[bool, Callable[[], list[str]], Callable[[], None]]
-"""What a target does: whether on a CPU, its plan, its work."""
+"""A target's task: whether it needs no GPU, its plan, its work."""
 
 
-def of_a_grid(recipe: Recipe) -> Task:
+def grid_task(recipe: Recipe) -> Task:
     from recipes import slurm
     from recipes.grid import front  # with scipy
 
@@ -61,7 +66,7 @@ def of_a_grid(recipe: Recipe) -> Task:
     return grid.on_cpu, partial(front.plan, grid), work
 
 
-def of_a_model(recipe: Recipe, goal: str) -> Task:
+def model_task(recipe: Recipe, goal: str) -> Task:
     from recipes import slurm
 
     pipeline = LanguageModel(recipe) if recipe.file.kind == "LanguageModel" else Translation(recipe)
@@ -79,24 +84,47 @@ def of_a_model(recipe: Recipe, goal: str) -> Task:
         else:
             pipeline.make(goal)
         if goal == "all":
-            print((recipe.run / "summary.txt").read_text(encoding="utf-8"))
+            text = (recipe.run / "summary.txt").read_text(encoding="utf-8")
+            print(fitted(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text)
             print(f"Report: {recipe.run / 'report.html'}")
 
     def plan() -> list[str]:
         parts = slurm.parts(pipeline, "all" if goal == "preflight" else goal) if submits else ()
         jobs = [f"job  {job.name}: {needs}" for _, job, needs, _ in parts]
-        return [*jobs, *Chain(pipeline.steps()).table(pipeline.goals[goal])]
+        return [*jobs, *pipeline.chain().table(pipeline.goals[goal])]
 
     return machine.cpu, plan, work
 
 
+def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+    """The words, whether it is a dry run, whether help is wanted, and what comes after -- as `options`."""
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser("recipes", USAGE, add_help=False, allow_abbrev=False)
+    parser.description = f"Targets: {' '.join(recipes.files())}; preflight RECIPE=NAME; status."
+    parser.epilog = f"A recipe of one model has its steps as targets, too, with -{' -'.join(STEPS)} after its name."
+    parser.add_argument("words", nargs="*", metavar="TARGET NAME=VALUE", help="a recipe and its settings")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="list the steps, and run none")
+    parser.add_argument("-h", "--help", action="store_true", help="this page; with a target, its settings")
+    args = parser.parse_intermixed_args(words[:end])
+    args.options = words[end + 1 :]
+    return args, parser
+
+
 def main() -> None:
-    options = [word for word in sys.argv[1:] if word.startswith("-")]
-    target, *words = [word for word in sys.argv[1:] if not word.startswith("-")] or ["help"]
+    args, parser = command_line()
+    target, *words = args.words or [""]
     flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
     if target == "help":
-        name, _ = asked(next(iter(words), os.environ.get("TARGET", "")))
-        print("\n".join(recipes.help_lines(name)))
+        target, *words = words or [os.environ.get("TARGET", "")]
+        args.help = True
+    if not target:
+        parser.print_help()
+        return
+    if target == "status":
+        from recipes import status
+
+        print("\n".join(status.lines(words)))
         return
     if target == "preflight":
         named = dict(os.environ) | dict(word.split("=", 1) for word in words if word.startswith("RECIPE="))
@@ -104,15 +132,19 @@ def main() -> None:
             raise ValueError("RECIPE= is missing; expected a recipe, as in make preflight RECIPE=demo.")
         target = f"{named['RECIPE']}-preflight"
         words = [word for word in words if not word.startswith("RECIPE=")]
-    name, goal = asked(target)
-    recipe = recipes.read(name, recipes.collect(name, words, recipes.files()[name][0].names))
+    name, goal = parse_target(target)
+    given = recipes.collect(name, words, recipes.files()[name][0].names, args.options)
+    if args.help:
+        print("\n".join(recipes.help_lines(name, given)))
+        return
+    recipe = recipes.read(name, given)
     exported = recipe.settings.exported().items()
     os.environ.update({name: value for name, value in exported if name in recipe.given or name not in os.environ})
-    on_cpu, plan, work = of_a_grid(recipe) if recipe.file.is_grid else of_a_model(recipe, goal)
+    on_cpu, plan, work = grid_task(recipe) if recipe.file.is_grid else model_task(recipe, goal)
     if on_cpu:
         # With --cpu fairseq still clips gradients on a GPU that it sees, and starts a process for each of several.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if "-n" in options or (not flags.startswith("-") and "n" in flags):
+    if args.dry_run or (not flags.startswith("-") and "n" in flags):
         print("\n".join(plan()))
         return
     raise SystemExit(supervise(partial(run, work)))

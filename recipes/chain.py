@@ -1,9 +1,9 @@
 """A recipe as a table of steps: what each reads and writes, which settings matter to it, and its program.
 
-A step is done when what it writes is there and the key it kept last is today's. A key is a hash of the step's settings
-and of the keys of what it reads; of a file that no step writes, of its content, which is read again only where the
-file's size or time of change is another. So a changed setting or input makes again what depends on it, and nothing
-else.
+A step is done when its files are there and its last key is today's. A key is a hash of the step's settings, of its
+program's version, and of the keys of what it reads; of a file that no step writes, of its content, which is read again
+only if the file's size or time of change differs. So a changed setting, program or input makes again what depends on
+it, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from recipes.steps.common import write_lines
-from recipes.steps.settings import Settings, describe, differences, read, refuse
+from recipes.steps.records import Settings, describe, differences, read, refuse
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Step:
     program: Callable[[], object]
     reads: tuple[Path, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
+    version: int = 1
+    """of its program: a higher one writes something else from the same input"""
     after: tuple[Path, ...] = ()
     """what must be there before it begins, though it does not depend on it"""
     trains: bool = False
@@ -39,6 +41,11 @@ class Step:
     """some model or text has not what it would write"""
     title: str = ""
     """what is said when it runs, in place of its name"""
+
+    @property
+    def keyed(self) -> dict[str, Any]:
+        """Its settings with its version, which is left out where it is 1: keys of before had none."""
+        return {**self.settings, **({"version": self.version} if self.version > 1 else {})}
 
     @property
     def kept(self) -> Path:
@@ -74,9 +81,20 @@ class Chain:
                 writer = self.writer.get(path)
                 if writer and not writer.fetches:
                     inputs[writer.name] = self.key(writer)
-            content = json.dumps([step.name, step.settings, inputs], sort_keys=True)
+            content = json.dumps([step.name, step.keyed, inputs], sort_keys=True)
             self._keys[step.name] = hashlib.sha256(content.encode()).hexdigest()
         return self._keys[step.name]
+
+    def keep_versions(self) -> list[str]:
+        """Accept the outputs of earlier versions of the programs; the names of such steps."""
+        earlier = []
+        for place, step in enumerate(self.steps):
+            if (kept := self.kept(step)) and (version := kept["settings"].get("version", 1)) != step.version:
+                self.steps[place] = replace(step, version=version)
+                self.writer |= dict.fromkeys(step.writes, self.steps[place])
+                earlier.append(step.name)
+        self._keys.clear()
+        return earlier
 
     def is_done(self, step: Step) -> bool:
         if not (step.optional or all(path.exists() for path in step.writes)):
@@ -98,7 +116,7 @@ class Chain:
         """In what its settings and inputs differ from those that it was done with last."""
         if not (kept := self.kept(step)):
             return []
-        return differences({**kept["settings"], **kept["inputs"]}, {**step.settings, **self._inputs(step)})
+        return differences({**kept["settings"], **kept["inputs"]}, {**step.keyed, **self._inputs(step)})
 
     def make(self, goals: Iterable[Path], models: Path | None = None) -> None:
         """Run what is planned.
@@ -122,7 +140,7 @@ class Chain:
     def keep(self, step: Step) -> None:
         """Write the step's key, the last thing of it."""
         self._keys.clear()
-        kept = {"key": self.key(step), "settings": step.settings, "inputs": self._inputs(step)}
+        kept = {"key": self.key(step), "settings": step.keyed, "inputs": self._inputs(step)}
         write_lines(step.kept, [json.dumps(kept, indent=1)])
 
     def table(self, goals: Iterable[Path]) -> list[str]:

@@ -157,12 +157,15 @@ def stream(command: list[str], log: Path, mode: str = "ab", accepted: tuple[int,
     return process.returncode
 
 
-def produce(command: list[str], out: Path) -> None:
+def produce(command: list[str], out: Path, sentences: int = 0) -> None:
     """A file of what a command of fairseq's prints, whole or not at all.
+
+    Args:
+        sentences: of the test set, if it translates one.
 
     Raises:
         Failed: it ended with another status than 0.
     """
     part = out.with_name(f"{out.name}.part")
-    stream(command, part, "wb")
+    stream(command, part, "wb", sentences=sentences)
     part.replace(out)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import yaml
@@ -15,10 +18,11 @@ from pydantic import BaseModel
 
 from recipes.jobs import Needs
 from recipes.kinds import KINDS
-from recipes.settings import Machine, Settings, Training
+from recipes.settings import FAIRSEQ, Machine, Settings, Training
 from recipes.steps import gpus
 from recipes.validation import described, validated
 
+log = logging.getLogger(__name__)
 HERE = Path(__file__).parent
 MAKES = {"PYTHON", "VENV", "TORCH", "PYTEST", "TARGET", "RECIPE"}
 """Variables of the Makefile's own."""
@@ -55,6 +59,8 @@ class File(BaseModel, extra="forbid", frozen=True):
     """settings that the command is named with"""
     fixed: dict[str, Any] = {}
     """settings that are not the user's"""
+    unused: list[str] = []
+    """settings of its kind without an effect on it, which are no user's either"""
     settings: dict[str, Any] = {}
     presets: dict[str, dict[str, Any]]
     quick: dict[str, Any] = {}
@@ -78,7 +84,7 @@ class File(BaseModel, extra="forbid", frozen=True):
     @property
     def names(self) -> list[str]:
         """The settings that a user may give."""
-        return [name for name in self.model.model_fields if name not in self.fixed]
+        return [name for name in self.model.model_fields if name not in {*self.fixed, *self.unused}]
 
     @property
     def preset(self) -> str:
@@ -127,7 +133,9 @@ class Recipe:
 
     @property
     def run(self) -> Path:
-        return self.base / self.size / f"{self.settings.METHOD}-{self.settings.PRESET}-s{self.settings.SEED}"
+        s = self.settings
+        method = s.METHOD if s.rule in ("", "reference") else f"{s.METHOD}-{s.rule}"
+        return self.base / self.size / f"{method}-{s.PRESET}-s{s.SEED}"
 
     @property
     def archives(self) -> Path:
@@ -156,10 +164,31 @@ def files() -> dict[str, tuple[File, str]]:
     return targets
 
 
-def collect(target: str, words: list[str], known: list[str]) -> dict[str, str]:
-    """What the user gave for the settings of a target: words NAME=VALUE, or the environment.
+def grouped_options(words: Iterable[str]) -> list[list[str]]:
+    """Each option of a command line, with its values.
 
-    make puts the values of what stands on its command line into the environment, and the names into MAKEFLAGS.
+    Raises:
+        ValueError: the first word is not an option.
+    """
+    groups: list[list[str]] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word.startswith("--"):
+            groups.append([name, value] if equals else [word])
+        elif groups:
+            groups[-1].append(word)
+        else:
+            raise ValueError(f"{word} after --: expected an option of fairseq-train, as in -- --dropout 0.2.")
+    return groups
+
+
+def collect(target: str, words: list[str], known: list[str], options: Iterable[str] = ()) -> dict[str, str]:
+    """The user's values for the settings of a target: words NAME=VALUE, or the environment; and fairseq's options.
+
+    make puts the values of its command line into the environment, and the names into MAKEFLAGS.
+
+    Args:
+        options: of fairseq-train. One that a setting renames is that setting; the others join TRAIN_ARGS.
 
     Raises:
         ValueError: a word is not a setting.
@@ -169,7 +198,17 @@ def collect(target: str, words: list[str], known: list[str]) -> dict[str, str]:
     _, _, after = os.environ.get("MAKEFLAGS", "").partition("-- ")
     on_line = {word.partition("=")[0] for word in re.split(r"(?<!\\)\s+", after) if "=" in word} - MAKES
     values = {name: os.environ[name] for name in [*known, *on_line] if name in os.environ}
-    return values | dict(word.split("=", 1) for word in words)
+    given = dict(word.split("=", 1) for word in words)
+    quiet = {*on_line, *given, *Machine.model_fields} - {"RUNS"} | ({"RUNS"} & {*on_line, *given})
+    if inherited := [f"{name}={value}" for name, value in values.items() if name not in quiet]:
+        log.info("From the environment: %s.", " ".join(inherited))
+    values |= given
+    for name, *value in grouped_options(options):
+        if FAIRSEQ.get(name) in known and len(value) == 1:
+            values[FAIRSEQ[name]] = value[0]
+        else:
+            values["TRAIN_ARGS"] = f"{values.get('TRAIN_ARGS', '')} {shlex.join([name, *value])}".strip()
+    return values
 
 
 def read(target: str, given: dict[str, str]) -> Recipe:
@@ -202,8 +241,12 @@ def read(target: str, given: dict[str, str]) -> Recipe:
     return Recipe(target, file, validated(file.model, values), size, given)
 
 
-def help_lines(target: str) -> list[str]:
-    """A recipe's presets and settings."""
+def help_lines(target: str, given: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """A recipe's presets and the settings that have an effect, with what the user gave."""
     file, size = files()[target]
+    values = {**file.values(size, given.get("PRESET") or file.preset), **given}
+    without = {"LAYERS"} if values.get("ENCODER_LAYERS") and values.get("DECODER_LAYERS") else set()
+    without |= {"UPDATES"} if values.get("EPOCHS") else set()
+    without |= {name for name, value in values.items() if isinstance(value, dict)}
     lines = [f"make {target} PRESET={'|'.join(file.presets)}", ""]
-    return [*lines, *described(file.model, file.names, file.values(size, file.preset))]
+    return [*lines, *described(file.model, [name for name in file.names if name not in without], values)]

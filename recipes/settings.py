@@ -1,8 +1,7 @@
 """The settings of the recipes: what each is called, may be and means, and what goes with what. recipe.py reads them.
 
-Here are those of every target and of training one model; kinds.py and grid/settings.py have what each kind adds. A
-recipe's YAML has only what differs from the defaults. What a user gives as NAME=VALUE comes before a preset's value,
-and that before the recipe's.
+Here are those of every target and of training one model; kinds.py has those that each kind adds. A recipe's YAML has
+only what differs from the defaults. A user's NAME=VALUE comes before a preset's value, and that before the recipe's.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from fairseq_admin.method.schemes import MODEL_SCHEMES
+from fairseq_admin.method.schemes import MODEL_SCHEMES, RULES, SCHEMES
 
 T = TypeVar("T")
 
@@ -53,9 +52,35 @@ Data = Annotated[Folder, AfterValidator(_there)]
 Pair = Annotated[str, Field(pattern=r"^\w+-\w+$")]
 if TYPE_CHECKING:
     Scheme = str
+    Rule = str
 else:
     Scheme = Literal[MODEL_SCHEMES]
+    Rule = Literal[RULES]
 Tokenising = Literal["lowercase", "normalise", "aggressive_dashes", "escape", "perl"]
+FAIRSEQ = {
+    "--lr": "LR",
+    "--warmup-updates": "WARMUP",
+    "--clip-norm": "CLIP_NORM",
+    "--weight-decay": "WEIGHT_DECAY",
+    "--label-smoothing": "LABEL_SMOOTHING",
+    "--seed": "SEED",
+    "--admin-scheme": "METHOD",
+    "--admin-ffn-init": "FFN_INIT",
+    "--admin-init": "INIT",
+    "--dropout": "DROPOUT",
+    "--attention-dropout": "ATTENTION_DROPOUT",
+    "--activation-dropout": "ACTIVATION_DROPOUT",
+    "--encoder-layers": "ENCODER_LAYERS",
+    "--decoder-layers": "DECODER_LAYERS",
+    "--max-tokens": "MAX_TOKENS",
+    "--update-freq": "UPDATE_FREQ",
+    "--max-update": "UPDATES",
+    "--max-epoch": "EPOCHS",
+    "--save-interval-updates": "SAVE_EVERY",
+    "--log-interval": "LOG_EVERY",
+    "--wandb-project": "WANDB",
+}
+"""The settings that are options of fairseq-train under another name: after `--` either name works."""
 
 
 class Machine(BaseModel):
@@ -125,15 +150,22 @@ class Settings(Machine):
     def _goes_together(self) -> Settings:
         if self.WIDTH % self.HEADS:
             raise ValueError(f"WIDTH={self.WIDTH} is not a multiple of HEADS={self.HEADS}. Give another of them.")
-        for name in ("UPDATES", "LEG", "SHORT") if not getattr(self, "EPOCHS", None) else ():
-            updates = getattr(self, name, None) or self.SAVE_EVERY
+        for name, updates in self.lengths().items():
             if updates % self.SAVE_EVERY:
-                raise ValueError(
-                    f"{name}={updates} is not a multiple of SAVE_EVERY={self.SAVE_EVERY}, so the last updates would be "
-                    f"in no checkpoint. Give {name}={max(1, updates // self.SAVE_EVERY) * self.SAVE_EVERY}, or another "
-                    "SAVE_EVERY."
-                )
+                raise ValueError(self.uneven(name, updates))
         return self
+
+    def lengths(self) -> dict[str, int]:
+        """The settings that count updates in whole intervals of SAVE_EVERY."""
+        return {"UPDATES": self.UPDATES}
+
+    def uneven(self, name: str, updates: int) -> str:
+        """The message for a number of updates that SAVE_EVERY does not divide."""
+        multiple = max(1, updates // self.SAVE_EVERY) * self.SAVE_EVERY
+        return (
+            f"{name}={updates} is not a multiple of SAVE_EVERY={self.SAVE_EVERY}, so the last updates would be in no "
+            f"checkpoint. Give {name}={multiple}, or another SAVE_EVERY."
+        )
 
 
 class Training(Settings):
@@ -141,6 +173,8 @@ class Training(Settings):
 
     METHOD: Scheme = "admin"
     """the scheme of the residual branches"""
+    INIT: Rule = "reference"
+    """the rule by which Admin sets omega; other schemes have none"""
     SEED: NonNegativeInt = 1
     """of the weights, the batches and dropout"""
     WANDB: str = ""
@@ -196,12 +230,11 @@ class Training(Settings):
 
     @model_validator(mode="after")
     def _trains(self) -> Training:
-        checkpoints = self.EPOCHS or self.UPDATES // self.SAVE_EVERY
-        if self.AVERAGE > checkpoints:
-            of = f"EPOCHS={self.EPOCHS}" if self.EPOCHS else f"UPDATES={self.UPDATES} and SAVE_EVERY={self.SAVE_EVERY}"
+        if self.AVERAGE > (self.EPOCHS or self.UPDATES // self.SAVE_EVERY):
+            train = f"EPOCHS={self.AVERAGE}" if self.EPOCHS else f"UPDATES={self.AVERAGE * self.SAVE_EVERY}"
             raise ValueError(
-                f"AVERAGE={self.AVERAGE} is more than the {checkpoints} checkpoints of {of}. Give "
-                f"AVERAGE={checkpoints}, or train longer."
+                f"{self._length()} make fewer checkpoints than AVERAGE={self.AVERAGE} averages. "
+                f"Give {self._fitting()}, or train longer, as with {train}."
             )
         host, _, port = self.MASTER.rpartition(":")
         if self.NODES > 1 and self.WHERE == "here" and not (host and port.isdecimal()):
@@ -213,3 +246,29 @@ class Training(Settings):
             expected = f"a number from 0 to {self.NODES - 1}"
             raise ValueError(f"NODE={self.NODE} is not one of NODES={self.NODES}; expected {expected}.")
         return self
+
+    def lengths(self) -> dict[str, int]:
+        return {} if self.EPOCHS else super().lengths()
+
+    def uneven(self, name: str, updates: int) -> str:
+        """The message also names an AVERAGE that goes with the rest."""
+        message = super().uneven(name, updates).removesuffix("another SAVE_EVERY.")
+        return f"{message}{self._fitting()}."
+
+    def _length(self) -> str:
+        return f"EPOCHS={self.EPOCHS}" if self.EPOCHS else f"UPDATES={self.UPDATES} and SAVE_EVERY={self.SAVE_EVERY}"
+
+    def _fitting(self) -> str:
+        """Settings that go with the length of the run: the last AVERAGE of its checkpoints are averaged."""
+        if self.EPOCHS:
+            return f"AVERAGE={self.EPOCHS}"
+        average = min(self.AVERAGE, self.UPDATES)
+        every = next(
+            count for count in range(min(self.SAVE_EVERY, self.UPDATES // average), 0, -1) if self.UPDATES % count == 0
+        )
+        return f"SAVE_EVERY={every} AVERAGE={average}"
+
+    @property
+    def rule(self) -> str:
+        """The rule by which omega is set; empty for a scheme without omega."""
+        return self.INIT if SCHEMES[self.METHOD].omega else ""

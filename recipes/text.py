@@ -11,12 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairseq_admin.text.tokens import Text as Tokens
 from recipes.chain import Step
+from recipes.kinds import Demo, Multi30k
 from recipes.processes import stream
 from recipes.recipe import Raw, Recipe
 from recipes.steps import bpe, pairs
+from recipes.steps.common import replacing
 from recipes.steps.extract import extract, unpacked
-from recipes.steps.settings import describe
+from recipes.steps.records import describe
 from recipes.steps.streaming import cores
 
 log = logging.getLogger(__name__)
@@ -57,10 +60,37 @@ def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], bl
             )
     contents = {name: (folder / name).read_bytes() for name in blobs}
     ids = {name: hashlib.sha1(b"blob %d\0%b" % (len(text), text)).hexdigest() for name, text in contents.items()}
-    if others := [name for name in blobs if ids[name] != blobs[name]]:
-        log.info("%s: not the published text, by git's blob ids: %s.", folder, ", ".join(others))
-    elif blobs:
-        log.info("%s: the published text, byte for byte: %s.", folder, ", ".join(blobs))
+    same = [name for name in blobs if ids[name] == blobs[name]]
+    others = [name for name in blobs if name not in same]
+    if same:
+        log.info("%s: the published text, byte for byte: %s.", folder, ", ".join(same))
+    if same and all(name.startswith("bpe/") for name in others):
+        message = "%s: the same words, in which BPE merged pairs that come equally often in another order: %s."
+    else:
+        message = "%s: not the published text, by git's blob ids: %s."
+    if others:
+        log.info(message, folder, ", ".join(others))
+
+
+def write_rules(out: Path, source: str, target: str, settings: Iterable[str]) -> None:
+    """Write text.json: how a text is tokenised, for its steps and for whoever translates with the model.
+
+    Logs which language the tokeniser does not know.
+
+    Raises:
+        ValueError: translations could not be scored.
+    """
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    from recipes.steps.score import bleu_of  # a fifth of a second, which a recipe with nothing to do can spare
+
+    rules = Tokens(source, target, **dict.fromkeys(settings, True))
+    known = {*NonbreakingPrefixes().available_langs, "ja", "ko"}
+    if unknown := [language for language in (source, target) if language not in known]:
+        log.info("The tokeniser does not know %s and treats it as English.", " and ".join(unknown))
+    bleu_of(rules)  # before anything is trained
+    with replacing(out) as part:
+        rules.write(part)
 
 
 class Text:
@@ -86,15 +116,15 @@ class Text:
         gather = self._gather("train") if self.recipe.file.splits else []
         kept: dict[str, Any] = {"pair": s.PAIR, "merges": str(s.MERGES), "tokeniser": " ".join(sorted(s.TOKENISER))}
         kept["cleaning"] = " ".join([*s.CLEAN, *s.CLEAN_BPE, *gather])
-        kept |= {"pairs": str(s.PAIRS)} if hasattr(s, "PAIRS") else {}
-        return kept | ({"sums": describe(Path(s.SUMS))} if hasattr(s, "SUMS") else {})
+        kept |= {"pairs": str(s.PAIRS)} if isinstance(s, Demo) else {}
+        return kept | ({"sums": describe(Path(s.SUMS))} if isinstance(s, Multi30k) else {})
 
     def steps(self) -> Iterator[Step]:
         yield from self._raw_steps()
         tokeniser = self.settings.TOKENISER
         yield Step(
             "text", self.folder, (self.json,),
-            partial(pairs.settle, self.json, self.source, self.target, tokeniser),
+            partial(write_rules, self.json, self.source, self.target, tokeniser),
             settings={"languages": [self.source, self.target], "tokeniser": sorted(tokeniser)},
         )  # fmt: skip
         yield from self._word_steps()
@@ -134,7 +164,7 @@ class Text:
         members = [member.format(language=language, side=side) for member in text.members]
         options: dict[str, Any] = {"kind": text.kind, "straight": text.straight_apostrophe}
         settings: dict[str, Any] = {"members": members, "as": [text.kind], "straight": text.straight_apostrophe}
-        if hasattr(s, "SUMS"):
+        if isinstance(s, Multi30k):
             options["sums"] = Path(s.SUMS)
             settings["sums"] = describe(options["sums"])["sha256"]
         else:
@@ -165,7 +195,7 @@ class Text:
             )  # fmt: skip
             yield Step(
                 f"tokens {name}", self.folder, self.both(self.folder / "tok", name), program,
-                (*self.both(self.raw, name), self.json), {"options": [*clean, *kind]}, after=whole,
+                (*self.both(self.raw, name), self.json), {"options": [*clean, *kind]}, pairs.VERSION, after=whole,
             )  # fmt: skip
         for name, gathered in splits.items():
             parts = [self.folder / "tok" / part for part in gathered.texts]
@@ -184,7 +214,7 @@ class Text:
         s, units = self.settings, self.folder / "bpe"
         train = self.both(self.words, "train")
         learn = partial(bpe.write, self.codes, train, s.MERGES)
-        yield Step("codes", self.folder, (self.codes,), learn, train, {"merges": s.MERGES})
+        yield Step("codes", self.folder, (self.codes,), learn, train, {"merges": s.MERGES}, bpe.VERSION)
         for name in SPLITS:
             clean = s.CLEAN_BPE if name != "test" else ()
             # fairseq leaves out such pairs of the training text, and says how many.
@@ -193,7 +223,7 @@ class Text:
             yield Step(
                 f"bpe {name}", self.folder, self.both(units, name),
                 partial(bpe.apply, self.codes, words, units, clean, too_long), (*words, self.codes),
-                {"options": [*clean, *(["--too-long", too_long] if too_long else [])]},
+                {"options": [*clean, *(["--too-long", too_long] if too_long else [])]}, bpe.VERSION,
             )  # fmt: skip
         expected = {"expect": list(s.EXPECT)}
         yield Step("bin", self.folder, (self.binarised,), self._binarise, self.both(units, *SPLITS), expected)

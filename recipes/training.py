@@ -19,9 +19,10 @@ from fairseq_admin.method.schemes import SCHEMES
 from recipes import machines
 from recipes.chain import Chain, Step
 from recipes.jobs import in_cluster_job
+from recipes.kinds import Multi30k
 from recipes.processes import Failed, plugin, stream
 from recipes.recipe import Recipe
-from recipes.steps import checkpoints, results, settings, summary
+from recipes.steps import checkpoints, records, results, summary
 from recipes.steps.common import replacing, write_lines
 from recipes.steps.guard import await_files, exclusive_folder
 from recipes.steps.table import digest
@@ -74,7 +75,7 @@ class Pipeline(ABC):
 
     def make(self, goal: str) -> None:
         """What a goal needs. Another text is refused where a model was trained on the one that is there."""
-        chain, record, recipe = Chain(self.steps()), self.text.record(), self.recipe
+        chain, record, recipe = self.chain(), self.text.record(), self.recipe
         if self.settings.TOKENS and goal != "prepare" and chain.plan([self.trained]):
             print(self.machine, flush=True)
         warnings.simplefilter("ignore")  # of fairseq and its libraries about one another: nothing the user can fix
@@ -86,15 +87,26 @@ class Pipeline(ABC):
                 chain.make(self.goals["prepare"], recipe.base)
         if goal != "prepare":
             with exclusive_folder(self.folder, self.machine.node):
-                self.hold(chain, record)
+                self.check_resume(chain, record)
                 chain.make(self.goals[goal])
 
-    def hold(self, chain: Chain, text: settings.Settings) -> None:
+    def chain(self) -> Chain:
+        """The steps. A text that a model was trained on stays as it is, though its programs have changed."""
+        chain = Chain(self.steps())
+        run = records.trained_run(self.recipe.base)
+        if run and (earlier := chain.keep_versions()):
+            log.info(
+                "%s: kept as an earlier version made it (%s), since %s was trained on it. Give RUNS= for a new text.",
+                self.recipe.text, ", ".join(earlier), run,
+            )  # fmt: skip
+        return chain
+
+    def check_resume(self, chain: Chain, text: records.Settings) -> None:
         """Refuse what would not go on with the folder's training as it was begun: other settings, another text, fewer
         updates."""
         # A text with published checksums is known by them.
-        files = {} if hasattr(self.settings, "SUMS") else chain.files()
-        settings.hold(self.folder / "settings.json", {**self.held(), **text, **files})
+        files = {} if isinstance(self.settings, Multi30k) else chain.files()
+        records.check_unchanged(self.folder / "settings.json", {**self.resume_settings(), **text, **files})
         reached, unit = checkpoints.furthest(self.folder, self.unit), self.unit.upper()
         if reached > self.length:
             raise ValueError(
@@ -109,7 +121,7 @@ class Pipeline(ABC):
         where = f"{m.nodes} x {m.gpus} x {m.update_freq} batches of up to {m.max_tokens} tokens"
         yield Step(
             "train", folder, (self.trained,), self.train, (self.text.binarised,),
-            {"length": {self.unit: self.length}, "held": self.held()}, trains=True,
+            {"length": {self.unit: self.length}, "held": self.resume_settings()}, trains=True,
             title=f"train: {self.length} {self.unit}, each of {where}",
         )  # fmt: skip
         words = (folder / "checkpoints", "--by", self.unit, "--last", s.AVERAGE, "-o", self.average)
@@ -148,18 +160,19 @@ class Pipeline(ABC):
             "--label-smoothing": s.LABEL_SMOOTHING, "--seed": s.SEED, "--update-epoch-batch-itr": "True",
             "--admin-ffn-init": s.FFN_INIT,
         }  # fmt: skip
+        options |= {"--admin-init": s.rule} if s.rule not in ("", "reference") else {}
         return [str(word) for item in options.items() for word in item]
 
     def _batches(self) -> list[str]:
         return [*self.batch, "--update-freq", str(self.machine.update_freq)]
 
-    def held(self) -> dict[str, Any]:
+    def resume_settings(self) -> dict[str, Any]:
         """What a run's checkpoints depend on. More updates continue it; with the tokens of an update held, a run may go
         on with other batches, on other machines."""
         s = self.settings
         batches = self._batches() if s.TOKENS is None else ["--tokens-per-update", str(s.TOKENS)]
         words = [*self.model_options(), *self.optimisation(), *batches, *machines.device(s), *s.TRAIN_ARGS]
-        return {"save_every": str(s.SAVE_EVERY), **settings.options(words)}
+        return {"save_every": str(s.SAVE_EVERY), **records.options(words)}
 
     def command_options(self) -> list[str]:
         """fairseq-train's, but for the data and how long it trains."""
@@ -191,7 +204,7 @@ class Pipeline(ABC):
             raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
-        shown = {self.unit: self.length, "less": self.machine.smaller_batch or 0}
+        shown = {self.unit: self.length, "less": self.machine.smaller_batch or 0, "every": self.settings.LOG_EVERY}
         stream(self.command(), self.folder / f"train{node}.log", **shown)
         if not self.machine.node:
             self.trained.touch()
@@ -213,7 +226,7 @@ class Pipeline(ABC):
     def keep_scores(self, scores: dict[str, str], **made: object) -> None:
         """Keep the run's row of results.csv, with what it was made with, besides the average."""
         s = self.settings
-        key = {"recipe": self.recipe.row, "method": s.METHOD, "preset": s.PRESET, "seed": str(s.SEED)}
+        key = {"recipe": self.recipe.row, "method": s.METHOD, "preset": s.PRESET, "seed": str(s.SEED), "rule": s.rule}
         words = {name: str(value) for name, value in {"average": s.AVERAGE, **made}.items()}
         measured = {"tokens": s.TOKENS or self.machine.tokens, **scores, **words}
         results.record(self.folder, Path(s.RUNS, "results.csv"), key, measured)

@@ -10,6 +10,7 @@ from fairseq_admin.text.tokens import Text as Tokens
 from recipes.chain import Step
 from recipes.processes import produce
 from recipes.recipe import Recipe
+from recipes.steps.common import read_lines
 from recipes.steps.pairs import LONGEST
 from recipes.text import Text
 from recipes.training import Pipeline
@@ -77,4 +78,4 @@ class Translation(Pipeline):
         command += ["--path", str(self.final), "--gen-subset", "test", *self.task]
         command += ["--beam", str(s.BEAM), "--lenpen", f"{s.LENPEN:g}", *self.batch, "--max-tokens", self.fitting]
         command += ["--skip-invalid-size-inputs-valid-test", *s.GENERATE_ARGS]
-        produce(command, self.generated)
+        produce(command, self.generated, sentences=len(read_lines(self.text.both(self.text.raw, "test")[0])))

@@ -20,6 +20,7 @@ from recipes import recipe as recipes
 from recipes.chain import Chain, Step
 from recipes.demo.generate_corpus import corpus
 from recipes.steps.common import read_lines, write_lines
+from recipes.steps.guard import exclusive_folder
 from recipes.translation import Translation
 
 
@@ -50,8 +51,16 @@ WRONG = [
     ("own", "CORPUS=a/b", "CORPUS=a/b cannot be; expected a name without slash, colon and comma."),
     ("own", "DATA=README.md", "DATA=README.md cannot be; expected a folder that is there"),
     ("demo", "UPDATES=1e3", "UPDATES=1e3 cannot be; expected a whole number above 0."),
-    ("demo", "UPDATES=1010", "so the last updates would be in no checkpoint. Give UPDATES=1000, or another"),
-    ("demo", "AVERAGE=21", "AVERAGE=21 is more than the 20 checkpoints of UPDATES=1000 and SAVE_EVERY=50."),
+    (
+        "demo",
+        "UPDATES=1010",
+        "so the last updates would be in no checkpoint. Give UPDATES=1000, or SAVE_EVERY=10 AVERAGE=3.",
+    ),
+    (
+        "demo",
+        "AVERAGE=21",
+        "make fewer checkpoints than AVERAGE=21 averages. Give SAVE_EVERY=40 AVERAGE=21, or train longer",
+    ),
     ("demo", "LR=inf", "LR=inf cannot be; expected a number of 0 or more."),
     ("demo", "WIDTH=30", "WIDTH=30 is not a multiple of HEADS=4"),
     ("demo", "TOKENISER=normalise truecase", "expected some of lowercase normalise aggressive_dashes escape perl."),
@@ -80,6 +89,69 @@ def test_a_wrong_setting_is_one_line_and_status_2_and_leaves_nothing(tmp_path):
     assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (2, said, [])
 
 
+COMMAND_LINES = [
+    ("", 0, "Targets: compare deeper demo"),
+    ("--help", 0, "-n, --dry-run"),
+    ("demo --help", 0, "make demo PRESET=cpu"),
+    ("demo LAYERS=2 --lr 3", 2, "unrecognized arguments: --lr 3"),
+    ("demo typo", 2, "typo: expected NAME=VALUE, a setting of demo."),
+    ("demo DATA=x", 2, "DATA=x is not a setting of demo."),
+    ("demo -- 0.2", 2, "0.2 after --: expected an option of fairseq-train"),
+    ("status RUN=x", 2, "expected RUNS= of a folder that is there"),
+]
+
+
+@pytest.mark.parametrize(("words", "status", "message"), COMMAND_LINES)
+def test_the_command_line_is_read_before_anything_starts(words, status, message, tmp_path):
+    done = front(*words.split(), RUNS=str(tmp_path / "runs")) if words else front("help", TARGET="")
+    assert done.returncode == status and message in " ".join((done.stdout + done.stderr).split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_option_of_fairseqs_is_the_setting_that_renames_it():
+    names = recipes.files()["demo"][0].names
+    given = recipes.collect("demo", [], names, "--dropout 0.2 --lr=5e-4 --adam-eps 1e-6 --fp16".split())
+    given = {name: value for name, value in given.items() if name not in os.environ}
+    assert given == {"DROPOUT": "0.2", "LR": "5e-4", "TRAIN_ARGS": "--adam-eps 1e-6 --fp16"}
+    one, other = (recipes.read("demo", values) for values in (given, {**given, "DROPOUT": "0.20"}))
+    assert Translation(one).resume_settings() == Translation(other).resume_settings()
+    command = " ".join(Translation(one).command())
+    assert (
+        command.count("--dropout") == 1 and "--dropout 0.2 " in command and command.endswith("--adam-eps 1e-6 --fp16")
+    )
+
+
+def test_help_lists_nothing_that_the_recipe_refuses():
+    """Nor what another setting of the recipe overrides: all that it lists with a value can be given."""
+    for target in recipes.files():
+        more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
+        listed = [line.partition(": ")[0] for line in recipes.help_lines(target)[2:]]
+        given = [word for word in listed if "=" in word and not word.startswith("GPUS=")]
+        assert read(target, *given, *more).settings, target
+
+
+def test_a_rule_is_in_the_folder_the_options_and_the_key_of_a_run():
+    """The paper's has the names of before; a scheme without omega has none."""
+    paper, ours, none = (pipeline("demo", *words) for words in (["INIT=reference"], [], ["METHOD=pre-ln"]))
+    assert [run.folder.name for run in (paper, ours, none)] == [
+        "admin-cpu-s1", "admin-constant-cpu-s1", "pre-ln-cpu-s1"
+    ]  # fmt: skip
+    assert ours.resume_settings() == {**paper.resume_settings(), "--admin-init": "constant"}
+    assert ["--admin-init" in run.command() for run in (paper, ours, none)] == [False, True, False]
+    for target in ("iwslt14", "wmt14-ende-6l", "wmt14-enfr-60l"):
+        assert read(target, "GPUS=1").settings.rule == "reference"
+
+
+def test_status_says_how_far_each_run_is(tmp_path):
+    for name, files in {"done": ["report.html"], "part": ["checkpoints/checkpoint_1_40.pt"], "busy": []}.items():
+        for file in ["train.log", *files]:
+            write_lines(tmp_path / f"demo/{name}/{file}", [])
+    with exclusive_folder(tmp_path / "demo/busy"):
+        busy, done, part = front("status", f"RUNS={tmp_path}").stdout.splitlines()
+    assert busy.startswith(f"{tmp_path}/demo/busy: at work: process {os.getpid()} on ")
+    assert (done, part) == (f"{tmp_path}/demo/done: done", f"{tmp_path}/demo/part: stopped after 40 updates")
+
+
 def test_values_reach_the_front_through_make_as_they_are(tmp_path):
     """From its command line and from the environment; a name that is not a setting is refused."""
     makefile = tmp_path / "Makefile"
@@ -90,10 +162,18 @@ def test_values_reach_the_front_through_make_as_they_are(tmp_path):
         return subprocess.run(command, cwd=ROOT, env=make_environment(**more), capture_output=True, text=True)
 
     done = make("RUNS=a b$$c'd\"", TRAIN_ARGS="--x 'y z'", SEED="7")
-    assert done.returncode == 0 and "a b$c'd\"/demo/admin-cpu-s7/trained-1000" in done.stdout, done.stderr
+    assert done.returncode == 0 and "a b$c'd\"/demo/admin-constant-cpu-s7/trained-1000" in done.stdout, done.stderr
     done = make("SEDE=2")
     assert done.returncode == 2 and "SEDE=2 is not a setting of demo. SEED is one." in done.stderr
+    assert "From the environment: SEED=7" in make("RUNS=x", SEED="7").stderr
     assert make("SEED=x").stderr.startswith("SEED=x cannot be; expected a whole number of 0 or more.")
+
+
+def test_the_front_loads_no_fairseq():
+    """It takes seconds, and sets up logging in a form of its own."""
+    code = "import sys, recipes.__main__; print({'torch', 'fairseq'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
 
 def test_help_lists_every_setting_with_its_value_and_its_range():
@@ -101,8 +181,6 @@ def test_help_lists_every_setting_with_its_value_and_its_range():
     assert "JOBS=1: runs at a time, each on a GPU of its own where there are any; a whole number above 0" in lines
     assert any(line.startswith("SEEDS=1 2 3: ") for line in lines)
     for target, (file, _) in recipes.files().items():
-        listed = {line.partition(":")[0].partition("=")[0] for line in recipes.help_lines(target)}
-        assert listed >= set(file.names), target
         more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
         more += ["GPUS=1"] if not file.is_grid else []
         for preset in file.presets:
@@ -112,7 +190,7 @@ def test_help_lists_every_setting_with_its_value_and_its_range():
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
-def table(folder: Path, done: list[str], width: int = 1) -> Chain:
+def table(folder: Path, done: list[str], width: int = 1, version: int = 1) -> Chain:
     """Two texts of a user's, one joined text of them, one of the first alone."""
 
     def program(name: str, *reads: Path):
@@ -126,7 +204,7 @@ def table(folder: Path, done: list[str], width: int = 1) -> Chain:
     return Chain(
         [
             Step("join", folder, (joined,), program("joined", first, second), (first, second), {"width": width}),
-            Step("cut", folder, (folder / "cut",), program("cut", first), (first,)),
+            Step("cut", folder, (folder / "cut",), program("cut", first), (first,), version=version),
             Step("end", folder, (folder / "end",), program("end", joined, folder / "cut"), (joined, folder / "cut")),
         ]
     )
@@ -156,6 +234,21 @@ def test_a_change_makes_again_what_depends_on_it_and_nothing_else(tmp_path):
     write_lines(tmp_path / "second", ["c"])
     (tmp_path / "end").unlink()
     assert made(width=2) == ["joined", "cut", "end"]
+
+
+def test_a_program_of_another_version_makes_its_step_again(tmp_path, capsys):
+    """And what depends on it; unless a model depends on what the earlier version made."""
+    done: list[str] = []
+    for name in ("first", "second"):
+        write_lines(tmp_path / name, ["a"])
+    table(tmp_path, done).make([tmp_path / "end"])
+    done.clear()
+    kept = table(tmp_path, done, version=2)
+    assert kept.keep_versions() == ["cut"] and not kept.plan([tmp_path / "end"])
+    table(tmp_path, done, version=2).make([tmp_path / "end"])
+    assert done == ["cut", "end"] and "# cut (version unset -> 2)" in capsys.readouterr().out
+    table(tmp_path, done, version=2).make([tmp_path / "end"])
+    assert done == ["cut", "end"]
 
 
 def test_a_step_that_was_killed_before_its_key_is_done_again(tmp_path, monkeypatch):
@@ -233,9 +326,8 @@ def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
     """Made at commit 8e7c53e: its settings are compared, it is scored, and gone on with."""
     with tarfile.open(ROOT / "tests/golden/run-of-8e7c53e.tar.xz") as tar:
         tar.extractall(tmp_path, filter="data")
-    given = (
-        "PAIRS=100 MERGES=30 LAYERS=1 WIDTH=4 FFN=4 HEADS=1 SAVE_EVERY=4 LOG_EVERY=1 AVERAGE=1 MAX_TOKENS=512 WARMUP=10"
-    )
+    given = "INIT=reference PAIRS=100 MERGES=30 LAYERS=1 WIDTH=4 FFN=4 HEADS=1 AVERAGE=1 MAX_TOKENS=512 WARMUP=10"
+    given += " SAVE_EVERY=4 LOG_EVERY=1"
     run, given = tmp_path / "demo/admin-cpu-s1", [f"RUNS={tmp_path}", *given.split()]
     checkpoint = run / "checkpoints/checkpoint_1_8.pt"
     weights = checkpoint.read_bytes()
@@ -270,7 +362,7 @@ def test_a_summary_is_made_again_where_another_methods_score_is_new(tmp_path):
 def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint is there."""
     small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
-    run = tmp_path / "demo/admin-cpu-s1"
+    run = tmp_path / "demo/admin-constant-cpu-s1"
     making = subprocess.Popen(
         [sys.executable, "-m", "recipes", "demo", *small], cwd=ROOT, env=make_environment(), start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT
 
 from recipes import processes
-from recipes.steps import guard, settings
+from recipes.steps import guard, records
 from recipes.steps.common import write_lines
 
 
@@ -210,31 +210,31 @@ def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):
 def test_settings_are_held_once_a_model_depends_on_them(tmp_path):
     """Others take their place before, and what was made with the old ones goes."""
     path, stale = tmp_path / "grid/settings.json", tmp_path / "grid/text"
-    settings.hold(path, {"width": "64"})
+    records.check_unchanged(path, {"width": "64"})
     written = path.stat().st_mtime_ns
-    settings.hold(path, {"width": "64.0"}, [stale])
+    records.check_unchanged(path, {"width": "64.0"}, [stale])
     assert path.stat().st_mtime_ns == written
     write_lines(stale / "train", ["old"])
-    settings.hold(path, {"width": "128"}, [stale])
-    assert settings.read(path) == {"width": "128"} and not stale.exists()
+    records.check_unchanged(path, {"width": "128"}, [stale])
+    assert records.read(path) == {"width": "128"} and not stale.exists()
     write_lines(tmp_path / "grid/a/checkpoints/checkpoint_1_50.pt", [])
-    settings.hold(path, {"width": "128"}, [stale])
+    records.check_unchanged(path, {"width": "128"}, [stale])
     said = f"grid was made with other settings .width 128 -> 64., and {tmp_path}/grid/a holds a model of them. "
     with pytest.raises(ValueError, match=said + f".*remove {tmp_path}/grid to begin again"):
-        settings.hold(path, {"width": "64"}, [stale])
+        records.check_unchanged(path, {"width": "64"}, [stale])
     with pytest.raises(ValueError, match="depth unset -> 2"):
-        settings.hold(path, {"width": "128", "depth": "2"}, [stale])
+        records.check_unchanged(path, {"width": "128", "depth": "2"}, [stale])
 
 
 def test_settings_are_held_while_another_works_with_them(tmp_path):
     text = tmp_path / "data"
     with guard.exclusive_folder(text):
-        settings.refuse(text, ["width 1 -> 2"], tmp_path)
+        records.refuse(text, ["width 1 -> 2"], tmp_path)
         other = python(HOLDER, tmp_path / "run/.guard", 600)
         assert other.stdout.readline() == "in\n"
         said = rf"data was made with other settings \(width 1 -> 2\); {tmp_path}/run: process {other.pid} on "
         with pytest.raises(ValueError, match=said):
-            settings.refuse(text, ["width 1 -> 2"], tmp_path)
+            records.refuse(text, ["width 1 -> 2"], tmp_path)
         other.kill()
         other.wait()
-        settings.refuse(text, ["width 1 -> 2"], tmp_path)
+        records.refuse(text, ["width 1 -> 2"], tmp_path)

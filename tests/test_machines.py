@@ -256,7 +256,7 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
         for node in nodes:
             node.kill()
     assert ends == [0, 0], "\n".join(log.read_text()[-2000:] for log in logs)
-    folder = tmp_path / "demo/admin-cpu-s1"
+    folder = tmp_path / "demo/admin-constant-cpu-s1"
     log = (folder / "train.log").read_text()
     assert "'distributed_world_size': 2" in log and log.count("Admin: profiled") == 1
     assert len(re.findall(r"\| train_inner \|", log)) == 6

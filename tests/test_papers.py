@@ -107,7 +107,8 @@ def test_iwslt14_from_download_to_a_score_killed_three_times(source, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("recipe", "target"), [("wmt14-ende-6l", "de"), ("wmt14-enfr-6l", "fr")])
 def test_wmt14_from_download_to_a_score(recipe, target, source, tmp_path):
-    done = make(recipe, f"RUNS={tmp_path}", "VALID_EVERY=50", "ANALYSES=", *source)
+    every = ["VALID_EVERY=50"] if target == "fr" else []
+    done = make(recipe, f"RUNS={tmp_path}", *every, "ANALYSES=", *source)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = results.read(tmp_path / "results.csv")
     # Compounds are split for German only.
@@ -169,7 +170,14 @@ def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
 
     caplog.set_level("INFO")
     assert "the published text, byte for byte: test.de" in compare({"test": "3"}, de=git)
-    assert "not the published text, by git's blob ids: test.en." in compare({}, de=git, en="0" * 40)
+    said = compare({}, de=git, en="0" * 40)
+    assert "byte for byte: test.de." in said and "not the published text, by git's blob ids: test.en." in said
+    # Other units of the published words: BPE may choose between equally frequent pairs.
+    (tmp_path / "bpe").mkdir()
+    (tmp_path / "bpe/train.de").write_text("a li@@ ne\n")
+    caplog.clear()
+    published(tmp_path, ("de", "en"), {}, {"test.de": git, "bpe/train.de": "0" * 40})
+    assert "another order: bpe/train.de." in caplog.text and "not the published text" not in caplog.text
     for expected in ("2", "4"):
         with pytest.raises(ValueError, match=f"test.de has 3 lines, expected {expected}, as in the published text"):
             compare({"test": expected})
@@ -265,5 +273,5 @@ def test_training_needs_the_gpus_of_its_plan():
 
 def test_other_machines_go_on_with_a_run():
     """The settings that a run is held to include its tokens, and nothing about the machines."""
-    one, four = (planned("wmt14-ende-6l", gpus, "MEMORY=16").held() for gpus in ("GPUS=1", "GPUS=4"))
+    one, four = (planned("wmt14-ende-6l", gpus, "MEMORY=16").resume_settings() for gpus in ("GPUS=1", "GPUS=4"))
     assert one == four and one["--tokens-per-update"] == "32768"

@@ -51,9 +51,9 @@ def test_a_training_is_not_taken_back(tmp_path):
         pipeline = Translation(
             recipe.read("demo", {"RUNS": str(tmp_path), "SAVE_EVERY": "1", "AVERAGE": "1", **length})
         )
-        pipeline.hold(Chain(pipeline.steps()), pipeline.text.record())
+        pipeline.check_resume(Chain(pipeline.steps()), pipeline.text.record())
 
-    run = tmp_path / "demo/admin-cpu-s1"
+    run = tmp_path / "demo/admin-constant-cpu-s1"
     hold(UPDATES="90")
     for name in ("trained-60", "trained-2-epochs", "checkpoints/checkpoint_7_80.pt", "checkpoints/checkpoint_best.pt"):
         write_lines(run / name, [])
@@ -127,6 +127,16 @@ def test_progress_shows_the_pace_and_hides_no_error():
     assert shown[1].startswith("epoch   1.50/3  update     24  train  7.000") and "5.00 s/epoch  8 s left" in shown[1]
 
 
+def test_progress_of_a_translation_says_how_much_is_left():
+    ticks = iter([0.0, 4.0, 11.0])
+    shown = list(progress(GENERATED, sentences=6, clock=lambda: next(ticks)))
+    assert shown == ["translated 3 of 6 sentences, 16 s left"]
+    begin = f"{HEAD} fairseq.trainer | begin training epoch 1"
+    assert list(progress([begin, begin], updates=9, every=5)) == [
+        "The first 5 updates take a while: no line comes before."
+    ]
+
+
 # -- score -----------------------------------------------------------------------------------------------------------
 
 GENERATED = ["S-1\tb", "T-1\tB", "H-1\t-0.5\tB@@ e .", "D-1\t-0.5\tBe .", "P-1\t-0.1", "H-0\t-0.2\tA", "H-2\t-1\t"]
@@ -161,9 +171,10 @@ def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6
     return folder
 
 
-def run_score(folder: Path, method: str = "admin", seed: int = 1) -> None:
+def run_score(folder: Path, method: str = "admin", seed: int = 1, rule: str = "") -> None:
     prefixes = (folder.parent / name / "test" for name in ("raw", "tok", "bpe"))
-    key = {"recipe": "demo", "method": method, "preset": "cpu", "seed": str(seed)}
+    rule = rule or ("reference" if method == "admin" else "")
+    key = {"recipe": "demo", "method": method, "rule": rule, "preset": "cpu", "seed": str(seed)}
     scores = score.translations(folder, PLAIN, *prefixes, True)
     results.record(folder, folder.parent / "results.csv", key, {"tokens": 2048, **scores})
 
@@ -202,6 +213,24 @@ def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path, caplog):
 def run_summary(folder: Path) -> str:
     summary.write(folder, "make demo", folder.parent / "raw/test", "de-en")
     return (folder / "summary.txt").read_text(encoding="utf-8")
+
+
+def test_rules_of_omega_are_set_side_by_side(tmp_path):
+    """Rows of before have no rule: theirs was the paper's, of a scheme that has omega."""
+    for name, rule in (("admin-cpu-s1", "reference"), ("admin-constant-cpu-s1", "constant")):
+        run = make_run(tmp_path / name)
+        run_score(run, rule=rule)
+    before = {name: value for name, value in json.loads((run / "score.json").read_text()).items() if name != "rule"}
+    assert results.with_rule(before)["rule"] == "reference"
+    assert results.with_rule({**before, "method": "pre-ln"})["rule"] == ""
+    assert [row["rule"] for row in results.read(tmp_path / "results.csv")] == ["reference", "constant"]
+    assert run_summary(run).splitlines()[2].split() == ["Admin,", "constant", "Admin"]
+    assert {row["rule"] for row in results.read(ROOT / "docs/results.csv")} == {"reference", ""}
+
+
+def test_sentences_end_at_the_edge_of_the_terminal():
+    text = "signature: nrefs:1|case:mixed\n  de  ein langer Satz\nIn runs/demo: translations.txt"
+    assert summary.fitted(text, 12) == "signature: nrefs:1|case:mixed\n  de  ein...\nIn runs/demo: translations.txt"
 
 
 def test_summary_of_one_run_and_then_of_two(tmp_path):

@@ -8,8 +8,10 @@ import pytest
 from conftest import run_module
 
 from fairseq_admin.text.tokens import Text
-from recipes.steps import pairs, report, results, score
+from recipes.figures import results_table
+from recipes.steps import results, score
 from recipes.steps.common import write_lines
+from recipes.text import write_rules
 
 HYPOTHESES = [
     "the cat sat on the mat near the well-known house .",
@@ -74,7 +76,7 @@ def test_a_language_without_its_tokeniser_is_refused_before_training(target, mod
     tokeniser = importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{module}")
     monkeypatch.setattr(tokeniser, "MeCab", None)  # as if it were not installed
     with pytest.raises(ValueError, match=rf"^{target}: sacreBLEU needs MeCab.*Run pip install 'sacrebleu\[{target}\]'"):
-        pairs.settle(tmp_path / "text.json", "en", target, ())
+        write_rules(tmp_path / "text.json", "en", target, ())
     assert not list(tmp_path.iterdir())
 
 
@@ -84,7 +86,7 @@ def test_a_language_without_its_tokeniser_is_refused_before_training(target, mod
 )
 def test_languages_that_the_tokeniser_does_not_know_are_said_once(pair, unknown, caplog, tmp_path):
     caplog.set_level("INFO")
-    pairs.settle(tmp_path / "text.json", *pair.split("-"), ())
+    write_rules(tmp_path / "text.json", *pair.split("-"), ())
     assert caplog.messages == [f"The tokeniser does not know {unknown} and treats it as English."] * bool(unknown)
 
 
@@ -92,7 +94,14 @@ def test_languages_that_the_tokeniser_does_not_know_are_said_once(pair, unknown,
 
 
 def row(recipe: str, method: str, seed: int, tokenised: str, preset: str = "paper", **more: str) -> dict[str, str]:
-    values = {"recipe": recipe, "method": method, "preset": preset, "seed": str(seed), "tokenised": tokenised}
+    values = {
+        "recipe": recipe,
+        "method": method,
+        "rule": "reference" if method == "admin" else "",
+        "preset": preset,
+        "seed": str(seed),
+        "tokenised": tokenised,
+    }
     values |= {
         "score": "30.00",
         "compound": "",
@@ -120,7 +129,7 @@ def test_the_table_sets_means_beside_the_papers_numbers():
         row("iwslt14", "admin", 9, "36.00", commit="def"),
         row("iwslt14", "admin", 1, "3.00", preset="small"),
     ]
-    rows = report.lines(measured, papers)
+    rows = results_table.lines(measured, papers)
     assert [r["recipe"] for r in rows] == ["iwslt14", "iwslt14", "wmt14-ende-18l", "demo"]
     mean = cells(rows, "iwslt14", "admin", "paper")
     # Of 35 and 36 the standard deviation is 1/sqrt(2).
@@ -134,7 +143,7 @@ def test_the_table_sets_means_beside_the_papers_numbers():
 
 def test_the_papers_numbers_are_of_recipes_that_there_are(tmp_path):
     results.keep(tmp_path / "results.csv", row("iwslt14", "admin", 1, "35.50"))
-    done = run_module("recipes.steps.report", tmp_path, log=tmp_path / "log")
+    done = run_module("recipes.figures.results_table", tmp_path, log=tmp_path / "log")
     assert done.status == 0 and done.output == (tmp_path / "table.md").read_text(encoding="utf-8")
     lines = done.output.splitlines()
     assert sum(line.startswith(("| wmt14-", "| iwslt14")) for line in lines) == 21

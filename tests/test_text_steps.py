@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import random
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import archives
 import pytest
 
 from fairseq_admin.text.tokens import Text
@@ -56,6 +58,22 @@ def many(tmp_path):
     lines = [" ".join(random_.choices(words, k=random_.randrange(30))) for _ in range(6000)]
     PERL.write(tmp_path / "text.json")
     return pair(tmp_path / "raw", lines, lines[::-1])
+
+
+VERSIONS = {1: "59f7aec8a53a290b341b107f7c7769b63ec6ae0bf3da8615411d3ce1b1f7b03f"}
+"""SHA-256 of the tokens of odd lines, by pairs.VERSION."""
+
+
+def test_another_tokenisation_has_another_version():
+    """Where this fails, raise pairs.VERSION and add its digest: texts of the old tokens are then made again."""
+    odd = [
+        *ACCENTS,
+        *(line for pair in archives.ODDITIES for line in pair),
+        "ZWNJ \u200c, ZWJ \u200d, VT \x0b, FF \x0c.",
+    ]
+    ways = [Text("de", "en"), PERL, Text("de", "en", lowercase=True, normalise=True, aggressive_dashes=True)]
+    tokens = [text.tokenise(line, language) for text in ways for line in odd for language in ("de", "en")]
+    assert hashlib.sha256("\n".join(tokens).encode()).hexdigest() == VERSIONS[pairs.VERSION]
 
 
 # -- lines -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from recipes import jobs, slurm
 from recipes.compare.rows import read_results
 from recipes.grid.grids import Compare, Deeper, Grid, Point, Warmup
 from recipes.recipe import Recipe
-from recipes.steps import gpus, settings
+from recipes.steps import gpus, records
 from recipes.steps.guard import locked
 from recipes.steps.progress import duration
 
@@ -72,7 +72,7 @@ def make(grid: Grid) -> None:
     from recipes.figures import grid as figures  # with scipy and matplotlib
 
     made_of_it = [grid.folder / name for name in ("text", "bin", "entropy.json")]
-    settings.hold(grid.folder / "settings.json", grid.record(), made_of_it)
+    records.check_unchanged(grid.folder / "settings.json", grid.record(), made_of_it)
     grid.make_text()
     if trial := grid.trial():
         make(trial)

@@ -20,7 +20,7 @@ from recipes.grid import texts
 from recipes.grid.run import Run
 from recipes.machines import DEVICES, PRECISIONS
 from recipes.recipe import Recipe
-from recipes.steps import settings as held
+from recipes.steps import records
 from recipes.text import Text
 from recipes.translation import Translation
 
@@ -65,16 +65,21 @@ class Grid:
         self.data = self.text / "bin"
         self.makes_text = preset == "cpu"
         self.on_cpu = preset != "gpu" or "--cpu" in self.settings.TRAIN_ARGS
-        self.search = getattr(self.settings, "SEARCH", "every")
+        self.rule = self.settings.rule
 
     @property
-    def rule(self) -> str:
-        """The rule by which Admin sets ω."""
-        return getattr(self.settings, "INIT", "reference")
+    def search(self) -> str:
+        """The seeds that every rate is run with (SEARCH)."""
+        return "every"
+
+    @property
+    def tied(self) -> bool:
+        """Whether all embeddings are one."""
+        return True
 
     def controls(self) -> list[str]:
-        """What of the folder's name says that another setting was given."""
-        return ["quick"] if getattr(self.settings, "QUICK", "") else []
+        """The parts of the folder's name that say which settings differ from the defaults."""
+        return []
 
     def make_text(self) -> None:
         """And the entropy of one of its tokens, by which runs are judged."""
@@ -101,7 +106,7 @@ class Grid:
             "--clip-norm": s.CLIP_NORM, "--criterion": "label_smoothed_cross_entropy_fast", "--label-smoothing": "0.1",
             "--max-tokens": s.MAX_TOKENS, "--required-batch-size-multiple": "1", "--log-interval": s.LOG_EVERY,
         }  # fmt: skip
-        tied = [] if getattr(s, "TIED", "yes") == "no" else ["--share-all-embeddings"]
+        tied = ["--share-all-embeddings"] if self.tied else []
         device = DEVICES["gpu" if s.PRESET == "gpu" else "cpu"]
         return [*words(options), *self.listed("all"), *tied, *device, *PRECISIONS[s.PRECISION], *s.TRAIN_ARGS]
 
@@ -115,7 +120,7 @@ class Grid:
         else:
             record |= Text(texts.recipe_of(s)).record()
         record |= {"rule": self.rule} if self.rule != "reference" else {}
-        return record | self.validated() | held.options(self.common())
+        return record | self.validated() | records.options(self.common())
 
     def validated(self) -> dict[str, str]:
         """How often a run is, since its outcome is of its last validations; records of before lack the usual number."""
@@ -186,6 +191,9 @@ class Grid:
 
 
 class Warmup(Grid):
+    def controls(self) -> list[str]:
+        return ["quick"] if self.settings.QUICK else []
+
     def options(self, axis: str, place: str) -> Options:
         if axis == "optimizer":
             return {"--optimizer": place, **({"--momentum": 0} if place == "sgd" else {"--adam-betas": "(0.9, 0.98)"})}
@@ -201,12 +209,19 @@ class Warmup(Grid):
 class Compare(Grid):
     summary = "standing.md"
 
+    @property
+    def search(self) -> str:
+        return self.settings.SEARCH
+
+    @property
+    def tied(self) -> bool:
+        return self.settings.TIED == "yes"
+
     def controls(self) -> list[str]:
-        """What else the outcome may hang on."""
         s, given = self.settings, self.recipe.given
         numbers = (("tokens", "MAX_TOKENS"), ("dropout", "DROPOUT"))
         named = [f"{word}{given[name]}" for word, name in numbers if given.get(name)]
-        named += ["untied"] if s.TIED == "no" else []
+        named += [] if self.tied else ["untied"]
         named += ["ffn-stock"] if s.FFN_INIT == "stock" else []
         return [*named, *([s.INIT] if s.INIT != "reference" else [])]
 
@@ -216,9 +231,13 @@ class Deeper(Grid):
 
     before = Point("encoder", {}, [])
 
+    @property
+    def search(self) -> str:
+        return "first"
+
     def controls(self) -> list[str]:
         s, given = self.settings, self.recipe.given
-        named = [*super().controls(), *(["text"] if s.DATA else [])]
+        named = [*(["quick"] if s.QUICK else []), *(["text"] if s.DATA else [])]
         named += [f"factor{given['FACTOR']}"] if s.FACTOR != 0.1 else []
         return [*named, *([f"dropout{given['DROPOUT']}"] if s.DROPOUT else [])]
 
@@ -236,7 +255,7 @@ class Deeper(Grid):
         numbers = ("words", "pair", "encoder_updates", "updates", "warmup", "ffn_init")
         record = {name: str(getattr(s, name.upper())) for name in numbers} | self.validated()
         record |= {"pairs": f"{s.PRETRAIN}/{s.EXAMPLES}/{s.HELD_OUT}", "data": s.DATA or ""}
-        return record | held.options([*self.common(), *self.listed("pretraining"), *self.classifying()])
+        return record | records.options([*self.common(), *self.listed("pretraining"), *self.classifying()])
 
     def run(self, point: Point) -> Run:
         s, data = self.settings, str(self.data)

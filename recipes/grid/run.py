@@ -52,7 +52,7 @@ class Run:
         write_lines(folder / "run.json", [json.dumps(asdict(self), indent=1)])
 
 
-def gained(valid: dict[int, float], leg: int, end: int) -> bool:
+def improved(valid: dict[int, float], leg: int, end: int) -> bool:
     """Whether the leg that ends with update `end` has a better validation than all before it; the first one has."""
     before = [bits for update, bits in valid.items() if update <= end - leg]
     within = [bits for update, bits in valid.items() if end - leg < update <= end]
@@ -66,7 +66,7 @@ def train(folder: Path, spec: Run) -> str:
     for end in [*range(leg, spec.updates, leg), spec.updates]:
         if reached(newest(folder / "checkpoints")) < end:
             stopped = not train_to(end, folder, spec)
-        if stopped or not gained(read_log(folder / "train.log").valid, leg, end):
+        if stopped or not improved(read_log(folder / "train.log").valid, leg, end):
             break
     write_lines(folder / "trained.json", [json.dumps({"stopped": stopped})])
     early = "" if end == spec.updates else f" to update {end}, no longer better"

@@ -57,7 +57,7 @@ def modules(library: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def describe(library: Path) -> dict[str, Any]:
-    """The library as `steps.settings.describe` has a file: where it is, and what tells its content."""
+    """The library as `steps.records.describe` has a file: where it is, and what tells its content."""
     state, size = hashlib.sha256(), 0
     for name, source in modules(library):
         state.update(f"{name} {len(source)}\n".encode() + source)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from fairseq_admin.text.tokens import Text, removal_note
 from recipes.steps import cleaning, streaming
-from recipes.steps.common import decoded, read_lines, replacing, writing
+from recipes.steps.common import decoded, read_lines, writing
 
 logger = logging.getLogger(__name__)
 
+VERSION = 1
+"""Of tokenising and cleaning: raise it with a change after which the same raw text has other tokens."""
 LONGEST = 1024 - 1
 """Units a line that a model reads: its positions (1,024 is fairseq's default), less the end of the sentence. fairseq
 ends over a longer line, for a test set only after all training."""
@@ -81,26 +83,6 @@ def convert(
                 )
             logger.info("%s; skipped: no loss is computed of it, and its translation is empty.", said)
         cleaning.report(" ".join(map(str, paths)), counts)
-
-
-def settle(out: Path, source: str, target: str, settings: Sequence[str]) -> None:
-    """Write how a recipe's text is tokenised, for its steps and for whoever translates with the model; say which
-    language the tokeniser treats as English, as it does not know it.
-
-    Raises:
-        ValueError: translations could not be scored.
-    """
-    from sacremoses.corpus import NonbreakingPrefixes
-
-    from recipes.steps.score import bleu_of  # a fifth of a second, which a recipe with nothing to do can spare
-
-    text = Text(source, target, **dict.fromkeys(settings, True))
-    known = {*NonbreakingPrefixes().available_langs, "ja", "ko"}
-    if unknown := [language for language in (source, target) if language not in known]:
-        logger.info("The tokeniser does not know %s and treats it as English.", " and ".join(unknown))
-    bleu_of(text)  # before anything is trained
-    with replacing(out) as part:
-        text.write(part)
 
 
 def tokenise(settings: Path, raw: Path, out: Path, clean: Sequence[str] = (), normalise: bool = True) -> None:

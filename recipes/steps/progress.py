@@ -18,7 +18,9 @@ CONTINUED = re.compile(r"\s|\)")
 # What fairseq-generate prints for a sentence: its hypothesis, and the lines that come with it.
 HYPOTHESIS = re.compile(r"H-\d+\t")
 DETAIL = re.compile(r"[STDPAEI]-\d+(_\d+)?\t")
-SENTENCES = 100
+SENTENCES, SECONDS = 100, 10
+"""A line comes after so many translated sentences, or so long."""
+BEGIN = "begin training epoch"
 OUT_OF_MEMORY = "OOM: Ran out of memory"
 """What fairseq says where a GPU has run out of memory. It skips the batch, and goes on."""
 
@@ -36,15 +38,26 @@ def position(record: Record, updates: int, epochs: int) -> str:
 
 
 def progress(
-    lines: Iterable[str], updates: int = 0, epochs: int = 0, less: int = 0, clock=time.monotonic
+    lines: Iterable[str],
+    updates: int = 0,
+    epochs: int = 0,
+    less: int = 0,
+    every: int = 0,
+    sentences: int = 0,
+    clock=time.monotonic,
 ) -> Iterator[str]:
     """What to show for each line of fairseq's output, if anything.
 
     A run lasts `updates` updates, or `epochs` epochs. The time left counts from the first interval seen, so it is right
-    for a resumed run too. `less` is the batch, in tokens, to give where this one runs out of memory.
+    for a resumed run too.
+
+    Args:
+        less: the batch, in tokens, to give where this one runs out of memory.
+        every: updates from one interval to the next, named before the first.
+        sentences: of the test set that is translated.
     """
     first: tuple[float, float] | None = None
-    hypotheses = 0
+    hypotheses, begun, shown = 0, 0.0, (0, 0.0)
     hidden = warned = False
     for line in lines:
         if OUT_OF_MEMORY in line and not warned:
@@ -65,9 +78,17 @@ def progress(
         elif record and record.tag == "valid":
             yield f"{position(record, updates, epochs)}  valid {record.bits:6.3f} bits/token"
         elif HYPOTHESIS.match(line):
-            hypotheses += 1
-            if hypotheses % SENTENCES == 0:
-                yield f"translated {hypotheses} sentences"
+            hypotheses, now = hypotheses + 1, clock()
+            if hypotheses == 1:
+                begun, shown = now, (0, now)
+            if hypotheses - shown[0] >= SENTENCES or now - shown[1] >= SECONDS:
+                shown = (hypotheses, now)
+                text = f"translated {hypotheses}{f' of {sentences}' if sentences else ''} sentences"
+                left = (now - begun) / max(1, hypotheses - 1) * max(0, sentences - hypotheses)
+                yield f"{text}, {duration(left)} left" if left else text
+        elif every and BEGIN in line:
+            yield f"The first {every} updates take a while: no line comes before."
+            every = 0
         elif log := LOG.match(line):
             hidden = bool(log["early"]) or (log["level"] == "INFO" and not log["logger"].startswith("fairseq_admin"))
             if not hidden:

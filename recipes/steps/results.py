@@ -8,15 +8,17 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from fairseq_admin import logs
+from fairseq_admin.method.schemes import SCHEMES
 from recipes.steps.common import read_lines, replacing, write_lines
 from recipes.steps.guard import locked
 
 PAPERS = Path(__file__).parents[1] / "papers.csv"
-KEY = ("recipe", "method", "preset", "seed")
-"""The columns that tell runs apart. Then comes what was measured, and the curve of validation; a score that a recipe
-does not have is empty."""
+KEY = ("recipe", "method", "rule", "preset", "seed")
+"""The columns that tell runs apart; the rule is that of omega. Then come the measurements, and the curve of validation.
+A score that a recipe does not have is empty."""
 COLUMNS = (
     *KEY,
     *("params", "epochs", "updates", "tokens"),
@@ -62,8 +64,14 @@ def from_cell(text: str) -> dict[int, float]:
     return {int(update): float(bits) for update, bits in points}
 
 
+def with_rule(row: dict[str, Any]) -> dict[str, Any]:
+    """A run's row. One of version 0.1 has no rule: it was `reference`, the default."""
+    scheme = SCHEMES.get(row["method"])
+    return row if "rule" in row else {**row, "rule": "reference" if scheme and scheme.omega else ""}
+
+
 def read(table: Path) -> list[dict[str, str]]:
-    """The rows; none if there is no such file yet.
+    """The rows; none if there is no such file yet. A table of version 0.1 has no column of rules.
 
     Raises:
         ValueError: the table has other columns.
@@ -71,9 +79,9 @@ def read(table: Path) -> list[dict[str, str]]:
     if not table.exists():
         return []
     lines = csv.DictReader(line.rstrip("\r") for line in read_lines(table))
-    if tuple(lines.fieldnames or ()) != COLUMNS:
+    if tuple(lines.fieldnames or ()) not in (COLUMNS, tuple(name for name in COLUMNS if name != "rule")):
         raise ValueError(f"{table}: expected the columns {','.join(COLUMNS)}. Move the file away and run again.")
-    return list(lines)
+    return list(map(with_rule, lines))
 
 
 def keep(table: Path, row: dict[str, object]) -> None:

@@ -21,7 +21,7 @@ from fairseq_admin.logs import Log
 from fairseq_admin.method.schemes import SCHEMES
 from fairseq_admin.report import tables
 from recipes.steps.common import read_lines, write_lines
-from recipes.steps.results import KEY, papers, read_log
+from recipes.steps.results import KEY, papers, read_log, with_rule
 
 BASELINES = ("admin", "post-ln", "pre-ln")
 PACKAGES = ("fairseq-admin", "fairseq", "fairseq-fixed", "torch", "sacrebleu")
@@ -37,18 +37,26 @@ class Run:
 
 
 def finished_runs(folder: Path) -> list[Run]:
-    """The scored runs that differ from this one in method only, in the order of the table of schemes."""
-    own = json.loads((folder / "score.json").read_text(encoding="utf-8"))
-    scored = {}
-    for path in folder.parent.glob("*/score.json"):
-        score = json.loads(path.read_text(encoding="utf-8"))
-        if all(score[name] == own[name] for name in KEY if name != "method"):
-            scored[score["method"]] = (path.parent, score)
+    """The scored runs that differ from this one in method or rule only, in the order of the table of schemes."""
+    scores = {
+        path.parent: with_rule(json.loads(path.read_text(encoding="utf-8")))
+        for path in folder.parent.glob("*/score.json")
+    }
+    shared = [name for name in KEY if name not in ("method", "rule")]
+    same = {
+        run: score for run, score in sorted(scores.items()) if all(score[it] == scores[folder][it] for it in shared)
+    }
     return [
-        Run(scheme.title, *scored[method], read_log(scored[method][0] / "train.log"))
+        Run(titled(scheme.title, score["rule"]), run, score, read_log(run / "train.log"))
         for method, scheme in SCHEMES.items()
-        if method in scored
+        for run, score in same.items()
+        if score["method"] == method
     ]
+
+
+def titled(title: str, rule: str) -> str:
+    """A scheme's title with the rule of its omega, unless that is the paper's."""
+    return title if rule in ("", "reference") else f"{title}, {rule}"
 
 
 def samples(raw: Path, pair: str, folders: list[Path]) -> list[list[str]]:
@@ -61,9 +69,10 @@ def samples(raw: Path, pair: str, folders: list[Path]) -> list[list[str]]:
 
 def about(run: Path, command: str, sentences: list[list[str]]) -> dict[str, Any]:
     """What the report shows of a run besides its files."""
-    score = json.loads((run / "score.json").read_text(encoding="utf-8"))
+    score = with_rule(json.loads((run / "score.json").read_text(encoding="utf-8")))
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
-    numbers = {(row["recipe"], row["method"]): row for row in papers() if score["preset"] in ("", "paper")}
+    attempt = score["preset"] in ("", "paper") and score["rule"] in ("", "reference")
+    numbers = {(row["recipe"], row["method"]): row for row in papers() if attempt}
     paper = numbers.get((score["recipe"], score["method"]))
     return {
         "command": f"{command} METHOD={score['method']} SEED={score['seed']}",
@@ -77,6 +86,16 @@ def table(rows: list[list[str]]) -> list[str]:
     """The rows under the first, their columns aligned, the first to the left and the others to the right."""
     sides = ("left", *("right",) * (len(rows[0]) - 1))
     return tabulate(rows, "firstrow", tablefmt="plain", colalign=sides, disable_numparse=True).splitlines()
+
+
+def fitted(text: str, columns: int) -> str:
+    """A summary whose sentences end at the edge of the terminal; its scores, files and commands are whole."""
+    sentences, mark, rest = text.partition("\nIn ")
+    lines = [
+        line if len(line) <= columns or line.startswith("signature:") else f"{line[: columns - 3]}..."
+        for line in sentences.splitlines()
+    ]
+    return "\n".join(lines) + mark + rest
 
 
 def write(run: Path, command: str, raw: Path | None = None, pair: str = "") -> None:
@@ -101,8 +120,10 @@ def write(run: Path, command: str, raw: Path | None = None, pair: str = "") -> N
     text += [*table([["bits per token, valid", *names], *losses]), ""]
     if raw:
         source = pair.partition("-")[0]
+        labels = [source, *names, "reference"]
+        indent = max(map(len, labels))
         for lines in samples(raw, pair, [it.folder for it in runs]):
-            text += [f"{name:>10}  {line}" for name, line in zip([source, *names, "reference"], lines)] + [""]
+            text += [f"{name:>{indent}}  {line}" for name, line in zip(labels, lines)] + [""]
         example, program = read_lines(f"{raw}.{source}")[0], Path(sys.executable).with_name("fairseq-admin")
         following.append(f"echo {shlex.quote(example)} | {os.path.relpath(program)} translate {run}/model/model.pt")
     made = ("translations.txt", "model", "model.pt", "average.pt", "checkpoints", "train.log")

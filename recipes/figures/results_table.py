@@ -1,6 +1,6 @@
 """All results so far next to the papers' numbers: `make table`.
 
-    python -m recipes.steps.report runs
+    python -m recipes.figures.results_table runs
 
 writes, by runs/results.csv, runs/table.md and runs/table.csv, and prints the first. A row holds every run of a recipe
 and method with the same preset. The papers' BLEU is tokenised BLEU, so compare it with that column.
@@ -39,20 +39,21 @@ COLUMNS = {
 
 
 def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[dict[str, str]]:
-    """A line for each recipe, method and preset, in the papers' order; a paper's number without a run has one too."""
+    """A line for each recipe, method, rule and preset, in the papers' order, and each paper's number without one."""
     known = {(row["recipe"], row["method"]): row["bleu"] for row in papers}
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = grouped(results, "recipe", "method", "preset")
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = grouped(results, "recipe", "method", "rule", "preset")
     order = list(dict.fromkeys([*(recipe for recipe, _ in known), *sorted(key[0] for key in groups)]))
-    keys = [*groups, *((*key, "") for key in known if not any(group[:2] == key for group in groups))]
+    keys = [*groups, *((*key, "", "") for key in known if not any(group[:2] == key for group in groups))]
     table = []
-    for recipe, method, preset in sorted(keys, key=lambda key: order.index(key[0])):
-        rows = groups.get((recipe, method, preset), [])
-        row = {"recipe": recipe, "method": method, "preset": preset}
+    for recipe, method, rule, preset in sorted(keys, key=lambda key: order.index(key[0])):
+        rows = groups.get((recipe, method, rule, preset), [])
+        row = {"recipe": recipe, "method": method, "rule": rule, "preset": preset}
         row["seeds"] = ", ".join(sorted((row["seed"] for row in rows), key=lambda seed: (len(seed), seed)))
         for title, (cell, column) in COLUMNS.items():
             row[title] = cell(rows, column)
             # A small run is not an attempt at the paper's number.
-            row.setdefault("paper", known.get((recipe, method), "") if preset in ("", "paper") else "")
+            attempt = preset in ("", "paper") and rule in ("", "reference")
+            row.setdefault("paper", known.get((recipe, method), "") if attempt else "")
         table.append(row)
     return table
 

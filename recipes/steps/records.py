@@ -88,6 +88,12 @@ def read(path: Path) -> Settings:
         raise ValueError(f"{path}: cannot be read ({error}); {what}") from None
 
 
+def trained_run(models: Path) -> Path | None:
+    """The folder of the first run below a folder that has a model or a checkpoint, if there is one."""
+    model = next((path for path in sorted(models.rglob("*")) if MODEL.fullmatch(path.name)), None)
+    return model and (model.parents[1] if model.parent.name in ("checkpoints", "model") else model.parent)
+
+
 def refuse(folder: Path, changed: list[str], models: Path) -> None:
     """Let nothing in a folder be made again with other settings where a model depends on the old ones.
 
@@ -102,8 +108,7 @@ def refuse(folder: Path, changed: list[str], models: Path) -> None:
         return
     named = "; ".join([*changed[:NAMED], *([f"{len(changed) - NAMED} more"] if len(changed) > NAMED else [])])
     said = f"{folder} was made with other settings ({named})"
-    if found := next((path for path in sorted(models.rglob("*")) if MODEL.fullmatch(path.name)), None):
-        run = found.parents[1] if found.parent.name in ("checkpoints", "model") else found.parent
+    if run := trained_run(models):
         raise ValueError(
             f"{said}, and {run} holds a model of them. Go on with the old ones, remove {models} to begin again, or "
             "write elsewhere with RUNS=."
@@ -117,7 +122,7 @@ def refuse(folder: Path, changed: list[str], models: Path) -> None:
             raise ValueError(f"{said}; {error}") from None
 
 
-def hold(path: Path, settings: Settings, stale: Iterable[Path] = ()) -> None:
+def check_unchanged(path: Path, settings: Settings, stale: Iterable[Path] = ()) -> None:
     """Write the record of a folder, or check that it is the one written there.
 
     Args:
