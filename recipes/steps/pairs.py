@@ -15,7 +15,7 @@ from recipes.steps.common import decoded, read_lines, writing
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Of tokenising and cleaning: raise it with a change after which the same raw text has other tokens."""
 LONGEST = 1024 - 1
 """Units a line that a model reads: its positions (1,024 is fairseq's default), less the end of the sentence. fairseq
