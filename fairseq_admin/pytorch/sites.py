@@ -244,6 +244,9 @@ def find_sites(
         writer, handovers = writer_of(x), handovers_of(graph, norm.place, total, x)
         readers, cannot_fold = readers_of(graph, norm, total, x)
         unsuited, before = why_unsuited(total, x, handovers), x.ancestors()
+        calls = len(graph.calls[name])
+        if calls > 1 and any(h.module == name or len(graph.calls[h.module]) != calls for h in handovers):
+            unsuited = unsuited or cannot_fold  # a call of the norm would be without x
         earlier = [site for stack in stacks for site in stack if graph.norms[site.name] in before]
         if earlier and unfoldable == "keep" and not writer:
             cannot_fold = cannot_fold or "has a shortcut that no norm wrote as it is"
@@ -257,7 +260,7 @@ def find_sites(
         site = Site(
             name=name,
             norm=model.get_submodule(name),
-            calls=len(graph.calls[name]),
+            calls=calls,
             offsets=norm.offsets,
             sources=[(module, argument_of(module, argument)) for module, argument in modules],
             learned=bool(writer or cannot_fold),

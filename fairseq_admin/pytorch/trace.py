@@ -162,8 +162,11 @@ class Trace(TorchFunctionMode):
                 other.readings.append((None, norm))
             self.norm = self  # any that is no module's
             norm.offsets = offsets(module, args)
-            norm.channels.update({norm: -1} if norm.offsets else {})
-            self.norms[norm.place] = norm
+            if norm.offsets and result.size(-1) == next(module.parameters()).numel():
+                norm.channels[norm] = -1
+                self.norms[norm.place] = norm
+            else:  # as SqueezeBERT's, whose channels come first
+                self.strangers[norm.place] = "does not scale the last dimension by its weight"
         self.norm = None
         name, number = self.running.pop()
         if not isinstance(result, Tensor):
