@@ -32,6 +32,9 @@ def parameters(run: Pipeline) -> int:
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_MODEL_REGISTRY
 
+    import fairseq_admin
+
+    fairseq_admin.register()  # --user-dir does not, as the package is loaded already
     logging.disable(logging.INFO)
     words = [str(run.text.binary), *run.command_options(), *run.settings.TRAIN_ARGS]
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words)
