@@ -106,7 +106,7 @@ def _languages(checkpoint: Checkpoint, text: Assets | None) -> tuple[str, str] |
     """Source and target of a translation model that does not name them; None, with a note, if no file tells."""
     task = checkpoint.options.task
     names = task.get("source_lang"), task.get("target_lang")
-    if all(names) or "encoder" not in checkpoint.stacks or "decoder" not in checkpoint.stacks:
+    if all(names) or checkpoint.kind != "transformer_admin":
         return None
     trained_on = Path(str(task.get("data")).partition(os.pathsep)[0])
     assert checkpoint.path is not None
