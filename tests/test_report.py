@@ -123,6 +123,7 @@ def page(written: Path) -> Page:
     "row",
     [
         ["scheme", "Admin", "Post-LN"],
+        ["rule of ω", "reference", "–"],
         ["layers", "2-2", "2-2"],
         ["parameters", "1234", "1234"],
         ["updates", "30", "30"],

@@ -43,7 +43,7 @@ class Run:
     options: dict[str, str] = field(default_factory=dict)
     """The training's options: the main ones of fairseq's, and a recipe's settings of the text."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Of its checkpoint: {scheme, title, encoder_layers, decoder_layers, width, updates}."""
+    """Of its checkpoint: {scheme, title, rule, encoder_layers, decoder_layers, width, updates}."""
     layers: str = ""
     omega: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By stack, as `analysis.omega` measures it."""
@@ -141,7 +141,7 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
     """Fill in the description of the model from a checkpoint."""
     scheme = checkpoint.scheme_name
     title = SCHEMES[scheme].title if scheme in SCHEMES else scheme
-    layers = checkpoint.layers
+    layers, record = checkpoint.layers, checkpoint.record or {}
     if checkpoint.more:
         new = checkpoint.more["scheme"]
         title += f", new layers {SCHEMES[new].title if new in SCHEMES else new}"
@@ -150,13 +150,14 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
     run.model = {
         "scheme": scheme,
         "title": title,
+        "rule": record.get("rule", ""),
         **{f"{side}_layers": layers.get(side, 0) for side in ("encoder", "decoder")},
         "width": run.options.get("--encoder-embed-dim", run.options.get("--decoder-embed-dim", "?")),
         "updates": checkpoint.updates,
     }
     run.layers = "-".join(str(count) for count in layers.values() if count)
     run.omega = omega.by_stack(checkpoint.weights)
-    run.version = str((checkpoint.record or {}).get("version", ""))
+    run.version = str(record.get("version", ""))
     if checkpoint.kind in STACKS and checkpoint.kind not in OURS:
         run.unfoldable = "a model of fairseq's own, which needs no folding."
     elif checkpoint.kind not in FOLDABLE or scheme not in SCHEMES or not checkpoint.scheme.folds:

@@ -77,6 +77,7 @@ def glance(runs: Sequence[Any]) -> list[Row]:
 
     facts: dict[str, Callable[[Any], Any]] = {
         "scheme": lambda run: run.model.get("title"),
+        "rule of ω": lambda run: run.model.get("rule"),
         "layers": lambda run: run.layers,
         "width": lambda run: run.model.get("width"),
         "tokens an update, at most": _of_score("tokens"),
