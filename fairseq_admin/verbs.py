@@ -41,7 +41,7 @@ def omega(args: argparse.Namespace) -> str:
         return json.dumps({**table, "provenance": record, **new}, indent=1) + "\n"
     lines = []
     if not more or "encoder" in stacks:
-        lines.append("profiled: " + (_listed(record) if record else "not yet"))
+        lines.append("omega: " + (_listed(record) if record else "not set yet"))
     if more:
         lines.append(f"new layers: {_listed(more)}")
     if stacks:

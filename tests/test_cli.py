@@ -54,7 +54,7 @@ def test_omega(run: Path, capsys: pytest.CaptureFixture) -> None:
     numbers = json.loads(capsys.readouterr().out)
     assert not err and numbers["provenance"] == provenance.decode(state[provenance.KEY])
     assert (numbers["provenance"]["seed"], numbers["provenance"]["version"]) == (7, __version__)
-    assert table.startswith("profiled: rule reference, source_tokens ")
+    assert table.startswith("omega: rule reference, source_tokens ")
     rows = iter(table.splitlines()[2:])
     kinds = {"encoder": ["self_attn", "ffn"], "decoder": ["self_attn", "encoder_attn", "ffn"]}
     for stack in kinds:
@@ -73,7 +73,7 @@ def test_omega(run: Path, capsys: pytest.CaptureFixture) -> None:
 
 def test_omega_before_profiling(run: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["omega", "not_profiled.pt"]) == 0
-    assert capsys.readouterr().out.startswith("profiled: not yet\n")
+    assert capsys.readouterr().out.startswith("omega: not set yet\n")
 
 
 @pytest.mark.parametrize(

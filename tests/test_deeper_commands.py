@@ -163,7 +163,7 @@ def test_validated_and_shown(data: Path, trained: Path, tmp_path: Path, run, cap
     capsys.readouterr()
     assert cli.main(["omega", str(tmp_path / "a.pt")]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("profiled: rule reference") and shown[1].startswith("new layers: scheme dt-fixup, mu ")
+    assert shown[0].startswith("omega: rule reference") and shown[1].startswith("new layers: scheme dt-fixup, mu ")
     assert [line.split()[0] for line in shown[3:]] == ["encoder"] * 4  # of the encoder, which is Admin's
     assert cli.main(["report", str(trained), "-o", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

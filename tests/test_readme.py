@@ -33,7 +33,7 @@ def same_shape(line: str) -> str:
 def checkout(corpus: Path, tmp_path: Path) -> Path:
     """A folder that the README's commands take for the checkout: environment, plugin, data, the demo's run."""
     data = tmp_path / "runs" / "demo" / "data"
-    run = tmp_path / "runs" / "demo" / "admin-cpu-s1"
+    run = tmp_path / "runs" / "demo" / "admin-constant-cpu-s1"
     for folder in (data, run / "model", tmp_path / "checkpoints" / "admin-18l"):
         folder.mkdir(parents=True)
     (tmp_path / ".venv").symlink_to(sys.prefix)
@@ -80,7 +80,7 @@ def test_readme_runs(checkout: Path) -> None:
     assert same_shape(fold) == same_shape(wanted[1][1])
     assert translation
 
-    model = checkout / "runs" / "demo" / "admin-cpu-s1" / "model"
+    model = checkout / "runs" / "demo" / "admin-constant-cpu-s1" / "model"
     for file in ("model.pt", *ASSETS):
         (model / Path(file).name).symlink_to((checkout / file).resolve())
     (recipe,) = (block for block in blocks(text) if block.startswith("make demo"))
