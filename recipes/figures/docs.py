@@ -23,6 +23,7 @@ from recipes.figures.drawing import ALWAYS, BITS, MARKERS, save, subplots
 from recipes.steps import results
 from recipes.steps.common import replacing, run
 from recipes.steps.results import from_cell
+from recipes.steps.summary import titled
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GRIDS = {
@@ -43,20 +44,21 @@ LAWS = {"linear": "a + b N", "logarithmic": "a + b ln N"}
 
 
 def draw_losses(rows: Sequence[dict[str, str]]) -> Figure:
-    """The loss on validation of a recipe, of a row of results.csv a method.
+    """The validation losses of a recipe: a curve for each row of results.csv, dashed unless omega is by `reference`.
 
     A curve is labelled at its end, or above that, where labels would overlap.
     """
     drawn, ((axes,),) = subplots(1, 1, (8, 4))
-    curves = {row["method"]: from_cell(row["valid"]) for row in rows}
-    bleu = {row["method"]: float(row["score"]) for row in rows}
-    place = -APART
-    for method, curve in sorted(curves.items(), key=lambda item: item[1][max(item[1])]):
-        end, colour = curve[max(curve)], ALWAYS[method]
-        axes.plot(*zip(*curve.items()), marker=MARKERS[method], markersize=4, color=colour, clip_on=False)
-        text, place = f"{TITLES[method]}\n{end:.2f} bits, BLEU {bleu[method]:.1f}", max(end, place + APART)
+    place, updates = -APART, 0
+    for row in sorted(rows, key=lambda row: from_cell(row["valid"])[int(row["updates"])]):
+        curve, colour = from_cell(row["valid"]), ALWAYS[row["method"]]
+        end, updates = curve[max(curve)], max(updates, *curve)
+        look = {"marker": MARKERS[row["method"]], "linestyle": "-" if row["rule"] in ("", "reference") else "--"}
+        axes.plot(*zip(*curve.items()), markersize=4, color=colour, clip_on=False, **look)
+        label = titled(TITLES[row["method"]], row["rule"])
+        text, place = f"{label}\n{end:.2f} bits, BLEU {float(row['score']):.1f}", max(end, place + APART)
         axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), color=colour, va="center", fontweight="bold")
-    axes.set(xlabel="updates", ylabel=BITS, xlim=(0, max(map(max, curves.values()))), ylim=(0, None))
+    axes.set(xlabel="updates", ylabel=BITS, xlim=(0, updates), ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     return drawn
 
