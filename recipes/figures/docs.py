@@ -50,9 +50,9 @@ def draw_losses(rows: Sequence[dict[str, str]]) -> Figure:
     """
     drawn, ((axes,),) = subplots(1, 1, (8, 4))
     place, updates = -APART, 0
-    for row in sorted(rows, key=lambda row: from_cell(row["valid"])[int(row["updates"])]):
-        curve, colour = from_cell(row["valid"]), ALWAYS[row["method"]]
-        end, updates = curve[max(curve)], max(updates, *curve)
+    curves = [from_cell(row["valid"]) for row in rows]
+    for curve, row in sorted(zip(curves, rows), key=lambda pair: pair[0][max(pair[0])]):
+        end, updates, colour = curve[max(curve)], max(updates, *curve), ALWAYS[row["method"]]
         look = {"marker": MARKERS[row["method"]], "linestyle": "-" if row["rule"] in ("", "reference") else "--"}
         axes.plot(*zip(*curve.items()), markersize=4, color=colour, clip_on=False, **look)
         label = titled(TITLES[row["method"]], row["rule"])
