@@ -362,7 +362,8 @@ def test_a_summary_is_made_again_where_another_methods_score_is_new(tmp_path):
 def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
     """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint is there."""
     small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
-    run = tmp_path / "demo/admin-constant-cpu-s1"
+    small += ["INIT=reference"]
+    run = tmp_path / "demo/admin-cpu-s1"
     making = subprocess.Popen(
         [sys.executable, "-m", "recipes", "demo", *small], cwd=ROOT, env=make_environment(), start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -128,7 +128,9 @@ def test_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "recipes.gpu_trial.run", f"RUNS={tmp_path}/runs"]
     more = make_environment(**dict([word.split("=")]))
     done = subprocess.run(command, cwd=ROOT, env=more, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr == line and not (tmp_path / "runs").exists()
+    named, said = done.stderr.splitlines(keepends=True)
+    assert named == f"From the environment: {word}.\n" and said == line
+    assert done.returncode == 2 and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

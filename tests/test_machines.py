@@ -237,11 +237,11 @@ def test_a_slurm_job_trains_on_as_many_gpus_as_the_plan_says(monkeypatch, tmp_pa
 
 @pytest.mark.slow
 def test_two_nodes_meet_and_train_one_model(tmp_path):
-    assert front("demo-prepare", *SMALL, f"RUNS={tmp_path}").returncode == 0
+    assert front("demo-prepare", *SMALL, f"RUNS={tmp_path}", "INIT=reference").returncode == 0
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "recipes", "demo-train", *SMALL, f"RUNS={tmp_path}", "NODES=2"]
+    words = [sys.executable, "-m", "recipes", "demo-train", *SMALL, f"RUNS={tmp_path}", "INIT=reference", "NODES=2"]
     logs = [tmp_path / f"node{node}.log" for node in (0, 1)]
     nodes = [
         subprocess.Popen(
@@ -256,7 +256,7 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
         for node in nodes:
             node.kill()
     assert ends == [0, 0], "\n".join(log.read_text()[-2000:] for log in logs)
-    folder = tmp_path / "demo/admin-constant-cpu-s1"
+    folder = tmp_path / "demo/admin-cpu-s1"
     log = (folder / "train.log").read_text()
     assert "'distributed_world_size': 2" in log and log.count("Admin: profiled") == 1
     assert len(re.findall(r"\| train_inner \|", log)) == 6

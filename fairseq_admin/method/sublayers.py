@@ -53,8 +53,8 @@ class Sublayer:
         return self.find_real()
 
     def rows(self, x: Tensor) -> Tensor:
-        """Select those positions. Shape (T, B, C) to (R, C)."""
-        return x.flatten(0, 1).index_select(0, self.real)
+        """Select those positions. Shape (T, B, C), or (B·T, C) of a fast layer, to (R, C)."""
+        return x.flatten(0, -2).index_select(0, self.real)
 
     @property
     def name(self) -> str:
