@@ -103,7 +103,8 @@ def test_flops_are_those_of_the_products() -> None:
 
 
 def test_a_method_trains_for_its_minutes(tmp_path: Path) -> None:
-    """As many updates as fit, by the time measured, the same for all, each at its own rate; de-en by default."""
+    """As many updates as fit, by the time measured, the same for all, each at its own rate and by the rule of ω that
+    Admin's was found for; de-en by default."""
     (tmp_path / "fast-fp16.log").write_text("row: what fast, precision fp16, tokens 8192, ms 106.4, low 9.9\n")
     commands = dict(run.commands_of(run.Trial(DATA=str(tmp_path)), tmp_path))
     texts = [command for name, command in commands.items() if name.startswith("text-")]
@@ -112,6 +113,7 @@ def test_a_method_trains_for_its_minutes(tmp_path: Path) -> None:
         _, _, _, target, *words = shlex.split(command)
         given = recipe.read(target, dict(word.split("=", 1) for word in words) | {"DATA": str(tmp_path)}).settings
         assert (given.PAIR, given.UPDATES, given.WARMUP, given.PRESET) == ("de-en", 16920, 4000, "gpu")
+        assert given.INIT == "reference"
     assert {command.split()[-1] for command in texts} == {"LR=0.0003", "LR=0.0001"}
 
 

@@ -69,7 +69,7 @@ ON_TEXT = {
     "cpu": "PRESET=cpu LAYERS=1 WIDTH=16 FFN=32 HEADS=2 MAX_TOKENS=256 MERGES=200 SAVE_EVERY=2 AVERAGE=2 UPDATES=6",
 }
 RATES = {"admin": 3e-4, "pre-ln": 3e-4, "post-ln": 1e-4}
-"""Each method's own: the best of `make compare` with 18 layers (docs/compare.csv)."""
+"""Each method's own: the best of `make compare` with 18 layers (docs/compare.csv), Admin's with INIT=reference."""
 RESULT = re.compile(r"row: |=* ?\d+ (passed|failed|skipped|error)|FAILED|sacreBLEU +\d|update \d+ +\d")
 """How a line begins that the report repeats: a time, a count of tests, a test that failed, a score, a validation."""
 REPORT = "Each command's whole output is next to this file. To paste into an issue:\n\n```\n{}\n```\n"
@@ -97,7 +97,7 @@ def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
     settings = ON_TEXT[trial.DEVICE].format(updates=updates, warmup=min(4000, updates // 4), every=updates // 10)
     words = f"PAIR={trial.PAIR} RUNS={shlex.quote(f'{folder}/text')}"
     for method, rate in (RATES if trial.DATA else {}).items():
-        yield f"text-{method}", f"python -m recipes own {words} {settings} METHOD={method} LR={rate}"
+        yield f"text-{method}", f"python -m recipes own {words} {settings} METHOD={method} INIT=reference LR={rate}"
 
 
 def made_by() -> str:
