@@ -263,8 +263,9 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
     """Text, training and score are three jobs, and no shell waits for them. Asked to stop, the training writes a
     checkpoint on its first node, is put back and goes on from it."""
     words = ["demo", "PAIRS=1500", "LAYERS=1", "UPDATES=60", "SAVE_EVERY=20", "LOG_EVERY=1", "AVERAGE=2", "ANALYSES="]
+    words += ["INIT=reference"]  # it profiles, once
     assert shell_that_exits(*words, "NODES=2", *cluster).count("job ") == 3
-    run = tmp_path / "runs/demo/admin-constant-cpu-s1"
+    run = tmp_path / "runs/demo/admin-cpu-s1"
     script = run / "slurm/demo-train.sh"
     log = run / "train.log"
     wait_for(lambda: log.exists() and '"num_updates": "22"' in log.read_text(), 300)
