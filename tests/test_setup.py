@@ -135,7 +135,7 @@ def test_an_environment_is_not_installed_again_under_running_work(folder: Path) 
     command = [sys.executable, "-c", USING, str(folder / "venv")]
     work = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     lock = folder / "venv/lock"
-    for _ in range(200):
+    for _ in range(2000):
         if subprocess.run(["flock", "-n", lock, "true"]).returncode:
             break
         time.sleep(0.05)
