@@ -86,7 +86,7 @@ def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
     head, perplexities, *_ = (
         line.split() for line in (tmp_path / "lm-demo/pre-ln-cpu-s1/summary.txt").open() if "  " in line
     )
-    assert head == ["Admin", "Pre-LN"] and perplexities[0] == "perplexity" and len(perplexities) == 3
+    assert head == ["Admin,", "constant", "Pre-LN"] and perplexities[0] == "perplexity" and len(perplexities) == 3
     assert (tmp_path / "results.csv").read_text().count("lm-demo,") == 2
     again = make(tmp_path, METHOD="pre-ln", **small)
     assert again.returncode == 0 and "#" not in again.stdout
