@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import advice, outputs
+from . import outputs
 from .errors import AdminError
 from .text.assets import Assets
 
@@ -157,11 +157,6 @@ def analyze(args: argparse.Namespace) -> str:
     from .analysis import command
 
     return command.run(args)
-
-
-def advise(args: argparse.Namespace) -> str:
-    lines = advice.advise(args.encoder_layers, args.decoder_layers, args.width, args.scheme)
-    return json.dumps(advice.as_dict(lines), indent=1) + "\n" if args.json else advice.table(lines)
 
 
 def path(args: argparse.Namespace) -> str:

@@ -135,7 +135,6 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
         ("translate m --beam 1.5", "--beam: 1.5 was found and a whole number of at least 1 was expected"),
         ("translate m --lenpen nan", "--lenpen: nan was found and a number from -10 to 10 was expected"),
         ("translate m --lenpen 1000", "--lenpen: 1000 was found and a number from -10 to 10 was expected"),
-        ("advise --encoder-layers=-1", "--encoder-layers: -1 was found and a whole number of at least 0 was expected"),
         ("translate m --unknown", "unrecognized arguments: --unknown"),
     ],
 )

@@ -17,14 +17,8 @@ from .registry import MEASURES, Settings, module_of
 from .subject import Source, Subject, Trained
 
 
-def _subject(args: argparse.Namespace) -> Subject | list[Path] | None:
+def _subject(args: argparse.Namespace) -> Subject | list[Path]:
     of = MEASURES[args.what].of
-    if of == "nothing":
-        if args.checkpoints or args.arch or args.data:
-            raise AdminError(
-                f"{args.what} measures no model, but CHECKPOINT, --arch or --data was given. Leave it out."
-            )
-        return None
     if of == "runs":
         return args.checkpoints
     if bool(args.checkpoints) == bool(args.arch):

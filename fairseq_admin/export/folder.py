@@ -68,7 +68,8 @@ def export(
         with outputs.writing(output):
             (folder / NOTED).write_text(json.dumps(model.fingerprints, indent=1) + "\n", encoding="utf-8")
     needed = [*([CODES] if in_pieces(model.source.symbols) else []), FILE]
-    if missing := [name for name in needed if name not in model.files]:
+    missing = [name for name in needed if name not in model.files]
+    if missing and engine == "ctranslate2":
         notes.append(
             f"found no {' and no '.join(missing)}, which `fairseq-admin translate {output}` needs for raw text."
         )

@@ -1,7 +1,4 @@
-"""The engine for CTranslate2's folders.
-
-B sentences   T target units
-"""
+"""The engine for CTranslate2's folders."""
 
 from __future__ import annotations
 
