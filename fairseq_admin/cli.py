@@ -29,7 +29,6 @@ class Parser(argparse.ArgumentParser):
 
 def _omega(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=model, help="a checkpoint of an Admin model")
-    parser.add_argument("--json", action="store_true", help="for machines: min, mean and max over channels")
 
 
 def _average(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +44,8 @@ def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=model, help="a checkpoint of ours; average first, then fold")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
-    parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="type of the weights (default: fp32)")
     parser.add_argument("--min-omega", type=above_zero, help="clamp smaller entries to this (default: refuse them)")
-    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities (default: 1e-4; fp16: 0.1)")
+    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities (default: 1e-4)")
 
 
 def _text(parser: argparse.ArgumentParser) -> None:

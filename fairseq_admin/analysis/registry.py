@@ -12,7 +12,7 @@ class Measure(NamedTuple):
 
     text: str
     of: str = "model"
-    """A "model" and sentences; "checkpoints" of one run, and sentences; a model's "weights"; or "runs"."""
+    """A "model" and sentences; "checkpoints" of one run, and sentences; or a model's "weights"."""
 
 
 class Settings(NamedTuple):
@@ -34,7 +34,6 @@ MEASURES: dict[str, Measure] = {
     "gradients": Measure("gradient norms of sub-layers' outputs and of feed-forward weights"),
     "updates": Measure("gradients and changes of the weights from checkpoint to checkpoint", "checkpoints"),
     "omega": Measure("omega by sub-layer: profiled, trained, and by the depth rules", "weights"),
-    "curves": Measure("training and validation perplexity, of runs' folders", "runs"),
 }
 
 

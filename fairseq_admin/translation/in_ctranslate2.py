@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,13 +34,10 @@ class CTranslate2Translator(Translator):
         except RuntimeError as error:
             if "cannot be loaded" not in str(error):
                 raise
-            if device:
-                raise AdminError(
-                    f"--device cuda: {line(error)}; ctranslate2 is built for CUDA 12. Run pip install "
-                    "nvidia-cublas-cu12 and put the folder of its library on LD_LIBRARY_PATH, or give --device cpu."
-                ) from None
-            print(f"fairseq-admin: {line(error)}, which ctranslate2 needs for CUDA; using the CPU.", file=sys.stderr)
-            self.model = ctranslate2.Translator(str(model), device="cpu")
+            raise AdminError(
+                f"{line(error)}, which ctranslate2 needs for CUDA 12. Run pip install nvidia-cublas-cu12 and put the "
+                "folder of its library on LD_LIBRARY_PATH, or give --device cpu."
+            ) from None
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         results = self.model.translate_batch(
