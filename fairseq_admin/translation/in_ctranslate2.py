@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import AdminError, line
 from ..packages import need
-from ..text.assets import Assets
+from ..text.assets import POSITIONS, Assets
 from ..text.bpe import in_pieces
 from .engines import MORE, Hypothesis, Search, Translator, choose_device
-from .positions import positions
 
 
 class CTranslate2Translator(Translator):
-    """A folder that a converter of CTranslate2 wrote."""
+    """A folder that `fairseq-admin export --to ctranslate2` wrote."""
 
     def __init__(self, model: Path, assets: Assets, device: str | None) -> None:
         ctranslate2 = need("ctranslate2")
         chosen = choose_device(device, ctranslate2.get_cuda_device_count() > 0)
         try:
             self.model = ctranslate2.Translator(str(model), device=chosen)
-            self.positions = positions(model / "model.bin")
             units = [json.loads(path.read_bytes()) for path in model.glob("*vocabulary.json")]
-        except (OSError, RuntimeError, ValueError, struct.error) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise AdminError(f"{model} is not a whole CTranslate2 model ({line(error)}). Export it again.") from None
         self.in_pieces = any(map(in_pieces, units))
+        self.positions = int(assets.expected.get(POSITIONS, 1024))  # fairseq's default; older folders name none
         self.longest = self.positions - 1
         try:  # CTranslate2 looks for CUDA's libraries at the first batch
             self.model.translate_batch([["</s>"]], max_decoding_length=1)
