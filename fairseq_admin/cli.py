@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import outputs, register, verbs
-from .analysis import command as analysis
+from .analysis import command_line as analysis
 from .arguments import above_zero, model, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
 from .text.folders import binarised
@@ -96,7 +96,7 @@ VERBS: dict[str, tuple[Verb, AddOptions, str]] = {
     "fold": (verbs.fold, _fold, "fold omega into the weights, giving an equivalent stock Transformer"),
     "translate": (verbs.translate, _translate, "translate raw text, a line a sentence"),
     "export": (verbs.export, _export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
-    "analyze": (analysis.run, analysis.add_options, "measure what the papers measure: numbers and a figure"),
+    "analyze": (verbs.analyze, analysis.add_options, "measure what the papers measure: numbers and a figure"),
     "path": (verbs.path, lambda parser: None, "print the folder that fairseq-train --user-dir takes"),
     "report": (verbs.report, _report, "write a page on one or several runs: losses, omega, scores, translations"),
 }

@@ -139,6 +139,12 @@ def export(args: argparse.Namespace) -> str:
     return f"{args.output}: {exported.summary}\n"
 
 
+def analyze(args: argparse.Namespace) -> str:
+    from .analysis import command
+
+    return command.run(args)
+
+
 def path(args: argparse.Namespace) -> str:
     return f"{Path(__file__).parent}\n"
 
