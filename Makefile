@@ -56,7 +56,7 @@ figures: $(VENV)/ready
 
 ## make tables: the tables of docs/results.md that say how schemes stand, from the rows that docs/ keeps
 tables: $(VENV)/ready
-	@$(RUN) -m recipes.figures.tables docs/results.md
+	@$(RUN) -m recipes.figures.docs docs/results.md
 
 ## make docs: the site of docs/ in site/, with every link and image checked
 docs: $(VENV)/ready

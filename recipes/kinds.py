@@ -173,11 +173,6 @@ class Grid(Settings):
     JOBS: PositiveInt = 1
     """runs at a time, each on a GPU of its own where there are any"""
 
-    @property
-    def rule(self) -> str:
-        """The rule by which Admin sets omega."""
-        return "reference"
-
 
 class Translations(Grid):
     """Of a grid that trains models to translate."""
@@ -222,20 +217,8 @@ class Compare(Translations):
     """peak learning rates"""
     WARMUP: NonNegativeInt = 100
     """updates of warm-up"""
-    TIED: Literal["yes", "no"] = "yes"
-    """whether all embeddings are one"""
-    SEARCH: Literal["every", "first", "short"] = "every"
-    """seeds that every rate is run with: every one; the first, and then the others at the best rate; or the first in
-    runs of SHORT updates, and then all at the best rate"""
-    SHORT: PositiveInt = 1000
-    """updates of the runs that SEARCH=short tries the rates in"""
-
-    def lengths(self) -> dict[str, int]:
-        return {**super().lengths(), "SHORT": self.SHORT}
-
-    @property
-    def rule(self) -> str:
-        return self.INIT
+    SEARCH: Literal["every", "first"] = "every"
+    """seeds that every rate is run with: every one; or the first, and then the others at the best rate"""
 
 
 class Sensitivity(Translations):

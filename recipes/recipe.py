@@ -67,6 +67,8 @@ class File(BaseModel, extra="forbid", frozen=True):
     """sizes with which it takes a few minutes: does it work here?"""
     axes: dict[str, str] = {}
     """of a grid: by name the settings of their places, in the order of a folder's name; the seed is the last"""
+    named: dict[str, str] = {}
+    """of a grid: how settings that the user changes are in its folder's name"""
     options: dict[str, dict[str, Any]] = {}
     """of a grid: fairseq-train's for `all` runs, and for some; a setting's name in braces is its value"""
     sizes: dict[str, dict[str, Any]] = {}
