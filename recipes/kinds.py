@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -94,12 +94,8 @@ class Translation(Training):
 
     VARIANT: str = ""
     """of a size, with settings of its own"""
-    ENCODER_LAYERS: Maybe[PositiveInt] = None
-    """where it is not LAYERS"""
-    DECODER_LAYERS: Maybe[PositiveInt] = None
-    """where it is not LAYERS"""
-    ATTENTION_DROPOUT: Share | None = None
-    ACTIVATION_DROPOUT: Share | None = None
+    LAYERS: Depth = "18"
+    """of the encoder, and as many of the decoder or, as in 60-12, another number"""
     BEAM: PositiveInt = 5
     """hypotheses of a search"""
     LENPEN: NonNegativeFloat = 1.0
@@ -137,19 +133,12 @@ class Own(Translation):
     """the folder with train.de and train.en (or .gz), valid and test alike"""
     PAIR: Pair
     """source and target language, as in de-en"""
-    CORPUS: str = ""
-    """what to call the text; the name of its folder"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        name = values.get("CORPUS") or Path(values.get("DATA", "")).name
-        if set(name) & set("/:,"):
-            raise ValueError(f"CORPUS={name} cannot be; expected a name without slash, colon and comma.")
-        return {**values, "CORPUS": name}
+    CORPUS: str = Field(default_factory=lambda values: Path(values["DATA"]).name, pattern="^[^/:,]*$")
+    """a name of the text, in place of its folder's"""
 
 
 class LanguageModel(Training):
+    LAYERS: PositiveInt = 18
     LIBRARY: Folder | None = None
     """the folder of a standard library whose documentation is the text; this Python's"""
     CONTEXT: PositiveInt = 128

@@ -102,7 +102,7 @@ def plan(settings: Training) -> Machines:
             f"GPUS={devices} of {len(visible)} with NODES={s.NODES}: fairseq trains on each GPU it sees. Let it "
             f"see only those: CUDA_VISIBLE_DEVICES={','.join(gpu.index for gpu in visible[:devices])}"
         )
-    node = s.NODE
+    node = s.NODE_RANK
     if node is None:
         node = 0 if s.NODES == 1 else int(os.environ.get("SLURM_NODEID", 0))
     where = (cpu, devices, s.NODES, node, s.MASTER)

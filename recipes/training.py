@@ -154,11 +154,10 @@ class Pipeline(ABC):
         that was resumed would see others than one that was not."""
         s = self.settings
         options = {
-            "--optimizer": "radam", "--adam-betas": "(0.9, 0.98)", "--weight-decay": s.WEIGHT_DECAY,
-            "--clip-norm": s.CLIP_NORM, "--lr": s.LR, "--lr-scheduler": "inverse_sqrt", "--warmup-updates": s.WARMUP,
-            "--warmup-init-lr": "1e-7", "--criterion": "label_smoothed_cross_entropy_fast",
-            "--label-smoothing": s.LABEL_SMOOTHING, "--seed": s.SEED, "--update-epoch-batch-itr": "True",
-            "--admin-ffn-init": s.FFN_INIT,
+            "--optimizer": "radam", "--adam-betas": "(0.9, 0.98)", "--weight-decay": 0.0, "--clip-norm": 1.0,
+            "--lr": s.LR, "--lr-scheduler": "inverse_sqrt", "--warmup-updates": s.WARMUP, "--warmup-init-lr": "1e-7",
+            "--criterion": "label_smoothed_cross_entropy_fast", "--label-smoothing": 0.1, "--seed": s.SEED,
+            "--update-epoch-batch-itr": "True", "--admin-ffn-init": s.FFN_INIT, **self.recipe.file.options,
         }  # fmt: skip
         options |= {"--admin-init": s.rule} if s.rule not in ("", "reference") else {}
         return [str(word) for item in options.items() for word in item]
@@ -204,7 +203,11 @@ class Pipeline(ABC):
             raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
-        shown = {self.unit: self.length, "less": self.machine.smaller_batch or 0, "every": self.settings.LOG_EVERY}
+        shown = {
+            self.unit: self.length,
+            "smaller_batch": self.machine.smaller_batch or 0,
+            "every": self.settings.LOG_EVERY,
+        }
         stream(self.command(), self.folder / f"train{node}.log", **shown)
         if not self.machine.node:
             self.trained.touch()

@@ -23,7 +23,8 @@ def said(capsys: pytest.CaptureFixture, *arguments: str) -> str:
 def test_settings_are_the_recipes(experiment: advice.Experiment) -> None:
     """Does the recipe's plan train the depths, rate, warm-up and tokens of the table?"""
     settings = recipe.read(experiment.target, {"GPUS": "1", "MEMORY": "80"}).settings
-    stacks = [settings.ENCODER_LAYERS or settings.LAYERS, settings.DECODER_LAYERS or settings.LAYERS]
+    encoder, _, decoder = settings.LAYERS.partition("-")
+    stacks = [int(encoder), int(decoder or encoder)]
     trained = [*stacks, settings.LR, settings.WARMUP, settings.TOKENS, settings.WIDTH]
     assert trained == [*experiment[2:], advice.WIDTH]
 

@@ -85,7 +85,7 @@ def test_an_interrupted_grid_lets_its_runs_save_and_begins_no_other(tmp_path):
     ("text", "message"),
     [
         ("partitoin: gpu", "partitoin is unknown; expected one of partition, account, qos, constraint, hours, memory"),
-        ("hours: 0", "hours=0 cannot be; expected a number above 0."),
+        ("hours: 0", "hours=0 is invalid: input should be greater than 0"),
         ("- gpu", ".* must be a mapping, not list"),
     ],
 )

@@ -160,7 +160,7 @@ def test_out_of_memory_names_the_batch_to_give():
     """Once, however often fairseq says so."""
     line = "2026-01-01 00:00:00 | WARNING | fairseq.trainer | OOM: Ran out of memory with exception: CUDA."
     said = "Out of memory: stop this, and give MAX_TOKENS=4096; an update holds as many tokens as before."
-    assert [text for text in progress([line, line], less=4096) if "MAX_TOKENS" in text] == [said]
+    assert [text for text in progress([line, line], smaller_batch=4096) if "MAX_TOKENS" in text] == [said]
 
 
 # -- devices, precision, the environment ------------------------------------------------------------------------------
@@ -266,10 +266,10 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
 
 
 def test_a_nodes_first_rank_is_its_number_times_its_gpus(monkeypatch):
-    """Given as NODE=, or by Slurm."""
+    """Given as NODE_RANK=, or by Slurm."""
     given = ["NODES=3", "GPUS=4", "MASTER=h:1", "TOKENS=", "MAX_TOKENS=512"]
     assert "--distributed-world-size 12 --distributed-init-method tcp://h:1 --distributed-rank 8" in " ".join(
-        command("wmt14-ende-18l", *given, "NODE=2")
+        command("wmt14-ende-18l", *given, "NODE_RANK=2")
     )
     monkeypatch.setenv("SLURM_NODEID", "1")
     assert "--distributed-rank 4 " in " ".join(command("wmt14-ende-18l", *given))
@@ -279,6 +279,6 @@ def test_the_first_node_does_all_and_the_others_only_train():
     words = command("demo", "NODES=2", "MASTER=[fd00::1]:1")
     meeting = "--distributed-world-size 2 --distributed-init-method tcp://[fd00::1]:1 --distributed-rank 0"
     assert meeting in " ".join(words)
-    done = front("demo", "-n", "NODES=2", "MASTER=h:1", "NODE=1")
+    done = front("demo", "-n", "NODES=2", "MASTER=h:1", "NODE_RANK=1")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "NODE=1 of several only trains; run the target that ends in -train there." in done.stderr
+    assert "NODE_RANK=1 of several only trains; run the target that ends in -train there." in done.stderr
