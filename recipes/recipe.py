@@ -132,7 +132,9 @@ class Recipe:
 
     @property
     def text(self) -> Path:
-        return self.base / "data"
+        """The folder of the text. Those of before 0.2.0 have no keys: they stay, and the text is made again beside."""
+        old = self.base / "data"
+        return self.base / "text" if (old / "settings.json").exists() and not (old / ".keys").exists() else old
 
     @property
     def raw(self) -> Path:

@@ -24,7 +24,6 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 
-from recipes.chain import Chain
 from recipes.jobs import SCRIPT, Job, Needs
 from recipes.processes import INTERRUPTED
 from recipes.recipe import Recipe
@@ -232,11 +231,11 @@ def make(pipeline: Pipeline, goal: str) -> None:
         ValueError: Slurm does not take them; or, of jobs that were waited for, one failed.
         SystemExit: nobody waits for them.
     """
-    chain = Chain(pipeline.steps())
+    chain = pipeline.chain()
     jobs = [(job, needs, path) for part, job, needs, path in parts(pipeline, goal) if chain.plan(pipeline.goals[part])]
     if jobs:
         submit_all(jobs, pipeline.settings, any(needs.gpus for _, needs, _ in jobs))
-        if Chain(pipeline.steps()).plan(pipeline.goals[goal]):
+        if pipeline.chain().plan(pipeline.goals[goal]):
             raise ValueError(f"Not complete. All output: {', '.join(str(job.log) for job, *_ in jobs)}.")
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, front, make_environment
@@ -17,7 +18,9 @@ from recipes import slurm
 from recipes.jobs import SCRIPT, Job, Needs, run
 from recipes.kinds import Demo
 from recipes.processes import INTERRUPTED
+from recipes.recipe import read
 from recipes.steps.results import read as read_results
+from recipes.translation import Translation
 
 
 def job(folder: Path, name: str, program: str) -> Job:
@@ -193,6 +196,14 @@ def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_s
         slurm.submit_all(jobs, settings, False)
     assert calls(commands, "sbatch") == [first, after, after], "the training is over, the text is not"
     assert "job 1: text, in the queue already, running" in capsys.readouterr().out
+
+
+def test_a_text_that_an_earlier_version_made_for_a_model_needs_no_job(tmp_path, monkeypatch):
+    """The steps are planned as the recipe itself plans them."""
+    pipeline = Translation(read("demo", {"RUNS": str(tmp_path), "WHERE": "slurm"}))
+    monkeypatch.setattr(pipeline, "chain", lambda: SimpleNamespace(plan=lambda goals: []))
+    monkeypatch.setattr(slurm, "submit_all", lambda *_: pytest.fail("submitted"))
+    slurm.make(pipeline, "prepare")
 
 
 def test_runs_of_a_grid_are_an_array_and_the_grids_job_comes_again_after_them(tmp_path, commands, monkeypatch):
