@@ -320,7 +320,7 @@ def test_a_text_is_read_again_where_its_files_changed(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
-    """Made at commit 8e7c53e: its settings are compared, its text is made again beside, it is scored, and gone on with."""
+    """Made at commit 8e7c53e: its settings are compared, its text is made again, it is scored, and gone on with."""
     with tarfile.open(ROOT / "tests/golden/run-of-8e7c53e.tar.xz") as tar:
         tar.extractall(tmp_path, filter="data")
     given = "INIT=reference PAIRS=100 MERGES=30 LAYERS=1 WIDTH=4 FFN=4 HEADS=1 AVERAGE=1 MAX_TOKENS=512 WARMUP=10"
