@@ -90,7 +90,7 @@ def model_task(recipe: Recipe, goal: str) -> Task:
 
     def plan() -> list[str]:
         parts = slurm.parts(pipeline, "all" if goal == "preflight" else goal) if submits else ()
-        jobs = [f"job  {job.name}: {needs}" for _, job, needs, _ in parts]
+        jobs = [f"job  {job.name}: {job.needs}" for _, job in parts]
         return [*jobs, *pipeline.chain().table(pipeline.goals[goal])]
 
     return machine.cpu, plan, work

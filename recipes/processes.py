@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+from recipes.steps.common import replacing
 from recipes.steps.progress import progress
 
 POLL_SECONDS = 0.1
@@ -166,6 +167,5 @@ def produce(command: list[str], out: Path, sentences: int = 0) -> None:
     Raises:
         Failed: it ended with another status than 0.
     """
-    part = out.with_name(f"{out.name}.part")
-    stream(command, part, "wb", sentences=sentences)
-    part.replace(out)
+    with replacing(out) as part:
+        stream(command, part, "wb", sentences=sentences)

@@ -182,16 +182,16 @@ def test_a_job_that_is_asked_to_stop_goes_on_a_thousand_times(
 def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_submitted_again(
     tmp_path, commands, capsys
 ):
-    jobs = [(job(tmp_path, name, ""), Needs(), tmp_path / f"{name}.sh") for name in ("text", "training")]
+    jobs = [job(tmp_path, name, "") for name in ("text", "training")]
+    text, training = (one.script for one in jobs)
     settings = Demo(SLURM=f"{tmp_path}/none.yaml")
     with pytest.raises(SystemExit):
         slurm.submit_all(jobs, settings, False)
-    first = f"--parsable {tmp_path}/text.sh"
-    after = f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {tmp_path}/training.sh"
+    first, after = f"--parsable {text}", f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {training}"
     assert calls(commands, "sbatch") == [first, after]
     shown = capsys.readouterr().out
     assert "job 2: training" in shown and "after 1" in shown and "scancel 1 2 ends them" in shown
-    (commands / "queue").write_text(f"1 RUNNING {tmp_path}/text.sh\n")
+    (commands / "queue").write_text(f"1 RUNNING {text}\n")
     with pytest.raises(SystemExit):
         slurm.submit_all(jobs, settings, False)
     assert calls(commands, "sbatch") == [first, after, after], "the training is over, the text is not"
