@@ -180,7 +180,7 @@ class Training(Settings):
     BY_MEMORY: dict[int, PositiveInt] = {}
     """tokens of a batch by the GB of a GPU"""
     MAX_TOKENS: Maybe[PositiveInt] = Field(None, alias="--max-tokens")
-    """of a batch on one device"""
+    """of a batch on one device, at most"""
     UPDATE_FREQ: PositiveInt = Field(1, alias="--update-freq")
     """batches of an update on each device, where TOKENS does not say it"""
     GPUS: Maybe[PositiveInt] = None
