@@ -70,40 +70,40 @@ class Translation(Training):
     PAIR: Pair = "de-en"
     """source and target language"""
     DATA: Data | None = None
-    """a folder with the archives, or with what is in them, in place of a download"""
+    """folder with the archives or their contents, in place of a download"""
     URL: str = ""
-    """where to take the archives from, in place of the addresses in the table"""
+    """address to take the archives from, in place of those in the table"""
     TABLE: Folder = "recipes/archives.tsv"
     """sizes, checksums and addresses of archives"""
     INVALID: Literal["refuse", "replace"] = "refuse"
-    """bytes that are not UTF-8; replace puts U+FFFD there"""
+    """bytes that are not UTF-8: refuse them, or put U+FFFD there"""
     TOKENISER: Options[Tokenising] = ()
-    """what else tokenising does"""
+    """options of tokenising"""
     CLEAN: Options[str] = ("--drop-empty",)
-    """which training pairs are kept, by their words"""
+    """rule by which training pairs are kept, on words"""
     CLEAN_BPE: Options[str] = ()
-    """which pairs are kept, by their BPE tokens, of training and validation"""
+    """rule by which pairs of training and validation are kept, on BPE tokens"""
     VALID_EVERY: PositiveInt = 23
-    """of so many pairs one validates, where they are one text"""
+    """every VALID_EVERY-th pair goes to the validation set, if both are one text"""
     TOO_LONG: Literal["refuse", "skip"] = "refuse"
-    """a line of validation or test that no model reads"""
+    """lines of validation and test that are too long for the model"""
     EXPECT: Options[str] = ()
-    """the numbers of pairs that train, valid and test must have"""
+    """expected numbers of pairs of train, valid and test"""
     BLOBS: dict[str, str] = {}
     """git's blob ids of published files"""
 
     VARIANT: str = ""
-    """of a size, with settings of its own"""
+    """variant of a size, with settings of its own"""
     LAYERS: Depth = "18"
-    """of the encoder, and as many of the decoder or, as in 60-12, another number"""
+    """layers of both stacks or, as in 60-12, of encoder and decoder"""
     BEAM: PositiveInt = 5
-    """hypotheses of a search"""
+    """hypotheses of the search"""
     LENPEN: NonNegativeFloat = 1.0
-    """penalty of a hypothesis by its length"""
+    """length penalty of the search"""
     GENERATE_ARGS: Options[str] = ()
     """more options for fairseq-generate"""
     COMPOUNDS: bool = False
-    """whether BLEU of split compounds is reported too"""
+    """also report BLEU of split compounds"""
 
     @model_validator(mode="after")
     def _two_languages(self) -> Translation:
@@ -139,10 +139,11 @@ class Own(Translation):
 
 class LanguageModel(Training):
     LAYERS: PositiveInt = 18
+    """layers of the decoder"""
     LIBRARY: Folder | None = None
-    """the folder of a standard library whose documentation is the text; this Python's"""
+    """folder of the standard library whose documentation is the text; by default this Python's"""
     CONTEXT: PositiveInt = 128
-    """tokens of a text that the model reads at once"""
+    """tokens that the model reads at once"""
 
 
 # -- grids of runs ------------------------------------------------------------------------------------------------

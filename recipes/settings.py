@@ -70,17 +70,17 @@ class Machine(BaseModel):
     )  # fmt: skip
 
     RUNS: Folder = "runs"
-    """the folder in which everything is written"""
+    """folder in which everything is written"""
     OMP_NUM_THREADS: Maybe[PositiveInt] = None
     """threads of a process on a CPU"""
     OMP_WAIT_POLICY: str | None = None
-    """what threads do that wait for one another: by default they spin for a moment, then sleep"""
+    """how threads wait for one another: by default they spin for a moment, then sleep"""
     GOMP_SPINCOUNT: str | None = None
     """how long they spin"""
     GLIBC_TUNABLES: str = "glibc.malloc.hugetlb=1"
-    """of memory; by default it comes in pages of 2 MB, where Linux has glibc 2.35 or newer"""
+    """memory in pages of 2 MB, where Linux has glibc 2.35 or newer"""
     CUDA_VISIBLE_DEVICES: str | None = None
-    """the GPUs that may be used"""
+    """GPUs that may be used"""
 
     def exported(self) -> dict[str, str]:
         """The environment.
@@ -100,15 +100,15 @@ class Settings(Machine):
     """Of every recipe and grid."""
 
     PRESET: str = ""
-    """sizes for a CPU or for GPUs, or a text and sizes for it"""
+    """sizes for a CPU or for GPUs, or a text with sizes for it"""
     FFN_INIT: Literal["xavier", "stock"] = Field("xavier", alias="--admin-ffn-init")
     """feed-forward weights of every scheme: as in the fairseq of the papers, or as in today's"""
     WIDTH: PositiveInt = 64
-    """of the model"""
+    """width of the model"""
     HEADS: PositiveInt = 4
-    """of attention; WIDTH is a multiple of them"""
+    """attention heads; WIDTH is a multiple of them"""
     UPDATES: PositiveInt = Field(1000, alias="--max-update")
-    """how long a run is"""
+    """length of a run in updates"""
     SAVE_EVERY: PositiveInt = Field(50, alias="--save-interval-updates")
     """updates from one checkpoint and validation to the next"""
     LOG_EVERY: PositiveInt = Field(10, alias="--log-interval")
@@ -120,9 +120,9 @@ class Settings(Machine):
     WHERE: Literal["here", "slurm"] = "here"
     """on this machine, or as jobs of a Slurm cluster"""
     SLURM: Folder = "slurm.yaml"
-    """what the cluster wants to be told: partition, account"""
+    """file with the cluster's settings: partition, account, ..."""
     WATCH: bool = False
-    """wait for the cluster's jobs, and say how they stand"""
+    """wait for the cluster's jobs, and print their states"""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Settings:
@@ -146,55 +146,56 @@ class Training(Settings):
     """Of a recipe that trains one model."""
 
     METHOD: Scheme = Field("admin", alias="--admin-scheme")
-    """the scheme of the residual branches"""
+    """scheme of the residual branches"""
     INIT: Rule = Field("reference", alias="--admin-init")
-    """the rule by which Admin sets omega; other schemes have none"""
+    """rule by which Admin sets omega; other schemes have none"""
     SEED: NonNegativeInt = Field(1, alias="--seed")
-    """of the weights, the batches and dropout"""
+    """seed of the weights, the batches and dropout"""
     WANDB: str = Field("", alias="--wandb-project")
-    """a project of Weights & Biases to log to"""
+    """project of Weights & Biases to log to"""
     ANALYSES: Options[Literal["dependency", "output-change"]] = ("dependency", "output-change")
-    """what of the papers' analysis the report shows"""
+    """parts of the papers' analysis in the report"""
 
     EPOCHS: Maybe[PositiveInt] = Field(None, alias="--max-epoch")
-    """how long a run is in epochs, in place of UPDATES, with a checkpoint at the end of each"""
+    """length of a run in epochs, in place of UPDATES, with a checkpoint at the end of each"""
     AVERAGE: PositiveInt = 5
-    """how many of the last checkpoints are averaged"""
+    """number of last checkpoints that are averaged"""
 
     MERGES: PositiveInt = 1000
     """merges of byte-pair encoding"""
     FFN: PositiveInt = 128
-    """width of its feed-forward sub-layers"""
+    """width of the feed-forward sub-layers"""
     DROPOUT: Share = Field(0.0, alias="--dropout")
+    """dropout of the model"""
     LR: NonNegativeFloat = Field(0.001, alias="--lr")
-    """the peak learning rate"""
+    """peak learning rate"""
     WARMUP: NonNegativeInt = Field(400, alias="--warmup-updates")
     """updates of warm-up"""
 
     DEVICE: Literal["cpu", "gpu"] = "cpu"
-    """what it trains on"""
+    """device to train on"""
     TOKENS: Maybe[PositiveInt] = None
-    """of an update, on all devices together"""
+    """tokens of an update, on all devices together"""
     DEVICE_TOKENS: PositiveInt = 4096
     """tokens of the papers' batch on one device"""
     BY_MEMORY: dict[int, PositiveInt] = {}
     """tokens of a batch by the GB of a GPU"""
     MAX_TOKENS: Maybe[PositiveInt] = Field(None, alias="--max-tokens")
-    """of a batch on one device, at most"""
+    """tokens of a batch on one device, at most"""
     UPDATE_FREQ: PositiveInt = Field(1, alias="--update-freq")
-    """batches of an update on each device, where TOKENS does not say it"""
+    """batches of an update on each device, if TOKENS is not set"""
     GPUS: Maybe[PositiveInt] = None
-    """of a machine; all that are visible, or one of a cluster's"""
+    """GPUs of a machine; by default all that are visible, or one on a cluster"""
     MEMORY: Maybe[PositiveFloat] = None
-    """GB of a GPU, as nvidia-smi says"""
+    """GB of a GPU, in place of nvidia-smi's number"""
     NODES: PositiveInt = 1
-    """machines, each of which runs the same command"""
+    """number of machines; each runs the same command"""
     NODE_RANK: Maybe[NonNegativeInt] = Field(None, alias="NODE")
-    """the number of this machine, from 0; Slurm sets it"""
+    """number of this machine, from 0; Slurm sets it"""
     MASTER: str = ""
-    """HOST:PORT, where the first of several machines is reached; WHERE=slurm sets it"""
+    """HOST:PORT at which the first machine is reached; WHERE=slurm sets it"""
     PRICE: Maybe[NonNegativeFloat] = None
-    """of a device an hour, for preflight"""
+    """price of a device per hour, for preflight"""
 
     @model_validator(mode="after")
     def _trains(self) -> Training:

@@ -41,6 +41,6 @@ def described(model: type[BaseModel], names: Iterable[str], values: dict[str, An
         schema = schemas[name]
         value = values.get(name, schema.get("default"))
         shown = "" if value in (None, "", [], {}) else f"={' '.join(map(str, value)) if type(value) is list else value}"
-        choices = schema.get("enum") or schema.get("items", {}).get("enum") or ()
-        meaning = [" ".join(schema.get("description", "").split()), " ".join(map(str, choices))]
-        yield f"{name}{shown}: {'; one of: '.join(filter(None, meaning))}"
+        choices = " ".join(schema.get("enum") or schema.get("items", {}).get("enum") or ()).strip()
+        meaning = filter(None, [" ".join(schema.get("description", "").split()), choices])
+        yield f"{name}{shown}: {'; one of: '.join(meaning)}"

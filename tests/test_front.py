@@ -55,7 +55,7 @@ WRONG = [
     ("demo", "AVERAGE=21", "expected a multiple of SAVE_EVERY, with AVERAGE checkpoints or more. Give SAVE_EVERY=40"),
     ("own", "PRESET=cpu|UPDATES=60", "UPDATES=60 SAVE_EVERY=200 AVERAGE=5: "),
     ("iwslt14", "AVERAGE=91", "EPOCHS=90 make fewer checkpoints than AVERAGE=91 averages. Give AVERAGE=90"),
-    ("demo", "LR=inf", "LR=inf is invalid: input should be a finite number (the peak learning rate)."),
+    ("demo", "LR=inf", "LR=inf is invalid: input should be a finite number (peak learning rate)."),
     ("demo", "WIDTH=30", "WIDTH=30 is not a multiple of HEADS=4"),
     ("demo", "TOKENISER=normalise truecase", "is invalid: input should be 'lowercase', 'normalise',"),
     ("demo", "RUNS=a:b", "RUNS=a:b is invalid: expected a path without a colon or a comma"),
