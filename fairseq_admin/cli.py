@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from . import advice, outputs, register, verbs
+from . import outputs, register, verbs
 from .analysis import command_line as analysis
-from .arguments import above_zero, count, model, output, positive, power
+from .arguments import above_zero, model, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
-from .method.schemes import MODEL_SCHEMES
 from .text.folders import binarised
 from .version import __version__
 
@@ -30,7 +29,6 @@ class Parser(argparse.ArgumentParser):
 
 def _omega(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=model, help="a checkpoint of an Admin model")
-    parser.add_argument("--json", action="store_true", help="for machines: min, mean and max over channels")
 
 
 def _average(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +44,8 @@ def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=model, help="a checkpoint of ours; average first, then fold")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
-    parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="type of the weights (default: fp32)")
     parser.add_argument("--min-omega", type=above_zero, help="clamp smaller entries to this (default: refuse them)")
-    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities (default: 1e-4; fp16: 0.1)")
+    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities (default: 1e-4)")
 
 
 def _text(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +57,7 @@ def _text(parser: argparse.ArgumentParser) -> None:
 
 
 def _translate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=model, help="a checkpoint (.pt), or a folder for CTranslate2 or transformers")
+    parser.add_argument("model", type=model, help="a checkpoint (.pt), or a folder for CTranslate2")
     parser.add_argument("text", type=Path, nargs="?", help="UTF-8 text (default, or -: standard input)")
     parser.add_argument("-o", "--output", type=output, help="file to write (default: standard output)")
     _text(parser)
@@ -86,14 +83,6 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities, in float32 (default: 1e-4)")
 
 
-def _advise(parser: argparse.ArgumentParser) -> None:
-    for side in ("encoder", "decoder"):
-        parser.add_argument(f"--{side}-layers", type=count, required=True, metavar="N", help=f"0: there is no {side}")
-    parser.add_argument("--width", type=positive, default=advice.WIDTH, help=f"channels (default: {advice.WIDTH})")
-    parser.add_argument("--scheme", choices=MODEL_SCHEMES, help="the residual scheme you have in mind")
-    parser.add_argument("--json", action="store_true", help="for machines")
-
-
 def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="run", help="a recipe's folder, or a --save-dir")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write (.html)")
@@ -108,14 +97,13 @@ VERBS: dict[str, tuple[Verb, AddOptions, str]] = {
     "translate": (verbs.translate, _translate, "translate raw text, a line a sentence"),
     "export": (verbs.export, _export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
     "analyze": (verbs.analyze, analysis.add_options, "measure what the papers measure: numbers and a figure"),
-    "advise": (verbs.advise, _advise, "suggest training settings for a given depth, with sources"),
     "path": (verbs.path, lambda parser: None, "print the folder that fairseq-train --user-dir takes"),
     "report": (verbs.report, _report, "write a page on one or several runs: losses, omega, scores, translations"),
 }
 """The function of each verb, the function that adds its options, and its help."""
 
 
-WITHOUT_FAIRSEQ = (verbs.translate, verbs.advise, verbs.path)
+WITHOUT_FAIRSEQ = (verbs.translate, verbs.path)
 """Verbs that need no fairseq; `translate` does for a checkpoint of fairseq's, and then imports it."""
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import advice, outputs
+from . import outputs
 from .errors import AdminError
 from .text.assets import Assets
 
@@ -29,16 +28,6 @@ def omega(args: argparse.Namespace) -> str:
     stacks, record, more = checkpoint.omegas, checkpoint.record, checkpoint.more
     if not stacks and not more:
         raise AdminError(f"{checkpoint.name} has no omega: it is not (or no longer) an Admin model.")
-    if args.json:
-        table = {
-            stack: [
-                {"layer": int(name.split(".")[1]), "sublayer": name.split(".")[2], **omega_summary(omega)}
-                for name, omega in sublayers.items()
-            ]
-            for stack, sublayers in stacks.items()
-        }
-        new = {"new layers": more} if more else {}
-        return json.dumps({**table, "provenance": record, **new}, indent=1) + "\n"
     lines = []
     if not more or "encoder" in stacks:
         lines.append("omega: " + (_listed(record) if record else "not set yet"))
@@ -71,8 +60,6 @@ def average(args: argparse.Namespace) -> str:
 
 
 def fold(args: argparse.Namespace) -> str:
-    import torch
-
     from .checkpoints import equivalence, files
     from .checkpoints import fold as folding
     from .checkpoints.checkpoint import Checkpoint
@@ -80,10 +67,9 @@ def fold(args: argparse.Namespace) -> str:
     text = _text(args.checkpoint, args.data)
     outputs.check(args.output, [args.checkpoint, *(text.files() if text else [])])
     checkpoint = Checkpoint.read(args.checkpoint)
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}[args.dtype]
-    folded = folding.fold(checkpoint, dtype, args.min_omega, _languages(checkpoint, text))
+    folded = folding.fold(checkpoint, args.min_omega, _languages(checkpoint, text))
     _note(folded, text)
-    bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
+    bound = args.tolerance or 1e-4
     with files.saved(folded.state, args.output) as path:
         largest, positions = equivalence.verify(checkpoint, Checkpoint.read(path), args.data)
         message = f"log-probabilities of {positions} positions differ by up to {largest:.2g}"
@@ -92,7 +78,7 @@ def fold(args: argparse.Namespace) -> str:
                 f"{args.checkpoint} folded is not the same: {message}, more than {bound:g}. Nothing was written. Keep "
                 "the model unfolded, with --user-dir, or allow --tolerance."
             )
-    return f"{args.output}: {folded.state['args']['arch']}, {args.dtype}; {message} (bound {bound:g})\n"
+    return f"{args.output}: {folded.state['args']['arch']}, fp32; {message} (bound {bound:g})\n"
 
 
 def _text(model: Path, data: Path | None) -> Assets | None:
@@ -157,11 +143,6 @@ def analyze(args: argparse.Namespace) -> str:
     from .analysis import command
 
     return command.run(args)
-
-
-def advise(args: argparse.Namespace) -> str:
-    lines = advice.advise(args.encoder_layers, args.decoder_layers, args.width, args.scheme)
-    return json.dumps(advice.as_dict(lines), indent=1) + "\n" if args.json else advice.table(lines)
 
 
 def path(args: argparse.Namespace) -> str:

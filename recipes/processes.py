@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_admin.errors import DIVERGED
+from recipes.steps.common import replacing
 from recipes.steps.progress import progress
 
 POLL_SECONDS = 0.1
@@ -171,6 +172,5 @@ def produce(command: list[str], out: Path, sentences: int = 0) -> None:
     Raises:
         Failed: it ended with another status than 0.
     """
-    part = out.with_name(f"{out.name}.part")
-    stream(command, part, "wb", sentences=sentences)
-    part.replace(out)
+    with replacing(out) as part:
+        stream(command, part, "wb", sentences=sentences)

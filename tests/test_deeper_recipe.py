@@ -62,10 +62,10 @@ def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     (tmp_path / "given/train.de.gz").write_bytes(gzip.compress(sides[0].encode()))
     (tmp_path / "given/train.en").write_bytes(sides[1].encode())
-    sizes = {"QUICK": "1", "PRETRAIN": "30", "EXAMPLES": "10", "HELD_OUT": "5", "RUNS": str(tmp_path)}
+    sizes = {"PRESET": "quick", "PRETRAIN": "30", "EXAMPLES": "10", "HELD_OUT": "5", "RUNS": str(tmp_path)}
     grid = of(read("deeper", {**sizes, "DATA": f"{tmp_path}/given"}))
     grid.run({}).make("prepare")
-    made = tmp_path / "deeper-quick-text/data"
+    made = tmp_path / "deeper-text-quick/data"
     assert re.match(rb"w(\d+) w\d+ b \|\|\| x\1 x\d+ b\n", (made / "text/pretrain.train").read_bytes())
     assert {path.name for path in (made / "bin").iterdir()} >= {"dict.txt", "input0", "label", "train.bin"}
 
@@ -95,7 +95,7 @@ def test_accuracy_is_the_last(tmp_path: Path) -> None:
 
 def test_the_runs_of_a_grid_of_new_layers(tmp_path: Path) -> None:
     """First the encoder; then the first seed at every rate, with the encoder's rate and dropout that are asked for."""
-    grid = of(read("deeper", {"FACTOR": "0", "DROPOUT": "0.1", "RUNS": str(tmp_path)}))
+    grid = of(read("deeper", {"ENCODER_LR_FACTOR": "0", "DROPOUT": "0.1", "RUNS": str(tmp_path)}))
     stages = grid.stages()
     (encoder,), tried = next(stages), next(stages)
     words = " ".join(grid.run(encoder).command())
@@ -115,7 +115,7 @@ def test_the_runs_of_a_grid_of_new_layers(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_new_layers_end_to_end(tmp_path: Path) -> None:
-    done = front("deeper", "QUICK=1", "SEEDS=1 2", "SCHEMES=admin", f"RUNS={tmp_path}", "JOBS=2")
+    done = front("deeper", "PRESET=quick", "SEEDS=1 2", "SCHEMES=admin", f"RUNS={tmp_path}", "JOBS=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| Admin " in done.stdout and "1 of 1 runs done" in done.stdout
     assert (tmp_path / "deeper-quick/accuracy.png").exists()

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fairseq_admin import cli
-from fairseq_admin.checkpoints import equivalence, files, fold
+from fairseq_admin.checkpoints import equivalence, fold
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
@@ -121,10 +121,10 @@ def test_only_the_readers_of_the_shortcut_change():
 # -- the same function -----------------------------------------------------------------------------------------------
 
 
-def apart(state, tmp_path, dtype=torch.float32, **options):
+def apart(state, tmp_path, **options):
     """Fold, write, read, compare: the largest difference of log-probabilities."""
     unfolded = Checkpoint(state)
-    fold.fold(unfolded, dtype, **options).write(tmp_path / "folded.pt")
+    fold.fold(unfolded, **options).write(tmp_path / "folded.pt")
     folded = Checkpoint.read(tmp_path / "folded.pt")
     stock = build(folded)
     assert type(stock).__name__ == "TransformerModel" and not any("omega" in key for key in stock.state_dict())
@@ -192,14 +192,6 @@ def test_a_constant_on_a_tiny_embedding_is_not_exact_and_told(tmp_path, capsys):
 def test_the_fold_of_deep_models(tmp_path, encoder, decoder, low):
     state = tiny(encoder_layers=encoder, decoder_layers=decoder, low=low)
     assert apart(state, tmp_path) <= 1e-4
-
-
-def test_half_precision_output(tmp_path):
-    state = tiny(low=-1.0, high=1.0)
-    assert 1e-4 < apart(state, tmp_path, torch.float16) <= 0.1
-    model = files.read(tmp_path / "folded.pt")["model"]
-    assert {tensor.dtype for tensor in model.values() if tensor.dim() > 1} == {torch.float16}
-    assert model["encoder.embed_tokens.weight"].data_ptr() == model["decoder.output_projection.weight"].data_ptr()
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
@@ -347,13 +339,6 @@ def test_what_cannot_be_folded(what):
     state, message = UNFOLDABLE[what]
     with pytest.raises(AdminError, match=message):
         fold.fold(Checkpoint(state()))
-
-
-def test_half_precision_that_overflows_is_refused():
-    state = tiny()
-    state["model"]["encoder.layers.1.fc1.weight"][0, 3] = 1e8
-    with pytest.raises(AdminError, match=r"encoder\.layers\.1\.fc1\.weight reaches .* Fold with --dtype fp32"):
-        fold.fold(Checkpoint(state), torch.float16)
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from recipes.compare.rows import write_runs
 from recipes.grid.front import of, plan
 from recipes.grid.grids import Axes
 from recipes.grid.runs import improved
-from recipes.recipe import read
+from recipes.recipe import collect, files, read
 from recipes.steps.common import write_lines
 from recipes.steps.guard import locked
 
@@ -78,13 +78,22 @@ def test_the_other_seeds_run_at_the_best_rate(tmp_path):
          "compare-constant-multi30k/admin-60-12l-lr1e-3-s1", 1),
         ("sensitivity", "PRESET=gpu", "sensitivity-gpu/post-ln-lr1e-4-b0.99-s1", 45),
         ("warmup", "", "warmup/post-ln-adam-w0-lr5e-4-s1", 54),
-        ("warmup", "QUICK=1", "warmup-quick/post-ln-adam-w0-lr1e-3-s1", 12),
-        ("deeper", "FACTOR=0 DROPOUT=0.1", "deeper-factor0-dropout0.1/encoder", 78),
+        ("warmup", "PRESET=quick", "warmup-quick/post-ln-adam-w0-lr1e-3-s1", 12),
+        ("deeper", "ENCODER_LR_FACTOR=0 DROPOUT=0.1", "deeper-factor0-dropout0.1/encoder", 78),
     ],
 )  # fmt: skip
 def test_where_the_runs_of_a_grid_are(target, given, first, count, tmp_path):
     runs = planned(target, tmp_path, *given.split())
     assert (runs[0], len(runs)) == (first, count)
+
+
+@pytest.mark.parametrize(
+    ("target", "word", "setting"), [("compare", "LEG=8000", "PATIENCE"), ("deeper", "FACTOR=0", "ENCODER_LR_FACTOR")]
+)
+def test_the_names_on_the_pages_go_on_working(target, word, setting):
+    """docs/protocol.md and docs/results.md have commands with them."""
+    file, _ = files()[target]
+    assert collect(target, [word], file.names, aliases=file.aliases)[setting] == word.partition("=")[2]
 
 
 def test_settings_are_read_without_torch_and_fairseq():
@@ -119,7 +128,14 @@ PROTOCOL = {
 )  # fmt: skip
 def test_a_run_of_the_protocol(given, more, tmp_path):
     """docs/protocol.md. Only a scheme that has omega gets a rule, and one with weights of its own keeps them."""
-    axes = {"SCHEMES": "admin", "RATES": "1e-3", "SEEDS": "4", "PRESET": "multi30k", "LEG": "8000", "SEARCH": "every"}
+    axes = {
+        "SCHEMES": "admin",
+        "RATES": "1e-3",
+        "SEEDS": "4",
+        "PRESET": "multi30k",
+        "PATIENCE": "8000",
+        "SEARCH": "every",
+    }
     options = command("compare", tmp_path, **axes | given)
     assert options.items() >= (PROTOCOL | more).items()
     assert ("--admin-init" in options) == ("--admin-init" in more)

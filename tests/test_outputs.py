@@ -75,7 +75,7 @@ VERBS = {
     "fold": "fold model.pt -o out/new",
     "export": "export model.pt --to ctranslate2 -o out/new",
     "translate": f"{TRANSLATE} -o out/new",
-    "analyze": "analyze variance --json --repeats 1 -o out/new",
+    "analyze": "analyze omega model.pt --json -o out/new",
     "report": "report run -o out/new",
 }
 INPUT = "would overwrite its input"
@@ -89,7 +89,7 @@ INPUT = "would overwrite its input"
         (f"{TRANSLATE} --data data -o data/bin/dict.en.txt", INPUT),
         ("fold model.pt --data data/bin -o data/bin/valid.de-en.de.idx", INPUT),
         *((f"report run -o run/{name}", INPUT) for name in ("train.log", "average.pt", "fold.txt")),
-        ("analyze variance -o ..", "the name of the files to write was expected"),
+        ("analyze omega model.pt -o ..", "the name of the files to write was expected"),
         ("fold model.pt -o data", "is a folder or a device; a file to write was expected"),
         ("fold model.pt -o none/new", "could not be written (no folder "),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from pathlib import Path
 
 from .. import outputs
 from ..errors import AdminError
@@ -17,16 +16,8 @@ from .registry import MEASURES, Settings, module_of
 from .subject import Source, Subject, Trained
 
 
-def _subject(args: argparse.Namespace) -> Subject | list[Path] | None:
+def _subject(args: argparse.Namespace) -> Subject:
     of = MEASURES[args.what].of
-    if of == "nothing":
-        if args.checkpoints or args.arch or args.data:
-            raise AdminError(
-                f"{args.what} measures no model, but CHECKPOINT, --arch or --data was given. Leave it out."
-            )
-        return None
-    if of == "runs":
-        return args.checkpoints
     if bool(args.checkpoints) == bool(args.arch):
         which = "both were" if args.arch else "neither was"
         raise AdminError(f"either a CHECKPOINT or --arch was expected, but {which} given. Give one of them.")
@@ -70,7 +61,7 @@ def run(args: argparse.Namespace) -> str:
         measure, subject = module_of(args.what), _subject(args)
         settings = Settings(args.depths, args.repeats, args.lr, args.updates)
         numbers = measure.measure(subject, settings)
-        result = {"what": args.what, **(subject.facts() if isinstance(subject, Subject) else {}), **numbers}
+        result = {"what": args.what, **subject.facts(), **numbers}
         with outputs.writing(stem):
             text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
             parts[0].write_text(text, encoding="utf-8", errors="backslashreplace")  # as JSON escapes letters too

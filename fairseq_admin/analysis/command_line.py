@@ -19,9 +19,7 @@ MODEL = "options of the model of --arch, as for fairseq-train"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options to its parser; `add_model` adds those of a model."""
     parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
-    parser.add_argument(
-        "checkpoints", type=model, nargs="*", metavar="CHECKPOINT", help="a trained model; of curves, a run's folder"
-    )
+    parser.add_argument("checkpoints", type=model, nargs="*", metavar="CHECKPOINT", help="a trained model")
     parser.add_argument(
         "--arch", help="instead of a checkpoint, a fresh model; with the options that it would train with"
     )

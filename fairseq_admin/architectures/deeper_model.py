@@ -73,7 +73,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
     def __init__(self, args: Any, encoder: AdminMaskedEncoder, task: Any) -> None:
         super().__init__(args, encoder)
         self.pretrained = False
-        self._task: weakref.ref | None = weakref.ref(task)
+        self._task = weakref.ref(task)  # a copy of the model, as for --store-ema, copies no data
         self.more: MoreLayers | None = None
         if args.more_layers:
             # After RoBERTa's __init__, which draws the weights of every module that exists.
@@ -103,10 +103,6 @@ class DeeperAdminModel(MaskedLMAdminModel):
     @classmethod
     def make(cls, args, task):
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary), task)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle everything but the task."""
-        return {**vars(self), "_task": None}
 
     def train(self, mode: bool = True) -> DeeperAdminModel:
         super().train(mode)
@@ -185,10 +181,6 @@ class DeeperAdminModel(MaskedLMAdminModel):
 
     def _set_up(self, more: MoreLayers) -> None:
         """Set the new layers up on the training set."""
-        if self._task is None:
-            raise AdminError(
-                "the model is a copy and has no training set to set its new layers up on. Build a new one."
-            )
         data, order = self._training_set(self._task())
         budget = max(self.cfg.admin_profile_tokens, max(map(data.num_tokens, order)))  # at least one sentence
         samples = (data.collater([data[i] for i in batch]) for batch in data.batch_by_size(order, budget))

@@ -11,7 +11,7 @@ from .. import outputs
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..packages import need
-from ..text.assets import NOTED, Assets
+from ..text.assets import NOTED, POSITIONS, Assets
 from ..text.bpe import CODES, in_pieces
 from ..text.tokens import FILE
 from . import ctranslate2, huggingface
@@ -65,10 +65,13 @@ def export(
             content = path.read_bytes()
             with outputs.writing(output):
                 (folder / name).write_bytes(content)
+        positions = min(model.options.max_source_positions, model.options.max_target_positions)
         with outputs.writing(output):
-            (folder / NOTED).write_text(json.dumps(model.fingerprints, indent=1) + "\n", encoding="utf-8")
+            noted = {**model.fingerprints, POSITIONS: str(positions)}
+            (folder / NOTED).write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
     needed = [*([CODES] if in_pieces(model.source.symbols) else []), FILE]
-    if missing := [name for name in needed if name not in model.files]:
+    missing = [name for name in needed if name not in model.files]
+    if missing and engine == "ctranslate2":
         notes.append(
             f"found no {' and no '.join(missing)}, which `fairseq-admin translate {output}` needs for raw text."
         )

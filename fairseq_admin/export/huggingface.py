@@ -22,15 +22,8 @@ from ..packages import need
 from . import tokenizer
 from .exportable import BOUND, Exportable, batches, refuse_unlike
 
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_accurate": "gelu_new",
-    "gelu_fast": "gelu_new",
-    "tanh": "tanh",
-    "linear": "linear",
-}
-"""All values of --activation-fn, and transformers' names for them."""
+ACTIVATIONS = {"gelu_accurate": "gelu_new", "gelu_fast": "gelu_new"}
+"""transformers' names for values of --activation-fn, if they differ."""
 
 BOS, LONGEST = 0, 200
 """Index of <s>; largest number of units in a translation, as in fairseq-generate."""
@@ -87,9 +80,10 @@ def refuse_other_kinds(options: Namespace) -> None:
         "it is a Pre-LN Transformer (--encoder-normalize-before or the decoder's) and FSMT is Post-LN": before,
         "its positions are learned (--encoder-learned-pos or the decoder's) and FSMT's are sinusoidal": learned,
         "it normalises its embeddings (--layernorm-embedding) and FSMT does not": options.layernorm_embedding,
-        "its encoder and its decoder are not of one width (--encoder-embed-dim, --decoder-embed-dim)": (
-            options.encoder_embed_dim != options.decoder_embed_dim
+        "it has several widths (--encoder-embed-dim, --decoder-embed-dim, --decoder-output-dim) and FSMT has one": (
+            len({options.encoder_embed_dim, options.decoder_embed_dim, options.decoder_output_dim}) > 1
         ),
+        "it has an adaptive softmax (--adaptive-softmax-cutoff) and FSMT has none": options.adaptive_softmax_cutoff,
     }
     if reasons := [reason for reason, holds in differences.items() if holds]:
         raise AdminError(f"this model is not an FSMT: {'; '.join(reasons)}. Export it --to ctranslate2.")
@@ -128,7 +122,7 @@ def convert(model: Exportable, folder: Path) -> None:
             src_vocab_size=len(source),
             tgt_vocab_size=len(target),
             d_model=options.decoder_embed_dim,
-            activation_function=ACTIVATIONS[options.activation_fn],
+            activation_function=ACTIVATIONS.get(options.activation_fn, options.activation_fn),
             max_position_embeddings=min(options.max_source_positions, options.max_target_positions),
             dropout=options.dropout,
             attention_dropout=options.attention_dropout,

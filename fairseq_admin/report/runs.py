@@ -8,18 +8,26 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import logs
-from ..analysis import curves, omega
+from ..analysis import omega
 from ..checkpoints import averaging
 from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
 from ..errors import AdminError, line
 from ..method import state_dict
 from ..method.schemes import SCHEMES
-from .samples import Sample, read_samples
+from . import curves
 from .training_options import options_of
+
+
+class Sample(NamedTuple):
+    """A sentence, its translation by one run, and the reference."""
+
+    source: str
+    hypothesis: str
+    reference: str
 
 
 @dataclass(eq=False)
@@ -65,7 +73,7 @@ class Run:
         parts: dict[str, tuple[Any, str]] = {
             "curves": (self.log, curves.no_log(self.folder)),
             "scores": (self.score, f"{self.folder} has no score.json, which a recipe writes."),
-            "translations": (self.samples, f"No translations: fairseq-generate … | tee {self.folder}/generate.txt"),
+            "translations": (self.samples, f"{self.folder} has no translations in run.json, which a recipe writes."),
             "omega": (self.omega, no_omega),
             "fold": (self.fold, self.unfoldable or f"Not checked: {fold}"),
         }
@@ -101,8 +109,6 @@ def read_run(folder: Path, name: str) -> Run:
             "expected: a recipe's, or fairseq-train's --save-dir."
         )
     about, fold = _json(folder / "run.json"), folder / "fold.txt"
-    if not _is_recipes(about):
-        raise AdminError(f"{folder / 'run.json'} was not written by a recipe. Move it away for a report without it.")
     analyses: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((folder / "analysis").glob("*.json")):
         result = _json(path)
@@ -114,7 +120,7 @@ def read_run(folder: Path, name: str) -> Run:
         checkpoint=checkpoint,
         score=_json(folder / "score.json"),
         about=about,
-        samples=read_samples(folder, about.get("samples", [])),
+        samples=[Sample(**sample) for sample in about.get("samples") or []],
         fold=fold.read_text(encoding="utf-8", errors="replace").strip() if fold.exists() else "",
         analyses=analyses,
     )
@@ -162,16 +168,6 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
         run.unfoldable = "a model of fairseq's own, which needs no folding."
     elif checkpoint.kind not in FOLDABLE or scheme not in SCHEMES or not checkpoint.scheme.folds:
         run.unfoldable = f"{title} cannot be folded."
-
-
-def _is_recipes(about: dict[str, Any]) -> bool:
-    """Whether a run.json has the shape of a recipe's; other programs write files of this name."""
-    samples, texts = about.get("samples") or [], dict.fromkeys(Sample._fields, str)
-    return (
-        all(isinstance(about.get(key) or {}, dict) for key in ("versions", "paper"))
-        and isinstance(samples, list)
-        and all(isinstance(it, dict) and {key: type(text) for key, text in it.items()} == texts for it in samples)
-    )
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -24,6 +24,8 @@ BINARISED = re.compile(r"[^.]+\.(.+)-(.+)\.(?:\1|\2)\.idx")
 
 NOTED = "fingerprints.json"
 """The file with the fingerprints of the text, in an exported folder."""
+POSITIONS = "positions"
+"""The entry of that file with the number of positions, which CTranslate2 does not tell."""
 
 Pair = tuple[str | None, str | None]
 """Source and target language; None where unknown."""

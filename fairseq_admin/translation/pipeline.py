@@ -38,7 +38,7 @@ class Pipeline(NamedTuple):
 
     @classmethod
     def load(cls, model: Path, assets: Assets, kind: str = "raw", device: str | None = None) -> Pipeline:
-        """Load the pipeline of a checkpoint, or of a folder for CTranslate2 or Hugging Face's transformers.
+        """Load the pipeline of a checkpoint, or of a folder for CTranslate2.
 
         Args:
             model: the checkpoint or folder.
@@ -124,14 +124,10 @@ def _engine(model: Path) -> type[Translator]:
         from .in_ctranslate2 import CTranslate2Translator
 
         return CTranslate2Translator
-    if (model / "config.json").exists():
-        from .in_huggingface import HuggingFaceTranslator
-
-        return HuggingFaceTranslator
     if model.is_dir():
         raise AdminError(
-            f"{model} has none of model.pt, model.bin and config.json; expected a checkpoint (.pt), a recipe's folder "
-            "model, or a folder that CTranslate2 or transformers read."
+            f"{model} has neither model.pt nor model.bin; expected a checkpoint (.pt), a recipe's folder model, or a "
+            "folder for CTranslate2. Hugging Face's transformers translate with the folder that they read."
         )
     register()
     from .in_fairseq import FairseqTranslator

@@ -74,7 +74,6 @@ class DeeperRun(GridRun):
 
 class Deeper(Grid):
     run_type = DeeperRun
-    search = "first"
 
     def name(self, axes: Axes) -> str:
         return super().name(axes) if axes else "encoder"

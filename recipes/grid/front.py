@@ -16,18 +16,16 @@ from pathlib import Path
 from recipes import jobs, recipe, slurm
 from recipes.compare.rows import read_results
 from recipes.grid.deeper import Deeper
-from recipes.grid.grids import Axes, Compare, Grid, Warmup
+from recipes.grid.grids import Axes, Grid, Warmup
 from recipes.recipe import Recipe
 from recipes.steps import gpus
 from recipes.steps.common import run
 from recipes.steps.guard import locked
 from recipes.steps.progress import duration
 
-KINDS: dict[str, type[Grid]] = {grid.__name__: grid for grid in (Compare, Warmup, Deeper)}
-
 
 def of(recipe: Recipe) -> Grid:
-    return KINDS.get(recipe.file.kind, Grid)(recipe)
+    return {"Warmup": Warmup, "Deeper": Deeper}.get(recipe.file.kind, Grid)(recipe)
 
 
 def result(grid: Grid, axes: Axes) -> Path:

@@ -23,9 +23,9 @@ Axes = dict[str, str]
 """Where in the grid a run is."""
 NAMED = {"layers": "{}l", "warmup": "w{}", "lr": "lr{}", "beta2": "b{}", "seed": "s{}"}
 """How an axis is in the name of a run's folder, where not as it is."""
-TEXTS = {"cpu": "own", "gpu": "demo", "multi30k": "multi30k"}
+TEXTS = {"cpu": "own", "gpu": "demo", "multi30k": "multi30k", "quick": "own"}
 """The recipe of a grid's runs, by preset. `own` has the generated text."""
-SETTINGS = {"scheme": "METHOD", "lr": "LR", "warmup": "WARMUP", "seed": "SEED"}
+SETTINGS = {"scheme": "METHOD", "layers": "LAYERS", "lr": "LR", "warmup": "WARMUP", "seed": "SEED"}
 """The recipe's setting that is an axis."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"--optimizer": "adam"},
@@ -42,8 +42,6 @@ class Grid:
     """Models that translate a generated text, or a recipe's."""
 
     run_type: type[GridRun] = TranslationRun
-    search = "every"
-    """the seeds that every rate is run with: every one, or the first, and then the others at the best rate"""
 
     def __init__(self, recipe: Recipe) -> None:
         s, file, given = recipe.settings, recipe.file, recipe.given
@@ -57,7 +55,7 @@ class Grid:
     @property
     def patience(self) -> int:
         """Updates in which a run must improve, or it ends early."""
-        return getattr(self.settings, "LEG", None) or self.settings.UPDATES
+        return getattr(self.settings, "PATIENCE", None) or self.settings.UPDATES
 
     def name(self, axes: Axes) -> str:
         return "-".join(NAMED.get(axis, "{}").format(place) for axis, place in axes.items())
@@ -71,7 +69,7 @@ class Grid:
     def stages(self) -> Iterator[list[Axes]]:
         """The runs of one stage after another, the last of which may depend on the results of those before."""
         points = list(self.points())
-        if self.search == "every":
+        if self.settings.SEARCH == "every":
             yield points
             return
         first = str(self.settings.SEEDS[0])
@@ -94,9 +92,6 @@ class Grid:
         names = {*recipes.files()[target][0].names} - {"PAIRS", "WHERE"}
         given = {name: as_text(value) for name, value in s if name in names and as_text(value)}
         given |= {SETTINGS[axis]: place for axis, place in axes.items() if axis in SETTINGS}
-        if "layers" in axes:
-            encoder, _, decoder = axes["layers"].partition("-")
-            given |= {"ENCODER_LAYERS": encoder, "DECODER_LAYERS": decoder or encoder}
         if SCHEMES[axes["scheme"]].ffn is None:  # its initialisation has feed-forward weights of its own
             given["FFN_INIT"] = "xavier"
         if target == "own":
@@ -138,9 +133,3 @@ class Warmup(Grid):
         for seed, scheme, optimizer, warmup in itertools.product(s.SEEDS, s.SCHEMES, s.OPTIMIZERS, s.WARMUPS):
             for lr in rates[optimizer]:
                 yield dict(zip(self.recipe.file.axes, map(str, (scheme, optimizer, warmup, lr, seed))))
-
-
-class Compare(Grid):
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        self.search = self.settings.SEARCH
