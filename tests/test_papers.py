@@ -72,7 +72,7 @@ def test_iwslt14_from_download_to_a_score_killed_three_times(source, tmp_path):
     given = [f"RUNS={runs}", "ANALYSES=", *source]
     assert make("iwslt14-prepare", f"RUNS={whole}", *source).returncode == 0
     run = "iwslt14/admin-small-s1"
-    for stage in ("iwslt14/data/tok/*.part", f"{run}/checkpoints/checkpoint*.pt", f"{run}/generate.txt.part"):
+    for stage in ("iwslt14/data/tok/*.part", f"{run}/checkpoints/checkpoint*.pt", f"{run}/generate.txt.*.part"):
         kill_at(stage, runs, *given)
     done = make("iwslt14", *given)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -169,9 +169,8 @@ def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
         return caplog.text
 
     caplog.set_level("INFO")
-    assert "the published text, byte for byte: test.de" in compare({"test": "3"}, de=git)
-    said = compare({}, de=git, en="0" * 40)
-    assert "byte for byte: test.de." in said and "not the published text, by git's blob ids: test.en." in said
+    assert "the published text, byte for byte." in compare({"test": "3"}, de=git)
+    assert "not the published text, by git's blob ids: test.en." in compare({}, de=git, en="0" * 40)
     # Other units of the published words: BPE may choose between equally frequent pairs.
     (tmp_path / "bpe").mkdir()
     (tmp_path / "bpe/train.de").write_text("a li@@ ne\n")
@@ -258,17 +257,11 @@ def test_the_plan_is_the_papers(target, gpus, options, settings):
         ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains"),
         ("iwslt14", "GPUS=8", "an update of 4096 tokens does not split over 8 devices"),
         ("wmt14-enfr-6l", "VARIANT=deepnmt", "is not one of wmt14-enfr-6l; expected 60l-deepnmt"),
-        ("wmt14-enfr-60l", "GPUS=8 MAX_TOKENS=3000", "MAX_TOKENS=3000 on 8 devices does not make up"),
     ],
 )  # fmt: skip
 def test_impossible_plans_are_refused_in_one_line(target, word, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         planned(target, *word.split())
-
-
-def test_training_needs_the_gpus_of_its_plan():
-    with pytest.raises(ValueError, match="this machine has 0 GPUs .CUDA_VISIBLE_DEVICES=., and the run needs 4"):
-        planned("iwslt14", "GPUS=4").train()
 
 
 def test_other_machines_go_on_with_a_run():
