@@ -19,7 +19,7 @@ SIZES ?=
 
 RUN := $(VENV)/bin/python
 # What the front knows; and a step of a paper's experiment, as in make iwslt14-prepare.
-PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)
+PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l enfr-60l-deepnmt)
 STEPS := preflight prepare train average generate score
 FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS) \
 	$(foreach step,$(STEPS),$(PAPERS:%=%-$(step)))
@@ -30,7 +30,7 @@ FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS)
 ## make own DATA=DIR PAIR=de-en: the same pipeline on a parallel text of your own (train.de, train.en, valid and test alike)
 ## make iwslt14: the paper's IWSLT'14 De-En, from download to a score (GPUS=, PRECISION=, METHOD=, SEED=, DATA=, PRESET=small)
 ## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (WHERE=slurm NODES= GPUS=, or MASTER= NODE_RANK=)
-## make wmt14-enfr-6l, -60l: the papers' WMT'14 En-Fr, 6L-6L and 60L-12L
+## make wmt14-enfr-6l, -60l, -60l-deepnmt: the papers' WMT'14 En-Fr, 6L-6L and 60L-12L
 ## make iwslt14-prepare, -train, -average, -generate, -score: one step and what it needs; any wmt14 target likewise
 ## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
 ## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)

@@ -92,8 +92,6 @@ class Translation(Training):
     BLOBS: dict[str, str] = {}
     """git's blob ids of published files"""
 
-    VARIANT: str = ""
-    """variant of a size, with settings of its own"""
     LAYERS: Depth = "18"
     """layers of both stacks or, as in 60-12, of encoder and decoder"""
     BEAM: PositiveInt = 5

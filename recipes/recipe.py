@@ -56,8 +56,6 @@ class File(BaseModel, extra="forbid", frozen=True):
     needs: Needs = Needs()
     """of a cluster"""
     raw: str = ""
-    command: list[str] = []
-    """settings that the command is named with"""
     fixed: dict[str, Any] = {}
     """settings that are not the user's"""
     unused: list[str] = []
@@ -112,7 +110,7 @@ class Recipe:
     file: File
     settings: Any
     size: str = ""
-    """the part of the target that names one, with its variant"""
+    """the part of the target that names one"""
     given: dict[str, str] = field(default_factory=dict)
     """what the user gave for its settings"""
 
@@ -124,7 +122,7 @@ class Recipe:
     @property
     def row(self) -> str:
         """What it is called in results.csv."""
-        return self.name if not self.size else f"{self.target.rpartition('-')[0]}-{self.size}"
+        return self.target if self.size else self.name
 
     @property
     def base(self) -> Path:
@@ -152,15 +150,15 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        """What made it, but for the run's METHOD and SEED: with other ones it makes a run to set next to it.
+        """The command that made it, without the run's METHOD and SEED: with others it makes a run to set next to it.
 
-        What only tells processes of threads and GPUs is left out: it may be another in each shell.
+        Settings of threads and GPUs are left out: they may be others in each shell.
         """
         left_out = {"METHOD", "SEED", "NODE_RANK", "WATCH", *Machine.model_fields} - {"RUNS"}
         left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
-        named = {name: str(getattr(self.settings, name)) for name in self.file.command}
-        named |= {name: value for name, value in sorted(self.given.items()) if name not in left_out}
-        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named.items())])
+        preset = {"PRESET": self.settings.PRESET} if len(self.file.presets) > 1 else {}
+        named = sorted({**preset, **self.given}.items())
+        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named if name not in left_out)])
 
 
 def files() -> dict[str, tuple[File, str]]:
@@ -168,8 +166,7 @@ def files() -> dict[str, tuple[File, str]]:
     targets: dict[str, tuple[File, str]] = {}
     for path in sorted(HERE.glob("*.yaml")):
         file = File.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        sizes = [name for name in file.sizes if "-" not in name]
-        targets |= {f"{path.stem}-{size}": (file, size) for size in sizes} or {path.stem: (file, "")}
+        targets |= {f"{path.stem}-{size}": (file, size) for size in file.sizes} or {path.stem: (file, "")}
     return targets
 
 
@@ -222,11 +219,6 @@ def read(target: str, given: dict[str, str]) -> Recipe:
         raise ValueError(
             f"{unknown}={given[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
         )
-    if given.get("VARIANT"):
-        size = f"{size}-{given['VARIANT']}"
-        if size not in file.sizes:
-            expected = ", ".join(name for name in file.sizes if "-" in name) or "none"
-            raise ValueError(f"VARIANT={given['VARIANT']} is not one of {target}; expected {expected}.")
     preset = given.get("PRESET") or file.preset
     if preset not in file.presets:
         raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(file.presets)}.")
