@@ -64,8 +64,8 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
     compile = cfg.admin_fast == "compile"
     if compile:
         keep_graphs(cfg.save_dir)
-        if cfg.checkpoint_activations:  # torch may compute a layer again by another of its graphs, and then stops
-            logger.info("Admin: --admin-fast compile: the loss alone, for --checkpoint-activations was given")
+        if cfg.offload_activations:  # torch cannot compile a layer that moves what it keeps to the CPU
+            logger.info("Admin: --admin-fast compile: the loss alone, because of --offload-activations")
         else:
             fast += COMPILED
     elif not torch.cuda.is_available() and ahead() >= FASTER:
