@@ -58,7 +58,7 @@ def test_resumed_is_uninterrupted_and_the_folded_weights_are_stock(tmp_path, rul
 
 def test_a_trained_model_gets_no_omega_by_depth(tmp_path):
     model, batch = build("bert", torch.float32)
-    torch.nn.init.constant_(model.bert.encoder.layer[0].output.LayerNorm.weight, 1.1)
+    torch.nn.init.uniform_(model.bert.encoder.layer[0].output.LayerNorm.weight)
     holder = Model()
     holder.bert = model
     callback = AdminCallback(batch, "bert")
