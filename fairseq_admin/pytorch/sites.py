@@ -34,6 +34,14 @@ KEEP = 'unfoldable="keep" trains it with an omega that could not be folded away'
 SKIP = 'Give unfoldable="skip" to leave such norms out, or name those that are to have one: sites=[...].'
 
 
+def position_and_keyword(module: nn.Module, argument: int | str) -> tuple[int, str]:
+    """Both names of a module's argument, of which one is known. Without a name it has a keyword that nobody gives."""
+    names = list(inspect.signature(module.forward).parameters)
+    if isinstance(argument, int):
+        return argument, names[argument] if argument < len(names) else ""
+    return names.index(argument) if argument in names else len(names), argument
+
+
 @dataclass(eq=False)
 class Site:
     """A sum x + f(x) and its norm; `capture`, `capture_result` and `scale` are hooks."""
@@ -45,8 +53,8 @@ class Site:
     """How often the norm is called in a forward."""
     axis: int
     """The axis of the channels in the sum, from the end."""
-    sources: list[tuple[nn.Module, tuple[int, str] | None]]
-    """The modules that are given x, as their argument of this position and keyword, or return it (None)."""
+    sources: list[tuple[nn.Module, int | str | None]]
+    """The modules that are given x, as their argument of this position or keyword, or return it (None)."""
     learned: bool
     """Whether ω may move. Not in the first of a stack, whose input no norm wrote: its ω stays 1."""
     unfoldable: str
@@ -87,10 +95,11 @@ class Site:
     def hooks(self) -> Iterable[Any]:
         """Hang the hooks. Yields their handles."""
         for source, argument in self.sources:
-            if argument:
-                yield source.register_forward_pre_hook(partial(self.capture, *argument), with_kwargs=True)
-            else:
+            if argument is None:
                 yield source.register_forward_hook(self.capture_result)
+            else:
+                hook = partial(self.capture, *position_and_keyword(source, argument))
+                yield source.register_forward_pre_hook(hook, with_kwargs=True)
         yield self.norm.register_forward_pre_hook(self.scale)
 
     def capture(self, position: int, name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -175,18 +184,12 @@ def why_unfoldable(graph: Trace, norm: Value, total: Value, x: Value) -> str:
     uses = max(graph.value(parameter).readers for parameter in module.parameters())
     if uses > 1:
         return f"has its shortcut from {writer.call.module}, whose parameters are used {uses} times in a forward"
-    readings = readings_of(writer, total)
-    for reader, value in readings:
-        if reader is None:
+    for reader, value in writer.readings:
+        if reader is None and value is not total:
             return f"has a shortcut that is also read by {place_of(graph.model, value)}"
-        if [other for other, read in readings if read is value] != [reader] * value.readers:
+        if reader and [other for other, read in writer.readings if read is value] != [reader] * value.readers:
             return f"has a shortcut that {value.call.module} reads, with something else"
     return ""
-
-
-def readings_of(writer: Value, total: Value) -> list[tuple[Reader | None, Value]]:
-    """How a norm's channels are read, other than by the sum."""
-    return [reading for reading in writer.readings if reading != (None, total)]
 
 
 def place_of(model: nn.Module, value: Value) -> str:
@@ -198,25 +201,16 @@ def place_of(model: nn.Module, value: Value) -> str:
     return f"{value.made_by} in {value.call.module or type(module).__name__}{weight}{value.line}"
 
 
-def argument_of(module: nn.Module, argument: int | str | None) -> tuple[int, str] | None:
-    """The position and the keyword of a module's argument, of which one is known."""
-    names = list(inspect.signature(module.forward).parameters)
-    if isinstance(argument, int):
-        return argument, names[argument] if argument < len(names) else ""
-    return argument and (names.index(argument) if argument in names else len(names), argument) or None
-
-
-def site_of(graph: Trace, norm: Value, total: Value, x: Value, cannot_fold: str, handovers: list[Handover]) -> Site:
+def site_of(graph: Trace, norm: Value, x: Value, cannot_fold: str, handovers: list[Handover]) -> Site:
     """The site at a norm."""
     name, writer, model = norm.call.module, writer_of(norm, x), graph.model
-    modules = [(model.get_submodule(handover.call.module), handover.argument) for handover in handovers]
-    readings = readings_of(writer, total) if writer and not cannot_fold else []
+    readings = writer.readings if writer and not cannot_fold else []
     return Site(
         name=name,
         norm=model.get_submodule(name),
         calls=graph.calls[name],
         axis=norm.channels[norm],
-        sources=[(module, argument_of(module, argument)) for module, argument in modules],
+        sources=[(model.get_submodule(handover.call.module), handover.argument) for handover in handovers],
         learned=bool(writer or cannot_fold),
         unfoldable=cannot_fold,
         written={f"{writer.call.module}.{key}": offset for key, offset in writer.offsets.items()} if writer else {},
@@ -276,7 +270,7 @@ def find_sites(
                 keep = "" if unsuited else f"; {KEEP}"
                 raise AdminError(f"{kind}: {name} {reasons[name]}{keep}. {SKIP}")
             continue
-        sites[norm] = site_of(graph, norm, total, x, cannot_fold, handovers)
+        sites[norm] = site_of(graph, norm, x, cannot_fold, handovers)
         # With the sites of a stack, the last of which x depends on; or the first of another.
         stack = next((stack for stack in stacks if stack[-1:] == earlier[-1:]), [])
         if not stack:
