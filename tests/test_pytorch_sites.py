@@ -217,17 +217,6 @@ def test_what_cannot_be_folded_is_refused_and_leaves_the_model_as_it_was(case):
     assert model.training
 
 
-def test_a_mask_of_sentences_is_cut_with_them():
-    """Without torch's attention, whose `mask` is of positions by positions."""
-    model = type("Masked", (Stack,), {"forward": lambda self, x, mask: Stack.forward(self, x * mask.unsqueeze(2))})(
-        Layer
-    )
-    x, mask = torch.randn(5, 5, 8).double(), torch.ones(5, 5).double()
-    admin.attach(model.double(), (x, mask))
-    cut = admin.profile(model, (x, mask), tokens=10)
-    assert list(cut.values()) == list(admin.profile(model, (x[:2], mask[:2])).values())
-
-
 class PreLN(Layer):
     def forward(self, x):
         return x + self.fc2(self.fc1(self.norm(x)).relu())
@@ -284,8 +273,6 @@ def test_a_norm_of_ones_own_is_written_through(given):
     for layer in model.layers:
         layer.norm.gamma.data.uniform_(0.5, 2)
         layer.norm.beta.data.uniform_(-1, 1)
-    with pytest.raises(ValueError, match=r"layers\.0\.norm differs between channels: the model has been trained"):
-        admin.profile(model, X)
     before = perturbed(model)(X)
     admin.fold(model)
     assert (model(X) - before).abs().max() < 1e-12
@@ -388,11 +375,6 @@ def test_what_cannot_be_attached_profiled_or_folded():
         admin.attach(model, batch)
     with pytest.raises(ValueError, match="expected 'reference' or 'paper'"):
         admin.profile(model, batch, rule="log")
-    for key in ("weight", "bias", "omega_delta"):
-        trained = copy.deepcopy(model)
-        trained.bert.encoder.layer[-1].output.LayerNorm.get_parameter(key).data[3] += 1e-3
-        with pytest.raises(ValueError, match="differs between channels: the model has been trained"):
-            admin.profile(trained, batch)
     broken = copy.deepcopy(model)
     broken.bert.embeddings.word_embeddings.weight.data[9:].fill_(float("inf"))
     with pytest.raises(ValueError, match="a finite number was expected"):
@@ -406,6 +388,19 @@ def test_what_cannot_be_attached_profiled_or_folded():
     ):
         admin.fold(model, batch)
     assert len(admin.omegas(model)) == 6
+
+
+@pytest.mark.parametrize("key", ["weight", "bias", "omega_delta"])
+def test_a_trained_model_is_neither_profiled_nor_given_another_omega(key):
+    model = admin.attach(Stack(Layer).double(), X, omega=1)
+    model.layers[-1].norm.get_parameter(key).data[3] += 1e-3
+    with pytest.raises(ValueError, match=r"^layers\.2\.norm differs between channels: the model has been trained"):
+        admin.profile(model, X)
+    model = admin.fold(model)
+    for omega in ("constant", "log") if key != "omega_delta" else ():
+        with pytest.raises(ValueError, match="the model has been trained"):
+            admin.attach(model, X, omega=omega)
+    assert len(admin.omegas(admin.attach(model, X, omega=1))) == 3
 
 
 def test_profiling_wants_every_sublayer():
@@ -510,44 +505,43 @@ class Extra(nn.Module):
         pass
 
 
-def test_a_fold_that_is_not_the_same_is_refused(monkeypatch):
-    """As where something read a shortcut that no trace can see; a loss that comes first does not hide it."""
-    model = Stack(Layer).double()
-    model.register_forward_hook(lambda model, args, output: (output.new_zeros(()), output))
-    admin.attach(model, X)
-    model.layers[1].norm.omega_delta.data.fill_(0.5)
-    model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + 0.1,))
-    before = model(X)[1]
-    with pytest.raises(ValueError, match="the folded model is off by"):
-        admin.fold(model, X)
-    assert torch.equal(model(X)[1], before)
-
-
-@pytest.mark.parametrize("value", [-math.inf, torch.finfo(torch.float64).min])
-def test_a_fold_is_compared_beside_what_a_mask_has_put_there(value):
-    model = Stack(Layer).double()
-    model.register_forward_hook(lambda model, args, output: output.masked_fill(X > 1, value))
-    perturbed(admin.attach(model, X))
-    admin.fold(copy.deepcopy(model), X)
-    model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + 0.1,))
-    with pytest.raises(ValueError, match="the folded model is off by"):
-        admin.fold(model, X)
-
-
 class Halves(Stack):
     """It computes in bfloat16 and gives float32, as under a Trainer with bf16=True."""
 
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):
-            return super().forward(x).float()
+            return super().forward(x.float()).float()
 
 
-def test_a_fold_is_held_to_the_precision_that_computes():
-    model = perturbed(admin.attach(Halves(Layer), X.float(), omega=1))
-    admin.fold(copy.deepcopy(model), X.float())
-    model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + 3.0,))
+def outputs_through(change):
+    """A model whose outputs a function changes."""
+    model = Stack(Layer).double()
+    model.register_forward_hook(lambda model, args, output: change(output))
+    return model
+
+
+COMPARED = {
+    "after a loss": (lambda: outputs_through(lambda output: (output.new_zeros(()), output)), 0.1),
+    "but for -inf": (lambda: outputs_through(lambda output: output.masked_fill(X > 1, -math.inf)), 0.1),
+    "but for the least": (
+        lambda: outputs_through(lambda output: output.masked_fill(X > 1, torch.finfo(torch.float64).min)),
+        0.1,
+    ),
+    "in the precision that computes": (lambda: Halves(Layer), 3.0),
+}
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_a_fold_is_compared_and_refused_if_it_is_not_the_same(case):
+    """As where something read a shortcut that no trace can see."""
+    make, shift = COMPARED[case]
+    model = perturbed(admin.attach(make(), X))
+    admin.fold(copy.deepcopy(model), X)
+    model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + shift,))
+    before = copy.deepcopy(model)(X)
     with pytest.raises(ValueError, match="the folded model is off by"):
-        admin.fold(model, X.float())
+        admin.fold(model, X)
+    assert all(map(torch.equal, before, model(X)))
 
 
 def test_a_fold_that_cannot_be_compared_is_refused():
@@ -596,12 +590,38 @@ class Words(nn.Module):
         return self.encoder(self.norm(self.words(words)).transpose(0, 1), src_key_padding_mask=src_key_padding_mask)
 
 
-def test_words_that_a_model_turns_are_cut_by_sentences():
-    words = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(1))
-    padding = torch.arange(5) >= torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
-    model = admin.attach(Words(), (words, padding))
-    cut = admin.profile(model, (words, padding), tokens=10)
-    assert cut == admin.profile(model, (words[:2], padding[:2]))
+WORD_IDS = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(1))
+PADDING = torch.arange(5) >= torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
+FIVE = torch.randn(5, 5, 8, generator=torch.Generator().manual_seed(3))
+
+
+class Masked(Stack):
+    """Without torch's attention, whose `mask` is of positions by positions."""
+
+    def forward(self, x, mask):
+        return super().forward(x * mask.unsqueeze(2))
+
+
+class Positional(Stack):
+    """Its arguments have no names."""
+
+    def forward(self, *inputs):
+        return super().forward(*inputs)
+
+
+@pytest.mark.parametrize(
+    "make, batch",
+    [
+        (Words, (WORD_IDS, PADDING)),
+        (lambda: Masked(Layer), (FIVE, torch.ones(5, 5))),
+        (lambda: Positional(Layer), (FIVE,)),
+    ],
+)
+def test_a_batch_is_cut_to_its_first_sentences(make, batch):
+    model = admin.attach(make(), batch)
+    cut = admin.profile(model, batch, tokens=10)
+    assert cut == admin.profile(model, tuple(tensor[:2] for tensor in batch)) != admin.profile(model, batch)
+    admin.fold(model, batch)
 
 
 def test_padding_that_is_counted_is_said(caplog):
@@ -621,15 +641,6 @@ def test_a_batch_in_one_argument_is_counted_whole_and_that_is_said(caplog):
     assert "Admin: padding and all sentences are counted: none of batch is a tensor" in caplog.text
 
 
-def test_arguments_without_a_name_are_taken_by_position():
-    model = Stack(Layer).double()
-    model.forward = lambda *inputs: Stack.forward(model, *inputs)
-    admin.attach(model, X)
-    cut = admin.profile(model, X, tokens=5)
-    assert cut == admin.profile(model, (X[:1],)) != admin.profile(model, X)
-    admin.fold(model, X)
-
-
 class Tokens(Words):
     """Its arguments have the names of ours."""
 
@@ -639,10 +650,8 @@ class Tokens(Words):
 
 
 def test_a_batch_is_one_argument_and_no_name_in_it_is_ours():
-    words = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(1))
-    padding = torch.arange(5) >= torch.tensor([5, 4, 3, 5, 5, 2]).unsqueeze(1)
     profiles = []
-    for batch in ({"tokens": words, "batch": padding}, (words, None, None, None, padding)):
+    for batch in ({"tokens": WORD_IDS, "batch": PADDING}, (WORD_IDS, None, None, None, PADDING)):
         model = admin.attach(Tokens(), batch)
         profiles.append(admin.profile(model, batch))
         admin.fold(model, batch)
