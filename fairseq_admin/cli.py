@@ -16,7 +16,7 @@ from . import outputs, register, verbs
 from .analysis import command as analysis
 from .arguments import above_zero, model, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
-from .text.folders import binarised
+from .text.assets import binarised
 from .version import __version__
 
 
@@ -35,7 +35,6 @@ def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--last", type=positive, help="number of checkpoints to average (run folder; default: 10)")
-    parser.add_argument("--upto", type=positive, help="no checkpoint after this epoch or update (run folder)")
     parser.add_argument("--by", choices=("epochs", "updates"), help="which (run folder; default: epochs if it has any)")
     parser.add_argument("--data", type=Path, help="folder of the training text: note its codes and text.json")
 

@@ -50,7 +50,7 @@ def _listed(record: dict[str, Any]) -> str:
 def average(args: argparse.Namespace) -> str:
     from .checkpoints import averaging
 
-    paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
+    paths = averaging.choose(args.inputs, args.last, args.by)
     text = _text(paths[0], args.data)
     outputs.check(args.output, [*paths, *(text.files() if text else [])])
     averaged = averaging.average(paths)
@@ -133,10 +133,10 @@ def export(args: argparse.Namespace) -> str:
 
     checkpoint = Checkpoint.read(args.checkpoint)
     assets = _assets(args, args.checkpoint)
-    exported = folder.export(checkpoint, args.to, args.output, assets, args.quantization, args.tolerance)
-    for note in exported.notes:
+    summary, notes = folder.export(checkpoint, args.to, args.output, assets, args.quantization, args.tolerance)
+    for note in notes:
         print(f"fairseq-admin: {note}", file=sys.stderr)
-    return f"{args.output}: {exported.summary}\n"
+    return f"{args.output}: {summary}\n"
 
 
 def path(args: argparse.Namespace) -> str:

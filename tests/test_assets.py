@@ -11,8 +11,7 @@ from test_export import TASK, state_of, words
 from fairseq_admin import cli
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.text.assets import Assets
-from fairseq_admin.text.folders import binarised, folders
+from fairseq_admin.text.assets import Assets, binarised, folders
 from fairseq_admin.text.tokens import Text
 
 

@@ -14,7 +14,7 @@ from .. import outputs, register
 from ..arguments import above_zero, model, number, output, positive
 from ..errors import AdminError
 from ..packages import need
-from ..text.folders import binarised, files_in, folders
+from ..text.assets import binarised, files_in, folders
 from .registry import MEASURES, Settings, module_of
 
 if TYPE_CHECKING:

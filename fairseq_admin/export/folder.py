@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from .. import outputs
 from ..checkpoints.checkpoint import Checkpoint
@@ -18,13 +17,6 @@ from . import ctranslate2, huggingface
 from .exportable import prepare
 
 
-class Exported(NamedTuple):
-    """What was checked, in words, and notes for the user."""
-
-    summary: str
-    notes: list[str]
-
-
 def export(
     checkpoint: Checkpoint,
     engine: str,
@@ -32,7 +24,7 @@ def export(
     assets: Assets | None = None,
     quantization: str | None = None,
     tolerance: float | None = None,
-) -> Exported:
+) -> tuple[str, list[str]]:
     """Write a folder for an engine, with the dictionaries and other files that the text needs.
 
     Args:
@@ -42,6 +34,9 @@ def export(
         assets: its dictionaries, and codes and text.json if they are there. None: the files next to the checkpoint.
         quantization: CTranslate2's name for the type of the stored weights. None: float32.
         tolerance: largest difference of log-probabilities in float32. None: exportable.BOUND.
+
+    Returns:
+        What was checked, in words, and notes for the user.
 
     Raises:
         AdminError: the model cannot be exported, or not exactly enough, or the folder cannot be written.
@@ -75,4 +70,4 @@ def export(
         notes.append(
             f"found no {' and no '.join(missing)}, which `fairseq-admin translate {output}` needs for raw text."
         )
-    return Exported(summary, notes)
+    return summary, notes

@@ -16,8 +16,8 @@ from .. import outputs
 from ..bar import bar
 from ..errors import AdminError, line
 from ..text.tokens import removal_note
-from .engines import Search
-from .pipeline import Pipeline, Translation
+from .engines import Hypothesis, Search
+from .pipeline import Pipeline
 
 CHUNK = 2000
 """Lines read at a time; from a terminal, one."""
@@ -96,7 +96,7 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
         yield write
 
 
-def formatted(number: int, translations: Iterable[Translation], search: Search) -> str:
+def formatted(number: int, translations: Iterable[Hypothesis], search: Search) -> str:
     """Format the translations of a line: the text alone, or number, score and text with tabs, one line each."""
     if search.nbest == 1:
         return "".join(f"{translation.text}\n" for translation in translations)
