@@ -21,7 +21,7 @@ from fairseq_admin.checkpoints.checkpoint import Checkpoint
 
 TASK = {"dataset_impl": None, "train_subset": "train", "required_seq_len_multiple": 1}
 FRESH = ["--arch", "transformer_admin_tiny", "--encoder-layers", "2", "--decoder-layers", "1", "--random-tokens"]
-QUICK = ["--tokens", "64", "--depths", "1,2,3", "--repeats", "1"]
+QUICK = ["--tokens", "64", "--depths", "1,2,3", "--repeats", "1", "--updates", "2"]
 
 
 def checkpoint(path: Path, arch: str = "transformer_admin_tiny", updates: int = 7, words: int = 42, **options) -> Path:
@@ -94,8 +94,8 @@ def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     "scheme, what",
     [
-        *itertools.product(["fixup", "rezero"], ["dependency", "output-change", "gradients"]),
-        *itertools.product(["residual"], ["dependency", "gradients"]),
+        *itertools.product(["fixup", "rezero"], ["dependency", "output-change", "gradients", "updates"]),
+        *itertools.product(["residual"], ["dependency", "gradients", "updates"]),
     ],
 )
 def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) -> None:
@@ -149,6 +149,18 @@ def test_the_same_numbers_again(tmp_path: Path) -> None:
     assert first == again and first["stacks"] != other["stacks"]
 
 
+def test_updates_of_checkpoints(words: int, corpus: Path, tmp_path: Path) -> None:
+    """An interval between each checkpoint and the next: the change until the later, the gradient at the earlier."""
+    paths = [checkpoint(tmp_path / f"checkpoint{n}.pt", words=words, updates=n) for n in (1, 2, 3)]
+    given = ["--data", corpus, "--tokens", 64, "--json", "-o", tmp_path / "out"]
+    intervals = analyzed("updates", *paths, *given)["intervals"]
+    assert [(it["from"], it["to"]) for it in intervals] == [(str(a), str(b)) for a, b in zip(paths, paths[1:])]
+    one, other = (files.read(path)["model"]["encoder.layers.1.fc1.weight"] for path in paths[1:])
+    assert intervals[1]["update"]["encoder"]["fc1"][1] == pytest.approx((other - one).norm().item(), rel=1e-6)
+    (whole,) = analyzed("updates", paths[0], paths[2], *given)["intervals"]
+    assert whole["gradient"] == intervals[0]["gradient"] != intervals[1]["gradient"]
+
+
 def test_omega_of_a_checkpoint_needs_no_data(tmp_path: Path) -> None:
     """Profiled, trained, and by the depth alone: of four sub-layers (5 / ln 5 - 1)^0.5 = 1.4514 and 2."""
     path = checkpoint(tmp_path / "c.pt")
@@ -180,6 +192,10 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
         ("dependency", "either a CHECKPOINT or --arch was expected, but neither was given"),
         ("dependency CHECKPOINT --arch transformer_admin_6l", "both were given"),
         ("dependency CHECKPOINT", "no sentences to measure on. Give --data"),
+        ("dependency CHECKPOINT CHECKPOINT --data DATA", "measures one checkpoint, but 2 were"),
+        ("updates CHECKPOINT --data DATA", "Give two or more checkpoints of a run"),
+        ("updates CHECKPOINT CHECKPOINT --data DATA", "has the same weights as"),
+        ("updates CHECKPOINT STOCK --data DATA", "are of different models"),
         ("omega STOCK", "STOCK has no omega"),
         ("omega UNPROFILED", "its omega has not been profiled yet"),
         ("dependency OTHER --random-tokens", "a checkpoint of a model of transformer_lm, "),

@@ -1,4 +1,4 @@
-"""`fairseq-admin analyze gradients`: by hand in float64, and what the papers say of them."""
+"""`fairseq-admin analyze gradients` and `updates`: by hand in float64, and what the papers say of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from types import MethodType
 
 import pytest
+import reference
 import torch
 from analysed import fresh
 from torch import Tensor
 
-from fairseq_admin.analysis import gradients
+from fairseq_admin.analysis import gradients, updates
 from fairseq_admin.analysis.registry import Settings
 from fairseq_admin.method.schemes import SUBLAYER_NORMS
 
@@ -135,3 +136,32 @@ def test_only_the_decoder_of_post_ln_vanishes() -> None:
             kept[scheme, side] = values[0] / values[-1]
     assert kept.pop(("post-ln", "decoder")) < 0.1
     assert min(kept.values()) > 0.4  # Admin's decoder; all others keep their size, or grow
+
+
+@pytest.mark.nightly
+def test_adam_evens_out_what_gradients_do_not() -> None:
+    """Law (section 3.2): in Post-LN's decoder the gradients of every kind of matrix differ 10-fold and more among the
+    layers, and what Adam has moved them by less than twofold; Pre-LN's gradients differ less than tenfold."""
+    post_ln, pre_ln = (
+        updates.measure(fresh(scheme, layers=12, tokens=128), Settings(updates=4))["intervals"][0]["spread"]
+        for scheme in ("post-ln", "pre-ln")
+    )
+    assert min(post_ln["gradient"]["decoder"].values()) > 10
+    assert max(post_ln["update"]["decoder"].values()) < 2
+    assert max(pre_ln["gradient"]["decoder"].values()) < 10
+
+
+def test_norms_of_updates_are_the_plain_ones() -> None:
+    """Reference: of every kind and layer, entry by entry; biases and norms are left out."""
+    one, other = (reference.build("transformer", seed=seed, **reference.TINY).state_dict() for seed in (1, 2))
+    found = updates._moved(one, other)
+    assert list(found["encoder"]) == [kind for kind in updates.KINDS if "encoder_attn" not in kind]
+    assert list(found["decoder"]) == list(updates.KINDS)
+    for side, kind, layer, name in (
+        ("encoder", "self_attn q_proj", 1, "encoder.layers.1.self_attn.q_proj.weight"),
+        ("decoder", "encoder_attn out_proj", 0, "decoder.layers.0.encoder_attn.out_proj.weight"),
+        ("decoder", "fc2", 1, "decoder.layers.1.fc2.weight"),
+    ):
+        entries = (other[name].double() - one[name].double()).flatten().tolist()
+        assert found[side][kind][layer] == pytest.approx(math.sqrt(math.fsum(v * v for v in entries)), rel=1e-6)
+    assert updates._spread({"a": [1.0, 4.0, 2.0], "b": [0.0, 1.0]}) == {"a": 4.0, "b": None}

@@ -30,7 +30,7 @@ SUFFIXES = (".json", ".png", ".svg")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options to its parser; `add_model` adds those of a model."""
     parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
-    parser.add_argument("checkpoint", type=model, nargs="?", metavar="CHECKPOINT", help="a trained model")
+    parser.add_argument("checkpoints", type=model, nargs="*", metavar="CHECKPOINT", help="a trained model")
     parser.add_argument(
         "--arch", help="instead of a checkpoint, a fresh model; with the options that it would train with"
     )
@@ -48,6 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--repeats", type=positive, default=defaults.repeats, help="random draws to average over (default: 3)"
     )
     parser.add_argument("--lr", type=above_zero, default=defaults.lr, help="of an optimizer's update (default: 1e-4)")
+    parser.add_argument("--updates", type=positive, default=defaults.updates, help="of a fresh model (default: 10)")
     parser.set_defaults(model_options=())
 
 
@@ -85,17 +86,20 @@ def _subject(args: argparse.Namespace) -> Subject:
     from .fresh import Fresh
     from .subject import Source, Trained
 
-    if bool(args.checkpoint) == bool(args.arch):
+    of = MEASURES[args.what].of
+    if bool(args.checkpoints) == bool(args.arch):
         which = "both were" if args.arch else "neither was"
         raise AdminError(f"either a CHECKPOINT or --arch was expected, but {which} given. Give one of them.")
-    if not (args.data or args.random_tokens or (args.checkpoint and not MEASURES[args.what].needs_sentences)):
+    if len(args.checkpoints) > 1 and of != "checkpoints":
+        raise AdminError(f"{args.what} measures one checkpoint, but {len(args.checkpoints)} were given. Give one.")
+    if not (args.data or args.random_tokens or (of == "weights" and args.checkpoints)):
         raise AdminError(
             "there are no sentences to measure on. Give --data, a folder that fairseq-preprocess wrote, or "
             "--random-tokens."
         )
     source = Source(args.data, args.split, args.tokens, args.seed)
-    if args.checkpoint:
-        return Trained(args.checkpoint, source)
+    if args.checkpoints:
+        return Trained(args.checkpoints, source)
     options = {name: getattr(args, name) for name in args.model_options if hasattr(args, name)}
     return Fresh(args.arch, options, source)
 
@@ -118,7 +122,7 @@ def run(args: argparse.Namespace) -> str:
     if stem.name in ("", ".."):
         raise AdminError(f"-o {args.output}/ is a folder; the name of the files to write was expected, without .json.")
     paths = [stem.with_name(stem.name + suffix) for suffix in (SUFFIXES[:1] if args.json else SUFFIXES)]
-    inputs = [*filter(None, [args.checkpoint]), *(files_in(folders(args.data)) if args.data else [])]
+    inputs = [*args.checkpoints, *(files_in(folders(args.data)) if args.data else [])]
     for path in paths:
         outputs.check(path, inputs)
     with contextlib.ExitStack() as taking:
@@ -126,7 +130,7 @@ def run(args: argparse.Namespace) -> str:
         if not args.json:
             need("matplotlib")
         measure, subject = module_of(args.what), _subject(args)
-        numbers = measure.measure(subject, Settings(args.depths, args.repeats, args.lr))
+        numbers = measure.measure(subject, Settings(args.depths, args.repeats, args.lr, args.updates))
         result = {"what": args.what, **subject.facts(), **numbers}
         with outputs.writing(stem):
             text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"

@@ -28,7 +28,7 @@ TASKS = {("encoder", "decoder"): "translation", ("decoder",): "language_modeling
 class Fresh(Subject):
     """A model at its initialisation, of any depth."""
 
-    checkpoint = None
+    checkpoints = []
 
     def __init__(self, arch: str, options: dict[str, Any], source: Source) -> None:
         """

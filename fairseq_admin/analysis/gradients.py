@@ -27,6 +27,7 @@ from .fresh import Fresh
 from .output_change import fit
 from .registry import Settings
 from .subject import Subject
+from .updates import norms
 
 DEPTHS = (6, 8, 10, 12, 14)
 
@@ -60,27 +61,19 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
             squares[side] = squares[side] + torch.stack([grad.square().sum() for grad in gradients]).double()
             totals = [one.rows(one.total.detach()) for one in sublayers if one.kind == "ffn"]
             sums[side] = sums[side] + torch.stack([total.square().sum(1).mean() for total in totals]).double()
-    stacks, largest = stacks_of(model), max(values.max().item() for values in squares.values())
+    weights = norms({name: p.grad / batches for name, p in model.named_parameters() if p.grad is not None})
+    largest = max(values.max().item() for values in squares.values())
     return {
         side: {
             "sublayers": [sublayer.name for sublayer in seen[side]],
             "relative output gradient": [
                 math.sqrt(value / largest) if largest else None for value in squares[side].tolist()
             ],
-            "feed-forward": {
-                "W1": _weight_gradients(stacks[side], "fc1", batches),
-                "W2": _weight_gradients(stacks[side], "fc2", batches),
-            },
+            "feed-forward": {"W1": weights[side]["fc1"], "W2": weights[side]["fc2"]},
             "squared norm": (sums[side] / batches).tolist(),
         }
         for side in subject.stacks
     }
-
-
-def _weight_gradients(stack: Any, linear: str, batches: int) -> list[float]:
-    """The norms of the mean gradients of one feed-forward matrix, "fc1" or "fc2", by layer."""
-    gradients = [getattr(layer, linear).weight.grad for layer in layers_of(stack)]
-    return [(gradient / batches).double().norm().item() for gradient in gradients]
 
 
 def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> dict[str, Any]:

@@ -46,13 +46,13 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     Raises:
         AdminError: the model has none.
     """
-    stacks = by_stack(subject.checkpoint.weights if subject.checkpoint else subject.model.state_dict())
+    stacks = by_stack(subject.checkpoints[0].weights if subject.checkpoints else subject.model.state_dict())
     if not stacks:
         raise AdminError(
             f"{subject.name} has no omega: it is not (or no longer) an Admin model. Give a checkpoint of the scheme "
             "admin, before it was folded."
         )
-    if subject.checkpoint is None:
+    if not subject.checkpoints:
         stacks = {side: {**stack, "trained": None} for side, stack in stacks.items()}
         if subject.has_samples:  # profiling took the first batch alone
             return {"tokens": subject.tokens(subject.samples[0]), "stacks": stacks}

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 
 class Measure(NamedTuple):
-    """A row of the table: a text for --help, and whether the measure needs sentences."""
+    """A row of the table: a text for --help, and the kind of subject."""
 
     text: str
-    needs_sentences: bool = True
-    """Whether it runs a model on sentences; otherwise the weights of a checkpoint are enough."""
+    of: str = "model"
+    """A "model" and sentences; "checkpoints" of one run, and sentences; or a model's "weights"."""
 
 
 class Settings(NamedTuple):
@@ -24,13 +24,16 @@ class Settings(NamedTuple):
     """Number of random draws in a mean."""
     lr: float = 1e-4
     """The learning rate of an optimizer's update."""
+    updates: int = 10
+    """Updates of a fresh model."""
 
 
 MEASURES: dict[str, Measure] = {
     "dependency": Measure("on which branches each sub-layer's output depends"),
     "output-change": Measure("how far a small change of the weights moves the output, against depth"),
     "gradients": Measure("gradient norms of sub-layers' outputs and of feed-forward weights"),
-    "omega": Measure("omega by sub-layer: profiled, trained, and by the depth rules", needs_sentences=False),
+    "updates": Measure("gradients and changes of the weights from checkpoint to checkpoint", "checkpoints"),
+    "omega": Measure("omega by sub-layer: profiled, trained, and by the depth rules", "weights"),
 }
 
 

@@ -51,8 +51,8 @@ class Subject:
     """The model's name in errors and results."""
     arch: str
     """fairseq's --arch."""
-    checkpoint: Checkpoint | None
-    """None: the model is fresh."""
+    checkpoints: list[Checkpoint]
+    """Of a trained model, in the order given; none of a fresh one."""
     stacks: tuple[str, ...]
     """"encoder", "decoder" or both."""
     model: Any
@@ -150,43 +150,47 @@ class Subject:
             **{f"{side}_layers": len(layers_of(stacks[side])) if side in stacks else 0 for side in SIDES},
             "width": next(iter(stacks.values())).embed_tokens.embedding_dim,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "updates": self.checkpoint.updates if self.checkpoint else 0,
+            **({"checkpoints": [checkpoint.name for checkpoint in self.checkpoints]} if self.checkpoints else {}),
+            "updates": self.checkpoints[-1].updates if self.checkpoints else 0,
         }
 
 
 class Trained(Subject):
-    """The model of a checkpoint."""
+    """The model of a checkpoint, or of several checkpoints of one run."""
 
-    checkpoint: Checkpoint
-
-    def __init__(self, path: Path, source: Source) -> None:
+    def __init__(self, paths: list[Path], source: Source) -> None:
         """
-        Args:
-            path: the checkpoint.
-            source: the origin of the sentences.
-
         Raises:
-            AdminError: the file is not a checkpoint of a model that can be analysed.
+            AdminError: a file is not a checkpoint of a model that can be analysed.
         """
         self.source = source
-        self.checkpoint = checkpoint = Checkpoint.read(path)
-        arch = str(checkpoint.options.model.get("_name"))
-        if checkpoint.kind not in STACKS:
-            raise AdminError(f"{path} is a {arch}; a checkpoint of a model of {', '.join(STACKS)} was expected.")
-        check(checkpoint)
-        if checkpoint.omegas and checkpoint.record is None:
-            raise AdminError(f"{path}: its omega has not been profiled yet. Give a later checkpoint.")
-        self.name, self.arch = path.name, arch
-        self.stacks, self.vocabulary = checkpoint.stacks, checkpoint.vocabulary
+        self.checkpoints = [Checkpoint.read(path) for path in paths]
+        first = self.checkpoints[0]
+        shapes = {key: tensor.shape for key, tensor in first.weights.items()}
+        for checkpoint in self.checkpoints:
+            if checkpoint.kind not in STACKS:
+                raise AdminError(
+                    f"{checkpoint.name} is a {checkpoint.options.model.get('_name')}; a checkpoint of a model of "
+                    f"{', '.join(STACKS)} was expected."
+                )
+            if {key: tensor.shape for key, tensor in checkpoint.weights.items()} != shapes:
+                raise AdminError(
+                    f"{checkpoint.name} and {first.name} are of different models. Give checkpoints of one run."
+                )
+            check(checkpoint)
+            if checkpoint.omegas and checkpoint.record is None:
+                raise AdminError(f"{checkpoint.name}: its omega has not been profiled yet. Give a later checkpoint.")
+        self.name, self.arch = paths[0].name, str(first.options.model["_name"])
+        self.stacks, self.vocabulary = first.stacks, first.vocabulary
 
     @cached_property
     def model(self) -> Any:
-        return build(self.checkpoint)
+        return build(self.checkpoints[0])
 
     @cached_property
     def task(self) -> Any:
         assert self.source.data is not None
-        return data_of(self.checkpoint, self.source.data, self.source.split)
+        return data_of(self.checkpoints[0], self.source.data, self.source.split)
 
 
 def versions() -> dict[str, str]:
