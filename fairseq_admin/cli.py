@@ -44,7 +44,7 @@ def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
     parser.add_argument("--min-omega", type=above_zero, help="clamp smaller entries to this (default: refuse them)")
-    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities (default: 1e-4)")
+    parser.add_argument("--tolerance", type=above_zero, default=1e-4, help="of log-probabilities (default: 1e-4)")
 
 
 def _text(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +79,9 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
     _text(parser)
     parser.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
-    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities, in float32 (default: 1e-4)")
+    parser.add_argument(
+        "--tolerance", type=above_zero, default=1e-4, help="of float32 log-probabilities (default: 1e-4)"
+    )
 
 
 def _report(parser: argparse.ArgumentParser) -> None:

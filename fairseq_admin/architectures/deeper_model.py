@@ -18,7 +18,7 @@ from ..fast.plain import plain_layers
 from ..fast.stacks import FastEncoder
 from ..method import provenance
 from ..method.extra_layers import MoreLayers, set_up
-from ..method.schemes import DEPTH_RULES, SCHEMES
+from ..method.schemes import SCHEMES
 from ..rates import Slower, slow_down
 from .config import DeeperOptions, fill, fill_masked, flat_encoder, nested
 from .masked_language_model import AdminMaskedEncoder, MaskedLMAdminModel
@@ -77,9 +77,8 @@ class DeeperAdminModel(MaskedLMAdminModel):
         self.more: MoreLayers | None = None
         if args.more_layers:
             # After RoBERTa's __init__, which draws the weights of every module that exists.
-            by_depth = args.admin_init in DEPTH_RULES
             cfg = _more_options(args)
-            self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary, by_depth)
+            self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary)
             speed_up(self.more, cfg, {"encoder": self.more})
         self.slower: Slower | None = None
         self.frozen = args.pretrained_lr_factor == 0

@@ -11,10 +11,8 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..packages import need
 from ..text.assets import NOTED, POSITIONS, Assets
-from ..text.bpe import CODES, in_pieces
-from ..text.tokens import FILE
 from . import ctranslate2, huggingface
-from .exportable import prepare
+from .exportable import BOUND, prepare
 
 
 def export(
@@ -23,7 +21,7 @@ def export(
     output: Path,
     assets: Assets | None = None,
     quantization: str | None = None,
-    tolerance: float | None = None,
+    tolerance: float = BOUND,
 ) -> tuple[str, list[str]]:
     """Write a folder for an engine, with the dictionaries and other files that the text needs.
 
@@ -33,7 +31,7 @@ def export(
         output: the folder to write, new or empty.
         assets: its dictionaries, and codes and text.json if they are there. None: the files next to the checkpoint.
         quantization: CTranslate2's name for the type of the stored weights. None: float32.
-        tolerance: largest difference of log-probabilities in float32. None: exportable.BOUND.
+        tolerance: largest difference of log-probabilities in float32.
 
     Returns:
         What was checked, in words, and notes for the user.
@@ -42,7 +40,7 @@ def export(
         AdminError: the model cannot be exported, or not exactly enough, or the folder cannot be written.
     """
     if engine == "ctranslate2":
-        ctranslate2.refuse_unknown(quantization)
+        need("ctranslate2")
     else:
         need("transformers")
         if quantization:
@@ -64,10 +62,4 @@ def export(
         with outputs.writing(output):
             noted = {**model.fingerprints, POSITIONS: str(positions)}
             (folder / NOTED).write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
-    needed = [*([CODES] if in_pieces(model.source.symbols) else []), FILE]
-    missing = [name for name in needed if name not in model.files]
-    if missing and engine == "ctranslate2":
-        notes.append(
-            f"found no {' and no '.join(missing)}, which `fairseq-admin translate {output}` needs for raw text."
-        )
     return summary, notes

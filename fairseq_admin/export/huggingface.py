@@ -20,7 +20,7 @@ from ..checkpoints.equivalence import EOS, PAD, log_probabilities
 from ..errors import AdminError
 from ..packages import need
 from . import tokenizer
-from .exportable import BOUND, Exportable, batches, refuse_unlike
+from .exportable import Exportable, batches, refuse_unlike
 
 ACTIVATIONS = {"gelu_accurate": "gelu_new", "gelu_fast": "gelu_new"}
 """transformers' names for values of --activation-fn, if they differ."""
@@ -29,14 +29,14 @@ BOS, LONGEST = 0, 200
 """Index of <s>; largest number of units in a translation, as in fairseq-generate."""
 
 
-def write(model: Exportable, output: Path, folder: Path, tolerance: float | None) -> tuple[str, list[str]]:
+def write(model: Exportable, output: Path, folder: Path, tolerance: float) -> tuple[str, list[str]]:
     """Write the folder and check it. It gets a tokenizer if FSMTTokenizer does what text.json says.
 
     Args:
         model: the model to export.
         output: the folder's name in messages.
         folder: the folder to write, which does not exist yet.
-        tolerance: largest difference. None: BOUND.
+        tolerance: largest difference.
 
     Returns:
         What was checked, in words, and notes.
@@ -54,7 +54,7 @@ def write(model: Exportable, output: Path, folder: Path, tolerance: float | None
         folder.mkdir()
         convert(model, folder)
     largest, positions = check(model, folder)
-    refuse_unlike(largest, BOUND if tolerance is None else tolerance, f"{positions} positions")
+    refuse_unlike(largest, tolerance, f"{positions} positions")
     reason = tokenizer.unlike(model)
     if reason is None:
         with outputs.writing(output):

@@ -118,18 +118,6 @@ def lines_of(source: BinaryIO, name: str) -> int | None:
     return count
 
 
-def prompted(lines: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Prompt for each line on standard error."""
-    print("fairseq-admin: type a sentence a line; Ctrl-D ends.", file=sys.stderr)
-    while True:
-        print("> ", end="", file=sys.stderr, flush=True)
-        chunk = next(lines, None)
-        if chunk is None:
-            print(file=sys.stderr)
-            return
-        yield chunk
-
-
 def flow(
     pipeline: Pipeline,
     source: BinaryIO,
@@ -138,7 +126,7 @@ def flow(
     search: Search,
     batch_tokens: int,
 ) -> None:
-    """Translate a text: from a terminal line by line after a prompt, otherwise with a bar.
+    """Translate a text: from a terminal line by line, otherwise with a bar.
 
     Args:
         pipeline: the model.
@@ -150,7 +138,8 @@ def flow(
         AdminError: a line is not UTF-8, or the text cannot be read.
     """
     if source.isatty():
-        chunks, shown = prompted(read(source, name, 1)), bar("translate", 0, " lines", hidden=True)
+        print("fairseq-admin: type a sentence a line; Ctrl-D ends.", file=sys.stderr)
+        chunks, shown = read(source, name, 1), bar("translate", 0, " lines", hidden=True)
     else:
         chunks, shown = read(source, name, CHUNK), bar("translate", lines_of(source, name), " lines")
     first, removed = 1, Counter[str]()
