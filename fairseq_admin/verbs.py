@@ -52,7 +52,7 @@ def average(args: argparse.Namespace) -> str:
 
     paths = averaging.choose(args.inputs, args.last, args.by)
     text = _text(paths[0], args.data)
-    outputs.check(args.output, [*paths, *(text.files() if text else [])])
+    outputs.check_writable(args.output, [*paths, *(text.files() if text else [])])
     averaged = averaging.average(paths)
     _note(averaged, text)
     averaged.write(args.output)
@@ -65,9 +65,9 @@ def fold(args: argparse.Namespace) -> str:
     from .checkpoints.checkpoint import Checkpoint
 
     text = _text(args.checkpoint, args.data)
-    outputs.check(args.output, [args.checkpoint, *(text.files() if text else [])])
+    outputs.check_writable(args.output, [args.checkpoint, *(text.files() if text else [])])
     checkpoint = Checkpoint.read(args.checkpoint)
-    folded = folding.fold(checkpoint, args.min_omega, _languages(checkpoint, text))
+    folded = folding.fold_checkpoint(checkpoint, args.min_omega, _languages(checkpoint, text))
     _note(folded, text)
     with files.saved(folded.state, args.output) as path:
         largest, positions = equivalence.verify(checkpoint, Checkpoint.read(path), args.data)
@@ -116,7 +116,7 @@ def translate(args: argparse.Namespace) -> str:
         raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
     assets = _assets(args, args.model)
     if args.output:
-        outputs.check(args.output, [*assets.files(), *([args.text] if args.text else [])])
+        outputs.check_writable(args.output, [*assets.files(), *([args.text] if args.text else [])])
     search = engines.Search(args.beam, args.lenpen, args.nbest)
     kind = "units" if args.units else "tokens" if args.tokenised else "raw"
     with streams.opened(args.text) as (source, name), streams.written(args.output) as write:
@@ -145,7 +145,8 @@ def path(args: argparse.Namespace) -> str:
 def report(args: argparse.Namespace) -> str:
     from .report import page, runs
 
-    outputs.check(args.output, [path for run in args.runs for path in run.rglob("*") if path.suffix != ".html"])
+    inputs = [path for run in args.runs for path in run.rglob("*") if path.suffix != ".html"]
+    outputs.check_writable(args.output, inputs)
     read = runs.read_runs(args.runs)
     for run in read:
         if run.log is None:

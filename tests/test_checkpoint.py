@@ -75,7 +75,7 @@ def test_options_of_an_older_file_are_plain_values():
     """Of omegaconf's, which refer to other sections, and hold choices that are no text."""
     model = {"_name": "transformer", "max_source_positions": "${task.longest}", "kept": Choice.last}
     cfg = OmegaConf.create({"model": model, "task": {"longest": 64}, "criterion": {}})
-    flat = options.read({"args": None, "cfg": cfg}, "c.pt").model
+    flat = options.read_options({"args": None, "cfg": cfg}, "c.pt").model
     assert type(flat) is dict and flat == {"_name": "transformer", "max_source_positions": 64, "kept": "last"}
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bar import bar, each
+from ..bar import bar, progress
 from ..errors import AdminError
-from ..method.state_dict import OMEGA_INIT, STRAY
+from ..method.state_dict import LEGACY_KEYS, OMEGA_INIT
 from . import files
 from .building import refuse_not_finite
 from .checkpoint import Checkpoint
@@ -167,7 +167,7 @@ def average(paths: Sequence[Path]) -> Checkpoint:
             diverged.
     """
     checkpoints = []
-    for path in each("read", paths, " files"):  # a loop: an error in a comprehension would leave the bar open
+    for path in progress("read", paths, " files"):  # a loop: an error in a comprehension would leave the bar open
         checkpoints.append(Checkpoint.read(path))
     _refuse_misfits(checkpoints, [files.checksums(path) for path in paths])
     last = max(checkpoints, key=lambda checkpoint: checkpoint.updates)
@@ -194,7 +194,7 @@ def _ties(checkpoints: Sequence[Checkpoint], last: Checkpoint) -> list[list[str]
 
 def _mean(key: str, checkpoints: Sequence[Checkpoint], newest: Tensor) -> Tensor:
     """An entry's mean in the newest's type; the newest's own tensor if it is not averaged."""
-    if STRAY.search(key) or not newest.is_floating_point():
+    if LEGACY_KEYS.search(key) or not newest.is_floating_point():
         return newest
     summed = torch.zeros(newest.shape, dtype=torch.float64)
     for checkpoint in checkpoints:

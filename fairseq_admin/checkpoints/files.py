@@ -115,7 +115,7 @@ def saved(state: Mapping[str, Any], path: Path) -> Iterator[Path]:
     Raises:
         AdminError: the path cannot be written, or the disk is full.
     """
-    outputs.check(path)
+    outputs.check_writable(path)
     with outputs.replacing(path) as part:
         with outputs.writing(path, RuntimeError):  # torch's own, of a full disk
             torch.save(state, part)

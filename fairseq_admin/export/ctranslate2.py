@@ -48,7 +48,7 @@ def write(
     """
     with outputs.writing(output):
         convert(model, folder, None)
-    exact = check(model, folder)
+    exact = compare(model, folder)
     refuse_unlike(exact.largest, tolerance, f"{exact.units} units")
     summary = f"CTranslate2, float32; log-probabilities of {exact.units} units differ by up to {exact.largest:.2g}"
     if quantization in (None, "float32"):
@@ -56,7 +56,7 @@ def write(
     with outputs.writing(output):
         shutil.rmtree(folder)
         convert(model, folder, quantization)
-    quantised = check(model, folder)
+    quantised = compare(model, folder)
     return (
         f"{summary}; as {quantization}, here computed in {quantised.compute_type}, by up to {quantised.largest:.2g}, "
         f"{quantised.mean:.2g} on average"
@@ -85,7 +85,7 @@ def convert(model: Exportable, folder: Path, quantization: str | None) -> None:
         raise AdminError(f"CTranslate2 cannot take this model: {'; '.join(reasons) or line(error)}.") from None
 
 
-def check(model: Exportable, folder: Path) -> Checked:
+def compare(model: Exportable, folder: Path) -> Checked:
     """Compare the folder's log-probabilities of sentences with the checkpoint's."""
     ctranslate2 = need("ctranslate2")
     ctranslate2.set_log_level(logging.ERROR)  # the summary says if the processor computes in a wider type

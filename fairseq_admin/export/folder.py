@@ -10,7 +10,7 @@ from .. import outputs
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..packages import need
-from ..text.assets import NOTED, POSITIONS, Assets
+from ..text.assets import FINGERPRINTS, POSITIONS, Assets
 from . import ctranslate2, huggingface
 from .exportable import BOUND, prepare
 
@@ -61,5 +61,5 @@ def export(
         positions = min(model.options.max_source_positions, model.options.max_target_positions)
         with outputs.writing(output):
             noted = {**model.fingerprints, POSITIONS: str(positions)}
-            (folder / NOTED).write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
+            (folder / FINGERPRINTS).write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
     return summary, notes

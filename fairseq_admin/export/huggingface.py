@@ -45,7 +45,7 @@ def write(model: Exportable, output: Path, folder: Path, tolerance: float) -> tu
         AdminError: FSMT does not compute this model; or the disk is full.
     """
     logs = need("transformers").utils.logging
-    logs.set_verbosity_error()  # `check` finds what matters
+    logs.set_verbosity_error()  # `compare` finds what matters
     logs.disable_progress_bar()
     refuse_other_kinds(model.options)
     from safetensors import SafetensorError  # with transformers
@@ -53,7 +53,7 @@ def write(model: Exportable, output: Path, folder: Path, tolerance: float) -> tu
     with outputs.writing(output, SafetensorError):
         folder.mkdir()
         convert(model, folder)
-    largest, positions = check(model, folder)
+    largest, positions = compare(model, folder)
     refuse_unlike(largest, tolerance, f"{positions} positions")
     reason = tokenizer.unlike(model)
     if reason is None:
@@ -141,7 +141,7 @@ def convert(model: Exportable, folder: Path) -> None:
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # only the owner may read that
 
 
-def check(model: Exportable, folder: Path) -> tuple[float, int]:
+def compare(model: Exportable, folder: Path) -> tuple[float, int]:
     """Load the folder and compare it. Returns the largest difference, and the number of target positions."""
     fsmt = need("transformers").AutoModelForSeq2SeqLM.from_pretrained(str(folder), local_files_only=True).eval()
     tests = batches(model)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BINARISED = re.compile(r"[^.]+\.(.+)-(.+)\.(?:\1|\2)\.idx")
 """fairseq-preprocess's file names, such as train.de-en.de.idx."""
 
-NOTED = "fingerprints.json"
+FINGERPRINTS = "fingerprints.json"
 """The file with the fingerprints of the text, in an exported folder."""
 POSITIONS = "positions"
 """The entry of that file with the number of positions, which CTranslate2 does not tell."""
@@ -222,8 +222,10 @@ def _fingerprints(path: Path, name: str) -> list[str]:
 def _read_fingerprints(folder: Path) -> dict[str, str]:
     """The fingerprints in an exported folder; none if another program wrote it."""
     try:
-        return {**json.loads((folder / NOTED).read_text(encoding="utf-8"))}
+        return {**json.loads((folder / FINGERPRINTS).read_text(encoding="utf-8"))}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError):
-        raise AdminError(f"{folder / NOTED} holds no fingerprints of the text. Export the folder again.") from None
+        raise AdminError(
+            f"{folder / FINGERPRINTS} holds no fingerprints of the text. Export the folder again."
+        ) from None

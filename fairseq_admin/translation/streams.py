@@ -36,7 +36,7 @@ def _reading(name: str) -> Iterator[None]:
         raise AdminError(f"{name}: cannot be read ({line(error)}). Copy it again.") from None
 
 
-def read(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
+def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
     """Yield lines of UTF-8, `size` at a time, without their newlines. Only a newline ends a line.
 
     Raises:
@@ -139,9 +139,9 @@ def flow(
     """
     if source.isatty():
         print("fairseq-admin: type a sentence a line; Ctrl-D ends.", file=sys.stderr)
-        chunks, shown = read(source, name, 1), bar("translate", 0, " lines", hidden=True)
+        chunks, shown = read_lines(source, name, 1), bar("translate", 0, " lines", hidden=True)
     else:
-        chunks, shown = read(source, name, CHUNK), bar("translate", lines_of(source, name), " lines")
+        chunks, shown = read_lines(source, name, CHUNK), bar("translate", lines_of(source, name), " lines")
     first, removed = 1, Counter[str]()
     with shown:
         for lines in chunks:
