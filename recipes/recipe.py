@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import logging
 import os
 import re
@@ -161,6 +162,7 @@ class Recipe:
         return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named if name not in left_out)])
 
 
+@functools.cache
 def files() -> dict[str, tuple[File, str]]:
     """The YAML of every target, and the size that the target names."""
     targets: dict[str, tuple[File, str]] = {}
