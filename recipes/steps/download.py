@@ -90,15 +90,12 @@ def fetch(archive: Archive, part: Path) -> None:
         while before != (before := kept(part, archive)):
             try:
                 receive(session, url, part, archive)
+                return check(url, part, archive)
             except (requests.RequestException, HTTPError) as error:
                 reasons[url] = str(error)
-            else:
-                try:
-                    return check(url, part, archive)
-                except ValueError as error:
-                    # Its beginning may be another address's file, or an older one.
-                    part.unlink()
-                    reasons[url] = str(error)
+            except ValueError as error:
+                part.unlink()  # its beginning may be another address's file, or an older one
+                reasons[url] = str(error)
             log.info("%s: %s", archive.name, reasons[url])
     if not (have := kept(part, archive)):
         part.unlink(missing_ok=True)
