@@ -65,7 +65,7 @@ Depth = Annotated[str, BeforeValidator(str), Field(pattern=r"^[1-9][0-9]*(-[1-9]
 
 
 class Translation(Training):
-    """Of a recipe that trains a model to translate."""
+    """Settings of a recipe that trains a model to translate."""
 
     PAIR: Pair = "de-en"
     """source and target language"""
@@ -148,7 +148,7 @@ class LanguageModel(Training):
 
 
 class Grid(Settings):
-    """Of every grid."""
+    """Settings of every grid."""
 
     SEEDS: Several[NonNegativeInt] = (1,)
     """of the weights, the batches and dropout"""
@@ -168,7 +168,7 @@ class Grid(Settings):
 
 
 class Translations(Grid):
-    """Of a grid that trains models to translate."""
+    """Settings of a grid that trains models to translate."""
 
     SCHEMES: Several[Scheme] = MODEL_SCHEMES
     """of the residual branches"""

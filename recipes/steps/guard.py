@@ -1,4 +1,4 @@
-"""One process at a time: who has a file or a folder, and what a killed one left half-written there."""
+"""Locks of files and folders, and the half-written files of killed processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 HALVES = re.compile(
     r".+\..*\.\d+\.part(\.\d+)?|(bin|generate\.txt|eval\.txt|omega\.json|model\.pt)\.part|checkpoint.*\.pt\.tmp"
 )
-"""What half-written files and folders are called, by the recipes and by fairseq. No other is removed."""
+"""Names of half-written files and folders of the recipes and of fairseq. No other is removed."""
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def use_environment() -> None:
 
 @contextmanager
 def exclusive_folder(folder: Path, node: int = 0, wait: bool = False) -> Iterator[None]:
-    """Have a folder to oneself, or share it with other nodes of the same run; what is half-written there goes."""
+    """Lock a folder, which other nodes of the same run may share, and remove half-written files there."""
     with locked(folder / f".guard{node or ''}", wait):
         if not node:
             clear(folder)
@@ -113,7 +113,7 @@ def exclusive_folder(folder: Path, node: int = 0, wait: bool = False) -> Iterato
 
 
 def clear(folder: Path) -> None:
-    """Remove what is half-written in a folder that nobody else is at work in."""
+    """Remove half-written files in a folder in which no other process works."""
     for path in [path for path in folder.rglob("*.p*") if HALVES.fullmatch(path.name)]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
