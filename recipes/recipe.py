@@ -196,7 +196,7 @@ def collect(
     quiet = on_line | given.keys() | Machine.model_fields.keys() - {"RUNS"}
     if inherited := [f"{name}={value}" for name, value in values.items() if name not in quiet]:
         log.info("From the environment: %s.", " ".join(inherited))
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser("--", argparse.SUPPRESS, add_help=False, allow_abbrev=False)
     for option in filter(lambda alias: alias.startswith("--"), aliases):
         parser.add_argument(option, dest=option)
     named, others = parser.parse_known_args(options)
