@@ -35,8 +35,8 @@ FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS)
 ## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
 ## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
 ## make sensitivity: the learning rates and beta2 at which a scheme trains without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
-## make warmup: the warm-up that each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, QUICK=1)
-## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, QUICK=1)
+## make warmup: the warm-up that each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, PRESET=quick)
+## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, PRESET=quick)
 $(FRONTED): $(VENV)/ready
 # make hands its variables down in the environment; under make -n, too, the front lists what would run.
 	+@if test -x $(RUN); then exec $(RUN) -m recipes $@; else echo "make setup comes first: $(RUN) is not here."; fi
@@ -59,7 +59,7 @@ figures: $(VENV)/ready
 
 ## make tables: the tables of docs/results.md that compare schemes, from the rows that docs/ keeps
 tables: $(VENV)/ready
-	@$(RUN) -m recipes.figures.tables docs/results.md
+	@$(RUN) -m recipes.figures.docs docs/results.md
 
 ## make docs: the site of docs/ in site/, with every link and image checked
 docs: $(VENV)/ready

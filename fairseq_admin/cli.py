@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import outputs, register, verbs
-from .analysis import command_line as analysis
+from .analysis import command as analysis
 from .arguments import above_zero, model, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
-from .text.folders import binarised
+from .text.assets import binarised
 from .version import __version__
 
 
@@ -35,7 +35,6 @@ def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--last", type=positive, help="number of checkpoints to average (run folder; default: 10)")
-    parser.add_argument("--upto", type=positive, help="no checkpoint after this epoch or update (run folder)")
     parser.add_argument("--by", choices=("epochs", "updates"), help="which (run folder; default: epochs if it has any)")
     parser.add_argument("--data", type=Path, help="folder of the training text: note its codes and text.json")
 
@@ -45,7 +44,7 @@ def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
     parser.add_argument("--min-omega", type=above_zero, help="clamp smaller entries to this (default: refuse them)")
-    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities (default: 1e-4)")
+    parser.add_argument("--tolerance", type=above_zero, default=1e-4, help="of log-probabilities (default: 1e-4)")
 
 
 def _text(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +79,9 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
     _text(parser)
     parser.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
-    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities, in float32 (default: 1e-4)")
+    parser.add_argument(
+        "--tolerance", type=above_zero, default=1e-4, help="of float32 log-probabilities (default: 1e-4)"
+    )
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +97,7 @@ VERBS: dict[str, tuple[Verb, AddOptions, str]] = {
     "fold": (verbs.fold, _fold, "fold omega into the weights, giving an equivalent stock Transformer"),
     "translate": (verbs.translate, _translate, "translate raw text, a line a sentence"),
     "export": (verbs.export, _export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
-    "analyze": (verbs.analyze, analysis.add_options, "measure what the papers measure: numbers and a figure"),
+    "analyze": (analysis.run, analysis.add_options, "measure what the papers measure: numbers and a figure"),
     "path": (verbs.path, lambda parser: None, "print the folder that fairseq-train --user-dir takes"),
     "report": (verbs.report, _report, "write a page on one or several runs: losses, omega, scores, translations"),
 }

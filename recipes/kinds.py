@@ -160,11 +160,8 @@ class Grid(Settings):
     """of the model, while it trains on what is compared"""
     JOBS: PositiveInt = 1
     """runs at a time, each on a GPU of its own where there are any"""
-
-    @property
-    def rule(self) -> str:
-        """The rule by which Admin sets omega."""
-        return "reference"
+    SEARCH: Literal["every", "first"] = "every"
+    """seeds that every rate is run with: every one; or the first, and then the others at the best rate"""
 
 
 class Translations(Grid):
@@ -178,8 +175,8 @@ class Translations(Grid):
     """norm of the gradients, 0 for any"""
     MAX_TOKENS: PositiveInt = 192
     """of a batch"""
-    LEG: Maybe[PositiveInt] = None
-    """a run ends early after so many updates without a better validation"""
+    PATIENCE: Maybe[PositiveInt] = Field(None, alias="LEG")
+    """updates without a better validation after which a run ends early"""
     BEAM: PositiveInt = 5
     """hypotheses of a search"""
     PAIRS: PositiveInt = 20000
@@ -198,7 +195,7 @@ class Translations(Grid):
     """a page that was committed before the runs; each row then names its commit"""
 
     def lengths(self) -> dict[str, int]:
-        return {**super().lengths(), **({"LEG": self.LEG} if self.LEG else {})}
+        return {**super().lengths(), **({"PATIENCE": self.PATIENCE} if self.PATIENCE else {})}
 
 
 class Compare(Translations):
@@ -210,20 +207,6 @@ class Compare(Translations):
     """peak learning rates"""
     WARMUP: NonNegativeInt = 100
     """updates of warm-up"""
-    TIED: Literal["yes", "no"] = "yes"
-    """whether all embeddings are one"""
-    SEARCH: Literal["every", "first", "short"] = "every"
-    """seeds that every rate is run with: every one; the first, and then the others at the best rate; or the first in
-    runs of SHORT updates, and then all at the best rate"""
-    SHORT: PositiveInt = 1000
-    """updates of the runs that SEARCH=short tries the rates in"""
-
-    def lengths(self) -> dict[str, int]:
-        return {**super().lengths(), "SHORT": self.SHORT}
-
-    @property
-    def rule(self) -> str:
-        return self.INIT
 
 
 class Sensitivity(Translations):
@@ -236,8 +219,6 @@ class Sensitivity(Translations):
 
 
 class Warmup(Translations):
-    QUICK: str = ""
-    """anything, for a few minutes with small sizes"""
     LAYERS: PositiveInt = 6
     """of each stack"""
     OPTIMIZERS: Several[Literal["adam", "sgd"]] = ("adam", "sgd")
@@ -250,8 +231,6 @@ class Warmup(Translations):
 
 
 class Deeper(Grid):
-    QUICK: str = ""
-    """anything, for a few minutes with small sizes"""
     SCHEMES: Several[NewLayers] = ("dt-fixup", "admin", "post-ln", "pre-ln", "deepnorm", "rezero")
     """of the new layers; a head without any is always among the runs"""
     DEPTHS: Several[PositiveInt] = (2, 8, 24)
@@ -260,7 +239,7 @@ class Deeper(Grid):
     """peak learning rates: the first seed is run with every one, the others at the best"""
     WARMUP: NonNegativeInt = 50
     """updates of warm-up, in every scheme but dt-fixup, which has none"""
-    FACTOR: NonNegativeFloat = 0.1
+    ENCODER_LR_FACTOR: NonNegativeFloat = Field(0.1, alias="FACTOR")
     """the encoder's rate by the new layers'; 0: it is frozen"""
     PRETRAIN: PositiveInt = 40000
     """pairs to pre-train the encoder on"""

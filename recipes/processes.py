@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+from fairseq_admin.errors import DIVERGED
 from recipes.steps.common import replacing
 from recipes.steps.progress import progress
 
@@ -32,6 +33,10 @@ WATCH = (
 
 class Failed(ValueError):
     """A command failed and has printed why."""
+
+
+class Diverged(Failed):
+    """A training that stopped because it diverged."""
 
 
 @contextmanager
@@ -126,14 +131,14 @@ def plugin(*words: object) -> str:
     return printed.getvalue()
 
 
-def stream(command: list[str], log: Path, mode: str = "ab", accepted: tuple[int, ...] = (0,), **shown: int) -> int:
-    """Run a command of fairseq's, keep its output in a file and show it in short; returns its exit status.
+def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> None:
+    """Run a command of fairseq's, keep its output in a file and show it in short.
 
     Args:
         shown: arguments of `progress`.
 
     Raises:
-        Failed: it ended with a status that is not accepted.
+        Failed: it ended with another status than 0.
         KeyboardInterrupt: it was asked to stop.
     """
     last_line = "nothing said"
@@ -153,9 +158,9 @@ def stream(command: list[str], log: Path, mode: str = "ab", accepted: tuple[int,
             raise
     if process.returncode in (INTERRUPTED, *(-number for number in STOP)):
         raise KeyboardInterrupt
-    if process.returncode not in accepted:
-        raise Failed(f"{command[2]} ended with status {process.returncode}: {last_line} Its whole output: {log}.")
-    return process.returncode
+    if process.returncode:
+        failure = Diverged if process.returncode == DIVERGED else Failed
+        raise failure(f"{command[2]} ended with status {process.returncode}: {last_line} Its whole output: {log}.")
 
 
 def produce(command: list[str], out: Path, sentences: int = 0) -> None:

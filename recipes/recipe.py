@@ -62,10 +62,10 @@ class File(BaseModel, extra="forbid", frozen=True):
     """settings of its kind that have no effect on it, which the user cannot give either"""
     settings: dict[str, Any] = {}
     presets: dict[str, dict[str, Any]]
-    quick: dict[str, Any] = {}
-    """sizes with which it takes a few minutes: does it work here?"""
     axes: dict[str, str] = {}
     """of a grid: by name the settings of their places, in the order of a folder's name; the seed is the last"""
+    named: dict[str, str] = {}
+    """of a grid: the parts of its folder's name, by the settings that a user changes"""
     options: dict[str, Any] = {}
     """fairseq-train's; of a grid those for `all` runs, and for some; a setting's name in braces is its value"""
     sizes: dict[str, dict[str, Any]] = {}
@@ -222,7 +222,7 @@ def read(target: str, given: dict[str, str]) -> Recipe:
     preset = given.get("PRESET") or file.preset
     if preset not in file.presets:
         raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(file.presets)}.")
-    values = file.values(size, preset) | (file.quick if given.get("QUICK") else {}) | given
+    values = file.values(size, preset) | given
     if values.get("EPOCHS") and "UPDATES" in given:
         raise ValueError(
             f"UPDATES={given['UPDATES']} is given, and EPOCHS={values['EPOCHS']} says how long it trains; give another "

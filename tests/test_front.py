@@ -64,7 +64,7 @@ WRONG = [
     ("demo", "NODES=2|MASTER=h:1|NODE_RANK=2", "NODE_RANK=2 is not one of NODES=2; expected a number from 0 to 1"),
     ("compare", "RATES=1e-3 nan", "RATES=1e-3 nan is invalid: expected numbers of 0 or more, as 1e-3, one or more"),
     ("compare", "RATES=1 1", "RATES=1 1 is invalid: expected one or more, with spaces between and none twice ("),
-    ("compare", "LEG=50", "LEG=50 is not a multiple of SAVE_EVERY=100"),
+    ("compare", "PATIENCE=50", "PATIENCE=50 is not a multiple of SAVE_EVERY=100"),
     ("sensitivity", "BETA2S=1", "BETA2S=1 is invalid: expected numbers below 1, as 0.98"),
 ]
 
@@ -174,7 +174,7 @@ def test_the_front_loads_no_fairseq():
 def test_help_lists_every_setting_with_its_value_and_its_range():
     lines = front("compare", "--help").stdout.splitlines()
     assert "JOBS=1: runs at a time, each on a GPU of its own where there are any" in lines
-    assert any(line.endswith("; one of: every first short") for line in lines)
+    assert any(line.endswith("; one of: every first") for line in lines)
     assert any(line.startswith("SEEDS=1 2 3: ") for line in lines)
     for target, (file, _) in recipes.files().items():
         more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []

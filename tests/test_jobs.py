@@ -300,5 +300,5 @@ def test_a_grid_goes_on_by_itself(tmp_path, cluster):
     words = ["sensitivity", "SCHEMES=admin post-ln", "LRS=0.001 0.002", "BETA2S=0.98", "UPDATES=20", "SAVE_EVERY=10"]
     assert shell_that_exits(*words, "JOBS=2", "PAIRS=1500", "LAYERS=1", *cluster).count("job ") == 1
     wait_for(lambda: not any(tmp_path in path.parents for path in slurm.queued()), 900)
-    assert len(list((tmp_path / "runs").rglob("result.json"))) == 4, last_of(tmp_path)
+    assert len(list((tmp_path / "runs").rglob("result.csv"))) == 4, last_of(tmp_path)
     assert list((tmp_path / "runs").rglob("*.png")), last_of(tmp_path)

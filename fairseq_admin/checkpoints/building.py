@@ -16,11 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from ..architectures.config import nested
 from ..errors import AdminError, line
-from ..method.state_dict import STRAY
+from ..method.state_dict import LEGACY_KEYS
 from .checkpoint import STACKS, Checkpoint
 
 
-def check(checkpoint: Checkpoint) -> None:
+def check_weights(checkpoint: Checkpoint) -> None:
     """Refuse weights that its model does not have, or that are not finite, before computing with them.
 
     If this fairseq does not know the architecture, only the values are checked. Entries that only an older fairseq
@@ -33,7 +33,7 @@ def check(checkpoint: Checkpoint) -> None:
         AdminError: an entry is missing, unknown, of another shape or not finite, or no model can be built.
     """
     checkpoint.state["model"] = copy.deepcopy(checkpoint.weights)
-    for key in [key for key in checkpoint.weights if STRAY.search(key)]:
+    for key in [key for key in checkpoint.weights if LEGACY_KEYS.search(key)]:
         del checkpoint.weights[key]
     for key, tensor in checkpoint.weights.items():
         refuse_not_finite(checkpoint.name, key, tensor)

@@ -27,10 +27,10 @@ from torch import Tensor
 from .. import fingerprint
 from ..errors import AdminError
 from ..method import provenance
-from ..method.state_dict import OMEGA_DELTA, OMEGA_INIT, STRAY, layers
+from ..method.state_dict import LEGACY_KEYS, OMEGA_DELTA, OMEGA_INIT, layers
 from ..pytorch import folding
 from ..version import __version__
-from .building import check
+from .building import check_weights
 from .checkpoint import FOLD, Checkpoint
 from .stock import max_positions, stock_options
 
@@ -54,7 +54,7 @@ SHORTCUT_SCALE = ".shortcut_scale"
 BRANCH_SCALE = ".branch_scale"
 
 
-def fold(
+def fold_checkpoint(
     checkpoint: Checkpoint, min_omega: float | None = None, languages: tuple[str, str] | None = None
 ) -> Checkpoint:
     """Turn a checkpoint of one of our models into a stock one, without optimizer state, that loads without the plugin.
@@ -68,7 +68,7 @@ def fold(
         AdminError: the checkpoint is damaged or not of one of our models; no stock Transformer computes its scheme; or
             an ω is too small to divide by.
     """
-    check(checkpoint)
+    check_weights(checkpoint)
     _refuse_unfoldable(checkpoint)
     folded = fold_weights(checkpoint, min_omega or folding.SMALLEST, clamp=min_omega is not None)
     first = [stack for stack in checkpoint.stacks if _embedding_scaled(folded, checkpoint.weights, stack)]
@@ -126,7 +126,7 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
     folded = {
         key: tensor
         for key, tensor in weights.items()
-        if not key.endswith(scales) and key != provenance.KEY and not STRAY.search(key)
+        if not key.endswith(scales) and key != provenance.KEY and not LEGACY_KEYS.search(key)
     }
 
     def scale_output(module: str, factor: Tensor) -> None:

@@ -13,10 +13,10 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from .. import fingerprint
-from ..checkpoints.building import check
+from ..checkpoints.building import check_weights
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.equivalence import EOS, PAD, Batch, random_batches, real_batches
-from ..checkpoints.fold import fold
+from ..checkpoints.fold import fold_checkpoint
 from ..checkpoints.stock import attributes, stock_options
 from ..errors import AdminError
 from ..text.assets import Assets
@@ -56,13 +56,13 @@ def stock(checkpoint: Checkpoint) -> Checkpoint:
         AdminError: the model is of neither kind, is damaged, or cannot be folded.
     """
     if checkpoint.kind == "transformer_admin":
-        return fold(checkpoint)
+        return fold_checkpoint(checkpoint)
     if checkpoint.kind != "transformer":
         raise AdminError(
             f"{checkpoint.name}: its architecture is {checkpoint.options.model.get('_name')}; transformer_admin or "
             "fairseq's transformer was expected. Nothing else can be exported."
         )
-    check(checkpoint)
+    check_weights(checkpoint)
     return Checkpoint({"args": stock_options(checkpoint), "model": dict(checkpoint.weights)})
 
 

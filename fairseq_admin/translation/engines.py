@@ -22,8 +22,8 @@ class Hypothesis(NamedTuple):
     """A translation, and its log-probability (natural logarithm) divided by its length to the length penalty."""
 
     score: float
-    units: str
-    """With spaces between them."""
+    text: str
+    """From an engine: units, with spaces between them. From the pipeline: what the user reads."""
 
 
 class Search(NamedTuple):
