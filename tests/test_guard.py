@@ -208,22 +208,21 @@ def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):
 
 
 def test_settings_are_held_once_a_model_depends_on_them(tmp_path):
-    """Others take their place before, and what was made with the old ones goes."""
-    path, stale = tmp_path / "grid/settings.json", tmp_path / "grid/text"
+    """Others take their place before."""
+    path = tmp_path / "run/settings.json"
     records.check_unchanged(path, {"width": "64"})
     written = path.stat().st_mtime_ns
-    records.check_unchanged(path, {"width": "64.0"}, [stale])
+    records.check_unchanged(path, {"width": "64.0"})
     assert path.stat().st_mtime_ns == written
-    write_lines(stale / "train", ["old"])
-    records.check_unchanged(path, {"width": "128"}, [stale])
-    assert records.read(path) == {"width": "128"} and not stale.exists()
-    write_lines(tmp_path / "grid/a/checkpoints/checkpoint_1_50.pt", [])
-    records.check_unchanged(path, {"width": "128"}, [stale])
-    said = f"grid was made with other settings .width 128 -> 64., and {tmp_path}/grid/a holds a model of them. "
-    with pytest.raises(ValueError, match=said + f".*remove {tmp_path}/grid to begin again"):
-        records.check_unchanged(path, {"width": "64"}, [stale])
+    records.check_unchanged(path, {"width": "128"})
+    assert records.read(path) == {"width": "128"}
+    write_lines(tmp_path / "run/checkpoints/checkpoint_1_50.pt", [])
+    records.check_unchanged(path, {"width": "128"})
+    said = f"run was made with other settings .width 128 -> 64., and {tmp_path}/run holds a model of them. "
+    with pytest.raises(ValueError, match=said + f".*remove {tmp_path}/run to begin again"):
+        records.check_unchanged(path, {"width": "64"})
     with pytest.raises(ValueError, match="depth unset -> 2"):
-        records.check_unchanged(path, {"width": "128", "depth": "2"}, [stale])
+        records.check_unchanged(path, {"width": "128", "depth": "2"})
 
 
 def test_settings_are_held_while_another_works_with_them(tmp_path):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -122,20 +121,13 @@ def refuse(folder: Path, changed: list[str], models: Path) -> None:
             raise ValueError(f"{message}; {error}") from None
 
 
-def check_unchanged(path: Path, settings: Settings, stale: Iterable[Path] = ()) -> None:
+def check_unchanged(path: Path, settings: Settings) -> None:
     """Write the record of a folder, or check that it is the one written there.
 
-    Args:
-        stale: what goes where others take the place of the settings.
-
     Raises:
-        ValueError: they differ, and what was trained with the old ones is in that folder.
+        ValueError: they differ, and that folder has a model of the old ones.
     """
-    if path.exists():
-        changed = differences(read(path), settings)
-        refuse(path.parent, changed, path.parent)
-        if not changed:
-            return
-        for left in stale:
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-    write_lines(path, [json.dumps(settings, indent=2)])
+    changed = differences(read(path), settings) if path.exists() else []
+    refuse(path.parent, changed, path.parent)
+    if changed or not path.exists():
+        write_lines(path, [json.dumps(settings, indent=2)])
