@@ -19,7 +19,7 @@ from recipes.steps.progress import progress
 
 POLL_SECONDS = 0.1
 """Time between checks whether the work is done, and whether the make above is still there."""
-PATIENCE = 300
+STOP_SECONDS = 300
 """Seconds that work has to end by itself after a signal to stop."""
 STOP = (signal.SIGTERM, signal.SIGUSR2)
 """The signals that ask a process to stop; a training then writes a checkpoint (steps/early_stop.py)."""
@@ -86,7 +86,7 @@ def _stop(child: multiprocessing.process.BaseProcess, group: int) -> int:
     child.join(2)
     if child.exitcode is None:
         print("Stopping: a training writes a checkpoint first. Ctrl-C again stops it now.", file=sys.stderr)
-        child.join(PATIENCE)
+        child.join(STOP_SECONDS)
     return INTERRUPTED if child.exitcode != 0 else 0
 
 

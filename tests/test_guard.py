@@ -35,7 +35,7 @@ with locked(Path(sys.argv[1])): print('in', flush=True); time.sleep(float(sys.ar
 
 def test_a_killed_holder_leaves_the_turn_and_a_new_one_is_named(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(guard, "SHORT", 0.1)
+    monkeypatch.setattr(guard, "NOTICE_SECONDS", 0.1)
     path = tmp_path / "cell/.guard"
     killed = python(HOLDER, path, 600)
     assert killed.stdout.readline() == "in\n"
@@ -93,7 +93,7 @@ def test_a_file_that_another_node_wrote_is_waited_for(tmp_path, monkeypatch):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: (time.sleep(0.3), path.touch()))
         guard.await_files([path])
-    monkeypatch.setattr(guard, "PATIENCE", 0)
+    monkeypatch.setattr(guard, "NFS_WAIT", 0)
     with pytest.raises(ValueError, match="2.pt: another node has it, and this one did not see it in 0 s; .* RUNS="):
         guard.await_files([path, tmp_path / "checkpoint2.pt"])
 

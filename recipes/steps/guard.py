@@ -18,9 +18,9 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 log = logging.getLogger(__name__)
-SHORT = 1.0
+NOTICE_SECONDS = 1.0
 """Seconds to wait for a lock before it is said who has it."""
-PATIENCE = 120
+NFS_WAIT = 120
 """Seconds until a network file system shows a file that another node has written."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of a file system without flock: Lustre mounted without it, NFS without its lock daemon."""
@@ -45,12 +45,12 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     marker = path.with_name(f".marker{path.name}")
     try:
         try:
-            lock.acquire(timeout=SHORT if wait else 0)
+            lock.acquire(timeout=NOTICE_SECONDS if wait else 0)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
             lock = SoftFileLock(marker)
-            lock.acquire(timeout=SHORT if wait else 0)
+            lock.acquire(timeout=NOTICE_SECONDS if wait else 0)
     except Timeout:
         holder = path.read_text(encoding="utf-8") or "another process"
         holder += f" (if it is gone, remove {marker})" if isinstance(lock, SoftFileLock) else ""
@@ -73,12 +73,12 @@ def await_files(paths: Iterable[Path]) -> None:
     Raises:
         ValueError: one did not come.
     """
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + NFS_WAIT
     for path in paths:
         while not path.is_file():
             if time.monotonic() > end:
                 raise ValueError(
-                    f"{path}: another node has it, and this one did not see it in {PATIENCE} s; expected a folder that "
+                    f"{path}: another node has it, and this one did not see it in {NFS_WAIT} s; expected a folder that "
                     "all nodes share. Give RUNS= on shared storage."
                 )
             time.sleep(1)
