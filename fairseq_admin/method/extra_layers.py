@@ -26,7 +26,7 @@ from ..version import __version__
 from . import initial_weights, provenance
 from .norms import shortcut_norms
 from .profiling import from_first_rank, observe
-from .schemes import DEPTH_RULES, SCHEMES
+from .schemes import DEPTH_RULES, SCHEMES, Options
 from .stacks import AdminEncoder
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class MoreLayers(AdminEncoder):
         dictionary: the encoder's.
     """
 
-    def __init__(self, cfg: Any, dictionary: Any) -> None:
+    def __init__(self, cfg: Options, dictionary: Any) -> None:
         super().__init__(cfg, dictionary, nn.Embedding(1, cfg.encoder.embed_dim, padding_idx=0))
         self.padding_idx = dictionary.pad()
         del self.embed_tokens

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import SCHEMES, norms_of
+from .schemes import SCHEMES, Options, norms_of
 from .second_stream import pack, unpack
 
 
@@ -39,7 +39,7 @@ def xavier(linear: nn.Linear) -> nn.Linear:
     return linear
 
 
-def ffn_law(cfg) -> str | None:
+def ffn_law(cfg: Options) -> str | None:
     """The law that a model's feed-forward weights start with; None: its scheme draws them.
 
     Args:
@@ -70,7 +70,7 @@ class _SchemeLayer:
     d: Tensor | None = None
     """The second stream, within a forward."""
 
-    def __init__(self, cfg, *args, **kwargs) -> None:
+    def __init__(self, cfg: Options, *args, **kwargs) -> None:
         self.scheme = SCHEMES[cfg.admin_scheme]
         self._xavier = ffn_law(cfg) == "xavier"
         super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]
@@ -144,7 +144,7 @@ class SchemeDecoderLayer(_SchemeLayer, TransformerDecoderLayerBase):
     side = 1
 
 
-def recomputed(layer: nn.Module, cfg: Any) -> nn.Module:
+def recomputed(layer: nn.Module, cfg: Options) -> nn.Module:
     """Make a layer recompute its forward in the backward, in place, if --checkpoint-activations is set.
 
     torch recomputes as in the forward. fairseq's own wrapper forgets autocast: under --amp it would compute in float32,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import Stack, layers_of, norms_of
+from .schemes import Layer, Stack, layers_of, norms_of
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Sublayer:
         return total if self.bottom is None else total + self.bottom
 
 
-def _scales(layer: Any, norm: nn.Module) -> tuple[Tensor | float, Tensor | float]:
+def _scales(layer: Layer, norm: nn.Module) -> tuple[Tensor | float, Tensor | float]:
     """a and b of the sub-layer with this norm."""
     if isinstance(norm, ShortcutNorm):
         return norm.omega.detach(), 1.0
