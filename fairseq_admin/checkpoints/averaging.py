@@ -123,7 +123,7 @@ def _refuse_misfits(checkpoints: Sequence[Checkpoint], checksums: Sequence[tuple
 
 
 def _refuse_other_profile(one: Checkpoint, two: Checkpoint) -> None:
-    """Refuse models whose profiled ω differs, beyond half precision's rounding. (Training changes omega_delta alone.)"""
+    """Refuse models whose profiled ω differs by more than a rounding. (Training changes omega_delta alone.)"""
     if "code" in (one.record or {}):  # the authors' code trains the ω that we load as omega_init
         return
     for key in filter(lambda key: key.endswith(OMEGA_INIT), one.weights):
