@@ -65,7 +65,7 @@ def outcome(error: BaseException) -> tuple[str, int] | None:
     """Find the line and the exit status of an error.
 
     This reads the traceback as text. The processes that fairseq starts, one per GPU, send errors back as text, and the
-    text still names an error on top of which fairseq raised another. (Its NanDetector fails with today's torch.)
+    text still names an error if fairseq raised another one after it. (Its NanDetector fails with today's torch.)
 
     Args:
         error: one that nothing caught.

@@ -66,7 +66,7 @@ def build(
 
     Args:
         checkpoint: its weights must be the model's.
-        source, target: its dictionaries; None: made-up words, as many as it has.
+        source, target: its dictionaries. None: made-up words.
 
     Raises:
         AdminError: the architecture is unknown, the weights are not the model's, or the dictionaries are another

@@ -62,8 +62,11 @@ class MoreLayers(AdminEncoder):
         getattr(self, provenance.KEY).copy_(provenance.encode(record))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
-        """Return the state dict unchanged. fairseq would take weights of a pre-trained encoder, which has no such
-        layers, for those of an old version, and drop the norm that ends the stack."""
+        """Return the state dict unchanged.
+
+        A pre-trained encoder has no such layers. fairseq would take its weights for an old version's, and drop the norm
+        that ends the stack.
+        """
         return state_dict
 
     def forward_embedding(self, src_tokens: Tensor, token_embedding: Tensor | None = None) -> tuple[Tensor, Tensor]:

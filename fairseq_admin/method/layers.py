@@ -31,8 +31,11 @@ def xavier(linear: nn.Linear) -> nn.Linear:
 
     Since 0.10 fairseq's feed-forward layers start with nn.Linear's smaller weights.
 
+    Args:
+        linear: the layer.
+
     Returns:
-        The layer.
+        The same layer.
     """
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -40,10 +43,13 @@ def xavier(linear: nn.Linear) -> nn.Linear:
 
 
 def ffn_law(cfg: Options) -> str | None:
-    """The law that a model's feed-forward weights start with; None: its scheme draws them.
+    """The law of a model's initial feed-forward weights.
 
     Args:
         cfg: the model's options.
+
+    Returns:
+        One of FFN_LAWS. None: the scheme draws them.
     """
     return SCHEMES[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
 
@@ -147,8 +153,8 @@ class SchemeDecoderLayer(_SchemeLayer, TransformerDecoderLayerBase):
 def recomputed(layer: nn.Module, cfg: Options) -> nn.Module:
     """Make a layer recompute its forward in the backward, in place, if --checkpoint-activations is set.
 
-    torch recomputes as in the forward. fairseq's own wrapper forgets autocast: under --amp it would compute in float32,
-    which takes other kernels, more time and more memory.
+    torch recomputes under the forward's autocast. fairseq's own wrapper does not: under --amp it computes in float32,
+    with other kernels, more time and more memory.
 
     Args:
         layer: one of a stack's layers.

@@ -168,7 +168,11 @@ def stacks_of(model: Any) -> dict[str, Any]:
 
 
 def layers_of(stack: Stack) -> tuple[Any, ...]:
-    """The layers of an encoder or a decoder, in order. (Iterating over a LayerDropModuleList would skip some.)"""
+    """The layers of a stack, in order. (Iterating over a LayerDropModuleList would skip some.)
+
+    Args:
+        stack: an encoder or a decoder.
+    """
     return tuple(stack.layers.children())
 
 
