@@ -1,8 +1,8 @@
 """`--optimizer radam`: rectified Adam (Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and Beyond").
 
 torch does the arithmetic. In two points we follow the optimizer of the authors' Transformer-Clinic instead. While the
-variance is intractable (ρ_t ≤ 5: the first five steps at β2 = 0.98) it makes no step; torch and microsoft/deepnmt make a
-momentum step. Weight decay is decoupled, p ← p - lr·wd·p, in those steps too.
+variance is intractable (ρ_t ≤ 5: the first five steps at β2 = 0.98) it makes no step; torch and microsoft/deepnmt make
+a momentum step. Weight decay is decoupled, p ← p - lr·wd·p, in those steps too.
 """
 
 import ast
