@@ -231,7 +231,9 @@ def test_fp16_that_is_not_flat_has_few_operations(monkeypatch):
     monkeypatch.setattr(optim, "FP16Optimizer", fp16_optimizer.FP16Optimizer)
     params = [torch.ones(4, dtype=torch.float16).requires_grad_() for _ in range(50)]
     built = []
-    reference.build("transformer_admin", dropout=0.0, encoder_layers=1, decoder_layers=1, admin_fast="on")
+    for fast in ("off", "on"):
+        reference.build("transformer_admin", dropout=0.0, encoder_layers=1, decoder_layers=1, admin_fast=fast)
+        assert (optim.FP16Optimizer is FP16Optimizer) == (fast == "on")
     for fast in ("off", "on", "on"):  # the last one after the fast model has its wrapper
         built.append(optim.FP16Optimizer.build_optimizer(half_config(fast=fast), params))
     assert [type(wrapper) is FP16Optimizer for wrapper in built] == [False, True, False]

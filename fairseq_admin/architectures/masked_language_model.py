@@ -10,9 +10,9 @@ from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
 from ..errors import AdminError
-from ..fast.model import encoder_class
 from ..method.layers import ffn_law, xavier
 from ..method.schemes import SCHEMES, layers_of
+from ..method.stacks import AdminEncoder
 from .config import AdminOptions, fill_masked, flat_encoder, nested
 from .presets import register_presets
 from .refusals import refuse_unsuitable
@@ -24,7 +24,7 @@ class AdminMaskedEncoder(RobertaEncoder):
 
     def build_encoder(self, args, dictionary, embed_tokens):
         cfg = nested(args, ["encoder"])
-        encoder = encoder_class(cfg)(cfg, dictionary, embed_tokens)
+        encoder = AdminEncoder(cfg, dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 

@@ -8,7 +8,7 @@ from fairseq.models.transformer.transformer_decoder import TransformerDecoderBas
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
 
 from .fixup import Shift
-from .layers import SchemeDecoderLayer, SchemeEncoderLayer, recomputed
+from .layers import SchemeDecoderLayer, SchemeEncoderLayer
 from .schemes import SCHEMES, Options, layers_of
 from .second_stream import SecondNorm
 
@@ -50,7 +50,7 @@ class AdminEncoder(_SchemeStack, TransformerEncoderBase):
     """
 
     def build_encoder_layer(self, cfg):
-        return recomputed(SchemeEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+        return SchemeEncoderLayer(cfg, return_fc=self.return_fc)
 
 
 class AdminDecoder(_SchemeStack, TransformerDecoderBase):
@@ -60,4 +60,4 @@ class AdminDecoder(_SchemeStack, TransformerDecoderBase):
     """
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        return recomputed(SchemeDecoderLayer(cfg, no_encoder_attn), cfg)
+        return SchemeDecoderLayer(cfg, no_encoder_attn)
