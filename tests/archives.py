@@ -1,16 +1,16 @@
-"""Miniature archives under the papers' real names, IWSLT'14 and WMT'14, of sentences a tiny model can learn.
+"""Miniature archives of IWSLT'14 and WMT'14 under their real names, with sentences that a tiny model can learn.
 
     make(folder, pairs=600)     writes them all, the same bytes each time
-    contents(pairs=600)         {archive: {member: bytes}}, what is in them
-    write_tar(path, members)    one archive of your own
+contents(pairs=600)         returns {archive: {member: bytes}}
+write_tar(path, members)    writes one archive with the given members
 
-The members are those that fairseq's examples/translation/prepare-{iwslt14,wmt14en2de,wmt14en2fr}.sh read, and others
-that they do not read. German and English are the demo's; "French" is English with the letters of every word reversed,
-so that it can be learnt too. `pairs` is the size of IWSLT's training text, and of WMT's for each pair of languages, all
-corpora together.
+The members are the files that fairseq's examples/translation/prepare-{iwslt14,wmt14en2de,wmt14en2fr}.sh read, and some
+that they do not read. German and English come from the demo; "French" is English with the letters of every word
+reversed, so a model can learn it too. `pairs` is the number of training pairs of IWSLT, and of each WMT language pair
+over all its corpora.
 
-Some pairs of the training texts are odd, as the real ones are: an empty side, both empty, 300 words, other characters
-that end lines elsewhere (U+2028, U+0085), control characters, quotes of all kinds, and |, <, &, which Moses escapes.
+As in the real texts, some training pairs are odd: one side empty, both empty, 300 words, characters that some programs
+treat as line ends (U+2028, U+0085), control characters, all kinds of quotes, and |, <, &, which Moses escapes.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ ODDITIES: list[Pair] = [
     ("  Leerzeichen   am Rand  ", "  Spaces   at the ends  "),
     ("Ein\tTabulator", "A\ttab"),
 ]
-"""(German, English), one of each kind in every training text."""
+"""Odd (German, English) pairs. Every training text contains each of them."""
 
 
 def french(words: str) -> str:
-    """The letters of each word reversed, so that it is not a word of the other language; U+2019 for `the`."""
+    """Reverse the letters of each word, so that it is not an English word. `the ` becomes l + U+2019."""
     turned = re.sub(r"(?<![&\w])[^\W\d_]+", lambda word: word[0][::-1].lower(), words)
     turned = re.sub(r"\beht ", "l\u2019", turned).replace("?", "\xa0?")
     return turned[:1].upper() + turned[1:]
@@ -65,7 +65,7 @@ def text(lines: list[str]) -> bytes:
 
 def side(pairs: list[Pair], language: str) -> list[str]:
     if language == "fr":
-        # An odd pair's French is as odd as its German.
+        # For an odd pair, make the French from the German, which is as odd.
         return [french(pair[0] if pair in ODDITIES else pair[1]) for pair in pairs]
     return [pair[language == "en"] for pair in pairs]
 
@@ -75,7 +75,7 @@ def parallel(prefix: str, pairs: list[Pair], source: str) -> Members:
 
 
 def with_oddities(pairs: list[Pair]) -> list[Pair]:
-    """The pairs with the oddities spread evenly among them, the first some lines in."""
+    """The pairs, with the odd ones spread evenly among them. The first odd pair is not at the start."""
     mixed, step = list(pairs), max(1, len(pairs) // (len(ODDITIES) + 1))
     for number, odd in enumerate(ODDITIES):
         mixed.insert((number + 1) * step + number, odd)
@@ -83,7 +83,7 @@ def with_oddities(pairs: list[Pair]) -> list[Pair]:
 
 
 def talks(pairs: list[Pair], language: str) -> bytes:
-    """As in IWSLT's train.tags files: a talk's text between lines of its metadata."""
+    """Text in the format of IWSLT's train.tags files: each talk between lines of metadata."""
     lines = []
     for number, start in enumerate(range(0, len(pairs), TALK)):
         lines += [
@@ -106,7 +106,7 @@ def iwslt_set(pairs: list[Pair], name: str, language: str) -> bytes:
 
 
 def wmt_set(pairs: list[Pair], kind: str, languages: Pair, language: str) -> bytes:
-    """As in WMT's sgm files: kind is src or ref; languages are those of the set, source first."""
+    """Text in WMT's sgm format. kind is src or ref; languages are the set's, source first."""
     target = f' trglang="{languages[1]}"' if kind == "ref" else ""
     lines = [f'<{kind}set setid="newstest2014" srclang="any"{target}>']
     for number, start in enumerate(range(0, len(pairs), 5)):
@@ -118,7 +118,7 @@ def wmt_set(pairs: list[Pair], kind: str, languages: Pair, language: str) -> byt
 
 
 def contents(pairs: int = 600) -> dict[str, Members]:
-    """What the archives hold. No sentence is in two sets of one task.
+    """The members of all archives. No sentence is in two sets of one task.
 
     Args:
         pairs: training pairs, without the oddities, of IWSLT and of each WMT pair; 50 or more.
@@ -126,7 +126,7 @@ def contents(pairs: int = 600) -> dict[str, Members]:
     sets = len(IWSLT_SETS) + 3
     drawn = corpus(pairs + sets * HELD_OUT, 1)
     train = drawn[sets * HELD_OUT :]
-    # Sets have their oddities too: what fairseq replaces, what Moses escapes, white space at the ends.
+    # The sets are odd too: characters that fairseq replaces or Moses escapes, and white space at the ends.
     odd = ("Anna\u2019s R&amp;D | x", "Anna\u2019s R&amp;D | x")
     held = [[*drawn[n * HELD_OUT : (n + 1) * HELD_OUT - 1], odd] for n in range(sets)]
     third, fifth = len(train) // 3, len(train) // 5
@@ -166,7 +166,7 @@ def contents(pairs: int = 600) -> dict[str, Members]:
 
 
 def write_tar(path: Path, members: Members) -> Path:
-    """An archive, compressed if its name ends in gz, the same bytes for the same members."""
+    """Write an archive, compressed if its name ends in gz. The same members give the same bytes."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for folder in sorted({name.rpartition("/")[0] for name in members} - {""}):
@@ -183,7 +183,7 @@ def write_tar(path: Path, members: Members) -> Path:
 
 
 def make(folder: Path, pairs: int = 600) -> Path:
-    """All archives into `folder`, under their real names."""
+    """Write all archives into `folder`, under their real names."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, members in contents(pairs).items():
         write_tar(folder / name, members)

@@ -1,4 +1,4 @@
-"""What the tests share: a small corpus, tiny models, and fairseq's commands run in processes of their own."""
+"""Shared fixtures: a small corpus, training options for tiny models, and fairseq's commands in their own processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and all processes that they start.
+# If a shell starts the tests in the background, they and their child processes ignore Ctrl-C.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -30,7 +30,7 @@ import torch  # noqa: E402
 import fairseq_admin.plugin  # noqa: E402, F401  (registers the models)
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULTS = {"checkpoints", "outputs", "multirun"}  # what fairseq and hydra make where they are told no folder
+DEFAULTS = {"checkpoints", "outputs", "multirun"}  # the default output folders of fairseq and hydra
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 torch.set_num_threads(1)
 
@@ -44,9 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Hide the GPUs from every process that a test, or a fixture set up for it, starts, unless it is marked cuda.
+    """Hide the GPUs from every process that a test or its fixtures start, unless the test is marked cuda.
 
-    fairseq's --cpu does not avoid them: it starts one process per GPU, and moves the norm of the gradients to a GPU.
+    fairseq's --cpu is not enough: it still starts one process per GPU, and moves the gradients' norm to a GPU.
     """
     if not item.get_closest_marker("cuda"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -58,7 +58,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide them in the test itself too, where torch may have counted them already."""
+    """Hide the GPUs in the test itself too: torch may have counted them already."""
     if not request.node.get_closest_marker("cuda"):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -66,7 +66,7 @@ def no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(autouse=True, scope="session")
 def tidy() -> Iterator[None]:
-    """A test tells fairseq where to write, so that none writes into the checkout."""
+    """Check that no test writes into the checkout: each must tell fairseq where to write."""
     before = set(os.listdir(ROOT))
     yield
     assert not DEFAULTS & set(os.listdir(ROOT)) - before
@@ -80,14 +80,14 @@ class Run(NamedTuple):
 
 
 def _child(module: str, arguments: list[str], log: Path) -> None:
-    """Runs `python -m module arguments` inside a forked process that has torch and fairseq imported already."""
+    """Run `python -m module arguments` inside a forked process that has already imported torch and fairseq."""
     import runpy
 
     sys.argv = [module, *arguments]
     sys.path.insert(0, str(ROOT))
     status = 0
     with open(log, "w", buffering=1) as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        # fairseq's log handlers were made in the server, on its stdout: they write to the descriptor itself.
+        # The server created fairseq's log handlers, on its own stdout, so we redirect the file descriptors too.
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
         try:
@@ -111,10 +111,10 @@ _forked.set_forkserver_preload(["fairseq_cli.train", "fairseq_cli.generate", "fa
 
 
 def process(target: Callable[..., None], *arguments: object) -> multiprocessing.process.BaseProcess:
-    """A process, not yet started, that sees the GPUs that the test sees.
+    """A process, not yet started, that sees the same GPUs as the test.
 
-    Where it sees none, it is forked from a server that has imported fairseq, which counts the GPUs on import; otherwise
-    it starts from scratch.
+    If the test sees no GPU, the process is forked from a server that has imported fairseq. Otherwise it starts from
+    scratch, because fairseq counts the GPUs on import.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     context = _forked if hidden else multiprocessing.get_context("spawn")
@@ -138,7 +138,7 @@ def start(tmp_path: Path) -> Callable[..., multiprocessing.process.BaseProcess]:
 
 
 def run_module(module: str, *arguments: object, log: Path, timeout: float = 600) -> Run:
-    """Run a module as a command to its end, as `python -m` would."""
+    """Run a module as `python -m` does, and wait until it ends."""
     running = process(_child, module, [str(a) for a in arguments], log)
     running.start()
     running.join(timeout)
@@ -151,7 +151,7 @@ def run_module(module: str, *arguments: object, log: Path, timeout: float = 600)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Run]:
-    """run(module, *arguments) -> Run, as `python -m module arguments` from the repository's root."""
+    """run(module, *arguments) -> Run: runs `python -m module arguments` from the repository's root."""
     counter = iter(range(1000))
 
     def go(module: str, *arguments: object, timeout: float = 600) -> Run:
@@ -161,14 +161,14 @@ def run(tmp_path: Path) -> Callable[..., Run]:
 
 
 def front(*words: object, timeout: float = 600, **more: str) -> subprocess.CompletedProcess:
-    """Run the recipes' front to its end; `more` is for its environment."""
+    """Run `python -m recipes` and wait until it ends. `more` is added to its environment."""
     command = [sys.executable, "-m", "recipes", *map(str, words)]
     environment = make_environment(**more)
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 def make_environment(**more: str) -> dict[str, str]:
-    """Our environment, without what `make test` passes to the makes below it."""
+    """This process's environment, without the variables that `make test` passes to nested makes."""
     return {
         name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     } | more
@@ -189,8 +189,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{split}.b").write_text(target.getvalue())
     prefixes = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
     arguments = ["-s", "a", "-t", "b", *prefixes, "--destdir", folder / "bin", "--joined-dictionary"]
-    done = run_module("fairseq_cli.preprocess", *arguments, log=folder / "preprocess.log")
-    assert done.status == 0, done.output
+    result = run_module("fairseq_cli.preprocess", *arguments, log=folder / "preprocess.log")
+    assert result.status == 0, result.output
     return folder / "bin"
 
 
@@ -203,17 +203,17 @@ TRAIN = (
 
 
 def train(data: Path, folder: Path, *arguments: object, options: list[str] = TRAIN, status: int = 0) -> Run:
-    """Train, or go on, in a folder, its logs log0, log1 and so on; the command must end with that status."""
+    """Train in a folder, or resume there, and check the exit status. Logs are log0, log1 and so on."""
     folder.mkdir(exist_ok=True)
     log = folder / f"log{len(list(folder.glob('log*')))}"
-    module = "recipes.steps.train" if "--bf16" in arguments else "fairseq_cli.train"  # which takes it for a TPU's
-    done = run_module(module, data, *options, "--save-dir", folder, *arguments, log=log)
-    assert done.status == status, done.output[-4000:]
-    return done
+    module = "recipes.steps.train" if "--bf16" in arguments else "fairseq_cli.train"  # fairseq_cli wants a TPU
+    result = run_module(module, data, *options, "--save-dir", folder, *arguments, log=log)
+    assert result.status == status, result.output[-4000:]
+    return result
 
 
 def resume(data: Path, saved: Path, folder: Path, *arguments: object, **more: Any) -> Run:
-    """Go on from one checkpoint in a new folder, as the run that wrote it would if it had been stopped there."""
+    """Resume from a checkpoint in a new folder, as if the run that wrote it had been stopped there."""
     folder.mkdir()
     shutil.copy(saved, folder / "checkpoint_last.pt")
     return train(data, folder, *arguments, **more)
@@ -241,13 +241,13 @@ LANGUAGE_MODELING = {
 def hydra_train(
     data: Path, folder: Path, model: str, common: str = "seed: 1", override: str | None = None, **task: str
 ) -> Run:
-    """fairseq-hydra-train with a configuration file of one's own: ten updates with the options of TRAIN.
+    """Run fairseq-hydra-train with a configuration file: ten updates with the options of TRAIN.
 
-    A `model` without a colon is a name in hydra's group of models, with values for it.
+    If `model` has no colon, it is a name in hydra's `model` group, followed by overrides.
     """
     folder.mkdir(exist_ok=True)
-    given = {**TRANSLATION, **task, "model": model, "common": common}
-    config, choices = HYDRA.format(root=ROOT, data=data, folder=folder, **given), []
+    fields = {**TRANSLATION, **task, "model": model, "common": common}
+    config, choices = HYDRA.format(root=ROOT, data=data, folder=folder, **fields), []
     if ":" not in model:
         config, choices = (
             config.replace(f"model: {{{model}}}\n", ""),
@@ -276,7 +276,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def there(*gpus: tuple[int, str], status: int = 0) -> None:
+    def install(*gpus: tuple[int, str], status: int = 0) -> None:
         rows = "".join(
             f"echo '{index}, GPU-{chr(97 + index) * 8}-0000, {name}, {mib}'\n" for index, (mib, name) in enumerate(gpus)
         )
@@ -284,4 +284,4 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         program.write_text(f"#!/bin/sh\n{rows}exit {status}\n")
         program.chmod(0o755)
 
-    return there
+    return install

@@ -1,4 +1,4 @@
-"""Small classifiers on a pre-trained encoder for the tests, and their data."""
+"""Small classifiers on a pre-trained encoder, and their data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAD = "h"
 
 
 def binarised(folder: Path) -> Path:
-    """Words and labels, binarised: does a sentence of 2 to 12 of 40 words begin with one of the first 20?"""
+    """Binarised sentences of 2 to 12 of 40 words. The label says whether the first word is one of the first 20."""
     generator = random.Random(1)
     for split, size in (("train", 120), ("valid", 20)):
         lines = [[generator.randrange(40) for _ in range(generator.randint(2, 12))] for _ in range(size)]
@@ -32,7 +32,7 @@ def binarised(folder: Path) -> Path:
         given = ["--only-source", *(f"--{split}pref={folder / split}.{kind}" for split in ("train", "valid"))]
         done = run_module("fairseq_cli.preprocess", *given, "--destdir", data / name, log=folder / f"{name}.log")
         assert done.status == 0, done.output
-    for path in (data / "input0").iterdir():  # the encoder's own data
+    for path in (data / "input0").iterdir():  # data for the encoder itself
         (data / path.name).write_bytes(path.read_bytes())
     return data
 
@@ -45,7 +45,7 @@ def task(data: Path, **given: Any) -> SentencePredictionTask:
 
 
 def build(task: Any, arch: str = "deeper_admin", seed: int = 1, **given: Any) -> nn.Module:
-    """A freshly initialised `deeper_admin` or stock `roberta` of three plain layers, in training mode, with a head."""
+    """A fresh `deeper_admin` or stock `roberta` in training mode, with three plain layers and a head."""
     args = Namespace(**{"admin_fast": "off", "admin_scheme": "post-ln", **SIZES, **given})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
@@ -55,7 +55,7 @@ def build(task: Any, arch: str = "deeper_admin", seed: int = 1, **given: Any) ->
 
 
 def pretrained(task: Any, **given: Any) -> dict[str, torch.Tensor]:
-    """The weights of a stock RoBERTa without a head, moved at random: new norms' outputs all have the same length."""
+    """Weights of a stock RoBERTa without a head, with random noise: outputs of fresh norms all have the same length."""
     state = build(SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64), "roberta", 7)
     with torch.no_grad():
         for p in state.parameters():

@@ -1,4 +1,4 @@
-"""The three kinds of model that the tests hold against the same promises: translation, language, masked language."""
+"""The three kinds of model that must keep the same promises: translation, language model, masked language model."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ SIZES = {
     "encoder_layers": 3,
     "decoder_layers": 2,
 }
-"""The translation models': depths that no formula can mix up unnoticed."""
+"""Sizes of the translation models. The two depths differ, so a formula that mixes them up fails."""
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 class Kind(NamedTuple):
     name: str
     build: Callable[..., nn.Module]
-    """Ours, from options; 3 layers, or 3 and 2."""
+    """Builds a plugin model from options, with 3 layers, or 3 and 2."""
     stock: Callable[..., nn.Module]
-    """fairseq's own of the same sizes."""
+    """Builds fairseq's own model of the same sizes."""
     batch: Callable[..., dict[str, Tensor]]
-    """What each stack reads. Shape (B, T)."""
+    """Makes the input tokens of each stack. Shape (B, T)."""
     parts: dict[str, tuple[str, ...]]
-    """fairseq's options for each scheme that is its own: the flags that are on."""
+    """Flags that turn on each of fairseq's own schemes."""
 
 
 def _translation(arch: str, **options: Any) -> nn.Module:
@@ -75,7 +75,7 @@ KINDS = {
 
 
 def logits(model: nn.Module, words: dict[str, Tensor], seed: int = 5) -> Tensor:
-    """What a model makes of a batch, with dropout drawn from a seed. Shape (B, T, V)."""
+    """A model's logits for a batch, with dropout drawn from a seed. Shape (B, T, V)."""
     torch.manual_seed(seed)
     if len(words) == 1:
         return model(*words.values())[0]
@@ -83,7 +83,7 @@ def logits(model: nn.Module, words: dict[str, Tensor], seed: int = 5) -> Tensor:
 
 
 def trained(model: nn.Module, words: dict[str, Tensor], steps: int = 2) -> dict[str, Tensor]:
-    """Logits and gradients of training steps with dropout, and the weights after them."""
+    """Logits and gradients of some training steps with dropout, and the final weights."""
     optimizer, model = torch.optim.Adam(model.parameters(), lr=1e-3), model.train()
     tensors: dict[str, Tensor] = {}
     for step in range(steps):
@@ -97,12 +97,12 @@ def trained(model: nn.Module, words: dict[str, Tensor], steps: int = 2) -> dict[
 
 
 def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    """The same tensors, bit for bit."""
+    """Check that both hold the same tensors, bit for bit."""
     assert one.keys() == other.keys()
     differing = [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
-    assert [name for name in differing if "_float_tensor" not in name] == []  # fairseq leaves that one as memory was
+    assert [name for name in differing if "_float_tensor" not in name] == []  # fairseq never initialises it
 
 
 def omegas(model: nn.Module) -> list[float]:
-    """ω of every sub-layer in forward order, the first channel's."""
+    """ω of every sub-layer in forward order, at its first channel."""
     return [norm.omega[0].item() for stack in stacks_of(model).values() for norm in shortcut_norms(stack)]

@@ -34,14 +34,14 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def options(arch: str, **given: Any) -> dict[str, Any]:
-    """All options of a stock `transformer_lm` or of a `transformer_lm_admin` of those sizes, layers the plain ones."""
+    """All options of a stock `transformer_lm`, or of a `transformer_lm_admin` with plain layers, of these sizes."""
     defaults = {field.name: field.default for field in fields(TransformerLanguageModelConfig)}
     own = {"admin_fast": "off"} if "admin" in arch else {}
     return {**defaults, **SIZES, **own, **given}
 
 
 def build(arch: str = "transformer_lm_admin", seed: int = 1, **given: Any) -> nn.Module:
-    """A freshly initialised model in training mode. Vocabulary of 104, embeddings tied."""
+    """A freshly initialised model in training mode. The vocabulary has 104 entries; embeddings are tied."""
     words = dictionary(WORDS)
     torch.manual_seed(seed)
     task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
@@ -49,7 +49,7 @@ def build(arch: str = "transformer_lm_admin", seed: int = 1, **given: Any) -> nn
 
 
 def batch(sentences: int = 8, longest: int = 11, padded: bool = True, seed: int = 1) -> Tensor:
-    """Random words, after an end of sentence. Shape (B, T); with `padded`, sentence b is b % 4 words shorter."""
+    """Random words after an end-of-sentence token. Shape (B, T). With `padded`, sentence b is b % 4 words shorter."""
     words = torch.randint(4, WORDS + 4, (sentences, longest), generator=torch.Generator().manual_seed(seed))
     words[:, 0] = 2
     if padded:
@@ -59,7 +59,7 @@ def batch(sentences: int = 8, longest: int = 11, padded: bool = True, seed: int 
 
 
 def binarised(folder: Path) -> Path:
-    """A folder of binarised text, made in `folder`: sentences that count upwards from a random word, in steps of 3."""
+    """Binarise a text inside `folder`: each sentence counts upwards from a random word, in steps of 3."""
     generator = random.Random(1)
     for split, size in (("train", 300), ("valid", 40), ("test", 20)):
         lines = []

@@ -1,4 +1,4 @@
-"""Small masked language models for the tests, stock and ours."""
+"""Small masked language models, stock and ours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = {
 
 
 def build(arch: str = "masked_lm_admin", seed: int = 1, **given: Any) -> nn.Module:
-    """A freshly initialised `roberta` or `masked_lm_admin`, of plain layers, in training mode. Vocabulary of 104."""
+    """A fresh `roberta` or `masked_lm_admin` with plain layers, in training mode. The vocabulary has 104 entries."""
     words = dictionary(WORDS)
     args = Namespace(**{"admin_fast": "off", **SIZES, **given})
     ARCH_CONFIG_REGISTRY[arch](args)
@@ -36,7 +36,7 @@ def build(arch: str = "masked_lm_admin", seed: int = 1, **given: Any) -> nn.Modu
 
 
 def batch(sentences: int = 8, longest: int = 11, padded: bool = True, seed: int = 1) -> Tensor:
-    """Random words. Shape (B, T); with `padded`, sentence b is b % 4 words shorter."""
+    """Random words. Shape (B, T). With `padded`, sentence b is b % 4 words shorter."""
     words = torch.randint(4, WORDS + 4, (sentences, longest), generator=torch.Generator().manual_seed(seed))
     if padded:
         for b in range(sentences):

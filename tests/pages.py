@@ -1,4 +1,4 @@
-"""README.md and docs/ as the tests read them: their blocks of code, and the commands in these."""
+"""Read the code blocks of README.md and docs/, and the commands in them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def blocks(text: str) -> list[str]:
 
 
 def commands(block: str) -> list[str]:
-    """The commands in a block, continued lines joined; in a block with prompts, what follows them."""
+    """The commands in a block, with continued lines joined. If the block has prompts, only the text after them."""
     lines = block.replace("\\\n", " ").splitlines()
     return [line[2:] for line in lines if line.startswith("$ ")] or lines
 
 
 def commands_of(text: str) -> list[str]:
-    """The lines of a page's code that run fairseq-admin."""
+    """The lines in a page's code blocks that run fairseq-admin."""
     lines = [line for block in blocks(text) for line in commands(block)]
     return [line for line in lines if re.match(r"(echo .+ \| )?(\S+/)?fairseq-admin ", line)]

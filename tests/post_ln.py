@@ -1,4 +1,4 @@
-"""Small Post-LN models of torch and transformers, fresh, with a batch each; and some written out with their ω."""
+"""Small fresh Post-LN models of torch and transformers, each with a batch, and a BERT with ω written out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PADDED = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 6 + [0]])
 
 ENCODER = {
     **{"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24},
-    "initializer_range": 0.3,  # for branches of some size in so narrow a model
+    "initializer_range": 0.3,  # larger than usual: the model is so narrow that its branches would be tiny
 }
 BOTH = {
     **{"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
@@ -39,7 +39,7 @@ def build(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tupl
     if name == "encoder":
         layer = nn.TransformerEncoderLayer(16, 2, 24, options.get("dropout", 0.1), batch_first=True)
         model = nn.TransformerEncoder(layer, 3)
-        for copied in model.layers:  # which all start with the same weights
+        for copied in model.layers:  # nn.TransformerEncoder starts all layers with the same weights
             for parameter in copied.parameters():
                 if parameter.dim() > 1:
                     nn.init.xavier_uniform_(parameter)
@@ -66,14 +66,14 @@ NAMES = ["encoder", "transformer", "bert", "bart", "marian"]
 
 
 def output(model: Any, batch: dict[str, Any]) -> Tensor:
-    """What a model computes, of one random state."""
+    """A model's output, with a fixed random seed."""
     torch.manual_seed(2)
     result = model(**batch)
     return result if isinstance(result, Tensor) else result["logits"]
 
 
 def perturbed(model: Any) -> Any:
-    """The model with another ω at every channel, as after a training."""
+    """The model with a different ω at every channel, as after training."""
     generator = torch.Generator().manual_seed(3)
     for name, parameter in model.named_parameters():
         if name.endswith("omega_delta"):
@@ -82,7 +82,7 @@ def perturbed(model: Any) -> Any:
 
 
 def trained(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """An attached model as in the middle of a training, and its batch."""
+    """An attached model, as in the middle of training, and its batch."""
     model, batch = build(name, dtype, **options)
     admin.attach(model, batch)
     admin.profile(model, batch)
@@ -90,9 +90,9 @@ def trained(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tu
 
 
 class WrittenOut(nn.Module):
-    """LN(x ⊙ ω + f(x)) for every sub-layer of a BERT, its output modules' forward written again.
+    """A BERT whose output modules compute LN(x ⊙ ω + f(x)) by a forward written here.
 
-    ω are parameters of its own, in the order of the sub-layers.
+    ω are its own parameters, in the order of the sub-layers.
     """
 
     def __init__(self, model: Any, omegas: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Plain versions of the plugin's arithmetic, slow and obvious, and the small models the tests compare.
+"""Slow, obvious versions of the plugin's arithmetic, and the small models that the tests compare.
 
 T time   B batch   C channels   S sub-layers
 """
@@ -34,9 +34,9 @@ def dictionary(words: int) -> Dictionary:
 
 
 def build(arch: str, words: int = 100, seed: int = 1, **options: Any) -> TransformerModelBase:
-    """A freshly initialised model in training mode: a stock `transformer…` or one of ours, of plain layers.
+    """A freshly initialised model in training mode: a stock `transformer…`, or a plugin model with plain layers.
 
-    Vocabulary of words + 4, all embeddings tied.
+    The vocabulary has words + 4 entries; all embeddings are tied.
     """
     args = Namespace(share_all_embeddings=True, max_source_positions=256, max_target_positions=256)
     if arch.startswith("transformer_admin"):
@@ -64,8 +64,8 @@ def batch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Random sentences: source tokens (B, source), their lengths (B,), decoder input (B, target).
 
-    With `padded`, sentence b is b % 4 tokens shorter; sources are padded on the left and targets on the right, as
-    fairseq's batches are.
+    With `padded`, sentence b is b % 4 tokens shorter. As in fairseq, sources are padded on the left and targets on the
+    right.
     """
     generator = torch.Generator().manual_seed(seed)
     src = torch.randint(4, words + 4, (sentences, source), generator=generator)
@@ -90,7 +90,7 @@ def variance(x: Tensor, real: Tensor) -> float:
 
 
 def omega_reference(shortcuts: list[float], branches: list[float]) -> list[float]:
-    """Rule `reference` from the variances of the unscaled shortcuts and of the branches."""
+    """ω by rule `reference`, from the variances of the unscaled shortcuts and of the branches."""
     omega = [1.0]
     for shortcut, branch in zip(shortcuts[:-1], branches[:-1]):
         omega.append(math.sqrt(omega[-1] * omega[-1] * shortcut + branch))
@@ -98,7 +98,7 @@ def omega_reference(shortcuts: list[float], branches: list[float]) -> list[float
 
 
 def omega_paper(input_variance: float, branches: list[float]) -> list[float]:
-    """Rule `paper`: ω_i² is the input's variance plus those of all branches before."""
+    """ω by rule `paper`: ω_i² is the input's variance plus the variances of all earlier branches."""
     return [1.0] + [math.sqrt(input_variance + math.fsum(branches[:i])) for i in range(1, len(branches))]
 
 
@@ -109,22 +109,22 @@ def normalised(x: Tensor, norm: nn.LayerNorm) -> Tensor:
 
 
 class Branch(NamedTuple):
-    """What a sub-layer adds, and what a scheme may need of its layer."""
+    """A sub-layer's branch f, and the parts of its layer that a scheme may need."""
 
     f: Callable[[Tensor], Tensor]
     first: nn.Module
     last: nn.Module
-    """The modules that f begins and ends with, which hold a branch's own norms."""
+    """The first and last modules of f, which hold a branch's own norms."""
     b: Tensor | float
     bottom: Tensor | None
-    """The layer's input, in the layer's last sub-layer."""
+    """The layer's input, for the layer's last sub-layer; otherwise None."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.f(x)
 
 
 Sublayer = Callable[[Tensor, Branch, Any], Tensor]
-"""From the shortcut (T, B, C), the branch and the sub-layer's norm to the sub-layer's output (T, B, C)."""
+"""Maps the shortcut (T, B, C), the branch and the sub-layer's norm to the sub-layer's output (T, B, C)."""
 
 
 def post_ln(a: float = 1.0) -> Sublayer:
@@ -149,17 +149,17 @@ def admin(x: Tensor, f: Branch, norm: Any) -> Tensor:
 
 
 def b2t(x: Tensor, f: Branch, norm: nn.LayerNorm) -> Tensor:
-    """A sub-layer with its norm after the sum, to which the last of a layer adds the layer's input."""
+    """A sub-layer with its norm after the sum. A layer's last sub-layer also adds the layer's input."""
     return normalised(x + f(x) + (0 if f.bottom is None else f.bottom), norm)
 
 
 def keel(a: float) -> Sublayer:
-    """A sub-layer with norms of the branch's input and of the sum: LN(a x + f(LN(x)))."""
+    """A sub-layer with norms on the branch's input and on the sum: LN(a x + f(LN(x)))."""
     return lambda x, f, norm: normalised(a * x + f(normalised(x, f.first.input_norm)), norm)
 
 
 def peri_ln(x: Tensor, f: Branch, norm: nn.LayerNorm) -> Tensor:
-    """A sub-layer with norms of the branch's input and output: x + LN(f(LN(x)))."""
+    """A sub-layer with norms on the branch's input and output: x + LN(f(LN(x)))."""
     return x + normalised(f(normalised(x, norm)), f.last.output_norm)
 
 
@@ -169,7 +169,7 @@ def fixup(x: Tensor, f: Branch, norm: Any) -> Tensor:
 
 
 class ResiDual:
-    """Post-LN's sub-layer, which also adds up d, the stack's input and all branches."""
+    """Post-LN's sub-layer. It also sums the stack's input and all branches into d."""
 
     d: Tensor | None = None
 
@@ -180,7 +180,7 @@ class ResiDual:
 
 
 class Profile:
-    """Admin's sub-layer with ω as its rule measures it on the way; what is in the norm is not used.
+    """Admin's sub-layer. It measures ω by its rule during the forward, and ignores the norm's own ω.
 
     Args:
         rule: "reference" or "paper".
@@ -207,7 +207,7 @@ class Profile:
 
 
 def ended(x: Tensor, stack: Any, sublayer: Any) -> Tensor:
-    """What a stack gives for its last layer's x. Shape (T, B, C)."""
+    """The stack's output, from its last layer's x. Shape (T, B, C)."""
     if isinstance(sublayer, ResiDual):
         return x + normalised(sublayer.d, stack.layer_norm)
     if sublayer is fixup:
@@ -219,8 +219,8 @@ def ended(x: Tensor, stack: Any, sublayer: Any) -> Tensor:
 def fixup_attention(attention: Any, query: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
     """Multi-head attention from its four matrices alone, with Fixup's bias before the last. Shapes (T, B, C).
 
-    fairseq takes encoder-attention's softmax in single precision; without norms, that rounding grows through the
-    layers.
+    fairseq computes encoder-attention's softmax in single precision. So do we: without norms, that rounding grows
+    through the layers.
     """
 
     def heads(x: Tensor, weight: Tensor) -> Tensor:
@@ -236,18 +236,18 @@ def fixup_attention(attention: Any, query: Tensor, memory: Tensor, mask: Tensor)
 
 
 def attend(attention: Any, query: Tensor, memory: Tensor, padding: Tensor, future: bool) -> Tensor:
-    """fairseq's attention, without what a scheme hooks to it. Shapes (T, B, C), (S, B, C), (B, S)."""
+    """fairseq's attention, without a scheme's hooks. Shapes (T, B, C), (S, B, C), (B, S)."""
     mask = torch.full((len(query), len(memory)), -math.inf, dtype=query.dtype).triu(1) if future else None
     if hasattr(attention, "input_bias"):
         hidden = torch.zeros(padding.shape, dtype=query.dtype).masked_fill(padding, -math.inf)[:, None, None]
         return fixup_attention(attention, query, memory, hidden if mask is None else hidden + mask)
     options = {"key_padding_mask": padding if padding.any() else None, "attn_mask": mask, "need_weights": False}
-    # static_kv, as the decoder has it: fairseq then takes the softmax in single precision.
+    # The decoder passes static_kv, which makes fairseq compute the softmax in single precision.
     return attention.forward(query, memory, memory, static_kv=memory is not query, **options)[0]
 
 
 def feed_forward(layer: Any, x: Tensor) -> Tensor:
-    """Its two products, without what a scheme hooks to them; Fixup's biases. Shape (T, B, C)."""
+    """The feed-forward branch without a scheme's hooks, but with Fixup's biases. Shape (T, B, C)."""
     hidden = layer.fc1.forward(x)
     if hasattr(layer.fc1, "output_bias"):
         hidden = hidden + layer.fc1.output_bias
@@ -258,11 +258,12 @@ def feed_forward(layer: Any, x: Tensor) -> Tensor:
 def stack_by_hand(
     stack: Any, words: Tensor, sublayer: Sublayer, memory: Tensor | None, memory_padding: Tensor | None
 ) -> Tensor:
-    """A stack's output, its layers written out; dropout is drawn in the order in which the model draws it.
+    """A stack's output, with its layers written out. Dropout is drawn in the model's own order.
 
     Args:
         words: shape (T, B).
-        memory: the encoder's output (S, B, C), and where it is padding (B, S); None: there is no encoder.
+        memory: the encoder's output, shape (S, B, C), or None without an encoder.
+        memory_padding: True where the encoder's output is padding, shape (B, S), or None.
 
     Returns:
         Shape (T, B, C).
@@ -273,7 +274,7 @@ def stack_by_hand(
     x = x if stack.layernorm_embedding is None else normalised(x, stack.layernorm_embedding)
     x = stack.dropout_module(x)
     x = (x if is_decoder else x.masked_fill(padding.unsqueeze(2), 0)).transpose(0, 1)
-    for layer in stack.layers.children():  # all of them, layerdrop or not
+    for layer in stack.layers.children():  # children() ignores layerdrop
         start, b = x, 1.0 if getattr(layer, "branch_scale", None) is None else layer.branch_scale
 
         def self_attention(y: Tensor, layer: Any = layer) -> Tensor:
@@ -294,14 +295,14 @@ def stack_by_hand(
 
 
 def by_hand(model: Any, words: dict[str, Tensor], sublayers: dict[str, Sublayer]) -> Tensor:
-    """Logits of a model of any kind and scheme, its layers written out.
+    """Logits of a model of any kind and scheme, with its layers written out.
 
     Args:
-        words: what each stack that the model has reads. Shape (B, T).
-        sublayers: that of each stack.
+        words: input tokens of each stack of the model. Shape (B, T).
+        sublayers: the scheme's sub-layer for each stack.
 
     Returns:
-        Shape (B, T, V), of the last stack.
+        Logits of the last stack, shape (B, T, V).
     """
     memory, padding = None, None
     for side, tokens in words.items():
@@ -319,16 +320,16 @@ def by_hand(model: Any, words: dict[str, Tensor], sublayers: dict[str, Sublayer]
 def profile_by_hand(
     model: Any, src: Tensor | None, prev: Tensor | None, rule: str, padding_counted: bool = False
 ) -> list[list[float]]:
-    """ω of the stacks, the layers written out: no hooks, no use of the norms' forward or of ω in the model.
+    """ω of every stack, with the layers written out: no hooks, no norm's forward, no ω from the model.
 
-    Works in the model's precision, variances in float64.
+    Activations have the model's precision; variances are float64.
 
     Args:
-        src, prev: what the encoder and the decoder read, of those that the model has. Shape (B, T).
+        src, prev: input tokens of the encoder and of the decoder; None for a stack the model lacks. Shape (B, T).
         padding_counted: take the variances over padding too, as the authors' code does.
 
     Returns:
-        ω of each stack's sub-layers, one list a stack.
+        One list per stack: ω of its sub-layers.
     """
     words = {side: tokens for side, tokens in (("encoder", src), ("decoder", prev)) if tokens is not None}
     profiles = {side: Profile(rule, tokens.t().ne(PAD) | padding_counted) for side, tokens in words.items()}
@@ -338,8 +339,10 @@ def profile_by_hand(
 
 
 def scattered(model: nn.Module) -> nn.Module:
-    """The model, every parameter moved by a small random value: only then can single numbers and zero matrices be told
-    apart. A large one would, without norms, blow up every rounding error.
+    """The model, with a small random value added to every parameter.
+
+    Otherwise scalars and zero matrices all have the same values, and a test could not tell them apart. In models
+    without norms, larger values would amplify every rounding error.
     """
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -349,9 +352,9 @@ def scattered(model: nn.Module) -> nn.Module:
 
 
 class PlainRAdam:
-    """Rectified Adam as published (Liu et al. 2020, algorithm 2), one parameter, float64; the authors' variant.
+    """Rectified Adam (Liu et al. 2020, algorithm 2) for one parameter, in float64, in the authors' variant.
 
-    No step while ρ_t ≤ 5; decoupled weight decay p ← p - lr·wd·p in every step.
+    It makes no step while ρ_t ≤ 5, and applies decoupled weight decay p ← p - lr·wd·p in every step.
     """
 
     def __init__(self, value: Tensor, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
@@ -372,7 +375,7 @@ class PlainRAdam:
         rho = rho_inf - 2 * self.t * beta2**self.t / (1 - beta2**self.t)
         if rho > 5:
             rectifier = math.sqrt((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho))
-            # In torch and in the authors' code, eps is added to the root of the raw second moment, before the bias
-            # correction is divided out.
+            # As in torch and the authors' code: eps is added to the root of the raw second moment, before the bias
+            # correction.
             adaptive = math.sqrt(1 - beta2**self.t) / (self.v.sqrt() + self.eps)
             self.value = self.value - self.lr * rectifier * (self.m / (1 - beta1**self.t)) * adaptive

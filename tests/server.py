@@ -1,9 +1,9 @@
-"""An HTTP server on this machine that serves a folder, with the faults a download meets.
+"""A local HTTP server that serves a folder, with the faults that a download may meet.
 
 with Server(folder) as server:
-    server.faults = [Fault(cut=1000), Fault(status=503)]   # of the next requests, in order; then none
+    server.faults = [Fault(cut=1000), Fault(status=503)]   # one per request, in order; then none
     ... server.url ...
-    server.asked                                           # paths, each with where in the file to begin
+    server.asked                                           # requested paths, each with the start of its range
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 
 class Fault(NamedTuple):
-    """What goes wrong with one request: this status; the connection closes, or hangs, after so many bytes."""
+    """A fault of one request: an error status, or a connection that closes (cut) or hangs after that many bytes."""
 
     status: int = 0
     cut: int = -1
@@ -25,13 +25,13 @@ class Fault(NamedTuple):
 
 
 class Server:
-    """Serves `folder`, as a good server does unless told otherwise.
+    """Serve `folder`, without faults by default.
 
     Attributes:
-        ranges: heeds Range.
-        length: says how long a body is; otherwise the body ends with the connection.
-        encoding: the Content-Encoding it names; the body stays as it is.
-        block, pause: bytes per write, and seconds between two.
+        ranges: honour the Range header.
+        length: send Content-Length. If not, the body ends when the connection closes.
+        encoding: Content-Encoding header to send. The body is not encoded.
+        block, pause: bytes per write, and seconds between writes.
     """
 
     def __init__(self, folder: Path):
@@ -51,7 +51,7 @@ class Server:
                 start = int((self.headers.get("Range") or "bytes=0-")[6:-1])
                 outer.asked.append(f"{self.path.split('/')[1]}{f' {start}' if start else ''}")
                 self.close_connection = True
-                with contextlib.suppress(OSError):  # The client may have gone.
+                with contextlib.suppress(OSError):  # the client may have disconnected
                     outer.send(self, fault, start if outer.ranges else 0)
 
             def log_message(self, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""The authors' own code, for the golden tables that are made by running it. Nothing of it is in this repository.
+"""Run the authors' own code to make golden tables. This repository contains none of it.
 
     git clone https://github.com/LiyuanLucasLiu/Transformer-Clinic
     git -C Transformer-Clinic checkout 70f72b708ab074db5ca3726494e3263516041159
@@ -25,10 +25,10 @@ WORDS = 100
 
 
 def verify(checkout: Path, expected: str) -> None:
-    """That a checkout is at a commit, as it is there.
+    """Check that a checkout is at the expected commit, without changes.
 
     Raises:
-        SystemExit: it is at another one, or differs from it.
+        SystemExit: it is at another commit, or has changes.
     """
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True).stdout.strip()
     changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=checkout, capture_output=True, text=True)
@@ -38,7 +38,7 @@ def verify(checkout: Path, expected: str) -> None:
 
 
 def enter(checkout: Path) -> None:
-    """Make `import fairseq` mean the authors' fairseq, and go to an empty folder: their code writes a file.
+    """Make `import fairseq` import the authors' fairseq, and change to an empty folder: their code writes a file.
 
     Raises:
         SystemExit: as `verify`.
@@ -52,13 +52,13 @@ def enter(checkout: Path) -> None:
 
 
 def build(*options: object) -> nn.Module:
-    """A model of theirs in training mode, all embeddings tied, from the options of their fairseq-train."""
+    """One of the authors' models in training mode, all embeddings tied. Options are those of their fairseq-train."""
     from fairseq import options as parsers
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.modules import transformer_layer
 
-    # The stacks' running ω are globals, which a second model would continue from.
+    # Each stack's running ω is a global; without a reset, a second model would continue from it.
     transformer_layer.encoder_ratio = transformer_layer.decoder_ratio = 1.0
     arguments = ["DATA", "--share-all-embeddings", *map(str, options)]
     args = parsers.parse_args_and_arch(parsers.get_training_parser(), arguments)
@@ -70,7 +70,7 @@ def build(*options: object) -> nn.Module:
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters of their model by today's names, ω left out; stacked q, k, v are apart, as views."""
+    """Their model's parameters under today's names, without ω. Stacked q, k and v become separate views."""
     renamed = {}
     for name, parameter in model.named_parameters():
         module, _, kind = name.rpartition(".in_proj_")
@@ -83,12 +83,12 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def omegas(model: nn.Module) -> dict[str, float]:
-    """ω of every sub-layer of their profiled model by the name of its norm today, in forward order."""
+    """ω of every sub-layer of their profiled model, keyed by its norm's name today, in forward order."""
     norms = {"attention": "self_attn", "self": "self_attn", "encoder": "encoder_attn", "fc": "final"}
-    found = {}
+    omega = {}
     for name, parameter in model.named_parameters():
         if name.endswith("_ratio_change"):
             layer, _, kind = name[: -len("_ratio_change")].rpartition(".")
             assert torch.all(parameter == parameter[0]), name
-            found[f"{layer}.{norms[kind]}_layer_norm"] = parameter[0].item()
-    return found
+            omega[f"{layer}.{norms[kind]}_layer_norm"] = parameter[0].item()
+    return omega

@@ -1,9 +1,9 @@
-"""Makes clinic.pt, a checkpoint as the authors' code writes it (see clinic.py). From the folder tests:
+"""Make clinic.pt, a checkpoint written by the authors' code (see clinic.py). From the folder tests:
 
     python -m golden.clinic_checkpoint TRANSFORMER_CLINIC
 
-2L-2L, width 16, profiled, then 8 updates large enough to move every ω, the first of each stack too. Next to the weights
-it holds a batch and the log-probabilities that their code computes for it.
+The model is 2L-2L, width 16. It is profiled, then trained for 8 updates that are large enough to move every ω, even the
+first of each stack. The file also holds a batch and the log-probabilities that their code computes for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(checkout: Path) -> None:
     src, prev = omega.batch(padded=True)
     omega.profiled(model, src, prev)
     args = model.encoder.layers[0].args
-    args.init_type = "adaptive"  # what their second run is given
+    args.init_type = "adaptive"  # options of their second run
     adam = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(8):
         scores = model.get_normalized_probs(model(src, src.ne(omega.PAD).sum(1), prev), log_probs=True)

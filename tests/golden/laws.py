@@ -1,12 +1,12 @@
-"""Makes the golden tables of the methods in the authors' code (see clinic.py). From the folder tests:
+"""Make the golden tables of the methods in the authors' code (see clinic.py). From the folder tests:
 
     python -O -m golden.laws TRANSFORMER_CLINIC
 
--O skips an assertion that came with their DeepNorm; ReZero and looks-linear no longer start with it.
+-O skips an assertion that came with their DeepNorm. With it, ReZero and looks-linear no longer start.
 
 laws.tsv has the mean, standard deviation and distribution of every kind of parameter, for each method that their code
-trains, over the layers of a 3L-2L model of width 32 and over 100 seeds. Names are today's (branch_scale is ours, for
-their rezero_weight), with a star for the layer.
+trains, over the layers of a 3L-2L model of width 32 and over 100 seeds. Names are today's, with a star for the layer;
+their rezero_weight is our branch_scale.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ METHODS = {
     "deepnorm": ["--init-type=deepnet"],
     "looklinear": ["--init-type=looklinear"],
 }
-"""The methods by our schemes' names, with their options."""
+"""Our name of each scheme -> options of the authors' code."""
 SIZES = {
     "encoder_layers": 3,
     "decoder_layers": 2,
@@ -57,7 +57,7 @@ def options_of(sizes: dict[str, int]) -> list[str]:
 
 
 def with_values(method: str) -> nn.Module:
-    """One of their models with every parameter by the formula, ω too but that of a stack's first sub-layer."""
+    """One of their models. A formula sets every parameter, and every ω except a stack's first."""
     model = clinic.build("--arch=transformer", "--dropout=0", *METHODS[method], *options_of(rivals.SIZES)).eval()
     with torch.no_grad():
         for name, parameter in clinic.parameters(model).items():
@@ -69,7 +69,7 @@ def with_values(method: str) -> nn.Module:
 
 
 def todays(name: str) -> str:
-    """A parameter's name today."""
+    """Today's name of a parameter."""
     norm = re.search(r"(attention|self|encoder|fc)_ratio_change$", name)
     if norm:
         kind = {"attention": "self_attn", "self": "self_attn", "encoder": "encoder_attn", "fc": "final"}[norm[1]]
@@ -78,9 +78,9 @@ def todays(name: str) -> str:
 
 
 def gradients(method: str) -> dict[str, list[float]]:
-    """As rivals.gradients, of one of their models."""
+    """`rivals.gradients` of one of their models."""
     model = with_values(method)
-    for stack in (model.encoder, model.decoder):  # ours has no parameter there
+    for stack in (model.encoder, model.decoder):  # our first ω is not a parameter
         layer = stack.layers[0]
         for name in ("attention_ratio_change", "self_ratio_change"):
             if isinstance(getattr(layer, name, None), nn.Parameter):
@@ -91,7 +91,7 @@ def gradients(method: str) -> dict[str, list[float]]:
 
 
 def logits(method: str) -> list[list[list[float]]]:
-    """As rivals.logits, of one of their models, whose parameters have other names."""
+    """`rivals.logits` of one of their models, whose parameters have other names."""
     with torch.no_grad():
         return rivals.rounded(with_values(method)(*rivals.batch())[0][..., : rivals.SHOWN])
 
@@ -115,7 +115,7 @@ def main(checkout: Path) -> None:
         for of_kind, tensors in drawn.items():
             values = torch.stack(tensors)
             std = values.std(correction=0).item()
-            # Uniform values end at sqrt(3) standard deviations; some of thousands of normal ones are beyond three.
+            # Uniform values stay within sqrt(3) standard deviations; of thousands of normal values, some exceed three.
             law = "constant" if std == 0 else "uniform" if values.abs().max() < 2 * std else "normal"
             shape = "x".join(map(str, values.shape[1:]))
             rows.append(f"{method}\t{of_kind}\t{shape}\t{values.mean():.6g}\t{std:.6g}\t{law}")

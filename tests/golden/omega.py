@@ -1,4 +1,4 @@
-"""Makes the golden tables of ω, by the profiling stage of the authors' code (see clinic.py). From the folder tests:
+"""Make the golden tables of ω with the profiling stage of the authors' code (see clinic.py). From the folder tests:
 
     python -m golden.omega TRANSFORMER_CLINIC
 
@@ -31,14 +31,14 @@ CASES = {
 }
 """Encoder layers, decoder layers, width, feed-forward width, heads."""
 PAD, END = 1, 2
-"""fairseq's indices of padding and of a sentence's end."""
+"""fairseq's indices of padding and of the end of a sentence."""
 DROPOUTS = {"no dropout": (0.0, 0.0), "dropout": (0.3, 0.1)}
-"""Of the fresh models: after a branch; of attention weights and within the feed-forward."""
+"""Dropout rates of the fresh models: after a branch; on attention weights and within the feed-forward."""
 SEEDS = 40
 
 
 def sizes(case: str) -> dict[str, int]:
-    """fairseq's options of a case."""
+    """fairseq's options for a case."""
     encoder_layers, decoder_layers, width, ffn, heads = CASES[case]
     each = {"embed_dim": width, "ffn_embed_dim": ffn, "attention_heads": heads}
     both = {f"{side}_{option}": value for side in ("encoder", "decoder") for option, value in each.items()}
@@ -46,12 +46,12 @@ def sizes(case: str) -> dict[str, int]:
 
 
 def numbers(name: str, count: int) -> numpy.ndarray:
-    """Uniform in [0, 1), the same for a name in every version of numpy: only its raw bits are promised to stay."""
+    """Uniform numbers in [0, 1), seeded by name. They come from raw bits, which numpy keeps stable."""
     return numpy.random.Philox(key=zlib.crc32(name.encode())).random_raw(count) / 2.0**64
 
 
 def value(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A parameter by its name: matrices Xavier-uniform, norms near 1, biases near 0, padding's embedding 0. float32."""
+    """A parameter's float32 value, from its name: Xavier-uniform matrices, norms near 1, biases near 0, padding 0."""
     centred = torch.from_numpy(2 * numbers(name, math.prod(shape)) - 1).view(shape)
     if "embed_tokens" in name:
         centred[PAD] = 0
@@ -77,7 +77,7 @@ def batch(padded: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def profiled(model: nn.Module, src: Tensor, prev: Tensor) -> dict[str, float]:
-    """ω by the authors' code: a fresh model's first forward in training mode."""
+    """ω from the authors' code: it profiles in a fresh model's first forward in training mode."""
     with torch.no_grad():
         model(src, src.ne(PAD).sum(1), prev)
     return clinic.omegas(model)

@@ -1,10 +1,10 @@
-"""Makes the golden numbers of other schemes, by running their authors' own code. From the folder tests:
+"""Make the golden numbers of other schemes by running their authors' own code. From the folder tests:
 
     git clone https://github.com/REPOSITORY CHECKOUT && git -C CHECKOUT checkout COMMIT
     python -m golden.rival_code SCHEME CHECKOUT
 
-with repository and commit as in SOURCES. Nothing of them is in this repository. rivals/SCHEME.json has these, the
-versions that it was made with, and what rivals.py says.
+SOURCES lists the repository and commit. This repository contains none of that code. rivals/SCHEME.json holds the
+repository, the commit, the versions used, and the numbers that rivals.py describes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def of_models(build: Callable[[], Any]) -> dict[str, Any]:
 
 
 def languages() -> Any:
-    """A task with what a model is built from: fairseq's, whichever was imported."""
+    """A stand-in for a task: the dictionaries that fairseq (whichever is imported) builds a model from."""
     from fairseq.data import Dictionary
 
     words = Dictionary()
@@ -46,10 +46,10 @@ def languages() -> Any:
 
 
 def fork(*options: str) -> Callable[[Path], dict[str, Any]]:
-    """T-Fixup and B2T: a fork of fairseq, its `transformer` with options of its own."""
+    """T-Fixup and B2T: a fork of fairseq whose `transformer` has extra options."""
 
     def run(checkout: Path) -> dict[str, Any]:
-        numpy.float = float  # type: ignore[attr-defined]  # gone from numpy since
+        numpy.float = float  # type: ignore[attr-defined]  # removed from numpy
         from fairseq import options as parsers
         from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -62,7 +62,7 @@ def fork(*options: str) -> Callable[[Path], dict[str, Any]]:
 
 
 def residual(checkout: Path) -> dict[str, Any]:
-    """ResiDual: a plugin of fairseq."""
+    """ResiDual: a fairseq plugin."""
     import resi_dual  # noqa: F401  (registers the model)
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.models.transformer import TransformerConfig
@@ -76,7 +76,7 @@ def residual(checkout: Path) -> dict[str, Any]:
 
 
 def zero(checkout: Path) -> dict[str, Any]:
-    """DS-Init: their `transformer` with deep_transformer_init. TensorFlow 1, which tensorflow 2.15 has in it."""
+    """DS-Init: their `transformer` with deep_transformer_init. It needs TensorFlow 1; tensorflow 2.15 includes it."""
     import tensorflow.compat.v1 as tf
 
     tf.disable_v2_behavior()
@@ -119,7 +119,7 @@ def zero(checkout: Path) -> dict[str, Any]:
 
 
 def fixup(checkout: Path) -> dict[str, Any]:
-    """Their layers alone, in today's fairseq: that of 2018, which they are to be copied into, is not at hand."""
+    """Fixup: their layers alone, in today's fairseq. They were written for a fairseq of 2018 that we do not have."""
     import fairseq.models
     import fairseq.modules
 
@@ -148,7 +148,7 @@ def fixup(checkout: Path) -> dict[str, Any]:
 
 
 def dt_fixup(checkout: Path) -> dict[str, Any]:
-    """Their optimizer's two steps on a stack of their layers; the relations between words are left out."""
+    """DT-Fixup: their optimizer's two steps on a stack of their layers, without the relations between words."""
     from semparser.model.transformer import EncoderLayer
     from semparser.nn import nn_utils
     from semparser.nn.optimizers import BOTOptimizer
@@ -174,9 +174,9 @@ def dt_fixup(checkout: Path) -> dict[str, Any]:
 
 
 def torchscale(checkout: Path) -> dict[str, Any]:
-    """DeepNorm: what the shortcut is multiplied by, and weights over the same ones drawn without it."""
+    """DeepNorm: the constant on the shortcut, and the ratio of its weights to the same weights drawn without it."""
     missing = {"fairscale.nn": ("checkpoint_wrapper", "wrap"), "timm.models.layers": ("drop_path",)}
-    for name, functions in {**missing, "einops": ("rearrange",)}.items():  # imported there, not called here
+    for name, functions in {**missing, "einops": ("rearrange",)}.items():  # imported by their code, not called here
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             sys.modules.setdefault(".".join(parts[:end]), ModuleType(name))
@@ -205,13 +205,13 @@ def torchscale(checkout: Path) -> dict[str, Any]:
 
 
 class Source(NamedTuple):
-    """Where a scheme's code is, and what is run of it."""
+    """A scheme's code: where it is, and which part of it to run."""
 
     repository: str
     commit: str
     run: Callable[[Path], dict[str, Any]]
     folder: str = ""
-    """What its imports start from."""
+    """The folder that its imports start from."""
 
 
 T_FIXUP, B2T = fork("--Tfixup", "--dont-use-layernorm"), fork("--residual-bottom-to-top")
@@ -230,7 +230,7 @@ def main(scheme: str, checkout: Path) -> None:
     source = SOURCES[scheme]
     clinic.verify(checkout, source.commit)
     sys.path.insert(0, str(checkout / source.folder))
-    os.chdir(tempfile.mkdtemp())  # their code may write files
+    os.chdir(tempfile.mkdtemp())  # their code may write files here
     made = {
         "repository": f"https://github.com/{source.repository}",
         "commit": source.commit,

@@ -1,12 +1,12 @@
-"""What is measured of the authors' code of other schemes (rival_code.py, laws.py), and of ours in the tests.
+"""Measurements of the authors' code of other schemes (rival_code.py, laws.py), and of ours in the tests.
 
     laws     shape, mean, standard deviation and distribution of weights and biases over SEEDS seeds, of a model of
-             SIZES: depths that no formula can mix up unnoticed
-    logits   the first ones of every position of two sentences, one of them padded; a formula gives every parameter and
-             the batch, as in omega.py
+             SIZES; its two depths differ, so a formula that mixes them up fails
+    logits   the first SHOWN logits at every position of two sentences, one of them padded; a formula gives every
+             parameter and the batch, as in omega.py
     gradients
-             of a loss of those sentences, in float64, layer by layer: their norm, and a projection on directions that a
-             formula gives
+             of a loss on those sentences, in float64, layer by layer: their norm, and their projection on directions
+             that a formula gives
     scales   DeepNorm's constant on the shortcut and its gain
 
 Names are today's fairseq's. Norms are left out.
@@ -42,13 +42,13 @@ def table(scheme: str) -> Path:
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Source tokens, their lengths, and decoder input, of two sentences."""
+    """Source tokens, source lengths and decoder input of two sentences."""
     src, prev = omega.batch(padded=True)
     return src[:2], src[:2].ne(omega.PAD).sum(1), prev[:2]
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
-    """Of a model with every parameter by the formula. Shape (sentences, positions, SHOWN)."""
+    """Logits of a model whose parameters are all set by the formula. Shape (sentences, positions, SHOWN)."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(omega.value(name, tuple(parameter.shape)))
@@ -56,11 +56,11 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 
 def gradients(model: torch.nn.Module, name_of: Callable[[str], str] = str) -> dict[str, list[float]]:
-    """[norm, projection] of a layer's gradients, and of the embeddings', of a model whose parameters are set.
+    """[norm, projection] of the gradients of each layer and of the embeddings. The model's parameters are already set.
 
     Args:
-        model: without dropout; it is made float64.
-        name_of: today's name of a parameter.
+        model: has no dropout; converted to float64 in place.
+        name_of: maps a parameter's name to today's name.
     """
     src, lengths, prev = batch()
     logits = model.double()(src, lengths, prev)[0]
@@ -76,9 +76,9 @@ def gradients(model: torch.nn.Module, name_of: Callable[[str], str] = str) -> di
     return {layer: [float(f"{square**0.5:.9g}"), float(f"{along:.9g}")] for layer, (square, along) in layers.items()}
 
 
-def rounded(found: torch.Tensor) -> list[list[list[float]]]:
-    """Of shape (sentences, positions, SHOWN), to seven digits."""
-    return [[[float(f"{x:.7g}") for x in row] for row in rows] for rows in found.tolist()]
+def rounded(values: torch.Tensor) -> list[list[list[float]]]:
+    """Values of shape (sentences, positions, SHOWN), rounded to seven digits."""
+    return [[[float(f"{x:.7g}") for x in row] for row in rows] for rows in values.tolist()]
 
 
 def laws(draw: Callable[[int], Drawn]) -> dict[str, list[Any]]:
@@ -89,25 +89,25 @@ def laws(draw: Callable[[int], Drawn]) -> dict[str, list[Any]]:
         for name, value in draw(seed).items():
             if "norm" not in name:
                 drawn.setdefault(name, []).append(numpy.float64(value))
-    found = {}
+    table_rows = {}
     for name, tensors in drawn.items():
         values = numpy.stack(tensors)
         std = values.std()
-        # Uniform values end at sqrt(3) standard deviations; some of thousands of normal ones are beyond three.
+        # Uniform values stay within sqrt(3) standard deviations; of thousands of normal values, some exceed three.
         law = "constant" if std == 0 else "uniform" if numpy.abs(values).max() < 2 * std else "normal"
-        found[name] = [list(values.shape[1:]), float(f"{values.mean():.6g}"), float(f"{std:.6g}"), law]
-    return found
+        table_rows[name] = [list(values.shape[1:]), float(f"{values.mean():.6g}"), float(f"{std:.6g}"), law]
+    return table_rows
 
 
 def named(module: torch.nn.Module, prefix: str = "", of: Callable[[torch.Tensor], Any] = torch.Tensor.detach) -> Drawn:
-    """A module's parameters, or something of each; stacked q, k and v apart."""
-    found = {}
+    """A module's parameters, or `of` of each. Stacked q, k and v are split."""
+    tensors = {}
     for name, parameter in module.named_parameters(prefix):
         value = of(parameter)
         attention, _, kind = name.rpartition(".in_proj_")
         if attention:
             for projection, part in zip(QKV, value.chunk(3)):
-                found[f"{attention}.{projection}.{kind}"] = part.numpy()
-        elif value is not None:  # T-Fixup's authors keep norms that they do not use
-            found[name] = value.numpy()
-    return found
+                tensors[f"{attention}.{projection}.{kind}"] = part.numpy()
+        elif value is not None:  # T-Fixup's code keeps norms that it does not use
+            tensors[name] = value.numpy()
+    return tensors

@@ -1,8 +1,9 @@
-"""Makes the golden table of the schemes' parameters: python tests/golden/schemes.py, from the repository's root.
+"""Make the golden table of the schemes' parameters: python tests/golden/schemes.py, from the repository's root.
 
-Name, shape, mean, standard deviation and distribution of every parameter of a freshly initialised 3L-2L model, width
-32, one scheme after the other; without the plugin. fairseq's own parameters are those of its `transformer`, Post-LN or
-Pre-LN, over 100 seeds. What a scheme draws itself is worked out here from its paper's formula, for these sizes:
+The table has the name, shape, mean, standard deviation and distribution of every parameter of a freshly initialised
+3L-2L model of width 32, for each scheme. It does not use the plugin. Parameters that a scheme leaves to fairseq are
+measured on fairseq's `transformer`, Post-LN or Pre-LN, over 100 seeds. Parameters that a scheme draws itself are
+computed here from its paper's formula, for these sizes:
 
     Xavier has the standard deviation sqrt(2 / (in + out)), times its gain
 """
@@ -23,7 +24,7 @@ N, M, WIDTH, FFN, HEADS, SEEDS = 3, 2, 32, 64, 4, 100
 
 
 def stock(encoder_before, decoder_before):
-    """{name: (shape, mean, std, law)} of fairseq's own."""
+    """{name: (shape, mean, std, law)} of fairseq's own model."""
     words = Dictionary()
     for word in range(100):
         words.add_symbol(f"w{word}")
@@ -96,7 +97,7 @@ def t_fixup(laws):
 
 
 def t_fixup_code(laws):
-    """As the authors' code: queries and keys at 1/sqrt(2), the shared embedding by (9N)^(-1/4) = 27^(-1/4) = 0.4387."""
+    """As in their code: queries and keys at 1/sqrt(2), the shared embedding by (9N)^(-1/4) = 27^(-1/4) = 0.4387."""
     embedding = laws["encoder.embed_tokens.weight"]
     laws = without_norms(
         xavier(laws, "uniform", lambda stack, _, kind: 2**-0.5 if kind in ("q", "k") else t_fixup_gain(stack, _, kind))
@@ -117,7 +118,7 @@ def b2t_code(laws):
 
 
 def ds_init_code(laws):
-    """Variance times 1/sqrt(l); self-attention's q, k, v as one matrix of C to 3C; no biases: as the code reads."""
+    """As in the authors' code: variance times 1/sqrt(l); self-attention's q, k, v as one C x 3C matrix; no biases."""
 
     def gain(stack, layer, kind):
         return (layer + 1) ** -0.25
@@ -132,19 +133,19 @@ def ds_init_code(laws):
 
 
 def with_norms(laws, modules, layers=True):
-    """One more norm, 1 and 0, in every layer's modules, or at the end of both stacks."""
-    found = {}
+    """Add a norm (weight 1, bias 0) to the given modules of every layer, or to the end of both stacks."""
+    norms = {}
     for stack, count in (("encoder", N), ("decoder", M)):
         places = [f"{stack}.layers.{i}.{module}" for i in range(count) for module in modules] if layers else []
         for place in places or [f"{stack}.layer_norm"]:
             if stack == "decoder" or ".encoder_attn" not in place:
-                found[f"{place}.weight"] = (str(WIDTH), 1.0, 0.0, "constant")
-                found[f"{place}.bias"] = (str(WIDTH), 0.0, 0.0, "constant")
-    return {**laws, **found}
+                norms[f"{place}.weight"] = (str(WIDTH), 1.0, 0.0, "constant")
+                norms[f"{place}.bias"] = (str(WIDTH), 0.0, 0.0, "constant")
+    return {**laws, **norms}
 
 
 def fixup(laws):
-    """Without norms and bias vectors; single numbers instead. 2 branches in an encoder layer, 3 in a decoder layer."""
+    """Scalars replace norms and bias vectors. An encoder layer counts 2 branches, a decoder layer 3."""
     branches = 2 * N + 3 * M
     laws = xavier(laws, "uniform", lambda stack, layer, kind: branches**-0.5 if kind == "fc" else branches ** (-1 / 6))
     result = {}
@@ -153,7 +154,7 @@ def fixup(laws):
             if "out_proj" in name or "fc2" in name:
                 mean, std, law = 0.0, 0.0, "constant"
             elif "fc1" not in name:
-                std /= math.sqrt(2)  # queries, keys and values: one matrix of 3C x C in the authors' code
+                std /= math.sqrt(2)  # in the authors' code, queries, keys and values are one 3C x C matrix
             result[name] = (shape, mean, std, law)
         elif ".layers." not in name:
             result[name] = (shape, mean, std, law)
