@@ -1,4 +1,4 @@
-"""Which checkpoints are averaged, which are refused and why, and is the mean right, in little memory?"""
+"""Averaging: which checkpoints are chosen, which are refused and why, the right mean, and little memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHERS = ["checkpoint_best", "checkpoint_last", "checkpoint.best_loss_3.20", "ch
 
 
 @pytest.mark.parametrize(
-    "there, options, expected",
+    "present, options, expected",
     [
         (EPOCHS + UPDATES, {}, ["checkpoint9", "checkpoint10"]),
         (UPDATES, {}, ["checkpoint_2_100", "checkpoint_2_1000"]),
@@ -48,10 +48,10 @@ OTHERS = ["checkpoint_best", "checkpoint_last", "checkpoint.best_loss_3.20", "ch
     ],
 )
 @pytest.mark.parametrize("place", [".", "checkpoints"])
-def test_the_newest_of_a_folder(tmp_path, place, there, options, expected):
-    """Or of the folder `checkpoints` in it, as in the recipes' runs."""
+def test_the_newest_of_a_folder(tmp_path, place, present, options, expected):
+    """Checkpoints may be in the folder itself, or in its folder `checkpoints`, as in the recipes' runs."""
     (tmp_path / place).mkdir(exist_ok=True)
-    (folder(tmp_path / place, *there, *OTHERS) / "checkpoint13.pt.part").touch()
+    (folder(tmp_path / place, *present, *OTHERS) / "checkpoint13.pt.part").touch()
     folder(tmp_path, "average")
     paths = averaging.choose([tmp_path], last=2, **options)
     assert paths == [tmp_path / place / f"{name}.pt" for name in expected]
@@ -99,10 +99,10 @@ def test_average_is_the_float64_mean(tmp_path, dtype):
 
 
 def test_the_rest_is_of_the_one_with_most_updates(tmp_path):
-    """Types, options and counts; no optimizer, and no moving average, which --store-ema puts into every file."""
+    """The newest file gives types, options and counts. Optimizer state and --store-ema's moving average are dropped."""
     paths = []
     for name, updates, dtype in (("a", 20, torch.float32), ("b", 100, torch.float16), ("c", 3, torch.bfloat16)):
-        # A count that no float64 holds.
+        # A count that float64 cannot hold.
         model = {
             "encoder.w": torch.full((2,), updates, dtype=dtype),
             "encoder.count": torch.tensor(2**53 + updates + 1),
@@ -118,7 +118,7 @@ def test_the_rest_is_of_the_one_with_most_updates(tmp_path):
 
 
 def test_what_only_fairseq_0122_stores_is_the_newests(tmp_path):
-    """Its _float_tensor is uninitialised memory, which may read as NaN."""
+    """_float_tensor comes from the newest file. It is uninitialised memory, which may be NaN."""
     key, copy = "encoder.embed_positions._float_tensor", "encoder.layers.1.in_proj_weight"
     models = [{**vectors(w=n), key: torch.tensor([float("nan")]), copy: torch.full((2,), float(n))} for n in range(3)]
     mean = averaging.average([save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)]).weights
@@ -134,7 +134,7 @@ def test_tied_entries_stay_tied_and_the_file_does_not_grow(tmp_path):
     model = files.read(tmp_path / "out.pt")["model"]
     assert len({model[key].untyped_storage().data_ptr() for key in TIED}) == 1
     assert len({tensor.untyped_storage().data_ptr() for tensor in model.values()}) == len(model) - 2
-    # The zip's records contain the file's name; another copy of the embeddings would be 3 %.
+    # The zip's records contain the file's name. Another copy of the embeddings would add 3 %.
     assert (tmp_path / "out.pt").stat().st_size < 1.01 * paths[0].stat().st_size
     assert torch.equal(
         model[TIED[0]], ((admin(1).state_dict()[TIED[0]].double() + admin(2).state_dict()[TIED[0]]) / 2).float()
@@ -143,7 +143,7 @@ def test_tied_entries_stay_tied_and_the_file_does_not_grow(tmp_path):
 
 @pytest.mark.parametrize("newest", [0, 1, 2])
 def test_checkpoints_that_disagree_about_what_is_tied(tmp_path, newest):
-    """a, b, c tied in one file, a, b in another, none in the third: each has its mean, whichever is newest."""
+    """One file ties a, b and c, another a and b, the third none: each entry gets its own mean, whichever is newest."""
     all_tied, two_tied = torch.tensor([3.0]), torch.tensor([6.0])
     models = [
         {"a": all_tied, "b": all_tied, "c": all_tied, "d": all_tied},
@@ -154,7 +154,7 @@ def test_checkpoints_that_disagree_about_what_is_tied(tmp_path, newest):
     paths = [save(tmp_path / f"{n}.pt", model, 9 if n == newest else n) for n, model in enumerate(models)]
     mean = averaging.average(paths).weights
     assert {key: tensor.item() for key, tensor in mean.items()} == {"a": 3.0, "b": 13.0, "c": 25.0, "d": 13.0}
-    # b and d are one tensor in every file, a and c in some only.
+    # b and d are one tensor in every file; a and c only in some.
     assert mean["b"] is mean["d"] and len({tensor.data_ptr() for tensor in mean.values()}) == 3
 
 
@@ -163,9 +163,9 @@ def test_checkpoints_that_disagree_about_what_is_tied(tmp_path, newest):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux")
 def test_memory_is_the_result_and_little_more(tmp_path, monkeypatch):
-    """The model is 32 MiB, each file 96 MiB; of four files, one loaded or summed whole would show.
+    """Averaging four files of 96 MiB, with models of 32 MiB, never loads or sums a whole file.
 
-    What is mapped and was only read, the system takes back where it needs it: it does not count.
+    Memory-mapped pages that were only read do not count: the system can reclaim them.
     """
     size = 2**25
     for n in range(4):
@@ -173,7 +173,7 @@ def test_memory_is_the_result_and_little_more(tmp_path, monkeypatch):
         model = {f"w{i}": torch.randn(size // 64, generator=generator) for i in range(16)}
         save(tmp_path / f"{n}.pt", model, n, last_optimizer_state={"a": torch.zeros(size // 2)})
     paths = [tmp_path / f"{n}.pt" for n in range(4)]
-    averaging.average(paths[:1])  # pays for what is loaded once
+    averaging.average(paths[:1])  # warm up: imports and caches
     before, used, mean = _status("RssAnon"), [], averaging._mean
 
     def seen(*given):
@@ -182,7 +182,7 @@ def test_memory_is_the_result_and_little_more(tmp_path, monkeypatch):
 
     monkeypatch.setattr(averaging, "_mean", seen)
     averaging.average(paths)
-    # The result is 1; a file loaded whole makes it more than 3.
+    # The result takes 1 · size. Loading one whole file would exceed 3 · size.
     assert len(used) == 16 and max(used) < 1.5 * size
 
 
@@ -194,8 +194,8 @@ def _status(name):
 
 
 def refused(*paths):
-    """The message of a refusal, which is one line."""
-    open_before = {*Bar._instances}  # tqdm has all of a process
+    """The message of a refusal. It must be one line."""
+    open_before = {*Bar._instances}  # tqdm registers every bar of the process
     with pytest.raises(AdminError) as refusal:
         averaging.average(paths)
     assert "\n" not in str(refusal.value)
@@ -228,14 +228,14 @@ OTHER_RUNS = {
 def test_a_checkpoint_of_another_run(tmp_path, what):
     *models, message = OTHER_RUNS[what]
     paths = [save(tmp_path / f"{n}.pt", {**model, "encoder.n": torch.ones(1) * n}) for n, model in enumerate(models)]
-    said = refused(*paths)
-    assert said.startswith(f"{paths[0]} and {paths[1]} are not of one run: ") and message in said
+    refusal = refused(*paths)
+    assert refusal.startswith(f"{paths[0]} and {paths[1]} are not of one run: ") and message in refusal
     three = [paths[0], save(tmp_path / "2.pt", {**models[0], "encoder.n": torch.zeros(1) - 1}), paths[1]]
-    assert refused(*three) == said
+    assert refused(*three) == refusal
 
 
 def test_profiles_of_one_run_are_not_refused(tmp_path):
-    """One saved in half precision is rounded; the authors' code trains what is omega_init here."""
+    """Profiles of one run may differ: half precision rounds them, and the authors' code trains our omega_init."""
     clinic = record(rule="reference", code="Transformer-Clinic")
     for name, first, second in (
         ("half", {**record(seed=1), **vectors(**{PROFILE: 1.31})}, vectors(**{PROFILE: 1.31})),
@@ -268,7 +268,7 @@ def test_the_same_weights_under_two_names(tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_not_finite_is_told_with_file_and_entry(tmp_path, value, dtype):
-    """Where infinities of either sign sum to zero, too; large half-precision numbers are finite."""
+    """NaN and infinity are refused, even if infinities cancel. Large half-precision values stay finite in the mean."""
     models = [{"encoder.w": torch.full((9,), 65504.0 - 32 * n).to(dtype)} for n in range(3)]
     paths = [save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)]
     assert averaging.average(paths).weights["encoder.w"].eq(65472.0).all()
@@ -287,7 +287,7 @@ def test_a_damaged_file_or_record_is_told_with_its_name(tmp_path):
 
 
 def test_files_of_torch_before_1_6(tmp_path):
-    """As those of the authors' code are; they cannot be mapped."""
+    """Files in torch's old format, such as the authors', can be averaged, although they cannot be memory-mapped."""
     paths = [tmp_path / f"{n}.pt" for n in (1, 3)]
     for n, path in zip((1, 3), paths):
         torch.save({"model": vectors(w=n)}, path, _use_new_zipfile_serialization=False)
@@ -296,7 +296,7 @@ def test_files_of_torch_before_1_6(tmp_path):
 
 
 def test_a_file_that_is_replaced_meanwhile(tmp_path, monkeypatch):
-    """As a running training replaces its checkpoints: the mean is of those that were there, not of parts of two."""
+    """If a running training replaces a checkpoint, the mean still uses the old file, never parts of both."""
     paths = [save(tmp_path / f"{n}.pt", vectors(w=n), n) for n in (1, 2)]
     mean = averaging._mean
 

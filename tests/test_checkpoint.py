@@ -1,4 +1,4 @@
-"""Reading without running anything, writing whole files only, and taking over stock weights."""
+"""Checkpoints: reading runs no code, writing is all or nothing, and stock weights load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fairseq_admin.method import state_dict
 
 
 class Evil:
-    """Unpickling it in the normal way leaves a file behind."""
+    """Normal unpickling of this object creates a file."""
 
     def __init__(self, path):
         self.path = path
@@ -57,14 +57,14 @@ def test_reads_what_fairseq_writes(tmp_path):
 
 
 def test_reads_what_numpy_1_wrote(tmp_path):
-    """As --eval-bleu's counts in a checkpoint of an older environment: numpy 2 has its makers in another module."""
+    """numpy 1 pickled --eval-bleu's counts under module names that numpy 2 has moved. They still load."""
     extra = {"bleu": numpy.float64(3.5), "counts": numpy.arange(3)}
     path = save(tmp_path / "c.pt", {}, extra_state=extra)
     with zipfile.ZipFile(path) as new, zipfile.ZipFile(tmp_path / "old.pt", "w") as old:
         for record in new.infolist():
             old.writestr(record, new.read(record).replace(b"numpy._core.", b"numpy.core."))
-    found = files.read(tmp_path / "old.pt")["extra_state"]
-    assert found["bleu"] == 3.5 and found["counts"].tolist() == [0, 1, 2]
+    extra_read = files.read(tmp_path / "old.pt")["extra_state"]
+    assert extra_read["bleu"] == 3.5 and extra_read["counts"].tolist() == [0, 1, 2]
 
 
 class Choice(enum.Enum):
@@ -72,7 +72,7 @@ class Choice(enum.Enum):
 
 
 def test_options_of_an_older_file_are_plain_values():
-    """Of omegaconf's, which refer to other sections, and hold choices that are no text."""
+    """omegaconf options become plain values, even if they refer to other sections or hold enum members."""
     model = {"_name": "transformer", "max_source_positions": "${task.longest}", "kept": Choice.last}
     cfg = OmegaConf.create({"model": model, "task": {"longest": 64}, "criterion": {}})
     flat = options.read_options({"args": None, "cfg": cfg}, "c.pt").model
@@ -84,7 +84,7 @@ def cut(share):
 
 
 def a_changed_byte(path):
-    """torch.load itself would silently give another weight."""
+    """Change one weight. torch.load does not notice."""
     content = path.read_bytes()
     at = content.index(admin().state_dict()["encoder.layers.1.fc1.weight"].numpy().tobytes())
     path.write_bytes(content[: at + 8] + bytes(4) + content[at + 12 :])
@@ -92,13 +92,13 @@ def a_changed_byte(path):
 
 
 def a_compressed_zip(path):
-    """Two hundred megabytes of zeros in as many kilobytes are not read."""
+    """A zip bomb: compressed zeros that would expand far beyond the file's size."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("c/data/0", bytes(10**6))
 
 
 def overlapping_parts(path):
-    """A hundred names for the same bytes would be read a hundred times."""
+    """A zip bomb: a hundred records share the same bytes, which would be read a hundred times."""
     with zipfile.ZipFile(path, "a") as archive:
         archive.filelist += [max(archive.filelist, key=lambda record: record.file_size)] * 100
         archive._didModify = True
@@ -154,14 +154,14 @@ def test_foreign_objects_are_named_and_not_run(tmp_path, way):
     assert not touched.exists()
     if way != "pickle":
         torch.load(path, weights_only=False)["extra"].close()
-        assert touched.exists()  # the unsafe way does run it
+        assert touched.exists()  # unsafe loading does run it
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
 def a_full_disk(state, part):
-    """A write past this limit fails as on a full disk, with another errno."""
+    """Limit the file size. Writing past the limit fails as on a full disk, with another errno."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, hard))
     try:
@@ -206,7 +206,7 @@ def test_a_check_that_fails_leaves_what_was_there(tmp_path, error):
 
 
 def test_what_only_fairseq_0122_stores_is_dropped():
-    """Do its checkpoints, stock or ours, load strictly, whatever fairseq is installed?"""
+    """Checkpoints of fairseq 0.12.2, stock or ours, load strictly with any version of fairseq."""
     for arch in ("transformer", "transformer_admin"):
         state = reference.build(arch, **reference.TINY).state_dict()
         state["encoder.layers.1.in_proj_weight"] = torch.full((192, 64), 7.0)
@@ -237,7 +237,7 @@ LOADING = {
 
 @pytest.mark.parametrize("way", LOADING)
 def test_loaded_weights_are_not_profiled_again(way):
-    """The record in the state dict decides, whoever loads it."""
+    """The record in the state dict marks weights as profiled, however they are loaded."""
     saved = admin()
     saved(*reference.batch())
     model = admin(seed=2)

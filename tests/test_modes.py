@@ -1,7 +1,7 @@
-"""Every mode of training on the command line: is ω right in the checkpoint, and does a stopped run go on exactly?
+"""Every training mode on the command line: is ω right in the checkpoint, and does a stopped run resume exactly?
 
-Each mode trains the tiny model once to update 10, keeping the checkpoint of update 7 in mid-epoch, and then resumes
-from that one. (With β2 = 0.98 radam makes its first step at update 6.)
+Each mode trains the tiny model once to update 10, keeps the checkpoint of update 7 in mid-epoch, and then resumes from
+it. (With β2 = 0.98, radam makes its first step at update 6.)
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class Mode(NamedTuple):
     """A row of the table below."""
 
     options: str = ""
-    """How it is trained; the profiled ω does not depend on these."""
+    """Training options. The profiled ω does not depend on them."""
     model: str = ""
-    """What the model is."""
+    """Model options."""
     train: list[str] = TRAIN
     tolerance: float = 1e-5
-    """Relative, of ω. The profile sums some 10^4 float32 numbers pairwise, the plain loop below in float64."""
+    """Relative tolerance of ω. The profile sums about 10^4 float32 numbers pairwise; the plain loop sums in float64."""
     exact: bool = True
-    """Whether a resumed run goes on bit for bit."""
+    """Whether a resumed run is bit for bit the same."""
     precision: torch.dtype = torch.float32
-    """Of the weights that are saved."""
+    """Precision of the saved weights."""
 
 
-# In float16 ω is rounded when it is stored, and so is every weight and activation it comes from. The latter errors are
-# independent and nearly average out in a variance over 10^4 elements; as much again is left for them.
+# Storing ω in float16 rounds it. Weights and activations are rounded too; their errors are independent and nearly
+# average out in a variance over 10^4 elements. The tolerance allows one rounding for each of the two.
 HALF = 2**-11
 FP16 = Mode("--fp16 --fp16-no-flatten-grads", tolerance=2 * HALF, exact=False, precision=torch.float16)
-# As for float16, which has three more bits.
+# As for float16, but with three bits fewer.
 BF16 = Mode("--bf16 --fp16-no-flatten-grads", tolerance=2 * 8 * HALF, exact=False, precision=torch.bfloat16)
 MODES = {
     "fp32": Mode(),
@@ -66,7 +66,7 @@ MODES = {
     "bf16": BF16,
     "amp": Mode("--amp", "--activation-fn gelu"),
     "update-freq": Mode("--update-freq 2", "--max-tokens 150"),
-    # Each layer counts its own steps, and radam would make too few on one that is often dropped.
+    # Each layer counts its own steps, and radam would make too few steps on a layer that is often dropped.
     "layerdrop": Mode("--optimizer adam --weight-decay 0.1", "--encoder-layerdrop 0.5 --decoder-layerdrop 0.5"),
     "checkpointed activations": Mode("--checkpoint-activations --weight-decay 0.1"),
     "quantisation noise": Mode(model="--quant-noise-pq 0.5"),
@@ -77,7 +77,7 @@ MODES = {
     "rule log": Mode("--admin-init log", "--cross-self-attention --no-cross-attention"),
     "rule constant": Mode("--admin-init constant", "--encoder-learned-pos --decoder-learned-pos"),
 }
-"""Some have a second thing in them, of which the first knows nothing: each row is checked in full."""
+"""Some rows combine two independent settings. Every row is checked in full."""
 
 
 def last(folder: Path) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """Model, optimizer, learning rate, moving average and place in the data are the same."""
+    """Check that model, optimizer, learning rate, moving average and data position are the same."""
     assert len(a["model"]) > 50 and a["last_optimizer_state"]["state"]
     assert [key for key in a["model"] if not same(a["model"][key], b["model"][key])] == []
     assert a["model"].keys() == b["model"].keys()
@@ -108,12 +108,12 @@ def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
 
 
 def assert_near(a: dict[str, Any], b: dict[str, Any], rounding: float) -> None:
-    """The profiled ω are the same, and all else is the same, up to one rounding of the weights to half precision.
+    """Check that the profiled ω are equal, and that the rest differs by no more than half-precision weights explain.
 
-    fairseq's --fp16 does not save its float32 copy of the weights: a resumed run starts from the float16 weights,
-    whatever the model (--bf16 alike). (On a GPU, sums of gradients have no fixed order either.) An update of Adam's
-    kind moves a weight by about the learning rate, at most 1e-3 here, so three updates from slightly different weights
-    differ by no more than 3e-3 either way.
+    fairseq's --fp16 and --bf16 do not save the float32 copy of the weights: for any model, a resumed run starts from
+    the rounded weights. (On a GPU, sums of gradients have no fixed order either.) An Adam-like update moves a weight by
+    about the learning rate, at most 1e-3 here, so three updates from slightly different weights differ by at most 3e-3
+    either way.
     """
     assert profiled(a) == profiled(b) and torch.equal(a["model"][provenance.KEY], b["model"][provenance.KEY])
     for key, tensor in a["model"].items():
@@ -123,7 +123,7 @@ def assert_near(a: dict[str, Any], b: dict[str, Any], rounding: float) -> None:
 
 
 def initial(corpus: Path, *arguments: str, options: list[str] = TRAIN):
-    """The model that a run starts with, of plain layers, and the first training batch, as fairseq makes them."""
+    """A run's initial model, with plain layers, and its first training batch, as fairseq makes them."""
     given = [str(corpus), *options[2:], *arguments, "--admin-fast", "off"]  # without --user-dir
     cfg = convert_namespace_to_omegaconf(
         fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), given)
@@ -144,7 +144,7 @@ def initial(corpus: Path, *arguments: str, options: list[str] = TRAIN):
 
 
 def plain_omegas(model: torch.nn.Module, batch: dict[str, torch.Tensor], rule: str, tokens: int) -> dict[str, list]:
-    """ω of either stack by a plain loop: a whole forward for every sub-layer, in which only that one is looked at."""
+    """ω of both stacks by a plain loop: one whole forward per sub-layer, which measures only that sub-layer."""
     source, target = batch["src_tokens"], batch["prev_output_tokens"]
     sentences = max(1, tokens // max(source.size(1), target.size(1)))
     source, target = source[:sentences], target[:sentences]
@@ -181,7 +181,7 @@ def plain_omegas(model: torch.nn.Module, batch: dict[str, torch.Tensor], rule: s
 
 
 def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
-    """Is ω in the checkpoint the profiled one plus what was learned, and does a stopped run go on exactly?"""
+    """Is the checkpoint's ω the profiled ω plus the learned change, and does a stopped run resume exactly?"""
     options = [*QUICK, *mode.model.split(), *mode.options.split()]
     whole = train(corpus, folder / "whole", *options, *TO_10, "--save-interval-updates", 7, options=mode.train)
     state = last(folder / "whole")
@@ -222,7 +222,7 @@ def check_mode(mode: Mode, corpus: Path, folder: Path) -> None:
 
 
 def check_omegas(model: dict[str, torch.Tensor], expected: dict[str, list], rule: str, tolerance: float) -> None:
-    """Are all ω there, profiled as expected, read back as profiled plus learned, and learned except for the first?"""
+    """Does every ω exist, match its profile, read back as profiled plus learned, and learn (except the first)?"""
     stacks = state_dict.omegas(model)
     assert {stack: len(part) for stack, part in stacks.items()} == {
         stack: len(part) for stack, part in expected.items()
@@ -242,7 +242,7 @@ def check_omegas(model: dict[str, torch.Tensor], expected: dict[str, list], rule
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODES)
 def test_mode(name: str, corpus: Path, tmp_path: Path) -> None:
-    """The above, in every mode the CPU can run."""
+    """Does `check_mode` pass in every mode that the CPU can run?"""
     check_mode(MODES[name], corpus, tmp_path)
 
 
@@ -252,7 +252,7 @@ CUDA_MODES = {
     "fp16, not flat": FP16,
     "memory-efficient fp16": FP16._replace(options="--memory-efficient-fp16"),
     "bf16": BF16,
-    # Matrix products round to float16, once each; a branch has two or three in a row. ω itself stays float32.
+    # Each matrix product rounds to float16 once; a branch has two or three in a row. ω itself stays float32.
     "amp": Mode("--amp", tolerance=2 * HALF, exact=False),
 }
 
@@ -260,7 +260,7 @@ CUDA_MODES = {
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", CUDA_MODES)
 def test_mode_on_cuda(name: str, corpus: Path, tmp_path: Path) -> None:
-    """The above on a GPU, against the plain loop on the CPU; without dropout, whose random numbers are the device's."""
+    """Does a GPU match the plain loop on the CPU? Dropout is off, because its random numbers depend on the device."""
     options = [option for option in TRAIN if option != "--cpu"] + ["--distributed-world-size", "1"]
     check_mode(CUDA_MODES[name]._replace(model="--dropout 0", train=options), corpus, tmp_path)
 
@@ -268,7 +268,7 @@ def test_mode_on_cuda(name: str, corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_two_gpus_over_nccl(corpus: Path, tmp_path: Path) -> None:
-    """Do two GPUs get the ω that one gets?"""
+    """Do two GPUs get the same ω as one?"""
     options = [option for option in TRAIN if option != "--cpu"]
     one = ["--distributed-world-size", 1, "--max-update", 1]
     train(corpus, tmp_path / "one", *QUICK, *one, options=options)
@@ -279,12 +279,12 @@ def test_two_gpus_over_nccl(corpus: Path, tmp_path: Path) -> None:
 
 
 def profiled(state: dict[str, Any]) -> dict[str, list]:
-    """Every ω as it was profiled."""
+    """Every profiled ω."""
     return {key: tensor.tolist() for key, tensor in state["model"].items() if key.endswith(".omega_init")}
 
 
 def _rank(arguments: list[str], log: Path) -> None:
-    """One of two ranks. Each saves its own checkpoints, where fairseq saves the first rank's only, to compare them."""
+    """Run one of two ranks. Each saves its own checkpoints, to compare them; fairseq saves only the first rank's."""
     Trainer.should_save_checkpoint_on_current_rank = property(lambda self: True)
     conftest._child("fairseq_cli.train", arguments, log)
 
@@ -296,7 +296,7 @@ def two_processes(
     target: Callable[[list[str], Path], None] = _rank,
     options: list[str] = TRAIN,
 ) -> list[str]:
-    """Train on two CPU processes over gloo, by `target`. Returns what either printed."""
+    """Run `target` on two CPU processes over gloo. Returns the output of both."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -321,16 +321,16 @@ def two_processes(
 
 @pytest.mark.slow
 def test_two_processes(corpus: Path, tmp_path: Path) -> None:
-    """Do two processes get the ω of one, bit for bit, stay equal to each other, and go on exactly when resumed?"""
+    """Do two processes get the same ω as one, bit for bit, stay equal to each other, and resume exactly?"""
     small = ["--max-tokens", 150]
     train(corpus, tmp_path / "one", *QUICK, *small, "--max-update", 1)
     whole = [tmp_path / "whole0", tmp_path / "whole1"]
     outputs = two_processes(corpus, whole, *small, *TO_10, "--save-interval-updates", 7)
-    assert outputs[0].count("profiled by rule") == 1  # fairseq lets the first rank only log
+    assert outputs[0].count("profiled by rule") == 1  # in fairseq, only the first rank logs
     assert profiled(last(whole[0])) == profiled(last(tmp_path / "one"))
     states = [last(folder) for folder in whole]
     for state in states:
-        del state["model"][provenance.KEY]  # it counts the rank's own tokens, and only the first rank's is kept
+        del state["model"][provenance.KEY]  # it counts the rank's own tokens, and fairseq keeps only the first rank's
     assert_same_state(*states)
     resumed = [tmp_path / "resumed0", tmp_path / "resumed1"]
     for before, folder in zip(whole, resumed):
@@ -343,7 +343,7 @@ def test_two_processes(corpus: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_and_started_again(corpus: Path, tmp_path: Path, start: Callable) -> None:
-    """Does a run killed with SIGKILL in mid-epoch, and started again, end with the tensors of an undisturbed one?"""
+    """Does a run that is killed with SIGKILL in mid-epoch, then restarted, end with an undisturbed run's tensors?"""
     options = ["--save-interval-updates", 5, "--keep-interval-updates", 1, "--max-update", 24]
     train(corpus, tmp_path / "whole", *options)
     (tmp_path / "killed").mkdir()
@@ -362,20 +362,20 @@ def test_killed_and_started_again(corpus: Path, tmp_path: Path, start: Callable)
 
 @pytest.fixture(scope="module")
 def ten(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ten updates of fp32 in checkpoint_last.pt."""
+    """A folder whose checkpoint_last.pt has ten fp32 updates."""
     folder = tmp_path_factory.mktemp("ten")
     train(corpus, folder, *TO_10)
     return folder
 
 
 def _amp_on_cpu(arguments: list[str], log: Path) -> None:
-    """fairseq-train with a loss scaler that works on the CPU too, where torch's autocast casts nothing."""
+    """Run fairseq-train with a loss scaler that also works on the CPU. torch's autocast casts nothing there."""
     torch.cuda.amp.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")  # type: ignore[assignment,misc]
     conftest._child("fairseq_cli.train", arguments, log)
 
 
 def test_amp_is_fp32_where_nothing_is_cast(corpus: Path, ten: Path, tmp_path: Path) -> None:
-    """Does fairseq's trainer, clipping and all, end with the model of fp32, bit for bit, whatever the loss scale?"""
+    """If nothing is cast, does --amp give fp32's model bit for bit, with clipping, at any loss scale?"""
     given = [corpus, *TRAIN, *TO_10, "--amp", "--fp16-init-scale", 4096, "--save-dir", tmp_path]
     process = conftest.process(_amp_on_cpu, [str(a) for a in given], tmp_path / "log")
     process.start()
@@ -387,7 +387,7 @@ def test_amp_is_fp32_where_nothing_is_cast(corpus: Path, ten: Path, tmp_path: Pa
 
 
 def test_preset_omega(corpus: Path, ten: Path, tmp_path: Path) -> None:
-    """Is an auto-profiled run the run that starts from the same weights with the same ω already there, bit for bit?"""
+    """Does a run that profiles ω equal, bit for bit, a run that starts with the same weights and this ω preset?"""
     auto = last(ten)
     model, _ = initial(corpus)
     preset = {**model.state_dict(), **{key: t for key, t in auto["model"].items() if key.endswith(".omega_init")}}
@@ -402,8 +402,8 @@ def test_preset_omega(corpus: Path, ten: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["--reset-optimizer", "--finetune-from-model"])
 def test_starting_from_an_admin_checkpoint(how: str, corpus: Path, ten: Path, tmp_path: Path) -> None:
-    """Does a new optimizer keep ω, profiled and learned, and profile nothing?"""
-    # radam's first five steps move nothing: after one, every tensor has to be the old checkpoint's.
+    """Does a run with a new optimizer keep the profiled and the learned ω, and not profile again?"""
+    # radam's first five steps move nothing: after one, every tensor must equal the old checkpoint's.
     if how == "--reset-optimizer":
         done = resume(corpus, ten / "checkpoint_last.pt", tmp_path / "run", how, "--max-update", 1)
     else:
@@ -421,7 +421,7 @@ STOCK = "--arch transformer --optimizer adam " + " ".join(
 
 
 def test_starting_from_a_stock_checkpoint(corpus: Path, tmp_path: Path) -> None:
-    """Does a stock Post-LN model's function stay what it was, with ω = 1, and does the log say so?"""
+    """Does a stock Post-LN model keep its function, with ω = 1, and does the log say so?"""
     stock = train(corpus, tmp_path / "stock", *STOCK.split(), "--max-update", 4)
     given = ["--finetune-from-model", tmp_path / "stock/checkpoint_last.pt", "--max-update", 1]  # radam: no step yet
     done = train(corpus, tmp_path / "run", *given)
@@ -435,7 +435,7 @@ def test_starting_from_a_stock_checkpoint(corpus: Path, tmp_path: Path) -> None:
 
 
 def valid_losses(done: Run) -> list[str]:
-    """Validation losses in the order in which they were printed."""
+    """Validation losses, in the order printed."""
     return re.findall(r"valid on .*? \| loss ([\d.]+)", done.output)
 
 
@@ -455,7 +455,7 @@ TIED = "share_all_embeddings: true"
     ],
 )
 def test_hydra(model: str, corpus: Path, ten: Path, tmp_path: Path) -> None:
-    """Does fairseq-hydra-train do what fairseq-train does, with a preset's name, sizes, or a choice of the group?"""
+    """Does fairseq-hydra-train do the same as fairseq-train, given a preset, sizes, or hydra's model group?"""
     done = hydra_train(corpus, tmp_path / "hydra", model)
     assert done.status == 0 and done.output.count("profiled by rule reference") == 1, done.output[-4000:]
     assert same(last(tmp_path / "hydra")["model"], last(ten)["model"])
@@ -463,13 +463,13 @@ def test_hydra(model: str, corpus: Path, ten: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_hydra_in_bf16(corpus: Path, tmp_path: Path) -> None:
-    """Does memory-efficient bf16, which only fairseq-hydra-train can run, keep ω and go on bit for bit?"""
+    """Does memory-efficient bf16, which only fairseq-hydra-train can run, keep ω and resume bit for bit?"""
     given = [f"_name: transformer_admin_tiny, {TIED}", "bf16: true, memory_efficient_bf16: true"]
     assert hydra_train(corpus, tmp_path / "whole", *given).status == 0
     state = last(tmp_path / "whole")
     weight = state["model"]["encoder.layers.0.fc1.weight"]  # fairseq saves it as float32
     assert torch.equal(weight, weight.bfloat16().float())
-    # The learned ω only has to have moved.
+    # Training must only have moved ω.
     check_omegas(state["model"], plain_omegas(*initial(corpus), "reference", 8192), "reference", BF16.tolerance)
     (tmp_path / "resumed").mkdir()
     shutil.copy(tmp_path / "whole/checkpoint_1_7.pt", tmp_path / "resumed/checkpoint_last.pt")

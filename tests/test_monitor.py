@@ -1,4 +1,4 @@
-"""What a run shows while it trains: the right numbers, once an update, and the same training as without."""
+"""The monitor: does it log the right numbers, once an update, without changing the training?"""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def tiny(scheme: str = "admin", **options: Any) -> Any:
 
 
 def by_hand(stack: Any, run: Callable[[], Any], real: Tensor, pre_ln: bool) -> tuple[list[float], list[float]]:
-    """Var[f_i] and β_{i,i} of a stack's sub-layers, from what modules of fairseq's give, in float64.
+    """Var[f_i] and β_{i,i} of a stack's sub-layers, from the outputs of fairseq's modules, in float64.
 
-    The branch is what an attention or fc2 gives, without dropout. The sum is the branch on top of ω times the output
-    of the norm before, or where norms are before branches, on top of all before.
+    The branch is the output of an attention or of fc2, without dropout. The sum is the branch plus ω times the output
+    of the previous norm. If norms come before branches, it is the branch plus everything before it.
     """
     layers = list(stack.layers)
     given: list[Tensor] = []
@@ -62,7 +62,7 @@ def by_hand(stack: Any, run: Callable[[], Any], real: Tensor, pre_ln: bool) -> t
 
 
 def train_omega(model: nn.Module) -> None:
-    """ω that differ from channel to channel, as after training."""
+    """Make ω differ from channel to channel, as after training."""
     torch.manual_seed(5)
     for module in model.modules():
         if getattr(module, "omega_delta", None) is not None:
@@ -72,7 +72,7 @@ def train_omega(model: nn.Module) -> None:
 @pytest.mark.parametrize("scheme", ["admin", "post-ln", "pre-ln"])
 @torch.no_grad()
 def test_against_fairseqs_modules_in_float64(scheme: str) -> None:
-    """Are variances, β and ω those of the layers' own branches, over the positions that are not padding?"""
+    """Are variance, β and ω those of the layers' own branches, over all positions except padding?"""
     model, (src, lengths, prev) = tiny(scheme), reference.batch()
     model(src, lengths, prev)  # profiles
     train_omega(model)
@@ -82,7 +82,7 @@ def test_against_fairseqs_modules_in_float64(scheme: str) -> None:
         real = tokens.ne(reference.PAD).t()
         variances, betas = by_hand(stack, lambda: model(src, lengths, prev), real, pre_ln=scheme == "pre-ln")
         assert len(betas) == 6 and max(betas) > 1.2 * min(betas)
-        # Activations are float32, each off by a few roundings of 6e-8.
+        # Activations are float32: each is off by a few roundings of 6e-8.
         assert [it.item() for it in probe.branches] == pytest.approx(variances, rel=1e-5)
         found = {name: value.item() for name, value in probe.values().items()}
         expected = {"beta_mean": sum(betas) / 6, "beta_max": max(betas), "branch_variance": sum(variances) / 6}
@@ -95,7 +95,7 @@ def test_against_fairseqs_modules_in_float64(scheme: str) -> None:
 
 @torch.no_grad()
 def test_b2t_counts_the_third_summand() -> None:
-    """Is the share of B2T's last sub-layers the branch's share of all three summands?"""
+    """In B2T's last sub-layers, is β the branch's share of all three summands?"""
     model, (src, lengths, prev) = tiny("b2t"), reference.batch(padded=False)
     probe, branches, totals = StackProbe(model.encoder, src, variances=True), [], []
     for layer in model.encoder.layers:
@@ -108,7 +108,7 @@ def test_b2t_counts_the_third_summand() -> None:
 
 
 def steps(model: Any, batches: list[list[tuple]], updates: int = 5) -> list[dict[str, float]]:
-    """Updates as fairseq's trainer makes them, each of several batches; what the log shows after each."""
+    """Train as fairseq's trainer does, with several batches per update. Returns the logged values of each update."""
     optimizer, shown = torch.optim.Adam(model.parameters(), lr=1e-3), []
     metrics.reset()
     for update in range(updates):
@@ -131,7 +131,7 @@ def steps(model: Any, batches: list[list[tuple]], updates: int = 5) -> list[dict
 @pytest.mark.parametrize("options", [{}, {"encoder_layerdrop": 0.5}], ids=["plain", "layerdrop"])
 @pytest.mark.parametrize("fast", ["on", "off"])
 def test_training_is_the_same(fast: str, options: dict) -> None:
-    """Are weights and profiled ω the same, to the last bit, however often a run is looked at?"""
+    """Are weights and profiled ω the same, bit for bit, with and without measurements?"""
     batches = [[reference.batch(seed=seed)] for seed in range(3)]
     weights = []
     for every in (0, 1):
@@ -144,7 +144,9 @@ def test_training_is_the_same(fast: str, options: dict) -> None:
 
 
 def test_layerdrop_hides_no_omega_and_is_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is ω shown of all layers once each has run, and is β looked at only where the whole stack ran?"""
+    """With layerdrop, does the log show every layer's ω once each has run, and does the rule see β only of whole
+    stacks?
+    """
     model = tiny(admin_monitor=1, admin_init="log", encoder_layerdrop=0.3)
     ran: dict[int, int] = {}
     looked_at: dict[int, set[str]] = {}
@@ -167,7 +169,7 @@ def test_layerdrop_hides_no_omega_and_is_no_sign(monkeypatch: pytest.MonkeyPatch
 
 
 def test_omega_alone_is_shown_unless_asked_for_more() -> None:
-    """In every line of the log; and nothing of a scheme that has none."""
+    """Without --admin-monitor, does the log show only ω, and nothing for a scheme without ω?"""
     batches = [[reference.batch()]]
     names = {f"{side}_omega_{value}" for side in ("encoder", "decoder") for value in ("min", "mean", "max")}
     assert set(steps(tiny(log_interval=1), batches, updates=3)[-1]) == {*names, "gnorm"}
@@ -175,7 +177,7 @@ def test_omega_alone_is_shown_unless_asked_for_more() -> None:
 
 
 def test_checkpointed_layers_are_measured_once() -> None:
-    """Does computing a layer again in the backward change nothing of what is shown?"""
+    """Are the logged values the same if the backward recomputes layers?"""
     batches = [[reference.batch(seed=seed)] for seed in range(3)]
     plain, again = (steps(tiny(admin_monitor=1, checkpoint_activations=it), batches) for it in (False, True))
     assert plain[-1] == pytest.approx(again[-1], rel=1e-5) and len(plain[-1]) == 15
@@ -183,7 +185,9 @@ def test_checkpointed_layers_are_measured_once() -> None:
 
 @pytest.mark.parametrize(("which", "freq"), [(1, 1), (6, 2), (10, 1)])
 def test_a_batch_that_runs_out_of_memory_is_not_shown(which: int, freq: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq goes on without such a batch. Is another one measured, and nothing made of a part of one?"""
+    """fairseq skips a batch that runs out of memory. Is the next batch measured, and the partial measurement
+    dropped?
+    """
     real, calls = variance, itertools.count(1)
 
     def scarce(*given: Any) -> Tensor:
@@ -191,7 +195,7 @@ def test_a_batch_that_runs_out_of_memory_is_not_shown(which: int, freq: int, mon
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
         return real(*given)
 
-    metrics.reset()  # of other tests' runs, whose gradients' norms are there
+    metrics.reset()  # remove other tests' gradient norms
     model, whole = (tiny(admin_monitor=1, admin_init="log") for _ in range(2))
     whole.set_num_updates(0)
     whole(*reference.batch(seed=2))
@@ -210,20 +214,20 @@ def test_a_batch_that_runs_out_of_memory_is_not_shown(which: int, freq: int, mon
 
 
 def test_gradients_are_of_the_whole_update() -> None:
-    """Are the stacks' norms those of the gradient over all batches of an update, in the units of fairseq's own norm?"""
+    """Are the stacks' gradient norms taken over all batches of an update, in the units of fairseq's own norm?"""
     batches = [[reference.batch(seed=seed), reference.batch(seed=seed + 1)] for seed in (1, 7)]
     shown = steps(tiny(admin_monitor=1), batches, updates=3)[-1]
     model = tiny()
     steps(model, batches, updates=2)
-    # The gradients of the last update are still there: of update 1, which is shown with update 2.
+    # The model still holds the gradients of update 1, which the log shows with update 2.
     for side, stack in stacks_of(model).items():
         squares = sum(weight.grad.double().square().sum() for weight in stack.layers.parameters())
-        assert shown[f"{side}_gnorm"] == pytest.approx(math.sqrt(squares), rel=1e-3)  # shown to four digits
+        assert shown[f"{side}_gnorm"] == pytest.approx(math.sqrt(squares), rel=1e-3)  # logged with four digits
     assert shown["encoder_gnorm"] != pytest.approx(shown["decoder_gnorm"], rel=0.01)
 
 
 def test_it_measures_the_first_batch_and_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --admin-monitor 4, are updates 1, 3 and 7 measured, once each, to be in the log after 4 and 8?"""
+    """With --admin-monitor 4, are updates 1, 3 and 7 measured once each, so that the log has them after 4 and 8?"""
     seen = []
     real = StackProbe.__init__
 
@@ -242,16 +246,16 @@ def test_it_measures_the_first_batch_and_when_it_is_due(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("start", [0, 5000])
 def test_the_first_update_from_a_checkpoint_is_measured(start: int) -> None:
-    """Also where the count of updates starts again (--finetune-from-model, --reset-optimizer)."""
+    """Is it measured, even if the update count restarts (--finetune-from-model, --reset-optimizer)?"""
     model = tiny(admin_monitor=4)
-    model.set_num_updates(5000)  # fairseq's, before it loads the weights
+    model.set_num_updates(5000)  # fairseq calls it before it loads the weights
     model.load_state_dict(tiny().state_dict())
     model.set_num_updates(start)
     assert model.monitor.due
 
 
 def test_a_skipped_update_is_measured_again() -> None:
-    """What is shown is of the attempt that became the update, not of one whose gradients overflowed."""
+    """Do the logged values come from the attempt that became the update, not from one with overflowing gradients?"""
     (src, lengths, prev), shown = reference.batch(), []
     for skipped in (0, 2):
         model = tiny(admin_monitor=1)
@@ -276,20 +280,20 @@ def test_a_number_of_updates_is_expected() -> None:
 
 
 def test_command_line(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does fairseq-train show what was asked for, in its log and for TensorBoard?"""
-    given = [corpus, *TRAIN, "--log-format", "json", "--max-update", 4, "--no-save", "--disable-validation"]
-    given += ["--save-dir", tmp_path, "--admin-monitor", 2, "--update-freq", 2]  # a folder that fairseq makes anyway
-    done = run("fairseq_cli.train", *given, "--tensorboard-logdir", tmp_path / "board")
-    line = [line for line in done.output.splitlines() if "| train_inner |" in line][-1]
+    """Does fairseq-train write the values of --admin-monitor to its log and to TensorBoard?"""
+    arguments = [corpus, *TRAIN, "--log-format", "json", "--max-update", 4, "--no-save", "--disable-validation"]
+    arguments += ["--save-dir", tmp_path, "--admin-monitor", 2, "--update-freq", 2]  # fairseq makes it anyway
+    result = run("fairseq_cli.train", *arguments, "--tensorboard-logdir", tmp_path / "board")
+    line = [line for line in result.output.splitlines() if "| train_inner |" in line][-1]
     last = {name: float(value) for name, value in json.loads(line.split(" | ")[-1]).items()}
     assert last["encoder_omega_max"] > last["encoder_omega_mean"] > last["encoder_omega_min"]
-    assert 0.3 < math.hypot(last["encoder_gnorm"], last["decoder_gnorm"]) / last["gnorm"] < 3  # of another update
+    assert 0.3 < math.hypot(last["encoder_gnorm"], last["decoder_gnorm"]) / last["gnorm"] < 3  # another update's
     (board,) = tmp_path.glob("board/train_inner/events*")
     assert all(name.encode() in board.read_bytes() for name in ("decoder_beta_max", "encoder_branch_variance"))
 
 
 def test_fast_layers_show_what_plain_ones_do() -> None:
-    """Without dropout the same; with it, other masks are drawn."""
+    """Do fast and plain layers log the same values? With dropout, their masks differ, so the values are close."""
     src, lengths, prev = reference.batch(sentences=40, source=20, target=30, seed=3)
 
     def shown(fast: str, dropout: float) -> dict[str, float]:

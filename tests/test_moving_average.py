@@ -1,7 +1,7 @@
-"""fairseq's moving average of the weights (--store-ema): is it the model, whatever the scheme?
+"""fairseq's moving average of the weights (--store-ema): does it compute the model's function in every scheme?
 
-At every update it loads a state dict without `version` into its copy of the model, and not strictly. That state dict is
-the copy's own, changed in place.
+At every update, fairseq's EMA loads a state dict without `version` into its copy of the model, not strictly. That state
+dict is the copy's own, changed in place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fairseq_admin.method import provenance
 
 
 def averaged(model: nn.Module, decay: float = 0.0, fp32: bool = False) -> nn.Module:
-    """The average's model after three updates, which with a decay of 0 keep nothing of the weights before."""
+    """The averaged model after three updates. With a decay of 0, it forgets all earlier weights."""
     average = EMA(model, EMAConfig(store_ema=True, ema_decay=decay, ema_fp32=fp32))
     with torch.no_grad():
         for p in model.parameters():
@@ -34,10 +34,10 @@ def averaged(model: nn.Module, decay: float = 0.0, fp32: bool = False) -> nn.Mod
 
 
 def assert_same(average: nn.Module, model: nn.Module, *given, **options) -> None:
-    own = model.state_dict()
-    assert average.state_dict().keys() == own.keys()
+    expected = model.state_dict()
+    assert average.state_dict().keys() == expected.keys()
     for key, tensor in average.state_dict().items():
-        assert "version" in key or torch.equal(tensor, own[key]), key
+        assert "version" in key or torch.equal(tensor, expected[key]), key
     outputs = [it.eval()(*given, **options)[0] for it in (average, model)]
     assert torch.equal(*outputs) and outputs[0].isfinite().all()
 
@@ -46,7 +46,7 @@ def assert_same(average: nn.Module, model: nn.Module, *given, **options) -> None
 def test_translation(scheme: str) -> None:
     model = reference.build("transformer_admin_tiny", admin_scheme=scheme, admin_fast="on")
     batch = reference.batch()
-    model(*batch)  # which profiles ω
+    model(*batch)  # profiles ω
     assert_same(averaged(model), model, *batch)
 
 
@@ -64,7 +64,7 @@ PRECISIONS = [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, F
 @pytest.mark.parametrize(("dtype", "fp32"), PRECISIONS)
 @pytest.mark.parametrize("decay", [0.5, 0.99, 0.9999])
 def test_records(dtype: torch.dtype, fp32: bool, decay: float) -> None:
-    """In bfloat16 125 * 0.99 + 125 * 0.01 is 124.5: another letter; and each update begins with what the last left."""
+    """Do the records survive averaging? In bfloat16, 125 * 0.99 + 125 * 0.01 is 124.5, which is another letter."""
     model = reference.build("transformer_admin_tiny")
     model(*reference.batch())
     new = deeper.build(Task(), more_layers=1, more_scheme="peri-ln", admin_scheme="admin", admin_init="log")
@@ -76,7 +76,7 @@ def test_records(dtype: torch.dtype, fp32: bool, decay: float) -> None:
 
 
 class Task:
-    """Pairs of sentences without data."""
+    """A task for pairs of sentences, without data."""
 
     source_dictionary = reference.dictionary(45)
     cfg = SimpleNamespace(classification_head_name=HEAD)

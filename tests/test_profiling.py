@@ -1,4 +1,4 @@
-"""The measured pass: the right numbers in every kind of model, at the cost of one forward, and nothing left behind."""
+"""The profiling pass: right numbers in every kind of model, the cost of one forward, and no side effects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 def pair(words):
-    """Source and decoder input, of which a model of one stack has one."""
+    """Source and decoder input. A model of one stack lacks one of them."""
     return words.get("encoder"), words.get("decoder")
 
 
@@ -43,7 +43,7 @@ def tiny(**options):
     ids=["padded", "full", "layerdrop"],
 )
 def test_against_the_layers_written_out(kind, rule, padded, options):
-    """Where layers are dropped, none is while profiling; without dropout the reference is in float64."""
+    """Profiling matches the layers written out, and drops no layer. Without dropout, the reference is in float64."""
     model, words = kind.build(**options), pair(kind.batch(padded=padded))
     torch.manual_seed(3)
     measured = profiling.measure(model, *words, rule)
@@ -51,14 +51,14 @@ def test_against_the_layers_written_out(kind, rule, padded, options):
     torch.manual_seed(3)
     expected = sum(reference.profile_by_hand(plain, *words, rule), [])
     assert len(expected) == sum(len(shortcut_norms(it)) for it in stacks_of(model).values()) and max(expected) > 1.2
-    # float32 activations of a dozen sub-layers, each off by a few roundings of 6e-8.
+    # Activations of a dozen sub-layers are float32: each is off by a few roundings of 6e-8.
     assert measured.tolist() == pytest.approx(expected, rel=2e-6)
 
 
 @KIND
 @pytest.mark.parametrize("rule", ["log", "constant"])
 def test_rules_by_depth_need_no_batch(kind, rule):
-    # log, S = 6: 7 / ln 7 = 7 / 1.9459101 = 3.5972884, less 1 = 2.5972884, root = 1.6116105. All stacks here have 6.
+    # log, S = 6 in every stack: 7 / ln 7 = 7 / 1.9459101 = 3.5972884, less 1 = 2.5972884, root = 1.6116105.
     model = kind.build(admin_init=rule)
     expected = {"log": 1.6116105, "constant": 6**0.5}[rule]
     assert model.profiled and omegas(model) == [pytest.approx(expected, abs=1e-6)] * 6 * len(kind.batch())
@@ -70,7 +70,7 @@ def test_autocast_measures_as_float32_does():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast = profiling.measure(tiny(**STILL, activation_dropout=0.0), *words, "reference")
     assert cast.dtype == torch.float32
-    # bfloat16 has 8 significant bits, 0.4 % an operation; a variance averages over thousands of them.
+    # bfloat16 has 8 significant bits, so each operation is off by 0.4 %; a variance averages over thousands of them.
     assert torch.allclose(cast, plain, rtol=5e-3)
 
 
@@ -107,7 +107,7 @@ def test_the_first_training_forward_profiles_and_no_other(kind):
     [(11, 9, 1, 1), (11, 9, 21, 1), (11, 9, 22, 2), (11, 9, 87, 7), (11, 9, 8192, 8), (5, 20, 60, 3)],
 )
 def test_token_budget(source, target, tokens, sentences, monkeypatch):
-    """The first tokens // longest sentences of either side, at least one, at most all."""
+    """Profiling uses the first `tokens // longest` sentences of both sides: at least one, at most all."""
     used, measure = [], profiling.measure
     monkeypatch.setattr(profiling, "measure", lambda *given: used.append(given[1:3]) or measure(*given))
     src, lengths, prev = reference.batch(source=source, target=target)
@@ -122,7 +122,7 @@ def test_token_budget(source, target, tokens, sentences, monkeypatch):
 def test_the_log_of_one_stack(caplog):
     model, words = KINDS["language"].build(admin_profile_tokens=25), KINDS["language"].batch()
     with caplog.at_level("INFO"):
-        logits(model, words)  # 11 words a sentence: two fit
+        logits(model, words)  # a sentence has 11 words: two fit
     (line,) = [record.getMessage() for record in caplog.records if "profiled" in record.getMessage()]
     assert line.startswith("Admin: profiled by rule reference on 21 tokens in ")
     assert ": decoder 6 sub-layers, omega 1.000 to " in line
@@ -160,7 +160,7 @@ def test_an_error_that_no_smaller_batch_cures_is_raised(message, sizes, monkeypa
     assert tried == sizes
 
 
-# What it leaves, and costs -------------------------------------------------------------------------------------------
+# Side effects and cost -----------------------------------------------------------------------------------------------
 
 
 def hooked(model):
@@ -170,7 +170,7 @@ def hooked(model):
 def test_leaves_everything_as_it_was():
     noise = {"quant_noise_pq": 0.5, "quant_noise_pq_block_size": 8}
     model, (src, _, prev) = tiny(encoder_layerdrop=0.3, decoder_layerdrop=0.3, **noise), reference.batch()
-    model.encoder.layers[1].eval()  # a module keeps its mode, whatever it is
+    model.encoder.layers[1].eval()  # profiling must keep this mode
     for number, p in enumerate(model.parameters()):
         p.grad = torch.full_like(p, number)
     weights = {name: tensor.clone() for name, tensor in model.named_parameters()}
@@ -196,16 +196,16 @@ def test_failure_leaves_modes_and_hooks_as_they_were(monkeypatch):
 
 
 def test_forward_after_profiling_under_autocast_reaches_every_weight(monkeypatch):
-    """torch 2.13 itself keeps apart what it cast without gradients; older versions hand it to the training forward."""
+    """Profiling clears autocast's cache. Older versions than torch 2.13 reuse its gradient-free casts in training."""
     model, batch = tiny(), reference.batch()
     cleared, clear = [], torch.clear_autocast_cache
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(model.training) or clear())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(*batch)[0].float().square().mean()
-        assert cleared == [True]  # before autocast clears it on its way out
+        assert cleared == [True]  # autocast itself clears it only on exit
     loss.backward()
     missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    # A key's bias adds the same to every logit of a query, so its gradient is zero up to rounding.
+    # A key's bias adds the same value to all logits of a query, so its gradient is zero up to rounding.
     assert [name for name in missing if not name.endswith("k_proj.bias")] == []
 
 
@@ -215,7 +215,7 @@ def test_costs_one_forward_of_every_layer_and_no_output_projection():
     for module in (*layers, model.decoder.output_projection):
         module.register_forward_hook(lambda module, *_: calls.append(module))
     model(*batch)
-    assert [calls.count(layer) for layer in layers] == [2] * 5  # the pass, and the training forward
+    assert [calls.count(layer) for layer in layers] == [2] * 5  # profiling, then the training forward
     assert calls.count(model.decoder.output_projection) == 1
     calls.clear()
     model(*batch)
@@ -228,7 +228,7 @@ def test_costs_one_forward_of_every_layer_and_no_output_projection():
 @KIND
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_a_batch_without_tokens_is_refused(kind, side):
-    """Of padding only, on either side."""
+    """A batch of padding alone is refused, on either side."""
     words = dict.fromkeys(kind.batch(), torch.full((2, 5), 7))
     side = side if side in words else next(iter(words))
     words[side] = torch.full((2, 5), PAD)
@@ -238,8 +238,8 @@ def test_a_batch_without_tokens_is_refused(kind, side):
 
 @pytest.mark.parametrize("rule", ["reference", "paper"])
 def test_nan_at_profiling(rule):
-    """Is a weight that is not a number refused, naming the sub-layer after it and the stack?"""
-    # The rule `paper` takes a branch out of a sum that it is in, so its own omega is not a number either.
+    """A NaN weight is refused. The message names the stack and the next sub-layer."""
+    # Rule `paper` subtracts a branch from a sum that includes it, so that branch's own omega is NaN too.
     cases = [
         ("encoder", 2, lambda model: model.encoder.embed_tokens.weight[7]),
         (
@@ -262,10 +262,10 @@ def test_nan_at_profiling(rule):
 
 @pytest.mark.slow
 def test_feed_forward_variance_at_base_width_is_the_published_one():
-    """The increments of ω² at d=512, FFN 2048, all dropout 0.1, freshly initialised, against the published profile.
+    """The increments of ω² match the published profile: d=512, FFN 2048, all dropout 0.1, freshly initialised.
 
-    By hand: an input of variance 1 meets fc1, Var = 512 · 2/2560 = 0.4; ReLU leaves the second moment 0.2, dropout
-    makes it 0.2 / 0.9; fc2 gives 2048 · (2/2560) · 0.2222 = 0.3556, and the last dropout 0.3556 / 0.9 = 0.3951.
+    By hand: the input has variance 1. After fc1, Var = 512 · 2/2560 = 0.4. ReLU halves the second moment to 0.2, and
+    dropout makes it 0.2 / 0.9. fc2 gives 2048 · (2/2560) · 0.2222 = 0.3556, and the last dropout 0.3556 / 0.9 = 0.3951.
     """
     sizes = {"encoder_layers": 6, "decoder_layers": 12, **DROPOUT}
     model = reference.build("transformer_admin", words=1000, **sizes)
@@ -276,8 +276,9 @@ def test_feed_forward_variance_at_base_width_is_the_published_one():
         "encoder": encoder[2::2].square() - encoder[1:-1:2].square(),
         "decoder": decoder[3::3].square() - decoder[2:-1:3].square(),
     }
-    for name, found in increments.items():
+    for name, measured in increments.items():
         published = {"encoder": 0.395, "decoder": 0.397}[name]
-        # Weights are drawn: 5 and 11 layers' means scatter by about 1 %. The published means are of one draw too.
-        assert found.mean().item() == pytest.approx(published, rel=0.03), name
-        assert math.isclose(found.min().item(), found.max().item(), rel_tol=0.15), name
+        # Weights are random: means over 5 and 11 layers scatter by about 1 %. The published means come from one draw
+        # too.
+        assert measured.mean().item() == pytest.approx(published, rel=0.03), name
+        assert math.isclose(measured.min().item(), measured.max().item(), rel_tol=0.15), name
