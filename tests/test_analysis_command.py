@@ -1,4 +1,4 @@
-"""`fairseq-admin analyze`: its three files, what they say, and what it refuses."""
+"""`fairseq-admin analyze`: its three files, their content, and its refusals."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ QUICK = ["--tokens", "64", "--depths", "1,2,3", "--repeats", "1", "--updates", "
 
 
 def checkpoint(path: Path, arch: str = "transformer_admin_tiny", updates: int = 7, words: int = 42, **options) -> Path:
-    """A checkpoint of a model of the corpus' 46 or so words, ω profiled."""
+    """A checkpoint of a model with profiled ω. The corpus' dictionary has about 46 words."""
     model = reference.build(arch, words=words, seed=updates, **options)
     if arch.startswith("transformer_admin"):
         model(*reference.batch(words=words))
     state = state_of(model, arch, **options)
     state["cfg"]["task"] = {"_name": "translation", "source_lang": "a", "target_lang": "b", "data": "gone", **TASK}
-    state["model"] = dict(state["model"])  # without the fingerprints of the dictionary, which is not the corpus'
+    state["model"] = dict(state["model"])  # drop the fingerprints: the dictionary is not the corpus'
     torch.save({**state, "optimizer_history": [{"num_updates": updates}]}, path)
     return path
 
@@ -42,7 +42,7 @@ def words(corpus: Path) -> int:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line of a command that must fail with status 2."""
+    """Run a command that must fail with status 2. Returns its one-line error."""
     assert cli.main(["analyze", *map(str, arguments)]) == 2
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1, err
@@ -50,14 +50,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def analyzed(*arguments: object) -> dict:
-    """What the command writes."""
+    """Run the command. Returns the content of its JSON file."""
     assert cli.main(["analyze", *map(str, arguments)]) == 0
     (path,) = (Path(after) for option, after in zip(arguments, arguments[1:]) if option == "-o")
     return json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
 
 
 def test_sentences_that_the_model_cannot_read_are_left_out(corpus: Path, words: int, tmp_path: Path) -> None:
-    """Those with more positions than it has learned."""
+    """Are sentences skipped if they are longer than the model's learned positions?"""
     learned = {f"{side}_learned_pos": True for side in ("encoder", "decoder")}
     path = checkpoint(tmp_path / "a.pt", words=words, max_source_positions=12, max_target_positions=12, **learned)
     state = files.read(path)
@@ -75,7 +75,7 @@ def test_a_fresh_omega_names_the_tokens_that_were_profiled(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("what", MEASURES)
 def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Are there a JSON text with the facts, a PNG twice as wide as a page shows it, and an SVG of text?"""
+    """Does it write a JSON file with the facts, a PNG at double resolution, and an SVG whose text is text?"""
     assert cli.main(["analyze", what, *FRESH, *QUICK, "--seed", "3", "-o", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / f"out.{kind}") for kind in ("json", "png", "svg")]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png", "out.svg"]
@@ -87,7 +87,7 @@ def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.Captur
     png = (tmp_path / "out.png").read_bytes()
     assert int.from_bytes(png[16:20], "big") in (int(figure.WIDTH * figure.DPI), int(figure.WIDTH * 0.7 * figure.DPI))
     text = "".join(ElementTree.parse(tmp_path / "out.svg").getroot().itertext())
-    depth = "" if what == "output-change" else " 2L-1L"  # it goes through several
+    depth = "" if what == "output-change" else " 2L-1L"  # this figure has several depths
     assert f"Admin{depth}, width 64, at initialisation" in text
 
 
@@ -99,7 +99,7 @@ def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.Captur
     ],
 )
 def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) -> None:
-    """Also where branches are 0 at first, so that nothing moves and no gradient arrives: no number, and a figure."""
+    """If branches are 0 at first, so that nothing moves and gradients are 0, are there still figures, without NaN?"""
     given = ["--admin-scheme", scheme, *FRESH, *QUICK, "-o", str(tmp_path / "out")]
     assert cli.main(["analyze", what, *given]) == 0
     text = (tmp_path / "out.json").read_text()
@@ -108,7 +108,7 @@ def test_a_fresh_model_of_any_mechanism(scheme: str, what: str, tmp_path: Path) 
 
 
 def test_two_streams_are_not_measured_as_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """ResiDual's output is not that of its last sub-layer, which is Post-LN's."""
+    """Is ResiDual's output change refused? Its output is not that of its last sub-layer, which is Post-LN."""
     given = ["--admin-scheme", "residual", *FRESH, *QUICK, "-o", str(tmp_path / "out")]
     assert cli.main(["analyze", "output-change", *given]) == 2
     assert "the output of ResiDual's stack is a sum of two streams" in capsys.readouterr().err and not list(
@@ -125,7 +125,7 @@ def test_one_depth_has_no_power(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["dependency", "gradients"])
 @pytest.mark.parametrize("arch, stack", [("transformer_lm_admin_tiny", "decoder"), ("masked_lm_admin_tiny", "encoder")])
 def test_a_model_of_one_stack(what: str, arch: str, stack: str, tmp_path: Path) -> None:
-    """Does it measure language models and masked ones, 2 layers of 2 sub-layers, and nothing of the stack they lack?"""
+    """Does it measure models of one stack, with 2 layers of 2 sub-layers, and leave out the missing stack?"""
     stacks = analyzed(what, "--arch", arch, "--random-tokens", *QUICK, "--json", "-o", tmp_path / "out")["stacks"]
     assert {name: len(it["sublayers"]) for name, it in stacks.items()} == {stack: 4 + (what == "dependency")}
 
@@ -133,7 +133,7 @@ def test_a_model_of_one_stack(what: str, arch: str, stack: str, tmp_path: Path) 
 @pytest.mark.parametrize("what, arch, title", [("dependency", "transformer", "Pre-LN"),
                                                ("gradients", "transformer_admin_tiny", "Admin")])  # fmt: skip
 def test_a_checkpoint_on_data(what: str, arch: str, title: str, corpus: Path, words: int, tmp_path: Path) -> None:
-    """Does it take our checkpoints and stock ones, with real sentences?"""
+    """Does it accept our checkpoints and stock ones, with real sentences?"""
     pre_ln = {**reference.TINY, "encoder_normalize_before": True, "decoder_normalize_before": True}
     path = checkpoint(tmp_path / "c.pt", arch, words=words, **(pre_ln if title == "Pre-LN" else {}))
     result = analyzed(what, path, "--data", corpus, "--tokens", 100, "--json", "-o", tmp_path / "out.json")
@@ -143,14 +143,14 @@ def test_a_checkpoint_on_data(what: str, arch: str, title: str, corpus: Path, wo
 
 
 def test_the_same_numbers_again(tmp_path: Path) -> None:
-    """Does the seed, and nothing else, decide?"""
+    """Do the numbers depend on the seed alone?"""
     given = ["dependency", *FRESH, "--tokens", "64", "--json", "-o", tmp_path / "out", "--seed"]
     first, again, other = (analyzed(*given, seed) for seed in (1, 1, 2))
     assert first == again and first["stacks"] != other["stacks"]
 
 
 def test_updates_of_checkpoints(words: int, corpus: Path, tmp_path: Path) -> None:
-    """An interval between each checkpoint and the next: the change until the later, the gradient at the earlier."""
+    """Does each pair of successive checkpoints give an interval, with its change and the gradient at its start?"""
     paths = [checkpoint(tmp_path / f"checkpoint{n}.pt", words=words, updates=n) for n in (1, 2, 3)]
     given = ["--data", corpus, "--tokens", 64, "--json", "-o", tmp_path / "out"]
     intervals = analyzed("updates", *paths, *given)["intervals"]
@@ -162,7 +162,7 @@ def test_updates_of_checkpoints(words: int, corpus: Path, tmp_path: Path) -> Non
 
 
 def test_omega_of_a_checkpoint_needs_no_data(tmp_path: Path) -> None:
-    """Profiled, trained, and by the depth alone: of four sub-layers (5 / ln 5 - 1)^0.5 = 1.4514 and 2."""
+    """Are profiled ω, trained ω and ω from depth alone right? Four sub-layers: (5 / ln 5 - 1)^0.5 = 1.4514, and 2."""
     path = checkpoint(tmp_path / "c.pt")
     state = files.read(path)
     state["model"]["encoder.layers.1.final_layer_norm.omega_delta"][:32] += 0.5
@@ -176,7 +176,7 @@ def test_omega_of_a_checkpoint_needs_no_data(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
-    """Is the missing package named before any work, and are the numbers still to be had?"""
+    """Is a missing matplotlib named before any work, and does --json still work without it?"""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(command, "_subject", lambda args: pytest.fail("work was begun"))
     message = refused(capsys, "dependency", *FRESH, "-o", tmp_path / "out")
@@ -209,7 +209,7 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
 def test_refusals(
     arguments: str, message: str, corpus: Path, words: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is what cannot work one line with status 2, and is nothing left where it would have written?"""
+    """Is each mistake refused in one line with status 2, without writing any file?"""
     (tmp_path / "out").mkdir()
     places = {
         "DATA": corpus,
@@ -239,7 +239,7 @@ def test_refusals(
     ],
 )
 def test_a_wrong_option_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Are a model's options known with --arch, and only then?"""
+    """Are model options accepted only together with --arch?"""
     with pytest.raises(SystemExit) as stop:
         cli.main(["analyze", "dependency", *arguments, "-o", "x"])
     err = capsys.readouterr().err

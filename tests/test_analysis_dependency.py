@@ -1,4 +1,4 @@
-"""`fairseq-admin analyze dependency`: β by hand in float64, and what the paper says of it."""
+"""`fairseq-admin analyze dependency`: β against a plain loop in float64, and against the paper's claims."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from fairseq_admin.method.sublayers import observed, real_positions
 
 
 def part_by_hand(x: Tensor, j: int, branches: list[Tensor], norms: list[nn.Module], scheme: str) -> list[Tensor]:
-    """What branch j (0: the input) has contributed to each normalised sum: the others are left out of the sums, and the
-    deviations are those of the whole sums. Position by position; shapes (P, C), float64."""
-    found = []
+    """The contribution of branch j (0: the input) to each normalised sum, position by position. Shapes (P, C), float64.
+
+    The sums leave out the other branches, but are divided by the deviations of the whole sums.
+    """
+    parts = []
     whole, part = x, x if j == 0 else torch.zeros_like(x)
     start_whole, start_part = whole, part
     for i, (branch, norm) in enumerate(zip(branches, norms), 1):
@@ -28,7 +30,7 @@ def part_by_hand(x: Tensor, j: int, branches: list[Tensor], norms: list[nn.Modul
         if scheme == "b2t" and i % 2 == 0:
             whole, part = whole + start_whole, part + start_part
         scale = torch.stack([of.std(unbiased=False) for of in whole])
-        found.append((part - part.mean(1, keepdim=True)) / scale[:, None])
+        parts.append((part - part.mean(1, keepdim=True)) / scale[:, None])
         if scheme != "pre-ln":
             rows = []
             for row, of in zip(part, whole):
@@ -38,13 +40,12 @@ def part_by_hand(x: Tensor, j: int, branches: list[Tensor], norms: list[nn.Modul
             whole = nn.functional.layer_norm(whole, whole.shape[1:], norm.weight, norm.bias, norm.eps)
         if i % 2 == 0:
             start_whole, start_part = whole, part
-    return found
+    return parts
 
 
 @pytest.mark.parametrize("scheme", ["admin", "post-ln", "pre-ln", "b2t"])
 def test_dependency_is_the_plain_one(scheme: str) -> None:
-    """Reference: every β of a small encoder, its weights scattered, against one part at a time by hand, on padded
-    sentences."""
+    """Reference: on padded sentences, every β of a small encoder with scattered weights matches `part_by_hand`."""
     model = reference.build(
         "transformer_admin_tiny", admin_scheme=scheme, encoder_embed_dim=8, encoder_ffn_embed_dim=12, decoder_layers=1,
         encoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, words=20,
@@ -71,7 +72,7 @@ def test_dependency_is_the_plain_one(scheme: str) -> None:
 
 
 def test_padding_is_left_out() -> None:
-    """Reference: two sentences in one padded batch have the shares that they have each in a batch of its own."""
+    """Reference: two sentences have the same shares in one padded batch as in two separate batches."""
     subject = fresh("post-ln", layers=1, width=16)
     src, lengths, prev = reference.batch(sentences=2, source=6, target=5)
     src[1, :2] = prev[1, 3:] = reference.PAD
@@ -94,7 +95,7 @@ def found() -> dict[str, dict]:
 
 
 def test_shares_add_up_at_initialisation(found) -> None:
-    """Law: Σ_j β² is 1 within the error that is reported, and that is small: the parts are nearly independent."""
+    """Law: Σ_j β² is 1 within the reported error, which is small because the parts are nearly independent."""
     for scheme, result in found.items():
         for side, stack in result["stacks"].items():
             sums = [sum(value**2 for value in row) for row in stack["beta"]]
@@ -105,8 +106,8 @@ def test_shares_add_up_at_initialisation(found) -> None:
 
 
 def test_post_ln_depends_on_its_last_branches(found) -> None:
-    """Law (section 4.1): in Post-LN, a sub-layer's own share stays as it is with depth; in Pre-LN it falls as 1/i; in
-    Admin it falls too, and is smaller than Post-LN's."""
+    """Law (section 4.1): with depth, a sub-layer's own share stays constant in Post-LN and falls as 1/i in Pre-LN. In
+    Admin it also falls, and is smaller than in Post-LN."""
     own = {
         scheme: [row[-1] ** 2 for row in result["stacks"]["encoder"]["beta"][1:]] for scheme, result in found.items()
     }

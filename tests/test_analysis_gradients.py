@@ -1,4 +1,4 @@
-"""`fairseq-admin analyze gradients` and `updates`: by hand in float64, and what the papers say of them."""
+"""`fairseq-admin analyze gradients` and `updates` against plain loops in float64 and against the papers' claims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairseq_admin.method.schemes import SUBLAYER_NORMS
 
 
 def moved(model: torch.nn.Module, side: str, place: int, change: Tensor) -> None:
-    """Add a change to what sub-layer `place` of a stack gives, from now on."""
+    """Make every later forward add `change` to the output of a stack's sub-layer number `place`."""
     sublayers = [
         (layer, name)
         for layer in getattr(model, side).layers
@@ -40,8 +40,8 @@ def moved(model: torch.nn.Module, side: str, place: int, change: Tensor) -> None
 
 @pytest.mark.parametrize("scheme", ["post-ln", "pre-ln", "admin"])
 def test_output_gradients_are_the_slopes_of_the_loss(scheme: str) -> None:
-    """Reference: the gradient at every sub-layer's output against differences of the loss, in float64."""
-    step = 1e-4  # a larger one meets kinks of the ReLU
+    """Reference: the gradient at every sub-layer's output matches finite differences of the loss, in float64."""
+    step = 1e-4  # a larger step would cross kinks of the ReLU
     for side, places in (("encoder", 4), ("decoder", 6)):
         for place in range(places):
             subject = fresh(scheme, layers=2, width=8, tokens=32)
@@ -57,15 +57,17 @@ def test_output_gradients_are_the_slopes_of_the_loss(scheme: str) -> None:
                     logits = other.model(**sample["net_input"])[0]
                 ends.append(-logits.log_softmax(-1).gather(2, sample["target"].unsqueeze(-1)).mean().item())
             slope = (ends[0] - ends[1]) / (2 * step)
-            # fairseq takes the softmaxes of attention in single precision.
+            # fairseq computes the softmaxes of attention in single precision.
             assert (gradient * direction).sum().item() == pytest.approx(slope, rel=1e-2, abs=1e-4), (side, place)
 
 
 def test_relative_gradients_and_norms_are_the_plain_ones() -> None:
-    """Reference: norms over all batches, relative to the model's largest; mean gradients; squared norms of the sums."""
+    """Reference: plain loops give the relative norms over all batches, the mean gradients, and the sums' squared
+    norms.
+    """
     subject = fresh("post-ln", layers=2, width=16, tokens=1000)
     assert len(subject.samples) == 2
-    found = gradients.measure(subject, Settings(depths=(1, 2), repeats=1))
+    result = gradients.measure(subject, Settings(depths=(1, 2), repeats=1))
     squares = [0.0] * 10
     subject.model.zero_grad()
     lengths = []
@@ -78,7 +80,7 @@ def test_relative_gradients_and_norms_are_the_plain_ones() -> None:
             float((x + f).square().sum()) for x, f in zip(last.shortcut.flatten(0, 1), last.branch.flatten(0, 1))
         ]
     norms = [math.sqrt(value / max(squares)) for value in squares]
-    stacks = found["stacks"]
+    stacks = result["stacks"]
     relative = stacks["encoder"]["relative output gradient"] + stacks["decoder"]["relative output gradient"]
     assert relative == pytest.approx(norms, rel=1e-5) and max(relative) == 1
     assert stacks["encoder"]["squared norm"][1] == pytest.approx(sum(lengths) / len(lengths), rel=1e-5)
@@ -87,23 +89,27 @@ def test_relative_gradients_and_norms_are_the_plain_ones() -> None:
 
 
 def lemma(scheme: str) -> dict[str, list[float]]:
-    """Squared norms over the width, under the assumptions of lemma 2 (but for its uniform attention): the input's
-    entries have variance 1, feed-forward layers have as many units as channels, weights are Xavier's; of 4 seeds."""
+    """Squared norms divided by the width, averaged over 4 seeds, under lemma 2's assumptions except uniform attention.
+
+    The input's entries have variance 1, feed-forward layers have as many units as channels, and weights are Xavier's.
+    """
     total: dict[str, list[float]] = {}
     for seed in range(4):
         subject = fresh(
             scheme, seed=seed, width=128, encoder_ffn_embed_dim=128, tokens=256, no_token_positional_embeddings=True
         )
-        for side, found in gradients._by_layer(subject).items():
-            values = [value / 128 / 4 for value in found["squared norm"]]
+        for side, layers in gradients._by_layer(subject).items():
+            values = [value / 128 / 4 for value in layers["squared norm"]]
             total[side] = [a + b for a, b in zip(total.get(side, [0.0] * len(values)), values)]
     return total
 
 
 @pytest.mark.nightly
 def test_squared_norms_of_lemma_2() -> None:
-    """Law: 3d/2 in every layer of Post-LN; between (1 + l/2) d and (1 + 3l/2) d in Pre-LN (the decoder's layers have
-    one sub-layer more than the lemma's, which adds at most d)."""
+    """Law: squared norms are 3d/2 in every layer of Post-LN, and between (1 + l/2) d and (1 + 3l/2) d in Pre-LN.
+
+    Our decoder layers have one sub-layer more than the lemma's, which adds at most d.
+    """
     for values in lemma("post-ln").values():
         assert values == pytest.approx([1.5] * 6, rel=0.1)
     for side, values in lemma("pre-ln").items():
@@ -114,8 +120,9 @@ def test_squared_norms_of_lemma_2() -> None:
 
 @pytest.mark.nightly
 def test_last_gradient_is_flat_in_post_ln_and_falls_in_pre_ln() -> None:
-    """Law (Xiong et al. 2020, theorem 1): flat for Post-LN, as L^(-1/2) for Pre-LN. The means of 16 models each gave
-    L^-0.08 and L^-0.46; those of 4 scatter.
+    """Law (Xiong et al. 2020, theorem 1): the last gradient is flat in Post-LN and falls as L^(-1/2) in Pre-LN.
+
+    Means over 16 models gave L^-0.08 and L^-0.46. Means over 4 models scatter more.
     """
     found = {
         scheme: gradients._last_feed_forward(fresh(scheme, tokens=128), gradients.DEPTHS, 4)
@@ -128,20 +135,23 @@ def test_last_gradient_is_flat_in_post_ln_and_falls_in_pre_ln() -> None:
 
 @pytest.mark.nightly
 def test_only_the_decoder_of_post_ln_vanishes() -> None:
-    """Law (Liu et al. 2020, section 3.1 and theorem 1): from its last sub-layer to its first, at 18 layers."""
+    """Law (Liu et al. 2020, section 3.1 and theorem 1): at 18 layers, gradients vanish only down Post-LN's decoder."""
     kept = {}
     for scheme in ("post-ln", "pre-ln", "admin"):
         for side, found in gradients._by_layer(fresh(scheme, layers=18, tokens=256)).items():
             values = found["relative output gradient"]
             kept[scheme, side] = values[0] / values[-1]
     assert kept.pop(("post-ln", "decoder")) < 0.1
-    assert min(kept.values()) > 0.4  # Admin's decoder; all others keep their size, or grow
+    assert min(kept.values()) > 0.4  # Admin's decoder; gradients of the other stacks keep their size or grow
 
 
 @pytest.mark.nightly
 def test_adam_evens_out_what_gradients_do_not() -> None:
-    """Law (section 3.2): in Post-LN's decoder the gradients of every kind of matrix differ 10-fold and more among the
-    layers, and what Adam has moved them by less than twofold; Pre-LN's gradients differ less than tenfold."""
+    """Law (section 3.2): Adam evens out the gradients of Post-LN's decoder.
+
+    For every kind of matrix, its gradients differ at least 10-fold between layers, but Adam's updates less than 2-fold.
+    Pre-LN's gradients differ less than 10-fold.
+    """
     post_ln, pre_ln = (
         updates.measure(fresh(scheme, layers=12, tokens=128), Settings(updates=4))["intervals"][0]["spread"]
         for scheme in ("post-ln", "pre-ln")
@@ -152,7 +162,7 @@ def test_adam_evens_out_what_gradients_do_not() -> None:
 
 
 def test_norms_of_updates_are_the_plain_ones() -> None:
-    """Reference: of every kind and layer, entry by entry; biases and norms are left out."""
+    """Reference: plain loops give the update norm of every kind and layer. Biases and norms are left out."""
     one, other = (reference.build("transformer", seed=seed, **reference.TINY).state_dict() for seed in (1, 2))
     found = updates._moved(one, other)
     assert list(found["encoder"]) == [kind for kind in updates.KINDS if "encoder_attn" not in kind]

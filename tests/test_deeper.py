@@ -1,4 +1,4 @@
-"""New layers on a pre-trained encoder: measured and scaled as plain float64 says, stock without them, and refusals."""
+"""New layers on a pre-trained encoder: they match plain float64 code, and without them the model is stock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def task(data):
 
 
 def loaded(task, **given):
-    """With the weights of the pre-trained encoder."""
+    """A model with the pre-trained encoder's weights."""
     model = build(task, **given)
     model.load_state_dict(pretrained(task))
     return model
@@ -50,7 +50,7 @@ def some_words(count=4):
 
 
 def sentences(task, data, count=None):
-    """The training set's sentences, one by one. Each of shape (1, T)."""
+    """The training set's sentences, each of shape (1, T)."""
     found = deeper.task(data).load_dataset("train")
     return [found[i]["net_input.src_tokens"][None] for i in found.ordered_indices()[:count]]
 
@@ -62,12 +62,14 @@ def features(model, words):
         return encoder(words, features_only=True)[0]
 
 
-# The measured pass ----------------------------------------------------------------------------------------------------
+# The measurement ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 30])
 def test_mu_and_every_weight(count, task, data, caplog):
-    """Against the plain formula, in float64, sentence by sentence: the largest norm of all, not of any one batch."""
+    """mu and all weights match the plain formula in float64. mu is the largest norm of all sentences, not of one
+    batch.
+    """
     model = build(task, more_layers=3, more_scheme="dt-fixup", profile_sentences=count, admin_profile_tokens=100)
     drawn = {key: it.double().clone() for key, it in model.more.state_dict().items()}
     state = pretrained(task)
@@ -100,23 +102,23 @@ def test_no_norms(task):
         x = x + layer.self_attn(x, x, x, key_padding_mask=words.eq(1), need_weights=False)[0]
         x = x + layer.fc2(torch.nn.functional.gelu(layer.fc1(x)))
     real = words.ne(1)
-    torch.testing.assert_close(found[real], x.transpose(0, 1)[real], rtol=1e-6, atol=1e-6)  # gelu is float32 inside
+    torch.testing.assert_close(found[real], x.transpose(0, 1)[real], rtol=1e-6, atol=1e-6)  # gelu computes in float32
 
 
 def test_omega_is_measured_on_the_encoders_output(task, data):
-    """As many of the first sentences as there are tokens for, to the last one."""
+    """ω matches a plain loop over the encoder's outputs, for as many sentences as fit the token budget."""
     used = sentences(task, data, 8)
     budget = len(used) * max(words.size(1) for words in used)
     model = loaded(task, more_layers=2, more_scheme="admin", admin_profile_tokens=budget)
     norms = [getattr(it, f"{name}_layer_norm") for it in model.more.layers for name in ("self_attn", "final")]
-    found = [norm.omega_init[0].item() for norm in norms]
+    omegas = [norm.omega_init[0].item() for norm in norms]
     record = provenance.decode(model.more.admin_provenance)
     assert record["rule"] == "reference" and record["sentences"] == len(used)
     states = [features(model, words)[0] for words in used]
     more, omega, expected = model.more.double(), 1.0, []
 
     def add(branches, norm):
-        """ω_1 = 1, ω_{i+1}² = Var[ω_i x] + Var[f_i]"""
+        """Apply ω_1 = 1, ω_{i+1}² = Var[ω_i x] + Var[f_i] to one sub-layer."""
         nonlocal omega, states
         expected.append(omega)
         f, x = torch.cat(branches), torch.cat(states)
@@ -129,16 +131,16 @@ def test_omega_is_measured_on_the_encoders_output(task, data):
             attended = [layer.self_attn(x[:, None], x[:, None], x[:, None])[0][:, 0] for x in states]
             add(attended, layer.self_attn_layer_norm)
             add([layer.fc2(torch.nn.functional.gelu(layer.fc1(x))) for x in states], layer.final_layer_norm)
-    assert found == pytest.approx(expected, rel=1e-5) and found[0] == 1 and found[3] > found[1]
+    assert omegas == pytest.approx(expected, rel=1e-5) and omegas[0] == 1 and omegas[3] > omegas[1]
 
 
 @pytest.mark.parametrize("scheme", [*MECHANISMS, *(name for name in SCHEMES if name not in MODEL_SCHEMES)])
 def test_every_scheme_trains_on_a_frozen_encoder_and_loads_back(scheme, task):
-    """And a copy, as --store-ema makes one, computes the same."""
+    """A deep copy, such as --store-ema's, and a reloaded model both compute the same output."""
     model = build(task, more_layers=2, more_scheme=scheme, pretrained_lr_factor=0)
     names = model.state_dict().keys()
     model.load_state_dict(pretrained(task))
-    assert model.state_dict().keys() == names  # fairseq drops the norm that ends a stack of version 1
+    assert model.state_dict().keys() == names  # fairseq drops the final norm of a version 1 stack
     model(some_words(), classification_head_name=HEAD)[0].square().mean().backward()
     assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.more.parameters())
     assert all(p.grad is None for p in model.encoder.parameters())
@@ -154,7 +156,7 @@ def test_every_scheme_trains_on_a_frozen_encoder_and_loads_back(scheme, task):
 
 @pytest.mark.parametrize("scheme", ["admin", "dt-fixup", "pre-ln", "residual"])
 def test_fast_new_layers(scheme, task):
-    """The same measurement, and in training the same output and gradients but for float32, as with plain ones."""
+    """Fast and plain layers give the same measurement and, up to float32 rounding, the same outputs and gradients."""
     words = some_words(6)
     words[2, 5:] = words[4, 3:] = 1
     outputs, gradients, records = [], [], []
@@ -174,10 +176,10 @@ def test_fast_new_layers(scheme, task):
 # Stock and frozen -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [{}, {"encoder_layerdrop": 0.5}])
-def test_no_more_layers_is_stock(given, task):
-    """The same training forward and gradients as fairseq's RoBERTa, bit for bit."""
-    admin, stock = (loaded(task, arch=arch, pretrained_lr_factor=1, **given) for arch in ("deeper_admin", "roberta"))
+@pytest.mark.parametrize("options", [{}, {"encoder_layerdrop": 0.5}])
+def test_no_more_layers_is_stock(options, task):
+    """Without new layers, the training forward and gradients are those of fairseq's RoBERTa, bit for bit."""
+    admin, stock = (loaded(task, arch=arch, pretrained_lr_factor=1, **options) for arch in ("deeper_admin", "roberta"))
     stock.load_state_dict(admin.state_dict())
     assert admin.state_dict().keys() == stock.state_dict().keys()
     outputs = []
@@ -190,25 +192,25 @@ def test_no_more_layers_is_stock(given, task):
     assert all(map(torch.equal, *gradients)) and max(gradient.abs().max() for gradient in gradients[0]) > 0
 
 
-@pytest.mark.parametrize("given", [{"admin_fast": "on"}, {"checkpoint_activations": True}])
-def test_a_frozen_encoder_costs_one_forward(given, task):
-    """In training mode too its features are those of evaluation mode, and no tensor is kept for a backward."""
-    found, kept = [], []
+@pytest.mark.parametrize("options", [{"admin_fast": "on"}, {"checkpoint_activations": True}])
+def test_a_frozen_encoder_costs_one_forward(options, task):
+    """In training mode, a frozen encoder gives its evaluation-mode features and keeps no tensor for a backward."""
+    features, kept = [], []
     for factor in (0, 1):
-        model = loaded(task, pretrained_lr_factor=factor, **given)
+        model = loaded(task, pretrained_lr_factor=factor, **options)
         kept.append([])
         with torch.autograd.graph.saved_tensors_hooks(lambda it: kept[-1].append(it) or it, lambda it: it):
-            found.append(model(some_words())[0])
-    assert not kept[0] and kept[1] and not found[0].requires_grad
-    assert torch.equal(found[0], model.eval()(some_words())[0]) and not torch.equal(*found)
+            features.append(model(some_words())[0])
+    assert not kept[0] and kept[1] and not features[0].requires_grad
+    assert torch.equal(features[0], model.eval()(some_words())[0]) and not torch.equal(*features)
 
 
 def test_new_layers_learn_on_a_frozen_encoder_whatever_is_kept(task):
-    """Have their weights the same gradients with --checkpoint-activations, which asks for an input that has one?"""
+    """New layers get the same gradients with --checkpoint-activations, which needs an input that requires one."""
     gradients = []
     for checkpointed in (False, True):
-        given = {"checkpoint_activations": checkpointed, "pretrained_lr_factor": 0, **NO_DROPOUT}
-        model = loaded(task, more_layers=2, more_scheme="pre-ln", **given)
+        options = {"checkpoint_activations": checkpointed, "pretrained_lr_factor": 0, **NO_DROPOUT}
+        model = loaded(task, more_layers=2, more_scheme="pre-ln", **options)
         model(some_words(), classification_head_name=HEAD)[0].square().sum().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 30
@@ -217,7 +219,7 @@ def test_new_layers_learn_on_a_frozen_encoder_whatever_is_kept(task):
 
 @pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])
 def test_the_encoder_learns_at_its_share(handle, task):
-    """Ten updates on the same gradients: what the encoder moves by is 0.008 of what it moves by at the full rate."""
+    """Over ten updates with the same gradients, the encoder moves 0.008 times as far as at the full learning rate."""
     config = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0, "lr": [1e-3]}
     moved = []
     for factor in (1, 0.008):
@@ -244,7 +246,7 @@ def test_the_encoder_learns_at_its_share(handle, task):
 
 
 @pytest.mark.parametrize(
-    "given, said",
+    "options, message",
     [
         ({"more_scheme": "dt-fixup"}, "--more-layers is 0 and --more-scheme dt-fixup; expected both or neither"),
         ({"more_layers": 2}, "--more-layers is 2 and --more-scheme None; expected both or neither"),
@@ -256,9 +258,9 @@ def test_the_encoder_learns_at_its_share(handle, task):
         ({"admin_scheme": "deepnorm"}, "the checkpoint is of --admin-scheme post-ln"),
     ],
 )
-def test_options_that_do_not_fit(given, said, task):
-    with pytest.raises(AdminError, match=re.escape(said)):
-        loaded(task, **given)
+def test_options_that_do_not_fit(options, message, task):
+    with pytest.raises(AdminError, match=re.escape(message)):
+        loaded(task, **options)
 
 
 def test_checkpoints_that_do_not_fit(task):
@@ -266,27 +268,27 @@ def test_checkpoints_that_do_not_fit(task):
     with pytest.raises(AdminError, match="embed_tokens.weight of the checkpoint is 44 x 32 and the model's 49 x 32"):
         build(task).load_state_dict(cut)
     model = loaded(task, more_layers=2, more_scheme="pre-ln")
-    for given in ({}, {"more_layers": 3, "more_scheme": "pre-ln"}, {"more_layers": 2, "more_scheme": "post-ln"}):
+    for options in ({}, {"more_layers": 3, "more_scheme": "pre-ln"}, {"more_layers": 2, "more_scheme": "post-ln"}):
         with pytest.raises(AdminError, match="the checkpoint has 2 new layers of --more-scheme pre-ln"):
-            build(task, **given).load_state_dict(model.state_dict())
+            build(task, **options).load_state_dict(model.state_dict())
 
 
 def test_what_is_missing(task, data, tmp_path):
-    """A head, a pre-trained encoder, an optimizer that knows two rates, a text to measure on."""
+    """A missing head, pre-trained encoder, text to measure on, or optimizer with two learning rates is an error."""
     with pytest.raises(AdminError, match="which has no classification head. Give --task sentence_prediction"):
         build(SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64))
     model = build(task, more_layers=1, more_scheme="dt-fixup")
-    for said in ("has no pre-trained encoder", "--pretrained-lr-factor 0.008 was given, and the optimizer has"):
-        with pytest.raises(AdminError, match=said):
+    for message in ("has no pre-trained encoder", "--pretrained-lr-factor 0.008 was given, and the optimizer has"):
+        with pytest.raises(AdminError, match=message):
             model(some_words(), classification_head_name=HEAD)
         model.load_state_dict(pretrained(task))
     shutil.copytree(data, tmp_path / "bin", ignore=shutil.ignore_patterns("train*"))
-    for empty, given, said in (
+    for empty, options, message in (
         (deeper.task(tmp_path / "bin"), {}, "which is missing"),
         (deeper.task(data, max_positions=2), {"max_positions": 2}, "has no sentence within"),
     ):
-        model = build(empty, more_layers=1, more_scheme="dt-fixup", **given)
+        model = build(empty, more_layers=1, more_scheme="dt-fixup", **options)
         rows = {key: it.size(0) for key, it in model.state_dict().items() if "positions" in key}
         state = {key: it[: rows.get(key, len(it))] if it.dim() else it for key, it in pretrained(task).items()}
-        with pytest.raises(AdminError, match=said):
+        with pytest.raises(AdminError, match=message):
             model.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""New layers on a pre-trained encoder under fairseq's commands: pre-trained, trained, killed, resumed, validated."""
+"""New layers under fairseq's commands: pre-train, train, kill, resume and validate."""
 
 from __future__ import annotations
 
@@ -43,21 +43,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of `masked_lm_admin`, of Admin's scheme."""
+    """A checkpoint of `masked_lm_admin` with scheme admin."""
     folder = tmp_path_factory.mktemp("encoder")
     train(data, folder, *WORDS)
     return folder / "checkpoint_last.pt"
 
 
 def six_updates(data: Path, encoder: Path, folder: Path, scheme: str) -> Run:
-    """Train, or go on from what is there; leaves checkpoint_1_3.pt and checkpoint_last.pt. Adam moves at once."""
+    """Train or resume. Leaves checkpoint_1_3.pt and checkpoint_last.pt. It uses Adam, whose first update moves
+    weights.
+    """
     how = ["--finetune-from-model", encoder, "--max-update", 6, "--save-interval-updates", 3]
     return train(data, folder, *CLASSES, "--more-scheme", scheme, "--optimizer", "adam_by_group", *how)
 
 
 @pytest.fixture(scope="module")
 def trained(data: Path, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoints of new layers of DT-Fixup, and the run's log0."""
+    """A folder with log0 and the checkpoints of a run with new DT-Fixup layers."""
     folder = tmp_path_factory.mktemp("trained")
     six_updates(data, encoder, folder, "dt-fixup")
     return folder
@@ -68,7 +70,7 @@ MEASURED = r"Admin: (.*) on ([0-9]+) sentences in evaluation mode in .* s: ([0-9
 
 @pytest.mark.parametrize("scheme", ["dt-fixup", "admin"])
 def test_measured_once_and_resumed_bit_for_bit(scheme: str, data: Path, encoder: Path, tmp_path: Path, request) -> None:
-    """Is it in the log once, before the first update, and are ω and all weights those of a run without a stop?"""
+    """Is the measurement logged once, before the first update, and does a resumed run equal one without a stop?"""
     if scheme == "admin":
         whole = tmp_path / "whole"
         six_updates(data, encoder, whole, scheme)
@@ -94,15 +96,15 @@ def test_measured_once_and_resumed_bit_for_bit(scheme: str, data: Path, encoder:
 def test_a_run_begins_from_a_checkpoint_and_goes_on_from_its_own(
     data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run again as after a kill: are the new layers set up once in all?"""
+    """If a killed run starts again, are its new layers still set up only once?"""
     cell = tmp_path / "cell"
 
     def streamed(command: list[str], log: Path, **_: object) -> int:
-        """The same, from a process that has imported fairseq already."""
-        done = run_module(*command[2:], log=tmp_path / "log")
+        """Run the command in a process that has already imported fairseq."""
+        result = run_module(*command[2:], log=tmp_path / "log")
         with log.open("a") as out:
-            out.write(done.output)
-        return done.status
+            out.write(result.output)
+        return result.status
 
     monkeypatch.setattr(grid_run, "stream", streamed)
     options = [*CLASSES, "--pretrained-lr-factor", 0, "--lr", 1e-3, "--batch-size", 16, "--cpu", "--num-workers", 0]
@@ -123,9 +125,9 @@ def test_a_run_begins_from_a_checkpoint_and_goes_on_from_its_own(
 
 
 def test_half_precision_trains_the_scaled_weights(data: Path, encoder: Path, tmp_path: Path) -> None:
-    """After an update, which writes the optimizer's masters to the model, is the widest weight Xavier's, scaled?
+    """Is the largest weight a scaled Xavier weight after an update, which copies the optimizer's weights to the model?
 
-    (radam moves nothing before update 6.) 12 bits of float16; the widest of 64 x 64 is 1 % off or less.
+    (radam moves nothing before update 6.) float16 has 12 bits, and the largest of 64 x 64 weights is at most 1 % off.
     """
     given = [*CLASSES, "--finetune-from-model", encoder, "--max-update", 1, "--profile-sentences", 50]
     train(data, tmp_path, *given, "--fp16", "--fp16-no-flatten-grads")
@@ -141,7 +143,7 @@ def test_half_precision_trains_the_scaled_weights(data: Path, encoder: Path, tmp
 
 @pytest.mark.slow
 def test_two_processes(data: Path, encoder: Path, tmp_path: Path) -> None:
-    """Do two processes over gloo begin with what a single one begins with, both of them?"""
+    """Do both of two processes over gloo begin with the state of a single process?"""
     given = [*CLASSES, "--finetune-from-model", str(encoder)]
     train(data, tmp_path / "one", *given, "--max-update", 1)
     both = [tmp_path / "rank0", tmp_path / "rank1"]
@@ -164,14 +166,14 @@ def test_validated_and_shown(data: Path, trained: Path, tmp_path: Path, run, cap
     assert cli.main(["omega", str(tmp_path / "a.pt")]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("omega: rule reference") and shown[1].startswith("new layers: scheme dt-fixup, mu ")
-    assert [line.split()[0] for line in shown[3:]] == ["encoder"] * 4  # of the encoder, which is Admin's
+    assert [line.split()[0] for line in shown[3:]] == ["encoder"] * 4  # the encoder's, whose scheme is admin
     assert cli.main(["report", str(trained), "-o", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Admin, new layers DT-Fixup" in page and "--more-scheme" in page and "cannot be folded" in page
 
 
 def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Is each refused with one line that says why?"""
+    """Is each verb that does not support new layers refused in one line that says why?"""
     path, out = str(trained / "checkpoint_last.pt"), str(tmp_path / "out")
     for command, said in (
         (["translate", path], "was trained for the task 'sentence_prediction'; expected 'translation'"),

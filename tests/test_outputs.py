@@ -1,4 +1,4 @@
-"""How commands end: whole files, never over inputs; a full disk, Ctrl-C and a closed pipe are one line at most."""
+"""Commands write whole files, never overwrite inputs, and report a full disk, Ctrl-C or closed pipe in one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fairseq_admin.translation import in_fairseq
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two models of words, of one run."""
+    """A folder with two word-level models of one run."""
     path = tmp_path_factory.mktemp("models")
     two_models(path)
     return path
@@ -35,7 +35,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def work(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The models, also as those of a run, and in `data` what translates with them; the working directory."""
+    """Working directory with the models, a run that holds them, and `data` with their dictionaries and text
+    settings.
+    """
     for name in ("data/bin", "run/checkpoints", "engine", "out"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("model.pt", "other.pt", "run/average.pt", "run/checkpoints/checkpoint_last.pt"):
@@ -60,7 +62,7 @@ def contents(path: Path) -> dict[Path, bytes]:
 
 
 def refused(capsys: pytest.CaptureFixture, work: Path, command_line: str, status: int = 2) -> str:
-    """The one line of a command that must fail, leaving every file as it is and no other."""
+    """Run a command that must fail, change no file and leave no new file. Returns its one-line error."""
     before = contents(work)
     assert cli.main(command_line.split(" ")) == status
     out, err = capsys.readouterr()
@@ -105,7 +107,7 @@ def needs(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_full_disk(verb: str, work: Path, capsys: pytest.CaptureFixture) -> None:
-    """Here no file may have more than eight bytes."""
+    """A full disk is one line and leaves no file. Here, no file may exceed eight bytes."""
     needs(verb)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
@@ -142,36 +144,36 @@ def test_a_signal(
 
 
 def test_standard_output_closed_or_full(work: Path) -> None:
-    """A reader that is gone, and a full disk: no work is lost, and no traceback shown."""
+    """If stdout's reader is gone or its disk is full, no work is lost and no traceback is shown."""
     script = f"""run() {{ {sys.executable} -m fairseq_admin.cli "$@"; }}
 run fold model.pt -o out/new | true; echo ${{PIPESTATUS[0]}}
 run {TRANSLATE} | true; echo ${{PIPESTATUS[0]}}
 run omega model.pt > /dev/full; echo $?
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
-    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.stdout.split() == ["0", "0", "2"], done.stderr
+    result = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert result.stdout.split() == ["0", "0", "2"], result.stderr
     assert torch.load("out/new", weights_only=True)["model"]
     message = "standard output: could not be written (No space left on device). Is the disk full?"
-    assert [line for line in done.stderr.splitlines() if "translate: " not in line] == [f"fairseq-admin: {message}"]
+    assert [line for line in result.stderr.splitlines() if "translate: " not in line] == [f"fairseq-admin: {message}"]
 
 
 def test_closed_streams_lose_no_work(work: Path) -> None:
-    """As a daemon's, whose standard streams are closed."""
+    """Closed standard streams, such as a daemon's, lose no work."""
     script = f"""run() {{ {sys.executable} -m fairseq_admin.cli "$@"; }}
 run path >&-; echo $?
 run fold model.pt -o out/new 2>&-; echo $?
 run omega nowhere.pt 2>&-; echo $?
 """
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
-    assert [line for line in done.stdout.splitlines() if len(line) == 1] == ["0", "0", "2"], done.stderr
-    assert done.stderr == "" and torch.load("out/new", weights_only=True)["model"]
+    assert [line for line in result.stdout.splitlines() if len(line) == 1] == ["0", "0", "2"], result.stderr
+    assert result.stderr == "" and torch.load("out/new", weights_only=True)["model"]
 
 
 def test_standard_error_closed_is_no_success(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody reads it, what is said in the middle of the work ends it, and there is no file."""
+    """If stderr breaks in the middle of the work, the command fails and writes no file."""
 
     def say(*_: object, **__: object) -> None:
         raise BrokenPipeError
@@ -184,7 +186,7 @@ def test_standard_error_closed_is_no_success(work: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("verb", ["average", "translate", "analyze"])
 def test_a_link_stays_one(verb: str, work: Path, capsys: pytest.CaptureFixture) -> None:
-    """What it leads to is written, there or not there before, and nothing else is left in either folder."""
+    """If the output is a link, the command writes its target, new or existing, and leaves no other file."""
     suffix = ".json" if verb == "analyze" else ""
     (work / "out/old").write_text("old")
     for target in ("old", "new"):
@@ -209,7 +211,7 @@ def test_what_takes_long_counts_to_its_end(
 
 
 def test_translating_by_hand(work: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
-    """Is each line translated when it ends, with translations alone on standard output?"""
+    """Each line is translated as soon as it ends. Standard output holds translations only."""
     keyboard, terminal = pty.openpty()
     os.write(keyboard, b"w1 w2\n\x04")
     with os.fdopen(terminal, "r") as stdin:

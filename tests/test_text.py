@@ -1,4 +1,4 @@
-"""Raw text to units and back: what each setting does, hostile lines, and other people's tokenisers as references."""
+"""Raw text to units and back: the effect of each setting, hostile lines, and other tokenisers as references."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LINES = {
 
 @pytest.fixture
 def codes(tmp_path: Path) -> Path:
-    """A few merges, as fastBPE writes them."""
+    """A few merges in fastBPE's format."""
     path = tmp_path / "codes"
     path.write_text("e r</w> 9\nt h 8\nth e</w> 7\nÉ l 1\n& a 1\n", encoding="utf-8")
     return path
@@ -67,7 +67,7 @@ def test_compiled_rules_normalise_as_sacremoses_does(language: str) -> None:
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("language", ["de", "en", "fr", "ja"])
 def test_a_line_is_a_line_whatever_it_holds(language: str, settings: dict, codes: Path) -> None:
-    """Are the tokens one line, single spaces between them; the units too; and can BPE be undone?"""
+    """Tokens and units stay on one line, with single spaces, and BPE can be undone."""
     text = Text(language, language, **settings)
     tokens = [text.tokenise(line, language) for line in HOSTILE]
     assert tokens[:4] == [""] * 4
@@ -98,7 +98,7 @@ def test_detokenising_undoes_tokenising(language: str, settings: dict) -> None:
 def test_each_setting_does_what_it_says(settings: dict, tokens: str) -> None:
     text = Text("en", "en", **settings)
     assert text.tokenise("It’s “A & B”， well-known, e.g.\u200b [1]", "en") == tokens
-    # An entity in the text itself stays, both ways; only escaped text is unescaped.
+    # An entity in the raw text survives the round trip; only escaped text is unescaped.
     assert text.detokenise(text.tokenise("&lt; is an entity", "en")).replace(" ", "") == "&lt;isanentity"
     assert text.detokenise("&lt; x") == ("< x" if text.escape else "&lt; x")
 
@@ -146,7 +146,7 @@ def test_settings_can_be_written_and_read(tmp_path: Path) -> None:
         "source": "de", "target": "zh-Hans", "lowercase": True, "normalise": False, "aggressive_dashes": False,
         "escape": True, "perl": False,
     }  # fmt: skip
-    # Files of before `perl` could be chosen lack it.
+    # Files from before the `perl` setting lack it.
     (tmp_path / "text.json").write_text('{"source": "de", "target": "en", "escape": true}')
     assert Text.read(tmp_path / "text.json") == Text("de", "en", escape=True)
 
@@ -167,7 +167,7 @@ def test_a_malformed_file_is_one_line(written: str, message: str, tmp_path: Path
 
 @pytest.mark.parametrize(("written", "line"), [("#version: 0.2\ne r</w>\n", 1), ("e r</w> 9\n\nt h 8\n", 2)])
 def test_malformed_codes_are_one_line(written: str, line: int, tmp_path: Path) -> None:
-    """fastBPE itself takes anything as a merge."""
+    """Malformed codes are refused. fastBPE itself would accept any line as a merge."""
     (tmp_path / "codes").write_text(written)
     with pytest.raises(AdminError, match=f"codes: line {line} is not a merge; expected [^\n]*$"):
         BPE(tmp_path / "codes")
@@ -178,12 +178,12 @@ def test_without_sacremoses_one_line_says_what_to_install(monkeypatch: pytest.Mo
     with pytest.raises(AdminError, match=r"pip install 'sacremoses"):
         Text("de", "en").tokenise("ja", "de")
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-    packages = [requirement for name, requirement in REQUIREMENTS.items() if name != "fairseq"]  # an extra of ours
+    packages = [requirement for name, requirement in REQUIREMENTS.items() if name != "fairseq"]  # our extra
     quoted = [re.findall("'([^']+)'", requirement) for requirement in packages]
-    assert all(f'"{requirement}"' in setup for found in quoted for requirement in found) and any(quoted)
+    assert all(f'"{requirement}"' in setup for requirements in quoted for requirement in requirements) and any(quoted)
 
 
-# Expected: what mosesdecoder's tokenizer.perl -l LANGUAGE makes of the line.
+# Expected: output of mosesdecoder's tokenizer.perl -l LANGUAGE.
 IWSLT = [
     ("de", "Er kam z. B. um 5 Uhr, d. h. spät, Hrn. Bart.", "Er kam z. B. um 5 Uhr , d. h. spät , Hrn . Bart ."),
     ("de", "Am 3. Mai galt Art. 5", "Am 3. Mai galt Art. 5"),
@@ -196,20 +196,20 @@ IWSLT = [
     ("en", "a\x01b\x1cc\u2028d\u00a0e\rf\x85g", "abc d e f g"),
     ("en", "x&amp;y [z] | <t> \U0001f600", "x &amp; amp ; y &#91; z &#93; &#124; &lt; t &gt; \U0001f600"),
     ("de", "कि \U00010400\U0001d7d8-Ⅷ 々", "कि \U00010400\U0001d7d8-Ⅷ 々"),
-    # "Fil " and "Amn " have a blank in Moses' lists, which is then part of the entry.
+    # In Moses' lists, "Fil " and "Amn " end in a blank, which is part of the entry.
     ("es", "Ab Fil. Uno", "Ab Fil . Uno"),
     ("it", "Ab Amn. Due", "Ab Amn . Due"),
-    # "Nrs " has a blank, too; "Nr #NUMERIC_ONLY# " has it after the mark, where it does no harm.
+    # "Nrs " also ends in a blank; "Nr #NUMERIC_ONLY# " has its blank after the mark, where it has no effect.
     ("nl", "Nrs. 5 Nr. 5 Nr. X", "Nrs . 5 Nr. 5 Nr . X"),
-    # "no" is there twice: before numbers only, then always.
+    # "no" is listed twice: before numbers only, then always.
     ("is", "Ab no. X", "Ab no. X"),
 ]  # fmt: skip
-# With normalize-punctuation.perl -l LANGUAGE, remove-non-printing-char.perl and -a.
+# Expected: output of normalize-punctuation.perl -l LANGUAGE, remove-non-printing-char.perl and tokenizer.perl -a.
 WMT14 = [
     ("de", 'Sie sagte: „Nein.“', "Sie sagte : &quot; Nein &quot; ."),
     ("de", "10\u00a0000 gut-gut, ’n ‘m ‚k l’eau", "10,000 gut @-@ gut , &quot; n &apos; m &apos; k l &apos; eau"),
     ("en", "10\u00a0000 “words”, and “more.”", "10.000 &quot; words , &quot; and &quot; more . &quot;"),
-    # Each rule once, from left to right: what it leaves is not looked at again.
+    # Each rule is applied once, from left to right, never to its own output.
     ("en", '"No"", 1\u00a02\u00a03', "&quot; No &quot; , &quot; 1.2 3"),
     ("fr", "«\u00a0Ça va\u00a0», dit-il\u00a0!", "&quot; Ça va &quot; , dit @-@ il !"),
     ("en", "zero\u200bwidth ( a ) : （b）", "zero width ( a ) : （ b ）"),
@@ -248,7 +248,7 @@ def test_the_way_of_wmt_gives_the_units_of_fsmt(language: str, lowercase: bool, 
         return " ".join(unit[: -len("</w>")] if unit.endswith("</w>") else f"{unit}@@" for unit in units)
 
     text = Text(language, "en", lowercase=lowercase, **WMT)
-    # FSMTTokenizer removes control spaces and joiners, which we keep.
+    # FSMTTokenizer removes control spaces and joiners; we keep them.
     lines = [line for line in [*HOSTILE, *LINES.values()] if not re.search("[\t\x0b\r\x85\u200d]", line)]
     assert len(lines) == len(HOSTILE) + len(LINES) - 3
     assert BPE(codes).apply([text.tokenise(line, language) for line in lines]) == [reference(line) for line in lines]

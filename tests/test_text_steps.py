@@ -1,4 +1,4 @@
-"""The recipes' text steps: tokens and cleaning as Moses makes them, merges as subword-nmt does, whole files or none."""
+"""The recipes' text steps: tokens and cleaning match Moses, merges match subword-nmt, and files are whole or absent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ACCENTS = [
 
 
 def refused(step, *given: object) -> str:
-    """What is said of what the user must fix."""
+    """The error message that tells the user what to fix."""
     with pytest.raises(ValueError) as refusal:
         step(*given)
     assert "\n" not in str(refusal.value)
@@ -52,7 +52,7 @@ def pair(prefix: Path, german: list, english: list) -> Path:
 
 @pytest.fixture
 def many(tmp_path):
-    """A text of a few thousand pairs, and how its tokens are made."""
+    """A text of a few thousand pairs, and its text settings."""
     random_ = random.Random(1)
     words = "Haus Hund, lief. \"schnell\" z.B. U.S. 3,5 l'eau it's & | e\u0301 😀".split()
     lines = [" ".join(random_.choices(words, k=random_.randrange(30))) for _ in range(6000)]
@@ -68,7 +68,7 @@ VERSIONS = {
 
 
 def test_another_tokenisation_has_another_version():
-    """Where this fails, raise pairs.VERSION and add its digest: texts of the old tokens are then made again."""
+    """If this fails, raise pairs.VERSION and add its digest. Texts with the old tokens are then prepared again."""
     odd = [
         *ACCENTS,
         *(line for pair in archives.ODDITIES for line in pair),
@@ -152,8 +152,8 @@ def test_bad_text_is_refused_and_nothing_written(tmp_path, monkeypatch, german, 
     (tmp_path / "x.de").write_bytes(german)
     (tmp_path / "x.en").write_bytes(english)
     PLAIN.write(tmp_path / "text.json")
-    given = (tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", clean.split())
-    assert re.search(message, refused(pairs.tokenise, *given))
+    arguments = (tmp_path / "text.json", tmp_path / "x", tmp_path / "out/x", clean.split())
+    assert re.search(message, refused(pairs.tokenise, *arguments))
     assert not names(tmp_path / "out")
 
 
@@ -228,28 +228,30 @@ def codes(tmp_path_factory):
 
 
 def test_a_line_too_long_for_the_model_is_found_at_once(codes, tmp_path, caplog, monkeypatch):
-    """1,024 positions are 1,023 units and the end of the sentence; these letters stay letters."""
+    """A line of 1,024 units is refused: 1,024 positions hold 1,023 units and the end of the sentence."""
     monkeypatch.setattr(streaming, "BYTES", 100)
     caplog.set_level("INFO")
     lines = ["a b", "q " * 1022 + "q", "q " * 1023 + "q", "a b", "q " * 1499 + "q"]
     write_lines(tmp_path / "test.de", lines)
-    given = (codes, [tmp_path / "test.de"], tmp_path / "bpe", ())
-    found = (
+    arguments = (codes, [tmp_path / "test.de"], tmp_path / "bpe", ())
+    message = (
         f"{tmp_path}/test.de: line 3 is of more than 1023 units, which is what the model reads (2 such lines in all)"
     )
-    assert f"{found}. Split it in the raw text" in refused(bpe.apply, *given, "refuse") and not names(tmp_path / "bpe")
-    bpe.apply(*given, "skip")
-    assert f"{found}; skipped" in caplog.text and read_lines(tmp_path / "bpe/test.de") == lines
+    assert f"{message}. Split it in the raw text" in refused(bpe.apply, *arguments, "refuse") and not names(
+        tmp_path / "bpe"
+    )
+    bpe.apply(*arguments, "skip")
+    assert f"{message}; skipped" in caplog.text and read_lines(tmp_path / "bpe/test.de") == lines
     assert pairs.skipped(tmp_path / "bpe/test", ["de"]) == {2, 4}
-    # A training text has none looked for; and what cleaning drops is not counted, but keeps its number.
-    bpe.apply(*given)
+    # Training texts are not checked for long lines. A line that cleaning drops is not counted, but keeps its number.
+    bpe.apply(*arguments)
     write_lines(tmp_path / "test.en", ["", *lines[1:4], "b"])
     both, clean = [tmp_path / "test.de", tmp_path / "test.en"], "--lengths 1 2000 --ratio 9".split()
-    assert found in refused(bpe.apply, codes, both, tmp_path / "bpe", clean, "refuse")
+    assert message in refused(bpe.apply, codes, both, tmp_path / "bpe", clean, "refuse")
 
 
 def test_nothing_but_spaces_parts_words_and_no_character_is_changed():
-    """Entities, white space other than spaces, decomposed letters: in the merges as they are."""
+    """Merges contain entities, white space other than spaces, and decomposed letters unchanged."""
     words = ["&apos;s", "a\u00a0b", "e\u0301t", "x\u2028y", "ﬁn", "Ⅷ.", "<s>", "😀!", "\x01z"]
     merges = bpe.learn([" ".join(words)] * 3, 1000)
     whole = {"".join(merge.split(" ")[:2]) for merge in merges}
@@ -261,19 +263,19 @@ def test_merges_depend_neither_on_blocks_nor_on_threads(tmp_path, monkeypatch):
     words = ["".join(random_.choices("abcdeü", k=random_.randint(1, 7))) for _ in range(300)]
     lines = [" ".join(random_.choices(words, k=8)) for _ in range(2000)]
     write_lines(tmp_path / "text", lines)
-    found = [bpe.learn(lines, 200)]
+    learned = [bpe.learn(lines, 200)]
     monkeypatch.setattr(streaming, "BYTES", 50)
-    found.append(bpe.learn(bpe.Texts([tmp_path / "text"]), 200))
+    learned.append(bpe.learn(bpe.Texts([tmp_path / "text"]), 200))
     learn = "from pathlib import Path; from recipes.steps import bpe;"
     learn += f"print(*bpe.learn(bpe.Texts([Path('{tmp_path}/text')]), 200), sep='\\n')"
     environment = {**os.environ, "RAYON_NUM_THREADS": "4", "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", learn], env=environment, capture_output=True, encoding="utf-8")
-    found.append(done.stdout.splitlines())
-    assert len(found[0]) == 200 and all(merges == found[0] for merges in found)
+    result = subprocess.run([sys.executable, "-c", learn], env=environment, capture_output=True, encoding="utf-8")
+    learned.append(result.stdout.splitlines())
+    assert len(learned[0]) == 200 and all(merges == learned[0] for merges in learned)
 
 
 def test_each_merge_is_of_the_most_frequent_pair():
-    """The definition, plainly: count all pairs, merge one that comes most often, count again (Sennrich et al. 2016)."""
+    """By definition: count all pairs, merge a most frequent one, count again (Sennrich et al. 2016)."""
     random_ = random.Random(2)
     words = Counter("".join(random_.choices("abcd", k=random_.randint(1, 8))) for _ in range(3000))
     units = {word: [*word[:-1], f"{word[-1]}</w>"] for word in words}
@@ -285,7 +287,7 @@ def test_each_merge_is_of_the_most_frequent_pair():
             for both in zip(units[word], units[word][1:]):
                 pairs[both] += count
         left, right, _ = merge.split(" ")
-        # In a run of one unit, as in "aaa", pairs overlap, and programs count them differently.
+        # In a run of one unit, such as "aaa", pairs overlap, and programs count them differently.
         assert pairs[left, right] >= 0.98 * max(pairs.values())
         for word in words:
             found = []
@@ -298,13 +300,13 @@ def test_each_merge_is_of_the_most_frequent_pair():
 
 
 def test_no_pair_that_comes_once_is_merged_and_a_text_without_words_refused(tmp_path, caplog):
-    """However many merges are asked for: a unit that was seen once tells nothing."""
+    """However many merges are requested, pairs that occur once are not merged: they carry no information."""
     caplog.set_level("INFO")
     assert bpe.learn(["ab ab", "cd", "ef"], 10) == ["a b</w> 1"]
     assert "1 merges instead of 10: no other pair of units comes twice" in caplog.text
-    for lines, said in ((["", " "], "no words to learn from"), (["ab cd", "e"], "no pair of units comes twice")):
+    for lines, message in ((["", " "], "no words to learn from"), (["ab cd", "e"], "no pair of units comes twice")):
         write_lines(tmp_path / "x", lines)
-        assert said in refused(bpe.write, tmp_path / "out/codes", [tmp_path / "x"], 10)
+        assert message in refused(bpe.write, tmp_path / "out/codes", [tmp_path / "x"], 10)
     assert not names(tmp_path / "out")
 
 
@@ -312,7 +314,7 @@ def test_no_pair_that_comes_once_is_merged_and_a_text_without_words_refused(tmp_
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
-    """The second of two files is on a full device: neither appears, and what was there stays."""
+    """If the second of two files is on a full device, neither is written, and the old file stays."""
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     (tmp_path / "a").write_text("before")
