@@ -1,4 +1,4 @@
-"""Does a diverged run end and say what to do, and no other run?"""
+"""Does a diverged run end with advice, and does every other run go on?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def feed(counter: SkippedUpdates, updates: list[int]) -> None:
 @pytest.mark.parametrize(
     ("limit", "batches", "seen", "stops"),
     [
-        (3, 1, [0, 0, 0], 0),  # as many skipped updates as are allowed, and one more
+        (3, 1, [0, 0, 0], 0),  # one more skipped update than allowed
         (3, 1, [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3], 3),  # an update resets the count
         (2, 4, [0] * 8 + [1] * 8, 1),  # with --update-freq 4, four batches are one update
         (0, 1, [7] * 10_000, None),  # no limit
@@ -41,7 +41,7 @@ def test_skipped_updates(limit: int, batches: int, seen: list[int], stops: int |
 
 
 def test_want_of_memory_is_not_divergence() -> None:
-    """Are updates skipped in a row for lack of memory reported as that, and is no earlier lack of memory counted?"""
+    """If updates are skipped for lack of memory, does the error say so, and does it ignore earlier shortages?"""
     times = iter([5, 8, 8, 8])
     counter = SkippedUpdates(limit=3, batches_per_update=1, out_of_memory=lambda: next(times))
     with pytest.raises(
@@ -78,9 +78,9 @@ def test_want_of_memory_is_not_divergence() -> None:
     ],
 )
 def test_exit_status(code: str, status: int, last: str) -> None:
-    """Does divergence have its own status, whatever is raised on top of it, and does nothing else have it?
+    """Does divergence alone have its own exit status, even if another error is raised on top of it?
 
-    The file alone, as the recipes read it: without torch, in hundredths of a second.
+    The test loads only this file, as the recipes do: without torch, in hundredths of a second.
     """
     program = f"import runpy\nglobals().update(runpy.run_path('fairseq_admin/errors.py'))\ninstall_excepthook()\n{code}"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
@@ -93,7 +93,7 @@ FP16 = "--fp16 --fp16-no-flatten-grads --threshold-loss-scale 0.03125".split()  
 
 
 def test_non_finite_loss_stops(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does a float32 run with an absurd learning rate end with divergence's status, and print the advice last?"""
+    """Does a float32 run with a huge learning rate end with divergence's status, and print the advice last?"""
     done = run("fairseq_cli.train", corpus, *TRAIN, *ABSURD, "--save-dir", tmp_path, "--max-update", 100)
     assert done.status == DIVERGED
     assert done.output.splitlines()[-1] == f"fairseq-admin: training diverged. {DIVERGED_ADVICE}"
@@ -102,7 +102,7 @@ def test_non_finite_loss_stops(corpus: Path, tmp_path: Path, run: Callable[..., 
 
 @pytest.mark.parametrize("when", ["at the end", "while it trains"])
 def test_an_absurd_loss_stops(when: str, corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does a run with a finite loss of millions end with divergence's status, and save nothing afterwards?"""
+    """Does a run with a loss of millions end with divergence's status, and save nothing afterwards?"""
     given = ["--lr", "1e4", "--warmup-updates", 1, "--optimizer", "adam", "--max-update", 8]
     given += ["--disable-validation"] if when == "while it trains" else ["--log-interval", 100]
     done = run("fairseq_cli.train", corpus, *TRAIN, *given, "--save-dir", tmp_path)
@@ -125,7 +125,7 @@ def test_only_an_absurd_loss_is_divergence(losses: list[float], diverges: bool) 
 
 
 def _spawning(arguments: list[str], log: Path) -> None:
-    """fairseq-train starting two processes itself, as it does where there are two GPUs."""
+    """Run fairseq-train so that it spawns two processes itself, as with two GPUs."""
     torch.cuda.device_count = lambda: 2
     conftest._child("fairseq_cli.train", arguments, log)
 
@@ -135,7 +135,7 @@ SPAWN = "--distributed-world-size 2 --distributed-backend gloo --ddp-backend leg
 
 @pytest.mark.slow
 def test_non_finite_loss_stops_where_fairseq_starts_the_processes(corpus: Path, tmp_path: Path) -> None:
-    """Does the command itself end with the status and the advice when the traceback is another process's?"""
+    """If the error is raised in a spawned process, does the command still end with the status and the advice?"""
     given = [str(a) for a in (corpus, *TRAIN, *SPAWN, *ABSURD, "--max-update", 100, "--save-dir", tmp_path)]
     process = conftest.process(_spawning, given, tmp_path / "log")
     process.start()
@@ -154,7 +154,7 @@ def _diverge(rank: int) -> None:
 
 
 def test_error_of_a_spawned_process() -> None:
-    """Is our error found in what torch makes of it?"""
+    """Is our error recognised inside torch's error for a spawned process?"""
     with pytest.raises(torch.multiprocessing.ProcessRaisedException) as failed:
         torch.multiprocessing.spawn(_diverge, nprocs=1)
     for kind, status in (("DivergedError", DIVERGED), ("AdminError", 2)):
@@ -163,13 +163,13 @@ def test_error_of_a_spawned_process() -> None:
 
 
 def _fp16_on_cpu(arguments: list[str], log: Path) -> None:
-    """fairseq-train where fairseq's overflow handler, which makes a tensor of 0.0 with .cuda(), can run on a CPU."""
+    """Run fairseq-train with a patch for fairseq's overflow handler, which calls .cuda(), so that it runs on a CPU."""
     torch.Tensor.cuda = lambda self: self  # type: ignore[assignment,method-assign]
     conftest._child("fairseq_cli.train", arguments, log)
 
 
 def fp16(corpus: Path, folder: Path, *arguments: object, seconds: float = 600) -> Run:
-    """Train in float16 on the CPU; a run that does not end in that time has status -9."""
+    """Train in float16 on the CPU. If the run does not end in time, its status is -9."""
     given = [str(a) for a in (corpus, *TRAIN, *FP16, "--disable-validation", "--save-dir", folder, *arguments)]
     process = conftest.process(_fp16_on_cpu, given, folder / "log")
     process.start()
@@ -180,7 +180,7 @@ def fp16(corpus: Path, folder: Path, *arguments: object, seconds: float = 600) -
 
 
 def check_stop(done: Run) -> None:
-    """Five overflows, then the end, in one line and without a traceback?"""
+    """Check that the run ends after five overflows, with one line and no traceback."""
     assert done.output.count(OVERFLOW) == 5
     last = done.output.splitlines()[-1]
     assert done.status == DIVERGED and re.match(r"fairseq-admin: update [12] was skipped 5 times in a row", last), last
@@ -195,7 +195,7 @@ def test_fp16_overflows_stop(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_fp16_is_not_stopped_while_it_finds_its_loss_scale(corpus: Path, tmp_path: Path) -> None:
-    """Does a healthy run that overflows a few times at first, from too high a loss scale, end as usual?"""
+    """Does a healthy run that overflows a few times at first, because its loss scale is too high, end as usual?"""
     given = ["--fp16-init-scale", 2**26, "--max-update", 3, "--admin-max-skipped-updates", 20]
     done = fp16(corpus, tmp_path, *given)
     assert done.status == 0 and 3 <= done.output.count(OVERFLOW) < 20, done.output[-3000:]
@@ -203,7 +203,7 @@ def test_fp16_is_not_stopped_while_it_finds_its_loss_scale(corpus: Path, tmp_pat
 
 
 def test_limit_of_one_when_resumed(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does a healthy run under the strictest limit go on when resumed? (Loading a checkpoint is not a batch.)"""
+    """Does a healthy run with the strictest limit resume? (Loading a checkpoint must not count as a batch.)"""
     given = ["--disable-validation", "--save-dir", tmp_path, "--admin-max-skipped-updates", 1]
     for updates in (2, 4):
         done = run("fairseq_cli.train", corpus, *TRAIN, *given, "--max-update", updates)

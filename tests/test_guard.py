@@ -1,4 +1,4 @@
-"""One process at a time, which leaves nothing behind; and what was made with other settings."""
+"""Locks: one process at a time, no half-written files left behind, and refusals of changed settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_killed_holder_leaves_the_turn_and_a_new_one_is_named(tmp_path, caplog
     slow.wait()
 
 
-# A recipe whose step does not listen to signals.
+# A recipe whose step ignores signals.
 RECIPE = """
 import subprocess, sys
 from pathlib import Path
@@ -70,7 +70,7 @@ BUSY = "touch omega.json.part; mkdir bin.part; (trap '' INT TERM; echo $BASHPID;
 
 
 def test_a_file_system_without_locks_has_markers(tmp_path, monkeypatch):
-    """A stand-in for Lustre without flock, and for NFS without its lock daemon: one process at a time all the same."""
+    """Without flock (Lustre) or a lock daemon (NFS), a marker file still admits one process at a time."""
     for number in (errno.ENOSYS, errno.ENOLCK):
 
         def flock(*_, number=number):
@@ -80,8 +80,8 @@ def test_a_file_system_without_locks_has_markers(tmp_path, monkeypatch):
         path = tmp_path / "run/.guard"
         marker = tmp_path / "run/.marker.guard"
         with guard.locked(path):
-            said = rf"run: process {os.getpid()} on \S+ since .* \(if it is gone, remove {marker}\) is at work"
-            with pytest.raises(ValueError, match=said), guard.locked(path, wait=False):
+            message = rf"run: process {os.getpid()} on \S+ since .* \(if it is gone, remove {marker}\) is at work"
+            with pytest.raises(ValueError, match=message), guard.locked(path, wait=False):
                 pass
         with guard.locked(path, wait=False):
             assert marker.exists()
@@ -98,7 +98,7 @@ def test_a_file_that_another_node_wrote_is_waited_for(tmp_path, monkeypatch):
         guard.await_files([path, tmp_path / "checkpoint2.pt"])
 
 
-# A recipe whose command saves when it is asked to stop, as a training does.
+# A recipe whose command saves when asked to stop, as training does.
 SAVING = """
 import subprocess, sys
 from pathlib import Path
@@ -148,18 +148,18 @@ def test_a_recipe_has_its_folder_and_ends_with_all_it_started(tmp_path, number):
 
 
 def test_on_a_terminal_that_it_was_interrupted_is_a_line_of_its_own(tmp_path):
-    ours, theirs = os.openpty()
-    made = python(RECIPE, tmp_path, "printf 'a bar' >&2; echo; exec sleep 600", stderr=theirs)
-    made.stdout.readline()
-    os.close(theirs)
-    made.send_signal(signal.SIGINT)
-    assert made.wait(timeout=60) == 130
-    said = b""
-    with suppress(OSError):  # as which Linux tells that the other end was closed
-        while more := os.read(ours, 1 << 10):
-            said += more
-    os.close(ours)
-    assert said == b"a bar\r\nInterrupted. The same command goes on from here.\r\n"
+    master, terminal = os.openpty()
+    recipe = python(RECIPE, tmp_path, "printf 'a bar' >&2; echo; exec sleep 600", stderr=terminal)
+    recipe.stdout.readline()
+    os.close(terminal)
+    recipe.send_signal(signal.SIGINT)
+    assert recipe.wait(timeout=60) == 130
+    shown = b""
+    with suppress(OSError):  # on Linux, reading fails when the other end is closed
+        while more := os.read(master, 1 << 10):
+            shown += more
+    os.close(master)
+    assert shown == b"a bar\r\nInterrupted. The same command goes on from here.\r\n"
 
 
 def test_it_ends_with_the_make_above(tmp_path):
@@ -171,7 +171,7 @@ def test_it_ends_with_the_make_above(tmp_path):
 
 
 def test_it_outlives_the_shell_that_it_was_called_from(tmp_path, monkeypatch):
-    """As under nohup, alone and not by make."""
+    """A recipe under nohup, not called by make, outlives its shell."""
     monkeypatch.delenv("MAKELEVEL", raising=False)
     command = [sys.executable, "-c", RECIPE, str(tmp_path), "echo in; sleep 1; echo out"]
     above = python("import subprocess, sys; subprocess.run(sys.argv[1:])", *command)
@@ -181,7 +181,7 @@ def test_it_outlives_the_shell_that_it_was_called_from(tmp_path, monkeypatch):
 
 
 def test_a_command_ends_when_nobody_reads_what_is_shown_of_it(tmp_path, monkeypatch):
-    """It would go on without its log."""
+    """If nobody reads the command's output, it ends: otherwise it would go on without a log."""
 
     def closed(*_, **__):
         raise BrokenPipeError
@@ -194,7 +194,7 @@ def test_a_command_ends_when_nobody_reads_what_is_shown_of_it(tmp_path, monkeypa
 
 
 def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):
-    """Names that the steps, the recipes and fairseq write to; and others that only look like them."""
+    """Half-written files of steps, recipes and fairseq are deleted; the user's files with similar names stay."""
     halves = ["a.txt.host.example.12.part", "train.de.host.12.part.0", "model.pt.part", "generate.txt.part",
               "checkpoints/checkpoint_1_50.pt.tmp"]  # fmt: skip
     mine = ["my.part.txt", "thesis.part", "essay.txt.part", "page.2.part", "notes/thesis.part.2/page", "weights.pt.tmp"]
@@ -208,7 +208,7 @@ def test_what_is_half_written_goes_and_no_file_of_the_users(tmp_path):
 
 
 def test_settings_are_held_once_a_model_depends_on_them(tmp_path):
-    """Others take their place before."""
+    """Once a model depends on the settings, changes are refused. Before that, new settings replace the old."""
     path = tmp_path / "run/settings.json"
     records.check_unchanged(path, {"width": "64"})
     written = path.stat().st_mtime_ns
@@ -218,8 +218,8 @@ def test_settings_are_held_once_a_model_depends_on_them(tmp_path):
     assert records.read(path) == {"width": "128"}
     write_lines(tmp_path / "run/checkpoints/checkpoint_1_50.pt", [])
     records.check_unchanged(path, {"width": "128"})
-    said = f"run was made with other settings .width 128 -> 64., and {tmp_path}/run holds a model of them. "
-    with pytest.raises(ValueError, match=said + f".*remove {tmp_path}/run to begin again"):
+    message = f"run was made with other settings .width 128 -> 64., and {tmp_path}/run holds a model of them. "
+    with pytest.raises(ValueError, match=message + f".*remove {tmp_path}/run to begin again"):
         records.check_unchanged(path, {"width": "64"})
     with pytest.raises(ValueError, match="depth unset -> 2"):
         records.check_unchanged(path, {"width": "128", "depth": "2"})
@@ -231,8 +231,8 @@ def test_settings_are_held_while_another_works_with_them(tmp_path):
         records.refuse(text, ["width 1 -> 2"], tmp_path)
         other = python(HOLDER, tmp_path / "run/.guard", 600)
         assert other.stdout.readline() == "in\n"
-        said = rf"data was made with other settings \(width 1 -> 2\); {tmp_path}/run: process {other.pid} on "
-        with pytest.raises(ValueError, match=said):
+        message = rf"data was made with other settings \(width 1 -> 2\); {tmp_path}/run: process {other.pid} on "
+        with pytest.raises(ValueError, match=message):
             records.refuse(text, ["width 1 -> 2"], tmp_path)
         other.kill()
         other.wait()

@@ -1,4 +1,4 @@
-"""With ω = 1 the model is fairseq's own, bit for bit; ω is on the shortcut; and the sizes of the presets."""
+"""With ω = 1, the model is fairseq's own, bit for bit. ω scales the shortcut. Presets have the right sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPTIONS = [
     ids=lambda it: it if isinstance(it, str) else "-".join(it) or "plain",
 )
 def test_with_omega_1_the_model_is_stock(options, how):
-    """Logits in training and evaluation, and gradients; also under autocast, and of a model in half precision."""
+    """Logits and gradients are stock, in training and evaluation mode, under autocast, and in half precision."""
     results, state = [], None
     for arch in ("transformer", "transformer_admin"):
         model = reference.build(arch, **{**reference.TINY, "dropout": 0.1, "attention_dropout": 0.1, **options})
@@ -53,14 +53,14 @@ def test_with_omega_1_the_model_is_stock(options, how):
         torch.log_softmax(outputs[1].float(), -1)[..., 3].sum().backward()
         grads = {name: p.grad for name, p in model.named_parameters() if "omega" not in name and p.grad is not None}
         results.append((*outputs, grads))
-    (*expected, expected_grads), (*found, grads) = results
-    assert all(torch.equal(*both) and both[0].isfinite().all() for both in zip(expected, found))
-    assert expected[0].dtype == found[0].dtype and expected_grads.keys() == grads.keys()
+    (*expected, expected_grads), (*actual, grads) = results
+    assert all(torch.equal(*both) and both[0].isfinite().all() for both in zip(expected, actual))
+    assert expected[0].dtype == actual[0].dtype and expected_grads.keys() == grads.keys()
     assert [name for name, grad in grads.items() if not torch.equal(grad, expected_grads[name])] == []
 
 
 def test_omega_keeps_its_precision_next_to_a_half_branch():
-    """Under autocast the branch is half and the shortcut float: ω = 1.001 would be 1 in bfloat16."""
+    """Under autocast, ω stays float32, as does the shortcut. In bfloat16, ω = 1.001 would be 1."""
     norm = ShortcutNorm(8)
     norm.set_omega(1.001)
     branch, shortcut = torch.randn(4, 2, 8).bfloat16(), torch.randn(4, 2, 8)

@@ -1,4 +1,4 @@
-"""A process that stops within an epoch ends with its own status, whatever fairseq's thread for batches is at."""
+"""A process that stops within an epoch ends with its own status, whatever fairseq's batch thread is doing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq.data.iterators import BackgroundConsumer, BufferedIterator
 from fairseq_admin import loading
 from fairseq_admin.errors import DIVERGED
 
-# Children, each with a thread that makes batches in C++ without end, which end after the first of them: all is well, or
+# Each child has a thread that makes endless batches in C++. It ends after the first batch: normally, or because
 # training diverges.
 CHILDREN = """
 import os, sys, torch
@@ -42,14 +42,14 @@ for well in 2 * [True] + 2 * [False]:
 
 
 def test_a_process_ends_with_its_own_status() -> None:
-    """Without the plugin each of them ended with -6, "terminate called without an active exception"."""
+    """Each child ends with its own status. Without the plugin: -6, "terminate called without an active exception"."""
     command = [sys.executable, "-c", CHILDREN]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert [int(status) for status in done.stdout.split()] == 2 * [5] + 2 * [DIVERGED], done.stderr
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert [int(status) for status in result.stdout.split()] == 2 * [5] + 2 * [DIVERGED], result.stderr
 
 
 def test_one_that_is_not_there_yet_and_one_that_waits_for_room() -> None:
-    """The queue of the one is full, and nobody takes from it any more; the other has not begun."""
+    """`end` stops a thread that waits because its queue is full, and one that has not started."""
     full = BufferedIterator(1, range(1000))
     next(full)
     BufferedIterator(1, range(1000))

@@ -1,4 +1,4 @@
-"""Losses out of fairseq's log: every format, with and without time and tag, whole, resumed or cut short."""
+"""Losses are read from every format of fairseq's log, with and without time and tag, whole, resumed or truncated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIMPLE = [
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
 @pytest.mark.parametrize("name", ["valid.1", "a_b-c"])
 def test_names_of_subsets(lines, name):
-    """Of files, so with any letters; the first is shown however the others are called."""
+    """Subsets have file names, so any letters may occur. The first subset is shown, whatever the others' names."""
     texts = [text.replace("valid_", f"{name}_").replace("'valid'", f"'{name}'") for _, text in lines]
     assert logs.stats(texts[1])[1]["subset"] == name
     log = logs.parse_log([*texts[:2], lines[1][1].replace("10.028", "9.0"), *texts[2:]])
@@ -41,7 +41,7 @@ def test_names_of_subsets(lines, name):
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
 @pytest.mark.parametrize("epochs_only", [False, True])
 def test_resumed_with_other_subsets(lines, epochs_only):
-    """The first of those that are reported together, whatever was reported before."""
+    """After a resume, the first subset of each report counts, whatever was reported before."""
     texts = [text for tag, text in lines if tag != "train_inner" or not epochs_only]
     other = OTHER["json" if lines is JSON else "simple"]
     more = [text.replace("6", "20") for text in (other, texts[1 - epochs_only].replace("10.028", "8.5"))]
@@ -59,12 +59,12 @@ def test_the_gpus_are_those_of_the_last_start():
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
 @pytest.mark.parametrize("tagged", [True, False], ids=["stdout", "log-file"])
 def test_every_format_tells_the_same(lines, tagged):
-    """--log-file leaves out the tags, and adds a handler with every epoch, so that lines come twice."""
-    told = [HEAD.format(tag) + text if tagged else text for tag, text in lines]
-    log = logs.parse_log([PARAMS, *(line for line in told for _ in range(1 if tagged else 2))])
+    """All formats give the same losses. --log-file drops the tags and adds a handler every epoch, so lines repeat."""
+    texts = [HEAD.format(tag) + text if tagged else text for tag, text in lines]
+    log = logs.parse_log([PARAMS, *(line for line in texts for _ in range(1 if tagged else 2))])
     assert (log.train, log.valid) == ({6: 9.914, 12: 9.522}, {6: 10.028})
     assert (log.params, log.updates, log.hours) == (200704, 12, pytest.approx(80 / 3600))
-    assert logs.parse_log(told[:3]).hours == pytest.approx(72 / 3600), "of an epoch that has not ended, its intervals'"
+    assert logs.parse_log(texts[:3]).hours == pytest.approx(72 / 3600), "of an epoch that has not ended, its intervals'"
     assert log.epochs == pytest.approx(0.083, abs=1e-3)
 
 
@@ -76,7 +76,7 @@ OTHER = {
 
 @pytest.mark.parametrize("lines", [JSON, SIMPLE], ids=["json", "simple"])
 def test_a_resumed_run_goes_on_from_its_checkpoint(lines):
-    """What came after the checkpoint that it went on from is lost: killed after update 24, it resumed from 12."""
+    """Updates after the resumed checkpoint are dropped: this run was killed after update 24 and resumed from 12."""
 
     def at(place, update, loss):
         text = lines[place][1].replace(': "6', f': "{update}').replace("num_updates=6", f"num_updates={update}")
@@ -88,14 +88,16 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(lines):
 
 
 def test_a_long_line_does_not_take_long():
-    """Well under a second; looked through from each of its places, it would take minutes."""
+    """A long line is parsed in well under a second. A search from each of its positions would take minutes."""
     begun = time.process_time()
     assert logs.parse_line("epoch 001:  6 / 9 " * 11_000) is None
     assert time.process_time() - begun < 10
 
 
 def test_a_line_that_tells_nothing():
-    """A killed line goes on with the new log's first; others look like records and are not."""
+    """A truncated line does not hide the record that follows on it, and lines that only look like records are
+    ignored.
+    """
     cut = JSON[0][1][:40]
     assert logs.parse_line(cut) is None and logs.parse_line('{"epoch": 1, "num_updates": "x"}') is None
     assert str(logs.parse_line(cut + JSON[1][1])) == str(logs.parse_line(JSON[1][1]))

@@ -48,7 +48,7 @@ def test_masked_variance_against_plain_loop():
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(7, 5, 6, generator=generator) * 3 + 2
     real = torch.rand(7, 5, generator=generator) > 0.4
-    # A float32 mean over 100 numbers and the squares about it.
+    # float32 rounding of a mean over 100 numbers and of the squared deviations.
     assert variance(x, positions(real)).item() == pytest.approx(reference.variance(x, real), rel=2e-6)
 
 

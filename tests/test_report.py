@@ -1,4 +1,4 @@
-"""The report: does the page show what was measured, say what is missing, and run nothing that a run holds?"""
+"""The report: the page shows all measurements, names missing parts, and runs no code from a run's files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def log_lines(train: dict[int, float], valid: dict[int, float]) -> str:
 
 
 def save(path: Path, arch: str, **options: Any) -> None:
-    """A checkpoint of a tiny model; of Admin with ω = 2 at first, and from 2 to 3 by channel after training."""
+    """Save a checkpoint of a tiny model. Admin's ω starts at 2 and is 2 to 3 by channel after training."""
     model = reference.build(arch, **reference.TINY, **options)
     state = model.state_dict()
     for key in state:
@@ -62,7 +62,7 @@ def write(path: Path, content: object) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A recipe's run with Admin, all parts there, hostile text among them; and a bare --save-dir of stock Post-LN."""
+    """A complete recipe run with Admin, whose text is hostile, and a bare --save-dir of stock Post-LN."""
     root = tmp_path_factory.mktemp("runs")
     recipe, bare = root / "admin-cpu-s1", root / "bare"
     write(recipe / "train.log", log_lines({10: 5.0, 20: 3.0, 30: float("nan")}, {20: 2.0, 30: 1.0}))
@@ -91,7 +91,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 class Page:
-    """A page taken apart: its text by section, and the rows of its tables."""
+    """A parsed page: its text by section, and the rows of its tables."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -139,7 +139,7 @@ def page(written: Path) -> Page:
     ids=str,
 )
 def test_tables_hold_both_runs(row: list[str], page: Page) -> None:
-    """A dash for what is not known."""
+    """The tables have both runs. Unknown values are shown as a dash."""
     assert row in page.rows
 
 
@@ -164,15 +164,15 @@ def test_every_part_is_shown_or_says_how_to_make_it(section: str, text: str, pag
 
 
 def test_figures_show_every_run_under_its_name(page: Page) -> None:
-    """The switches at the top each hide one run's lines, by their id."""
+    """Each switch at the top hides one run's lines, by id."""
     assert [page.source.count(f'<g id="run-{number}">') for number in (0, 1)] == [2, 2]
     assert [page.source.count(f'id="show-{number}"') for number in (0, 1)] == [1, 1]
     assert page.source.count("<svg") == 4
-    assert page.text["curves"].count("admin-cpu-s1") == 2  # in the legend, and above the losses
+    assert page.text["curves"].count("admin-cpu-s1") == 2  # in the legend and above the losses
 
 
 def test_omega_is_the_checkpoints(folders: list[Path]) -> None:
-    """Two sub-layers a layer of the encoder, three of the decoder; the first ω is not trained."""
+    """ω has two sub-layers per encoder layer and three per decoder layer. The first ω is not trained."""
     omega = runs.read_run(folders[0], "run").omega
     assert [len(omega[side]["sublayers"]) for side in ("encoder", "decoder")] == [4, 6]
     assert omega["encoder"]["sublayers"][:2] == ["layers.0.self_attn", "layers.0.ffn"]
@@ -182,14 +182,14 @@ def test_omega_is_the_checkpoints(folders: list[Path]) -> None:
 
 
 def test_hostile_text_is_text(page: Page) -> None:
-    """Nothing that a run holds opens a tag, and the page may run no script."""
+    """No text from a run opens a tag, and the page may run no script."""
     assert HOSTILE in page.text["translations"] and "<script" not in page.source and "<img" not in page.source
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in page.source
 
 
 def test_translations_of_one_sentence_stand_together(folders: list[Path], page: Page) -> None:
-    """And the browser tells by a sentence's letters whether it is read from right to left."""
+    """All translations of a sentence are shown together. The browser picks the reading direction from the letters."""
     one, other = runs.read_runs(folders)
     other.samples = [runs.Sample("eins", "one", "one")]
     assert tables.translations([one, other]) == [("eins", [HOSTILE, "one"], "one")]
@@ -197,13 +197,13 @@ def test_translations_of_one_sentence_stand_together(folders: list[Path], page: 
 
 
 def test_tables_are_read_without_torch() -> None:
-    """A recipe's summary takes its rows from there."""
+    """The tables do not import torch: a recipe's summary reads its rows from them."""
     program = "import sys, fairseq_admin.report.tables; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
 def test_of_long_runs_some_losses_are_shown() -> None:
-    """The last of them among these."""
+    """A long run shows only some losses, including the last."""
     log = logs.Log({}, {update: update / 100 for update in range(100, 2100, 100)}, 1, 2000, 1.0, 1.0)
     rows = tables.losses([Namespace(log=log), Namespace(log=None)])
     assert len(rows) <= tables.ROWS and rows[-1] == ("update 2000", ["20.000", ""])
@@ -212,7 +212,7 @@ def test_of_long_runs_some_losses_are_shown() -> None:
 @pytest.mark.parametrize(("scheme", "layers", "title"), [("peri-ln", 2, "Peri-LN, new layers Pre-LN"),
                                                          ("post-ln", 0, "Post-LN")])  # fmt: skip
 def test_a_pretrained_encoder_is_called_by_its_scheme(scheme: str, layers: int, title: str, tmp_path: Path) -> None:
-    """With new layers on top, and with a head alone, as `make deeper` compares them."""
+    """The title names the encoder's scheme, with new layers or with only a head, as `make deeper` compares them."""
     options = {"admin_scheme": scheme, "more_layers": layers, "more_scheme": "pre-ln" if layers else None}
     args = Namespace(arch="deeper_admin", task="any", criterion="any", **options)
     Checkpoint({"args": args, "model": deeper.build(Task(), **options).state_dict()}).write(tmp_path / "average.pt")
@@ -221,7 +221,7 @@ def test_a_pretrained_encoder_is_called_by_its_scheme(scheme: str, layers: int, 
 
 
 def test_a_run_looks_alike_in_both_panels(folders: list[Path]) -> None:
-    """Perplexity, 2 to the bits, against updates; a loss that is not finite leaves a gap."""
+    """Both panels show perplexity (2 to the bits) against updates. A loss that is not finite leaves a gap."""
     both = {run.name: run.log for run in runs.read_runs(folders) if run.log}
     looks = {name: figure.style(number) for number, name in enumerate(both)}
     train, valid = curves.draw(both, looks).axes
@@ -233,7 +233,7 @@ def test_a_run_looks_alike_in_both_panels(folders: list[Path]) -> None:
 
 
 def test_names_that_a_figure_could_take_for_something_else(tmp_path: Path) -> None:
-    """Mathematics between $, labels that begin with _, which a legend leaves out, and bytes that are no UTF-8."""
+    """Names are shown as they are: with $ (mathematics), with a leading _ (hidden in legends), or not UTF-8."""
     names = ["a$b_{$", "_base", os.fsdecode(b"caf\xe9")]
     for name in names:
         write(tmp_path / name / "train.log", log_lines({10: 5.0}, {10: 4.0}))
@@ -249,7 +249,7 @@ def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
 
 
 def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """With a checkpoint the page is made of the rest, and a line says so; without one there is nothing to report on."""
+    """Without a log, the page shows the rest and stderr says so. Without a checkpoint too, the report is refused."""
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "checkpoint_last.pt").symlink_to(folders[0] / "average.pt")

@@ -1,4 +1,4 @@
-"""The report in a browser: drawn, readable on a phone, silent, and asking the network for nothing."""
+"""The report in a browser: it draws, fits a phone, logs no errors, and makes no network requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any, written: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Any, list[str]]]:  # noqa: F811
-    """The page at a width and in a colour scheme, and all that it says to the console or asks for."""
+    """The page at a width and in a colour scheme, with its console messages and requests."""
     width, scheme = getattr(request, "param", (1280, "light"))
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page, messages = context.new_page(), []
@@ -40,7 +40,7 @@ def opened(browser: Any, written: Path, request: pytest.FixtureRequest) -> Itera
 
 @pytest.mark.parametrize("opened", [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")], indirect=True)
 def test_page_at_every_width_and_in_every_light(opened: tuple[Any, list[str]], written: Path) -> None:  # noqa: F811
-    """Every figure drawn, no sideways scroll, nothing but the file asked for, paper and ink as the reader has them."""
+    """It draws every figure, never scrolls sideways, requests only its file, and follows the reader's colour scheme."""
     page, messages = opened
     assert messages == [written.as_uri()]
     assert page.title() == "admin-cpu-s1, bare: fairseq-admin report"
@@ -54,7 +54,7 @@ def test_page_at_every_width_and_in_every_light(opened: tuple[Any, list[str]], w
 
 
 def test_a_run_is_switched_off_everywhere(opened: tuple[Any, list[str]]) -> None:
-    """Its lines, its columns, its own figures; and on again."""
+    """A switch hides a run's lines, columns and own figures, and shows them again."""
     page, _ = opened
 
     def shown() -> list[int]:

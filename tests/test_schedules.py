@@ -1,4 +1,4 @@
-"""T-Fixup's schedule without warm-up, and every scheme with every optimizer."""
+"""T-Fixup's schedule without warm-up, and training of every scheme and with every optimizer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def optimizer_of(name, parameters, lr):
 
 
 def rates(updates, **options):
-    """The learning rate of each update, as fairseq's trainer asks for it: at the start, then after every update."""
+    """The learning rate of each update. As fairseq's trainer does, ask for it at the start and after every update."""
     optimizer = optimizer_of("sgd", [nn.Parameter(torch.zeros(1))], 8e-4)
     scheduler = build_lr_scheduler(Namespace(lr=[8e-4], force_anneal=None, lr_shrink=0.1, **options), optimizer)
     scheduler.step_begin_epoch(1)
@@ -48,9 +48,9 @@ def rates(updates, **options):
 
 
 def test_inverse_sqrt_from_the_start():
-    """After P updates the root of a half is left, after 3 P a half, after 8 P a third: P / (P + 8 P) = 1 / 9."""
-    found = rates(33, lr_scheduler="inverse_sqrt_nowarmup", decay_period=4)
-    assert [found[t] for t in (0, 4, 12, 32)] == pytest.approx([8e-4, 8e-4 / 2**0.5, 4e-4, 8e-4 / 3], rel=1e-12)
+    """The rate falls to sqrt(1/2) after P updates, 1/2 after 3 P, and 1/3 after 8 P: P / (P + 8 P) = 1 / 9."""
+    computed = rates(33, lr_scheduler="inverse_sqrt_nowarmup", decay_period=4)
+    assert [computed[t] for t in (0, 4, 12, 32)] == pytest.approx([8e-4, 8e-4 / 2**0.5, 4e-4, 8e-4 / 3], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -61,25 +61,25 @@ def test_inverse_sqrt_from_the_start():
     ],
 )
 def test_inverse_sqrt_from_the_start_refuses(options, message):
-    given = {"lr": [8e-4], "decay_period": 4, "lr_scheduler": "inverse_sqrt_nowarmup", **options}
+    settings = {"lr": [8e-4], "decay_period": 4, "lr_scheduler": "inverse_sqrt_nowarmup", **options}
     with pytest.raises(AdminError, match=message):
-        build_lr_scheduler(Namespace(**given), optimizer_of("sgd", [nn.Parameter(torch.zeros(1))], 8e-4))
+        build_lr_scheduler(Namespace(**settings), optimizer_of("sgd", [nn.Parameter(torch.zeros(1))], 8e-4))
 
 
 def test_decay_in_a_run_over_several_epochs(corpus: Path, tmp_path: Path):
-    """An epoch's start does not reset the rate."""
+    """The start of an epoch does not reset the learning rate."""
     options = "--max-tokens 1200 --lr 8e-4 --lr-scheduler inverse_sqrt_nowarmup --decay-period 4".split()
     options += f"--max-update 10 --disable-validation --no-save --save-dir {tmp_path}".split()
     log = tmp_path / "log"
-    warm = TRAIN.index("--warmup-updates")  # with its number; not every scheduler has it
+    warm = TRAIN.index("--warmup-updates")  # drop it and its value: not every scheduler has this option
     train = (*TRAIN[:warm], *TRAIN[warm + 2 :])
-    done = run_module("fairseq_cli.train", corpus, *train, *options, "--log-format", "json", log=log)
-    assert done.status == 0, done.output[-4000:]
-    lines = [json.loads(line) for line in re.findall(r"\| train_inner \| ({.*})", done.output)]
+    result = run_module("fairseq_cli.train", corpus, *train, *options, "--log-format", "json", log=log)
+    assert result.status == 0, result.output[-4000:]
+    lines = [json.loads(line) for line in re.findall(r"\| train_inner \| ({.*})", result.output)]
     assert max(line["epoch"] for line in lines) > 1
-    # A line shows the rate that the next update will have.
-    found = {int(line["num_updates"]): float(line["lr"]) for line in lines}
-    assert found == pytest.approx({k: 8e-4 * (4 / (4 + k)) ** 0.5 for k in range(1, 11)}, abs=1e-8)
+    # Each line shows the learning rate of the next update.
+    logged = {int(line["num_updates"]): float(line["lr"]) for line in lines}
+    assert logged == pytest.approx({k: 8e-4 * (4 / (4 + k)) ** 0.5 for k in range(1, 11)}, abs=1e-8)
 
 
 # Optimizers ----------------------------------------------------------------------------------------------------------
@@ -89,10 +89,12 @@ def test_decay_in_a_run_over_several_epochs(corpus: Path, tmp_path: Path):
     ("scheme", "name"), [*((scheme, "radam") for scheme in MODEL_SCHEMES), ("admin", "adam"), ("admin", "sgd")]
 )
 def test_every_scheme_and_every_optimizer_trains(scheme: str, name: str):
-    """Three updates on one batch without dropout: all that has a gradient moves, and the loss falls."""
+    """After three updates on one batch without dropout, every parameter with a gradient has moved, and the loss
+    fell.
+    """
     options = {**SIZES, "dropout": 0.0, "attention_dropout": 0.0}
     model = reference.build("transformer_admin", admin_scheme=scheme, **options)
-    # RAdam makes no step while its variance is intractable, its first five: three more follow.
+    # RAdam makes no step in its first five updates, while its variance is intractable: add three more.
     optimizer = optimizer_of(name, model.parameters(), {"radam": 1e-3, "adam": 1e-4, "sgd": 1e-2}[name])
     src, lengths, prev = reference.batch(padded=False)
     target = prev.roll(-1, 1)

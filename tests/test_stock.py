@@ -1,4 +1,4 @@
-"""A folded model in stock fairseq: no plugin anywhere, and the translations of the unfolded one."""
+"""A folded model in stock fairseq: without the plugin, it translates as the unfolded model does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEARCH = "--cpu --beam 2 --max-len-b 20 --required-batch-size-multiple 1 --num-w
 
 @pytest.fixture(scope="module")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with last.pt, of a short run, and folded.pt."""
+    """A folder with a short run's last.pt, and its folded.pt."""
     folder = tmp_path_factory.mktemp("trained")
     train(corpus, folder, "--max-epoch", 3)
     os.rename(folder / "checkpoint_last.pt", folder / "last.pt")
@@ -34,36 +34,36 @@ def python(*arguments: object, env: dict[str, str], cwd: Path, text: str = "") -
 
 
 def hypotheses(output: str) -> dict[int, tuple[str, float]]:
-    """Number -> hypothesis and score, of fairseq-generate's or fairseq-interactive's output."""
-    found = {int(m[1]): (m[3], float(m[2])) for m in re.finditer(r"^H-(\d+)\t(\S+)\t(.*)$", output, re.MULTILINE)}
-    assert found, output[-4000:]
-    return found
+    """Parse the output of fairseq-generate or fairseq-interactive: number -> (hypothesis, score)."""
+    parsed = {int(m[1]): (m[3], float(m[2])) for m in re.finditer(r"^H-(\d+)\t(\S+)\t(.*)$", output, re.MULTILINE)}
+    assert parsed, output[-4000:]
+    return parsed
 
 
 def same(one: dict[int, tuple[str, float]], other: dict[int, tuple[str, float]]) -> bool:
-    """The same hypotheses, with scores (of at most 20 words) as equal as log-probabilities that differ by 1e-5."""
+    """Whether hypotheses are equal and scores close: log-probabilities may differ by 1e-5 per word, of at most 20."""
     assert one.keys() == other.keys()
     return all(one[n][0] == other[n][0] and abs(one[n][1] - other[n][1]) < 1e-4 for n in one)
 
 
 @pytest.fixture(scope="module")
 def unfolded(corpus: Path, trained: Path) -> dict[int, tuple[str, float]]:
-    """What the unfolded model makes of the test set."""
-    given = [corpus, "--user-dir", "fairseq_admin", "--path", trained / "last.pt", "--gen-subset", "test", *SEARCH]
-    return hypotheses(run_module("fairseq_cli.generate", *given, log=trained / "generate.log").output)
+    """The unfolded model's hypotheses for the test set."""
+    arguments = [corpus, "--user-dir", "fairseq_admin", "--path", trained / "last.pt", "--gen-subset", "test", *SEARCH]
+    return hypotheses(run_module("fairseq_cli.generate", *arguments, log=trained / "generate.log").output)
 
 
 def test_generate(corpus, trained, unfolded, without_plugin, tmp_path):
-    given = [corpus, "--path", trained / "folded.pt", "--gen-subset", "test", *SEARCH]
-    done = python("-m", "fairseq_cli.generate", *given, env=without_plugin, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert len(unfolded) == 20 and same(hypotheses(done.stdout), unfolded)
+    arguments = [corpus, "--path", trained / "folded.pt", "--gen-subset", "test", *SEARCH]
+    result = python("-m", "fairseq_cli.generate", *arguments, env=without_plugin, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert len(unfolded) == 20 and same(hypotheses(result.stdout), unfolded)
 
 
 def test_the_unfolded_model_needs_the_plugin(corpus, trained, without_plugin, tmp_path):
-    """Otherwise the test above shows nothing."""
-    given = [corpus, "--path", trained / "last.pt", "--gen-subset", "test", *SEARCH]
-    assert python("-m", "fairseq_cli.generate", *given, env=without_plugin, cwd=tmp_path).returncode != 0
+    """The unfolded model needs the plugin. Otherwise, the test above would prove nothing."""
+    arguments = [corpus, "--path", trained / "last.pt", "--gen-subset", "test", *SEARCH]
+    assert python("-m", "fairseq_cli.generate", *arguments, env=without_plugin, cwd=tmp_path).returncode != 0
 
 
 HUB = """
@@ -78,28 +78,28 @@ for line in sys.stdin:
 
 def test_interactive_and_hub(corpus, trained, unfolded, without_plugin, tmp_path):
     sources = (corpus.parent / "test.a").read_text()
-    given = [corpus, "--path", trained / "folded.pt", "--buffer-size", 20, "--max-tokens", 1000, *SEARCH]
-    done = python("-m", "fairseq_cli.interactive", *given, env=without_plugin, cwd=tmp_path, text=sources)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert same(hypotheses(done.stdout), unfolded)
-    done = python("-c", HUB, trained, corpus, env=without_plugin, cwd=tmp_path, text=sources)
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = [line[2:] for line in done.stdout.splitlines() if line.startswith("T\t")]
+    arguments = [corpus, "--path", trained / "folded.pt", "--buffer-size", 20, "--max-tokens", 1000, *SEARCH]
+    result = python("-m", "fairseq_cli.interactive", *arguments, env=without_plugin, cwd=tmp_path, text=sources)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert same(hypotheses(result.stdout), unfolded)
+    result = python("-c", HUB, trained, corpus, env=without_plugin, cwd=tmp_path, text=sources)
+    assert result.returncode == 0, result.stderr[-4000:]
+    lines = [line[2:] for line in result.stdout.splitlines() if line.startswith("T\t")]
     assert lines == [unfolded[n][0] for n in range(20)]
 
 
 def test_validate(corpus: Path, trained: Path, run: Callable[..., Run]) -> None:
-    """The loss that training printed, by the criterion the checkpoint names."""
-    given = ["--path", trained / "folded.pt", "--valid-subset", "valid", "--max-tokens", 300, "--cpu"]
-    given += ["--num-workers", 0]
-    done = run("fairseq_cli.validate", corpus, "--task", "translation", *given)
-    assert done.status == 0, done.output[-4000:]
+    """fairseq-validate prints the same loss as training, with the criterion that the checkpoint names."""
+    arguments = ["--path", trained / "folded.pt", "--valid-subset", "valid", "--max-tokens", 300, "--cpu"]
+    arguments += ["--num-workers", 0]
+    result = run("fairseq_cli.validate", corpus, "--task", "translation", *arguments)
+    assert result.status == 0, result.output[-4000:]
     printed = (trained / "log0").read_text().rsplit("valid on 'valid' subset | loss ")[-1].split()[0]
-    assert f"loss {printed} " in done.output, done.output[-500:]
+    assert f"loss {printed} " in result.output, result.output[-500:]
 
 
 def test_fine_tuning_stock(corpus: Path, trained: Path, tmp_path: Path) -> None:
-    """Stock fairseq-train goes on from the folded weights: its first loss is near the last, not at the start."""
+    """Stock fairseq-train continues from the folded weights: its first loss is near the last, not the initial, loss."""
     sizes = [f"--{s}-{n}={v}" for s in ("encoder", "decoder") for n, v in (("layers", 2), ("embed-dim", 64))]
     sizes += [
         f"--{s}-{n}={v}" for s in ("encoder", "decoder") for n, v in (("ffn-embed-dim", 128), ("attention-heads", 4))
