@@ -1,4 +1,4 @@
-"""The comparison of two checkpoints: what it compares on, what it sees, what it refuses."""
+"""The comparison of two checkpoints: its sentences, its result, and its refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stock(seed=1, **options):
 
 
 def test_random_sentences_look_like_fairseqs():
-    """Sources end in </s>, padded on the left; targets begin with it, padded on the right; all words can occur."""
+    """Sources end in </s> and are padded on the left; targets begin with it and are padded on the right."""
     batches = equivalence.random_batches(Checkpoint(stock()), batches=20)
     for src, lengths, prev in batches:
         assert src.shape == (8, 40) and src[:, -1].eq(2).all() and prev[:, 0].eq(2).all()
@@ -54,7 +54,7 @@ def test_a_checkpoint_equals_itself_without_dropout():
 
 
 def test_the_difference_is_of_log_probabilities():
-    """By hand: the output projection changed by a known amount; the largest change over all positions and words."""
+    """By hand: after a known change of the output projection, it is the largest change over all positions and words."""
     one = stock(share_all_embeddings=False)
     model = {name: tensor.clone() for name, tensor in one["model"].items()}
     model["decoder.output_projection.weight"] *= 1.1
@@ -88,7 +88,7 @@ def test_separate_vocabularies():
 
 
 def test_real_batches(corpus):
-    """The validation set's first sentences; a model with another dictionary is refused."""
+    """Real batches are the validation set's first sentences. A model with another dictionary is refused."""
     sizes = reference.TINY
     state = state_of(reference.build("transformer", words=44, **sizes), "transformer", **sizes)
     batches = equivalence.real_batches(Checkpoint(state), corpus)
@@ -116,7 +116,7 @@ def cut(path, size):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_data_is_one_line(corpus, tmp_path, damage, capsys):
-    """fairseq may trip over it wherever it reads."""
+    """Damaged data is one line, wherever fairseq's reading fails."""
     data = shutil.copytree(corpus, tmp_path / "data")
     state = state_of(reference.build("transformer_admin", words=44, **reference.TINY), **reference.TINY)
     state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})

@@ -1,4 +1,4 @@
-"""fairseq-admin export: the same function in CTranslate2 and in transformers, the same tokens, or one line why not."""
+"""`fairseq-admin export`: same function and tokens in CTranslate2 and transformers, or a one-line refusal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def words(count, first=0):
 
 
 def state_of(source, target, arch="transformer_admin", **options):
-    """A checkpoint as fairseq-train writes it: a tiny model, every weight random, none left at 0 or 1."""
+    """A checkpoint in fairseq-train's format: a tiny model with random weights. None keeps its initial 0 or 1."""
     flat = {"_name": arch, "max_source_positions": 64, "max_target_positions": 48, **reference.TINY, **TIED}
     if arch == "transformer_admin":
         flat.update(admin_init="reference", admin_profile_tokens=8192, admin_max_skipped_updates=100, update_freq=[1])
@@ -80,7 +80,7 @@ def state_of(source, target, arch="transformer_admin", **options):
 
 
 def two_models(folder: Path) -> Dictionary:
-    """Write model.pt and other.pt, two models of one run; their words."""
+    """Write model.pt and other.pt, two models of one run. Returns their dictionary."""
     some = words(60)
     state = state_of(some, some)
     state["model"][provenance.KEY] = provenance.encode({"rule": "reference", "seed": 1})
@@ -119,7 +119,7 @@ def left_over(tmp_path):
 
 
 def greedy(given, tokens, longest):
-    """fairseq's own, with the unfolded model."""
+    """Translate with fairseq's greedy search and the unfolded model."""
     model = build(Checkpoint(given.state))
     generator = SequenceGenerator([model], given.target, beam_size=1, max_len_a=0, max_len_b=longest)
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}}
@@ -149,7 +149,7 @@ CTRANSLATE2 = {
 
 @pytest.mark.parametrize("name", [*BOTH, *CTRANSLATE2])
 def test_ctranslate2_computes_the_same(given, tmp_path, name):
-    """Are log-probabilities of given translations the unfolded model's, and greedy translations fairseq's?"""
+    """Are log-probabilities the unfolded model's, and greedy translations fairseq's?"""
     ctranslate2 = needs("ctranslate2")
     it = given(**{**BOTH, **CTRANSLATE2}[name])
     it.export("ctranslate2", tmp_path / "out")
@@ -171,7 +171,7 @@ def test_ctranslate2_computes_the_same(given, tmp_path, name):
 
 @pytest.mark.parametrize("name", [*BOTH, "unequal heads"])
 def test_transformers_compute_the_same(given, tmp_path, name, caplog):
-    """Are FSMT's log-probabilities the unfolded model's, and are there no warnings when it is loaded?"""
+    """Are FSMT's log-probabilities the unfolded model's, and does it load without warnings?"""
     transformers = needs("huggingface")
     it = given(**{**BOTH, "unequal heads": {"decoder_attention_heads": 2}}[name])
     it.export("huggingface", tmp_path / "out")
@@ -196,7 +196,7 @@ def test_transformers_compute_the_same(given, tmp_path, name, caplog):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_stock_model_of_fairseq_0122_is_exported(given, tmp_path, engine):
-    """Its checkpoints hold entries, never trained, for which no model of today has a place."""
+    """Does a checkpoint of fairseq 0.12.2 export, although it has untrained entries that today's models lack?"""
     needs(engine)
     it = given(arch="transformer")
     it.state["model"]["encoder.layers.1.in_proj_weight"] = torch.full((192, 64), float("nan"))
@@ -206,7 +206,7 @@ def test_a_stock_model_of_fairseq_0122_is_exported(given, tmp_path, engine):
 
 
 def test_beam_search_of_the_generation_config_is_fairseqs(given, tmp_path):
-    """Does generate() with the folder's own settings find what fairseq-generate's defaults find?"""
+    """Does generate() with the folder's settings give the translations of fairseq-generate's defaults?"""
     transformers = needs("huggingface")
     it = given()
     it.export("huggingface", tmp_path / "out")
@@ -222,7 +222,7 @@ def test_beam_search_of_the_generation_config_is_fairseqs(given, tmp_path):
 
 @pytest.mark.parametrize("favourite", [1, 2], ids=["padding", "the end"])
 def test_generation_begins_with_a_unit(given, tmp_path, favourite):
-    """Also of a model to which padding, or the end, is the likeliest at every step: as in fairseq's search."""
+    """As in fairseq's search, does generation begin with a unit even if padding or the end is always likeliest?"""
     transformers = needs("huggingface")
     it = given(target=50, **UNTIED)
     it.state["model"]["decoder.layers.1.final_layer_norm.bias"] += 2
@@ -240,7 +240,7 @@ def test_generation_begins_with_a_unit(given, tmp_path, favourite):
 
 
 def test_fp16_and_folded_checkpoints(given, tmp_path):
-    """Do a folded file, and a stock one in half precision, export as the model they are?"""
+    """Do a folded checkpoint and a half-precision stock checkpoint export correctly?"""
     needs("ctranslate2")
     it = given()
     folded = it.path.with_name("folded.pt")
@@ -254,7 +254,7 @@ def test_fp16_and_folded_checkpoints(given, tmp_path):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
-    """Binarised data next to the dictionaries adds its validation set, whatever the task that taught the model."""
+    """With binarised data next to the dictionaries, is the validation set compared too, whatever the training task?"""
     needs(engine)
     source = Dictionary.load(str(corpus / "dict.a.txt"))
     state, path = state_of(source, source), tmp_path / "model.pt"
@@ -268,12 +268,12 @@ def test_real_sentences_are_checked_too(corpus, tmp_path, engine):
         summary, _ = folder.export(Checkpoint(state, path), engine, tmp_path / f"out-{data.name}", Assets(path, data))
         counted.append(int(summary.split("log-probabilities of ")[1].split()[0]))
     valid = sum(len(line.split()) + 1 for line in (corpus.parent / "valid.b").read_text().splitlines())
-    # transformers are compared twice, with padding on either side
+    # transformers models are compared twice, with padding on either side
     assert counted[0] - counted[1] == valid * (2 if engine == "huggingface" else 1)
 
 
 def test_quantised_differs_and_says_by_how_much(given, tmp_path):
-    """Is int8 smaller, and is its difference given next to float32's?"""
+    """Is an int8 export smaller, and is its difference reported next to float32's?"""
     needs("ctranslate2")
     it = given()
     for quantization in (None, "int8"):
@@ -288,7 +288,7 @@ def test_quantised_differs_and_says_by_how_much(given, tmp_path):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_wrong_export_is_refused(given, tmp_path, monkeypatch, engine):
-    """Is a folder that computes something else noticed, and is nothing left of it?"""
+    """Is an export that computes another function refused, and its folder deleted?"""
     needs(engine)
     it = given()
     module = ctranslate2 if engine == "ctranslate2" else huggingface
@@ -351,7 +351,7 @@ def test_other_architectures_are_refused(given, tmp_path):
 
 
 def test_dictionaries_and_text_must_be_the_models(given, tmp_path):
-    """Is a missing, wrong or broken file next to the model reported in one line?"""
+    """Is a missing, wrong or damaged file next to the model reported in one line?"""
     needs("ctranslate2")
     model = given()
     place, empty = model.path.parent, tmp_path / "empty"
@@ -375,7 +375,7 @@ def test_dictionaries_and_text_must_be_the_models(given, tmp_path):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_only_a_new_or_empty_folder_is_written(given, tmp_path, engine):
-    """And whoever may read the checkpoint may read all of it."""
+    """Is only a new or empty folder written, with the checkpoint's read permissions?"""
     needs(engine)
     model = given()
     empty, full, file = (tmp_path / name for name in ("empty", "full", "file"))
@@ -396,7 +396,7 @@ def test_only_a_new_or_empty_folder_is_written(given, tmp_path, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_full_disk_leaves_nothing(given, tmp_path, engine):
-    """Is a write that fails halfway one line, and no folder? (Weights are written by the engines' own code.)"""
+    """If a write fails halfway, is there one line and no folder? (The engines' own code writes the weights.)"""
     needs(engine)
     model = given()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -411,7 +411,9 @@ def test_a_full_disk_leaves_nothing(given, tmp_path, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_command_line(given, tmp_path, capfd, engine, monkeypatch):
-    """One line of result on stdout, notes on stderr; a refusal is one line and status 2; a missing package too."""
+    """Is the result one line on stdout, with notes on stderr, and a refusal or missing package one line with status
+    2?
+    """
     needs(engine)
     command = ["export", str(given().path), "--to", engine, "-o"]
     out = tmp_path / "out"
@@ -445,7 +447,7 @@ LINES = [
 
 
 class TextModel:
-    """A model whose dictionary and merges were learnt on lines, as the recipes learn them."""
+    """A model whose dictionary and merges were learned from lines, as in the recipes."""
 
     def __init__(self, folder, lines, text, merges=60, rare=1):
         from recipes.steps import bpe
@@ -473,21 +475,22 @@ class TextModel:
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
-    """Does AutoTokenizer number raw lines as text.json, codes and dictionary do, unknown units too, and join alike?"""
+    """Does AutoTokenizer give raw lines our numbers, unknown units included, and does it decode to our text?"""
     transformers = needs("huggingface")
     pytest.importorskip("sacremoses")
     pytest.importorskip("subword_nmt")
-    # One unit is left out of the dictionary, so that it is unknown.
+    # Drop one unit from the dictionary, so that it is unknown.
     it = TextModel(tmp_path / "text", LINES, Text("de", "en", lowercase, True, True, True), rare=20)
     summary, notes = folder.export(Checkpoint.read(it.path), "huggingface", tmp_path / "out")
     assert notes == [] and "FSMT with its tokenizer" in summary
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(tokenizer).__name__ == "FSMTTokenizer"
     for line, units in zip(LINES, it.units):
-        # transformers takes "</s>" and the like out of raw text before FSMTTokenizer sees it; no other text is special.
+        # transformers removes "</s>" and similar tokens from raw text before FSMTTokenizer sees it. No other text is
+        # special.
         assert tokenizer(line).input_ids == it.numbers(units), line
     assert any(it.words.unk() in it.numbers(units) for units in it.units)
-    # Back: what the dictionary holds of each line, through fairseq's numbers and through transformers'.
+    # Decode each line's known units, through fairseq's numbers and through transformers'.
     for units in it.units:
         numbers = it.numbers(units)
         known = " ".join(it.words[number] for number in numbers[:-1] if number > 3)
@@ -500,7 +503,7 @@ def test_tokenizer_gives_our_numbers_and_our_text(tmp_path, lowercase):
 
 
 def test_no_tokenizer_where_the_text_was_treated_otherwise(tmp_path, monkeypatch):
-    """Are its files left out, with the reason, if text.json differs, or what it does?"""
+    """Are the tokenizer's files left out, with a reason, if text.json's settings or their effect differ?"""
     needs("huggingface")
     pytest.importorskip("sacremoses")
     pytest.importorskip("subword_nmt")

@@ -1,4 +1,4 @@
-"""The fold: formulas, the same function in every configuration, stock files that stock fairseq loads, refusals."""
+"""The fold: its formulas, the same function in every configuration, files that stock fairseq loads, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TASK.update(dataset_impl=None, train_subset="train", required_seq_len_multiple=1
 
 
 def scramble(model, low=-3.0, high=3.0, seed=1):
-    """Give norms random weights, and trainable ω entries of either sign, log-uniform in 10^low .. 10^high."""
+    """Set random norm weights, and trainable ω of either sign, log-uniform in 10^low .. 10^high."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for stack in (model.encoder, model.decoder):
@@ -41,7 +41,7 @@ def scramble(model, low=-3.0, high=3.0, seed=1):
 
 
 def state_of(model, arch="transformer_admin", **options):
-    """A checkpoint as fairseq-train writes it, of a model built by `reference.build` with these options."""
+    """A checkpoint in fairseq-train's format, of a model that `reference.build` made with these options."""
     flat = {"_name": arch, "share_all_embeddings": True, "max_source_positions": 256, "max_target_positions": 256}
     flat.update(admin_init="reference", admin_profile_tokens=8192, admin_max_skipped_updates=100, update_freq=[1])
     return {
@@ -77,7 +77,7 @@ def test_fold_by_hand():
         f"{layer}.final_layer_norm.omega_init": torch.tensor([1.0, 1.0]),
         f"{layer}.final_layer_norm.omega_delta": torch.tensor([3.0, -3.0]),  # ω = (4, -2)
         provenance.KEY: torch.zeros(256),
-        "encoder.embed_positions._float_tensor": torch.zeros(1),  # fairseq 0.12.2 writes it, no fairseq asks for it
+        "encoder.embed_positions._float_tensor": torch.zeros(1),  # fairseq 0.12.2 writes it, no version reads it
     }
     before = copy.deepcopy(state)
     folded = {
@@ -97,7 +97,7 @@ def test_fold_by_hand():
 
 
 def test_only_the_readers_of_the_shortcut_change():
-    """Coverage: which entries of a whole model the fold touches, and that names and shapes are stock fairseq's."""
+    """Coverage: the fold changes only the readers of the shortcut. Names and shapes are stock fairseq's."""
     state = tiny()
     folded = fold.fold_weights(Checkpoint(state))
     stock = reference.build("transformer", **reference.TINY).state_dict()
@@ -122,7 +122,7 @@ def test_only_the_readers_of_the_shortcut_change():
 
 
 def apart(state, tmp_path, **options):
-    """Fold, write, read, compare: the largest difference of log-probabilities."""
+    """Fold, write, read and compare. Returns the largest difference of log-probabilities."""
     unfolded = Checkpoint(state)
     fold.fold_checkpoint(unfolded, **options).write(tmp_path / "folded.pt")
     folded = Checkpoint.read(tmp_path / "folded.pt")
@@ -154,23 +154,25 @@ CONFIGURATIONS = st.fixed_dictionaries(
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(configuration=CONFIGURATIONS, seed=st.integers(1, 1000), low=st.sampled_from([-3.0, 0.0]))
 def test_the_fold_is_the_same_function(tmp_path_factory, configuration, seed, low):
-    """Every option that may be folded, ω over six orders of magnitude, either sign; saved in half precision too."""
+    """Any foldable options, ω over six orders of magnitude with either sign, and weights saved in half precision."""
     options = dict(configuration)
     tied, half = options.pop("tied"), options.pop("half")
     learned = options["encoder_learned_pos"] or options["decoder_learned_pos"]
     unscaled = options["no_scale_embedding"] and learned and not options["layernorm_embedding"]
-    assume(not (unscaled and options["admin_init"] in ("log", "constant")))  # its own test, below
+    assume(not (unscaled and options["admin_init"] in ("log", "constant")))  # the next test covers this
     options["share_all_embeddings"] = tied == "all"
     options["share_decoder_input_output_embed"] = tied == "decoder"
     state = tiny(seed, low, **options)
-    if half:  # what --fp16 saves: the function is that of the rounded weights
+    if half:  # as --fp16 saves it: compare with the rounded weights
         state["model"] = {key: tensor.half() for key, tensor in state["model"].items()}
-    # The issue's bound; float32 itself rounds either model's log-probabilities by 1e-6 to 4e-6.
+    # The promised bound. float32 alone rounds each model's log-probabilities by 1e-6 to 4e-6.
     assert apart(state, tmp_path_factory.mktemp("fold")) <= 1e-4
 
 
 def test_a_constant_on_a_tiny_embedding_is_not_exact_and_told(tmp_path, capsys):
-    """Var[x_0] is 1/64 with unscaled embeddings and learned positions: LayerNorm's eps does not fold, and shows."""
+    """Unscaled embeddings with learned positions have Var[x_0] = 1/64. LayerNorm's eps, which cannot fold, then
+    matters.
+    """
     shallow = {"encoder_layers": 1, "decoder_layers": 1, "admin_init": "constant", "no_scale_embedding": True}
     state = tiny(**shallow, encoder_learned_pos=True, decoder_learned_pos=True)
     assert 1e-4 < apart(state, tmp_path) < 1e-2
@@ -198,7 +200,7 @@ def test_the_fold_of_deep_models(tmp_path, encoder, decoder, low):
 
 
 def test_the_file_is_plain_and_its_options_are_attributes(tmp_path):
-    """Loads with no class allowed, in a process without the plugin; nothing of Admin is left except a note."""
+    """The file loads with weights_only, without the plugin. Only a note in it mentions Admin."""
     state = tiny()
     fold.fold_checkpoint(Checkpoint(state)).write(tmp_path / "folded.pt")
     program = """
@@ -215,8 +217,9 @@ model = state["model"]
 assert model["encoder.embed_tokens.weight"].data_ptr() == model["decoder.output_projection.weight"].data_ptr()
 assert {tensor.dtype for tensor in model.values()} == {torch.float32}
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "folded.pt")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", program, str(tmp_path / "folded.pt")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_pretrained_embeddings_and_pruning_are_not_asked_for_again(tmp_path):
@@ -228,7 +231,7 @@ def test_pretrained_embeddings_and_pruning_are_not_asked_for_again(tmp_path):
 
 
 def scheme(name, **options):
-    """A checkpoint of another scheme, no parameter left at 0 or 1."""
+    """A checkpoint of another scheme. No parameter keeps its initial 0 or 1."""
     sizes = {**reference.TINY, "encoder_layers": 3, "admin_scheme": name, **options}
     model = reference.build("transformer_admin", **sizes)
     generator = torch.Generator().manual_seed(1)
@@ -258,10 +261,12 @@ def test_other_schemes_that_stock_fairseq_can_compute(tmp_path, name, options):
 
 
 def test_sizes_of_a_preset_alone(tmp_path):
-    """hydra stores `_name: transformer_admin_18l` and no sizes; a stock model knows no such preset."""
+    """hydra stores only a preset's name, such as transformer_admin_18l. Stock fairseq lacks it, so the fold stores
+    sizes.
+    """
     state = tiny(share_decoder_input_output_embed=False)
-    given = ("_name", "admin_init", "update_freq", "admin_profile_tokens", "admin_max_skipped_updates")
-    state["cfg"]["model"] = {name: state["cfg"]["model"][name] for name in given}
+    names = ("_name", "admin_init", "update_freq", "admin_profile_tokens", "admin_max_skipped_updates")
+    state["cfg"]["model"] = {name: state["cfg"]["model"][name] for name in names}
     state["cfg"]["model"].update(_name="transformer_admin_tiny", share_all_embeddings=True, encoder_layers=None)
     args = fold.fold_checkpoint(Checkpoint(state)).state["args"]
     assert (args.encoder_embed_dim, args.decoder_ffn_embed_dim, args.decoder_attention_heads) == (64, 128, 4)
@@ -295,7 +300,7 @@ FIRST = {"a vector": torch.linspace(0.5, 2, 64), "negative": torch.full((64,), -
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("first", FIRST)
 def test_a_first_omega_that_is_a_vector_is_folded_into_the_embedding(tmp_path, first, learned):
-    """As of a model pruned of its layer 0. Words and positions are multiplied, so the embeddings are tied no more."""
+    """A model without layer 0 has such a first ω. The fold scales words and positions, so embeddings become untied."""
     state = tiny(encoder_learned_pos=learned, share_all_embeddings=True)
     for stack in ("encoder", "decoder"):
         state["model"][f"{stack}.layers.0.self_attn_layer_norm.omega_init"].copy_(FIRST[first])
@@ -359,7 +364,7 @@ def test_command(unfolded, capsys):
 
 
 def test_what_is_compared_is_what_was_written(unfolded, capsys, monkeypatch):
-    """The folded model in memory is right; the file has one other weight, and does not stay."""
+    """The written file is compared, not the model in memory. If its weights differ, the file is deleted."""
     save, norm = torch.save, "decoder.layers.1.final_layer_norm.weight"
 
     def changed(state, path):

@@ -29,7 +29,7 @@ def rows(table: Path, **where: str):
 
 @pytest.fixture(scope="module", params=[case for case in omega.CASES if "padded" not in case])
 def case(request):
-    """Their ω by the name of the norm, and our model with the same weights, given by a formula; no dropout."""
+    """Their ω by the norm's name, and our model with the same weights, which a formula sets. Without dropout."""
     theirs = {row["norm"]: float(row["omega"]) for row in rows(omega.TABLE, case=request.param)}
     off = {"dropout": 0.0, "attention_dropout": 0.0}
     model = reference.build("transformer_admin", words=clinic.WORDS, **off, **omega.sizes(request.param))
@@ -43,14 +43,14 @@ def case(request):
 def test_same_weights_and_batch_give_the_same_omega(case):
     theirs, model = case
     ours = measure(model, *omega.batch(), "reference").tolist()
-    # Two float32 computations in other orders of summation: off by up to 4e-7 when this was written. Their variances
-    # are thus population variances: sample variances of 16 · 13 · 64 numbers are 7.5e-5 larger, and ω 3.8e-5.
+    # Two float32 computations sum in different orders; the difference was up to 4e-7 when this was written. So their
+    # variances are population variances: sample variances of 16 · 13 · 64 numbers are 7.5e-5 larger, and ω 3.8e-5.
     assert ours == pytest.approx(list(theirs.values()), rel=2e-6)
 
 
 @pytest.mark.parametrize("case", ["6L-2L", "2L-3L padded"], indirect=True)
 def test_same_by_the_layers_written_out(case, request):
-    """With padding counted, as they do and our profile does not."""
+    """With padding counted, as in their code but not in our profile, plain layers give their ω."""
     theirs, model = case
     src, prev = omega.batch("padded" in request.node.callspec.params["case"])
     encoder, decoder = reference.profile_by_hand(model, src, prev, "reference", padding_counted=True)
@@ -66,7 +66,9 @@ def test_their_order_of_sublayers_is_ours(case):
 
 @pytest.mark.parametrize("case", omega.DROPOUTS)
 def test_fresh_model_has_their_omega_in_law(case):
-    """With their initial weights and dropout: ours are drawn differently, so only means over draws can be compared."""
+    """Fresh models have their mean ω, with their initial law and dropout. Draws differ, so only means can be
+    compared.
+    """
     dropout, within = omega.DROPOUTS[case]
     rates = {"dropout": dropout, "attention_dropout": within, "activation_dropout": within}
     ours = []
@@ -75,7 +77,7 @@ def test_fresh_model_has_their_omega_in_law(case):
         ours.append(measure(model, *omega.batch(), "reference"))
     theirs = rows(omega.FRESH_TABLE, case=case)
     for mean, row in zip(torch.stack(ours).double().mean(0).tolist(), theirs):
-        # Four standard errors of the difference of two means.
+        # Four standard errors of the difference between the two means.
         error = float(row["std"]) * math.sqrt(1 / len(ours) + 1 / omega.SEEDS)
         assert abs(mean - float(row["mean"])) <= 4 * error, row["norm"]
     assert len(theirs) == len(ours[0])
@@ -83,7 +85,9 @@ def test_fresh_model_has_their_omega_in_law(case):
 
 @pytest.mark.parametrize("method", laws.METHODS)
 def test_fresh_parameters_have_their_law(method):
-    """With --admin-ffn-init xavier, which is how feed-forward weights start in the authors' code, in every method."""
+    """Fresh parameters have their law, with --admin-ffn-init xavier: their code starts feed-forward weights that
+    way.
+    """
     ours = {}
     given = {"words": clinic.WORDS, "admin_scheme": method, "admin_ffn_init": "xavier", **laws.SIZES}
     for seed in range(10):
@@ -96,7 +100,7 @@ def test_fresh_parameters_have_their_law(method):
             continue
         values, mean, std = torch.stack(ours[row["kind"]]), float(row["mean"]), float(row["std"])
         assert "x".join(map(str, values.shape[1:])) == row["shape"], row
-        # Six standard errors, and their own over 100 seeds; looks-linear's halves repeat each other.
+        # Six standard errors, plus theirs over 100 seeds. Looks-linear's halves repeat each other.
         error = 6.6 * std / math.sqrt(values.numel() / 2)
         assert abs(values.mean().item() - mean) <= error, row
         assert abs(values.std(correction=0).item() - std) <= error / math.sqrt(2), row
@@ -111,7 +115,7 @@ def theirs(scheme: str, what: str):
 
 
 def fresh(scheme: str, seed: int) -> dict[str, torch.Tensor]:
-    """The parameters of one of our models; of DT-Fixup, which is for an encoder alone, that encoder's."""
+    """The parameters of one of our models. DT-Fixup is for encoders only, so they are the encoder's."""
     method = "post-ln" if scheme == "dt-fixup" else scheme
     model = reference.build("transformer_admin", words=clinic.WORDS, seed=seed, admin_scheme=method, **rivals.SIZES)
     if scheme == "dt-fixup":
@@ -126,17 +130,17 @@ def test_same_weights_and_batch_give_their_logits(scheme):
     model = reference.build("transformer_admin", words=clinic.WORDS, admin_scheme=scheme, **off, **rivals.SIZES)
     by_clinic = json.loads(laws.LOGITS.read_text())
     expected = torch.tensor(by_clinic[scheme] if scheme in by_clinic else theirs(scheme, "logits"))
-    # Single precision, summed in another order.
+    # Single precision, and another order of summation.
     torch.testing.assert_close(rivals.logits(model), expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("scheme", ["admin", *laws.FUNCTIONS, "residual", "t-fixup-code", "b2t-code"])
 @pytest.mark.parametrize("fast", ["off", "on"])
 def test_same_weights_and_batch_give_their_gradients(scheme: str, fast: str) -> None:
-    """Layer by layer, norm and projection; ω's too."""
+    """Gradients match theirs in norm and projection, layer by layer, ω's too."""
     off = {"dropout": 0.0, "attention_dropout": 0.0, "admin_fast": fast}
     model = reference.build("transformer_admin", words=clinic.WORDS, admin_scheme=scheme, **off, **rivals.SIZES)
-    rivals.logits(model)  # which gives every parameter its value, and profiles
+    rivals.logits(model)  # sets every parameter, and profiles
     for norm in shortcut_norms(model.encoder) + shortcut_norms(model.decoder) if scheme == "admin" else ():
         norm.set_omega(1.0)
     by_clinic = json.loads(laws.GRADIENTS.read_text())
@@ -144,7 +148,7 @@ def test_same_weights_and_batch_give_their_gradients(scheme: str, fast: str) -> 
     ours = rivals.gradients(model)
     assert ours.keys() == expected.keys()
     for layer, (norm, projection) in expected.items():
-        # Double precision, but for softmax, which is single in both.
+        # Double precision, except the softmax, which is single in both.
         assert ours[layer] == pytest.approx([norm, projection], rel=0, abs=1e-5 * norm), layer
 
 
@@ -159,13 +163,13 @@ def test_every_weight_of_every_layer_has_their_law(scheme):
     for name, (shape, mean, std, law) in expected.items():
         values = torch.stack([model[name] for model in models])
         if scheme == "fixup" and "encoder_attn" in name:
-            # Their L is 12 there; ours is 14, the 4 x 2 + 2 x 3 branches, as in the paper.
+            # Their L is 12; ours is 14 = 4 x 2 + 2 x 3 branches, as in the paper.
             std *= (14 / 12) ** (-1 / 6)
         if scheme == "dt-fixup":
             assert law == "normal", name
-            law = "uniform"  # ours, of the same deviation
+            law = "uniform"  # ours is uniform, with the same deviation
         assert list(values.shape[1:]) == shape, name
-        # Six standard errors, and their own over 20 seeds.
+        # Six standard errors, plus theirs over 20 seeds.
         error = 6 * math.sqrt(1.5) * std / math.sqrt(values.numel())
         assert abs(values.mean().item() - mean) <= error, name
         assert abs(values.std(correction=0).item() - std) <= error / math.sqrt(2), name
@@ -179,7 +183,7 @@ def test_deepnorm_has_their_scales():
         given = depths if "with" in stack else [depth * (i == side) for i, depth in enumerate(depths)]
         assert deepnorm_scales(*given)[side] == pytest.approx(shortcut, rel=1e-12), stack
         by_kind = {kind: float(gain) for gain, kinds in gains.items() for kind in kinds}
-        # Where the paper multiplies by 0.87, 1 / 1.15, their code divides by it: 1.15.
+        # The paper multiplies by 0.87 = 1 / 1.15; their code divides by 0.87, so it multiplies by 1.15.
         gain = initial_weights.deepnorm_gains(*given)[side] * (1.15 / 0.87 if stack.startswith("encoder, with") else 1)
         scaled = dict.fromkeys(("v_proj", "out_proj", "fc1", "fc2"), pytest.approx(gain, rel=1e-4))
         assert by_kind == {"q_proj": 1.0, "k_proj": 1.0, **scaled}, stack

@@ -1,4 +1,4 @@
-"""Models pruned when they are loaded (LayerDrop's use): any layers stay, with the omega that they had learned."""
+"""Models pruned on loading, as for LayerDrop: any layers may stay, and they keep their learned omega."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MODELS = {
 
 
 def without(model: nn.Module, side: str, keep: list[int]) -> nn.Module:
-    """The model with other layers taken out by hand: what its pruned twin must compute."""
+    """The model with the other layers removed by hand. The pruned model must compute the same."""
     stack = stacks_of(model)[side]
     stack.layers = nn.ModuleList(stack.layers[i] for i in keep)
     return model
@@ -58,7 +58,7 @@ CASES = [
 
 @pytest.mark.parametrize("arch, side, keep", CASES)
 def test_what_is_kept_computes_what_it_did(arch: str, side: str, keep: str) -> None:
-    """One stack is pruned of its first layer: same logits, bit for bit, as with that layer taken out."""
+    """A stack pruned of its first layer gives the same logits, bit for bit, as with that layer removed by hand."""
     build, logits = MODELS[arch]
     whole = reference.scattered(build(admin_init="log"))
     state = {key: tensor.clone() for key, tensor in whole.state_dict().items()}
@@ -74,7 +74,7 @@ def test_what_is_kept_computes_what_it_did(arch: str, side: str, keep: str) -> N
 
 
 def test_pruned_weights_load_again() -> None:
-    """With the options that pruned them, and with the depth that is left."""
+    """Pruned weights load with the options that pruned them, and with the remaining depth."""
     state = translation().state_dict()
     once = translation(seed=2, decoder_layers_to_keep="1")
     once.load_state_dict(dict(state))
@@ -106,7 +106,7 @@ PRUNED = ["--decoder-layers-to-keep", 1]
 
 @pytest.fixture(scope="module")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """checkpoint_last.pt of ten updates of two layers a stack."""
+    """checkpoint_last.pt of a run of ten updates, with two layers per stack."""
     return trained_in(tmp_path_factory.mktemp("whole"), corpus)
 
 
@@ -120,7 +120,7 @@ def weights(path: Path) -> dict[str, Tensor]:
 
 
 def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Is a fine-tuned pruned model one of its smaller depth, which the same command resumes and fold takes?"""
+    """Does a fine-tuned pruned model have its smaller depth, resume with the same command, and fold?"""
     finetune = [*PRUNED, "--finetune-from-model", trained]
     tuned = trained_in(tmp_path / "tuned", corpus, *finetune)
     state = files.read(tuned)
@@ -137,7 +137,7 @@ def test_training_on(corpus: Path, trained: Path, tmp_path: Path, capsys: pytest
 
 
 def test_optimizer_state_of_the_whole_model(corpus: Path, trained: Path, tmp_path: Path) -> None:
-    """Is it refused in one line, and dropped if the user says so?"""
+    """Is the whole model's optimizer state refused in one line, and dropped with --reset-optimizer?"""
     given = [*PRUNED, "--restore-file", trained, "--disable-validation", "--max-update", 12]
     done = train(corpus, tmp_path, *given, status=2)
     last = done.output.splitlines()[-1]

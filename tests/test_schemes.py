@@ -1,6 +1,6 @@
-"""Does every scheme compute what its paper says, from the weights its paper says, in every kind of model?
+"""Every scheme computes its paper's formulas from its paper's initial weights, in every kind of model.
 
-What computes is one of a few mechanisms, so those are tried in every kind of model, and every scheme once.
+Schemes share a few mechanisms. Each mechanism is tested in every kind of model, and each scheme once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fairseq_admin.method.schemes import MODEL_SCHEMES, SCHEMES, attentions_of, 
 
 GOLDEN = Path(__file__).parent / "golden" / "schemes.tsv"
 MECHANISMS = ("admin", "pre-ln", "deepnorm", "rezero", "fixup", "b2t", "residual", "keel", "peri-ln")
-"""ω, fairseq's own, a constant and weights, a trained number without norms, biases for norms, and so on."""
+"""One scheme per mechanism: ω; stock; a constant and weights; a trained scalar without norms; scalar biases; ..."""
 TRANSLATION = KINDS["translation"]
 IN_EVERY_KIND = [
     pytest.param(kind, scheme, id=f"{name}-{scheme}") for name, kind in KINDS.items() for scheme in MECHANISMS
@@ -43,7 +43,7 @@ IN_ALL = [
 @pytest.mark.parametrize(
     ("constants", "depths", "expected"),
     [
-        # 6^4 * 6 = 7776, its 16th root 1.750541; 0.81 * that, 0.87 / that; 4th roots of 18 and of 72.
+        # 6^4 * 6 = 7776, 16th root r = 1.750541; 0.81 r and 0.87 / r; 4th roots of 18 and of 72.
         (deepnorm_scales, (6, 6), (1.417938, 2.059767)),
         (deepnorm_gains, (6, 6), (0.496989, 0.343295)),
         # 60^4 * 12 = 155520000, its 16th root 3.250773; 4th roots of 36 (sqrt 6) and of 144 (sqrt 12).
@@ -65,7 +65,7 @@ def test_constants_of_the_papers(constants, depths, expected):
 
 
 def sublayers(scheme: str, sides: set[str]) -> dict[str, reference.Sublayer]:
-    """A scheme's sub-layer in each stack, of 3 layers in the encoder and 2 in the decoder, or of 3 alone."""
+    """A scheme's sub-layer for each stack: 3 encoder and 2 decoder layers, or one stack of 3 layers."""
     both = len(sides) == 2
     post, none = reference.post_ln(), reference.no_ln
     encoder, decoder = {
@@ -86,12 +86,12 @@ def sublayers(scheme: str, sides: set[str]) -> dict[str, reference.Sublayer]:
 
 @pytest.mark.parametrize(("kind", "scheme"), IN_ALL)
 def test_the_layers_written_out(kind, scheme):
-    """Logits and every gradient, of padded sentences, in double precision."""
+    """Logits and all gradients match the layers written out, on padded sentences, in double precision."""
     options = {"admin_init": "log"} if scheme == "admin" else {}
     model = reference.scattered(kind.build(admin_scheme=scheme, **STILL, **options).double())
     words = kind.batch()
     real = list(words.values())[-1].ne(PAD)
-    # DeepNorm's a is stored in single precision; Fixup's own attention may tip a rounding of fairseq's softmax there.
+    # DeepNorm's a is stored in single precision. Fixup's attention may round fairseq's float32 softmax differently.
     tolerance = 1e-5 if scheme in ("deepnorm", "fixup") else 1e-10
     results = []
     for compute in (logits, lambda *a: reference.by_hand(*a, sublayers(scheme, words.keys()))):
@@ -119,7 +119,7 @@ def golden():
 
 
 def drawn(kind, seeds=10, **options) -> dict[str, torch.Tensor]:
-    """Every parameter over several seeds, which come first in its shape."""
+    """Every parameter's values over several seeds, stacked along the first dimension."""
     models = [dict(kind.build(seed=100 + seed, **options).named_parameters()) for seed in range(seeds)]
     return {name: torch.stack([model[name].detach().double() for model in models]) for name in models[0]}
 
@@ -134,11 +134,11 @@ def test_every_parameter_has_its_name_shape_and_initial_law(scheme):
         if law == "constant":
             assert torch.all(values == mean), name
             continue
-        # Six standard errors, and the golden table's own: where it was sampled, over 100 seeds, a third of ours.
-        n = values.numel() / (2 if scheme == "looklinear" and ".fc" in name else 1)  # one half repeats the other
+        # Six standard errors, plus the golden table's own error: if it was sampled (100 seeds), a third of ours.
+        n = values.numel() / (2 if scheme == "looklinear" and ".fc" in name else 1)  # two equal halves
         assert abs(values.mean().item() - mean) < 6 * 1.1 * std / math.sqrt(n), name
         assert values.std(correction=0).item() == pytest.approx(std, rel=6 * 1.25 / math.sqrt(2 * n)), name
-        # Uniform values end at sqrt(3) standard deviations; of 320 normal ones some are beyond two.
+        # Uniform values stay within sqrt(3) standard deviations; of 320 normal values, some exceed two.
         assert (values.abs().max().item() < 2 * std) == (law == "uniform"), name
 
 
@@ -148,7 +148,7 @@ ALONE = {
     # (8 · 3)^(-1/4) and (9 · 3)^(-1/4)
     "deepnorm": {"q_proj": 1.0, "k_proj": 1.0, **dict.fromkeys(("v_proj", "out_proj", "fc1", "fc2"), 24**-0.25)},
     "t-fixup": {"q_proj": 1.0, "k_proj": 1.0, **dict.fromkeys(("v_proj", "out_proj", "fc1", "fc2"), 27**-0.25)},
-    # 6 branches, of 4 linear layers and of 2; fairseq's own gain of queries, keys and values.
+    # 6 branches of 4 or 2 linear layers; fairseq's own gain for queries, keys and values
     "fixup": {
         **dict.fromkeys(("q_proj", "k_proj", "v_proj"), 2**-0.5 * 6 ** (-1 / 6)),
         **{"out_proj": 0.0, "fc1": 6 ** (-1 / 2), "fc2": 0.0},
@@ -156,13 +156,13 @@ ALONE = {
     "looklinear": FFN,
     "pre-ln": {},
 }
-"""Xavier's gain of the matrices of a layer that a scheme draws, in a stack of 3 layers alone."""
+"""Xavier gain of the matrices that a scheme draws, in a model of one stack of 3 layers."""
 
 
 @pytest.mark.parametrize("scheme", ALONE)
 @pytest.mark.parametrize("name", ["language", "masked"])
 def test_initial_law_of_one_stack(name, scheme):
-    """The rest, and b2t-code's before they are scaled, follow fairseq's law: RoBERTa's N(0, 0.02²) with zero biases."""
+    """Other matrices, and b2t-code's before scaling, follow fairseq's law: RoBERTa's N(0, 0.02²) with zero biases."""
     kind = KINDS[name]
     if (name, scheme) == ("masked", "t-fixup"):
         pytest.skip("refused: its paper has no gain for an encoder alone")
@@ -175,7 +175,8 @@ def test_initial_law_of_one_stack(name, scheme):
                 std = gain * math.sqrt(2 / sum(values.shape[1:]))
             elif gain is not None and part in FFN:
                 std = 0.0
-            # A deviation of n normal values is off by 1/sqrt(2 n), and stock's too; looks-linear repeats one half.
+            # The deviation of n normal values has error 1/sqrt(2 n), and so has stock's. Looks-linear repeats half its
+            # values.
             assert values.std(correction=0).item() == pytest.approx(std, rel=6 / math.sqrt(values.numel())), key
             checked += 1
     assert checked == 3 * (6 if scheme == "fixup" else 12)
@@ -187,7 +188,7 @@ def test_initial_law_of_one_stack(name, scheme):
     [("translation", "admin"), ("translation", "residual"), ("masked", "post-ln"), ("masked", "b2t-code")],
 )
 def test_feed_forward_weights_by_option(name, scheme, law):
-    """Xavier's or fairseq's law by --admin-ffn-init, whatever the scheme's own."""
+    """--admin-ffn-init selects Xavier's or fairseq's law, whatever the scheme's default."""
     kind = KINDS[name]
     stock, checked = drawn(kind._replace(build=kind.stock)), 0
     for key, values in drawn(kind, admin_scheme=scheme, admin_ffn_init=law).items():
@@ -204,20 +205,22 @@ def test_feed_forward_weights_by_option(name, scheme, law):
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_looklinear_starts_linear(activation):
-    """f(x) = V W x with the first halves: [V, -V] relu([W, -W] x)."""
+    """A looks-linear branch starts linear: [V, -V] relu([W, -W] x) = V W x, where V and W are the first halves."""
     model = TRANSLATION.build(admin_scheme="looklinear", activation_fn=activation, decoder_ffn_embed_dim=48).double()
     x = torch.randn(5, 2, 32, dtype=torch.float64)
     for layer in (*model.encoder.layers, *model.decoder.layers):
         half = layer.fc1.out_features // 2
         output = layer.fc2(layer.activation_fn(layer.fc1(x)))
         expected = x @ layer.fc1.weight[:half].t() @ layer.fc2.weight[:, :half].t()
-        # fairseq's gelu computes in single precision.
+        # fairseq's gelu computes in float32.
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-12 if activation == "relu" else 1e-6)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_t_fixup_scales_every_embedding_once(tied):
-    """Apart or tied: N(0, 1/C) times (9M)^(-1/4), 18^(-1/4) = 0.4855; padding is 0; not an untied output."""
+    """Tied or not, embeddings are N(0, 1/C) times (9M)^(-1/4) = 18^(-1/4) = 0.4855, padding 0; untied outputs are
+    not.
+    """
     parameters = drawn(TRANSLATION, 5, admin_scheme="t-fixup", share_all_embeddings=tied)
     for key in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"):
         factor = 1.0 if "output" in key else 0.4855
@@ -260,13 +263,15 @@ STOCK = [
     ("name", "scheme", "options"), STOCK, ids=lambda it: it if isinstance(it, str) else "-".join(it) or "plain"
 )
 def test_stock_schemes_are_stock(name, scheme, options):
-    """From the same seed: the same keys, weights, logits, gradients and trained weights, bit for bit."""
+    """Stock schemes have stock keys, weights, logits, gradients and trained weights, bit for bit, from the same
+    seed.
+    """
     kind = KINDS[name]
     given = dict(options)
     ours = kind.build(admin_scheme=scheme, **given)
     given.pop("admin_ffn_init", None)
     if (name, scheme) == ("masked", "pre-ln"):
-        given["layernorm_embedding"] = False  # as fairseq's roberta_prenorm
+        given["layernorm_embedding"] = False  # as in fairseq's roberta_prenorm
     stock = kind.stock(**dict.fromkeys(kind.parts[scheme], True), **given)
     assert [key for key, _ in ours.named_parameters()] == [key for key, _ in stock.named_parameters()]
     assert_equal(ours.state_dict(), stock.state_dict())
@@ -289,7 +294,7 @@ def test_admin_differs_from_stock_by_omega_only(kind):
 
 @pytest.mark.parametrize(("kind", "scheme"), [case for case in IN_EVERY_KIND if "masked" not in case.id])
 def test_training_forward_is_generation_forward(kind, scheme):
-    """Word by word with the cache of keys and values, as fairseq-generate does; sources are padded."""
+    """Generation word by word, with cached keys and values and padded sources, matches the training forward."""
     model, words = reference.scattered(kind.build(admin_scheme=scheme, **STILL)), kind.batch()
     words["decoder"] = kind.batch(padded=False)["decoder"]
     training, state, steps = logits(model, words), {}, []
@@ -298,13 +303,13 @@ def test_training_forward_is_generation_forward(kind, scheme):
         encoder_out = model.encoder(words["encoder"]) if "encoder" in words else None
         for t in range(1, words["decoder"].size(1) + 1):
             steps.append(model.decoder(words["decoder"][:, :t], encoder_out, incremental_state=state)[0])
-    # The matrix products have other shapes, so they may sum in another order: a few roundings of 6e-8 a layer.
+    # Matrix products of other shapes may sum in another order: a few roundings of 6e-8 per layer.
     torch.testing.assert_close(torch.cat(steps, 1), training, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(("kind", "scheme"), IN_EVERY_KIND)
 def test_activations_computed_again_change_nothing(kind, scheme):
-    """Bit for bit, also where they are kept on the CPU; with layerdrop and a norm of the embedding as well."""
+    """Recomputed activations change nothing, bit for bit: offloaded or not, with layerdrop and an embedding norm."""
     options = {"admin_scheme": scheme, "encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5, "layernorm_embedding": True}
     how = "offload_activations" if kind is TRANSLATION else "checkpoint_activations"
     plain, recomputed = (trained(kind.build(**options, **{how: value}), kind.batch()) for value in (False, True))
@@ -314,7 +319,7 @@ def test_activations_computed_again_change_nothing(kind, scheme):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_activations_are_computed_again_in_the_types_of_the_forward(kind):
-    """Under --amp the backward is not under autocast, where fairseq's own wrapper computes in float32."""
+    """Activations are recomputed in the forward's types. Under --amp, fairseq's own wrapper recomputes in float32."""
     gradients = []
     for checkpointed in (False, True):
         model = kind.build(admin_scheme="post-ln", checkpoint_activations=checkpointed)
@@ -328,7 +333,7 @@ def test_activations_are_computed_again_in_the_types_of_the_forward(kind):
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
 def test_no_layer_keeps_more_than_its_input(kind, option):
-    """A layer's forward runs again in the backward."""
+    """No layer keeps more than its input: the backward runs each layer's forward again."""
     calls = []
     model, words = kind.build(admin_scheme="post-ln", **{option: True}), kind.batch()
     for stack in stacks_of(model).values():
@@ -341,7 +346,7 @@ def test_no_layer_keeps_more_than_its_input(kind, option):
 
 @pytest.mark.parametrize("scheme", ["b2t", "residual"])
 def test_a_model_is_copied_after_activations_were_computed_again(scheme):
-    """As fairseq does for --store-ema; a tensor that a layer still had could not be."""
+    """A model can be copied after a recomputing backward, as --store-ema needs: no layer still holds an activation."""
     model = KINDS["translation"].build(admin_scheme=scheme, checkpoint_activations=True)
     logits(model, KINDS["translation"].batch()).sum().backward()
     copy.deepcopy(model)
@@ -354,7 +359,7 @@ def test_fixup_with_embeddings_of_another_kind():
 @pytest.mark.parametrize(("kind", "scheme"), IN_EVERY_KIND)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(kind, scheme, dtype):
-    """The model in half precision and under autocast, against float32; no branch leaves autocast's type."""
+    """Half precision and autocast match float32, and under autocast every branch has autocast's type."""
     model = reference.scattered(kind.build(admin_scheme=scheme, **STILL))
     words = kind.batch()
     expected = logits(model, words)
@@ -369,7 +374,7 @@ def test_half_precision(kind, scheme, dtype):
     assert set(dtypes) == {dtype}
     outputs.append(logits(model.to(dtype), words))
     assert outputs[1].dtype == dtype
-    # float16 keeps 11 bits and bfloat16 8, over some twenty sums.
+    # float16 keeps 11 bits and bfloat16 8; rounding adds up over about twenty sums.
     share = 0.02 if dtype == torch.float16 else 0.1
     for output in outputs:
         assert (output.float() - expected).abs().max() < share * expected.abs().max()
@@ -378,7 +383,7 @@ def test_half_precision(kind, scheme, dtype):
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 DRAWN = ("looklinear", "ds-init", "ds-init-code")
-"""Post-LN with other initial weights: nothing in a checkpoint tells."""
+"""Post-LN with other initial weights. A checkpoint's keys do not show which."""
 
 
 @pytest.mark.parametrize("scheme", MODEL_SCHEMES)
@@ -420,7 +425,7 @@ def test_checkpoints_load_into_their_own_scheme_only(kind, saved, scheme, messag
 
 
 def test_scale_is_loaded_with_the_weights():
-    """DeepNorm's a is in the state dict, not trained, and a pruned model keeps the one that it was trained with."""
+    """DeepNorm's a is in the state dict and not trained. A pruned model keeps the a that it was trained with."""
     saved = TRANSLATION.build(admin_scheme="deepnorm", seed=3)
     pruned = TRANSLATION.build(admin_scheme="deepnorm", encoder_layers_to_keep="0,2")
     scale = 0.81 * 162 ** (1 / 16)
@@ -492,9 +497,9 @@ def test_refusals(name, options, message):
 # Whole runs ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["admin", "deepnorm", "rezero", "fixup", "residual"])  # of a state of their own
+@pytest.mark.parametrize("scheme", ["admin", "deepnorm", "rezero", "fixup", "residual"])  # with own state
 def test_train_resume_generate(scheme: str, corpus: Path, tmp_path: Path, run: Callable[..., Run]):
-    """Does a run resume from its checkpoint bit for bit, and does its model translate?"""
+    """A run resumes from its checkpoint bit for bit, and its model translates."""
     option = ["--admin-scheme", scheme]
     option += ["--disable-validation", "--save-interval-updates", 3, "--optimizer", "adam", "--max-update", 6]
     done = train(corpus, tmp_path / "whole", *option)
@@ -504,18 +509,18 @@ def test_train_resume_generate(scheme: str, corpus: Path, tmp_path: Path, run: C
     assert whole["optimizer_history"][-1]["num_updates"] == resumed["optimizer_history"][-1]["num_updates"] == 6
     assert_equal(whole["model"], resumed["model"])
     path = tmp_path / "whole" / "checkpoint_last.pt"
-    if scheme == "admin":  # as it was saved before there was a choice
+    if scheme == "admin":  # as saved before --admin-scheme existed
         del whole["cfg"]["model"]["admin_scheme"]
         Checkpoint(whole).write(path)
     given = ["--user-dir", "fairseq_admin", "--path", path, "--beam", 2, "--max-len-b", 5, "--cpu"]
-    # fairseq's main branch otherwise leaves out the sentences short of a batch of 8, and its worker outlives the test.
+    # Without these, fairseq's main branch skips sentences short of a batch of 8, and its worker outlives the test.
     given += ["--required-batch-size-multiple", 1, "--num-workers", 0]
     done = run("fairseq_cli.generate", corpus, *given)
     assert done.status == 0 and len(re.findall("^H-", done.output, re.M)) == 20, done.output[-4000:]
 
 
 def test_mismatch_on_the_command_line(corpus: Path, tmp_path: Path):
-    """Are both schemes and the option named in one line?"""
+    """A mismatch is one line that names both schemes and the option."""
     train(corpus, tmp_path, "--disable-validation", "--admin-scheme", "rezero", "--max-update", 1)
     done = train(corpus, tmp_path, "--admin-scheme", "deepnorm", "--max-update", 2, status=2)
     last = done.output.splitlines()[-1]
