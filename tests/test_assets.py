@@ -1,4 +1,4 @@
-"""What tells a model's languages and units, where fairseq-train was given neither: options, text.json, file names."""
+"""A model's languages and units, if fairseq-train's options lack them: from options, text.json or file names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def test_names_of_binarised_data(names: list[str], pair: tuple[str, str], tmp_pa
 
 
 def test_a_text_is_in_two_folders_and_either_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text's, and its `bin`; the data is where fairseq-preprocess wrote it, and without any where the user said."""
+    """A text's folder and its `bin` are one text. Data is where fairseq-preprocess wrote it, or else the given
+    folder.
+    """
     text, bin_ = tmp_path / "text", tmp_path / "text" / "bin"
     bin_.mkdir(parents=True)
     assert folders(text) == [text, bin_]
@@ -44,10 +46,10 @@ def test_a_text_is_in_two_folders_and_either_may_be_named(tmp_path: Path, monkey
 
 
 def test_who_tells_the_languages(tmp_path: Path) -> None:
-    """The user, the model, text.json and at last the data's names; those that are there must agree."""
+    """Languages come from the user, the model, text.json or the data's file names, in this order, and must agree."""
     (tmp_path / "train.de-en.de.idx").touch()
     model = tmp_path / "model.pt"
-    assert Assets(model).languages("fr", "it") == ("fr", "it")  # the data may be of several pairs
+    assert Assets(model).languages("fr", "it") == ("fr", "it")  # the data may have several language pairs
     assert Assets(model, languages=("de", None)).languages(None, "en") == ("de", "en")
     with pytest.raises(AdminError, match="model.pt is for fr-it and the command line for de-[?]. Give the model's own"):
         Assets(model, languages=("de", None)).languages("fr", "it")
@@ -66,7 +68,7 @@ def test_who_tells_the_languages(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("engine", ["fairseq", "ctranslate2"])
 def test_without_text_json_and_codes(pieces: bool, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """The README's sequence on one's own data: export needs the dictionaries, translating tokens the merges, if any."""
+    """Without text.json and codes, export needs the dictionaries, and translating tokens needs the merges, if any."""
     pytest.importorskip(engine, reason=f"{engine} is not installed")
     some = words(50)
     for number in range(10):
@@ -108,13 +110,13 @@ def test_without_text_json_and_codes(pieces: bool, engine: str, tmp_path: Path, 
 
 SETTINGS = {"source": "de", "target": "en", "lowercase": False, "normalise": True, "aggressive_dashes": True}
 FINGERPRINTS = {None: "c0b7b959c0102613", False: "2eea43321f31989e", True: "1ea10103ba3c84c5"}
-"""By text.json's `perl`, None where it is left out: what models of the first days noted of these settings."""
+"""Fingerprints of these settings that old models recorded, by text.json's `perl` (None: left out)."""
 
 
 @pytest.mark.parametrize("noted", FINGERPRINTS)
 @pytest.mark.parametrize("given", FINGERPRINTS)
 def test_perl_left_out_is_perl_false(noted: bool | None, given: bool | None, tmp_path: Path) -> None:
-    """Do files that mean the same count as the same, whichever a model was noted with?"""
+    """A text.json without `perl` counts as equal to one with `perl` false, whichever the model recorded."""
     settings = {**SETTINGS, "escape": True, **({} if given is None else {"perl": given})}
     (tmp_path / "text.json").write_text(json.dumps(settings, indent=1))
     assets = Assets(tmp_path / "model.pt")

@@ -1,4 +1,4 @@
-"""Does every long step say how far it is, on a terminal and in a log?"""
+"""Does every long step show its progress, on a terminal and in a log?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recipes.steps.common import write_lines
 
 
 class Clock:
-    """Time as the test wants it, in seconds."""
+    """A clock in seconds that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1e9
@@ -40,7 +40,7 @@ def clock(monkeypatch) -> Clock:
 
 
 def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left_at_the_recent_rate(clock, capsys):
-    """300 bytes were there; 500 more come at 50 a second, 50 at 1 a second, and then the last 150 would take 150 s."""
+    """300 bytes exist. 500 more arrive at 50 per second, then 50 at 1 per second, so the last 150 would take 150 s."""
     with bar.bar("get x", 1000, done=300) as shown:
         for rate, seconds in ((50, 10), (1, 50)):
             for _ in range(seconds):
@@ -72,7 +72,7 @@ with bar.bar("get x", 100) as shown:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=theirs, check=True, timeout=60)
     os.close(theirs)
     said = ""
-    with suppress(OSError):  # as which Linux tells that the other end was closed
+    with suppress(OSError):  # on Linux, reading fails when the other end is closed
         while more := os.read(ours, 1 << 16):
             said += more.decode()
     os.close(ours)

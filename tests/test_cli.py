@@ -1,4 +1,4 @@
-"""The command `fairseq-admin`: what it prints, where, and its exit status."""
+"""The command `fairseq-admin`: its output on stdout and stderr, and its exit status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ MOVED = "decoder.layers.1.encoder_attn_layer_norm.omega_delta"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: a run of four epochs, profiled once, half of an ω moved on by 0.5 an epoch; and others."""
+    """Working directory with a run of four epochs, whose half of one ω grows by 0.5 per epoch, and other
+    checkpoints.
+    """
     monkeypatch.chdir(tmp_path)
     model = reference.build("transformer_admin_tiny")
     torch.save({"model": model.state_dict()}, "not_profiled.pt")
@@ -46,7 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_omega(run: Path, capsys: pytest.CaptureFixture) -> None:
-    """Are the numbers those of the checkpoint?"""
+    """Does `omega` print the checkpoint's numbers?"""
     state = files.read(run / "checkpoint4.pt")["model"]
     assert cli.main(["omega", "checkpoint4.pt"]) == 0
     table, err = capsys.readouterr()
@@ -70,7 +72,7 @@ def test_omega_before_profiling(run: Path, capsys: pytest.CaptureFixture) -> Non
 @pytest.mark.parametrize(
     ("arguments", "names", "learned"),
     [
-        (". --last 2", "checkpoint3.pt, checkpoint4.pt", 1.75),  # the mean of 3 · 0.5 and 4 · 0.5
+        (". --last 2", "checkpoint3.pt, checkpoint4.pt", 1.75),  # mean of 3 · 0.5 and 4 · 0.5
         (". --last 2 --by updates", "checkpoint_1_10.pt, checkpoint_2_20.pt", 0.75),
         ("checkpoint4.pt checkpoint1.pt", "checkpoint4.pt, checkpoint1.pt", 1.25),
     ],
@@ -90,7 +92,7 @@ def test_average(arguments: str, names: str, learned: float, run: Path, capsys: 
 
 
 def test_average_notes_the_text_it_was_trained_on(run: Path) -> None:
-    """With --data; so a model that no stock Transformer computes knows its files as a folded one does."""
+    """Does `average --data` record the text's fingerprints, as `fold` does? Some models cannot be folded."""
     (run / "text/bin").mkdir(parents=True)
     (run / "text/codes").write_text("a b 1\n")
     Text("de", "en").write(run / "text/text.json")
@@ -130,13 +132,13 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
 def test_a_mistake_is_one_line(
     line: str, message: str, run: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On standard error, with status 2, and before the work."""
+    """Is a mistake one line on stderr, with status 2, before any work?"""
     if "mixed" not in line:
         monkeypatch.setattr(averaging, "average", lambda paths: pytest.fail("was averaged first"))
     before = {path: path.read_bytes() for path in run.glob("*.pt")}
     try:
         status = cli.main(line.split())
-    except SystemExit as end:  # argparse's
+    except SystemExit as end:  # from argparse
         status = end.code
     out, err = capsys.readouterr()
     assert status == 2 and not out and err.count("\n") == 1 and message in err, err
@@ -147,14 +149,14 @@ def test_a_mistake_is_one_line(
     "line", ["model.pt -x.de --beam 2", "--beam 2 model.pt -- -x.de", "--beam 2 -- model.pt -x.de"]
 )
 def test_files_are_anywhere(line: str) -> None:
-    """A file whose name begins with a hyphen is one after "--"; without it, ./ tells it from options."""
+    """May a file's name begin with a hyphen, after "--" or with ./ before it?"""
     args = cli.parse(["translate", *(line if "--" in line.split() else line.replace("-x.de", "./-x.de")).split()])
     assert (args.model.name, args.text.name, args.beam) == ("model.pt", "-x.de", 2)
     assert str(cli.parse(["translate", "m", "--beam", "2", "--", "-"]).text) == "-"
 
 
 def test_help_answers_at_once() -> None:
-    """Without what takes seconds to import; and the default of --last is the one that it states."""
+    """Does --help import nothing that takes seconds, and state the real default of --last?"""
     code = "import sys; from fairseq_admin import cli; cli.parsers(); print({'torch', 'fairseq'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -1,4 +1,4 @@
-"""A checkpoint of the authors' own code is read, folded and trained on: golden/clinic.pt."""
+"""golden/clinic.pt, a checkpoint of the authors' own code, can be read, folded and fine-tuned."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def theirs():
 
 @pytest.mark.parametrize("change", [lambda checkpoint: checkpoint, fold_checkpoint], ids=["read", "folded"])
 def test_their_checkpoint_computes_the_same(theirs, change):
-    """The first ω of each stack is a vector, which no matrix of a stock Transformer holds but an untied embedding."""
+    """It computes the same. Each stack's first ω is a vector, which only folds into an untied embedding."""
     expected = theirs.state["extra_state"]["expected"]
     changed = change(theirs)
     (scores,) = log_probabilities(build(changed), [Batch(*expected["batch"])])
     assert changed.kind == ("transformer_admin" if changed is theirs else "transformer")
-    # Sums in another order: 3e-6 when this was written.
+    # Sums in another order differ; by 3e-6 when this was written.
     torch.testing.assert_close(scores, expected["log_probabilities"], rtol=0, atol=2e-5)
 
 
 def test_their_weights_are_trained_on(theirs):
-    """As --finetune-from-model loads them, by the names in the file."""
+    """Training continues from their weights, loaded by the names in the file, as with --finetune-from-model."""
     raw = torch.load(GOLDEN, weights_only=True)["model"]
     model = build(theirs)
     before = {name: omega.clone() for name, omega in model.named_parameters() if name.endswith("omega_delta")}

@@ -1,4 +1,4 @@
-"""fairseq's and our commands on one small trained run, as a user's shell would start them."""
+"""fairseq's and our commands on one small trained run, started as from a user's shell."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from fairseq_admin.checkpoints.checkpoint import Checkpoint
 
 SENTENCE = "w1 w2 w3 w4"
 USER_DIR = ["--user-dir", "fairseq_admin"]
-# fairseq's main branch otherwise leaves out the last sentences, those short of a batch of 8.
+# Without this, fairseq's main branch skips the last sentences if they do not fill a batch of 8.
 ALL_SENTENCES = ["--required-batch-size-multiple", 1]
-# A data-loading worker would outlive the test's process, which ends without cleaning up.
+# A data-loading worker would outlive the test's process, which exits without cleanup.
 NO_WORKERS = ["--num-workers", 0]
 
 
 @pytest.fixture(scope="module")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two epochs, 32 updates, every epoch's checkpoint kept."""
+    """The folder of a run of two epochs (32 updates), with every epoch's checkpoint."""
     folder = tmp_path_factory.mktemp("trained")
     options = [option for option in TRAIN if option != "--no-epoch-checkpoints"]
     train(corpus, folder, "--max-epoch", 2, options=options)
@@ -41,7 +41,7 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def generate(corpus: Path, run: Callable[..., Run]) -> Callable[..., list[str]]:
-    """generate(path, *arguments) -> "score<tab>hypothesis" of the test set's sentences, in the order of the file."""
+    """generate(path, *arguments) -> "score<tab>hypothesis" for each test sentence, in file order."""
 
     def go(path: object, *arguments: object) -> list[str]:
         given = ["--gen-subset", "test", "--path", path, "--cpu", "--beam", 2, "--max-len-b", 20]
@@ -60,7 +60,7 @@ def generate(corpus: Path, run: Callable[..., Run]) -> Callable[..., list[str]]:
 
 
 def test_generate(trained: Path, tmp_path: Path, generate: Callable) -> None:
-    """Does fairseq-generate read checkpoints, an ensemble, our average, and a decoder of which one layer is kept?"""
+    """Does fairseq-generate read checkpoints, an ensemble, our average, and a decoder pruned to one layer?"""
     one, two, average = trained / "checkpoint1.pt", trained / "checkpoint2.pt", tmp_path / "average.pt"
     command = [sys.executable, "-m", "fairseq_admin.cli", "average", trained, "--last", "2", "-o", average]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -72,7 +72,7 @@ def test_generate(trained: Path, tmp_path: Path, generate: Callable) -> None:
 
 @pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
 def test_another_dictionary_of_the_same_size(option: str, corpus: Path, trained: Path, tmp_path: Path) -> None:
-    """Are going on with a run and fine-tuning it on units of other numbers one line, and on its own units not?"""
+    """Is resuming or fine-tuning with a reordered dictionary refused in one line, and accepted with the run's own?"""
     given = ["--max-update", 33, "--disable-validation", option, trained / "checkpoint2.pt"]
     if option == "--restore-file":
         train(corpus, tmp_path, *given)
@@ -87,7 +87,7 @@ def test_another_dictionary_of_the_same_size(option: str, corpus: Path, trained:
 
 
 def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Does fairseq-validate give the loss that training printed, whatever else fairseq has put in the file?"""
+    """Does fairseq-validate give the loss that training printed, whatever fairseq has stored in the file?"""
     state = files.read(trained / "checkpoint2.pt")
     state["extra_state"].update({"val_loss": numpy.float64(7.0), "old": Namespace(arch="transformer_admin")})
     Checkpoint(state).write(tmp_path / "given.pt")
@@ -101,7 +101,7 @@ def test_validate(corpus: Path, trained: Path, tmp_path: Path, run: Callable[...
 
 @pytest.fixture(scope="module")
 def said(corpus: Path, trained: Path) -> str:
-    """What fairseq-interactive translates SENTENCE to."""
+    """fairseq-interactive's translation of SENTENCE."""
     given = [corpus, *USER_DIR, "--path", trained / "checkpoint_last.pt", "--cpu", "--beam", 1, "--max-len-b", 20]
     done = subprocess.run(
         [sys.executable, "-m", "fairseq_cli.interactive", *map(str, given)],
@@ -117,7 +117,7 @@ def said(corpus: Path, trained: Path) -> str:
 
 
 def test_interactive_and_hub(corpus: Path, trained: Path, said: str) -> None:
-    """Do both give the model's own translation, found here word by word?"""
+    """Do both give the model's translation, which the test decodes word by word?"""
     hub = TransformerAdminModel.from_pretrained(str(trained), "checkpoint_last.pt", str(corpus))
     (model,) = hub.models
     assert isinstance(model, TransformerAdminModel) and model.profiled
@@ -134,7 +134,7 @@ def test_interactive_and_hub(corpus: Path, trained: Path, said: str) -> None:
 def test_a_folded_file_names_both_languages(
     corpus: Path, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    """Though the run was given neither: fairseq's hub asks for them to tokenise."""
+    """Does a folded file name both languages, even if the run did not? fairseq's hub needs them to tokenise."""
 
     def fold(checkpoint: Path, *options: object) -> str:
         given = ["fold", checkpoint, "-o", tmp_path / "model.pt", *options]
@@ -152,7 +152,7 @@ def test_a_folded_file_names_both_languages(
 
 
 def test_hydra_takes_an_option_of_a_model_that_its_file_names(corpus: Path, tmp_path: Path) -> None:
-    """As docs/options.md says: with a plus, since fairseq's schema is not behind such a file."""
+    """Does hydra take a model option with a plus? If the file names the model, hydra has no schema of it."""
     done = hydra_train(
         corpus, tmp_path, "_name: transformer_admin_tiny, share_all_embeddings: true", override="+model.admin_init=log"
     )

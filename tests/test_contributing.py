@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md: is what it says to add a scheme enough?"""
+"""CONTRIBUTING.md: are its instructions enough to add a scheme?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conftest import ROOT
 
 @pytest.mark.slow
 def test_the_scheme_is_added_by_the_diff(tmp_path: Path) -> None:
-    """Applied to a copy: its layers compute what the test has written out, and its checkpoint names it and loads."""
+    """In a copy with the diff, do the layers compute the formula, and does the checkpoint name the scheme and load?"""
     for folder in ("fairseq_admin", "tests", "recipes"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Damaged checkpoints: every command says in one line what is wrong, with the file's name, and writes nothing."""
+"""Damaged checkpoints: every command names the file and the damage in one line, and writes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def changed(key, value):
 
 
 def of_weights(change):
-    """A damage to the file's weights, which are saved again."""
+    """Damage the file's weights and save it again."""
 
     def damage(path):
         state = torch.load(path, weights_only=True)
@@ -37,7 +37,7 @@ def of_weights(change):
 
 
 def of_options(**options):
-    """A damage to the file's options."""
+    """Damage the file's options."""
 
     def damage(path):
         state = torch.load(path, weights_only=True)
@@ -84,7 +84,9 @@ def whole():
 
 @pytest.fixture
 def damaged(tmp_path, whole):
-    """damaged(name) -> a checkpoint with that damage, next to what translating needs; damaged(None): a whole one."""
+    """damaged(name) -> a checkpoint with that damage, next to the files for translating; damaged(None) -> an intact
+    one.
+    """
     some, state = whole
     for language in ("de", "en"):
         some.save(str(tmp_path / f"dict.{language}.txt"))
@@ -103,7 +105,7 @@ def damaged(tmp_path, whole):
 
 
 def arguments(verb, path):
-    """A command line that does all of a verb's work on a whole checkpoint."""
+    """A command line that does all of a verb's work on an intact checkpoint."""
     folder = path.parent
     if verb == "average":
         other = torch.load(folder / "whole.pt", weights_only=True)
@@ -137,7 +139,7 @@ def test_damage_is_one_line(damaged, capsys, verb, name):
 
 
 def test_another_dictionary_of_the_same_size_is_one_line(damaged, capsys):
-    """fairseq refuses shared embeddings with different dictionaries; that is not shown as a traceback."""
+    """If fairseq refuses shared embeddings with different dictionaries, the error is one line, not a traceback."""
     path = damaged(None)
     words(60, 7).save(str(path.parent / "dict.en.txt"))
     assert cli.main([str(argument) for argument in arguments("translate", path)]) == 2
@@ -145,7 +147,7 @@ def test_another_dictionary_of_the_same_size_is_one_line(damaged, capsys):
     assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-admin: {path}: no model can be built"), err
 
 
-# Without the right to read --------------------------------------------------------------------------------------------
+# Without read permission ----------------------------------------------------------------------------------------------
 
 LINES = {
     "omega RUN/model.pt": "model.pt",
@@ -164,7 +166,7 @@ def test_what_may_not_be_read_is_not_called_damaged(damaged, capsys, line):
     path = damaged(None)
     for verb in ("average", "translate"):
         arguments(verb, path)
-    folder = Path(tempfile.mkdtemp())  # which every user can look into
+    folder = Path(tempfile.mkdtemp())  # every user may read this folder
     run = shutil.copytree(path.parent, folder / "run")
     shutil.copy(path, run / "checkpoint1.pt")
     for place, mode in ((folder, 0o755), (run, 0o755), (folder / "out", 0o777)):
@@ -176,7 +178,7 @@ def test_what_may_not_be_read_is_not_called_damaged(damaged, capsys, line):
     target.chmod((0o700 if target == run else 0o600) if user == 0 else 0)
     capsys.readouterr()
     if user == 0:
-        os.seteuid(65534)  # root may read all; all is imported by now, which another user could not
+        os.seteuid(65534)  # root could read everything; imports are done, which another user could not do
     status = cli.main([word.replace("OUT", f"{folder}/out/again") for word in given])
     os.seteuid(user)
     out, err = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""README.md and docs/: links lead somewhere, tables are those of the kept rows, and all that there is has its place."""
+"""README.md and docs/: do links work, do tables match the kept rows, and is every option documented?"""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PA
 
 
 def anchors(page: Path) -> set[str]:
-    """The names under which a page's headings are reached, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @each_page
 def test_links_lead_somewhere(page: Path) -> None:
-    """Does every relative link and image have a file, and every anchor a heading?"""
+    """Does every relative link and image point to a file, and every anchor to a heading?"""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith("https://"):
             continue
@@ -48,22 +48,22 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @each_page
 def test_command_lines_parse(page: Path) -> None:
-    """Does the parser take every fairseq-admin command in a block of code?"""
+    """Does the parser accept every fairseq-admin command in a code block?"""
     for line in commands_of(page.read_text(encoding="utf-8")):
         words = shlex.split(line, comments=True)
         program = next(number for number, word in enumerate(words) if Path(word).name == "fairseq-admin")
-        cli.parse(words[program + 1 :])  # exits if it cannot
+        cli.parse(words[program + 1 :])  # exits on an error
 
 
 def test_figures_are_shown_and_light() -> None:
-    """Is every file in docs/images a figure that some page shows, of less than 100 kB?"""
+    """Does some page show every file in docs/images, and is each below 100 kB?"""
     shown = {name for page in PAGES for name in re.findall(r"images/([\w.-]+)\)", page.read_text(encoding="utf-8"))}
     assert shown == {path.name for path in (ROOT / "docs" / "images").iterdir()}
     assert all(path.stat().st_size < 100_000 for path in (ROOT / "docs" / "images").iterdir())
 
 
 def test_tables_are_those_of_the_kept_rows() -> None:
-    """Are the pages what `make tables` writes, with every table of it?"""
+    """Are the pages equal to the output of `make tables`, with all its tables?"""
     texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
     for name, text in texts.items():
         assert write_tables(text) == text, f"{name}: run make tables"
@@ -82,7 +82,7 @@ def options(config: type) -> set[str]:
 
 
 def verbs() -> set[str]:
-    """The verbs of fairseq-admin, and the options of each."""
+    """fairseq-admin's verbs, each with its options."""
     parsers: dict[str, argparse.ArgumentParser] = cli.parsers()[1]
     names = {name for parser in parsers.values() for action in parser._actions for name in action.option_strings}
     return {f"fairseq-admin {verb}" for verb in parsers} | names - {"-h", "--help"}
@@ -94,7 +94,7 @@ def architectures() -> set[str]:
 
 
 def targets() -> set[str]:
-    """What make can be told; of a paper's recipe the whole of it, not its steps."""
+    """make's targets. A paper's recipe counts as one target, without its steps."""
     listing = subprocess.run(["make", "-qpRr", "help"], cwd=ROOT, capture_output=True, text=True).stdout
     (phony,) = re.findall(r"^\.PHONY: (.+)$", listing, flags=re.M)
     steps = re.compile(r"(wmt14-.+|iwslt14)-(preflight|prepare|train|average|generate|score)")
@@ -133,12 +133,12 @@ def test_a_scheme_learns_at_a_rate_where_every_seed_does() -> None:
 
 
 def test_the_site_builds(tmp_path):
-    """A broken link or anchor, or a page that is not in the navigation, ends the build."""
+    """Does the site build? A broken link or anchor, or a page outside the navigation, is an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     )
-    assert done.returncode == 0, done.stderr  # -q would hide warnings, and --strict would count none
+    assert done.returncode == 0, done.stderr  # with -q, warnings would be hidden and --strict would not count them
     start = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert 'href="results/#demo"' in start and 'src="images/24-layers.png"' in start
 

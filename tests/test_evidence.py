@@ -1,4 +1,4 @@
-"""docs/examples/omega_screen.py and cases.py, at tiny sizes: which runs they make, and what each method is."""
+"""docs/examples/omega_screen.py and cases.py at tiny sizes: their runs and methods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def two_layers(monkeypatch):
 
 
 def start(name, train):
-    """The model of a method before its first update, and its first batch."""
+    """A method's model before its first update, and its first batch."""
     _, model, batch = next(screen.training(screen.METHODS[name], 1e-3, 1, 2, train))
     return model, batch
 
@@ -54,7 +54,7 @@ def test_each_method_is_what_its_row_says(two_layers, texts):
     assert not torch.allclose(folded(words), stock(words), atol=0.01)
     frozen = [norm.omega_delta.requires_grad for norm in screen.norms_with_omega(start("constant-frozen", train)[0])]
     assert frozen == [False] * 4
-    deep = start("deepnorm", train)[0].encoder.layers[1]  # (8 · 2)^(-1/4) is a half
+    deep = start("deepnorm", train)[0].encoder.layers[1]  # (8 · 2)^(-1/4) = 0.5
     assert torch.equal(deep.linear1.weight, stock.encoder.layers[1].linear1.weight / 2)
     halved = deep.self_attn.in_proj_weight / stock.encoder.layers[1].self_attn.in_proj_weight
     assert [rows.unique().item() for rows in halved.chunk(3)] == [1.0, 1.0, 0.5]  # queries, keys, values
@@ -68,7 +68,7 @@ def test_a_longer_run_begins_as_a_shorter_one(two_layers, texts):
 
 
 def test_rows_are_resumed_rates_extended_and_the_best_run_longer(monkeypatch, tmp_path):
-    """The best rate of the first method is near 8e-3, of the second 1e-3; every run is made once."""
+    """The first method's best rate is near 8e-3, the second's near 1e-3. Every run is made once."""
     monkeypatch.setattr(screen, "METHODS", dict(itertools.islice(screen.METHODS.items(), 2)))
     best = dict(zip(screen.METHODS, (8e-3, 1e-3)))
     made = []

@@ -1,4 +1,4 @@
-"""The figures of the README and docs/: is what is drawn what was measured?"""
+"""The figures of the README and docs/: do they show the measurements?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recipes.steps.results import as_cell
 
 
 def test_loss() -> None:
-    """Has each run its validations, in its method's colour, and its place in the legend?"""
+    """Does each run have its validation losses, its method's colour, and a legend entry?"""
     curves = {"admin": {10: 9.0, 20: 0.17}, "post-ln": {10: 9.5, 20: 6.3}, "pre-ln": {10: 8.5, 20: 0.2}}
     rules = {"admin": "constant"}
     rows = [
@@ -31,7 +31,7 @@ def test_loss() -> None:
 
 
 def test_output_changes_are_in_one_figure() -> None:
-    """Has every scheme its points and theorem 2's, in its colour, with the law that fits better?"""
+    """Does every scheme have its points and theorem 2's, in its colour, with the law that fits better?"""
     kept = [json.loads((ROOT / f"docs/output-change-{scheme}.json").read_text()) for scheme in ALWAYS]
     noise, update = docs.draw_output_changes(kept).axes
     for axes, series, laws in (
@@ -48,6 +48,6 @@ def test_output_changes_are_in_one_figure() -> None:
 
 
 def test_a_schemes_colour_is_nothing_elses() -> None:
-    """Is each colour that is given by place another one than the schemes', which every figure has from one table?"""
+    """Do colours assigned by position differ from the schemes' colours, which come from one table?"""
     assert figure.ALWAYS == {"admin": "#0072B2", "post-ln": "#D55E00", "pre-ln": "#009E73"}
     assert not set(figure.ALWAYS.values()) & {figure.style(number)["color"] for number in range(20)}

@@ -1,4 +1,4 @@
-"""Do weights know the dictionary they were trained with? In fairseq one of the same size loads without an error."""
+"""Weights record their dictionary. fairseq itself accepts any dictionary of the same size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
 
 
 def other(build: Callable[[], Any], stack: str) -> Any:
-    """A model whose dictionary of one stack has two words in each other's place."""
+    """A model in which one stack's dictionary has two words swapped."""
     model = build()
     dictionary = copy.deepcopy(stacks_of(model)[stack].dictionary)
     words = dictionary.symbols
@@ -41,22 +41,24 @@ def other(build: Callable[[], Any], stack: str) -> Any:
 
 @pytest.mark.parametrize("name", BUILDS)
 def test_another_dictionary_of_the_same_size(name: str, tmp_path: Path) -> None:
-    """Whatever the scheme: also where the state dict has stock fairseq's keys and no others."""
+    """Another dictionary of the same size is refused for every scheme, even if the state dict has only stock keys."""
     model = BUILDS[name]()
     torch.save({"model": model.state_dict()}, tmp_path / "model.pt")
     state = files.read(tmp_path / "model.pt")["model"]
-    made = {side: fingerprint.of_dictionary(stack.dictionary) for side, stack in stacks_of(model).items()}
-    assert fingerprint.read_fingerprints(state) == made
+    expected = {side: fingerprint.of_dictionary(stack.dictionary) for side, stack in stacks_of(model).items()}
+    assert fingerprint.read_fingerprints(state) == expected
     BUILDS[name]().load_state_dict(copy.copy(state))
     for stack in stacks_of(model):
         match = f"the checkpoint's {stack} was trained with another dictionary than the data's"
         with pytest.raises(AdminError, match=match):
             other(BUILDS[name], stack).load_state_dict(copy.copy(state))
-        other(BUILDS[name], stack).load_state_dict(dict(state))  # an older checkpoint, or a stock one, tells nothing
+        other(BUILDS[name], stack).load_state_dict(dict(state))  # older and stock checkpoints record no dictionary
 
 
 def test_through_a_wrapper() -> None:
-    """As those of data parallelism: they put a prefix before keys and do not call the model's load_state_dict."""
+    """It works through wrappers such as data parallelism's, which prefix keys and bypass the model's
+    load_state_dict.
+    """
     state = nn.ModuleDict({"module": BUILDS["admin"]()}).state_dict()
     assert set(fingerprint.read_fingerprints(state)) == {"encoder", "decoder"}
     with pytest.raises(AdminError, match="the checkpoint's decoder was trained with another dictionary"):
@@ -64,7 +66,7 @@ def test_through_a_wrapper() -> None:
 
 
 def saved(path: Path, model: nn.Module, updates: int) -> Path:
-    """A checkpoint of it, with weights of its own."""
+    """Save a checkpoint of the model, with changed weights."""
     with torch.no_grad():
         next(model.parameters()).add_(updates)
     state: dict[str, Any] = {"model": model.state_dict(), "optimizer_history": [{"num_updates": updates}]}
@@ -74,7 +76,7 @@ def saved(path: Path, model: nn.Module, updates: int) -> Path:
 
 
 def test_averages_are_of_one_dictionary(tmp_path: Path) -> None:
-    """Neither record nor keys tell the runs of stock layers apart."""
+    """An average needs one dictionary. For stock layers, only the fingerprint distinguishes the runs."""
     build = BUILDS["post-ln"]
     paths = [saved(tmp_path / f"{n}.pt", build(), n) for n in (1, 2)]
     averaged = averaging.average(paths)

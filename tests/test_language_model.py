@@ -1,6 +1,6 @@
-"""Stock weights in our models, and what is of models of one stack alone, the language model and the masked one.
+"""Stock weights in our models, and features of one-stack models only: language model and masked language model.
 
-What they share with the translation model is in test_schemes.py and test_profiling.py.
+test_schemes.py and test_profiling.py test their common features with the translation model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KIND = pytest.mark.parametrize("kind", [KINDS["language"], KINDS["masked"]], ids
 
 
 def older(state):
-    """RoBERTa's state dict under the names that its published models have."""
+    """RoBERTa's state dict under the names in its published models."""
     renamed = {}
     for key, tensor in state.items():
         key = key.replace("layernorm_embedding", "emb_layer_norm")
@@ -66,7 +66,7 @@ def test_another_depth(name, side):
 
 
 def test_classification_head():
-    """What fine-tuning adds to RoBERTa: it trains over a loaded model, is saved, and loads again."""
+    """The head that fine-tuning adds to RoBERTa trains on a loaded model, is saved, and loads again."""
     model, other = masked.build(), masked.build(seed=2)
     model(masked.batch())
     for each in (model, other):
@@ -90,13 +90,15 @@ def test_building_one_leaves_fairseqs_own_as_it_was(kind):
 
 
 def test_open_widths_follow_the_embedding():
-    """fairseq's own default of 512 would put a projection before and after a narrower decoder."""
+    """Unset widths follow the embedding. fairseq's default of 512 would add projections around a narrower decoder."""
     model = language.build(decoder_input_dim=None, decoder_output_dim=None, **STILL)
     assert model.decoder.project_in_dim is None and model.decoder.output_projection.in_features == language.WIDTH
 
 
 def test_the_options_given_stay_as_they_were():
-    """They are saved in the checkpoint; normalize_before there would be refused on loading."""
+    """Building a model does not change the given options. The checkpoint saves them; normalize_before would not
+    load.
+    """
     args = Namespace(**language.options("transformer_lm_admin", admin_scheme="pre-ln"))
     before, words = copy.deepcopy(vars(args)), reference.dictionary(10)
     task = SimpleNamespace(source_dictionary=words, target_dictionary=words)

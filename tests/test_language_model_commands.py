@@ -1,4 +1,4 @@
-"""Both language models under fairseq's commands: trained, resumed, evaluated, generated with, folded; and refusals."""
+"""Both language models under fairseq's commands: train, resume, evaluate, generate, fold; and refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ADAPTIVE = (
     "--adaptive-input --adaptive-input-cutoff 15,30 --adaptive-softmax-cutoff 15,30 --tie-adaptive-weights "
     "--tie-adaptive-proj --criterion adaptive_loss --ddp-backend legacy_ddp"
 )
-"""Under these, the output matrix is not the input's."""
+"""Options with which the output matrix is not tied to the input's."""
 BOTH = pytest.mark.parametrize("kind", TRAIN)
 
 
@@ -64,7 +64,7 @@ def main(*arguments: object) -> int:
 
 @pytest.fixture(scope="module")
 def trained(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with last.pt, of a short run of the language model, one of an earlier update, and folded.pt."""
+    """A folder with a short language model run's last.pt, an earlier checkpoint, and folded.pt."""
     folder = tmp_path_factory.mktemp("trained")
     train(words, folder, "--max-epoch", 6, "--save-interval-updates", 30, "--keep-interval-updates", 1)
     os.rename(folder / "checkpoint_last.pt", folder / "last.pt")
@@ -74,7 +74,7 @@ def trained(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def masked(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with checkpoint_1_3.pt and checkpoint_last.pt, of six updates of the masked language model."""
+    """A folder with checkpoint_1_3.pt and checkpoint_last.pt of six updates of the masked language model."""
     folder = tmp_path_factory.mktemp("masked")
     quick = ["--disable-validation", "--max-update", 6, "--save-interval-updates", 3]
     train(words, folder, *quick, options=TRAIN["masked"])
@@ -92,7 +92,9 @@ MODES = {
 
 @pytest.mark.parametrize("name", MODES)
 def test_mode(name: str, words: Path, tmp_path: Path) -> None:
-    """Is ω in the checkpoint, profiled once; does a run stopped in mid-epoch go on bit for bit; does it fold?"""
+    """Is ω profiled once and in the checkpoint, does a run stopped in mid-epoch resume bit for bit, and does it
+    fold?
+    """
     given = LANGUAGE if name == "adaptive" else TRAIN["masked" if name == "masked" else "language"]
     options = ["--disable-validation", "--max-update", 9, *MODES[name].split()]
     whole = train(words, tmp_path / "whole", *options, "--save-interval-updates", 7, options=given)
@@ -108,19 +110,19 @@ def test_mode(name: str, words: Path, tmp_path: Path) -> None:
     resumed = conftest.resume(words, saved, tmp_path / "resumed", *options, options=given)
     assert "7 updates" in resumed.output and "profiled by rule" not in resumed.output
     assert_equal(last(tmp_path / "resumed"), state)
-    if name != "masked":  # the command compares the functions itself
+    if name != "masked":  # `fold` itself compares the functions
         path = tmp_path / "whole/checkpoint_last.pt"
         assert main("fold", path, "-o", tmp_path / "f.pt", "--data", words) == 0
 
 
 def test_omega_of_the_first_batch(words: Path, trained: Path) -> None:
-    """Does the command line measure what the plain loop measures on the first batch of a model built the same way?"""
+    """Does the command measure the same ω on its first batch as the plain loop on a model built the same way?"""
     model, batch = initial(words, options=TRAIN["language"])
     torch.manual_seed(1)
     (expected,) = reference.profile_by_hand(model.train(), None, batch["src_tokens"], "reference")
     state = files.read(trained / "last.pt")["model"]
     norms = [f"decoder.layers.{layer}.{norm}_layer_norm" for layer in (0, 1) for norm in ("self_attn", "final")]
-    # The profile sums some 10^4 float32 numbers pairwise, the loop in float64.
+    # The profile sums about 10^4 float32 numbers pairwise; the loop sums in float64.
     assert [state[f"{norm}.omega_init"][0].item() for norm in norms] == pytest.approx(expected, rel=1e-5)
 
 
@@ -129,18 +131,18 @@ def perplexity(output: str) -> float:
 
 
 def test_eval_lm_with_and_without_the_plugin(words, trained, without_plugin, tmp_path, run) -> None:
-    """Does stock fairseq-eval-lm give the folded model the perplexity of the unfolded one?"""
+    """Does stock fairseq-eval-lm give the folded model the unfolded model's perplexity?"""
     ours = run("fairseq_cli.eval_lm", words, "--user-dir", "fairseq_admin", "--path", trained / "last.pt", *EVAL)
     assert ours.status == 0, ours.output[-3000:]
     command = [sys.executable, "-m", "fairseq_cli.eval_lm", words, "--path", trained / "folded.pt", *EVAL]
     stock = subprocess.run(command, env=without_plugin, cwd=tmp_path, capture_output=True, text=True)
     assert stock.returncode == 0, stock.stderr[-3000:]
-    # Printed with two decimals.
+    # fairseq prints two decimals.
     assert perplexity(ours.output) == pytest.approx(perplexity(stock.stdout + stock.stderr), abs=0.011)
 
 
 def test_generate(words: Path, trained: Path, run: Callable[..., Run]) -> None:
-    """Does fairseq-generate continue a text? (It asks numpy for numpy.compat, which numpy 2 no longer has.)"""
+    """Does fairseq-generate continue a text? (It imports numpy.compat, which numpy 2 no longer has.)"""
     given = ["--user-dir", "fairseq_admin", "--task", "language_modeling", "--gen-subset", "test", "--cpu"]
     given += ["--path", trained / "last.pt", "--beam", 2, "--max-len-b", 12, "--prefix-size", 2]
     given += ["--required-batch-size-multiple", 1, "--max-tokens", 300, "--num-workers", 0]
@@ -219,7 +221,7 @@ def test_what_they_are_not_for_is_one_line(name, verb, said, trained, masked, tm
 
 @pytest.mark.parametrize("scheme", ["deepnorm", "pre-ln", "fixup"])
 def test_other_schemes(scheme: str, words: Path, tmp_path: Path, capsys) -> None:
-    """Is one trained, and folded into what stock fairseq loads, or refused?"""
+    """Does a model of another scheme train, and then fold to a file for stock fairseq or get refused?"""
     train(words, tmp_path, "--disable-validation", "--admin-scheme", scheme, "--max-update", 2)
     capsys.readouterr()
     status = main("fold", tmp_path / "checkpoint_last.pt", "-o", tmp_path / "f.pt", "--data", words)
@@ -235,7 +237,7 @@ def test_other_schemes(scheme: str, words: Path, tmp_path: Path, capsys) -> None
 
 
 def test_hydra(words: Path, tmp_path: Path) -> None:
-    """Does fairseq-hydra-train do what fairseq-train does with the preset of these sizes?"""
+    """Does fairseq-hydra-train do the same as fairseq-train with the preset of these sizes?"""
     train(words, tmp_path / "plain", "--disable-validation", "--max-update", 10)
     sizes = "decoder_layers: 2, decoder_embed_dim: 64, decoder_ffn_embed_dim: 128, decoder_attention_heads: 4"
     model = f"_name: transformer_lm_admin, {sizes}, share_decoder_input_output_embed: true"

@@ -1,4 +1,4 @@
-"""What a Checkpoint says about every kind of model, its check for damage, and the model built from it."""
+"""Checkpoint: its properties for every kind of model, its check for damage, and the model built from it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KINDS = [
 
 
 def checkpoint_of(kind, arch, options):
-    """As fairseq-train writes it from the command line."""
+    """A checkpoint as fairseq-train's command line writes it."""
     model, given = kind(arch, **options)
     args = Namespace(**{**given, "arch": arch, "task": "any", "criterion": "any"})
     return Checkpoint({"args": args, "model": model.state_dict(), "optimizer_history": [{"num_updates": 7}]})
@@ -62,7 +62,7 @@ def test_every_kind_tells_what_it_is_and_is_built_again(kind, arch, options, sch
     assert it.scheme.omega == (scheme == "admin")
     state = torch.get_rng_state()
     check_weights(it)
-    assert torch.equal(torch.get_rng_state(), state)  # no initial weight is drawn
+    assert torch.equal(torch.get_rng_state(), state)  # draw no initial weights
     assert Checkpoint({**it.state, "optimizer_history": []}).updates == 0
     built = build(it)
     assert not built.training
@@ -74,7 +74,7 @@ def test_every_kind_tells_what_it_is_and_is_built_again(kind, arch, options, sch
 
 
 def test_what_was_checked_stays_when_its_file_is_written_over(tmp_path):
-    """As a running training writes over checkpoint_last.pt: what is read from the file after that ends the process."""
+    """A checked file stays valid if a training overwrites it. Reading an overwritten mapped file would crash Python."""
     checkpoint_of(*KINDS[0][:3]).write(tmp_path / "c.pt")
     it = Checkpoint.read(tmp_path / "c.pt")
     check_weights(it)

@@ -1,4 +1,4 @@
-"""What other people's scripts and fairseq's own tests do with a model, beyond fairseq-train's translation."""
+"""Other uses of a model than translation with fairseq-train, from users' scripts and fairseq's own tests."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def sizes(layers: int) -> dict[str, int]:
     return {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in one.items()}
 
 
-# Models made by hand -------------------------------------------------------------------------------------------------
+# Hand-made models ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", OURS)
 @pytest.mark.parametrize("parsed", [False, True])
 def test_partial_namespace(arch: type, parsed: bool) -> None:
-    """Missing options take their defaults: in a Namespace made by hand, and in one whose parser suppresses them."""
+    """Missing options take their defaults, in a hand-made Namespace and in one whose parser suppresses them."""
     args = Namespace()
     if parsed:
         parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
@@ -74,11 +74,11 @@ def test_args_of_a_language_models_decoder() -> None:
     assert {name for name, value in vars(theirs).items() if getattr(ours, name) != value} == set()
 
 
-# Training past the model ---------------------------------------------------------------------------------------------
+# Training without the model------------------------------------------------------------------------------------------
 
 
 def test_stacks_trained_before_omega_is_there() -> None:
-    """Without the model's forward nothing is profiled: refused in training only, and not once omega is set."""
+    """A stack that trains without the model's forward, which profiles, is refused until omega is set."""
     model, (src, lengths, prev) = reference.build("transformer_admin", **reference.TINY), reference.batch()
     encoded = model.eval().encoder(src, lengths)
     model.train()
@@ -105,7 +105,7 @@ def test_models_that_need_no_profiling(options: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("options", ["cfg", "args"])
 def test_guided_alignment(options: str) -> None:
-    """Its criterion reads the last decoder layer's attention in training."""
+    """Guided alignment works: its criterion reads the last decoder layer's attention in training."""
     src, lengths, prev = reference.batch(words=20)
     guided = SimpleNamespace(**vars(task()), **{options: TranslationConfig(load_alignments=True)})
     criterion = LabelSmoothedCrossEntropyCriterionWithAlignment(guided, False, 0.1, 0.05)
@@ -142,7 +142,7 @@ def generate(data: Path, model: Path, *arguments: object) -> Run:
 
 
 def check_trained(done: Run, folder: Path) -> None:
-    """Trained to the end, profiled once, and omega learned from there."""
+    """Check that a run ended, profiled once, and then learned omega."""
     assert done.status == 0 and done.output.count("profiled by rule reference") == 1, done.output[-3000:]
     state = files.read(folder / "checkpoint_last.pt")["model"]
     assert provenance.decode(state[provenance.KEY])["rule"] == "reference"
@@ -150,7 +150,7 @@ def check_trained(done: Run, folder: Path) -> None:
 
 
 def test_many_languages(corpus: Path, tmp_path: Path) -> None:
-    """translation_multi_simple_epoch: trained in both directions, and generated with."""
+    """translation_multi_simple_epoch trains in both directions, and generates."""
     langs = "--task translation_multi_simple_epoch --lang-pairs a-b,b-a --encoder-langtok src --decoder-langtok".split()
     folder = tmp_path / "run"
     sampled = "--sampling-method temperature --sampling-temperature 1.5 --virtual-epoch-size 200".split()
@@ -175,7 +175,7 @@ MOE = "--task translation_moe --method hMoElp --mean-pool-gating-network --num-e
 
 
 def test_mixture_of_experts(corpus: Path, tmp_path: Path) -> None:
-    """Its task never calls the model: refused, unless the rule needs no profiling; with such a rule it generates."""
+    """Mixture of experts never calls the model, so a rule that profiles is refused. With another rule, it generates."""
     (tmp_path / "both").mkdir()
     plugins = "import fairseq_admin\nfrom fairseq.examples.translation_moe import translation_moe_src\n"
     (tmp_path / "both/__init__.py").write_text(plugins)

@@ -1,4 +1,4 @@
-"""The record of where ω came from survives what happens to a state dict's tensors."""
+"""The record of ω's origin survives common operations on a state dict's tensors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ RECORD = {
 def test_survives_casts(dtype):
     tensor = provenance.encode(RECORD).to(dtype)
     assert tensor.shape == (provenance.LENGTH,) and provenance.decode(tensor) == RECORD
-    assert provenance.decode(torch.zeros_like(tensor)) is None  # nothing yet
+    assert provenance.decode(torch.zeros_like(tensor)) is None  # not profiled yet
 
 
 @pytest.mark.parametrize("copies", [3, 7, 10])
 def test_survives_averages_in_half_precision(copies):
-    # As fairseq's average does: half is summed as float, divided, and cast back.
+    # As in fairseq's average: half is summed as float, divided, and cast back.
     total = sum(provenance.encode(RECORD).half().float() for _ in range(copies))
     assert provenance.decode((total / copies).half()) == RECORD
 
@@ -47,7 +47,7 @@ def test_garbage_is_refused(tensor):
 
 
 def test_another_rule_on_resume_is_refused():
-    """ω that was loaded is not set again, so another --admin-init would be a promise that nothing keeps."""
+    """A loaded ω is not set again, so another --admin-init on resume would have no effect. It is refused."""
     state = reference.build("transformer_admin_tiny", admin_init="log").state_dict()
     match = "omega is by --admin-init log; --admin-init constant would change nothing. Give --admin-init log"
     with pytest.raises(AdminError, match=match):

@@ -1,4 +1,4 @@
-"""The README's commands on a small model, given in a shell as a new user gives them."""
+"""The README's commands on a small model, run in a shell as a new user would."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ASSETS = ("data-bin/dict.a.txt", "data-bin/dict.b.txt", "runs/demo/data/codes", 
 
 
 def same_shape(line: str) -> str:
-    """A line with numbers and checkpoints' names left out."""
+    """A line without numbers and checkpoint names."""
     return re.sub(r"\d[\d.]*(e-?\d+)?", "#", re.sub(r"checkpoint\w*\.pt", "CHECKPOINT", line))
 
 
 @pytest.fixture
 def checkout(corpus: Path, tmp_path: Path) -> Path:
-    """A folder that the README's commands take for the checkout: environment, plugin, data, the demo's run."""
+    """A folder that looks like a checkout to the README's commands: environment, plugin, data and the demo's run."""
     data = tmp_path / "runs" / "demo" / "data"
     run = tmp_path / "runs" / "demo" / "admin-constant-cpu-s1"
     for folder in (data, run / "model", tmp_path / "checkpoints" / "admin-18l"):
@@ -41,7 +41,7 @@ def checkout(corpus: Path, tmp_path: Path) -> Path:
     (tmp_path / "data-bin").symlink_to(corpus)
     (data / "bin").symlink_to(corpus)
     (run / "checkpoints").symlink_to(tmp_path / "checkpoints" / "admin-18l")
-    # Merges that make every word from w0 to w39 one unit.
+    # With these merges, every word from w0 to w39 is one unit.
     merges = [f"w {n}</w> 1" for n in range(10)]
     merges += [line for tens in range(1, 4) for line in (f"w {tens} 1", *(f"w{tens} {n}</w> 1" for n in range(10)))]
     (data / "codes").write_text("\n".join(merges) + "\n")
@@ -50,7 +50,7 @@ def checkout(corpus: Path, tmp_path: Path) -> Path:
 
 
 def shell(script: str, folder: Path) -> list[str]:
-    """What a script prints to its standard output; it must succeed."""
+    """Run a script, which must succeed. Returns its standard output."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script], cwd=folder, env=environment, capture_output=True, text=True
@@ -61,7 +61,7 @@ def shell(script: str, folder: Path) -> list[str]:
 
 @pytest.mark.nightly
 def test_readme_runs(checkout: Path) -> None:
-    """Do the README's commands train, average, fold and translate, on a small model, and print what it says they do?"""
+    """Do the README's commands train, average, fold and translate a small model, and print the README's output?"""
     text = README.read_text(encoding="utf-8")
     (training,) = (block for block in blocks(text) if "fairseq-train" in block)
     activate, train = commands(training)

@@ -1,4 +1,4 @@
-"""What cannot work is refused with status 2 and one clear last line that names the option, without a traceback."""
+"""Options that cannot work are refused with status 2 and one last line that names the option, without a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq_admin.errors import AdminError
 
 
 def check_refusal(done: Run, *parts: str) -> None:
-    """Status 2, no traceback, and every part in the last line."""
+    """Check for status 2, no traceback, and every part in the last line."""
     last = done.output.splitlines()[-1]
     assert done.status == 2 and last.startswith("fairseq-admin: "), done.output[-3000:]
     assert "Traceback" not in done.output
@@ -26,11 +26,11 @@ def check_refusal(done: Run, *parts: str) -> None:
     ("given", "parts"),
     [
         ("--decoder-layers-to-keep 0,2", ["fairseq-admin: --decoder-layers-to-keep is 0,2", "from 0 to 1"]),
-        ("--admin-init fixup", ["argument --admin-init: invalid choice: 'fixup'", "reference"]),  # argparse's own line
+        ("--admin-init fixup", ["argument --admin-init: invalid choice: 'fixup'", "reference"]),  # argparse's own
     ],
 )
 def test_options(given: str, parts: list[str], corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Are the option and what was expected named? (What else is refused is in test_schemes.py.)"""
+    """The error names the option and the expected value. (test_schemes.py has other refusals.)"""
     done = run("fairseq_cli.train", corpus, *TRAIN, *given.split(), "--save-dir", tmp_path, "--max-update", 1)
     last = done.output.splitlines()[-1]
     assert done.status == 2 and all(part in last for part in parts), done.output[-3000:]
@@ -42,7 +42,7 @@ SHARDED = ["transformer_admin", "transformer_lm_admin", "masked_lm_admin", "deep
 
 @pytest.mark.parametrize("arch", [*SHARDED, *(f"{name}_tiny" for name in SHARDED)])
 def test_fully_sharded(arch: str) -> None:
-    """Refused with the command line, before any data is read."""
+    """Fully sharded training is refused when the command line is parsed, before any data is read."""
     task = "translation" if arch.startswith("transformer_admin") else "language_modeling"
     given = ["data", "--task", task, "--arch", arch, "--ddp-backend"]
     parser = fairseq_options.get_training_parser()
@@ -59,7 +59,7 @@ def test_fully_sharded(arch: str) -> None:
     ],
 )
 def test_options_under_hydra(model: str, parts: list[str], corpus: Path, tmp_path: Path) -> None:
-    """Does fairseq-hydra-train say the same? (hydra catches every error and shows it in its own way.)"""
+    """fairseq-hydra-train gives the same error, although hydra catches every error and formats it itself."""
     done = hydra_train(corpus, tmp_path, f"_name: transformer_admin_tiny, {model}")
     assert done.status != 0
     assert any(all(part in line for part in parts) for line in done.output.splitlines()), done.output[-3000:]

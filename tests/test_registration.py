@@ -1,4 +1,4 @@
-"""The plugin is registered when fairseq is loaded, by --user-dir, by our commands, or when a class is asked for."""
+"""The plugin registers when fairseq is loaded, by --user-dir, by our commands, or on access to a class."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_registered(code: str) -> None:
 
 @pytest.mark.parametrize("module", ["fairseq_admin.pytorch", "fairseq_admin"])
 def test_importing_changes_nothing_without_fairseq(module: str) -> None:
-    """Another program keeps its import machinery and its way to show errors, and pays for no import of fairseq."""
+    """An import changes neither import machinery nor error display, and imports no fairseq."""
     code = (
         f"import sys; finders = sys.meta_path[:]; import {module}\n"
         "assert sys.meta_path == finders and sys.excepthook is sys.__excepthook__\n"
@@ -44,7 +44,7 @@ def test_importing_changes_nothing_without_fairseq(module: str) -> None:
 
 
 ABSENT = "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'transformers', 'omegaconf', 'tqdm']))"
-"""An import of None raises the error of a package that is not installed."""
+"""Importing a module that is None in sys.modules fails as if the package were not installed."""
 
 
 def test_the_pytorch_part_runs_without_fairseq() -> None:
@@ -59,7 +59,7 @@ def test_without_fairseq_a_command_names_the_extra() -> None:
 
 
 def test_other_programs_with_hydra_do_not_import_the_package() -> None:
-    """Hydra imports every module under hydra_plugins in every program."""
+    """Other programs with hydra import only our module under hydra_plugins, not the package."""
     code = (
         "import sys; from hydra.core.plugins import Plugins; Plugins.instance()\n"
         "print([m for m in ('hydra_plugins.fairseq_admin', 'fairseq_admin', 'fairseq') if m in sys.modules])"
@@ -68,7 +68,7 @@ def test_other_programs_with_hydra_do_not_import_the_package() -> None:
 
 
 def test_hydra_knows_every_registered_name() -> None:
-    """It reads the command line before fairseq reads --user-dir; the plugin in hydra_plugins is what tells it."""
+    """Hydra knows our names from hydra_plugins: it reads the command line before fairseq reads --user-dir."""
     command = [sys.executable, "-m", "fairseq_cli.hydra_train", "model=none"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     names = {name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if "admin" in model}

@@ -1,7 +1,7 @@
 """Does Admin train a deep encoder under a shallow decoder?
 
-The task needs attention: the target is the source reversed, and each word re-mapped. Words are drawn uniformly, so
-without attention a model stays at the entropy of one word, the plateau.
+The task needs attention: the target is the reversed source with each word re-mapped. Words are uniform, so without
+attention a model stays at the entropy of one word, the plateau.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fairseq_admin.radam import RAdam
 
 WORDS, LENGTH, SENTENCES, UPDATES, WARMUP = 20, 6, 32, 300, 50
 PLATEAU = math.log2(WORDS)
-"""Bits a word."""
+"""Bits per word."""
 
 
 def batches(seed):
-    """Endless random sentences: source, lengths, decoder input and target; the end of a sentence is left out."""
+    """Endless random batches: source, lengths, decoder input and target, without ends of sentences."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         words = torch.randint(WORDS, (SENTENCES, LENGTH), generator=generator)
@@ -31,7 +31,7 @@ def batches(seed):
 
 
 def trained_loss(scheme, encoder_layers, decoder_layers, seed):
-    """Bits a word over the last 20 updates, of batches never seen before."""
+    """Bits per word over the last 20 updates. No batch repeats."""
     sizes = {
         **{f"{side}_embed_dim": 32 for side in ("encoder", "decoder")},
         **{f"{side}_ffn_embed_dim": 64 for side in ("encoder", "decoder")},
@@ -58,5 +58,5 @@ def trained_loss(scheme, encoder_layers, decoder_layers, seed):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("encoder_layers", "decoder_layers"), [(18, 1), (18, 2), (12, 3)])
 def test_admin_trains_a_deep_encoder_under_a_shallow_decoder(encoder_layers, decoder_layers):
-    """Two bits below the plateau, of 4.3."""
+    """Does the loss fall two bits below the plateau of 4.3 bits?"""
     assert trained_loss("admin", encoder_layers, decoder_layers, seed=1) < PLATEAU - 2

@@ -1,4 +1,4 @@
-"""`fairseq-admin translate`: against fairseq-generate, both engines against each other, and what a line can hold."""
+"""`fairseq-admin translate`: parity with fairseq-generate, parity of the engines, and unusual lines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CTRANSLATE2 = importlib.util.find_spec("ctranslate2")
 
 
 def sentences(count: int, seed: int) -> list[str]:
-    """Two to four syllables a word, three to six words and a full stop a sentence."""
+    """Sentences of three to six words and a full stop. Words have two to four syllables."""
     generator = random.Random(seed)
     made = []
     for _ in range(count):
@@ -53,7 +53,7 @@ TEST = sentences(20, 2)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """text.json, codes and binarised data, as a recipe leaves them; the target is the source's words in capitals."""
+    """text.json, codes and binarised data, as from a recipe. The target is the source in capitals."""
     folder = tmp_path_factory.mktemp("data")
     TEXT.write(folder / "text.json")
     raw = {"train": sentences(300, 1), "valid": sentences(10, 3), "test": TEST}
@@ -76,8 +76,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def admin(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An Admin model after one update, made talkative: its last norm is negative, so that no word predicts itself, and
-    the end of the sentence is as likely as some words together."""
+    """An Admin model after one update, changed so that it writes long translations.
+
+    Its last norm is negative, so that no word predicts itself, and the end of the sentence is as likely as some words
+    together."""
     folder = tmp_path_factory.mktemp("admin")
     sizes = ["--max-source-positions", POSITIONS, "--max-target-positions", POSITIONS]
     train(data / "bin", folder, "-s", "de", "-t", "en", "--max-update", 1, "--disable-validation", *sizes)
@@ -95,7 +97,7 @@ def command(*arguments: object) -> int:
 
 @pytest.fixture(scope="module")
 def folded(admin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model, folded: a stock Transformer."""
+    """The same model, folded to a stock Transformer."""
     path = tmp_path_factory.mktemp("folded") / "model.pt"
     assert command("fold", admin, "-o", path) == 0
     return path
@@ -103,7 +105,7 @@ def folded(admin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model as a folder for CTranslate2."""
+    """The same model, exported to CTranslate2."""
     pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
     folder = tmp_path_factory.mktemp("ct2") / "model"
     assert command("export", folded, "--to", "ctranslate2", "-o", folder, "--data", data) == 0
@@ -111,7 +113,7 @@ def ct2(folded: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def next_to(data: Path, folder: Path) -> Path:
-    """Copy what the text needs next to a model."""
+    """Copy the text's files next to a model."""
     for path in (data / "text.json", data / "codes", data / "bin/dict.de.txt", data / "bin/dict.en.txt"):
         shutil.copy(path, folder)
     return folder
@@ -119,7 +121,7 @@ def next_to(data: Path, folder: Path) -> Path:
 
 @pytest.fixture
 def translate(tmp_path: Path, data: Path) -> Callable[..., list[str]]:
-    """translate(model, lines, *options) -> the lines written."""
+    """translate(model, lines, *options) -> the output lines."""
 
     def go(model: Path, lines: Sequence[str], *options: object) -> list[str]:
         (tmp_path / "in").write_bytes("".join(f"{line}\n" for line in lines).encode())
@@ -136,7 +138,7 @@ def translate(tmp_path: Path, data: Path) -> Callable[..., list[str]]:
 def test_the_hypotheses_are_those_of_fairseq_generate(
     admin: Path, data: Path, run: Callable[..., Run], translate: Callable
 ) -> None:
-    """Are text and scores equal, hypothesis by hypothesis, tokens and raw?"""
+    """Are texts and scores equal, hypothesis by hypothesis, for tokens and for raw text?"""
     given = ["--path", admin, "--user-dir", "fairseq_admin", "--gen-subset", "test", "--beam", 4, "--nbest", 3, "--cpu"]
     given += ["--lenpen", 1.2, "--max-len-a", 1, "--required-batch-size-multiple", 1, "--num-workers", 0]
     done = run("fairseq_cli.generate", data / "bin", *given)
@@ -149,7 +151,7 @@ def test_the_hypotheses_are_those_of_fairseq_generate(
     tokenised = [TEXT.tokenise(line, "de") for line in TEST]
     tokens = [line.split("\t") for line in translate(admin, tokenised, *options, "--tokenised")]
     for (number, score, units), row, row_of_tokens in zip(expected, raw, tokens, strict=True):
-        # fairseq-generate prints logarithms to base 2; four digits are printed.
+        # fairseq-generate prints base-2 logarithms with four digits.
         assert (int(row[0]), float(row[1])) == (number + 1, pytest.approx(score * math.log(2), abs=1e-4))
         assert row_of_tokens[2] == remove_bpe(units) and row[2] == TEXT.detokenise(remove_bpe(units))
     assert len({text for _, _, text in raw}) > 12, "the model says always the same: nothing was compared"
@@ -157,7 +159,7 @@ def test_the_hypotheses_are_those_of_fairseq_generate(
 
 @pytest.mark.parametrize(("noted", "left"), [(True, True), (False, False), ("False", False), (None, True)])
 def test_sources_are_padded_as_in_training(noted: object, left: bool, admin: Path, data: Path, tmp_path: Path) -> None:
-    """On the side that --left-pad-source said; older fairseq notes it as text."""
+    """Are sources padded on the side of --left-pad-source? Older fairseq stores it as text."""
     state = files.read(admin)
     state["cfg"]["task"]["left_pad_source"] = noted
     if noted is None:
@@ -178,7 +180,7 @@ def test_sources_are_padded_as_in_training(noted: object, left: bool, admin: Pat
 def test_all_engines_agree(
     engine: str, options: list[object], admin: Path, translate: Callable, request: pytest.FixtureRequest
 ) -> None:
-    """Do they give the unfolded model's hypotheses, with scores equal up to float32's rounding?"""
+    """Do all engines give the unfolded model's hypotheses, with equal scores up to float32 rounding?"""
     lines = [*TEST, "", "  \u2028", "Wörter die keiner kennt: 日本語"]
     expected = translate(admin, lines, *options)
     found = translate(request.getfixturevalue(engine), lines, *options)
@@ -192,7 +194,7 @@ def test_all_engines_agree(
 def test_too_long_a_line_is_translated_in_pieces(
     engine: str, translate: Callable, data: Path, capfd: pytest.CaptureFixture, request: pytest.FixtureRequest
 ) -> None:
-    """Is it split where sentences end, is nothing lost, and is that reported?"""
+    """Is a line that is too long split at sentence ends, without loss, and is this reported?"""
     model = request.getfixturevalue(engine)
     sentence = "Baki doki luba."
     units = len(BPE(data / "codes").apply([TEXT.tokenise(sentence, "de")])[0].split())
@@ -206,7 +208,7 @@ def test_too_long_a_line_is_translated_in_pieces(
 
 
 def test_standard_output_holds_translations_only(folded: Path, data: Path, tmp_path: Path) -> None:
-    """From a shell: nothing else on standard output, and no log on standard error."""
+    """From a shell, does stdout hold only translations, and stderr no log?"""
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in TEST[:3]))
     arguments = ["translate", folded, "--data", data, "--device", "cpu", "--beam", "1"]
     done = subprocess.run(
@@ -240,7 +242,7 @@ def test_a_recipes_folder_is_its_model(folded: Path, data: Path, text: Path, tmp
 
 
 def test_ctranslate2_needs_no_torch(ct2: Path, tmp_path: Path) -> None:
-    """Imports take most of the time of a sentence."""
+    """Does translating with CTranslate2 not import torch? Imports take most of the time of a sentence."""
     (tmp_path / "in").write_text("baki.\n")
     arguments = ["translate", str(ct2), str(tmp_path / "in"), "-o", str(tmp_path / "out")]
     imported = "{'torch', 'fairseq'} & {*sys.modules}"
@@ -254,7 +256,7 @@ def test_ctranslate2_needs_no_torch(ct2: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def refused(capfd: pytest.CaptureFixture) -> Callable[..., str]:
-    """refused(model, text, ...) -> the one line that `translate` ends with."""
+    """refused(model, text, ...) -> the one-line error of `translate`."""
 
     def go(*arguments: object) -> str:
         capfd.readouterr()
@@ -299,7 +301,7 @@ def test_what_is_missing_is_named(
 def test_the_texts_folder_and_its_bin_are_one(
     place: str, admin: Path, data: Path, tmp_path: Path, text: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    """text.json is in the one, the dictionaries and what `fold` and `analyze` measure on in the other."""
+    """Do the text's folder (text.json) and its `bin` (dictionaries and binarised data) count as one?"""
     given: dict[str, list[object]] = {
         "translate": ["translate", admin, text, "--device", "cpu"],
         "fold": ["fold", admin],
@@ -314,7 +316,7 @@ def test_the_texts_folder_and_its_bin_are_one(
 
 
 def swapped(path: Path) -> None:
-    """A dictionary with its first two lines the other way round: of the same size, and another."""
+    """Swap a dictionary's first two lines: it keeps its size, but is another dictionary."""
     first, second, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join([second, first, *rest]), encoding="utf-8")
 
@@ -325,7 +327,7 @@ CHANGES = {"codes": lambda path: path.write_text("b a 1\n"), "text.json": Text("
 def test_another_models_files_of_equal_size_are_refused(
     admin: Path, data: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture, refused: Callable
 ) -> None:
-    """Training notes the dictionaries; folding with --data the merges and the settings, too."""
+    """Are another model's files refused? Training records the dictionaries; `fold --data` also merges and settings."""
     folded, other = tmp_path / "model.pt", tmp_path / "data"
     assert command("fold", admin, "-o", folded, "--data", data / "bin") == 0
 
@@ -334,7 +336,7 @@ def test_another_models_files_of_equal_size_are_refused(
         change(shutil.copytree(data, other) / name)
         return f"{other / name} is another model's: "
 
-    change("text.json", lambda path: path.write_text(json.dumps(json.loads(path.read_bytes()))))  # on one line
+    change("text.json", lambda path: path.write_text(json.dumps(json.loads(path.read_bytes()))))  # settings on one line
     assert command("translate", folded, text, "--data", other, "--device", "cpu") == 0
     for stack, name in (("encoder", "bin/dict.de.txt"), ("decoder", "bin/dict.en.txt")):
         message = change(name, swapped)
@@ -352,7 +354,7 @@ def test_another_models_files_of_equal_size_are_refused(
 def test_an_exported_folder_knows_its_files(
     ct2: Path, data: Path, text: Path, tmp_path: Path, refused: Callable
 ) -> None:
-    """Also of a checkpoint that was noted with none of them: what it was exported with counts."""
+    """Does an exported folder refuse other files than it was exported with, even if its checkpoint recorded none?"""
     folder = shutil.copytree(ct2, tmp_path / "exported")
     for name, change in CHANGES.items():
         other = next_to(data, tmp_path)
@@ -360,7 +362,7 @@ def test_an_exported_folder_knows_its_files(
         assert f"{other / name} is another model's: {folder} was" in refused(folder, text, "--data", other)
     (folder / "fingerprints.json").write_text("[]")
     assert f"{folder}/fingerprints.json holds no fingerprints" in refused(folder, text)
-    (folder / "fingerprints.json").unlink()  # as in folders of earlier days, or another converter's
+    (folder / "fingerprints.json").unlink()  # as in older folders, or those of another converter
     assert command("translate", folder, text, "--device", "cpu") == 0
 
 
@@ -373,7 +375,7 @@ def test_broken_folders_are_one_line(ct2: Path, text: Path, tmp_path: Path, refu
 def test_a_gpu_without_the_libraries_of_ctranslate2(
     ct2: Path, text: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable
 ) -> None:
-    """ctranslate2 looks for them at the first batch, not when it loads a model."""
+    """Is a missing CUDA library one line? ctranslate2 loads it at the first batch, not with the model."""
     import ctranslate2
 
     def fail(*_: object, **__: object) -> None:
@@ -386,11 +388,12 @@ def test_a_gpu_without_the_libraries_of_ctranslate2(
     assert "libcublas.so.12 is not found" in message and "pip install nvidia-cublas-cu12" in message
 
 
-# -- the flow of lines, with a model that shouts -----------------------------------------------------------------------
+# -- the flow of lines, with a model that writes
+# capitals------------------------------------------------------------------
 
 
 class Shouter(Translator):
-    """Translates into capitals, and remembers its batches; a second hypothesis has one more exclamation mark."""
+    """Translates into capitals and records its batches. The second hypothesis has one more exclamation mark."""
 
     longest = 6
 
@@ -430,7 +433,7 @@ def test_pieces_are_joined_rank_by_rank(shouter: Pipeline, capfd: pytest.Capture
 
 
 def test_a_model_without_positions_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its lines would be split for ever."""
+    """Is a model without positions refused? Otherwise its lines would be split forever."""
     monkeypatch.setattr(pipeline, "_engine", lambda model: lambda *_: SimpleNamespace(longest=0))
     with pytest.raises(AdminError, match="model.pt has 1 positions; 2 are needed"):
         Pipeline.load(tmp_path / "model.pt", Assets(tmp_path / "model.pt"))
@@ -467,7 +470,7 @@ def test_batches_hold_every_sentence_once_and_no_more_than_they_may() -> None:
 def test_what_is_written(
     chunk: int, shouter: Pipeline, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Are hypotheses numbered by line, however many are read at a time, and is there no bar without a terminal?"""
+    """Are hypotheses numbered by line, at any chunk size, without a progress bar if there is no terminal?"""
     monkeypatch.setattr(streams, "CHUNK", chunk)
     sink = io.BytesIO()
     source = io.BytesIO("\ufeffx\r\n\ny\u2028z".encode())

@@ -1,7 +1,7 @@
-"""`--user-dir` in every way a user may give it, with the package installed or not: real processes, one update each.
+"""All ways to give `--user-dir`, with the package installed or not, in real processes of one update each.
 
-fairseq imports a user-dir by its folder's name and refuses a second module of that name, so neither an installed
-package nor a path may get in the other's way.
+fairseq imports a user-dir by its folder's name and refuses a second module of that name, so an installed package and a
+path must not conflict.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fairseq_admin.method import provenance
 from fairseq_admin.version import __version__
 
 INSTALLED = __version__ + ".dev1"
-"""Version of the installed copy, to tell it from the repository."""
+"""Version of the installed copy. It distinguishes the copy from the repository."""
 
 
 def environment(folder: Path, *install: str) -> Path:
-    """A virtual environment with this one's packages and, installed by pip as told, a copy of ours. Returns its python.
+    """Make a virtual environment with this one's packages and a copy of ours that pip installs. Returns its python.
 
-    fairseq also looks for a user-dir next to itself, so it has to be in the same folder as what pip installs.
+    fairseq also looks for a user-dir next to itself, so it must be in the folder that pip installs into.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
@@ -40,7 +40,7 @@ def environment(folder: Path, *install: str) -> Path:
     (packages / "parent.pth").write_text(
         "\n".join(dict.fromkeys(sysconfig.get_paths()[k] for k in ("purelib", "platlib")))
     )
-    for module in (fairseq, fairseq_cli):  # a folder of links: a link's own ".." would be its target's
+    for module in (fairseq, fairseq_cli):  # a folder of links: if it were a link itself, its ".." would be its target's
         (packages / module.__name__).mkdir()
         for item in Path(next(iter(module.__path__))).iterdir():
             (packages / module.__name__ / item.name).symlink_to(item)
@@ -60,7 +60,7 @@ def environment(folder: Path, *install: str) -> Path:
 
 @pytest.fixture(scope="module")
 def pythons(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Of a name the python: of these tests, or of an environment with a copy installed as from PyPI, or editable."""
+    """Name -> python: of these tests, or of an environment with a copy installed as from PyPI, or editable."""
     install = {"installed": (), "editable": ("-e",)}
 
     @functools.cache
@@ -80,16 +80,16 @@ installed = pytest.mark.nightly
         ("ours", "fairseq_admin", ROOT, __version__),  # as in the README
         ("ours", f"{ROOT}/fairseq_admin/", ".", __version__),
         pytest.param("installed", "fairseq_admin", ".", INSTALLED, marks=installed),
-        pytest.param("installed", f"{ROOT}/fairseq_admin", ".", __version__, marks=installed),  # another copy
+        pytest.param("installed", f"{ROOT}/fairseq_admin", ".", __version__, marks=installed),  # a different copy
         pytest.param("editable", f"{ROOT}/fairseq_admin/", ".", __version__, marks=installed),
-        pytest.param("editable", "COPY/fairseq_admin", ".", INSTALLED, marks=installed),  # the very copy
+        pytest.param("editable", "COPY/fairseq_admin", ".", INSTALLED, marks=installed),  # the installed copy itself
         pytest.param("editable", "fairseq_admin", "COPY", INSTALLED, marks=installed),
     ],
 )
 def test_user_dir(
     name: str, user_dir: str, cwd: str | Path, version: str, corpus: Path, tmp_path: Path, pythons: Callable
 ) -> None:
-    """One update: does ω come from the plugin that is meant?"""
+    """After one update, does ω come from the intended plugin?"""
     python = pythons(name)
     copy = str(python.parents[2] / "copy")
     options = [*TRAIN[2:], "--user-dir", user_dir.replace("COPY", copy), "--disable-validation", "--max-update", "1"]
@@ -108,6 +108,6 @@ def test_user_dir(
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["installed", "editable"])
 def test_console_script(name: str, pythons: Callable) -> None:
-    """Is the command fairseq-admin installed, and is it ours?"""
+    """Is the command fairseq-admin installed, and from this package?"""
     done = subprocess.run([pythons(name).with_name("fairseq-admin"), "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, INSTALLED), done.stderr
