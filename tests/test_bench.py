@@ -18,7 +18,7 @@ from recipes.bench.counting import counts
 
 
 def kept(file: Path) -> list[dict[str, str]]:
-    """The rows that a bench has written, each with where it was measured."""
+    """The rows that a bench wrote, each with its machine."""
     with file.open(newline="", encoding="utf-8") as rows:
         found = list(csv.DictReader(rows))
     assert all(
@@ -28,7 +28,7 @@ def kept(file: Path) -> list[dict[str, str]]:
 
 
 def test_reports_host_time(tmp_path, capsys) -> None:
-    """Is there a row a method, with fewer operations and waits of the fast layers, and is the device real again?"""
+    """Is there one row per method, with fewer operations and waits for fast layers, and is the real device restored?"""
     host.main(f"--layers 2-1 --pairs 1 --csv {tmp_path}/host.csv".split())
     rows = {row["method"]: row for row in kept(tmp_path / "host.csv")}
     printed = re.findall(r"^(\S+) +2 +1 ", capsys.readouterr().out, re.M)
@@ -41,13 +41,13 @@ def test_reports_host_time(tmp_path, capsys) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_reports_what_fast_layers_save(tmp_path) -> None:
-    """Is there a row a method, with lower counts for fast Admin than for plain?"""
+    """Is there one row per method, with lower counts for fast Admin than for plain?"""
     command = [sys.executable, "-m", "recipes.bench.speed", "--sizes", "3-2:16:64", "--pairs", "1"]
     done = subprocess.run([*command, "--csv", str(tmp_path / "speed.csv")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = {row["method"]: row for row in kept(tmp_path / "speed.csv")}
     assert list(rows) == ["post-ln", "pre-ln", "admin-plain", "admin"] and float(rows["admin"]["profile_steps"]) > 0
-    for name in ("waits", "kept_mib"):  # operations are a GPU's affair: host.py counts them
+    for name in ("waits", "kept_mib"):  # host.py counts operations, which matter on a GPU
         assert 0 < float(rows["admin"][name]) < float(rows["admin-plain"][name]), name
 
 
@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_p
 
 
 def test_counting_leaves_nothing_behind() -> None:
-    """All activations of every model counted stayed in memory, until the machine had none left."""
+    """Does counting free its memory? It once kept all activations of every model, until memory ran out."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
 
     def tensors() -> int:

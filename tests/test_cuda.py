@@ -1,5 +1,4 @@
-"""What only a GPU can show, except the modes of training, on one and two (test_modes.py), and the stop
-(test_divergence.py)."""
+"""Tests that need a GPU. Training modes on one and two GPUs are in test_modes.py, divergence in test_divergence.py."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ from recipes.bench.host import faked_device
 
 
 def _sees(log: Path) -> None:
-    """Write down which GPUs a process is told of, and how many fairseq counts."""
+    """Write down which GPUs a process may see, and how many fairseq counts."""
     from fairseq.dataclass.configs import DistributedTrainingConfig
 
     log.write_text(f"{os.environ['CUDA_VISIBLE_DEVICES']!r} {DistributedTrainingConfig().distributed_world_size}")
 
 
 def test_only_what_is_marked_cuda_sees_a_gpu(tmp_path: Path) -> None:
-    """Do a test's process, and fairseq in it, see no GPU, wherever the tests run?"""
+    """Does a test's process, and fairseq in it, see no GPU on any machine?"""
     assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
     process = conftest.process(_sees, tmp_path / "log")
     process.start()
@@ -46,7 +45,7 @@ def test_only_what_is_marked_cuda_sees_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.cuda
 def test_a_test_marked_cuda_sees_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Does its process have the first GPU, counted again?"""
+    """Does the process of a test marked cuda see the first GPU, with a fresh count?"""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     process = conftest.process(_sees, tmp_path / "log")
     process.start()
@@ -75,10 +74,10 @@ def test_gradients_of_a_model_under_amp() -> None:
         optimizer.backward(loss)
         optimizer.clip_grad_norm(0.0)
         assert isinstance(getattr(optimizer, "fp32_optimizer", optimizer), FairseqRAdam)
-        optimizer.step()  # where the scaler would divide them again
+        optimizer.step()  # otherwise the scaler would divide them again
         found.append(torch.cat([p.grad.flatten() for p in params if p.grad is not None]))
     plain, cast = found
-    # A hundred roundings of 2^-11 on the way, all in one direction at the very worst, which they are not.
+    # At most a hundred roundings of 2^-11. This would need all in one direction, which does not happen.
     assert plain.norm() > 0 and 0 < (plain - cast).norm() < 100 * 2**-11 * plain.norm()
 
 
@@ -87,15 +86,15 @@ def test_gradients_of_a_model_under_amp() -> None:
 @pytest.mark.parametrize("scheme", ["admin", "post-ln"])
 @pytest.mark.parametrize("fast", ["on", "compile"])
 def test_fast_gradients_on_cuda(fast: str, scheme: str, dtype: torch.dtype) -> None:
-    """Are loss and gradients the plain layers', but for roundings, at heads of 64 and 40 words, also those of queries?
+    """Up to rounding, are loss and gradients the plain layers' with heads of 64 and 40 words?
 
-    Queries have 3 % of the norm, which bfloat16's roundings would hide.
+    Queries are checked separately: they have 3 % of the norm, which bfloat16's roundings would hide.
     """
     sizes = {f"{side}_{name}": 256 for side in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")}
     options = {"admin_scheme": scheme, "dropout": 0.0, "attention_dropout": 0.0, "activation_fn": "relu", **sizes}
     if scheme == "admin":
         options["admin_init"] = "log"
-    options["save_dir"] = tempfile.gettempdir()  # where graphs are kept
+    options["save_dir"] = tempfile.gettempdir()  # where compiled graphs are cached
     batch = [part.cuda() for part in reference.batch(source=43, target=40)]
     found = []
     for layers in (fast, "off"):
@@ -108,7 +107,7 @@ def test_fast_gradients_on_cuda(fast: str, scheme: str, dtype: torch.dtype) -> N
         grads = {name: p.grad.flatten().float() for name, p in model.named_parameters()}
         queries = torch.cat([gradient for name, gradient in grads.items() if "q_proj" in name])
         found.append((torch.cat([loss.detach().view(1), *grads.values()]), queries))
-    # Some twenty roundings on the way, float32's products among them (TF32 is off in torch by itself).
+    # About twenty roundings, including those of float32 products (torch turns TF32 off by default).
     for ours, theirs in zip(*found):
         assert theirs.norm() > 0
         assert (ours - theirs).norm() < 20 * torch.finfo(dtype).eps * theirs.norm()
@@ -139,7 +138,7 @@ def test_loss_on_cuda(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_fused_radam_on_cuda(dtype: torch.dtype) -> None:
-    """Does torch's kernel do what its RAdam does, under a loss scale, clipped, before the sixth step and after?"""
+    """Does torch's fused kernel match its RAdam, with a loss scale and clipping, before and after the sixth step?"""
     found = []
     for fused in (True, False):
         generator = torch.Generator().manual_seed(1)
@@ -169,7 +168,7 @@ QUIET = {
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", QUIET)
 def test_attached_on_cuda(name: str) -> None:
-    """Are ω, what three steps learn and the fold those of the CPU, and is the fold one under autocast, too?"""
+    """Are ω, the weights after three steps and the fold those of the CPU, and does the fold hold under autocast?"""
     found, kept, profiled = [], {}, []
     for there in (False, True):
         model, batch = build(name, **QUIET[name])
@@ -177,7 +176,7 @@ def test_attached_on_cuda(name: str) -> None:
             model, batch = model.cuda(), {key: value.cuda() for key, value in batch.items()}
         admin.attach(model, batch)
         profiled.append(torch.stack([omega.cpu() for omega in admin.profile(model, batch).values()]))
-        model.load_state_dict(kept, strict=False)  # the CPU's ω: in float32, a GPU's differs by a rounding
+        model.load_state_dict(kept, strict=False)  # use the CPU's ω: in float32, a GPU's differs by a rounding
         kept = {key: value.cpu() for key, value in model.state_dict().items() if key.endswith("omega_init")}
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for _ in range(3):
@@ -194,7 +193,7 @@ def test_attached_on_cuda(name: str) -> None:
             outputs.append((output(model, batch).detach(), half.double()))
         assert outputs[0][0].is_cuda == (there and torch.cuda.is_available())
         (attached, rounded), (folded, folded_rounded) = outputs
-        assert (attached - folded).abs().max() < 1e-12  # a handful of sub-layers, each a few roundings
+        assert (attached - folded).abs().max() < 1e-12  # a few sub-layers, each with a few roundings
         assert (rounded - folded_rounded).abs().max() < 0.02 * attached.abs().max()
         found.append(attached.detach().double().cpu())
     torch.testing.assert_close(*profiled, rtol=2**-22, atol=0)
@@ -205,7 +204,7 @@ LEARNS = "--optimizer sgd --lr 0.05 --dropout 0 --attention-dropout 0 --max-toke
 
 
 def assert_two_are_one(corpus: Path, folder: Path, two: Path, options: list[str]) -> None:
-    """Are the weights after three steps of two devices those of one that takes as many batches an update?"""
+    """After three steps, are two devices' weights those of one device with twice the batches per update?"""
     one = folder / "one"
     train(corpus, one, *QUICK, *LEARNS, "--distributed-world-size", 1, "--update-freq", 2, options=options)
     ours, theirs = (last(place)["model"] for place in (two, one))
@@ -224,7 +223,7 @@ def test_two_gpus_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_two_processes_have_the_gradients_of_one(corpus: Path, tmp_path: Path) -> None:
-    """The same over gloo."""
+    """Do two processes over gloo have the gradients of one?"""
     two_processes(corpus, [tmp_path / "two", tmp_path / "other"], *LEARNS)
     assert_two_are_one(corpus, tmp_path, tmp_path / "two", TRAIN)
 
@@ -242,7 +241,7 @@ TESTS_OF_KERNELS = [
 
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The CPU is taken for a GPU, and the branches that a GPU takes compute."""
+    """Pretend that the CPU is a GPU, so that the code for GPUs runs."""
     for kind in (Tensor, torch.nn.Module):
         monkeypatch.setattr(kind, "cuda", lambda self: self)
     monkeypatch.setattr(torch.cuda.amp, "GradScaler", partial(torch.amp.GradScaler, "cpu"))
@@ -254,7 +253,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("test", TESTS_OF_KERNELS)
 def test_what_no_gpu_has_seen_runs(test: Callable[[], None], faked: None) -> None:
-    """Do the tests above say what they should here? (Else the first GPU would find out.)"""
+    """Do the tests above run here? (Otherwise, their mistakes would only show on a GPU.)"""
     test()
 
 

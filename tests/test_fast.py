@@ -1,4 +1,5 @@
-"""The fast layers: do they compute what the plain ones do, drop by the right law, and give way where they must?
+"""The fast layers: do they match the plain layers, drop by the right law, and leave special cases to plain layers?
+
 (test_modes.py trains with them in every mode, and resumes bit for bit.)"""
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ DROPPED = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.1}
 
 
 def translation(padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """A translation model, and from it to the sum of its loss on a batch; sources are shorter than a vector is."""
+    """A translation model, and a function from a model to its summed loss. Sources are shorter than a SIMD vector."""
     src, lengths, prev = batch(padded=padded, target=attention.ROW + 2)
     target = prev.roll(-1, 1).masked_fill(prev.eq(PAD), PAD)
     return build("transformer_admin_tiny", **options), lambda model: loss(model(src, lengths, prev)[0], target)
 
 
 def of_words(kind: Any, padded: bool = True, **options: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """A language model, masked or not, likewise."""
+    """The same for a language model, masked or not."""
     words = kind.batch(padded=padded)
     return kind.build(**options), lambda model: loss(model(words)[0], words)
 
@@ -66,13 +67,13 @@ def loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def differences(fast: nn.Module, plain: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> dict[str, float]:
-    """Of the loss and of every gradient, relative to the plain one.
+    """Differences of the loss and of every gradient, relative to the plain model's.
 
-    Gradients that are 0 but for rounding, as every key's bias has, are relative to the largest instead.
+    If a gradient is 0 up to rounding, as for every key's bias, its difference is relative to the largest gradient.
     """
     losses = []
     for model in (fast, plain):
-        torch.manual_seed(3)  # layerdrop draws
+        torch.manual_seed(3)  # for layerdrop's draws
         losses.append(loss_of(model))
         losses[-1].backward()
     largest = max(p.grad.norm() for p in plain.parameters() if p.grad is not None)
@@ -85,7 +86,7 @@ def differences(fast: nn.Module, plain: nn.Module, loss_of: Callable[[nn.Module]
 
 
 def pair(kind: str, dtype: torch.dtype = torch.float32, **options: Any):
-    """The same model, fast and plain, and what gives its loss."""
+    """The same model, fast and plain, and its loss function."""
     fast, loss_of = KINDS[kind](admin_fast="on", **options)
     plain, _ = KINDS[kind](admin_fast="off", **options)
     plain.load_state_dict(fast.state_dict())
@@ -94,20 +95,20 @@ def pair(kind: str, dtype: torch.dtype = torch.float32, **options: Any):
 
 @pytest.fixture
 def exact_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq's own attention computes softmax in float32, whatever the model is in."""
+    """Make fairseq's attention compute softmax in the model's type. It always uses float32."""
     monkeypatch.setattr(fairseq.utils, "softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
 
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU on which oneDNN is ahead, whatever this one is, also for the tiny models here."""
+    """Pretend that oneDNN is faster on this CPU, even for tiny models."""
     monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda: 2.0)
     monkeypatch.setattr("fairseq_admin.fast.linear.SMALLEST", 0)
 
 
 @pytest.fixture(params=[contextlib.nullcontext, faked_device], ids=["cpu", "gpu"])
 def device(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The branches that a CPU takes, and those that a GPU takes, computed here."""
+    """Run the code for CPUs and the code for GPUs, both on this CPU."""
     with request.param():
         yield
 
@@ -120,7 +121,7 @@ CASES = [
 
 
 def every_fifth(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """In place of dropout, on both sides: channels 0, 5, 10, ... are dropped, of attention those positions."""
+    """A fixed dropout for both models: it drops channels 0, 5, 10, ... (in attention, these positions)."""
     return x * torch.arange(x.size(-1)).remainder(5).ne(0) / (1 - p) if training and p else x
 
 
@@ -134,12 +135,14 @@ def attended(q: Tensor, k: Tensor, v: Tensor, bias=None, dropout_p: float = 0.0,
 
 @pytest.mark.parametrize(("kind", "scheme", "padded"), CASES)
 def test_gradients_are_the_plain_ones(kind, scheme, padded, device, exact_softmax) -> None:
-    """In float64, of every parameter, of every mechanism in every kind of model and of every scheme, with dropout."""
-    # fairseq's gelu computes in float32, whatever the model is in.
+    """In float64, with dropout, are all gradients equal, for every scheme, and every mechanism in every kind of
+    model?
+    """
+    # fairseq's gelu always computes in float32.
     options = {"admin_scheme": scheme, "activation_fn": "relu", **DROPPED}
     fast, plain, loss_of = pair(kind, torch.float64, padded=padded, **options)
     assert any(isinstance(module, FastAttention) for module in fast.modules())
-    with pytest.MonkeyPatch.context() as patch:  # undone before the device is
+    with pytest.MonkeyPatch.context() as patch:  # undone before the device fixture
         patch.setattr(dropouts, "_Dropout", SimpleNamespace(apply=every_fifth))
         patch.setattr(functional, "dropout", every_fifth)
         patch.setattr(functional, "scaled_dot_product_attention", attended)
@@ -149,7 +152,7 @@ def test_gradients_are_the_plain_ones(kind, scheme, padded, device, exact_softma
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_through_onednn(kind: str, onednn) -> None:
-    """A sum of a few hundred products has a relative error of about 1e-6."""
+    """Are gradients equal with oneDNN? A sum of a few hundred products has a relative error of about 1e-6."""
     fast, plain, loss_of = pair(kind, **STILL)
     assert sum(isinstance(module, FastLinear) for module in fast.modules()) > 10
     found = differences(fast, plain, loss_of)
@@ -157,7 +160,7 @@ def test_gradients_through_onednn(kind: str, onednn) -> None:
 
 
 def test_a_gpus_bias_is_aligned() -> None:
-    """Else torch copies it in every layer, to rows of a multiple of eight numbers."""
+    """Is a GPU's bias aligned to rows of a multiple of eight numbers? Otherwise, torch copies it in every layer."""
     with faked_device():
         bias = padding_bias(torch.tensor([[True, False, False]] * 2), torch.ones(1, dtype=torch.bfloat16), False)
     assert bias.dtype == torch.bfloat16 and bias.shape == (2, 1, 1, 3)
@@ -166,7 +169,7 @@ def test_a_gpus_bias_is_aligned() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluation_and_profiling_are_plain(kind: str, onednn) -> None:
-    """To the last bit, from the initial weights on: validation, generation, features; and ω, with dropout."""
+    """Are initial weights, validation, generation, features, and ω with dropout equal, bit for bit?"""
     states = []
     for fast in ("on", "off"):
         model, loss_of = KINDS[kind](admin_fast=fast, **DROPPED)
@@ -207,18 +210,20 @@ SKIPPED = {"encoder_layers": 4, "decoder_layers": 4, "encoder_layerdrop": 0.5, "
     [(left_padded, {}), (aligned, {}), (all_states, {}), (None, SKIPPED), (None, {"no_cross_attention": True})],
 )
 def test_what_plain_layers_are_for(loss_of: Any, options: dict[str, Any], device: None, exact_softmax: None) -> None:
-    """Where padding comes first, which causality does not hide; where weights or a layer's output are wanted; and
-    where a layer is skipped, or has no encoder-attention: is there a gradient of just what plain layers have one of?
+    """Are gradients the plain layers' in cases that plain layers compute?
+
+    Padding first (causality does not hide it), requests for weights or a layer's output, skipped layers, and layers
+    without encoder-attention. The same parameters must have gradients.
     """
     fast, plain, whole = pair("translation", torch.float64, admin_init="log", activation_fn="relu", **STILL, **options)
-    fast.decoder.left_pad_target = loss_of is left_padded  # as the task says it
+    fast.decoder.left_pad_target = loss_of is left_padded  # as the task sets it
     found = differences(fast, plain, loss_of or whole)
     assert max(found.values()) <= 1e-9, found
     assert not options or len(found) < 1 + len(list(fast.parameters()))
 
 
 def test_padding_before_the_target(device: None) -> None:
-    """A task says that its targets begin with padding. If it did not, a CPU sees it, and a GPU stops the run."""
+    """A task must say that its targets begin with padding. If not, does a CPU notice, and a GPU stop the run?"""
     options = {"encoder_layers": 1, "decoder_layers": 1, "admin_init": "log", "admin_fast": "on"}
     model = build("transformer_admin_tiny", **options)
     if model.decoder.gpu_code:
@@ -236,7 +241,7 @@ def test_padding_before_the_target(device: None) -> None:
 
 @pytest.mark.parametrize("amp", [False, True])
 def test_checkpointed_activations_recompute_the_same(amp: bool, device: None) -> None:
-    """Gradients with dropout are those without checkpointing; sums of gradients come in another order."""
+    """Are gradients with dropout those without checkpointing, up to the order of sums?"""
     gradients = []
     for checkpointed in (True, False):
         options = {"activation_dropout": 0.1, "admin_init": "log", "admin_fast": "on"}
@@ -251,37 +256,41 @@ def test_checkpointed_activations_recompute_the_same(amp: bool, device: None) ->
 
 @pytest.mark.parametrize(("autocast", "bound"), [(True, 0.05), (False, 0.1)])
 def test_bfloat16(autocast: bool, bound: float, device: None, onednn) -> None:
-    """Of eight bits: a product's error is some 0.4 %, and there are a dozen in a row; in all the weights it is more."""
+    """Are bfloat16 gradients close? Each product is off by 0.4 %, a dozen follow each other; weights in bfloat16
+    add more.
+    """
     dtype = torch.float32 if autocast else torch.bfloat16
     fast, plain, loss_of = pair("translation", dtype, admin_init="log", **STILL)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         found = differences(fast, plain, loss_of)
-    # The gradient of a key's bias is 0 but for rounding.
+    # The gradient of a key's bias is 0 up to rounding.
     assert max(value for name, value in found.items() if "k_proj.bias" not in name) < bound, found
 
 
 def test_a_gpu_is_asked_little() -> None:
-    """One product for an input's projections, also for all layers' keys and values; and no wait. fairseq waits in every
-    encoder layer."""
+    """Do fast layers use one product for an input's projections (all layers' keys and values, too), and never wait?
+
+    fairseq waits for the GPU in every encoder layer.
+    """
     sizes = {"encoder_layers": 5, "decoder_layers": 4, "admin_init": "log", **STILL}
     model, loss_of = translation(admin_fast="on", **sizes)
     with faked_device(), Operations() as operations:
         loss_of(model)
-    # Twos in the integers of fairseq's positions, which are on the CPU always.
+    # Two waits are for fairseq's integer positions, which are always on the CPU.
     assert operations.waits == 2
     calls = operations.calls
     attended = sum(number for name, number in calls.items() if "scaled_dot_product" in name)
     assert attended == 5 + 2 * 4 and not calls["bmm"] and not calls["baddbmm"]
-    # Of the encoder's layers four products, of the decoder's six, keys and values of all, and the logits.
+    # Four products per encoder layer, six per decoder layer, one for all keys and values, and the logits.
     assert calls["addmm"] + calls["mm"] == 5 * 4 + 4 * 6 + 1 + 1
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3])
 def test_dropout_law(p: float) -> None:
-    """Elements are dropped with chance p, each on its own, the rest is scaled by 1 / (1 - p), and gradients likewise.
+    """Are elements dropped independently with probability p, and the rest and gradients scaled by 1 / (1 - p)?
 
-    Frequencies of n independent draws have a standard error of sqrt(p (1 - p) / n); five of them are allowed. The
-    chance is a multiple of 2^-16, so the scale is right to 2^-16, relative.
+    A frequency over n independent draws has a standard error of sqrt(p (1 - p) / n); five of these are allowed. The
+    probability is a multiple of 2^-16, so the scale has a relative error of 2^-16.
     """
     torch.manual_seed(1)
     x = torch.rand(1000, 1001) + 0.5
@@ -305,7 +314,7 @@ def test_dropout_law(p: float) -> None:
 
 @pytest.mark.parametrize("option", ["--quant-noise-pq", "--cross-self-attention", None])
 def test_says_what_stays_stock(option: str | None, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
-    """Once, with the option's name."""
+    """Does the log say once which layers stay stock, with the option's name?"""
     monkeypatch.setattr("fairseq_admin.fast.model.ahead", lambda: 1.0)
     options = {option[2:].replace("-", "_"): 0.1} if option else {}
     with caplog.at_level(logging.INFO):
@@ -316,13 +325,13 @@ def test_says_what_stays_stock(option: str | None, caplog: pytest.LogCaptureFixt
 
 
 def test_scaled_heads_train() -> None:
-    """fairseq's layers see their heads in (T, B, C) alone."""
+    """Do models with scaled heads train? fairseq's layers find their heads only in shape (T, B, C)."""
     model = language.build(admin_fast="on", scale_heads=True)
     model(language.batch())[0].sum().backward()
 
 
 def test_cudnns_attention_is_off(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
-    """From the first fast model on, said once, and only where there is a GPU; a plain model changes nothing."""
+    """Does the first fast model turn cuDNN's attention off and log it once, only with a GPU? Plain models do not."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     torch.backends.cuda.enable_cudnn_sdp(True)
     with caplog.at_level(logging.INFO):
@@ -334,7 +343,7 @@ def test_cudnns_attention_is_off(caplog: pytest.LogCaptureFixture, monkeypatch) 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_products_by_onednn_are_as_torchs(bias: bool) -> None:
-    """Also changed in place, as fairseq does with queries, and without a bias, as in adaptive softmax."""
+    """Do products by oneDNN match torch's, even if changed in place (queries) or without a bias (adaptive softmax)?"""
     gradients = []
     for kind in (nn.Linear, FastLinear):
         torch.manual_seed(1)
@@ -348,9 +357,11 @@ def test_products_by_onednn_are_as_torchs(bias: bool) -> None:
 
 
 def test_when_onednn_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is ahead, by the layers' sizes alone: a probe of something small comes out now so, now so, and resumed
-    runs would differ. Two threads' probe on a busy machine chose oneDNN where MKL is level; there are two again after.
-    Of products of many shapes, as batches have them, few are kept: of 300 it was 260 MB.
+    """Does oneDNN compute only if it is faster, decided by layer sizes alone?
+
+    Probes of small sizes give varying results, so resumed runs would differ. With two threads on a busy machine, a
+    probe chose oneDNN although MKL was equal, so the probe uses one thread and then restores two. The cache keeps few
+    of the many shapes of batches: 300 shapes took 260 MB.
     """
     threads: list[int] = []
     product = lambda x, *others: threads.append(torch.get_num_threads()) or functional.linear(x, *others)  # noqa: E731
@@ -373,7 +384,9 @@ def test_when_onednn_computes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_trains_and_generates_as_without(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """The same curve without dropout; a checkpoint generates the same, to the last digit, with either."""
+    """Is the loss curve the same without dropout, and does a checkpoint generate the same text and scores with
+    either?
+    """
     curves, said = [], []
     for fast, criterion in (("off", "label_smoothed_cross_entropy"), ("on", "label_smoothed_cross_entropy_fast")):
         options = ["--criterion", criterion, "--report-accuracy", "--label-smoothing", 0.1, "--admin-fast", fast]
@@ -381,7 +394,7 @@ def test_trains_and_generates_as_without(corpus: Path, tmp_path: Path, run: Call
         done = train(corpus, tmp_path / fast, *options)
         curves.append([float(value) for value in re.findall(r"\bloss=?\s*([\d.]+)", done.output)])
     assert len(curves[0]) == len(curves[1]) > 60 and curves[0][-1] < 0.8 * curves[0][0]
-    # Rounding grows from update to update: 1e-6 a step at first, here over 60.
+    # Rounding errors grow from update to update: 1e-6 per step at first, over 60 steps.
     assert max(abs(a - b) for a, b in zip(*curves)) < 0.02
     for fast in ("on", "off"):
         options = ["--path", tmp_path / "on/checkpoint_last.pt", "--user-dir", "fairseq_admin", "--cpu", "--beam", 3]

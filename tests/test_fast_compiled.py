@@ -1,6 +1,6 @@
-"""--admin-fast compile: is it one graph a kind of layer, of any batch, with the plain layers' gradients, in every mode?
+"""--admin-fast compile: one graph per kind of layer for any batch, with the plain layers' gradients, in every mode.
 
-All but one test trace and differentiate the graphs, and run them by torch's own kernels; that one generates code.
+All tests but one trace and differentiate the graphs, and run them with torch's own kernels. That one generates code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fairseq_admin.method import provenance
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No graph of another test; torch's own kernels."""
+    """Drop other tests' graphs, and use torch's own kernels."""
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
@@ -44,7 +44,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def compare(kind: str, **options: Any) -> dict[str, float]:
-    """Differences of a compiled model from the plain one, in float64, with a dropout that both know."""
+    """Differences between a compiled and a plain model, in float64, with the same fixed dropout."""
     rule = {"admin_init": "log"} if options.get("admin_scheme", "admin") == "admin" else {}
     options = {"activation_fn": "relu", **rule, **DROPPED, **options}
     model, loss_of = KINDS[kind](admin_fast="compile", **options)
@@ -75,14 +75,17 @@ def test_gradients_are_the_plain_ones() -> None:
     ],
 )
 def test_gradients_of_every_branch(kind: str, options: dict[str, Any]) -> None:
-    """Of every mechanism, kind of model and way through a layer."""
+    """Gradients match for every mechanism, kind of model and path through a layer."""
     found = compare(kind, **options)
     assert max(found.values()) <= 1e-9, found
 
 
 def test_few_graphs_of_many_shapes() -> None:
-    """Two graphs a stack, as its first layer's omega is fixed, and as many of a single sentence. Sizes that are equal
-    by chance, or multiples of something, make no other: which graph computes would depend on the batches before."""
+    """Each stack has two graphs, because its first layer's omega is fixed, and two more for single sentences.
+
+    Sizes that happen to be equal, or multiples of something, make no new graphs. Otherwise, the graph in use would
+    depend on earlier batches.
+    """
     model, _ = translation(admin_fast="compile", admin_init="log", encoder_layers=3, decoder_layers=3, **STILL)
     for sizes in [(3, 7, 7), (8, 8, 16), (16, 16, 16), (1, 9, 9), (2, 24, 5), (5, 5, 5), (1, 32, 8)]:
         src, lengths, prev = batch(*sizes)
@@ -91,7 +94,7 @@ def test_few_graphs_of_many_shapes() -> None:
 
 
 def kept_and_gradients(checkpointed: bool) -> tuple[int, list[Tensor]]:
-    """The bytes that a compiled model keeps for its backward, without its parameters', and its gradients."""
+    """The bytes that a compiled model keeps for its backward, without its parameters, and its gradients."""
     options = {"encoder_layers": 1, "decoder_layers": 1, "admin_init": "log", **DROPPED}
     model, loss_of = translation(admin_fast="compile", checkpoint_activations=checkpointed, **options)
     saved: dict[int, int] = {}
@@ -123,7 +126,7 @@ def test_offloaded_activations_are_not_compiled(caplog: pytest.LogCaptureFixture
 
 
 def test_evaluation_profiling_and_watched_layers_are_plain() -> None:
-    """To the last bit; nothing is compiled for them."""
+    """Evaluation, profiling and monitored layers are plain, bit for bit. Nothing is compiled for them."""
     states = []
     for fast in ("compile", "off"):
         model, loss_of = translation(admin_fast=fast, admin_monitor=1, log_interval=1, **DROPPED)
@@ -131,7 +134,7 @@ def test_evaluation_profiling_and_watched_layers_are_plain() -> None:
             evaluated = loss_of(model.eval())
         model.train().set_num_updates(1)
         torch.manual_seed(3)
-        loss_of(model)  # profiles, and is watched by the monitor
+        loss_of(model)  # profiles, and the monitor measures it
         states.append({"loss": evaluated, **model.state_dict()})
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[1])
     assert not counters["stats"]["unique_graphs"]
@@ -140,7 +143,7 @@ def test_evaluation_profiling_and_watched_layers_are_plain() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_is_fairseqs(smoothing: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several chunks, the last one not full; two graphs."""
+    """The loss is fairseq's, in several chunks, the last not full, with two graphs."""
     monkeypatch.setitem(loss.CHUNK, "cpu", 104 * 5)
     (logits, target), (others, _) = random(23, dtype), random(23, dtype)
     ours = loss.smoothed_loss(logits, target, smoothing, PAD, compile=True)
@@ -154,7 +157,7 @@ def test_loss_is_fairseqs(smoothing: float, dtype: torch.dtype, monkeypatch: pyt
 
 
 def _train(arguments: list[str], log: Path) -> None:
-    """fairseq-train whose graphs run by torch's own kernels, with a loss scaler for --amp that works on the CPU."""
+    """Run fairseq-train with graphs on torch's own kernels, and a loss scaler for --amp that works on the CPU."""
     compiled.BACKEND = "aot_eager"
     torch.cuda.amp.GradScaler = partial(torch.amp.GradScaler, "cpu")  # type: ignore[assignment,misc]
     conftest._child("fairseq_cli.train", arguments, log)
@@ -178,7 +181,7 @@ MODES = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MODES)
 def test_killed_and_started_again(name: str, corpus: Path, tmp_path: Path) -> None:
-    """Does a run killed in mid-epoch end with the tensors of an undisturbed one? Its log says how long graphs took."""
+    """A run killed in mid-epoch ends with the tensors of an undisturbed one. The log says how long compiling took."""
     options = [*TRAIN, *QUICK, *COMPILE, *MODES[name].split(), "--save-interval-updates", 7, "--max-update", 30]
 
     def start(folder: Path, log: Path) -> Any:
@@ -205,7 +208,7 @@ def test_killed_and_started_again(name: str, corpus: Path, tmp_path: Path) -> No
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_two_processes_are_equal(corpus: Path, tmp_path: Path) -> None:
-    """Over gloo: do both train, and stay equal to each other? (fairseq's other wrappers cannot run on CPUs.)"""
+    """Two processes over gloo train and stay equal. (fairseq's other wrappers cannot run on CPUs.)"""
     folders = [tmp_path / "0", tmp_path / "1"]
     options = ["--max-tokens", 150, "--max-update", 8, *COMPILE]
     outputs = two_processes(corpus, folders, *options, target=_rank)
@@ -219,7 +222,9 @@ def test_two_processes_are_equal(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_generated_code_computes_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By inductor, of layers and loss, and is what it made kept where it was told to? Sums come in another order."""
+    """Inductor's code for layers and loss computes the same up to the order of sums, and is cached in the given
+    folder.
+    """
     monkeypatch.setattr(compiled, "BACKEND", "inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
@@ -227,6 +232,6 @@ def test_generated_code_computes_the_same(monkeypatch: pytest.MonkeyPatch, tmp_p
     model, loss_of = translation(admin_fast="compile", save_dir=str(tmp_path), **sizes)
     plain, _ = translation(admin_fast="off", **sizes)
     found = differences(model, plain, loss_of)
-    # The gradient of a key's bias is 0 but for rounding.
+    # The gradient of a key's bias is 0 up to rounding.
     assert max(value for name, value in found.items() if "k_proj.bias" not in name) < 1e-5, found
     assert any((tmp_path / "compiled").rglob("*.py"))

@@ -1,4 +1,4 @@
-"""The fast loss: is it fairseq's, in value, gradients and log, and does it keep no copy of the logits?"""
+"""The fast loss: its value, gradients and log are fairseq's, and it keeps no copy of the logits."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0, "encoder_layers": 1, "decoder
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several, and the last one not full."""
+    """Use several chunks, the last one not full."""
     monkeypatch.setitem(loss.CHUNK, "cpu", 104 * 5)
 
 
 def both(model: torch.nn.Module, reduce: bool = True, smoothing: float = 0.1, prefix: int = 0) -> list[Any]:
-    """Of ours and fairseq's, with --report-accuracy: loss, size and log, and the gradients of three times the loss."""
+    """Our and fairseq's loss, size and log with --report-accuracy, and the gradients of three times the loss."""
     src, lengths, prev = batch()
     target = prev.roll(-1, 1).masked_fill(prev.eq(PAD), PAD)
     inputs = {"src_tokens": src, "src_lengths": lengths, "prev_output_tokens": prev}
@@ -43,8 +43,8 @@ def both(model: torch.nn.Module, reduce: bool = True, smoothing: float = 0.1, pr
 @pytest.mark.parametrize("prefix", [0, 2])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_is_fairseqs(smoothing: float, prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float64, everything that is returned, and every gradient."""
-    # fairseq computes softmax in float32, whatever the model is in.
+    """All return values and gradients are fairseq's, in float64."""
+    # fairseq always computes softmax in float32.
     monkeypatch.setattr(fairseq.utils, "log_softmax", lambda x, dim, onnx_trace=False: x.log_softmax(dim))
     monkeypatch.setattr(fairseq.utils, "softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
     ours, theirs = both(build("transformer", **STILL).double(), smoothing=smoothing, prefix=prefix)
@@ -53,7 +53,7 @@ def test_is_fairseqs(smoothing: float, prefix: int, monkeypatch: pytest.MonkeyPa
 
 
 def random(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Logits, not a leaf, and targets with padding among them."""
+    """Logits that are not a leaf, and targets that include padding."""
     torch.manual_seed(1)
     target = torch.randint(4, 104, (rows,))
     target[::5] = PAD
@@ -62,21 +62,21 @@ def random(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tenso
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_half_precision(dtype: torch.dtype) -> None:
-    """Sums are in float32, and a gradient is rounded to the logits' type once, after it is scaled; padding has none."""
+    """Sums are float32. A gradient is rounded to the logits' type once, after scaling. Padding's gradient is 0."""
     (logits, target), (others, _) = random(23, dtype), random(23, dtype)
     ours = loss.smoothed_loss(logits, target, 0.0, PAD)
     lprobs = functional.log_softmax(others, 1, dtype=torch.float32)
     theirs = label_smoothed_nll_loss(lprobs, target, 0.0, ignore_index=PAD)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
     gradients = [torch.autograd.grad(128 * value[0], x)[0] for value, x in ((ours, logits), (theirs, others))]
-    torch.testing.assert_close(*gradients, rtol=max(2 * torch.finfo(dtype).eps, 1e-5), atol=2**-24)  # float16's least
+    torch.testing.assert_close(*gradients, rtol=max(2 * torch.finfo(dtype).eps, 1e-5), atol=2**-24)  # float16's minimum
     assert gradients[0][target.eq(PAD)].eq(0).all()
 
 
 def test_keeps_the_logits_alone() -> None:
-    """What is saved for the backward is the logits' own memory, and a few bytes a row; their gradient is there, too.
+    """The backward keeps only the logits' own memory and a few bytes per row. It writes the gradient there, too.
 
-    So a second backward is refused: the logits are gone by then.
+    So a second backward is refused: the logits have been overwritten.
     """
     logits, target = random(50)
     saved: list[Tensor] = []
@@ -91,7 +91,7 @@ def test_keeps_the_logits_alone() -> None:
 
 
 def test_gives_way() -> None:
-    """To fairseq's for a loss of each word, and for an adaptive softmax."""
+    """For a loss per word, and for an adaptive softmax, fairseq's loss is used."""
     ours, theirs = both(build("transformer", **STILL), reduce=False)
     assert ours[0].numel() > 1 and torch.equal(ours[0], theirs[0])
     options = {"adaptive_softmax_cutoff": [20, 50], "share_all_embeddings": False}

@@ -1,4 +1,4 @@
-"""recipes/gpu_trial: can its report be believed, also of commands that failed, and is every command one that runs?"""
+"""recipes/gpu_trial: is its report right, even for failed commands, and does every command run?"""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def block(folder: Path) -> list[str]:
-    """What is to be pasted, without the line about the machine."""
+    """The block to paste, without the line about the machine."""
     return (folder / "report.md").read_text().split("```")[1].splitlines()[2:]
 
 
 def test_repeats_what_was_measured(tmp_path: Path) -> None:
-    """Times, counts of tests and those that failed, scores and validations; no other line."""
+    """Does it repeat only times, test counts, failed tests, scores and validation losses?"""
     printed = ["row: what fast, ms 3.0", "FAILED tests/a.py::b - it", "== 1 failed, 2 passed in 3s =="]
     printed += ["sacreBLEU      13.0", "update 30     7.1"]
     (tmp_path / "name.log").write_text("\n".join([f"{run.made_by()}: exit 1", *printed, "", "status 0, 1 s", ""]))
@@ -39,7 +39,7 @@ def test_repeats_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that ended well are not run again; those that failed are; none after its time; all are in the block."""
+    """Are failed commands run again, finished ones not, none after the time limit, and all reported in the block?"""
     count = f"sh -c 'echo x >> {shlex.quote(str(tmp_path))}/count; "
     good, bad = ("good", count + "echo row: what fast, ms 3.0'"), ("bad", count + "exit 3'")
     run.run_missing(tmp_path, [good], 60)
@@ -52,15 +52,17 @@ def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.Monkey
     assert late == "late: not run: true"
     run.run_missing(tmp_path, [bad], 60)
     assert block(tmp_path)[0].startswith("bad: status 3, ")
-    monkeypatch.setattr(run, "made_by", lambda: "another card")  # and what was measured on this one is not said of it
+    monkeypatch.setattr(run, "made_by", lambda: "another card")  # this machine's measurements are not reported for it
     run.run_missing(tmp_path, [good], 0)
     assert block(tmp_path) == [f"good: not run: {good[1]}"]
 
 
 def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
-    """A process that was left would keep the GPU's memory from the next command."""
+    """Do a command's child processes end with its time? Otherwise they would hold GPU memory that the next one
+    needs.
+    """
     source = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
-    for limit in (2, 20):  # until it is long enough for the process to have started
+    for limit in (2, 20):  # until the process has had time to start
         run.perform(f"python -c {shlex.quote(source)}", tmp_path / "log", limit, "said")
         _, first, *_, last = (tmp_path / "log").read_text().splitlines()
         if first:
@@ -75,7 +77,7 @@ def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_commands_exist(device: str, tmp_path: Path) -> None:
-    """In the order of what is learnt first: the card's ceilings, then fast and stock steps."""
+    """Do all commands exist, in order of importance: the card's ceilings, then fast and stock steps?"""
     commands = dict(run.commands_of(run.Trial(DEVICE=device), tmp_path))
     half = {"cuda": "fp16", "cpu": "fp32"}[device]
     assert list(commands)[:3] == ["ceilings", f"fast-{half}", f"stock-{half}"]
@@ -87,7 +89,7 @@ def test_commands_exist(device: str, tmp_path: Path) -> None:
 
 
 def test_flops_are_those_of_the_products() -> None:
-    """Of a forward and a backward, as torch counts them; 0.89 GFLOP for a pair of tokens, as docs/results.md says."""
+    """Is the count that of torch for a forward and a backward: 0.89 GFLOP per token pair, as in docs/results.md?"""
     sizes = {"encoder_layers": 3, "decoder_layers": 2, **STILL}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_embed_dim": 32, f"{side}_ffn_embed_dim": 48, f"{side}_attention_heads": 4}
@@ -103,8 +105,10 @@ def test_flops_are_those_of_the_products() -> None:
 
 
 def test_a_method_trains_for_its_minutes(tmp_path: Path) -> None:
-    """As many updates as fit, by the time measured, the same for all, each at its own rate and by the rule of ω that
-    Admin's was found for; de-en by default."""
+    """Does each method train for as many updates as fit, by measured time, the same number for all?
+
+    Each uses its own learning rate, and Admin the rule of ω for which its rate was found. The default is de-en.
+    """
     (tmp_path / "fast-fp16.log").write_text("row: what fast, precision fp16, tokens 8192, ms 106.4, low 9.9\n")
     commands = dict(run.commands_of(run.Trial(DATA=str(tmp_path)), tmp_path))
     texts = [command for name, command in commands.items() if name.startswith("text-")]
@@ -126,7 +130,7 @@ def test_a_method_trains_for_its_minutes(tmp_path: Path) -> None:
     ],
 )
 def test_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> None:
-    """As from make, which hands its variables down in the environment, before anything is made."""
+    """Are mistakes refused in one line before any work, even with make's variables in the environment?"""
     command = [sys.executable, "-m", "recipes.gpu_trial.run", f"RUNS={tmp_path}/runs"]
     more = make_environment(**dict([word.split("=")]))
     done = subprocess.run(command, cwd=ROOT, env=more, capture_output=True, text=True)
@@ -141,14 +145,14 @@ ROWS = {
     **{f"{method}-fp32": [method] for method in times.METHODS},
     **{f"bert-{method}": [f"bert {method}"] for method in ("stock", "attached", "compiled")},
 }
-"""What each step of the rehearsal on a CPU measures, but for the tests of kernels."""
+"""The rows of each step of the rehearsal on a CPU, except the kernel tests."""
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.nightly if "compiled" in name else pytest.mark.slow) for name in ROWS]
 )
 def test_every_step_of_the_rehearsal_writes_its_rows(name: str, tmp_path: Path) -> None:
-    """And ends with status 0; a row's time is between its lowest and its highest; every step updated the weights."""
+    """Does every step end with status 0, write rows with min ≤ time ≤ max, and update the weights?"""
     run.run_missing(tmp_path, [(name, run.COMMANDS["cpu"][name])], 600)
     first, *printed = block(tmp_path)
     assert first.startswith(f"{name}: status 0, "), (tmp_path / f"{name}.log").read_text()[-3000:]

@@ -1,4 +1,4 @@
-"""Admin in models of torch and transformers: attached, profiled, trained and folded, next to plain references."""
+"""Admin in models of torch and transformers: attach, profile, train and fold, against plain references."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_attached_is_stock_and_folded_is_stock(name):
         gradients.append({name: p.grad for name, p in again.named_parameters() if p.grad is not None})
     attached, expected = gradients
     for key, gradient in expected.items():
-        # Gradients of a shortcut are added in another order; a float32 has 24 bits.
+        # A shortcut's gradients are summed in another order; float32 has 24 bits.
         assert torch.allclose(attached[key], gradient, rtol=1e-4, atol=1e-6), key
     assert {key for key in attached if key not in expected} == {k for k in model.state_dict() if "omega_delta" in k}
     admin.fold(model, batch)
@@ -55,8 +55,8 @@ def test_fold_in_float64(name):
     stock = build(name)[0].eval()
     stock.load_state_dict(folded)
     for encoder in [module for module in stock.modules() if isinstance(module, nn.TransformerEncoder)]:
-        encoder.use_nested_tensor = False  # with which torch's encoder gives 0 at padding
-    # A handful of sub-layers, each a few roundings of 1e-16.
+        encoder.use_nested_tensor = False  # with it, torch's encoder returns 0 at padding
+    # A few sub-layers, each with a few roundings of 1e-16.
     assert (output(stock, batch) - before).abs().max() < 1e-12
     assert (before - output(build(name)[0].eval(), batch)).abs().max() > 1e-3
     admin.fold(model, batch)
@@ -64,7 +64,7 @@ def test_fold_in_float64(name):
 
 
 def plain_omega(layers, x, real, memory=None, **masks):
-    """ω of a stack of torch's Post-LN layers, written out, and what the stack gives. Shapes (B, T, C), real (B, T)."""
+    """ω of a stack of torch's Post-LN layers, written out, and the stack's output. Shapes (B, T, C), real (B, T)."""
     omegas, omega = [], 1.0
 
     def variance(y):
@@ -87,7 +87,7 @@ def plain_omega(layers, x, real, memory=None, **masks):
 
 
 def test_omega_of_nn_transformer_against_layers_written_out():
-    """In float64, without dropout, padding left out of each side."""
+    """ω matches the layers written out, in float64, without dropout, and without padding on either side."""
     torch.manual_seed(1)
     model = nn.Transformer(16, 2, 3, 2, 24, dropout=0.0, batch_first=True).double()
     real = PADDED == 1
@@ -101,7 +101,7 @@ def test_omega_of_nn_transformer_against_layers_written_out():
     assert list(found) == [f"encoder.layers.{i}.norm{n}" for i in range(3) for n in (1, 2)] + [
         f"decoder.layers.{i}.norm{n}" for i in range(2) for n in (1, 2, 3)
     ]
-    # Variances are float32.
+    # Variances are computed in float32.
     assert [omega.item() for omega in found.values()] == pytest.approx(encoder + decoder, rel=1e-6)
     assert max(decoder) > 1.3
     assert [omega[5].item() for omega in admin.omegas(attached).values()] == pytest.approx(encoder + decoder, rel=1e-6)
@@ -128,13 +128,13 @@ def test_fifty_steps_of_adam_against_a_model_written_out():
     assert losses[model][-1] < losses[model][0] - 1
     expected = dict(written.model.named_parameters())
     for name, parameter in model.named_parameters():
-        # A key's bias has no gradient but roundings, which Adam enlarges: to 1.4e-10 with torch 2.6.
+        # A key's bias has a gradient of rounding errors only, which Adam amplifies: to 1.4e-10 with torch 2.6.
         bound = 2e-10 if "key.bias" in name and torch.__version__ < "2.7" else 1e-10
         assert "omega" in name or (parameter - expected[name]).abs().max() < bound, name
 
 
 def test_omega_is_set_after_the_optimizer_made_copies_of_the_parameters():
-    """As an optimizer of fp32 copies does: what it writes back does not undo profiling."""
+    """If an optimizer copied the parameters (fp32 copies), its write-back does not undo the profiling."""
     model, batch = build("encoder", torch.float32)
     admin.attach(model, batch)
     masters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -149,7 +149,9 @@ def test_omega_is_set_after_the_optimizer_made_copies_of_the_parameters():
 
 @pytest.mark.parametrize("rule, value", [("log", 1.6116105), ("constant", math.sqrt(6))])
 def test_rules_by_depth(rule, value):
-    """Six sub-layers (test_omega.py has the formulas); the first one's shortcut is a norm's output in BERT only."""
+    """Rules by depth, for six sub-layers (formulas: test_omega.py). Only in BERT, the first shortcut is a norm's
+    output.
+    """
     model, batch = build("bert")
     admin.attach(model, batch, omega=rule)
     assert [omega.unique().tolist() for omega in admin.omegas(model).values()] == 6 * [[pytest.approx(value)]]
@@ -191,7 +193,7 @@ def test_labels_say_where_a_decoder_is_padded():
     admin.attach(model, batch)
     by_labels = admin.profile(model, batch)
     by_mask = admin.profile(model, {**batch, "decoder_attention_mask": PADDED})
-    # The mask also hides padding from attention, of positions that do not count.
+    # The mask also hides padding from attention, at positions that do not count.
     assert torch.equal(torch.stack(list(by_labels.values())), torch.stack(list(by_mask.values())))
     counted = admin.profile(model, {**batch, "labels": batch["labels"].clamp(min=1)})
     assert not torch.equal(torch.stack(list(by_labels.values())), torch.stack(list(counted.values())))
@@ -201,11 +203,11 @@ def test_labels_say_where_a_decoder_is_padded():
 
 @pytest.mark.parametrize("name", ["bert", "transformer"])
 def test_a_budget_of_tokens_takes_the_first_sentences(name):
-    """Two sentences of seven words; the same as if the batch had no more. Out of memory: one."""
+    """20 tokens allow two sentences of seven words. If memory runs out, the number of sentences is halved."""
     options = {"dropout": 0.0} if name == "transformer" else {"hidden_dropout_prob": 0.0}
     model, batch = build(name, **options)
     model.eval()
-    if name == "transformer":  # as many words as sentences: a mask of words by words is not cut
+    if name == "transformer":  # with as many words as sentences, the words-by-words mask must not be cut
         del batch["tgt_key_padding_mask"]
         batch |= {"tgt": batch["tgt"][:3], "tgt_mask": batch["tgt_mask"][:3, :3]}
     admin.attach(model, batch)

@@ -1,4 +1,4 @@
-"""`diagnose`: trials on copies by successive halving, the plateau, the advice; the model stays as it was."""
+"""`diagnose`: trials on copies by successive halving, the plateau and the advice. The model does not change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS, WIDTH = 8, 16
 
 
 class Model(nn.Module):
-    """Says of each word which it is, through a Post-LN encoder whose layers are drawn apart."""
+    """Predicts its own input words, through a Post-LN encoder with independently drawn layers."""
 
     def __init__(self, layers=2, norm_first=False, drawn=True):
         super().__init__()
@@ -55,7 +55,9 @@ def diagnose(model, rates=(1e-2,), steps=4000, **options):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Trials whose loss a function of rule, warm-up, rate and steps gives; the plateau is at 10. Lists what ran."""
+    """Replace trials by a function (rule, warm-up, rate, steps) -> loss, with the plateau at 10. Returns the trials
+    run.
+    """
     ran = []
 
     def of(loss_of):
@@ -66,7 +68,7 @@ def scripted(monkeypatch):
             return model
 
         def train(trainer, model, rate, warm_up, steps):
-            if steps == 1 or model.named == "blind":  # of one step the cost is measured
+            if steps == 1 or model.named == "blind":  # a trial of one step measures the cost
                 return 10.0
             ran.append((model.named, warm_up > 0, rate, steps))
             return loss_of(*ran[-1])
@@ -99,7 +101,7 @@ def test_a_shallow_model_learns_as_it_is():
     result = diagnose(Model(), steps=20000)
     assert result.advice == "It learns as it is." == str(result).splitlines()[-1]
     assert result.trials[0].rule is None and result.trials[0].warm_up == 0 and result.trials[0].status == "learns"
-    # Eight words are as likely: a model that reads nothing needs ln 8.
+    # Eight words are equally likely: a model that reads nothing has loss ln 8.
     assert result.plateau == pytest.approx(math.log(WORDS), abs=0.15)
 
 
@@ -108,7 +110,7 @@ def test_a_blind_copy_reads_nothing_and_trains():
     blind = trainer.blind().eval()
     assert torch.equal(blind(BATCHES[0]), blind(BATCHES[1]))
     ones = [torch.full_like(batch, 3) for batch in BATCHES]
-    trainer.batches = ones  # what occurs always is learned without reading
+    trainer.batches = ones  # a constant target is learned without reading
     assert trainer.train(trainer.blind(), 1e-2, 0, 40) < 0.5
 
 
@@ -137,7 +139,7 @@ def test_halving_keeps_the_better_rates_of_each_kind_and_the_users_own(scripted)
     of = {length: [run[:3] for run in ran if run[3] == length * shortest] for length in (1, 2, 4)}
     kinds = [(rule, warms_up) for rule, warms_up in diagnosing.KINDS]
     assert of[1] == [(*kind, rate) for rate in (2.0, 1.0, 4.0) for kind in kinds]
-    # Without warm-up the lowest rate is the best, and the user's goes on besides.
+    # Without warm-up, the lowest rate is best. The user's own setting continues, too.
     assert set(of[2]) == {(None, False, 2.0), (None, False, 1.0)} | {(*k, r) for k in kinds[1:] for r in (2.0, 4.0)}
     assert set(of[4]) == {(None, False, 2.0), (None, False, 1.0)} | {(*kind, 4.0) for kind in kinds[1:]}
     assert "Undecided" in result.advice
@@ -175,7 +177,7 @@ def test_advice_is_the_smallest_change_that_learns(scripted, learns, advice):
 
 
 class Positions(Model):
-    """Its first norm reads a sum, as of word and position embeddings."""
+    """Its first norm reads a sum, such as that of word and position embeddings."""
 
     def forward(self, ids):
         return self.out(self.encoder(self.norm(self.words(ids) + self.words.weight[0])))

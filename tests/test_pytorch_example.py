@@ -1,4 +1,4 @@
-"""docs/examples, short: every method trains at every rate, and Admin's fold gives the stock model; docstrings."""
+"""docs/examples, shortened: every method trains at every rate, and Admin folds to the stock model; docstrings."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_example(name):
     rows = [line for line in lines if line[0] in methods]
     assert [row[:2] for row in rows] == [[m, r] for m in methods for r in ("0.001", "1e-07")]
     bits = [float(row[-1]) for row in rows]
-    # Without training, near the bits of that many words, or characters, that are all as likely.
+    # Without training, the loss is near that of equally likely words or characters.
     bounds = (math.log2(tokens) - 0.5, math.log2(tokens) + 1.5)
     for trained, untrained in zip(bits[::2], bits[1::2]):
         assert trained < untrained - 0.5 and bounds[0] < untrained < bounds[1]
     differences = [float(value) for value in re.findall(r"folded: outputs differ by (\S+)$", printed, re.MULTILINE)]
-    # A float32 has 24 bits, and the outputs are near 1.
+    # float32 has 24 bits, and the outputs are near 1.
     assert len(differences) == 2 and all(0 < value < 1e-4 for value in differences)
 
 

@@ -1,4 +1,4 @@
-"""Models as people write them: a feed-forward inside forward, positions before q and k, adapters, wrappers."""
+"""Models as users write them: a feed-forward inside forward, positions added before q and k, adapters, wrappers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FunctionalDropout(Layer):
 
 
 class ThreeWeights(Layer):
-    """Queries, keys and values by a weight each, in one call."""
+    """Queries, keys and values have separate weights, passed in one call."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class ThreeWeights(Layer):
 
 
 class Positions(Layer):
-    """Added to x before q and k, as in detection Transformers."""
+    """Adds positions to x before q and k, as in detection Transformers."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +167,7 @@ def test_positions_before_q_and_k_are_refused_kept_or_skipped(caplog):
 
 
 class Rows(nn.Module):
-    """Rows and columns of a table by turns, each in a shape of its own."""
+    """Alternates between a table's rows and columns, each in its own shape."""
 
     def __init__(self):
         super().__init__()
@@ -248,7 +248,7 @@ def test_a_norm_is_known_by_its_weights_not_by_its_name():
 
 
 class Every(Stack):
-    """Also returns what every layer gave."""
+    """Also returns every layer's output."""
 
     def forward(self, h):
         every = [self.first(h)]
@@ -284,7 +284,7 @@ class Merged(nn.Linear):
 
 def test_adapters_that_merge_in_eval_are_as_they_were():
     model = nn.Sequential(Merged(C, C), Every()).double()
-    nn.init.constant_(model[0].weight, 0.5)  # so that merging leaves no rounding
+    nn.init.constant_(model[0].weight, 0.5)  # exact in binary, so merging does not round
     admin.attach(model, X)
     assert model.training and not model[0].merged and model[0].weight.eq(0.5).all()
     model[1].layers[1].register_forward_pre_hook(lambda layer, args: (args[0] + 0.1,))
@@ -294,7 +294,7 @@ def test_adapters_that_merge_in_eval_are_as_they_were():
 
 
 class Cloned(Layer):
-    """No module in it is given x."""
+    """Passes x itself to no module."""
 
     def attend(self, h):
         return super().attend(h.clone())

@@ -1,4 +1,4 @@
-"""What is a site and what is not, by small layers written for one rule each; refusals in words."""
+"""Which norms are sites: small layers, each written for one rule, and error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import fairseq_admin.pytorch as admin
 
 
 class Layer(nn.Module):
-    """One Post-LN sub-layer, for the tests to override: what reads its shortcut, and other modules by name."""
+    """One Post-LN sub-layer. Tests override `read`, which reads its shortcut, and add modules by name."""
 
     others = {}
 
@@ -35,7 +35,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """A norm, three such layers, and a projection."""
+    """A norm, three layers, and a projection."""
 
     def __init__(self, layer):
         super().__init__()
@@ -54,7 +54,7 @@ X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2), dtype=torch
 
 
 def kind(read, **others):
-    """A layer class that reads its input by a function, with other modules."""
+    """A layer class with the given `read` function and extra modules."""
     return type("Read", (Layer,), {"read": read, "others": others})
 
 
@@ -63,7 +63,7 @@ def parameter(*shape):
 
 
 class Flat(Layer):
-    """Adds all positions as rows of one matrix, as OPT does."""
+    """Views all positions as rows of one matrix, as OPT does."""
 
     def forward(self, x):
         rows = x.view(-1, 8)
@@ -71,7 +71,7 @@ class Flat(Layer):
 
 
 class OddNorm(nn.Module):
-    """It is called a norm, and is given indices, or gives two tensors."""
+    """Has a norm's name, but takes indices, or returns two tensors."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ class OddNorm(nn.Module):
 
 
 class Repeated(Layer):
-    """Learned queries, the same for every sentence, are the shortcut."""
+    """The shortcut is learned queries, the same for every sentence."""
 
     others = {"other": lambda: nn.LayerNorm(8), "queries": parameter(1, 5, 8)}
 
@@ -97,7 +97,7 @@ class ChannelsFirst(nn.LayerNorm):
 
 
 class SqueezeBert(Layer):
-    """Channels come first between the norms of its layers."""
+    """Between the norms, channels come first."""
 
     def __init__(self):
         super().__init__()
@@ -119,7 +119,7 @@ class ChannelsFirstStack(Stack):
 
 
 class FromNumpy(Stack):
-    """Its input comes from numpy, which the trace cannot see either."""
+    """Its input comes from numpy, which the trace cannot see."""
 
     def forward(self, x):
         return super().forward(torch.from_numpy(x.numpy()))
@@ -227,7 +227,7 @@ class PreLN(Layer):
 
 
 class NormBeforeTheSum(Layer):
-    """As Swin v2 and OLMo 2: the last norm of the model reads a sum, in which a norm wrote the branch."""
+    """As in Swin v2 and OLMo 2, a norm writes the branch. The model's last norm reads the sum."""
 
     others = {"path": nn.Identity}
 
@@ -249,7 +249,7 @@ def test_pre_ln_has_no_site(layer, reason):
 
 
 class OwnNorm(nn.Module):
-    """With other names for its parameters than torch's, and a norm inside that has none."""
+    """Names its parameters differently from torch, and contains a norm without parameters."""
 
     def __init__(self, begin, weight):
         super().__init__()
@@ -270,7 +270,7 @@ def with_norms(*given):
 
 @pytest.mark.parametrize("given", [(1.0, lambda weight: weight), (0.0, lambda weight: 1 + weight)])
 def test_a_norm_of_ones_own_is_written_through(given):
-    """Its weight may begin at 0, to which it adds 1, as in x-transformers."""
+    """A custom norm is a site. Its weight may start at 0, with 1 added, as in x-transformers."""
     model = with_norms(*given)
     admin.attach(model, X)
     assert len(admin.profile(model, X)) == 3
@@ -288,7 +288,7 @@ def test_a_norm_that_cannot_write_a_scale_has_no_site():
 
 
 def test_a_model_in_half_precision_is_followed():
-    """Where a number near 0 has few bits: of many random ones some are, and so are some of their shares."""
+    """The trace follows half-precision models, where numbers near 0 have few bits, as some random values here do."""
     for seed in range(4):
         torch.manual_seed(seed)
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 4, 256, batch_first=True), 1).half()
@@ -297,7 +297,7 @@ def test_a_model_in_half_precision_is_followed():
 
 
 class Positions(Stack):
-    """Sums that feed a norm and are no sites: of embeddings, and of a positional convolution."""
+    """Sums before a norm that are not sites: of embeddings, and with a positional convolution."""
 
     def __init__(self):
         super().__init__(Layer)
@@ -319,7 +319,7 @@ def test_sums_before_the_layers_are_no_sites():
 
 
 class Pooled(Layer):
-    """Its shortcut is a part of what the norm before wrote, all of which it reads, as in Funnel."""
+    """As in Funnel, its shortcut is a part of the previous norm's output, but its branch reads all of it."""
 
     def forward(self, x):
         part = x[:, :2]
@@ -334,12 +334,12 @@ def test_a_shortcut_that_no_norm_wrote_whole_keeps_omega_1(place, still):
     learned = [f"layers.{i}.norm.omega_delta" for i in range(3) if i != still]
     assert [key for key in model.state_dict() if "delta" in key] == learned
     omega = list(admin.profile(model, 3 * X).values())
-    # But what it adds up counts for the next: Var[3 x] is about 9.
+    # But its sum counts for the next ω: Var[3 x] is about 9.
     assert omega[still] == 1 and (omega[1] > 2.5) == (place == "before")
 
 
 def test_sites_of_the_users_own():
-    """Where one cannot be folded the others can be named."""
+    """If one site cannot be folded, `sites=` names the others."""
     mixed = Stack(Layer).double()
     mixed.layers[1] = REFUSED["positions"][0]().double()
     with pytest.raises(ValueError, match=r"layers\.1\.norm has a shortcut .* sites="):
@@ -404,7 +404,7 @@ def test_a_trained_model_is_neither_profiled_nor_given_another_omega(key):
 
 @pytest.mark.parametrize("missing, ran", [(-1, 2), (0, 0)])
 def test_profiling_wants_every_sublayer(missing, ran):
-    """As where a model leaves layers out at random: the others' ω would be taken for theirs."""
+    """If a model skips layers at random, profiling fails: it would give skipped layers the ω of others."""
     model = admin.attach(Stack(Layer).double(), X)
     del model.layers[missing]
     with pytest.raises(ValueError, match=rf"^{ran} sub-layers ran in training mode; 3 did when the model was attached"):
@@ -412,7 +412,7 @@ def test_profiling_wants_every_sublayer(missing, ran):
 
 
 class Locked(nn.Module):
-    """A dropout of one's own, which gives its argument back in evaluation."""
+    """A custom dropout that returns its argument in evaluation mode."""
 
     def forward(self, x):
         return x * (torch.rand_like(x[:, :1]) > 0.5) * 2 if self.training else x
@@ -462,7 +462,7 @@ def test_two_models_in_one_are_told_apart():
 
 
 def test_a_state_dict_of_more_or_less_than_weights():
-    """What get_extra_state gives is kept; the fold changes weights that the state dict leaves out, too."""
+    """The fold keeps get_extra_state's value, and also changes weights that the state dict lacks."""
     model = Stack(kind(Layer.read, extra=lambda: Extra())).double()
     perturbed(admin.attach(model, X))
     assert admin.folded_state_dict(model)["layers.0.extra._extra_state"] == {"count": 3}
@@ -480,7 +480,7 @@ class Extra(nn.Module):
 
 
 class Halves(Stack):
-    """It computes in bfloat16 and gives float32, as under a Trainer with bf16=True."""
+    """Computes in bfloat16 and returns float32, as under a Trainer with bf16=True."""
 
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):
@@ -488,7 +488,7 @@ class Halves(Stack):
 
 
 def outputs_through(change):
-    """A model whose outputs a function changes."""
+    """A model whose outputs pass through a function."""
     model = Stack(Layer).double()
     model.register_forward_hook(lambda model, args, output: change(output))
     return model
@@ -507,7 +507,7 @@ COMPARED = {
 
 @pytest.mark.parametrize("case", COMPARED)
 def test_a_fold_is_compared_and_refused_if_it_is_not_the_same(case):
-    """As where something read a shortcut that no trace can see."""
+    """A fold that changes the function is refused, for example if the trace missed a reader of a shortcut."""
     make, shift = COMPARED[case]
     model = perturbed(admin.attach(make(), X))
     admin.fold(copy.deepcopy(model), X)
@@ -539,7 +539,7 @@ def test_a_model_is_copied_after_branches_were_computed_again():
 
 
 def test_a_forward_that_failed_leaves_nothing_to_the_next():
-    """What it left holds the graph of all layers before, which would be in the way of a smaller batch."""
+    """A failed forward leaves nothing behind. Otherwise it would hold the graph of all earlier layers in memory."""
     model = admin.attach(Stack(Layer).double(), X)
     failing = model.layers[2].fc2.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -552,7 +552,7 @@ def test_a_forward_that_failed_leaves_nothing_to_the_next():
 
 
 class Words(nn.Module):
-    """It is given words (B, T), and has torch's layers with (T, B, C)."""
+    """Takes words (B, T), and uses torch's layers with (T, B, C)."""
 
     def __init__(self):
         super().__init__()
@@ -570,14 +570,14 @@ FIVE = torch.randn(5, 5, 8, generator=torch.Generator().manual_seed(3))
 
 
 class Masked(Stack):
-    """Without torch's attention, whose `mask` is of positions by positions."""
+    """Has a `mask` argument, but not torch's attention, whose mask is positions by positions."""
 
     def forward(self, x, mask):
         return super().forward(x * mask.unsqueeze(2))
 
 
 class Positional(Stack):
-    """Its arguments have no names."""
+    """Takes positional arguments without names."""
 
     def forward(self, *inputs):
         return super().forward(*inputs)
@@ -599,7 +599,7 @@ def test_a_batch_is_cut_to_its_first_sentences(make, batch):
 
 
 def test_padding_that_is_counted_is_said(caplog):
-    """As of wav2vec 2.0, whose mask is of samples: once a mask."""
+    """If padding is counted, the log says so once per mask, as for wav2vec 2.0, whose mask covers audio samples."""
     model = Stack(Layer).double()
     model.forward = lambda x, attention_mask=None: Stack.forward(model, x)
     admin.attach(model, (X, torch.ones(2, 50)))
@@ -616,7 +616,7 @@ def test_a_batch_in_one_argument_is_counted_whole_and_that_is_said(caplog):
 
 
 class Tokens(Words):
-    """Its arguments have the names of ours."""
+    """Its arguments have the same names as attach's."""
 
     def forward(self, tokens, rule=None, sites=None, omega=None, batch=None):
         assert rule is sites is omega is None
@@ -641,7 +641,7 @@ def test_a_batch_in_several_arguments_is_refused_in_one_line(call):
 
 
 def test_a_data_loader_is_no_batch():
-    """Its second tensor, the labels, would be given for a mask."""
+    """A data loader's batch is refused: its second tensor, the labels, would be taken for a mask."""
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, X))
     with pytest.raises(ValueError, match="a DataLoader is not a batch; give one batch"):
         admin.attach(Stack(Layer).double(), loader)

@@ -1,4 +1,4 @@
-"""Admin under Hugging Face's Trainer: killed and resumed, the folded copies, what is logged."""
+"""Admin under Hugging Face's Trainer: kill and resume, folded copies, and logs."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_folded_copies_logs_and_decay(tmp_path, caplog):
     run = trainer(tmp_path)
     with caplog.at_level(logging.INFO, "fairseq_admin"):
         run.train()
-    # Of the batch of four that training then took.
+    # Profiled on the batch of four that training then used.
     assert caplog.text.count("Admin: profiled by rule reference on 4 sentences") == 1
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "checkpoint-8" / "folded").eval()
     assert not caplog.records
     batch = {"input_ids": ids(), "attention_mask": PADDED}
-    # float32, and weights that were rounded again.
+    # float32, and the fold rounds weights once more.
     assert torch.allclose(output(stock, batch), output(run.model.eval(), batch), atol=1e-4)
     assert {path.name for path in (tmp_path / "checkpoint-3" / "folded").iterdir()} >= {
         "model.safetensors",
@@ -81,7 +81,7 @@ def test_folded_copies_logs_and_decay(tmp_path, caplog):
 
 
 def test_it_profiles_on_the_first_batch_of_training(tmp_path):
-    """Not on another: ω is that of the sentences that training then takes first, and not of the next ones."""
+    """ω is profiled on the sentences that training uses first, not on later ones."""
     run = trainer(tmp_path, max_steps=1, learning_rate=0.0)
     batches, step = [], run.training_step
     run.training_step = lambda model, inputs, *rest: batches.append(inputs) or step(model, inputs, *rest)
@@ -93,7 +93,7 @@ def test_it_profiles_on_the_first_batch_of_training(tmp_path):
         admin.attach(model, batch)
         profiles.append(torch.stack(list(admin.profile(model, batch).values())))
     found = torch.stack([omega[0] for omega in admin.omegas(run.model).values()])
-    # Dropout, whose masks differ, moves ω less than another batch does.
+    # Dropout masks differ, but change ω less than another batch does.
     assert (found - profiles[0]).abs().max() < (found - profiles[1]).abs().max()
 
 
@@ -116,13 +116,13 @@ def test_under_accelerate():
     assert all(omega.std() > 0 for omega in admin.omegas(prepared).values())
     before = output(model.eval(), batch)
     stock = admin.fold(accelerator.unwrap_model(prepared), batch)
-    # float32, and weights that were rounded again.
+    # float32, and the fold rounds weights once more.
     assert torch.allclose(output(stock, batch), before, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_the_pages_code_runs(tmp_path, monkeypatch):
-    """docs/pytorch.md's loops, plain and the Trainer's, one after the other."""
+    """docs/pytorch.md's loops run: the plain one, then the Trainer's."""
     monkeypatch.chdir(tmp_path)
     names = {}
     for block in re.findall(r"^```python\n(.+?)^```", (ROOT / "docs" / "pytorch.md").read_text(), flags=re.M | re.S):

@@ -1,4 +1,4 @@
-"""An attached model under what trainings use: half precision, checkpointing, compiling, two processes; and fairseq."""
+"""An attached model in half precision, with checkpointing, compiled, in two processes, and against fairseq."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gradients(model, batch):
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("name", ["bert", "bart", "encoder"])
 def test_autocast(name, half):
-    """The same bits at ω = 1; elsewhere what the folded model computes, but for its rounding."""
+    """Under autocast, ω = 1 changes no bit, and other ω match the folded model up to its rounding."""
     model, batch = build(name, torch.float32)
     with torch.autocast("cpu", dtype=half):
         stock = output(model, batch)
@@ -45,7 +45,7 @@ def test_autocast(name, half):
         admin.fold(model)
         folded = output(model, batch).float()
     assert all(torch.isfinite(gradient).all() for gradient in grown.values()) and "omega" in " ".join(grown)
-    # bfloat16 has 8 significant bits, and a handful of sub-layers.
+    # bfloat16 has 8 significant bits; errors add up over a few sub-layers.
     assert (attached - folded).abs().max() < 0.05 * attached.abs().max()
 
 
@@ -74,7 +74,9 @@ def test_gradient_checkpointing_has_the_same_gradients(name, reentrant):
 
 
 def test_replicas_that_run_at_once_have_their_own_shortcuts():
-    """DataParallel, which Hugging Face's Trainer takes where it sees several GPUs, shares hooks between its threads."""
+    """Replicas keep separate shortcuts. DataParallel, the Trainer's choice for several GPUs, shares hooks among
+    threads.
+    """
     model, batch = build("bert")
     admin.attach(model, batch)
     (site,) = {hook.__self__ for hook in model.bert.encoder.layer[1].output.LayerNorm._forward_pre_hooks.values()}
@@ -111,7 +113,7 @@ def _rank(rank, port, work, results):
 
 
 def on_two_ranks(work):
-    """What a function gives on each of two ranks."""
+    """Run a function on two ranks. Returns the result of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -122,7 +124,7 @@ def on_two_ranks(work):
 
 
 def step_under_ddp(rank):
-    """Attach, profile and make one step, each rank on its own batch; ω before and after."""
+    """Attach, profile and make one step, each rank on its own batch. Returns ω before and after."""
     model, batch = build("bart", torch.float32)
     batch["input_ids"] = batch["input_ids"].roll(rank * 3, 1)
     admin.attach(model, batch)
@@ -158,9 +160,9 @@ def test_two_processes_have_the_first_ones_omega():
 
 
 def steps_in_shards(rank):
-    """Steps of a whole model and of one in shards, from one batch, with ω profiled before or after sharding.
+    """Train a whole model and a sharded one on one batch, with ω profiled before or after sharding.
 
-    In BERT x is given to a module inside the layer, in torch's encoder to the layer or written in it.
+    BERT passes x to a module inside the layer; torch's encoder passes it to the layer or computes it inside.
     """
     mesh = init_device_mesh("cpu", (2,))
     still = {"encoder": {"dropout": 0.0}, "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}
@@ -194,12 +196,12 @@ def steps_in_shards(rank):
 @pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 has no FSDP on a CPU")
 def test_in_shards_it_is_the_same_training():
-    """FSDP2, bit for bit; the folded weights are whole on every rank."""
+    """Training with FSDP2 shards is the same, bit for bit. The folded weights are whole on every rank."""
     on_two_ranks(steps_in_shards)
 
 
 def of_fairseq(model):
-    """An nn.Transformer with the weights of a fairseq model, whose stacks end without a norm."""
+    """An nn.Transformer with the weights of a fairseq model. Its stacks have no final norm."""
     layers = {
         "encoder": nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0),
         "decoder": nn.TransformerDecoderLayer(64, 4, 128, dropout=0.0),
@@ -241,5 +243,5 @@ def test_the_same_omega_as_fairseqs_layers(rule):
     admin.attach(stacks, batch)
     found = [omega.item() for omega in admin.profile(stacks, batch, rule=rule).values()]
     expected = profiling.measure(model, src, prev, rule).tolist()
-    # float32 activations of a dozen sub-layers, each off by a few roundings of 6e-8.
+    # Activations of a dozen sub-layers are float32: each is off by a few roundings of 6e-8.
     assert found == pytest.approx(expected, rel=2e-6) and max(found) > 1.2 and len(found) == 15

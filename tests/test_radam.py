@@ -1,4 +1,4 @@
-"""`--optimizer radam` against the published algorithm in float64, and what fairseq asks of an optimizer."""
+"""`--optimizer radam`: parity with the published algorithm in float64, and fairseq's requirements of an optimizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["fused", "plain"])
 def way(request, monkeypatch):
-    """Every test twice: with torch's fused kernel and with its RAdam."""
+    """Run every test twice: with torch's fused kernel and with its RAdam."""
     monkeypatch.setattr(RAdam, "fused", request.param)
 
 
@@ -39,7 +39,7 @@ def parameters(dtype=torch.float32, shapes=((5, 4), (4,), (1,), (2, 3, 2))):
 
 
 def gradients(params, step):
-    """Like a model's: a different size for every parameter and step, with a constant part."""
+    """Gradients like a model's: of a different size for every parameter and step, with a constant part."""
     generator = torch.Generator().manual_seed(1000 + step)
     return [
         (torch.randn(p.shape, generator=generator, dtype=torch.float64) + 0.3) * 10.0 ** (step % 3 - i)
@@ -64,8 +64,10 @@ def train(params, optimizer, steps):
     ],
 )
 def test_against_plain_float64(more, scale):
-    """In two groups; where gradients are too large by a loss scale, a number or a tensor; and where some are missing,
-    so that parameters take steps of their own number."""
+    """Is it the published algorithm, with two groups, loss scales (number or tensor) and missing gradients?
+
+    If gradients are missing, parameters have different numbers of steps.
+    """
     params, other = parameters(), {"lr": 3e-2, "weight_decay": 0.0}
     settings = [{**SETTINGS, **more, **(other if i > 1 else {})} for i in range(len(params))]
     twins = [reference.PlainRAdam(p.detach(), **its) for p, its in zip(params, settings)]
@@ -80,7 +82,7 @@ def test_against_plain_float64(more, scale):
     assert [int(optimizer.state[p]["step"]) for p in params[:3]] == [200, 67, 190] and params[3] not in optimizer.state
     for p, twin, before in zip(params[:3], twins, start):
         assert (p - before).abs().max() > 0.01
-        # 200 float32 updates of at most lr each, rounded to the size of p (up to 3): 200 · 2e-7 at the very most.
+        # 200 float32 updates of at most lr each, rounded at the size of p (up to 3): at most 200 · 2e-7.
         assert torch.allclose(p.double(), twin.value, rtol=1e-5, atol=1e-5)
     assert torch.equal(params[3], start[3])
 
@@ -89,14 +91,14 @@ def test_against_plain_float64(more, scale):
 def test_only_decay_while_intractable(weight_decay):
     """ρ_∞ = 99; ρ_5 = 99 - 10 · 0.98^5 / (1 - 0.98^5) = 99 - 10 · 0.9039208 / 0.0960792 = 4.919.
 
-    Without eps, too, a weight that has no gradient stays what it is.
+    Even without eps, a weight without a gradient does not change.
     """
     (p,), (before,) = parameters(shapes=[(3,)]), parameters(shapes=[(3,)])
     p.grad = torch.tensor([0.0, 1.0, 2.0])
     optimizer = RAdam([p], **{**SETTINGS, "eps": 0.0, "weight_decay": weight_decay})
     for _ in range(5):
         optimizer.step()
-    # Five products in float32.
+    # Five float32 products.
     torch.testing.assert_close(p, before * (1 - 1e-2 * weight_decay) ** 5, rtol=1e-6 if weight_decay else 0, atol=0)
 
 
@@ -114,12 +116,12 @@ def test_half_parameters_keep_float_state(dtype):
         for name in ("exp_avg", "exp_avg_sq"):
             state = optimizer.state[p][name]
             assert state.dtype == torch.float32 and torch.equal(state, twin.state[q][name])
-        # The parameter is rounded to half in every one of 20 steps: half a unit in the last place of 2 each time.
+        # Each of 20 steps rounds the parameter to half precision: by half a unit in the last place of 2.
         assert p.dtype == dtype and torch.allclose(p.float(), q, atol=20 * torch.finfo(dtype).eps)
 
 
 def test_a_closure_computes_the_gradients():
-    """As torch's optimizers have it: it is called once, with gradients switched on, and its loss is returned."""
+    """As in torch's optimizers, is the closure called once, with gradients enabled, and its loss returned?"""
     params, others = parameters(), parameters()
     optimizer, other = RAdam(params, **SETTINGS), RAdam(others, **SETTINGS)
 
@@ -135,7 +137,7 @@ def test_a_closure_computes_the_gradients():
 
 
 def half_config(scale=1, bf16=False, fast="on"):
-    """fairseq's, for its wrappers in half precision."""
+    """fairseq's configuration for its half-precision wrappers."""
     optimizer = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "lr": [1e-2], "weight_decay": 0.1}
     common = {"fp16_init_scale": scale, "fp16_scale_tolerance": 0.0, "fp16_no_flatten_grads": True}
     common |= {"min_loss_scale": 1e-4, "threshold_loss_scale": None, "fp16_scale_window": 1000, "bf16": bf16}
@@ -148,12 +150,12 @@ def half_config(scale=1, bf16=False, fast="on"):
 
 
 def memory_efficient(params, **_):
-    """fairseq's --memory-efficient-fp16 around our optimizer, its loss scale 1."""
+    """fairseq's --memory-efficient-fp16 around our optimizer, with loss scale 1."""
     return MemoryEfficientFP16Optimizer(half_config(), params, handled(FairseqRAdam, params))
 
 
 def train_half(wrapper, steps, frozen=()):
-    """As fairseq's trainer; in step 3 one parameter has no gradient, in step 5 one overflows."""
+    """Train as fairseq's trainer does. In step 3 a parameter has no gradient; in step 5 a gradient overflows."""
     params = wrapper.fp16_params
     for step in steps:
         for i, p in enumerate(params):
@@ -171,9 +173,9 @@ def train_half(wrapper, steps, frozen=()):
 
 
 def test_a_scale_that_is_a_tensor_divides():
-    """As fairseq gives it when it clips under memory-efficient bf16: is each step that of gradients divided before?
+    """When fairseq clips under memory-efficient bf16, the scale is a tensor. Is each step that of divided gradients?
 
-    An epsilon as large as the gradients alone shows their scale.
+    Epsilon is as large as the gradients. Otherwise, their scale would not show.
     """
     found = []
     for scale in (1.0, 64.0, torch.tensor(64.0), torch.tensor(64.0, dtype=torch.float64)):
@@ -190,7 +192,7 @@ def test_a_scale_that_is_a_tensor_divides():
 
 @pytest.mark.parametrize("frozen", [(), (1,)])
 def test_fp16_that_is_not_flat_is_copied_at_once(frozen):
-    """Is it as with fairseq's own wrapper, bit for bit, through gradients that lack or overflow, and a resumption?"""
+    """Is it bit for bit fairseq's own wrapper, with missing gradients, overflows and a resume?"""
     found = []
     for kind in (fp16_optimizer.FP16Optimizer, FP16Optimizer):
         params = parameters(torch.float16)
@@ -203,17 +205,17 @@ def test_fp16_that_is_not_flat_is_copied_at_once(frozen):
         assert wrapper.scaler.loss_scale == loss_scale == 64
         moments = [wrapper.optimizer.state[p][name] for p in wrapper.fp32_params for name in ("exp_avg", "exp_avg_sq")]
         wrapper.zero_grad()
-        wrapper._sync_fp16_grads_to_fp32()  # as a step would that no backward precedes
+        wrapper._sync_fp16_grads_to_fp32()  # as in a step without a backward before it
         zeros = [p.grad for p in wrapper.fp32_params]
         assert all(p.grad is None for p in params) and not any(zero.any() for zero in zeros)
         found.append([*params, *wrapper.fp32_params, *moments])
     assert all(map(torch.equal, *found))
-    assert kind.__name__ == fp16_optimizer.FP16Optimizer.__name__  # which fairseq compares when it resumes
+    assert kind.__name__ == fp16_optimizer.FP16Optimizer.__name__  # fairseq compares it when it resumes
 
 
 @pytest.mark.parametrize("kind", [fp16_optimizer.FP16Optimizer, FP16Optimizer, MemoryEfficientFP16Optimizer])
 def test_bf16_goes_on_learning(kind):
-    """Is the gradient of every update scaled by its own number of tokens, and by no earlier one's?"""
+    """Is each update's gradient scaled by its own number of tokens, not by an earlier update's?"""
     (p,) = params = [torch.ones(64, dtype=torch.bfloat16).requires_grad_()]
     wrapper = kind.build_optimizer(half_config(bf16=True), params)
     for _ in range(40):
@@ -227,21 +229,21 @@ def test_bf16_goes_on_learning(kind):
 
 
 def test_fp16_that_is_not_flat_has_few_operations(monkeypatch):
-    """Is a fast model's wrapper ours, no other model's, and does no part of an update go through the parameters?"""
+    """Do only fast models have our wrapper, and does no part of an update loop over the parameters?"""
     monkeypatch.setattr(optim, "FP16Optimizer", fp16_optimizer.FP16Optimizer)
     params = [torch.ones(4, dtype=torch.float16).requires_grad_() for _ in range(50)]
     built = []
     for fast in ("off", "on"):
         reference.build("transformer_admin", dropout=0.0, encoder_layers=1, decoder_layers=1, admin_fast=fast)
         assert (optim.FP16Optimizer is FP16Optimizer) == (fast == "on")
-    for fast in ("off", "on", "on"):  # the last one after the fast model has its wrapper
+    for fast in ("off", "on", "on"):  # the last one is built after the fast model got its wrapper
         built.append(optim.FP16Optimizer.build_optimizer(half_config(fast=fast), params))
     assert [type(wrapper) is FP16Optimizer for wrapper in built] == [False, True, False]
     assert optim.FP16Optimizer is fp16_optimizer.FP16Optimizer
     wrapper = built[1]
-    wrapper.optimizer.fused = True  # torch's own is for each parameter
+    wrapper.optimizer.fused = True  # torch's own loops over the parameters
     wrapper.backward(sum(p.sum() for p in params))
-    for _ in range(2):  # in the first update the state is made
+    for _ in range(2):  # the first update creates the state
         with Operations() as operations:
             wrapper._needs_sync = True
             wrapper.clip_grad_norm(1.0)
@@ -255,7 +257,7 @@ def test_fp16_that_is_not_flat_has_few_operations(monkeypatch):
 )
 @pytest.mark.parametrize("split", [4, 20])
 def test_state_dict_continues(split, make, dtype):
-    """Bit for bit, whatever settings the resumed optimizer has; and to rounding with the other of the two kernels."""
+    """Does it resume bit for bit, whatever the new optimizer's settings, and up to rounding with the other kernel?"""
     whole = parameters(dtype)
     train(whole, make(whole, **SETTINGS), range(40))
     for fused in (RAdam.fused, not RAdam.fused):
@@ -264,19 +266,19 @@ def test_state_dict_continues(split, make, dtype):
         train(params, optimizer, range(split))
         state, weights = copy.deepcopy((optimizer.state_dict(), params))
         optimizer = make(params, lr=9, betas=(0.5, 0.5), eps=1, weight_decay=9)
-        train(params, optimizer, range(3))  # with a state of its own, which is replaced
+        train(params, optimizer, range(3))  # its own state is replaced
         optimizer.load_state_dict(state)
         torch._foreach_copy_([p.data for p in params], weights)
         getattr(optimizer, "optimizer", optimizer).fused = fused
         train(params, optimizer, range(split, 40))
         assert fused != RAdam.fused or all(map(torch.equal, whole, params))
         for p, q in zip(whole, params):
-            # At most 36 updates of at most 1e-2, each rounded to the parameter's type.
+            # At most 36 updates of at most 1e-2 each, rounded to the parameter's type.
             torch.testing.assert_close(p, q, rtol=1e-5 if dtype == torch.float32 else 36 * 2**-11, atol=1e-6)
 
 
 def test_memory_efficient_fp16_divides_by_the_loss_scale_in_float32():
-    """Do gradients count that float16 holds as they come, and not without the loss scale and a batch's tokens?"""
+    """Do gradients count that float16 can hold only before division by the loss scale and a batch's tokens?"""
     scale, tokens = 128.0, 32768
     for gradient in (2e-8, 1e-7, 1e-4):
         (p,) = params = [torch.ones(5, dtype=torch.float16).requires_grad_()]
@@ -287,14 +289,14 @@ def test_memory_efficient_fp16_divides_by_the_loss_scale_in_float32():
         optimizer.multiply_grads(1 / tokens)
         optimizer.clip_grad_norm(0.0)
         optimizer.step()
-        # The rest is one rounding of what came.
+        # The rest is one rounding of the incoming gradient.
         moment = optimizer.wrapped_optimizer.optimizer.state[p]["exp_avg"]
         assert moment.tolist() == pytest.approx([0.1 * gradient] * 5, rel=2**-11)
 
 
 @pytest.mark.parametrize(("chunk", "larger"), [(1, [8, 30] + [8] * 22), (24, [30]), (1000, [])])
 def test_parameters_are_cast_a_chunk_at_a_time(chunk, larger, monkeypatch):
-    """Does memory-efficient float16 compute the same, bit for bit, whatever fits at once, and keep its copies?"""
+    """Does memory-efficient float16 compute the same, bit for bit, at any chunk size, and keep its copies?"""
     copied, fresh, found = [], radam.float_copies, []
 
     def counted(chunk, block=None):
@@ -307,7 +309,7 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, larger, monkeypatch):
         params = parameters(torch.float16, [(n,) for n in [8, 30] + [8] * 22])
         optimizer = RAdam(params, **SETTINGS)
         for step in range(10):
-            # A layer skipped twice is at another step than its neighbours, for which the variance is tractable before.
+            # A layer that was skipped twice has fewer steps than its neighbours, whose variance is tractable earlier.
             for i, (p, g) in enumerate(zip(params, gradients(params, step))):
                 p.grad = None if step in (1, 4) and i == 3 else g.half()
             copied.clear()
@@ -315,7 +317,7 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, larger, monkeypatch):
             assert max(copied, default=0) <= max(limit, 30)
         found.append([*params, *(optimizer.state[p][key] for p in params for key in ("step", "exp_avg"))])
     assert all(map(torch.equal, *found))
-    # They are made again where others have gradients than in the step before, and of what is larger than a chunk.
+    # Copies are made again if other parameters have gradients than before, and for parameters larger than a chunk.
     sizes = {it.copies[0][0].untyped_storage().nbytes() for it in optimizer.chunks_by_group[0][1] if it.copies}
     assert copied == larger and sizes <= {8 * min(chunk, 214)}
 
@@ -326,7 +328,7 @@ def handled(handle, params):
 
 
 def amp(handle, params, scale=4096.0):
-    """fairseq's --amp around an optimizer, with a scaler that works on the CPU (fairseq's turns itself off there)."""
+    """fairseq's --amp around an optimizer, with a scaler that works on the CPU (fairseq's is disabled there)."""
     cfg = {"optimizer": {}, "common": {"fp16_init_scale": scale, "min_loss_scale": 1e-4, "amp_scale_window": None}}
     optimizer = AMPOptimizer(OmegaConf.create(cfg), params, handled(handle, params))
     if params[0].is_cpu:
@@ -335,7 +337,7 @@ def amp(handle, params, scale=4096.0):
 
 
 def train_amp(params, optimizer, steps, clip_norm=0.0, overflow=()):
-    """Gradients through the scaler; in the steps that overflow, an infinity in one of them."""
+    """Train with gradients through the scaler. In overflowing steps, one gradient is infinite."""
     for step in steps:
         optimizer.zero_grad()
         loss = sum((p * g.to(p)).sum() for p, g in zip(params, gradients(params, step)))
@@ -345,8 +347,10 @@ def train_amp(params, optimizer, steps, clip_norm=0.0, overflow=()):
 
 
 def assert_amp_is_float32(handle, clip_norm, place=lambda p: p):
-    """Are gradients, moments and parameters those of float32, bit for bit (a scale of 2^12 only moves exponents), as if
-    a step that overflows were not there?"""
+    """Are gradients, moments and parameters those of float32, bit for bit, as if overflowing steps had not happened?
+
+    A scale of 2^12 only changes exponents.
+    """
     params, others = ([place(p.detach()).requires_grad_() for p in parameters()] for _ in range(2))
     optimizer, other = amp(handle, params), handled(handle, others)
     for step in range(20):
@@ -366,7 +370,7 @@ def assert_amp_is_float32(handle, clip_norm, place=lambda p: p):
 
 
 both = pytest.mark.parametrize("handle", [FairseqRAdam, AdamByGroup])
-"""The optimizers that have groups of their own rate, and so are ours."""
+"""Our optimizers, which support groups with their own learning rate."""
 
 
 @both
@@ -378,7 +382,10 @@ def test_amp_unscales_once(clip_norm, handle):
 @both
 @pytest.mark.parametrize("make", [handled, amp])
 def test_a_resumed_run_has_its_own_shares(make, handle):
-    """Moments and rate are the checkpoint's, shares the run's, other groups refused? (--amp loads past the handle.)"""
+    """Do moments and rate come from the checkpoint, shares from the run, and are other groups refused?
+
+    (--amp loads the state without our handle.)
+    """
     made = []
     for factor in (0.008, 0.5, None):
         slow, fast = parameters()[:2]
@@ -400,7 +407,7 @@ def test_a_resumed_run_has_its_own_shares(make, handle):
 
 
 def test_loaded_state_is_where_the_parameters_are_under_memory_efficient_fp16():
-    """Is a checkpoint's state, read to the CPU, moved to the device? (the meta device stands in for a GPU.)"""
+    """Is a checkpoint's state, read to the CPU, moved to the device? (The meta device stands in for a GPU.)"""
     params = parameters(torch.float16)
     optimizer = memory_efficient(params)
     train(params, optimizer, [0])
@@ -413,7 +420,7 @@ def test_loaded_state_is_where_the_parameters_are_under_memory_efficient_fp16():
 
 @pytest.mark.parametrize("sizes", [[(3,)], [(3,), (5,)], [(3,), (4,), (5,)]])
 def test_state_of_other_parameters(sizes):
-    """A different number of them or, where fairseq has flattened them, a different size."""
+    """Is the state of other parameters refused: of another number or, if flattened, of another size?"""
     own, others = parameters(shapes=[(3,), (4,)]), parameters(shapes=sizes)
     optimizer = RAdam(others, **SETTINGS)
     train(others, optimizer, [0])
@@ -423,7 +430,7 @@ def test_state_of_other_parameters(sizes):
 
 
 def test_loads_no_compiler():
-    """torch's own optimizers load torch.compile's in every process: 65 MB."""
+    """Does it not load torch.compile? torch's own optimizers do, in every process: 65 MB."""
     source = f"""
 import sys, torch
 from fairseq_admin.radam import RAdam
@@ -475,9 +482,9 @@ def test_wrong_options_are_refused(message):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("limit", [0.0, 1.0, 1e6])
 def test_clips_as_fairseq(limit, dtype):
-    """The norm and what becomes of the gradients, to rounding; half numbers are summed in float32, as fairseq does.
+    """Up to rounding, are the norm and the clipped gradients fairseq's, with one operation for all norms?
 
-    With one operation for all norms.
+    As in fairseq, half-precision numbers are summed in float32.
     """
     found = []
     for clip in (FairseqOptimizer.clip_grad_norm, FairseqRAdam.clip_grad_norm):
