@@ -1,4 +1,4 @@
-"""The grids of runs: how a run came out, how schemes stand, the protocol's claims, and the chain run small."""
+"""The comparison of schemes: outcomes of runs, rankings, the protocol's claims, and figures."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize(
     ("train", "valid", "stopped", "expected"),
     [
-        # H is 10 bits: the plateau begins above 8, and beyond 15 a run has exploded.
+        # H is 10 bits: the plateau starts above 8, and above 15 a run has exploded.
         ({10: 9.9, 20: 5.0}, {20: 8.0}, False, ("learned", None)),
         ({10: 9.9, 20: 10.2}, {20: 15.0}, False, ("plateau", None)),
         ({10: 16.0, 20: 9.0, 30: 17.0, 40: NAN}, {40: 20.0}, False, ("diverged", 30)),
         ({10: 9.0, 20: 5.0}, {20: NAN}, False, ("diverged", 20)),
         ({10: 9.0, 20: NAN}, {20: 5.0}, False, ("diverged", 20)),
         ({10: INF}, {10: INF}, False, ("diverged", 10)),
-        # It begins with a spike, as losses before the first updates do, and that is not held against it.
+        # A spike at the start, as before the first updates, does not count.
         ({10: 20.0, 20: 5.0}, {20: 5.0}, False, ("learned", None)),
         ({10: 9.0, 20: 8.0}, {10: 9.0}, True, ("diverged", 20)),
         ({}, {}, True, ("diverged", 0)),
@@ -53,7 +53,9 @@ def test_corpus_is_reversed_and_mapped_one_to_one():
 
 
 def test_entropy_is_that_of_a_token_with_ends_of_sentences(tmp_path):
-    """Words x x x y and two ends: -(3/6 log 3/6 + 1/6 log 1/6 + 2/6 log 2/6) = 0.5 + 0.430827 + 0.528321 bits."""
+    """By hand, for words x x x y and two ends: -(3/6 log 3/6 + 1/6 log 1/6 + 2/6 log 2/6) = 0.5 + 0.430827 +
+    0.528321.
+    """
     (tmp_path / "train.b").write_text("x\nx x y\n")
     assert unigram_entropy(tmp_path / "train.b") == pytest.approx(1.459148, abs=1e-6)
 
@@ -103,7 +105,7 @@ DIVERGED = {"verdict": "diverged", "update": 130, "bits": None, "bleu": None, "s
 
 
 def test_rows_are_kept_as_they_are(tmp_path):
-    """From the runs' tables to that of all, whose table and figures are the same bytes again."""
+    """Rows are copied unchanged from the runs' tables to the common table, which gives the same table and figures."""
     rows = [*seeds("admin", "1e-3", [1.0, 2.0]), result(scheme="pre-ln", **DIVERGED)]
     files = [tmp_path / f"{number}.csv" for number in range(3)]
     for file, row in zip(files, rows):
@@ -127,7 +129,7 @@ def test_rows_are_kept_as_they_are(tmp_path):
 
 
 def test_intervals_are_students_welchs_and_satterthwaites():
-    """1, 2, 3: mean 2, deviation 1, t(0.975, 2) = 4.302653, so 4.302653 / sqrt(3) = 2.484138 to each side."""
+    """By hand, for 1, 2, 3: mean 2, deviation 1, t(0.975, 2) = 4.302653, so ± 4.302653 / sqrt(3) = 2.484138."""
     one, two = [1.0, 2.0, 3.0], [2.0, 2.5, 2.6, 4.0]
     found = contrast([(1, one)])
     assert (found.low, found.high) == (pytest.approx(-0.484138, abs=1e-6), pytest.approx(4.484138, abs=1e-6))
@@ -143,7 +145,9 @@ def test_intervals_are_students_welchs_and_satterthwaites():
 
 
 def test_the_outcome_is_the_mean_of_the_last_validations():
-    """And a run whose outcome is 2 % below the mean of the four validations before is still falling."""
+    """A run's outcome is its mean over the last validations. If it is 2 % below the four before, it is still
+    falling.
+    """
     flat = dict(zip(range(100, 900, 100), [3.0] * 4 + [2.0, 1.0, 2.0, 3.0]))
     assert mean_of_last(flat) == 2.0 and mean_of_last({5: 3.0, 9: 1.0}) == 2.0 and math.isnan(mean_of_last({}))
     assert still_falling(flat) and not still_falling({update: 3.0 for update in range(7)})
@@ -156,9 +160,9 @@ def test_the_outcome_is_the_mean_of_the_last_validations():
 @pytest.mark.parametrize(
     ("others", "best", "window"),
     [
-        # The one with most that learned, then the lowest mean.
+        # The rate at which most seeds learned wins, then the lowest mean.
         ({"3e-3": [1.0, 1.0, 5.0], "3e-4": [3.0, 3.1, 3.2], "1e-3": [2.9, 3.0, 3.1]}, "1e-3", ["3e-4", "1e-3"]),
-        # A rate is no better for seeds that another was not tried with.
+        # Only seeds that both rates were tried with count.
         ({"1e-3": [2.0, 1.0, 1.0], "3e-3": [1.9]}, "3e-3", ["1e-3", "3e-3"]),
         ({"1e-3": [2.0, 9.0, 9.0], "3e-3": [2.1]}, "1e-3", ["3e-3"]),
     ],
@@ -169,8 +173,10 @@ def test_a_scheme_is_judged_at_its_best_rate(others, best, window):
 
 
 def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
-    """Seed by seed. A rate that is best by a hair decides nothing; one that is shown to be worse, or fails once, has no
-    say."""
+    """A difference must show at every rate that is as good as the best, seed by seed.
+
+    A slightly better rate decides nothing. A rate that is shown to be worse, or fails once, does not count.
+    """
     admin = seeds("admin", "1e-3", [1.0, 2.0, 3.0])
     best = seeds("pre-ln", "3e-3", [1.2, 2.2, 3.21])
     alone = table(admin + best)[1]
@@ -189,9 +195,9 @@ def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
 
 
 def protocol_rows(*shifts, scale=1):
-    """Six fresh seeds of Admin and Pre-LN at 18 and 6 layers, Pre-LN higher by the shifts; and two of other seeds.
+    """Rows of six fresh seeds of Admin and Pre-LN at 18 and 6 layers, with Pre-LN higher by the shifts, and two others.
 
-    The 90 % interval of a difference is 0.0148 to each side, the 95 % one 0.0182, times the scale.
+    A difference's 90 % interval is ± 0.0148 times the scale; its 95 % interval is ± 0.0182 times the scale.
     """
     rows = []
     for layers, shift in zip(("18", "6"), shifts):
@@ -223,7 +229,7 @@ def test_the_claims_of_the_protocol(shifts, scale, first, second, tmp_path, monk
 
 def test_nothing_is_said_before_all_runs_are_there():
     rows = protocol_rows(0.1, 0.0)[:-2]
-    lines = protocol.claims([*rows[:-1], rows[0]])  # one of them twice
+    lines = protocol.claims([*rows[:-1], rows[0]])  # one seed twice
     assert lines[-3].startswith("Pre-LN - Admin at 18L-18L: Admin ends ahead") and lines[-2].endswith(protocol.MISSING)
     assert [line.endswith(protocol.MISSING) for line in protocol.claims(rows[1:])[-3:-1]] == [True, True]
     rows[0] |= DIVERGED
@@ -231,7 +237,7 @@ def test_nothing_is_said_before_all_runs_are_there():
 
 
 def test_power_is_that_of_the_page():
-    """docs/protocol.md, Power: to see 0.05, 0.03 and 0.02 bits, and no difference; 40,000 draws are 0.003 off."""
+    """Power matches docs/protocol.md for 0.05, 0.03, 0.02 bits and no difference, up to 0.003 for 40,000 draws."""
     for deviation, page in ((0.017, [0.99, 0.77, 0.44, 1.00]), (0.030, [0.72, 0.33, 0.17, 0.69])):
         found = [protocol.power((deviation, deviation), bits)[0] for bits in (0.05, 0.03, 0.02)]
         assert [*found, protocol.power((deviation, deviation), 0)[1]] == pytest.approx(page, abs=0.011)
@@ -241,7 +247,7 @@ def test_power_is_that_of_the_page():
 
 
 def lines(axes, **look):
-    """The lines of a panel with that look, as {x: y}."""
+    """A panel's lines with the given look, as {x: y}."""
     drawn = [
         line for line in axes.lines if all(getattr(line, f"get_{name}")() == value for name, value in look.items())
     ]
@@ -249,24 +255,24 @@ def lines(axes, **look):
 
 
 def test_curves_are_the_runs():
-    """Has every run at the best rate its thin line, every scheme its mean, and a diverged run its cross?"""
+    """Every run at the best rate has a thin line, every scheme its mean, and a diverged run a cross."""
     losses = {"1": {10: 6.0, 20: 2.0}, "2": {10: 5.0, 20: 1.0}, "3": {10: 4.0, 20: 3.0}}
     three = [result(seed=seed, valid=valid) for seed, valid in losses.items()]
     worse = result(lr="1e-3", bits=5.0, verdict="plateau", valid={10: 6.0, 20: 5.0})
     bad = result(scheme="post-ln", layers="18", verdict="diverged", update=15, valid={10: 7.0})
     six, eighteen = draw_curves([*three, worse, bad]).axes
-    admin, post_ln = "#0072B2", "#D55E00"  # theirs in every figure
+    admin, post_ln = "#0072B2", "#D55E00"  # the schemes' colours in every figure
     assert lines(six, linewidth=0.6, color=admin) == [*losses.values()]
     assert lines(six, linewidth=1.6, color=admin) == [{10: 5.0, 20: 2.0}]
     assert lines(eighteen, linewidth=0.6, color=post_ln) == lines(eighteen, linewidth=1.6) == [{10: 7.0}]
     assert list(lines(eighteen, marker="x")[0]) == [15]
-    # A mean of two is a curve that no run followed.
+    # A mean of two curves is a curve that no run followed.
     (axes,) = draw_curves(three[:2]).axes
     assert lines(axes, linewidth=1.6) == [losses["1"], losses["2"]]
 
 
 def test_rates_are_the_runs():
-    """Has every scheme its means at its rates, every run its dot, and one that diverged its cross?"""
+    """Every scheme has its means at its rates, every run a dot, and a diverged run a cross."""
     rows = seeds("admin", "1e-3", [2.0, 3.0]) + seeds("admin", "1e-4", [4.0]) + seeds("deepnorm", "1e-4", [1.0])
     (panel,) = draw_rates([*rows, result(scheme="deepnorm", lr="1e-3", **DIVERGED)]).axes
     assert panel.get_title() == "DeepNorm" and [text.get_text() for text in panel.get_xticklabels()] == ["1e-4", "1e-3"]
@@ -276,7 +282,7 @@ def test_rates_are_the_runs():
 
 
 def test_rates_of_a_grid_with_another_axis():
-    """A panel an optimizer and scheme, in this order; a line a level, of the last loss."""
+    """A grid with another axis has one panel per optimizer and scheme, and one line per level, of the last loss."""
     at = {"scheme": "admin", "optimizer": "sgd", "warmup": "0", "lr": "1"}
     how = {name: it for name, it in result(valid={10: 9.0, 20: 2.0}).items() if name not in ("scheme", "layers", "lr")}
     rows = [{**at, **how}, {**at, **how, "warmup": "9", "bits": 3.0}, {**at, **how, "optimizer": "adam"}]

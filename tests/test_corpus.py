@@ -1,4 +1,4 @@
-"""The demo's corpus: the same every time, no sentence twice, both languages saying the same."""
+"""The demo's corpus: it is the same every time, repeats no sentence, and both languages have the same meaning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def files(tmp_path_factory):
 
 
 def test_is_thirty_thousand_pairs_and_the_same_everywhere(files):
-    """A hash seed, the order of a set or a newer library must not leak into the draw."""
+    """It has thirty thousand pairs everywhere: hash seeds, set order and library versions do not change the draw."""
     sizes = {"train": 28500, "valid": 500, "test": 1000}
     assert {name: len(lines) for name, lines in files.items()} == {
         f"{split}.{language}": size for split, size in sizes.items() for language in ("de", "en")
@@ -33,7 +33,7 @@ def test_is_thirty_thousand_pairs_and_the_same_everywhere(files):
 
 @pytest.mark.parametrize("language", ["de", "en"])
 def test_no_sentence_occurs_twice_and_all_are_whole(files, language):
-    """Capital first, full stop or question mark last, no phrase left open, 3 to 25 words."""
+    """No sentence repeats. All start with a capital, end in a full stop or question mark, and have 3 to 25 words."""
     sentences = [line for split in SPLITS for line in files[f"{split}.{language}"]]
     assert len(set(sentences)) == len(sentences) == 30000
     for line in sentences:
@@ -43,7 +43,9 @@ def test_no_sentence_occurs_twice_and_all_are_whole(files, language):
 
 
 def test_phrases_are_read_right():
-    """German counts a half towards the coming hour: halb acht is half past seven; after twelve comes one."""
+    """Phrases have the right meaning: halb acht is half past seven, since German halves look ahead; after 12 comes
+    1.
+    """
     draw = random.Random(1)
     drawn = dict(generate_corpus.time(draw) for _ in range(2000))
     drawn |= dict(generate_corpus.day(draw) for _ in range(3000))

@@ -77,7 +77,7 @@ def test_gradients_of_a_model_under_amp() -> None:
         optimizer.step()  # otherwise the scaler would divide them again
         found.append(torch.cat([p.grad.flatten() for p in params if p.grad is not None]))
     plain, cast = found
-    # At most a hundred roundings of 2^-11. This would need all in one direction, which does not happen.
+    # The bound allows a hundred roundings of 2^-11 in one direction, which is more than happens.
     assert plain.norm() > 0 and 0 < (plain - cast).norm() < 100 * 2**-11 * plain.norm()
 
 

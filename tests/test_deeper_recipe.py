@@ -20,7 +20,7 @@ from recipes.steps.common import write_lines
 
 
 def test_near_misses_differ_in_two_places() -> None:
-    """Two words of another sentence, or two neighbours swapped; a sentence of one word has only that."""
+    """A near miss has two words of another sentence, or two swapped neighbours. One word alone is replaced."""
     generator, kinds = random.Random(1), Counter()
     for number in range(300):
         words = [f"w{generator.randrange(6)}" for _ in range(1 + number % 7)]
@@ -37,7 +37,7 @@ def test_near_misses_differ_in_two_places() -> None:
 
 
 def test_texts_share_no_pair(tmp_path: Path) -> None:
-    """Half of each are translations, which the others of the same split are not, and no split has another's."""
+    """Half of each split's pairs are translations, the other half are not, and no two splits share a pair."""
     text = texts.generated_pairs(400, 30)
     right = {f"{one} ||| {other}" for one, other in text}
     texts.write_classified(tmp_path, text, pretrain=300, examples=60, held_out=20)
@@ -57,7 +57,9 @@ def test_texts_share_no_pair(tmp_path: Path) -> None:
 
 
 def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
-    """As make own takes it, and a carriage return, which fairseq takes for a new line, ends no sentence."""
+    """A user's text may be compressed, as for `make own`. A carriage return, a line end for fairseq, ends no
+    sentence.
+    """
     sides = ["".join(f"{word}{number}\r{word}{number + 1} b\n" for number in range(60)) for word in ("w", "X")]
     (tmp_path / "given").mkdir()
     (tmp_path / "given/train.de.gz").write_bytes(gzip.compress(sides[0].encode()))
@@ -76,7 +78,7 @@ def run(scheme: str, lr: str, seed: int, valid: float, test: float, layers: str 
 
 
 def test_the_first_seed_chooses_the_rate_on_validation() -> None:
-    """Not by the test set, nor by what another seed finds; and only that rate is among what is compared."""
+    """The first seed's validation chooses the rate, not the test set or other seeds. Only this rate is compared."""
     tried = [("1e-3", 0.7, 0.9), ("5e-4", 0.9, 0.6), ("2e-4", 0.9, 0.5), ("2e-3", 0.8, 0.9)]
     results = [run("dt-fixup", rate, 1, valid, test) for rate, valid, test in tried]
     results += [run("none", "1e-3", 1, 0.5, 0.5, "0"), run("dt-fixup", "2e-4", 2, 0.4, 0.7)]
@@ -94,7 +96,9 @@ def test_accuracy_is_the_last(tmp_path: Path) -> None:
 
 
 def test_the_runs_of_a_grid_of_new_layers(tmp_path: Path) -> None:
-    """First the encoder; then the first seed at every rate, with the encoder's rate and dropout that are asked for."""
+    """The grid's runs: the encoder, then the first seed at every rate, with the given encoder rate factor and
+    dropout.
+    """
     grid = of(read("deeper", {"ENCODER_LR_FACTOR": "0", "DROPOUT": "0.1", "RUNS": str(tmp_path)}))
     stages = grid.stages()
     (encoder,), tried = next(stages), next(stages)

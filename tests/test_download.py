@@ -1,4 +1,4 @@
-"""Downloads under the faults that happen; and the Multi30k recipe's use of it."""
+"""Downloads under realistic faults, and the Multi30k recipe's downloads."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ NAME = "some.tgz"
 
 
 def names(folder: Path) -> set[str]:
-    """The files in a folder, without the guards."""
+    """The files in a folder, without lock files."""
     return {path.name for path in folder.iterdir() if not path.name.endswith(".guard")} if folder.exists() else set()
 
 
 class Site:
-    """Two mirrors, /a and /b, a table with the archive on them, and what downloads it."""
+    """Two mirrors, /a and /b, a table that lists the archive on both, and methods that download it."""
 
     def __init__(self, folder: Path, server: Server):
         self.server, self.table, self.out = server, folder / "table.tsv", folder / "out" / NAME
         self.part = folder / f"out/{NAME}.part"
-        # Some 300 kB that do not compress.
+        # About 300 kB of incompressible data.
         self.data = write_tar(folder / NAME, {"text": random.Random(1).randbytes(300_000)}).read_bytes()
         self.serve("a", self.data)
         self.serve("b", self.data)
@@ -50,13 +50,13 @@ class Site:
         self.table.write_text(f"# A comment.\n\n{NAME}\t{count}\t{checksum}\t{urls}\n")
 
     def got(self, *site: str, data: bytes | None = None) -> None:
-        """It must get the data and leave nothing else."""
+        """Download, and check that the data is right and no other file is left."""
         download.download(self.out, self.table, *site)
         assert self.out.read_bytes() == (data or self.data)
         assert names(self.out.parent) <= {NAME}
 
     def refused(self, *site: str) -> str:
-        """What the user is told; the archive is not there."""
+        """Try to download. Returns the error, and checks that the archive is absent."""
         with pytest.raises(ValueError) as refusal:
             download.download(self.out, self.table, *site)
         assert not self.out.exists() and "\n" not in str(refusal.value)
@@ -93,7 +93,7 @@ def test_a_download_is_checked_and_leaves_only_itself(site):
         ([Fault(status=503)], "", ["a", "a"]),
         ([Fault(status=503)] * 2, "503 Server Error", ["a", "a", "b"]),
         ([Fault(hang=1000)], "timed out", ["a", "a 1000"]),
-        # What brings nothing more is left for the next mirror, which goes on.
+        # If a mirror gives no more data, the next mirror continues.
         ([Fault(cut=100_000), Fault(cut=0)], "", ["a", "a 100000", "b 100000"]),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_wrong_archive_goes_to_the_next_mirror_and_is_removed(site):
 
 @pytest.mark.parametrize("length", [True, False])
 def test_a_server_without_ranges_or_that_unpacks(site, length):
-    """It starts over; and some call a .tgz a .tar with Content-Encoding, which a client may undo."""
+    """Without ranges, the download starts over. Some servers declare a .tgz a .tar with Content-Encoding."""
     site.server.ranges, site.server.length, site.server.encoding = False, length, "x-gzip"
     site.server.faults = [Fault(cut=100_000)]
     site.got()
@@ -138,7 +138,7 @@ def test_a_server_without_ranges_or_that_unpacks(site, length):
 
 
 def test_without_a_checksum_two_versions_are_never_joined(site):
-    """They have the same length; a part of the old with the rest of the new would be a sound gzip file."""
+    """Without a checksum, two versions of equal length are never joined. The mixture would be a valid gzip file."""
     changed = site.data[:4] + b"\x05" + site.data[5:]
     site.row()
     site.server.faults = [Fault(cut=100_000), Fault(cut=100_000)]
@@ -185,7 +185,9 @@ def test_room_for_all_archives_and_their_text_is_checked_before_the_first_downlo
 
 
 def test_multi30k_is_downloaded_once_or_taken_from_a_folder(server, tmp_path):
-    """Compressed by whomever, or plain: the text is what has the checksum."""
+    """Multi30k is downloaded once or read from a folder, compressed by any program or plain: the text is
+    checksummed.
+    """
     text, mine, raw = "Ein Mann schl\u00e4ft.\n" * 50, tmp_path / "mine", tmp_path / "multi30k/raw/valid.de"
     packed = gzip.compress(text.encode(), mtime=0)
     (server.folder / "val.de.gz").write_bytes(packed)

@@ -1,4 +1,4 @@
-"""Texts out of archives: what fairseq's scripts keep, the faults an archive can have, and nothing half-written."""
+"""Texts from archives: the lines that fairseq's scripts keep, faults of archives, and no half-written files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def refused(out: Path, archive: Path, members: list[str], **options: object) -> str:
-    """What is said of a faulty text; nothing is written."""
+    """The error for a faulty text. Checks that nothing is written."""
     with pytest.raises(ValueError) as refusal:
         extract(archive, members, out, **options)
     assert not names(out.parent) and "\n" not in str(refusal.value)
@@ -42,13 +42,13 @@ def names(folder: Path) -> set[str]:
 
 
 def bash(script: str, **variables: object) -> str:
-    """The output of a line of the published scripts."""
+    """Run a line of the published scripts. Returns its output."""
     environment = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin", **{name: str(v) for name, v in variables.items()}}
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], env=environment, capture_output=True, check=True)
     return done.stdout.decode()
 
 
-# -- what is kept ----------------------------------------------------------------------------------------------------
+# -- kept lines ------------------------------------------------------------------------------------------------------
 
 TIDY = "grep -v -e '<url>' -e '<talkid>' -e '<keywords>' | sed -E 's/<[/]?(title|description)>//g'"
 SEGMENTS = """grep '<seg id' | sed -e 's/<seg id="[0-9]*">\\s*//g' -e 's/\\s*<[/]seg>\\s*//g' -e "s/\u2019/'/g" """
@@ -64,14 +64,14 @@ SEGMENTS = """grep '<seg id' | sed -e 's/<seg id="[0-9]*">\\s*//g' -e 's/\\s*<[/
     ],
 )
 def test_texts_are_read_as_fairseqs_scripts_read_them(papers, out, archive, member, kind, script):
-    """The reference is grep and sed, as in prepare-iwslt14.sh and prepare-wmt14en2de.sh."""
+    """Texts are read as by the grep and sed of prepare-iwslt14.sh and prepare-wmt14en2de.sh."""
     extract(papers / archive, [member], out, kind, straight=kind == "segments")
     expected = bash(f"tar xzOf $tgz $member | {script}", tgz=papers / archive, member=member)
     assert out.read_bytes().decode() == expected and names(out.parent) == {"text"}
 
 
 def test_a_reference_is_what_sacrebleu_reads(papers, out, tmp_path):
-    """Without a straight apostrophe: sacreBLEU's own reading of the same file, with its own code."""
+    """A reference is read as by sacreBLEU's own code from the same file, without straightened apostrophes."""
     from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
     member = "test-full/newstest2014-fren-ref.fr.sgm"
@@ -79,7 +79,7 @@ def test_a_reference_is_what_sacrebleu_reads(papers, out, tmp_path):
     raw = tmp_path / "raw"
     raw.write_bytes(archives.contents(120)["test-full.tgz"][member])
     FakeSGMLDataset("x", data=[], description="", langpairs={})._convert_format(str(raw), str(tmp_path / "theirs"))
-    # It turns every run of white space into one space, even French no-break ones; its BLEU splits at both.
+    # sacreBLEU turns every run of white space into one space, even French no-break spaces; its BLEU splits at both.
     theirs = (tmp_path / "theirs").read_text(encoding="utf-8")
     assert [" ".join(line.split()) for line in read_lines(out)] == theirs.splitlines()
     assert any("\u2019" in line for line in read_lines(out))
@@ -118,7 +118,7 @@ def test_lines_end_with_lf(tmp_path, out, data, invalid, expected):
 
 @pytest.mark.parametrize("shape", ["x.tgz", "text.gz", "folder/text.gz"])
 def test_a_damaged_archive_is_refused(tmp_path, out, shape):
-    """Truncated, without its end, with another checksum, corrupt, empty, a page: the member wanted comes first."""
+    """A damaged archive is refused, even if the wanted member comes first: truncated, corrupt, empty, or a web page."""
     path = tmp_path / shape
     path.parent.mkdir(exist_ok=True)
     whole = write_tar(tmp_path / "x.tgz", {"text": NOISE, "more": NOISE}).read_bytes()
@@ -148,7 +148,7 @@ def test_a_faulty_text_is_refused(tmp_path, out, data, members, kind, message):
 
 
 def test_of_two_texts_of_one_name_none_is_taken(tmp_path, out):
-    """The one that was edited is not the one that was compressed."""
+    """If a text and its compressed copy both exist, neither is used: one may have been edited."""
     (tmp_path / "train.de").write_text("edited\n")
     (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"old\n"))
     assert "/train.de and train.de.gz are there; expected one of them" in refused(out, tmp_path, ["train.de"])

@@ -1,4 +1,4 @@
-"""The front: settings that are checked, a table of steps, and the demo's chain run small, killed and resumed."""
+"""The front: checked settings, the table of steps, and a small demo that is killed and resumed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_option_of_fairseqs_is_the_setting_that_renames_it():
 
 
 def test_help_lists_nothing_that_the_recipe_refuses():
-    """Nor what another setting of the recipe overrides: all that it lists with a value can be given."""
+    """Help lists only settings that can be given: none that the recipe refuses or another setting overrides."""
     for target in recipes.files():
         more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
         listed = [line.partition(": ")[0] for line in recipes.help_lines(target)[2:]]
@@ -123,7 +123,9 @@ def test_help_lists_nothing_that_the_recipe_refuses():
 
 
 def test_a_rule_is_in_the_folder_the_options_and_the_key_of_a_run():
-    """The paper's has the names of before; a scheme without omega has none."""
+    """A rule is in a run's folder, options and key. The paper's rule keeps the old names; schemes without omega
+    have none.
+    """
     paper, ours, none = (pipeline("demo", *words) for words in (["INIT=reference"], [], ["METHOD=pre-ln"]))
     assert [run.folder.name for run in (paper, ours, none)] == [
         "admin-cpu-s1", "admin-constant-cpu-s1", "pre-ln-cpu-s1"
@@ -145,7 +147,7 @@ def test_status_says_how_far_each_run_is(tmp_path):
 
 
 def test_values_reach_the_front_through_make_as_they_are(tmp_path):
-    """From its command line and from the environment; a name that is not a setting is refused."""
+    """make passes values unchanged, from its command line and the environment. An unknown setting is refused."""
     makefile = tmp_path / "Makefile"
     makefile.write_text(f"demo:\n\t+@{sys.executable} -m recipes $@\n")
 
@@ -162,8 +164,10 @@ def test_values_reach_the_front_through_make_as_they_are(tmp_path):
 
 
 def test_the_front_loads_no_fairseq():
-    """It takes seconds, and sets up logging in a form of its own. Nor does a step: train.py, with early_stop.py, is
-    fairseq-train, a process of its own."""
+    """The front and its steps do not import fairseq, which takes seconds and changes logging.
+
+    train.py and early_stop.py are the exception: they are fairseq-train, in a process of its own.
+    """
     steps = sorted({path.stem for path in ROOT.glob("recipes/steps/*.py")} - {"train", "early_stop"})
     code = f"import sys, recipes.__main__, {', '.join(f'recipes.steps.{name}' for name in steps)}\n"
     code += "print({'torch', 'fairseq'} & {*sys.modules})"
@@ -187,7 +191,7 @@ def test_help_lists_every_setting_with_its_value_and_its_range():
 
 
 def table(folder: Path, done: list[str], width: int = 1, version: int = 1) -> Chain:
-    """Two texts of a user's, one joined text of them, one of the first alone."""
+    """A chain of steps: two user texts are joined, the first alone is cut, and the last step reads both results."""
 
     def program(name: str, *reads: Path):
         def write() -> None:
@@ -233,7 +237,7 @@ def test_a_change_makes_again_what_depends_on_it_and_nothing_else(tmp_path):
 
 
 def test_a_program_of_another_version_makes_its_step_again(tmp_path, capsys):
-    """And what depends on it; unless a model depends on what the earlier version made."""
+    """A new program version repeats its step and later steps, unless a model depends on the old version's result."""
     done: list[str] = []
     for name in ("first", "second"):
         write_lines(tmp_path / name, ["a"])
@@ -264,7 +268,9 @@ def test_a_step_that_was_killed_before_its_key_is_done_again(tmp_path, monkeypat
 
 @pytest.mark.parametrize(("method", "folds"), [("admin", True), ("b2t", False)])
 def test_every_scheme_is_trained_in_one_way(method, folds):
-    """Through the plugin, with its option; folded where the table's row says so, and then used without the plugin."""
+    """Every scheme trains with the plugin and its option. If its table row says so, it is folded and needs no
+    plugin.
+    """
     run = pipeline("demo", f"METHOD={method}")
     arch = f"--arch transformer_admin_18l --admin-scheme {method} "
     assert f"--user-dir fairseq_admin --source-lang de --target-lang en {arch}" in " ".join(run.command())
@@ -286,7 +292,7 @@ def test_as_many_checkpoints_are_kept_as_are_averaged():
 
 
 def test_a_text_is_read_again_where_its_files_changed(tmp_path):
-    """By content, wherever the files are; refused where a model was trained on another."""
+    """A text is read again if its content changed, wherever it is. If a model was trained on the old, it is refused."""
     pairs = corpus(100)
     for folder in ("a/corpus", "b/corpus"):
         for number, language in enumerate(("de", "en")):
@@ -319,7 +325,9 @@ def test_a_text_is_read_again_where_its_files_changed(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
-    """Made at commit 8e7c53e: its settings are compared, its text is made again, it is scored, and gone on with."""
+    """For a run made at commit 8e7c53e, settings are compared, the text is prepared again, and it is scored and
+    resumed.
+    """
     with tarfile.open(ROOT / "tests/golden/run-of-8e7c53e.tar.xz") as tar:
         tar.extractall(tmp_path, filter="data")
     given = "INIT=reference PAIRS=100 MERGES=30 LAYERS=1 WIDTH=4 FFN=4 HEADS=1 AVERAGE=1 MAX_TOKENS=512 WARMUP=10"
@@ -345,7 +353,9 @@ def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
 
 
 def test_a_summary_is_made_again_where_another_methods_score_is_new(tmp_path):
-    """Of one as of several, and of one that was scored again."""
+    """A summary is written again if another method has a new score, with one method or several, or if one is
+    rescored.
+    """
 
     def key(*methods: str) -> str:
         for method in methods:
@@ -360,7 +370,7 @@ def test_a_summary_is_made_again_where_another_methods_score_is_new(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_demo_runs_small_is_killed_and_goes_on(tmp_path):
-    """The whole chain with 2+2 layers; training is killed with SIGKILL once a checkpoint is there."""
+    """The whole chain runs with 2+2 layers. Training is killed with SIGKILL after its first checkpoint, and resumes."""
     small = [f"RUNS={tmp_path}", "PAIRS=2000", "LAYERS=2", "UPDATES=200", "SAVE_EVERY=20", "LOG_EVERY=10", "AVERAGE=2"]
     small += ["INIT=reference"]
     run = tmp_path / "demo/admin-cpu-s1"

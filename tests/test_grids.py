@@ -1,4 +1,4 @@
-"""The grids: the runs they make, and the chain run small from the shell."""
+"""The grids: their runs, and small ones run from the shell."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ WARMUP = "WARMUP=5"
 
 
 def planned(target: str, folder: Path, *words: str) -> list[str]:
-    """What a plan says of each run, by its folder below this one, in its order."""
+    """The plan's line for each run, relative to the folder, in order."""
     lines = plan(of(read(target, dict(word.split("=", 1) for word in (f"RUNS={folder}", *words)))))
     assert not list(folder.iterdir())
     return [line.removeprefix(f"run   {folder}/") for line in lines]
 
 
 def command(target: str, folder: Path, place: int = 0, **given: str) -> dict[str, str]:
-    """fairseq-train's options of a run, the last of each name."""
+    """fairseq-train's options for a run. The last value of each option counts."""
     grid = of(read(target, {"RUNS": str(folder), **given}))
     words = grid.run(list(grid.points())[place]).command()
     return {name: value for name, value in zip(words, [*words[1:], ""]) if name.startswith("--")}
 
 
 def test_rates_are_tried_on_the_first_seed(tmp_path):
-    """The other seeds are known once there are results."""
+    """With SEARCH=first, rates are tried on the first seed. The other seeds' runs depend on its results."""
     given = ["SCHEMES=admin", "RATES=1e-4 1e-3", "SEEDS=1 2"]
     tried, then = ["admin-18l-lr1e-4-s1", "admin-18l-lr1e-3-s1"], "then the best of those, as the results will show"
     all_seeds = [*tried, "admin-18l-lr1e-4-s2", "admin-18l-lr1e-3-s2"]
@@ -90,13 +90,13 @@ def test_where_the_runs_of_a_grid_are(target, given, first, count, tmp_path):
     ("target", "word", "setting"), [("compare", "LEG=8000", "PATIENCE"), ("deeper", "FACTOR=0", "ENCODER_LR_FACTOR")]
 )
 def test_the_names_on_the_pages_go_on_working(target, word, setting):
-    """docs/protocol.md and docs/results.md have commands with them."""
+    """The names of runs stay valid: docs/protocol.md and docs/results.md use them in commands."""
     file, _ = files()[target]
     assert collect(target, [word], file.names, aliases=file.aliases)[setting] == word.partition("=")[2]
 
 
 def test_settings_are_read_without_torch_and_fairseq():
-    """Both take seconds to import, and fairseq changes how everything logs."""
+    """Settings are read without torch and fairseq: both take seconds to import, and fairseq changes logging."""
     code = (
         "import sys; from recipes.recipe import read; read('compare', {}); print({'torch', 'fairseq'} & {*sys.modules})"
     )
@@ -126,7 +126,7 @@ PROTOCOL = {
     ],
 )  # fmt: skip
 def test_a_run_of_the_protocol(given, more, tmp_path):
-    """docs/protocol.md. Only a scheme that has omega gets a rule, and one with weights of its own keeps them."""
+    """A run follows docs/protocol.md. Only schemes with omega get a rule; schemes with their own weights keep them."""
     axes = {
         "SCHEMES": "admin",
         "RATES": "1e-3",
@@ -141,7 +141,7 @@ def test_a_run_of_the_protocol(given, more, tmp_path):
 
 
 def test_the_runs_of_the_other_grids(tmp_path):
-    """No warm-up; a plain schedule; SGD without Adam's options."""
+    """The other grids: no warm-up, a plain schedule, and SGD without Adam's options."""
     options = command("sensitivity", tmp_path, PAIRS="20")
     assert options["--adam-betas"] == "(0.9, 0.99)" and options["--warmup-updates"] == "0"
     assert options["--lr-scheduler"] == "polynomial_decay" and "--warmup-init-lr" not in options
@@ -158,7 +158,7 @@ def test_a_run_ends_early_without_a_better_validation():
 
 @pytest.mark.slow
 def test_a_grid_of_two_runs(tmp_path):
-    """Killed in the middle, it goes on; what is done stays; another setting is refused; a diverged run is a row."""
+    """A killed grid resumes, finished runs stay, changed settings are refused, and a diverged run is a row."""
     grid = ["SCHEMES=admin", "DEPTHS=1", "RATES=1e-3 1e38", "SEEDS=1", *TINY, WARMUP, f"RUNS={tmp_path}"]
     out, log = tmp_path / "compare", tmp_path / "log"
     learns, diverges = out / "admin-1l-lr1e-3-s1", out / "admin-1l-lr1e38-s1"
@@ -202,7 +202,7 @@ def test_a_grid_of_two_runs(tmp_path):
 
 
 def test_a_run_is_made_by_one_process_at_a_time(tmp_path):
-    """One waits for the other, and finds its result."""
+    """If two processes make the same run, the second waits and finds the result."""
     words = [f"RUNS={tmp_path}", "SCHEMES=admin", "RATES=1e-3", "SEEDS=1", *TINY]
     run = tmp_path / "compare/admin-18l-lr1e-3-s1"
     with locked(run / ".guard-result"):
@@ -224,7 +224,7 @@ def test_sensitivity_small(tmp_path):
 
 @pytest.mark.nightly
 def test_compare_on_real_text_small(tmp_path):
-    """The first seed tries the rates, the other runs at the best; the score is of the published text."""
+    """The first seed tries all rates, the other runs at the best. The score is on the published text."""
     served = tmp_path / "served"
     served.mkdir()
     for split, size in (("train", 300), ("val", 40), ("test_2016_flickr", 20)):
@@ -245,7 +245,7 @@ def test_compare_on_real_text_small(tmp_path):
 
 
 def test_a_crash_is_an_error_and_leaves_no_result(tmp_path):
-    """A wrong option, say: one line, and the run is made again once it is right."""
+    """A crash, for example by a wrong option, is one line. Once corrected, the run is made again."""
     words = [f"RUNS={tmp_path}", "SCHEMES=admin", "DEPTHS=1", "RATES=1e-3", "SEEDS=1", *TINY, "TRAIN_ARGS=--typo"]
     done = conftest.front("compare", *words)
     run = tmp_path / "compare/admin-1l-lr1e-3-s1"

@@ -1,4 +1,4 @@
-"""Jobs: several at a time on this machine, and on a cluster. tests/slurm/up.sh starts a small one."""
+"""Jobs: several at a time on this machine, and on a cluster. tests/slurm/up.sh starts a small cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recipes.translation import Translation
 
 
 def job(folder: Path, name: str, program: str) -> Job:
-    """A job that runs a Python program, which finds its name in WHO."""
+    """A job that runs a Python program. WHO is the job's name."""
     return Job(name, [sys.executable, "-c", f"import os; WHO = '{name}'\n{program}"], folder / name)
 
 
@@ -40,7 +40,7 @@ def wait_for(happened, seconds: float = 180) -> None:
 
 
 def test_jobs_here_run_side_by_side_each_on_its_device(tmp_path):
-    """Four jobs, two at a time: no device has two at once."""
+    """Four jobs run two at a time, and no device has two at once."""
     program = (
         "import sys, time; device = os.environ['CUDA_VISIBLE_DEVICES']; print('on', device, WHO);"
         f"os.open('{tmp_path}/' + device, os.O_CREAT | os.O_EXCL); time.sleep(0.3); os.remove('{tmp_path}/' + device);"
@@ -76,7 +76,7 @@ def test_an_interrupted_grid_lets_its_runs_save_and_begins_no_other(tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == INTERRUPTED
     finally:
-        process.kill()  # and with it all that it started
+        process.kill()  # and all its child processes
     assert sorted(path.parent.name for path in tmp_path.glob("*/saved")) == ["a", "b"]
     assert not (tmp_path / "c/job.log").exists()
 
@@ -101,7 +101,7 @@ def test_a_wrong_slurm_yaml_is_one_line(tmp_path, text, message):
 
 
 def test_sbatch_options_of_a_job(tmp_path):
-    """A recipe's needs, with the user's settings before them; cores for every rank and its two loaders."""
+    """sbatch gets the user's settings, then the recipe's needs, with cores for every rank and its two loaders."""
     path, needs = tmp_path / "slurm.yaml", Needs(gpus=8, nodes=2, hours=48, memory=200)
     plain = slurm.sbatch_options(needs, slurm.read_settings(path))
     assert plain == {
@@ -119,7 +119,7 @@ def test_sbatch_options_of_a_job(tmp_path):
 
 
 def test_the_plan_of_a_training_over_two_nodes(tmp_path):
-    """The text on one node, the training on all GPUs of two, and what is made of it on one GPU."""
+    """The text is prepared on one node, training uses all GPUs of two nodes, and later steps use one GPU."""
     done = front("wmt14-enfr-60l", "-n", "WHERE=slurm", "NODES=2", "GPUS=8", f"RUNS={tmp_path}")
     assert done.stdout.splitlines()[:3] == [
         "job  wmt14-enfr-60l-prepare: nodes x GPUs: 1 x 0, hours: 48",
@@ -130,12 +130,12 @@ def test_the_plan_of_a_training_over_two_nodes(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# -- submitting, with stand-ins for Slurm's commands ------------------------------------------------------------------
+# -- submitting, with fake Slurm commands ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
-    """Slurm's commands, which write their arguments to a file; squeue prints the file `queue`, sbatch ids from 1."""
+    """Fake Slurm commands that log their arguments. squeue prints the file `queue`; sbatch prints ids from 1."""
     folder = tmp_path / "commands"
     folder.mkdir()
     (folder / "queue").touch()
@@ -159,7 +159,7 @@ def calls(commands: Path, name: str) -> list[str]:
         (INTERRUPTED, 0, "RUNNING", True),
         (INTERRUPTED, 999, "RUNNING", True),
         (INTERRUPTED, 1000, "RUNNING", False),
-        (INTERRUPTED, 0, "COMPLETING", False),  # as after scancel
+        (INTERRUPTED, 0, "COMPLETING", False),  # as scancel does
         (1, 0, "RUNNING", False),
         (0, 0, "RUNNING", False),
     ],
@@ -199,7 +199,7 @@ def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_s
 
 
 def test_a_text_that_an_earlier_version_made_for_a_model_needs_no_job(tmp_path, monkeypatch):
-    """The steps are planned as the recipe itself plans them."""
+    """If a model depends on a text of an earlier version, no job prepares it again: jobs plan as the recipe does."""
     pipeline = Translation(read("demo", {"RUNS": str(tmp_path), "WHERE": "slurm"}))
     monkeypatch.setattr(pipeline, "chain", lambda: SimpleNamespace(plan=lambda goals: []))
     monkeypatch.setattr(slurm, "submit_all", lambda *_: pytest.fail("submitted"))
@@ -225,7 +225,7 @@ def test_runs_of_a_grid_are_an_array_and_the_grids_job_comes_again_after_them(tm
 
 
 def test_jobs_with_gpus_are_refused_without_a_torch_for_them(tmp_path, commands):
-    """Before hours of text. This environment's torch is for CPUs."""
+    """If torch cannot use GPUs, jobs with GPUs are refused before hours of text. Here, torch is for CPUs."""
     done = front("wmt14-ende-18l", "WHERE=slurm", "GPUS=8", f"RUNS={tmp_path}/runs")
     assert done.returncode == 2 and not calls(commands, "sbatch")
     assert "a build without CUDA, and the jobs need GPUs. Take another build: make setup TORCH=cuda" in done.stderr
@@ -240,7 +240,7 @@ def test_a_job_that_never_began_has_a_last_line(tmp_path):
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Settings for the small cluster; the jobs that a test leaves there are ended."""
+    """Settings for the small cluster. A test's remaining jobs are cancelled."""
     if not shutil.which("sbatch"):
         pytest.skip("needs Slurm: sbatch is not installed (tests/slurm/up.sh)")
     if subprocess.run(["sinfo"], capture_output=True).returncode:
@@ -253,7 +253,7 @@ def cluster(tmp_path):
 
 
 def shell_that_exits(*words: str) -> str:
-    """Submit from a shell in a session of its own; what it prints."""
+    """Submit from a shell in its own session. Returns its output."""
     command = [sys.executable, "-m", "recipes", *words]
     done = subprocess.run(
         ["setsid", "bash", "-c", '"$@"', "-", *command], cwd=ROOT, env=make_environment(), capture_output=True,
@@ -271,10 +271,12 @@ def last_of(folder: Path) -> str:
 @pytest.mark.slurm
 @pytest.mark.nightly
 def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
-    """Text, training and score are three jobs, and no shell waits for them. Asked to stop, the training writes a
-    checkpoint on its first node, is put back and goes on from it."""
+    """Text, training and score are three jobs, without a waiting shell, and a preempted training resumes.
+
+    When asked to stop, it writes a checkpoint on its first node, is requeued, and resumes from it.
+    """
     words = ["demo", "PAIRS=1500", "LAYERS=1", "UPDATES=60", "SAVE_EVERY=20", "LOG_EVERY=1", "AVERAGE=2", "ANALYSES="]
-    words += ["INIT=reference"]  # it profiles, once
+    words += ["INIT=reference"]  # profiled once
     assert shell_that_exits(*words, "NODES=2", *cluster).count("job ") == 3
     run = tmp_path / "runs/demo/admin-cpu-s1"
     script = run / "slurm/demo-train.sh"
@@ -296,7 +298,7 @@ def test_a_recipe_trains_over_two_nodes_and_is_preempted(tmp_path, cluster):
 @pytest.mark.slurm
 @pytest.mark.nightly
 def test_a_grid_goes_on_by_itself(tmp_path, cluster):
-    """Four runs in two stages at most, two at a time, submitted by a shell that then exits."""
+    """A grid of four runs, in at most two stages and two at a time, continues after its shell exits."""
     words = ["sensitivity", "SCHEMES=admin post-ln", "LRS=0.001 0.002", "BETA2S=0.98", "UPDATES=20", "SAVE_EVERY=10"]
     assert shell_that_exits(*words, "JOBS=2", "PAIRS=1500", "LAYERS=1", *cluster).count("job ") == 1
     wait_for(lambda: not any(tmp_path in path.parents for path in slurm.queued()), 900)

@@ -1,4 +1,4 @@
-"""The language model's recipe: the text it makes, the score it reads, and the chain run small from the shell."""
+"""The language model's recipe: its text, its score, and a small chain run from the shell."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def test_corpus(library: Path) -> None:
-    """Is every paragraph in one split, tests left out, and the topics read?"""
+    """Is every paragraph in one split, without test modules, and are the topics read?"""
     found = python_docs.corpus(library)
     every = [line for lines in found.values() for line in lines]
     assert len(every) == len(set(every)) == 80 + 2 + 1
@@ -74,7 +74,7 @@ SMALL = {"UPDATES": 12, "SAVE_EVERY": 3, "LAYERS": 2, "WIDTH": 16, "FFN": 16, "H
 
 @pytest.mark.nightly
 def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
-    """Are both a folded and an unfolded method evaluated, set side by side, and nothing done twice?"""
+    """Are a folded and an unfolded method evaluated and compared, without repeating any work?"""
     for number in range(80):
         wordy = [f"'It does the thing number {number} times {n}, and says so in many words.'" for n in range(10)]
         text = "".join(f"def function{n}():\n    {words}\n\n\n" for n, words in enumerate(wordy))
@@ -97,7 +97,7 @@ def test_the_whole_chain(tmp_path: Path, library: Path) -> None:
 
 
 def test_a_changed_library_is_noticed(tmp_path: Path, library: Path) -> None:
-    """Its content counts: it is read again while there is no model of it, refused where there is, free to move."""
+    """Does only the library's content count? A change is read again, or refused if a model exists; a move is fine."""
     text = tmp_path / "runs/lm-demo/data/tok/train"
 
     def made(**given: object) -> subprocess.CompletedProcess:

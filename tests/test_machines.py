@@ -1,4 +1,4 @@
-"""Which devices, batches, precision and processes do the recipes give fairseq-train? A plan needs no GPU."""
+"""Devices, batches, precision and processes that the recipes give fairseq-train. A plan needs no GPU."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ BY = {16: 8192, 32: 16384, 80: 32768}
 
 
 def planned(*words: str) -> machines.Machines:
-    """An update of 32,768 tokens; the papers' batch is of 8,192."""
+    """The plan of an update of 32,768 tokens. The papers' batch per device has 8,192."""
     given = dict(word.split("=") for word in words)
     return machines.plan(Demo(DEVICE="gpu", TOKENS=32768, DEVICE_TOKENS=8192, BY_MEMORY=BY, **given))
 
 
 def command(target: str, *words: str) -> list[str]:
-    """A recipe's fairseq-train."""
+    """A recipe's fairseq-train command."""
     return Translation(read(target, dict(word.split("=", 1) for word in words))).command()
 
 
@@ -48,11 +48,11 @@ def test_a_cpu_has_the_tokens_of_an_update_whatever_gpus_are_given():
 @pytest.mark.parametrize(
     ("tokens", "a_device", "workers", "expected"),
     [
-        # The papers' own, where nothing is known of the memory: IWSLT'14; WMT'14 En-De on 4 GPUs; En-Fr on 8 and 16.
+        # With unknown memory, the papers' own batches: IWSLT'14; WMT'14 En-De on 4 GPUs; En-Fr on 8 and 16.
         (4096, 4096, 1, (4096, 1)),
         (32768, 8192, 4, (8192, 1)),
         (1280000, 5000, 16, (5000, 16)),
-        # An update smaller than a sentence can be, as in the recipe.
+        # An update that is smaller than the longest sentence, as in the recipe.
         (512, 512, 1, (512, 1)),
     ],
 )
@@ -90,7 +90,7 @@ def test_what_cannot_be_is_refused(words, message):
 
 
 def test_gpus_are_asked_of_nvidia_smi(nvidia_smi, monkeypatch):
-    """Of two the smaller one's memory counts; where a cluster's jobs are submitted from, neither does."""
+    """nvidia-smi lists the GPUs. The smallest memory counts. On a cluster's login node, no GPU counts."""
     nvidia_smi((16384, "A"), (49152, "B"))
     found = planned()
     assert (found.gpus, found.max_tokens, found.update_freq) == (2, 8192, 2)
@@ -104,7 +104,7 @@ def test_gpus_are_asked_of_nvidia_smi(nvidia_smi, monkeypatch):
 
 @pytest.mark.parametrize("count", [1, 3, 4, 6, 8])
 def test_iwslt14_trains_on_the_papers_one_gpu(nvidia_smi, count):
-    """Unless GPUS= is given; a WMT recipe takes all."""
+    """IWSLT'14 trains on one GPU, as in the paper, unless GPUS= is given. A WMT recipe uses all GPUs."""
     nvidia_smi(*[(81920, "A")] * count)
     plan = machines.plan(read("iwslt14", {}).settings)
     assert (plan.gpus, plan.max_tokens, plan.update_freq) == (1, 4096, 1)
@@ -141,7 +141,7 @@ def test_cuda_visible_devices_chooses_in_its_order(nvidia_smi, monkeypatch):
 
 
 def test_a_torch_that_runs_on_no_gpu_says_so_in_a_line_with_what_to_do():
-    """Of this environment: it is built for CPUs, or sees none."""
+    """If torch cannot use the GPUs, one line says so and what to do. Here, torch is for CPUs or sees no GPU."""
     assert re.fullmatch(
         r"torch \S+ does not run on 2 GPUs here \(.+\). Give GPUS=, .* TORCH=cu126 .*", gpus.fault(2, "fp16")
     )
@@ -159,7 +159,7 @@ def test_several_nodes_train_on_every_visible_gpu(nvidia_smi):
 
 
 def test_out_of_memory_names_the_batch_to_give():
-    """Once, however often fairseq says so."""
+    """After out-of-memory messages, the batch to give is named once, however often fairseq repeats them."""
     line = "2026-01-01 00:00:00 | WARNING | fairseq.trainer | OOM: Ran out of memory with exception: CUDA."
     said = "Out of memory: stop this, and give MAX_TOKENS=4096; an update holds as many tokens as before."
     assert [text for text in progress([line, line], smaller_batch=4096) if "MAX_TOKENS" in text] == [said]
@@ -204,7 +204,7 @@ def test_the_wanted_precision_and_no_other(precision):
 
 
 def test_a_grid_on_the_cpu_sees_no_gpu(monkeypatch):
-    """It hides them from its runs, and on GPUs each run has one."""
+    """A grid on the CPU hides GPUs from its runs. On GPUs, each run has one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     for words, seen in (("compare PRESET=gpu", "0,1"), ("sensitivity", "")):
         monkeypatch.setattr(sys, "argv", ["recipes", *words.split(), "RUNS=nowhere", "-n"])
@@ -216,7 +216,9 @@ def test_a_grid_on_the_cpu_sees_no_gpu(monkeypatch):
 
 
 def test_a_slurm_job_trains_on_as_many_gpus_as_the_plan_says(monkeypatch, tmp_path):
-    """fairseq would take a world size from SLURM's variables: all GPUs of all nodes, whatever it is told."""
+    """A Slurm job uses the plan's number of GPUs. fairseq alone would take all GPUs of all nodes from SLURM's
+    variables.
+    """
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.distributed.utils import infer_init_method
@@ -264,12 +266,12 @@ def test_two_nodes_meet_and_train_one_model(tmp_path):
     assert "'distributed_world_size': 2" in log and log.count("Admin: profiled") == 1
     assert len(re.findall(r"\| train_inner \|", log)) == 6
     assert (folder / "train-node1.log").exists() and (folder / "trained-6").exists()
-    # Both nodes' tokens count: about 1,000 each.
+    # The tokens of both nodes count: about 1,000 each.
     assert float(re.findall(r'"wpb": "([\d.]+)"', log)[0]) > 1200
 
 
 def test_a_nodes_first_rank_is_its_number_times_its_gpus(monkeypatch):
-    """Given as NODE_RANK=, or by Slurm."""
+    """A node's first rank is its number, from NODE_RANK= or Slurm, times its GPUs."""
     given = ["NODES=3", "GPUS=4", "MASTER=h:1", "TOKENS=", "MAX_TOKENS=512"]
     assert "--distributed-world-size 12 --distributed-init-method tcp://h:1 --distributed-rank 8" in " ".join(
         command("wmt14-ende-18l", *given, "NODE_RANK=2")

@@ -1,4 +1,4 @@
-"""Do the papers' recipes run from download to a score, on archives of the real layout, and through kills?"""
+"""The papers' recipes run from download to score, on archives of the real layout, and survive kills."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from recipes.text import compare as published
 from recipes.translation import Translation
 
 SMALL = ["PRESET=small", "EXPECT=", "MERGES=300", "EPOCHS=2", "LOG_EVERY=5"]
-"""A tiny model for two epochs on the miniature archives, whose numbers of lines are not the real ones'."""
+"""A tiny model, trained for two epochs on the miniature archives. EXPECT= is empty: their line counts are not real."""
 PAPERS = ["iwslt14", "wmt14-ende-6l", "wmt14-enfr-6l"]
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Iterator[list[str]]:
-    """The archives on our own server, as variables of a recipe; the table has no size or checksum of them."""
+    """A recipe's variables for the archives on a local server. The table has no sizes or checksums for them."""
     folder = archives.make(tmp_path_factory.mktemp("archives"), pairs=900)
     table = tmp_path_factory.mktemp("table") / "archives.tsv"
     table.write_text("".join(f"{path.name}\t-\t-\thttp://127.0.0.1:9/x\n" for path in folder.iterdir()))
@@ -45,14 +45,14 @@ def make(recipe: str, *variables: str) -> subprocess.CompletedProcess:
 
 def digests(folder: Path) -> dict[str, str]:
     files = [path for path in folder.rglob("*") if path.is_file()]
-    # fairseq's log of its own run holds the time and the path; a lock says who had it last.
+    # fairseq's own log holds the time and the path; a lock names its last owner.
     files = [path for path in files if not path.name.endswith(("preprocess.log", ".guard"))]
     files = [path for path in files if path.parent.name != ".keys"]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def kill_at(stage: str, runs: Path, *given: str) -> None:
-    """Start the recipe, and kill it and all its processes once a file of that pattern is there."""
+    """Start the recipe, and kill it and all its processes as soon as a file matches the pattern."""
     making = subprocess.Popen(
         [sys.executable, "-m", "recipes", "iwslt14", *SMALL, *given], cwd=ROOT, env=make_environment(),
         start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -67,7 +67,9 @@ def kill_at(stage: str, runs: Path, *given: str) -> None:
 
 @pytest.mark.slow
 def test_iwslt14_from_download_to_a_score_killed_three_times(source, tmp_path):
-    """In its text, in its training and while it translates: the same text as without a kill, and one row."""
+    """Killed during its text, training and translation, the recipe gives the same text as without kills, and one
+    row.
+    """
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     given = [f"RUNS={runs}", "ANALYSES=", *source]
     assert make("iwslt14-prepare", f"RUNS={whole}", *source).returncode == 0
@@ -87,7 +89,8 @@ def test_iwslt14_from_download_to_a_score_killed_three_times(source, tmp_path):
     assert {"checkpoint1.pt", "checkpoint2.pt", "checkpoint_best.pt"} <= checkpoints and len(checkpoints) <= 4
     assert list((runs / run / "tensorboard").rglob("events.*"))
 
-    # Every 23rd pair of the cleaned training text validates; the five test sets are one, in the script's order.
+    # Every 23rd pair of the cleaned training text is for validation; the five test sets are joined in the script's
+    # order.
     data = runs / "iwslt14/data"
     train, valid, test = (read_lines(data / f"split/{split}.de") for split in ("train", "valid", "test"))
     talks = read_lines(data / "tok/talks.de")
@@ -98,7 +101,7 @@ def test_iwslt14_from_download_to_a_score_killed_three_times(source, tmp_path):
         xml = members[f"de-en/IWSLT14.{name}.de-en.de.xml"].decode()
         raw += re.findall(r'<seg id="\d+">\s*(.*?)\s*</seg>', xml)
     assert read_lines(data / "raw/test.de") == raw and len(raw) == len(test) == 60
-    # The reference keeps its apostrophes; what is translated has Moses', lower-cased.
+    # The reference keeps its apostrophes; the translated text has Moses' and is lower-cased.
     assert "Anna\u2019s" in " ".join(raw) and "anna &apos; s" in " ".join(test)
     assert all(line == line.lower() for line in [*train, *valid, *test])
     assert not any("talkid" in line or "<" in line for line in train) and any("&lt;" in line for line in train)
@@ -111,28 +114,31 @@ def test_wmt14_from_download_to_a_score(recipe, target, source, tmp_path):
     done = make(recipe, f"RUNS={tmp_path}", *every, "ANALYSES=", *source)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = results.read(tmp_path / "results.csv")
-    # Compounds are split for German only.
+    # Only German compounds are split.
     assert row["recipe"] == recipe and "case:mixed" in row["signature"] and bool(row["compound"]) == (target == "de")
     data = tmp_path / f"wmt14/en-{target}/data"
     train, valid, test = (read_lines(data / f"split/{split}.en") for split in ("train", "valid", "test"))
     held = len(archives.contents(pairs=900)["dev.tgz"]["dev/newstest2013.en"].splitlines())
     units = [[len(line.split()) for line in read_lines(data / f"bpe/train.{name}")] for name in ("en", target)]
     if target == "de":
-        # Three corpora, cleaned before BPE by length alone; newstest2013 validates.
+        # Three corpora, cleaned before BPE by length alone; validation on newstest2013.
         assert len(valid) == held and max(len(line.split()) for line in train) <= 80 and len(units[0]) == len(train)
     else:
-        # Five corpora, nothing dropped before BPE; after BPE, by length and ratio.
+        # Five corpora; nothing is dropped before BPE; after BPE, cleaned by length and ratio.
         parts = ("europarl-v7", "commoncrawl", "undoc", "news-commentary-v9", "giga-fren")
         whole = [line for part in parts for line in read_lines(data / f"tok/{part}.en")]
         assert valid == whole[49::50] and len(train) == len(whole) - len(valid) and 0 < len(units[0]) < len(train)
         assert all(max(pair) <= 250 and max(pair) <= 1.5 * min(pair) for pair in zip(*units))
-    # Dashes are split; the training text's quotes are normalised, and the test set's left, as the papers' scripts do.
+    # As in the papers' scripts, dashes are split, and quotes are normalised in the training text but not in the test
+    # set.
     assert any("&quot;" in line for line in train) and not any("\u201c" in line for line in train)
     assert len(test) == held
 
 
 def test_a_wrong_archive_leaves_no_trace(tmp_path):
-    """In DATA, then the right one there: its text, and nothing to be removed first."""
+    """After a wrong archive in DATA is replaced by the right one, the text is right, without removing anything
+    first.
+    """
     members = archives.contents(pairs=50)["de-en.tgz"]
     name = "de-en/IWSLT14.TED.dev2010.de-en.de.xml"
     wrong = {**members, name: members[name].replace(b"<seg id", b"<dropped id", 1)}
@@ -156,7 +162,7 @@ def test_a_wrong_archive_leaves_no_trace(tmp_path):
 
 
 def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
-    """Another number of pairs is refused; whether the files are fairseq's, by git's blob ids, is said."""
+    """A wrong number of pairs is refused. A message says whether the files are fairseq's, by git blob ids."""
     settings = planned("iwslt14").settings
     assert settings.EXPECT == ("160239", "7283", "6750") and settings.BLOBS["split/train.de"].startswith("30660ed508af")
     for language in ("de", "en"):
@@ -171,7 +177,7 @@ def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
     caplog.set_level("INFO")
     assert "the published text, byte for byte." in compare({"test": "3"}, de=git)
     assert "not the published text, by git's blob ids: test.en." in compare({}, de=git, en="0" * 40)
-    # Other units of the published words: BPE may choose between equally frequent pairs.
+    # Other units for the published words: BPE may choose among equally frequent pairs.
     (tmp_path / "bpe").mkdir()
     (tmp_path / "bpe/train.de").write_text("a li@@ ne\n")
     caplog.clear()
@@ -183,7 +189,7 @@ def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
 
 
 def test_the_test_set_of_wmt14_is_not_normalised(tmp_path):
-    """Its quotes stay as they are, as in the papers' scripts; the training text's do not."""
+    """As in the papers' scripts, WMT'14's test set keeps its quotes; the training text's are normalised."""
     folder, members = archives.make(tmp_path / "archives", pairs=50), archives.contents(pairs=50)["test-full.tgz"]
     quoted = {name: data.replace("Anna\u2019s".encode(), "\u201eAnna\u201c".encode()) for name, data in members.items()}
     archives.write_tar(folder / "test-full.tgz", quoted)
@@ -263,6 +269,6 @@ def test_impossible_plans_are_refused_in_one_line(target, word, message):
 
 
 def test_other_machines_go_on_with_a_run():
-    """The settings that a run is held to include its tokens, and nothing about the machines."""
+    """A run resumes on other machines: its fixed settings include its tokens, but nothing about machines."""
     one, four = (planned("wmt14-ende-6l", gpus, "MEMORY=16").resume_settings() for gpus in ("GPUS=1", "GPUS=4"))
     assert one == four and one["--tokens-per-update"] == "32768"

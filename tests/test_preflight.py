@@ -1,4 +1,4 @@
-"""Does the page before a run say what the run will take, and refuse what cannot work?"""
+"""The page before a run forecasts its time, cost and disk space, and refuses runs that cannot work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def make(recipe: str, *variables: str) -> subprocess.CompletedProcess:
 
 
 def test_a_forecast_is_of_the_updates_after_the_first_ones():
-    """Three slow ones, then 2 s each; 40 an epoch, so 10 epochs are 800 s, which cost 4 at 9 an hour and device."""
+    """A forecast ignores three slow first updates. 40 updates of 2 s in 10 epochs take 800 s: 4.00 at 9 per device
+    hour.
+    """
     speeds = [0, 1, 1, *[50] * 7]
     found = [{"wps": v, "wpb": 100, "num_updates": str(n), "update": n / 40} for n, v in enumerate(speeds, start=1)]
     settings = Demo(EPOCHS=10, PRICE=9.0)
@@ -30,8 +32,11 @@ def test_a_forecast_is_of_the_updates_after_the_first_ones():
 
 
 def test_the_disk_must_hold_archives_text_and_checkpoints(tmp_path, monkeypatch):
-    """657,632,379 bytes of an archive, 11 of text for each; 14 checkpoints of 12 bytes a parameter, average and model
-    of 4."""
+    """The disk must hold archives, text and checkpoints.
+
+    The archive has 657,632,379 bytes, with 11 bytes of text for each. There are 14 checkpoints of 12 bytes per
+    parameter, and an average and a model of 4.
+    """
     planned = recipe.read("iwslt14", {"RUNS": str(tmp_path), "GPUS": "1"})
     archives = ["training-parallel-europarl-v7.tgz"]
     wanted = 657632379 * 12 + 10**6 * (14 * 12 + 8)
@@ -43,7 +48,7 @@ def test_the_disk_must_hold_archives_text_and_checkpoints(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_a_recipe_that_works_has_a_page(tmp_path, corpus):
-    """On text that is there, with ten real updates; what it tried leaves nothing."""
+    """A working recipe gets a page, from ten real updates on an existing text. The trial leaves no files."""
     small = ["LAYERS=1", "WIDTH=16", "FFN=16", "MAX_TOKENS=64", "PRICE=2", f"RUNS={tmp_path}"]
     done = make("demo", *small)
     assert done.returncode == 0 and "not timed: the text is not prepared yet" in done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""The steps of a recipe that follow its text: length, logs, progress, score, summary."""
+"""The steps of a recipe after its text: length, logs, progress, score and summary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_machine_is_one_line(fault):
-    """And none where whoever reads what is printed has gone, as `head -1` does."""
+    """A machine fault is one line. If the reader of stdout has gone, as with `head -1`, no line is printed."""
     code, status, said = FAULTS[fault]
     reader, writer = os.pipe()
     os.close(reader)
@@ -84,7 +84,7 @@ LOG = [
     log_line("train_inner", 10, 8.0),
     log_line("train_inner", 20, 7.0),
     log_line("valid", 20, 6.5),
-    # Killed in mid-line, resumed from update 10: the new log continues on that line.
+    # The run was killed in mid-line and resumed from update 10: the new log continues on that line.
     log_line("train_inner", 30, 6.0)[:-20] + log_line("valid", 10, 8.0),
     PARAMS,
     log_line("train_inner", 20, 7.5),
@@ -115,7 +115,7 @@ def test_progress_shows_the_pace_and_hides_no_error():
     ]
     ticks = iter([100.0, 105.0])
     shown = list(progress(lines, updates=100, clock=lambda: next(ticks)))
-    # Ten updates in five seconds, and eighty to go.
+    # Ten updates took five seconds; eighty remain.
     assert "0.50 s/update  40 s left" in shown[1]
     assert [line.split()[0] for line in shown[:3]] == ["update"] * 3
     assert "Admin: profiled" in shown[3] and "beware" in shown[4]
@@ -123,7 +123,7 @@ def test_progress_shows_the_pace_and_hides_no_error():
     ticks = iter([100.0, 105.0])
     lines = [log_line("train_inner", 8, 8.0), log_line("train_inner", 24, 7.0), log_line("valid", 24, 6.5)]
     shown = list(progress(lines, epochs=3, clock=lambda: next(ticks)))
-    # One epoch in five seconds, and one and a half to go.
+    # One epoch took five seconds; one and a half remain.
     assert shown[1].startswith("epoch   1.50/3  update     24  train  7.000") and "5.00 s/epoch  8 s left" in shown[1]
 
 
@@ -158,7 +158,7 @@ REFERENCES = ["The concert starts at seven o'clock.", "Anna was born in Italy.",
 
 
 def make_run(folder: Path, translations: list[str] = REFERENCES, bits: float = 6.0) -> Path:
-    """A run's folder as it is before scoring, and the raw test set two levels up."""
+    """A run's folder before scoring, with the raw test set two levels up."""
     write_lines(folder.parent / "raw/test.de", ["eins", "zwei", "drei"])
     write_lines(folder.parent / "raw/test.en", REFERENCES)
     write_lines(folder.parent / "bpe/test.de", ["eins", "zwei", "drei"])
@@ -185,7 +185,7 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
         run_score(folder, seed=seed)
     rows = results.read(tmp_path / "results.csv")
     assert sorted(row["seed"] for row in rows) == ["1", "2"]
-    # Translations equal to the references, character by character.
+    # The translations equal the references, character by character.
     assert {row[name] for row in rows for name in ("score", "tokenised", "compound")} == {"100.00"}
     assert all(row["signature"].startswith("nrefs:1|case:mixed") and row["updates"] == "30" for row in rows)
     curve = results.read_log(folder / "train.log").valid
@@ -194,7 +194,9 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
 
 
 def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path, caplog):
-    """A translation less, and the score with it; but no other may be missing."""
+    """A sentence too long for the model counts as an empty translation, which lowers the score. No other may be
+    missing.
+    """
     folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
     write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1023 + "drei"])
     caplog.set_level("INFO")
@@ -216,7 +218,7 @@ def run_summary(folder: Path) -> str:
 
 
 def test_rules_of_omega_are_set_side_by_side(tmp_path):
-    """Rows of before have no rule: theirs was the paper's, of a scheme that has omega."""
+    """The summary compares omega's rules. Old rows have no rule: for schemes with omega, it was the paper's."""
     for name, rule in (("admin-cpu-s1", "reference"), ("admin-constant-cpu-s1", "constant")):
         run = make_run(tmp_path / name)
         run_score(run, rule=rule)
@@ -243,8 +245,8 @@ def test_summary_of_one_run_and_then_of_two(tmp_path):
     assert about["samples"][0]["hypothesis"] == REFERENCES[0] and about["command"] == "make demo METHOD=admin SEED=1"
 
     post_ln = make_run(tmp_path / "post-ln-cpu-s1", ["at at at"] * 3, bits=5.5)
-    make_run(tmp_path / "pre-ln-cpu-s1")  # Not scored, so not shown.
-    make_run(tmp_path / "post-ln-cpu-s2")  # Another seed, so not shown.
+    make_run(tmp_path / "pre-ln-cpu-s1")  # not scored, so not shown
+    make_run(tmp_path / "post-ln-cpu-s2")  # another seed, so not shown
     run_score(post_ln, "post-ln")
     both = run_summary(post_ln)
     (head, scores, *_) = (line.split() for line in both.splitlines()[2:])

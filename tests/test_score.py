@@ -28,7 +28,7 @@ REFERENCES = [
 
 
 def test_tokenised_bleu_is_fairseqs(tmp_path):
-    """BLEU4 as fairseq-score computes it of the same tokens."""
+    """Is tokenised BLEU fairseq-score's BLEU4 of the same tokens?"""
     write_lines(tmp_path / "hypotheses", HYPOTHESES)
     write_lines(tmp_path / "references", REFERENCES)
     given = ["--sys", tmp_path / "hypotheses", "--ref", tmp_path / "references"]
@@ -47,7 +47,7 @@ def test_tokenised_bleu_is_fairseqs(tmp_path):
     ],
 )
 def test_compounds_are_split_as_the_script_splits_them(tokens, split):
-    """What perl -ple prints for the substitution of fairseq's compound_split_bleu.sh."""
+    """Is the split that of perl -ple with the substitution in fairseq's compound_split_bleu.sh?"""
     assert score.split_compounds(tokens) == split
 
 
@@ -64,7 +64,7 @@ def test_a_model_of_lower_case_text_is_scored_without_case():
 
 
 def test_chinese_is_scored_by_its_characters():
-    """A sentence against itself with other spaces in it, of which 13a would find no word again."""
+    """Does Chinese, scored by characters, match itself with other spaces? With 13a, no word would match."""
     raw = ["\u6211\u4eec\u4eca\u5929\u53bb\u5b66\u6821\u3002"]
     for code in ("zh", "zh_CN", "yue"):
         found = score.scores(Text("en", code), ["\u6211\u4eec \u4eca\u5929\u53bb \u5b66\u6821 \u3002"], raw, raw, False)
@@ -132,7 +132,7 @@ def test_the_table_sets_means_beside_the_papers_numbers():
     rows = results_table.lines(measured, papers)
     assert [r["recipe"] for r in rows] == ["iwslt14", "iwslt14", "wmt14-ende-18l", "demo"]
     mean = cells(rows, "iwslt14", "admin", "paper")
-    # Of 35 and 36 the standard deviation is 1/sqrt(2).
+    # The standard deviation of 35 and 36 is 1/sqrt(2).
     assert (mean["tokenised BLEU"], mean["paper"], mean["seeds"]) == ("35.50 ± 0.71", "35.67 ± 0.15", "9, 10")
     assert (mean["sacreBLEU"], mean["compound BLEU"], mean["commit"]) == ("30.00 ± 0.00", "", "abc, def")
     small = cells(rows, "iwslt14", "admin", "small")

@@ -1,4 +1,4 @@
-"""Does `make setup` make the environment that was asked for, and a whole one? (With a stand-in for Python and pip.)"""
+"""`make setup` makes the requested environment, and a complete one. (Python and pip are fakes.)"""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lines_of(log: Path) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the stand-in as `python`."""
+    """A folder with the fake `python`."""
     (tmp_path / "python").write_text(STUB)
     (tmp_path / "python").chmod(0o755)
     return tmp_path
@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
-    """setup("TORCH=...") -> whether `make setup` made an environment, and which torch it then told pip to install."""
+    """setup("TORCH=...") -> whether `make setup` made an environment, and which torch it asked pip for."""
 
     def run(*given: str) -> tuple[bool, str]:
         logs = [folder / "said", folder / "venv/bin/said"]
@@ -73,9 +73,9 @@ def setup(folder: Path) -> Callable[..., tuple[bool, str]]:
 @pytest.mark.parametrize(
     ("script", "given", "made"),
     [
-        ("", ["PYTHON={}/python"], False),  # all is there
+        ("", ["PYTHON={}/python"], False),  # everything is installed
         ("", ["PYTHON={}/python", OTHER], True),
-        ("", [OTHER], True),  # with the Python that it was made from: python3 may be one that has no such torch
+        ("", [OTHER], True),  # uses the environment's own Python: python3 may be one without such a torch
         ("touch -d @0 venv/ready", [], False),  # setup.py or requirements.lock is newer, as after git pull
         ("rm venv/ready; touch venv/bin/nopip", [], True),  # python -m venv was killed, or python3-venv is missing
         ("echo 3.12 > python.version", ["PYTHON={}/python"], True),
@@ -102,7 +102,7 @@ NOT_OURS = "/venv was not made by make setup, and would have to be made again. G
 @pytest.mark.parametrize(
     ("script", "given", "message"),
     [
-        ("./python -m venv venv; touch venv/bin/nopip", "PYTHON={}/python", NOT_OURS),  # as uv makes them
+        ("./python -m venv venv; touch venv/bin/nopip", "PYTHON={}/python", NOT_OURS),  # as uv makes environments
         ("mkdir -p venv/share; touch venv/share/mine", "PYTHON={}/python", NOT_OURS),  # VENV=~/.local
         ("echo 3.10 > python.version", "PYTHON={}/python", "python is Python 3.10; expected 3.11 or newer, as in"),
         ("", "PYTHON={}/python TORCH=cu118", "TORCH=cu118 is unknown; expected one of cpu cuda cu126, or pip's, as"),
@@ -117,7 +117,7 @@ def test_what_someone_else_made_stays(script: str, given: str, message: str, fol
 
 
 def test_two_makes_set_it_up_once(folder: Path) -> None:
-    """A second one waits, and then there is nothing left to do."""
+    """Of two makes, the second waits, and then has nothing to do."""
     (folder / "python").write_text(STUB.replace('"-m venv "*)', '"-m venv "*) sleep 3;'))
     both = [make(folder, f"PYTHON={folder}/python") for _ in range(2)]
     messages = [process.communicate(timeout=60)[1] for process in both]
@@ -130,7 +130,7 @@ USING = "import sys; sys.prefix = sys.argv[1]; from recipes.steps.common import 
 
 
 def test_an_environment_is_not_installed_again_under_running_work(folder: Path) -> None:
-    """As after a git pull; and no work begins while it is installed."""
+    """After a git pull, setup waits for running work, and no work starts during setup."""
     assert make(folder, f"PYTHON={folder}/python").wait(60) == 0
     command = [sys.executable, "-c", USING, str(folder / "venv")]
     work = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -166,7 +166,7 @@ def test_an_environment_is_not_installed_again_under_running_work(folder: Path) 
     ],
 )
 def test_the_build_of_torch_is_by_the_card(cards: str, build: str, folder: Path, setup: Callable, monkeypatch) -> None:
-    """And it stays that, on a machine without one; TORCH= takes another."""
+    """The card selects torch's build. On a machine without a card, an existing build stays; TORCH= selects another."""
     driver = folder / "driver/nvidia-smi"
     driver.parent.mkdir()
     driver.write_text(f"#!/bin/sh\n{cards}\n")
@@ -180,7 +180,7 @@ def test_the_build_of_torch_is_by_the_card(cards: str, build: str, folder: Path,
 
 
 def test_all_but_torch_is_locked(monkeypatch) -> None:
-    """By hash; and what setup.py asks for is there."""
+    """All packages but torch are locked by hash, including all requirements of setup.py."""
     pinned = re.split(r"\n(?=\w)", (ROOT / "requirements.lock").read_text())
     names = {one.partition("==")[0] for one in pinned}
     assert all("==" in one.splitlines()[0] and "--hash=sha256:" in one for one in pinned)
@@ -212,8 +212,11 @@ def test_a_folder_with_a_space_is_one_line() -> None:
 
 
 def test_the_makefile_needs_no_newer_make_than_3_81() -> None:
-    """By the NEWS of GNU make: undefine, private, .ONESHELL and .RECIPEPREFIX came with 3.82; $(file), $(guile), ::=
-    and != with 4.0; &: and .EXTRA_PREREQS with 4.3; $(let), $(intcmp) and .WAIT with 4.4."""
+    """The Makefile works with GNU make 3.81: it uses nothing that make's NEWS lists for later versions.
+
+    undefine, private, .ONESHELL and .RECIPEPREFIX came with 3.82; $(file), $(guile), ::= and != with 4.0; &: and
+    .EXTRA_PREREQS with 4.3; $(let), $(intcmp) and .WAIT with 4.4.
+    """
     text = (ROOT / "Makefile").read_text()
     newer = (
         r"\$\((file|guile|let|intcmp) |[:&]:?:=|!=|&:|^(undefine|private) |\.(ONESHELL|RECIPEPREFIX|EXTRA_PREREQS|WAIT)"

@@ -1,4 +1,4 @@
-"""Does the recipes' own training command do what fairseq-train leaves out, and otherwise the same?"""
+"""The recipes' training command adds what fairseq-train lacks, and otherwise does the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_bf16_trains(run, corpus, tmp_path):
     assert done.status == 0, done.output
     state = torch.load(tmp_path / "run/checkpoint_last.pt", weights_only=False)
     assert state["cfg"]["common"]["bf16"] and not state["cfg"]["common"]["tpu"]
-    # fairseq stores float32; the numbers are bf16's.
+    # fairseq stores float32 with bf16's values.
     weights = [tensor for name, tensor in state["model"].items() if "weight" in name]
     assert all(torch.equal(weight, weight.bfloat16().float()) for weight in weights)
     assert "Admin: profiled" in done.output and "num_updates: 3" in done.output
@@ -81,7 +81,7 @@ def test_an_update_that_ends_an_epoch_has_its_checkpoint(run, corpus, tmp_path):
 
 
 class _Collecting(list):
-    """A data set in whose processes garbage is collected."""
+    """A data set that collects garbage in its loader processes."""
 
     def __getitem__(self, index):
         gc.collect()
@@ -89,7 +89,7 @@ class _Collecting(list):
 
 
 def _second_epoch(log: Path) -> None:
-    """A training whose processes are forked with the iterator of an earlier epoch, which nobody has collected."""
+    """A training whose loader processes are forked while the previous epoch's iterator is still uncollected garbage."""
     os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY), 2)
     gc.disable()
     batches = DataLoader(_Collecting([1, 2]), num_workers=1, multiprocessing_context="fork")
@@ -109,7 +109,7 @@ def test_processes_that_load_batches_are_quiet(tmp_path):
 
 
 def _spawning(arguments: list[str], log: Path) -> None:
-    """Two processes started by fairseq, as where there are two GPUs."""
+    """Run two processes that fairseq spawns, as with two GPUs."""
     torch.cuda.device_count = lambda: 2
     conftest._child("recipes.steps.train", arguments, log)
 
@@ -132,14 +132,14 @@ BY_UPDATES += ["--save-interval", "1000000", "--validate-interval", "1000000", "
 
 
 def own_batches() -> list[str]:
-    """The option by which a recipe's training draws new batches for every epoch, also where it goes on."""
+    """The option with which a recipe's training draws new batches in every epoch, also after a resume."""
     words = Translation(recipe.read("demo", {})).optimisation()
     place = words.index("--update-epoch-batch-itr")
     return words[place : place + 2]
 
 
 def state(path: Path) -> dict[str, torch.Tensor]:
-    """The weights and the optimizer's state, by name."""
+    """Weights and optimizer state, by name."""
     saved = torch.load(path, weights_only=False)
     memory = saved["last_optimizer_state"]["state"]
     return saved["model"] | {f"{n}.{name}": torch.as_tensor(value) for n in memory for name, value in memory[n].items()}
@@ -148,7 +148,7 @@ def state(path: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_training_that_is_told_to_stop_goes_on_bit_for_bit(corpus, tmp_path, number):
-    """In the middle of an epoch; two more follow, with the batches of the training that never stopped."""
+    """A training stopped in mid-epoch resumes bit for bit, for two more epochs, with an uninterrupted one's batches."""
     options = [*BY_UPDATES, *own_batches()]
     whole = started(corpus, tmp_path / "whole", *options)
     assert whole.wait(300) == 0, whole.stdout.read()
@@ -184,7 +184,7 @@ def test_where_fairseq_starts_the_processes(corpus, tmp_path):
 
 
 def test_all_nodes_go_on_from_the_checkpoint_that_the_first_one_finds(tmp_path, monkeypatch):
-    """This node's listing is older; and in another training it does not see the file at all."""
+    """All nodes resume from the first node's checkpoint, even if this node's listing is stale or lacks the file."""
     for update in (50, 100):
         (tmp_path / f"checkpoint_1_{update}.pt").touch()
 
@@ -207,7 +207,7 @@ def test_the_newest_is_the_longest_trained(tmp_path):
     order += ["checkpoint2.pt", "checkpoint_10_500.pt"]
     for age, name in enumerate(order):
         (tmp_path / name).touch()
-        os.utime(tmp_path / name, (0, -age))  # as after a copy that does not keep the times
+        os.utime(tmp_path / name, (0, -age))  # as after a copy without timestamps
         assert newest(tmp_path) == tmp_path / name
     for name in ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint_11_900.pt.tmp", "average.pt"):
         (tmp_path / name).touch()
