@@ -62,9 +62,7 @@ def test_output_gradients_are_the_slopes_of_the_loss(scheme: str) -> None:
 
 
 def test_relative_gradients_and_norms_are_the_plain_ones() -> None:
-    """Reference: plain loops give the relative norms over all batches, the mean gradients, and the sums' squared
-    norms.
-    """
+    """Reference: relative norms over all batches, mean gradients and the sums' squared norms match plain loops."""
     subject = fresh("post-ln", layers=2, width=16, tokens=1000)
     assert len(subject.samples) == 2
     result = gradients.measure(subject, Settings(depths=(1, 2), repeats=1))

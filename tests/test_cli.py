@@ -26,9 +26,7 @@ MOVED = "decoder.layers.1.encoder_attn_layer_norm.omega_delta"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Working directory with a run of four epochs, whose half of one ω grows by 0.5 per epoch, and other
-    checkpoints.
-    """
+    """Working directory with checkpoints, among them a run of four epochs in which half of one ω grows by 0.5 each."""
     monkeypatch.chdir(tmp_path)
     model = reference.build("transformer_admin_tiny")
     torch.save({"model": model.state_dict()}, "not_profiled.pt")

@@ -53,9 +53,7 @@ def test_corpus_is_reversed_and_mapped_one_to_one():
 
 
 def test_entropy_is_that_of_a_token_with_ends_of_sentences(tmp_path):
-    """By hand, for words x x x y and two ends: -(3/6 log 3/6 + 1/6 log 1/6 + 2/6 log 2/6) = 0.5 + 0.430827 +
-    0.528321.
-    """
+    """By hand, for words x x x y and two ends: H = -(3/6 log 3/6 + 1/6 log 1/6 + 2/6 log 2/6) = 1.459148 bits."""
     (tmp_path / "train.b").write_text("x\nx x y\n")
     assert unigram_entropy(tmp_path / "train.b") == pytest.approx(1.459148, abs=1e-6)
 
@@ -145,9 +143,7 @@ def test_intervals_are_students_welchs_and_satterthwaites():
 
 
 def test_the_outcome_is_the_mean_of_the_last_validations():
-    """A run's outcome is its mean over the last validations. If it is 2 % below the four before, it is still
-    falling.
-    """
+    """The outcome is the mean of the last validations. A run is still falling if it is 2 % below the four before."""
     flat = dict(zip(range(100, 900, 100), [3.0] * 4 + [2.0, 1.0, 2.0, 3.0]))
     assert mean_of_last(flat) == 2.0 and mean_of_last({5: 3.0, 9: 1.0}) == 2.0 and math.isnan(mean_of_last({}))
     assert still_falling(flat) and not still_falling({update: 3.0 for update in range(7)})

@@ -43,9 +43,7 @@ def test_no_sentence_occurs_twice_and_all_are_whole(files, language):
 
 
 def test_phrases_are_read_right():
-    """Phrases have the right meaning: halb acht is half past seven, since German halves look ahead; after 12 comes
-    1.
-    """
+    """Phrases have the right meaning: German halves look ahead (halb acht is half past seven); after 12 comes 1."""
     draw = random.Random(1)
     drawn = dict(generate_corpus.time(draw) for _ in range(2000))
     drawn |= dict(generate_corpus.day(draw) for _ in range(3000))

@@ -84,9 +84,7 @@ def whole():
 
 @pytest.fixture
 def damaged(tmp_path, whole):
-    """damaged(name) -> a checkpoint with that damage, next to the files for translating; damaged(None) -> an intact
-    one.
-    """
+    """damaged(name) -> a checkpoint with that damage, next to the files for translating; None: an intact one."""
     some, state = whole
     for language in ("de", "en"):
         some.save(str(tmp_path / f"dict.{language}.txt"))

@@ -67,9 +67,7 @@ def features(model, words):
 
 @pytest.mark.parametrize("count", [0, 30])
 def test_mu_and_every_weight(count, task, data, caplog):
-    """mu and all weights match the plain formula in float64. mu is the largest norm of all sentences, not of one
-    batch.
-    """
+    """mu and all weights match the plain formula in float64. mu is the largest norm over all batches."""
     model = build(task, more_layers=3, more_scheme="dt-fixup", profile_sentences=count, admin_profile_tokens=100)
     drawn = {key: it.double().clone() for key, it in model.more.state_dict().items()}
     state = pretrained(task)

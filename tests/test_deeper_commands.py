@@ -50,9 +50,7 @@ def encoder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def six_updates(data: Path, encoder: Path, folder: Path, scheme: str) -> Run:
-    """Train or resume. Leaves checkpoint_1_3.pt and checkpoint_last.pt. It uses Adam, whose first update moves
-    weights.
-    """
+    """Train or resume with Adam, which moves at once. Leaves checkpoint_1_3.pt and checkpoint_last.pt."""
     how = ["--finetune-from-model", encoder, "--max-update", 6, "--save-interval-updates", 3]
     return train(data, folder, *CLASSES, "--more-scheme", scheme, "--optimizer", "adam_by_group", *how)
 

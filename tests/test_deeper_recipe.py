@@ -57,9 +57,7 @@ def test_texts_share_no_pair(tmp_path: Path) -> None:
 
 
 def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
-    """A user's text may be compressed, as for `make own`. A carriage return, a line end for fairseq, ends no
-    sentence.
-    """
+    """A user's text may be compressed, as for `make own`. Carriage returns, line ends for fairseq, end no sentence."""
     sides = ["".join(f"{word}{number}\r{word}{number + 1} b\n" for number in range(60)) for word in ("w", "X")]
     (tmp_path / "given").mkdir()
     (tmp_path / "given/train.de.gz").write_bytes(gzip.compress(sides[0].encode()))
@@ -96,9 +94,7 @@ def test_accuracy_is_the_last(tmp_path: Path) -> None:
 
 
 def test_the_runs_of_a_grid_of_new_layers(tmp_path: Path) -> None:
-    """The grid's runs: the encoder, then the first seed at every rate, with the given encoder rate factor and
-    dropout.
-    """
+    """The grid's runs: the encoder, then the first seed at every rate, with the given encoder options."""
     grid = of(read("deeper", {"ENCODER_LR_FACTOR": "0", "DROPOUT": "0.1", "RUNS": str(tmp_path)}))
     stages = grid.stages()
     (encoder,), tried = next(stages), next(stages)

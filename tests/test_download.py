@@ -185,9 +185,7 @@ def test_room_for_all_archives_and_their_text_is_checked_before_the_first_downlo
 
 
 def test_multi30k_is_downloaded_once_or_taken_from_a_folder(server, tmp_path):
-    """Multi30k is downloaded once or read from a folder, compressed by any program or plain: the text is
-    checksummed.
-    """
+    """Multi30k is downloaded once or read from a folder, compressed or plain. The checksum is of the plain text."""
     text, mine, raw = "Ein Mann schl\u00e4ft.\n" * 50, tmp_path / "mine", tmp_path / "multi30k/raw/valid.de"
     packed = gzip.compress(text.encode(), mtime=0)
     (server.folder / "val.de.gz").write_bytes(packed)

@@ -411,9 +411,7 @@ def test_a_full_disk_leaves_nothing(given, tmp_path, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_command_line(given, tmp_path, capfd, engine, monkeypatch):
-    """Is the result one line on stdout, with notes on stderr, and a refusal or missing package one line with status
-    2?
-    """
+    """Is the result one line on stdout, notes on stderr, and a refusal or missing package one line with status 2?"""
     needs(engine)
     command = ["export", str(given().path), "--to", engine, "-o"]
     out = tmp_path / "out"

@@ -135,9 +135,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, bias=None, dropout_p: float = 0.0,
 
 @pytest.mark.parametrize(("kind", "scheme", "padded"), CASES)
 def test_gradients_are_the_plain_ones(kind, scheme, padded, device, exact_softmax) -> None:
-    """In float64, with dropout, are all gradients equal, for every scheme, and every mechanism in every kind of
-    model?
-    """
+    """In float64 with dropout, are all gradients equal, for all schemes, and all mechanisms in every kind of model?"""
     # fairseq's gelu always computes in float32.
     options = {"admin_scheme": scheme, "activation_fn": "relu", **DROPPED}
     fast, plain, loss_of = pair(kind, torch.float64, padded=padded, **options)
@@ -256,9 +254,7 @@ def test_checkpointed_activations_recompute_the_same(amp: bool, device: None) ->
 
 @pytest.mark.parametrize(("autocast", "bound"), [(True, 0.05), (False, 0.1)])
 def test_bfloat16(autocast: bool, bound: float, device: None, onednn) -> None:
-    """Are bfloat16 gradients close? Each product is off by 0.4 %, a dozen follow each other; weights in bfloat16
-    add more.
-    """
+    """Are bfloat16 gradients close? A dozen products in a row are each off by 0.4 %; bfloat16 weights add to it."""
     dtype = torch.float32 if autocast else torch.bfloat16
     fast, plain, loss_of = pair("translation", dtype, admin_init="log", **STILL)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -384,9 +380,7 @@ def test_when_onednn_computes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_trains_and_generates_as_without(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Is the loss curve the same without dropout, and does a checkpoint generate the same text and scores with
-    either?
-    """
+    """Without dropout, are loss curves the same, and does a checkpoint generate the same text and scores?"""
     curves, said = [], []
     for fast, criterion in (("off", "label_smoothed_cross_entropy"), ("on", "label_smoothed_cross_entropy_fast")):
         options = ["--criterion", criterion, "--report-accuracy", "--label-smoothing", 0.1, "--admin-fast", fast]

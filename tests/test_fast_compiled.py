@@ -222,9 +222,7 @@ def test_two_processes_are_equal(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_generated_code_computes_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Inductor's code for layers and loss computes the same up to the order of sums, and is cached in the given
-    folder.
-    """
+    """Inductor's code for layers and loss gives the same up to the order of sums, and is cached in the given folder."""
     monkeypatch.setattr(compiled, "BACKEND", "inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")

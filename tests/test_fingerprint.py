@@ -56,9 +56,7 @@ def test_another_dictionary_of_the_same_size(name: str, tmp_path: Path) -> None:
 
 
 def test_through_a_wrapper() -> None:
-    """It works through wrappers such as data parallelism's, which prefix keys and bypass the model's
-    load_state_dict.
-    """
+    """It works through wrappers such as data parallelism's, which prefix keys and bypass load_state_dict."""
     state = nn.ModuleDict({"module": BUILDS["admin"]()}).state_dict()
     assert set(fingerprint.read_fingerprints(state)) == {"encoder", "decoder"}
     with pytest.raises(AdminError, match="the checkpoint's decoder was trained with another dictionary"):

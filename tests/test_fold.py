@@ -170,9 +170,7 @@ def test_the_fold_is_the_same_function(tmp_path_factory, configuration, seed, lo
 
 
 def test_a_constant_on_a_tiny_embedding_is_not_exact_and_told(tmp_path, capsys):
-    """Unscaled embeddings with learned positions have Var[x_0] = 1/64. LayerNorm's eps, which cannot fold, then
-    matters.
-    """
+    """With unscaled embeddings and learned positions, Var[x_0] is 1/64, and LayerNorm's eps matters. It cannot fold."""
     shallow = {"encoder_layers": 1, "decoder_layers": 1, "admin_init": "constant", "no_scale_embedding": True}
     state = tiny(**shallow, encoder_learned_pos=True, decoder_learned_pos=True)
     assert 1e-4 < apart(state, tmp_path) < 1e-2
@@ -261,9 +259,7 @@ def test_other_schemes_that_stock_fairseq_can_compute(tmp_path, name, options):
 
 
 def test_sizes_of_a_preset_alone(tmp_path):
-    """hydra stores only a preset's name, such as transformer_admin_18l. Stock fairseq lacks it, so the fold stores
-    sizes.
-    """
+    """hydra stores a preset's name (transformer_admin_18l) without sizes. Stock fairseq needs sizes."""
     state = tiny(share_decoder_input_output_embed=False)
     names = ("_name", "admin_init", "update_freq", "admin_profile_tokens", "admin_max_skipped_updates")
     state["cfg"]["model"] = {name: state["cfg"]["model"][name] for name in names}

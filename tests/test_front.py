@@ -123,9 +123,7 @@ def test_help_lists_nothing_that_the_recipe_refuses():
 
 
 def test_a_rule_is_in_the_folder_the_options_and_the_key_of_a_run():
-    """A rule is in a run's folder, options and key. The paper's rule keeps the old names; schemes without omega
-    have none.
-    """
+    """A rule is in a run's folder, options and key. The paper's rule keeps old names. Without omega, no rule."""
     paper, ours, none = (pipeline("demo", *words) for words in (["INIT=reference"], [], ["METHOD=pre-ln"]))
     assert [run.folder.name for run in (paper, ours, none)] == [
         "admin-cpu-s1", "admin-constant-cpu-s1", "pre-ln-cpu-s1"
@@ -268,9 +266,7 @@ def test_a_step_that_was_killed_before_its_key_is_done_again(tmp_path, monkeypat
 
 @pytest.mark.parametrize(("method", "folds"), [("admin", True), ("b2t", False)])
 def test_every_scheme_is_trained_in_one_way(method, folds):
-    """Every scheme trains with the plugin and its option. If its table row says so, it is folded and needs no
-    plugin.
-    """
+    """Every scheme trains with the plugin and its option. Schemes that fold are then used without the plugin."""
     run = pipeline("demo", f"METHOD={method}")
     arch = f"--arch transformer_admin_18l --admin-scheme {method} "
     assert f"--user-dir fairseq_admin --source-lang de --target-lang en {arch}" in " ".join(run.command())
@@ -325,9 +321,7 @@ def test_a_text_is_read_again_where_its_files_changed(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
-    """For a run made at commit 8e7c53e, settings are compared, the text is prepared again, and it is scored and
-    resumed.
-    """
+    """A run of commit 8e7c53e has its settings compared and its text prepared again. It is scored and resumed."""
     with tarfile.open(ROOT / "tests/golden/run-of-8e7c53e.tar.xz") as tar:
         tar.extractall(tmp_path, filter="data")
     given = "INIT=reference PAIRS=100 MERGES=30 LAYERS=1 WIDTH=4 FFN=4 HEADS=1 AVERAGE=1 MAX_TOKENS=512 WARMUP=10"
@@ -353,9 +347,7 @@ def test_a_run_from_before_the_front_is_not_trained_again(tmp_path):
 
 
 def test_a_summary_is_made_again_where_another_methods_score_is_new(tmp_path):
-    """A summary is written again if another method has a new score, with one method or several, or if one is
-    rescored.
-    """
+    """A summary of one or more methods is written again if another method has a new score, or one is rescored."""
 
     def key(*methods: str) -> str:
         for method in methods:

@@ -58,9 +58,7 @@ def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
-    """Do a command's child processes end with its time? Otherwise they would hold GPU memory that the next one
-    needs.
-    """
+    """Do a command's child processes end with its time? Otherwise they would hold GPU memory."""
     source = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     for limit in (2, 20):  # until the process has had time to start
         run.perform(f"python -c {shlex.quote(source)}", tmp_path / "log", limit, "said")

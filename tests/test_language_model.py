@@ -96,9 +96,7 @@ def test_open_widths_follow_the_embedding():
 
 
 def test_the_options_given_stay_as_they_were():
-    """Building a model does not change the given options. The checkpoint saves them; normalize_before would not
-    load.
-    """
+    """Building a model does not change its options. A checkpoint saves them, and must load again."""
     args = Namespace(**language.options("transformer_lm_admin", admin_scheme="pre-ln"))
     before, words = copy.deepcopy(vars(args)), reference.dictionary(10)
     task = SimpleNamespace(source_dictionary=words, target_dictionary=words)

@@ -92,9 +92,7 @@ MODES = {
 
 @pytest.mark.parametrize("name", MODES)
 def test_mode(name: str, words: Path, tmp_path: Path) -> None:
-    """Is ω profiled once and in the checkpoint, does a run stopped in mid-epoch resume bit for bit, and does it
-    fold?
-    """
+    """Is ω in the checkpoint and profiled once, does a stopped run resume bit for bit, and does it fold?"""
     given = LANGUAGE if name == "adaptive" else TRAIN["masked" if name == "masked" else "language"]
     options = ["--disable-validation", "--max-update", 9, *MODES[name].split()]
     whole = train(words, tmp_path / "whole", *options, "--save-interval-updates", 7, options=given)

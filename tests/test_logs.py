@@ -95,9 +95,7 @@ def test_a_long_line_does_not_take_long():
 
 
 def test_a_line_that_tells_nothing():
-    """A truncated line does not hide the record that follows on it, and lines that only look like records are
-    ignored.
-    """
+    """A truncated line does not hide the record that follows on it. Lines that only look like records are ignored."""
     cut = JSON[0][1][:40]
     assert logs.parse_line(cut) is None and logs.parse_line('{"epoch": 1, "num_updates": "x"}') is None
     assert str(logs.parse_line(cut + JSON[1][1])) == str(logs.parse_line(JSON[1][1]))

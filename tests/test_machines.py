@@ -216,9 +216,7 @@ def test_a_grid_on_the_cpu_sees_no_gpu(monkeypatch):
 
 
 def test_a_slurm_job_trains_on_as_many_gpus_as_the_plan_says(monkeypatch, tmp_path):
-    """A Slurm job uses the plan's number of GPUs. fairseq alone would take all GPUs of all nodes from SLURM's
-    variables.
-    """
+    """A Slurm job uses the plan's number of GPUs. fairseq alone would take all GPUs of all nodes."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.distributed.utils import infer_init_method

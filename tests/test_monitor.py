@@ -144,9 +144,7 @@ def test_training_is_the_same(fast: str, options: dict) -> None:
 
 
 def test_layerdrop_hides_no_omega_and_is_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With layerdrop, does the log show every layer's ω once each has run, and does the rule see β only of whole
-    stacks?
-    """
+    """With layerdrop, does the log show every layer's ω once each has run, and β only of whole stacks count?"""
     model = tiny(admin_monitor=1, admin_init="log", encoder_layerdrop=0.3)
     ran: dict[int, int] = {}
     looked_at: dict[int, set[str]] = {}
@@ -185,9 +183,7 @@ def test_checkpointed_layers_are_measured_once() -> None:
 
 @pytest.mark.parametrize(("which", "freq"), [(1, 1), (6, 2), (10, 1)])
 def test_a_batch_that_runs_out_of_memory_is_not_shown(which: int, freq: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq skips a batch that runs out of memory. Is the next batch measured, and the partial measurement
-    dropped?
-    """
+    """If a batch runs out of memory, is the next one measured, and the partial measurement dropped?"""
     real, calls = variance, itertools.count(1)
 
     def scarce(*given: Any) -> Tensor:

@@ -66,9 +66,7 @@ def test_their_order_of_sublayers_is_ours(case):
 
 @pytest.mark.parametrize("case", omega.DROPOUTS)
 def test_fresh_model_has_their_omega_in_law(case):
-    """Fresh models have their mean ω, with their initial law and dropout. Draws differ, so only means can be
-    compared.
-    """
+    """Fresh models have their mean ω, with their initial law and dropout. Draws differ, so only means compare."""
     dropout, within = omega.DROPOUTS[case]
     rates = {"dropout": dropout, "attention_dropout": within, "activation_dropout": within}
     ours = []
@@ -85,9 +83,7 @@ def test_fresh_model_has_their_omega_in_law(case):
 
 @pytest.mark.parametrize("method", laws.METHODS)
 def test_fresh_parameters_have_their_law(method):
-    """Fresh parameters have their law, with --admin-ffn-init xavier: their code starts feed-forward weights that
-    way.
-    """
+    """Fresh parameters have their law, with --admin-ffn-init xavier, their law for feed-forward weights."""
     ours = {}
     given = {"words": clinic.WORDS, "admin_scheme": method, "admin_ffn_init": "xavier", **laws.SIZES}
     for seed in range(10):

@@ -35,9 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def work(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Working directory with the models, a run that holds them, and `data` with their dictionaries and text
-    settings.
-    """
+    """Working directory with the models, a run of them, and `data` with dictionaries and text settings."""
     for name in ("data/bin", "run/checkpoints", "engine", "out"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("model.pt", "other.pt", "run/average.pt", "run/checkpoints/checkpoint_last.pt"):

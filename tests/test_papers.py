@@ -67,9 +67,7 @@ def kill_at(stage: str, runs: Path, *given: str) -> None:
 
 @pytest.mark.slow
 def test_iwslt14_from_download_to_a_score_killed_three_times(source, tmp_path):
-    """Killed during its text, training and translation, the recipe gives the same text as without kills, and one
-    row.
-    """
+    """Killed during text, training and translation, the recipe gives the same text as without kills, and one row."""
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     given = [f"RUNS={runs}", "ANALYSES=", *source]
     assert make("iwslt14-prepare", f"RUNS={whole}", *source).returncode == 0
@@ -136,9 +134,7 @@ def test_wmt14_from_download_to_a_score(recipe, target, source, tmp_path):
 
 
 def test_a_wrong_archive_leaves_no_trace(tmp_path):
-    """After a wrong archive in DATA is replaced by the right one, the text is right, without removing anything
-    first.
-    """
+    """After the right archive replaces a wrong one in DATA, the text is right. Nothing must be removed first."""
     members = archives.contents(pairs=50)["de-en.tgz"]
     name = "de-en/IWSLT14.TED.dev2010.de-en.de.xml"
     wrong = {**members, name: members[name].replace(b"<seg id", b"<dropped id", 1)}

@@ -20,9 +20,7 @@ def make(recipe: str, *variables: str) -> subprocess.CompletedProcess:
 
 
 def test_a_forecast_is_of_the_updates_after_the_first_ones():
-    """A forecast ignores three slow first updates. 40 updates of 2 s in 10 epochs take 800 s: 4.00 at 9 per device
-    hour.
-    """
+    """A forecast skips three slow updates. 10 epochs of 40 updates of 2 s take 800 s: 4.00 at 9 per device hour."""
     speeds = [0, 1, 1, *[50] * 7]
     found = [{"wps": v, "wpb": 100, "num_updates": str(n), "update": n / 40} for n, v in enumerate(speeds, start=1)]
     settings = Demo(EPOCHS=10, PRICE=9.0)

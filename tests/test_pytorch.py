@@ -149,9 +149,7 @@ def test_omega_is_set_after_the_optimizer_made_copies_of_the_parameters():
 
 @pytest.mark.parametrize("rule, value", [("log", 1.6116105), ("constant", math.sqrt(6))])
 def test_rules_by_depth(rule, value):
-    """Rules by depth, for six sub-layers (formulas: test_omega.py). Only in BERT, the first shortcut is a norm's
-    output.
-    """
+    """Rules by depth, for six sub-layers (formulas: test_omega.py). Only BERT's first shortcut is a norm's output."""
     model, batch = build("bert")
     admin.attach(model, batch, omega=rule)
     assert [omega.unique().tolist() for omega in admin.omegas(model).values()] == 6 * [[pytest.approx(value)]]

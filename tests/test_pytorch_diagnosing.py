@@ -55,9 +55,7 @@ def diagnose(model, rates=(1e-2,), steps=4000, **options):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Replace trials by a function (rule, warm-up, rate, steps) -> loss, with the plateau at 10. Returns the trials
-    run.
-    """
+    """Replace trials by a function (rule, warm-up, rate, steps) -> loss; the plateau is 10. Returns the trials run."""
     ran = []
 
     def of(loss_of):

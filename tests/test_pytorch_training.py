@@ -74,9 +74,7 @@ def test_gradient_checkpointing_has_the_same_gradients(name, reentrant):
 
 
 def test_replicas_that_run_at_once_have_their_own_shortcuts():
-    """Replicas keep separate shortcuts. DataParallel, the Trainer's choice for several GPUs, shares hooks among
-    threads.
-    """
+    """Replicas keep separate shortcuts. DataParallel (the Trainer's default on several GPUs) shares hooks."""
     model, batch = build("bert")
     admin.attach(model, batch)
     (site,) = {hook.__self__ for hook in model.bert.encoder.layer[1].output.LayerNorm._forward_pre_hooks.values()}

@@ -194,9 +194,7 @@ def test_score_is_on_detokenised_text_and_a_run_has_one_row(tmp_path):
 
 
 def test_what_is_too_long_for_the_model_counts_as_empty(tmp_path, caplog):
-    """A sentence too long for the model counts as an empty translation, which lowers the score. No other may be
-    missing.
-    """
+    """A sentence too long for the model counts as an empty translation in the score. No other may be missing."""
     folder = make_run(tmp_path / "admin-cpu-s1", REFERENCES[:2])
     write_lines(tmp_path / "bpe/test.de", ["eins", "zwei", "drei " * 1023 + "drei"])
     caplog.set_level("INFO")

@@ -89,9 +89,7 @@ def test_decay_in_a_run_over_several_epochs(corpus: Path, tmp_path: Path):
     ("scheme", "name"), [*((scheme, "radam") for scheme in MODEL_SCHEMES), ("admin", "adam"), ("admin", "sgd")]
 )
 def test_every_scheme_and_every_optimizer_trains(scheme: str, name: str):
-    """After three updates on one batch without dropout, every parameter with a gradient has moved, and the loss
-    fell.
-    """
+    """After three updates on one batch without dropout, all parameters with a gradient moved, and the loss fell."""
     options = {**SIZES, "dropout": 0.0, "attention_dropout": 0.0}
     model = reference.build("transformer_admin", admin_scheme=scheme, **options)
     # RAdam makes no step in its first five updates, while its variance is intractable: add three more.

@@ -218,9 +218,7 @@ def test_looklinear_starts_linear(activation):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_t_fixup_scales_every_embedding_once(tied):
-    """Tied or not, embeddings are N(0, 1/C) times (9M)^(-1/4) = 18^(-1/4) = 0.4855, padding 0; untied outputs are
-    not.
-    """
+    """Embeddings, tied or not, are N(0, 1/C) times (9M)^(-1/4) = 18^(-1/4) = 0.4855, padding 0; untied outputs not."""
     parameters = drawn(TRANSLATION, 5, admin_scheme="t-fixup", share_all_embeddings=tied)
     for key in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"):
         factor = 1.0 if "output" in key else 0.4855
@@ -263,9 +261,7 @@ STOCK = [
     ("name", "scheme", "options"), STOCK, ids=lambda it: it if isinstance(it, str) else "-".join(it) or "plain"
 )
 def test_stock_schemes_are_stock(name, scheme, options):
-    """Stock schemes have stock keys, weights, logits, gradients and trained weights, bit for bit, from the same
-    seed.
-    """
+    """From the same seed, keys, weights, logits, gradients and trained weights are stock fairseq's, bit for bit."""
     kind = KINDS[name]
     given = dict(options)
     ours = kind.build(admin_scheme=scheme, **given)
