@@ -1,6 +1,6 @@
 """The verbs of fairseq-admin. Each takes the parsed command line and returns the text to print.
 
-A verb imports what it works with when it is called: torch and fairseq take seconds, and not every verb needs them.
+A verb does its imports when it is called: torch and fairseq take seconds, and not every verb needs them.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def _listed(record: dict[str, Any]) -> str:
 def average(args: argparse.Namespace) -> str:
     from .checkpoints import averaging
 
-    paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
+    paths = averaging.choose(args.inputs, args.last, args.by)
     text = _text(paths[0], args.data)
-    outputs.check(args.output, [*paths, *(text.files() if text else [])])
+    outputs.check_writable(args.output, [*paths, *(text.files() if text else [])])
     averaged = averaging.average(paths)
     _note(averaged, text)
     averaged.write(args.output)
@@ -65,20 +65,19 @@ def fold(args: argparse.Namespace) -> str:
     from .checkpoints.checkpoint import Checkpoint
 
     text = _text(args.checkpoint, args.data)
-    outputs.check(args.output, [args.checkpoint, *(text.files() if text else [])])
+    outputs.check_writable(args.output, [args.checkpoint, *(text.files() if text else [])])
     checkpoint = Checkpoint.read(args.checkpoint)
-    folded = folding.fold(checkpoint, args.min_omega, _languages(checkpoint, text))
+    folded = folding.fold_checkpoint(checkpoint, args.min_omega, _languages(checkpoint, text))
     _note(folded, text)
-    bound = args.tolerance or 1e-4
     with files.saved(folded.state, args.output) as path:
         largest, positions = equivalence.verify(checkpoint, Checkpoint.read(path), args.data)
         message = f"log-probabilities of {positions} positions differ by up to {largest:.2g}"
-        if largest > bound:
+        if largest > args.tolerance:
             raise AdminError(
-                f"{args.checkpoint} folded is not the same: {message}, more than {bound:g}. Nothing was written. Keep "
-                "the model unfolded, with --user-dir, or allow --tolerance."
+                f"{args.checkpoint} folded is not the same: {message}, more than {args.tolerance:g}. Nothing was "
+                "written. Keep the model unfolded, with --user-dir, or allow --tolerance."
             )
-    return f"{args.output}: {folded.state['args']['arch']}, fp32; {message} (bound {bound:g})\n"
+    return f"{args.output}: {folded.state['args']['arch']}, fp32; {message} (bound {args.tolerance:g})\n"
 
 
 def _text(model: Path, data: Path | None) -> Assets | None:
@@ -117,7 +116,7 @@ def translate(args: argparse.Namespace) -> str:
         raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
     assets = _assets(args, args.model)
     if args.output:
-        outputs.check(args.output, [*assets.files(), *([args.text] if args.text else [])])
+        outputs.check_writable(args.output, [*assets.files(), *([args.text] if args.text else [])])
     search = engines.Search(args.beam, args.lenpen, args.nbest)
     kind = "units" if args.units else "tokens" if args.tokenised else "raw"
     with streams.opened(args.text) as (source, name), streams.written(args.output) as write:
@@ -133,16 +132,10 @@ def export(args: argparse.Namespace) -> str:
 
     checkpoint = Checkpoint.read(args.checkpoint)
     assets = _assets(args, args.checkpoint)
-    exported = folder.export(checkpoint, args.to, args.output, assets, args.quantization, args.tolerance)
-    for note in exported.notes:
+    summary, notes = folder.export(checkpoint, args.to, args.output, assets, args.quantization, args.tolerance)
+    for note in notes:
         print(f"fairseq-admin: {note}", file=sys.stderr)
-    return f"{args.output}: {exported.summary}\n"
-
-
-def analyze(args: argparse.Namespace) -> str:
-    from .analysis import command
-
-    return command.run(args)
+    return f"{args.output}: {summary}\n"
 
 
 def path(args: argparse.Namespace) -> str:
@@ -152,7 +145,8 @@ def path(args: argparse.Namespace) -> str:
 def report(args: argparse.Namespace) -> str:
     from .report import page, runs
 
-    outputs.check(args.output, [path for run in args.runs for path in run.rglob("*") if path.suffix != ".html"])
+    inputs = [path for run in args.runs for path in run.rglob("*") if path.suffix != ".html"]
+    outputs.check_writable(args.output, inputs)
     read = runs.read_runs(args.runs)
     for run in read:
         if run.log is None:

@@ -1,4 +1,4 @@
-"""A recipe, or a grid of runs: its YAML, what a user gives for its settings, and where its files are."""
+"""A recipe, or a grid of runs: its YAML, the user's settings, and its folders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAKES = {"PYTHON", "VENV", "TORCH", "PYTEST", "TARGET", "RECIPE"}
 
 
 class Raw(BaseModel, extra="forbid", frozen=True):
-    """A raw text of both languages, and what it is extracted from."""
+    """A raw text of both languages, and its source."""
 
     members: list[str]
     archive: str | None = None
@@ -50,19 +50,17 @@ class Split(BaseModel, extra="forbid", frozen=True):
 
 
 class File(BaseModel, extra="forbid", frozen=True):
-    """What a recipe's YAML holds."""
+    """The content of a recipe's YAML."""
 
     kind: str
     folder: str = ""
     needs: Needs = Needs()
     """of a cluster"""
     raw: str = ""
-    command: list[str] = []
-    """settings that the command is named with"""
     fixed: dict[str, Any] = {}
-    """settings that are not the user's"""
+    """settings that the user cannot change"""
     unused: list[str] = []
-    """settings of its kind without an effect on it, which are no user's either"""
+    """settings of its kind that have no effect on it, which the user cannot give either"""
     settings: dict[str, Any] = {}
     presets: dict[str, dict[str, Any]]
     axes: dict[str, str] = {}
@@ -102,20 +100,20 @@ class File(BaseModel, extra="forbid", frozen=True):
         return next(iter(self.presets))
 
     def values(self, size: str, preset: str) -> dict[str, Any]:
-        """Of the settings, before a user gives any."""
+        """The settings before the user gives any."""
         return {**self.settings, **self.fixed, **self.sizes.get(size, {}), **self.presets[preset], "PRESET": preset}
 
 
 @dataclass(frozen=True)
 class Recipe:
     target: str
-    """what `make` calls it by"""
+    """its name for `make`"""
     file: File
     settings: Any
     size: str = ""
-    """the part of the target that names one, with its variant"""
+    """the part of the target that names one"""
     given: dict[str, str] = field(default_factory=dict)
-    """what the user gave for its settings"""
+    """the user's values"""
 
     @property
     def name(self) -> str:
@@ -124,8 +122,8 @@ class Recipe:
 
     @property
     def row(self) -> str:
-        """What it is called in results.csv."""
-        return self.name if not self.size else f"{self.target.rpartition('-')[0]}-{self.size}"
+        """Its name in results.csv."""
+        return self.target if self.size else self.name
 
     @property
     def base(self) -> Path:
@@ -153,15 +151,15 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        """What made it, but for the run's METHOD and SEED: with other ones it makes a run to set next to it.
+        """The command that made it, without the run's METHOD and SEED: with others it makes a run to set next to it.
 
-        What only tells processes of threads and GPUs is left out: it may be another in each shell.
+        Settings of threads and GPUs are left out: they may be others in each shell.
         """
         left_out = {"METHOD", "SEED", "NODE_RANK", "WATCH", *Machine.model_fields} - {"RUNS"}
         left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
-        named = {name: str(getattr(self.settings, name)) for name in self.file.command}
-        named |= {name: value for name, value in sorted(self.given.items()) if name not in left_out}
-        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named.items())])
+        preset = {"PRESET": self.settings.PRESET} if len(self.file.presets) > 1 else {}
+        named = sorted({**preset, **self.given}.items())
+        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named if name not in left_out)])
 
 
 @functools.cache
@@ -170,8 +168,7 @@ def files() -> dict[str, tuple[File, str]]:
     targets: dict[str, tuple[File, str]] = {}
     for path in sorted(HERE.glob("*.yaml")):
         file = File.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        sizes = [name for name in file.sizes if "-" not in name]
-        targets |= {f"{path.stem}-{size}": (file, size) for size in sizes} or {path.stem: (file, "")}
+        targets |= {f"{path.stem}-{size}": (file, size) for size in file.sizes} or {path.stem: (file, "")}
     return targets
 
 
@@ -201,7 +198,7 @@ def collect(
     quiet = on_line | given.keys() | Machine.model_fields.keys() - {"RUNS"}
     if inherited := [f"{name}={value}" for name, value in values.items() if name not in quiet]:
         log.info("From the environment: %s.", " ".join(inherited))
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser("--", argparse.SUPPRESS, add_help=False, allow_abbrev=False)
     for option in filter(lambda alias: alias.startswith("--"), aliases):
         parser.add_argument(option, dest=option)
     named, others = parser.parse_known_args(options)
@@ -212,7 +209,7 @@ def collect(
 
 
 def read(target: str, given: dict[str, str]) -> Recipe:
-    """The recipe of a target, with what a user gives for its settings.
+    """The recipe of a target, with the user's values.
 
     Raises:
         ValueError: a setting is unknown or wrong.
@@ -224,11 +221,6 @@ def read(target: str, given: dict[str, str]) -> Recipe:
         raise ValueError(
             f"{unknown}={given[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
         )
-    if given.get("VARIANT"):
-        size = f"{size}-{given['VARIANT']}"
-        if size not in file.sizes:
-            expected = ", ".join(name for name in file.sizes if "-" in name) or "none"
-            raise ValueError(f"VARIANT={given['VARIANT']} is not one of {target}; expected {expected}.")
     preset = given.get("PRESET") or file.preset
     if preset not in file.presets:
         raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(file.presets)}.")
@@ -242,7 +234,7 @@ def read(target: str, given: dict[str, str]) -> Recipe:
 
 
 def help_lines(target: str, given: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """A recipe's presets and the settings that have an effect, with what the user gave."""
+    """A recipe's presets and the settings that have an effect, with the user's values."""
     file, size = files()[target]
     values = {**file.values(size, given.get("PRESET") or file.preset), **given}
     without = {name for name, value in values.items() if isinstance(value, dict)}

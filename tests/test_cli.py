@@ -71,7 +71,6 @@ def test_omega_before_profiling(run: Path, capsys: pytest.CaptureFixture) -> Non
     ("arguments", "names", "learned"),
     [
         (". --last 2", "checkpoint3.pt, checkpoint4.pt", 1.75),  # the mean of 3 · 0.5 and 4 · 0.5
-        (". --last 2 --upto 3", "checkpoint2.pt, checkpoint3.pt", 1.25),
         (". --last 2 --by updates", "checkpoint_1_10.pt, checkpoint_2_20.pt", 0.75),
         ("checkpoint4.pt checkpoint1.pt", "checkpoint4.pt, checkpoint1.pt", 1.25),
     ],
@@ -114,7 +113,7 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
         ("average . --last 2 -o a.pt --data none", "--data none: no such folder"),
         ("average . --last 2 -o checkpoint4.pt", "would overwrite its input checkpoint4.pt; give another --output"),
         ("average mixed --last 2 -o a.pt", "omega's rule is log in the first and constant in"),
-        *((f"average checkpoint1.pt {it} -o a.pt", FROM_FOLDER) for it in ("--last 1", "--upto 3", "--by epochs")),
+        *((f"average checkpoint1.pt {it} -o a.pt", FROM_FOLDER) for it in ("--last 1", "--by epochs")),
         ("", "the following arguments are required: verb"),
         ("fold", "fairseq-admin fold: the following arguments are required: "),
         ("fold", "-o/--output; see fairseq-admin fold --help."),  # Python 3.13 names the checkpoint, too

@@ -234,7 +234,7 @@ def test_the_encoder_learns_at_its_share(handle, task):
                 p.grad = torch.randn(p.shape, generator=generator)
             optimizer.step()
         moved.append([p.detach() - before for p, before in zip(watched, start)])
-        assert model.slower is None or model.slower.taken
+        assert model.slower is None or model.slower.used
     (encoder, more), (slow_encoder, same_more) = moved
     assert torch.equal(more, same_more) and encoder.abs().min() > 1e-6
     torch.testing.assert_close(slow_encoder, 0.008 * encoder, rtol=1e-2, atol=1e-8)  # a float32 bias of about 0.1

@@ -140,7 +140,7 @@ def test_the_site_builds(tmp_path):
     )
     assert done.returncode == 0, done.stderr  # -q would hide warnings, and --strict would count none
     start = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert 'href="results/#demo"' in start and 'src="images/demo-loss.png"' in start
+    assert 'href="results/#demo"' in start and 'src="images/24-layers.png"' in start
 
 
 @pytest.mark.parametrize("documented", [TransformerAdminModel, RAdam])

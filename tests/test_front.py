@@ -85,6 +85,7 @@ COMMAND_LINES = [
     ("own DATA=nowhere PAIR=de-en", 2, "DATA=nowhere is invalid: expected a folder that is there; no folder has"),
     ("demo typo", 2, "typo: expected NAME=VALUE, a setting of demo."),
     ("demo DATA=x", 2, "DATA=x is not a setting of demo."),
+    ("demo -- --lr", 2, "--: error: argument --lr: expected one argument"),
     ("demo -- 0.2", 2, "0.2 after --: expected an option of fairseq-train"),
     ("status RUN=x", 2, "expected RUNS= of a folder that is there"),
 ]
@@ -275,7 +276,7 @@ def test_every_scheme_is_trained_in_one_way(method, folds):
 def test_what_to_run_next_repeats_every_setting(tmp_path):
     (tmp_path / "my text").mkdir()
     given = read("own", f"DATA={tmp_path}/my text", "PAIR=de-en", "METHOD=pre-ln", "SEED=3", "UPDATES=2000", "LAYERS=6")
-    assert given.command == f"make own 'DATA={tmp_path}/my text' PAIR=de-en PRESET=cpu LAYERS=6 UPDATES=2000"
+    assert given.command == f"make own 'DATA={tmp_path}/my text' LAYERS=6 PAIR=de-en PRESET=cpu UPDATES=2000"
 
 
 def test_as_many_checkpoints_are_kept_as_are_averaged():

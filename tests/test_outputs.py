@@ -209,7 +209,7 @@ def test_what_takes_long_counts_to_its_end(
 
 
 def test_translating_by_hand(work: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
-    """Is each line asked for on standard error, and are translations alone on standard output?"""
+    """Is each line translated when it ends, with translations alone on standard output?"""
     keyboard, terminal = pty.openpty()
     os.write(keyboard, b"w1 w2\n\x04")
     with os.fdopen(terminal, "r") as stdin:
@@ -217,5 +217,5 @@ def test_translating_by_hand(work: Path, monkeypatch: pytest.MonkeyPatch, capfd:
         assert cli.main(TRANSLATE.replace(" text ", " ").split(" ")) == 0
     os.close(keyboard)
     out, err = capfd.readouterr()
-    assert err == "fairseq-admin: type a sentence a line; Ctrl-D ends.\n> > \n"
+    assert err == "fairseq-admin: type a sentence a line; Ctrl-D ends.\n"
     assert out.count("\n") == 1 and out.startswith("w")

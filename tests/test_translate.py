@@ -29,7 +29,7 @@ from fairseq_admin.text.bpe import BPE, remove_bpe
 from fairseq_admin.text.tokens import Text
 from fairseq_admin.translation import pipeline, streams
 from fairseq_admin.translation.engines import Hypothesis, Search, Translator
-from fairseq_admin.translation.pipeline import Pipeline, Translation, batches, split
+from fairseq_admin.translation.pipeline import Pipeline, batches, split
 from recipes.steps import bpe
 
 TEXT = Text("de", "en", normalise=True, aggressive_dashes=True, escape=True)
@@ -416,7 +416,7 @@ def test_lines_keep_their_order_and_empty_ones_reach_no_model(shouter: Pipeline)
     lines = ["x", "", "x x x x", "\u200b", " \t", "ab y", "x x x"]
     found = shouter.translate(lines, Search(), batch_tokens=4, done=counted.append)
     assert [[text for _, text in best] for best in found] == [["X"], [""], ["X X X X"], [""], [""], ["AB Y"], ["X X X"]]
-    assert found[1] == [Translation(0.0, "")]
+    assert found[1] == [Hypothesis(0.0, "")]
     assert [[len(units) for units in batch] for batch in shouter.translator.batches] == [[4], [3], [2, 1]]
     assert counted == [1, 1, 2]
 

@@ -18,8 +18,8 @@ from ..fast.plain import plain_layers
 from ..fast.stacks import FastEncoder
 from ..method import provenance
 from ..method.extra_layers import MoreLayers, set_up
-from ..method.schemes import DEPTH_RULES, SCHEMES
-from ..rates import Slower, slow_down
+from ..method.schemes import SCHEMES
+from ..rates import LrGroup, set_lr_group
 from .config import DeeperOptions, fill, fill_masked, flat_encoder, nested
 from .masked_language_model import AdminMaskedEncoder, MaskedLMAdminModel
 from .presets import register_presets
@@ -56,13 +56,13 @@ class FastMoreLayers(MoreLayers, FastEncoder):
 class DeeperAdminModel(MaskedLMAdminModel):
     """RoBERTa, new layers on top of it, and fairseq's classification heads.
 
-    --admin-scheme is the scheme of the pre-trained encoder (a stock RoBERTa is `post-ln`), --more-scheme that of the
-    new layers. The state dict is that of `masked_lm_admin`, with the new layers under `more.`. A state dict without
-    them is a pre-trained encoder's, and loading it sets the new layers up.
+    --admin-scheme is the scheme of the pre-trained encoder (a stock RoBERTa is `post-ln`), and --more-scheme is the
+    scheme of the new layers. The state dict is that of `masked_lm_admin`, with the new layers under `more.`. A state
+    dict without them is a pre-trained encoder's: loading it sets the new layers up.
 
     A frozen encoder (--pretrained-lr-factor 0) is always in evaluation mode, so the new layers get the same features in
     set-up, training and test. Its weights need no gradient, so nothing is kept for a backward. (DT-Fixup's authors do
-    not freeze theirs; their code has an option for it, off by default, which leaves the dropout on.)
+    not freeze their encoder; their code has an option for it, off by default, which leaves the dropout on.)
 
     Args:
         args: the options, as `build_model` completes them.
@@ -77,16 +77,15 @@ class DeeperAdminModel(MaskedLMAdminModel):
         self.more: MoreLayers | None = None
         if args.more_layers:
             # After RoBERTa's __init__, which draws the weights of every module that exists.
-            by_depth = args.admin_init in DEPTH_RULES
             cfg = _more_options(args)
-            self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary, by_depth)
+            self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary)
             speed_up(self.more, cfg, {"encoder": self.more})
-        self.slower: Slower | None = None
+        self.slower: LrGroup | None = None
         self.frozen = args.pretrained_lr_factor == 0
         if self.frozen:
             self.encoder.requires_grad_(False)
         elif args.pretrained_lr_factor != 1:
-            self.slower = slow_down(self.encoder.parameters(), "pretrained", args.pretrained_lr_factor)
+            self.slower = set_lr_group(self.encoder.parameters(), "pretrained", args.pretrained_lr_factor)
 
     @staticmethod
     def add_args(parser) -> None:
@@ -130,7 +129,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
                 "--arch deeper_admin has no pre-trained encoder: no checkpoint was loaded. Give --finetune-from-model "
                 "CHECKPOINT."
             )
-        if self.slower and not self.slower.taken:
+        if self.slower and not self.slower.used:
             raise AdminError(
                 f"--pretrained-lr-factor {self.slower.factor} was given, and the optimizer has one rate for all. Give "
                 "--optimizer radam or adam_by_group (with --fp16 also --fp16-no-flatten-grads), or a factor of 0 or 1."

@@ -25,7 +25,8 @@ from ..errors import AdminError
 from .attaching import attach, attached
 from .batch import by_name
 from .profiling import profile
-from .trace import undisturbed, why_no_norm
+from .sites import grouped
+from .trace import undisturbed
 
 KINDS = [(None, False), (None, True), ("constant", True), ("log", True), ("reference", True)]
 """A rule, or None for the model as it is; and whether the rate warms up, for a quarter of the steps."""
@@ -151,13 +152,11 @@ class Trainer:
 
 def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
     """What may keep the model, or omega, from working, by two steps at the full rate; the seconds of one."""
-    model, seen = trainer.copy(), []
-    stacks = [[site.name for site in stack] for stack in attached(trainer.copy("constant"))[1].stacks]
-    if single := [stack[0] for stack in stacks if len(stack) == 1]:
+    model, seen, record = trainer.copy(), [], attached(trainer.copy("constant"))[1]
+    if single := [stack[0].name for stack in record.stacks if len(stack) == 1]:
         seen.append(f"Stacks of one sub-layer, where omega is 1: {', '.join(single)}.")
-    norms = {name for name, module in model.named_modules() if why_no_norm(module) == ""}
-    if skipped := norms.difference(*stacks):
-        seen.append(f"Norms without omega, as they do not read a sum x + f(x) alone: {', '.join(sorted(skipped))}.")
+    if record.reasons:
+        seen.append(f"Norms without omega: {grouped(record.reasons)}.")
     before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
     looks = [(weight.shape, weight.double().norm().item()) for weight in before.values()]
     most = max(looks, key=looks.count)
@@ -181,13 +180,31 @@ def diagnose(
 ) -> Diagnosis:  # fmt: skip
     """Try, on copies, which smallest change lets a new model leave the plateau. The model stays as it is.
 
+        >>> words, out = torch.nn.Embedding(8, 16), torch.nn.Linear(16, 8)
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        >>> model = torch.nn.Sequential(words, torch.nn.LayerNorm(16), torch.nn.TransformerEncoder(layer, 1), out)
+        >>> result = admin.diagnose(
+        ...     model,
+        ...     [torch.randint(8, (4, 5)) for _ in range(6)],
+        ...     loss=lambda model, ids: torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()),
+        ...     optimizer=lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),
+        ...     rates=[1e-2],
+        ...     steps=20_000,
+        ... )
+        >>> result.advice
+        'It learns as it is.'
+
     Args:
         model: not attached, and not trained yet.
         batches: of the training: a list or a DataLoader, which every trial reads from its beginning.
         loss: the loss of a batch, by calling the model that it is given: loss(model, batch).
         optimizer: optimizer(parameters, lr).
         rates: learning rates to try: yours first, then in the order in which you would take them.
-        steps: of the run that you plan; the trials take a tenth of them at most, all together.
+        steps: number of steps of the run that you plan; the trials take a tenth of them at most, all together.
+
+    Returns:
+        The trials (rule, warm-up in steps, rate, steps, loss, status), the loss of the plateau, and `advice` in one
+        sentence. `print` shows them as one table.
 
     Raises:
         AdminError: too few steps for so many rates; what `attach` and `profile` refuse (Pre-LN, a trained model).

@@ -15,11 +15,33 @@ from ..analysis import omega
 from ..checkpoints import averaging
 from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
+from ..checkpoints.options import plain
 from ..errors import AdminError, line
 from ..method import state_dict
 from ..method.schemes import SCHEMES
 from . import curves
-from .training_options import options_of
+
+SECTIONS = {
+    "model": (
+        *("_name", "admin_scheme", "admin_init", "encoder_layers", "decoder_layers"),
+        *("more_layers", "more_scheme", "more_dropout", "pretrained_lr_factor", "profile_sentences"),
+        *("encoder_embed_dim", "decoder_embed_dim", "encoder_ffn_embed_dim", "decoder_ffn_embed_dim"),
+        *("encoder_attention_heads", "decoder_attention_heads", "dropout", "attention_dropout", "activation_dropout"),
+        *("share_all_embeddings", "share_decoder_input_output_embed", "layernorm_embedding"),
+    ),
+    "task": ("_name", "source_lang", "target_lang", "data"),
+    "criterion": ("_name", "label_smoothing"),
+    "optimizer": ("_name", "adam_betas", "weight_decay"),
+    "lr_scheduler": ("_name", "warmup_updates"),
+    "optimization": ("lr", "clip_norm", "update_freq", "max_update", "max_epoch"),
+    "dataset": ("max_tokens", "batch_size"),
+    "distributed_training": ("distributed_world_size",),
+    "common": ("seed", "fp16", "memory_efficient_fp16", "bf16", "amp", "cpu", "user_dir"),
+}
+"""The options shown, by section of fairseq's configuration."""
+
+NAMED = {"model": "arch", "optimizer": "optimizer", "lr_scheduler": "lr_scheduler"}
+"""The command line's option for the `_name` of a section, if it is not the section's name."""
 
 
 class Sample(NamedTuple):
@@ -51,7 +73,7 @@ class Run:
     options: dict[str, str] = field(default_factory=dict)
     """The training's options: the main ones of fairseq's, and a recipe's settings of the text."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Of its checkpoint: {scheme, title, rule, encoder_layers, decoder_layers, width, updates}."""
+    """Its checkpoint's {scheme, title, rule, encoder_layers, decoder_layers, width, updates}."""
     layers: str = ""
     omega: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By stack, as `analysis.omega` measures it."""
@@ -86,6 +108,12 @@ class Run:
 def read_runs(folders: list[Path]) -> list[Run]:
     """Read runs.
 
+    Args:
+        folders: of the runs.
+
+    Returns:
+        The runs, in the same order.
+
     Raises:
         AdminError: a folder is not a run's, is given twice, or has a file that cannot be read.
     """
@@ -98,6 +126,9 @@ def read_run(folder: Path, name: str) -> Run:
     Args:
         folder: the run's.
         name: its name in the report.
+
+    Returns:
+        The run.
 
     Raises:
         AdminError: it is not a folder, has neither log nor checkpoint, or has a file that cannot be read.
@@ -152,7 +183,7 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
         new = checkpoint.more["scheme"]
         title += f", new layers {SCHEMES[new].title if new in SCHEMES else new}"
         layers = {side: state_dict.layers(checkpoint.weights, side) for side in ("encoder", "more")}
-    run.options = options_of(checkpoint)
+    run.options = _options(checkpoint)
     run.model = {
         "scheme": scheme,
         "title": title,
@@ -168,6 +199,22 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
         run.unfoldable = "a model of fairseq's own, which needs no folding."
     elif checkpoint.kind not in FOLDABLE or scheme not in SCHEMES or not checkpoint.scheme.folds:
         run.unfoldable = f"{title} cannot be folded."
+
+
+def _options(checkpoint: Checkpoint) -> dict[str, str]:
+    """The options that are on, by name, as on fairseq's command line."""
+    args, cfg = checkpoint.state.get("args"), checkpoint.state.get("cfg") or {}
+    options = {}
+    for section, names in SECTIONS.items():
+        config = vars(args) if args is not None else plain(cfg.get(section))
+        for name in names:
+            option = NAMED.get(section, section) if name == "_name" else name
+            value = config.get(option if args is not None and name == "_name" else name)
+            if isinstance(value, (list, tuple)):
+                value = ",".join(map(str, value))
+            if value not in (None, False, "", 0, "0"):
+                options[f"--{option.replace('_', '-')}"] = "on" if value is True else str(value)
+    return options
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -22,8 +22,8 @@ class Hypothesis(NamedTuple):
     """A translation, and its log-probability (natural logarithm) divided by its length to the length penalty."""
 
     score: float
-    units: str
-    """With spaces between them."""
+    text: str
+    """From an engine: units, with spaces between them. From the pipeline: what the user reads."""
 
 
 class Search(NamedTuple):
@@ -67,7 +67,14 @@ class Translator(Protocol):
 
 
 def choose_device(device: str | None, cuda: bool) -> str:
-    """The user's device, or else CUDA if it is there.
+    """Choose the device: the user's, otherwise CUDA if it is there.
+
+    Args:
+        device: the user's. None: not given.
+        cuda: whether CUDA is there.
+
+    Returns:
+        "cpu" or "cuda".
 
     Raises:
         AdminError: the user's is CUDA, and it is not there.

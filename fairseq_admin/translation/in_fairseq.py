@@ -9,7 +9,7 @@ import torch
 from fairseq.data.data_utils import collate_tokens
 from fairseq.sequence_generator import SequenceGenerator
 
-from ..checkpoints.building import build, check
+from ..checkpoints.building import build, check_weights
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..text.assets import Assets
@@ -28,7 +28,7 @@ class FairseqTranslator(Translator):
             raise AdminError(f"{model} was trained for the task {task.get('_name')!r}; expected 'translation'.")
         languages = assets.languages(task.get("source_lang"), task.get("target_lang"))
         self.device = choose_device(device, torch.cuda.is_available())
-        check(checkpoint)
+        check_weights(checkpoint)
         self.source, self.target = map(
             assets.dictionary, languages, checkpoint.vocabulary.values(), checkpoint.vocabulary
         )

@@ -29,7 +29,7 @@ def main() -> None:
     words = torch.randint(1000, 30000, (sentences, length), device=device)
     batch = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words}
     if args.method != "stock":
-        importlib.import_module("fairseq_admin.pytorch").attach(model, **batch)
+        importlib.import_module("fairseq_admin.pytorch").attach(model, batch)
     if args.method == "compiled":
         for layer in model.bert.encoder.layer:
             layer.compile(dynamic=True)
