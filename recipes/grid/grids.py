@@ -20,13 +20,13 @@ from recipes.grid.runs import GENERATE_ARGS, GridRun, PointRecipe, TranslationRu
 from recipes.recipe import Recipe
 
 Axes = dict[str, str]
-"""Where in the grid a run is."""
+"""A run's place in the grid, by axis."""
 NAMED = {"layers": "{}l", "warmup": "w{}", "lr": "lr{}", "beta2": "b{}", "seed": "s{}"}
-"""How an axis is in the name of a run's folder, where not as it is."""
+"""The parts of a run's name by axis, if not the place itself."""
 TEXTS = {"cpu": "own", "gpu": "demo", "multi30k": "multi30k", "quick": "own"}
 """The recipe of a grid's runs, by preset. `own` has the generated text."""
 SETTINGS = {"scheme": "METHOD", "layers": "LAYERS", "lr": "LR", "warmup": "WARMUP", "seed": "SEED"}
-"""The recipe's setting that is an axis."""
+"""The recipe's setting for an axis."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"--optimizer": "adam"},
     "sgd": {"--optimizer": "sgd", "--momentum": 0, "--adam-betas": None},
