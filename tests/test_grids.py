@@ -141,13 +141,19 @@ def test_a_run_of_the_protocol(given, more, tmp_path):
 
 
 def test_the_runs_of_the_other_grids(tmp_path):
-    """No warm-up; a plain schedule; SGD without Adam's options."""
-    options = command("sensitivity", tmp_path, PAIRS="20")
+    """No warm-up, and Admin by the paper's rule; a plain schedule; SGD without Adam's options."""
+    options = command("sensitivity", tmp_path, PAIRS="20", SCHEMES="admin")
+    assert options["--admin-scheme"] == "admin" and "--admin-init" not in options
     assert options["--adam-betas"] == "(0.9, 0.99)" and options["--warmup-updates"] == "0"
     assert options["--lr-scheduler"] == "polynomial_decay" and "--warmup-init-lr" not in options
     options = command("warmup", tmp_path, place=-1, PAIRS="20")
     assert (options["--optimizer"], options["--lr"], options["--warmup-updates"]) == ("sgd", "1.0", "400")
     assert options["--total-num-update"] == options["--max-update"] == "2000" and "--adam-betas" not in options
+
+
+def test_a_text_that_is_not_read_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="DATA=docs with PRESET=cpu: the text is generated"):
+        command("compare", tmp_path, DATA="docs")
 
 
 def test_a_run_ends_early_without_a_better_validation():
