@@ -1,4 +1,4 @@
-"""The command `fairseq-admin`: work with trained models, measure fresh ones, get settings; one verb each."""
+"""The command `fairseq-admin`: work with trained models, and measure them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from . import advice, outputs, register, verbs
-from .analysis import command_line as analysis
-from .arguments import above_zero, count, model, output, positive, power
+from . import outputs, register, verbs
+from .analysis import command as analysis
+from .arguments import above_zero, model, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
-from .method.schemes import MODEL_SCHEMES
-from .text.folders import binarised
+from .text.assets import binarised
 from .version import __version__
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses in one line."""
+    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
@@ -30,14 +29,12 @@ class Parser(argparse.ArgumentParser):
 
 def _omega(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=model, help="a checkpoint of an Admin model")
-    parser.add_argument("--json", action="store_true", help="for machines: min, mean and max over channels")
 
 
 def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--last", type=positive, help="number of checkpoints to average (run folder; default: 10)")
-    parser.add_argument("--upto", type=positive, help="no checkpoint after this epoch or update (run folder)")
     parser.add_argument("--by", choices=("epochs", "updates"), help="which (run folder; default: epochs if it has any)")
     parser.add_argument("--data", type=Path, help="folder of the training text: note its codes and text.json")
 
@@ -46,13 +43,12 @@ def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=model, help="a checkpoint of ours; average first, then fold")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
-    parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="type of the weights (default: fp32)")
     parser.add_argument("--min-omega", type=above_zero, help="clamp smaller entries to this (default: refuse them)")
-    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities (default: 1e-4; fp16: 0.1)")
+    parser.add_argument("--tolerance", type=above_zero, default=1e-4, help="of log-probabilities (default: 1e-4)")
 
 
 def _text(parser: argparse.ArgumentParser) -> None:
-    """Options for how the text is prepared, if the files next to the model do not tell."""
+    """Add the options that say how text is prepared, if the files next to the model do not say it."""
     parser.add_argument("--data", type=Path, help="folder with the files that are not next to the model")
     parser.add_argument("-s", "--source-lang", metavar="CODE", help="language of the text, if no file tells it")
     parser.add_argument("-t", "--target-lang", metavar="CODE", help="language of the translation, likewise")
@@ -60,7 +56,7 @@ def _text(parser: argparse.ArgumentParser) -> None:
 
 
 def _translate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=model, help="a checkpoint (.pt), or a folder for CTranslate2 or transformers")
+    parser.add_argument("model", type=model, help="a checkpoint (.pt), or a folder for CTranslate2")
     parser.add_argument("text", type=Path, nargs="?", help="UTF-8 text (default, or -: standard input)")
     parser.add_argument("-o", "--output", type=output, help="file to write (default: standard output)")
     _text(parser)
@@ -83,15 +79,9 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
     _text(parser)
     parser.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
-    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities, in float32 (default: 1e-4)")
-
-
-def _advise(parser: argparse.ArgumentParser) -> None:
-    for side in ("encoder", "decoder"):
-        parser.add_argument(f"--{side}-layers", type=count, required=True, metavar="N", help=f"0: there is no {side}")
-    parser.add_argument("--width", type=positive, default=advice.WIDTH, help=f"channels (default: {advice.WIDTH})")
-    parser.add_argument("--scheme", choices=MODEL_SCHEMES, help="the residual scheme you have in mind")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--tolerance", type=above_zero, default=1e-4, help="of float32 log-probabilities (default: 1e-4)"
+    )
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
@@ -107,20 +97,23 @@ VERBS: dict[str, tuple[Verb, AddOptions, str]] = {
     "fold": (verbs.fold, _fold, "fold omega into the weights, giving an equivalent stock Transformer"),
     "translate": (verbs.translate, _translate, "translate raw text, a line a sentence"),
     "export": (verbs.export, _export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
-    "analyze": (verbs.analyze, analysis.add_options, "measure what the papers measure: numbers and a figure"),
-    "advise": (verbs.advise, _advise, "suggest training settings for a given depth, with sources"),
+    "analyze": (analysis.run, analysis.add_options, "measure what the papers measure: numbers and a figure"),
     "path": (verbs.path, lambda parser: None, "print the folder that fairseq-train --user-dir takes"),
     "report": (verbs.report, _report, "write a page on one or several runs: losses, omega, scores, translations"),
 }
 """The function of each verb, the function that adds its options, and its help."""
 
 
-WITHOUT_FAIRSEQ = (verbs.translate, verbs.advise, verbs.path)
+WITHOUT_FAIRSEQ = (verbs.translate, verbs.path)
 """Verbs that need no fairseq; `translate` does for a checkpoint of fairseq's, and then imports it."""
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """Build the parser of the command line, and the parser of each verb."""
+    """Build the parsers.
+
+    Returns:
+        The parser of the command line, and the parser of each verb.
+    """
     top = Parser(prog="fairseq-admin", description=__doc__)
     top.add_argument("--version", action="version", version=__version__)
     parsers = top.add_subparsers(dest="verb", required=True)
@@ -132,7 +125,11 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line. Files may come before, among and after the options; after "--" all are files."""
+    """Parse the command line. Files may come before, among and after the options; after "--" all are files.
+
+    Args:
+        arguments: without the name of the command.
+    """
     if "--" in arguments:
         end = arguments.index("--")
         files = [f"./{name}" if name.startswith("-") and name != "-" else name for name in arguments[end + 1 :]]
@@ -146,9 +143,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command. A user's mistake is one line on standard error and status 2; Ctrl-C is one line and 130.
+    """Run one command. A user's mistake gives one line on standard error and status 2; Ctrl-C gives one line and 130.
 
     The answer is printed after the work is done and its file has its name, so a closed pipe loses nothing.
+
+    Args:
+        arguments: without the name of the command. None: sys.argv's.
 
     Returns:
         The exit status.

@@ -41,11 +41,11 @@ def binarise(folder: Path, *options: object) -> None:
 
 
 def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], blobs: Mapping[str, str]) -> None:
-    """Compare a text with what is published of it: refuse another number of pairs, and say whether the files are those.
+    """Compare a text with the published one: refuse another number of pairs, and log whether the files are the same.
 
     Args:
         pairs: how many, by the prefix of their files.
-        blobs: git's ids by file: the SHA-1 of "blob SIZE", a zero byte and the content.
+        blobs: git's ids by file.
 
     Raises:
         ValueError: there are more pairs or fewer.
@@ -58,22 +58,23 @@ def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], bl
                 f"{path} has {count} lines, expected {expected}, as in the published text. Check where the archive "
                 "came from, or give EXPECT= to train on this text anyway."
             )
-    contents = {name: (folder / name).read_bytes() for name in blobs}
-    ids = {name: hashlib.sha1(b"blob %d\0%b" % (len(text), text)).hexdigest() for name, text in contents.items()}
-    same = [name for name in blobs if ids[name] == blobs[name]]
-    others = [name for name in blobs if name not in same]
-    if same:
-        log.info("%s: the published text, byte for byte: %s.", folder, ", ".join(same))
-    if same and all(name.startswith("bpe/") for name in others):
-        message = "%s: the same words, in which BPE merged pairs that come equally often in another order: %s."
-    else:
-        message = "%s: not the published text, by git's blob ids: %s."
-    if others:
+    others = [name for name, blob in blobs.items() if blob_id((folder / name).read_bytes()) != blob]
+    if blobs and not others:
+        log.info("%s: the published text, byte for byte.", folder)
+    elif others and all(name.startswith("bpe/") for name in others):
+        message = "%s: the published words, in which BPE merged pairs that come equally often in another order: %s."
         log.info(message, folder, ", ".join(others))
+    elif others:
+        log.info("%s: not the published text, by git's blob ids: %s.", folder, ", ".join(others))
+
+
+def blob_id(content: bytes) -> str:
+    """git's id of a file's content."""
+    return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
 
 
 def write_rules(out: Path, source: str, target: str, settings: Iterable[str]) -> None:
-    """Write text.json: how a text is tokenised, for its steps and for whoever translates with the model.
+    """Write text.json, the rules of tokenising, for the steps and for `fairseq-admin translate`.
 
     Logs which language the tokeniser does not know.
 
@@ -111,7 +112,7 @@ class Text:
         return tuple(folder / f"{name}.{language}" for name in names for language in (self.source, self.target))
 
     def record(self) -> dict[str, Any]:
-        """What it was made from, as the settings.json of its runs have it."""
+        """Its settings, as in the settings.json of its runs."""
         s = self.settings
         gather = self._gather("train") if self.recipe.file.splits else []
         kept: dict[str, Any] = {"pair": s.PAIR, "merges": str(s.MERGES), "tokeniser": " ".join(sorted(s.TOKENISER))}
@@ -158,7 +159,7 @@ class Text:
         download(path, Path(self.settings.TABLE), self.settings.URL, archives, self.recipe.file.needs.text)
 
     def _extraction(self, name: str, text: Raw, language: str) -> Step:
-        """A raw text, from an archive or from what was unpacked from it."""
+        """A raw text, from an archive or from its unpacked files."""
         s, out = self.settings, self.raw / f"{name}.{language}"
         side = "src" if language == self.source else "ref"
         members = [member.format(language=language, side=side) for member in text.members]

@@ -24,6 +24,7 @@ from test_fast import loss as loss_of_logits
 from test_fast_loss import random
 from test_modes import QUICK, assert_same_state, last, two_processes
 from test_schemes import MECHANISMS
+from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.nn import functional
 
@@ -89,11 +90,35 @@ def test_few_graphs_of_many_shapes() -> None:
     assert counters["stats"]["unique_graphs"] == 8 and not counters["graph_break"]
 
 
-def test_checkpointed_activations_are_not_compiled(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says so: torch computed a layer again by another graph, and stopped."""
+def kept_and_gradients(checkpointed: bool) -> tuple[int, list[Tensor]]:
+    """The bytes that a compiled model keeps for its backward, without its parameters', and its gradients."""
+    options = {"encoder_layers": 1, "decoder_layers": 1, "admin_init": "log", **DROPPED}
+    model, loss_of = translation(admin_fast="compile", checkpoint_activations=checkpointed, **options)
+    saved: dict[int, int] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        saved[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    torch.manual_seed(3)
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        value = loss_of(model)
+    value.backward()
+    kept = saved.keys() - {p.data_ptr() for p in model.parameters()}
+    return sum(saved[address] for address in kept), [p.grad for p in model.parameters()]
+
+
+def test_checkpointed_activations_are_compiled_with_the_layer() -> None:
+    """Gradients with dropout equal those without checkpointing to the last bit, and only a layer's inputs are kept."""
+    (kept_inputs, ours), (kept, theirs) = map(kept_and_gradients, (True, False))
+    assert 2 * kept_inputs < kept and all(map(torch.equal, ours, theirs))
+    assert counters["stats"]["unique_graphs"] == 4 and not counters["graph_break"]
+
+
+def test_offloaded_activations_are_not_compiled(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        model, _ = translation(admin_fast="compile", checkpoint_activations=True)
-    assert "--admin-fast compile: the loss alone, for --checkpoint-activations was given" in caplog.text
+        model, _ = translation(admin_fast="compile", checkpoint_activations=True, offload_activations=True)
+    assert "--admin-fast compile: the loss alone, because of --offload-activations" in caplog.text
     assert not any(isinstance(module, (CompiledEncoderLayer, CompiledDecoderLayer)) for module in model.modules())
 
 

@@ -8,7 +8,6 @@ from fairseq.models import register_model, transformer_lm
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from ..errors import AdminError
-from ..fast.model import decoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder
 from .config import TransformerLMAdminConfig, fill_decoder, flat_decoder, nested
@@ -20,7 +19,7 @@ from .scheme_model import SchemeModel
 def _decoder(args, dictionary, embed_tokens, no_encoder_attn=True) -> AdminDecoder:
     """Our decoder with the signature of fairseq's TransformerDecoder, which takes flat options."""
     cfg = nested(args, ["decoder"])
-    decoder = decoder_class(cfg)(cfg, dictionary, embed_tokens, no_encoder_attn)
+    decoder = AdminDecoder(cfg, dictionary, embed_tokens, no_encoder_attn)
     decoder.args = args
     return decoder
 

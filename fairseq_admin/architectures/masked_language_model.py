@@ -10,9 +10,9 @@ from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
 from ..errors import AdminError
-from ..fast.model import encoder_class
 from ..method.layers import ffn_law, xavier
 from ..method.schemes import SCHEMES, layers_of
+from ..method.stacks import AdminEncoder
 from .config import AdminOptions, fill_masked, flat_encoder, nested
 from .presets import register_presets
 from .refusals import refuse_unsuitable
@@ -24,7 +24,7 @@ class AdminMaskedEncoder(RobertaEncoder):
 
     def build_encoder(self, args, dictionary, embed_tokens):
         cfg = nested(args, ["encoder"])
-        encoder = encoder_class(cfg)(cfg, dictionary, embed_tokens)
+        encoder = AdminEncoder(cfg, dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 
@@ -34,15 +34,19 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
     """fairseq's RoBERTa with a scheme of the table in schemes.py, by default Admin.
 
     Task, criteria, classification heads and commands are fairseq's for RoBERTa. The state dict is that of fairseq's
-    `roberta` with the entries that `TransformerAdminModel` adds. Weights that the scheme does not draw follow
-    RoBERTa's law, N(0, 0.02²) with zero biases; `stock` feed-forward weights, too.
+    `roberta` with the entries that `TransformerAdminModel` adds. Weights that the scheme does not draw, and `stock`
+    feed-forward weights, follow RoBERTa's law: N(0, 0.02²) with zero biases.
+
+    Args:
+        args: the options, as `build_model` completes them.
+        encoder: RoBERTa's encoder over the scheme's layers.
     """
 
     def __init__(self, args: Any, encoder: AdminMaskedEncoder) -> None:
         super().__init__(args, encoder)
         self.cfg = nested(args, ["encoder"])
         if ffn_law(self.cfg) == "xavier":
-            for layer in layers_of(self.encoder.sentence_encoder):  # RoBERTa has just redrawn what they began with
+            for layer in layers_of(self.encoder.sentence_encoder):  # RoBERTa has just redrawn these weights
                 xavier(layer.fc1), xavier(layer.fc2)
         self.set_up_scheme(self.cfg)
 

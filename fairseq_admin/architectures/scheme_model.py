@@ -17,7 +17,7 @@ from ..method import clinic, initial_weights, provenance
 from ..method.norms import shortcut_norms
 from ..method.profiling import inputs, profile
 from ..method.schemes import DEPTH_RULES, RULES, SCHEMES, layers_of, stacks_of
-from ..method.state_dict import adopt, prune
+from ..method.state_dict import prune, upgrade_stock_state
 from ..method.state_dict import scheme as scheme_of
 from ..monitor.monitor import Monitor
 from ..pytorch.omega import omega_from_depth
@@ -94,13 +94,13 @@ class SchemeModel(BaseFairseqModel):
 
     @property
     def profiled(self) -> bool:
-        """Whether ω is set, or the scheme has none: the record in the state dict tells, whoever loaded it."""
+        """Whether ω is set, or the scheme has none. The record in the state dict decides, whoever loaded it."""
         if not self._profiled:
             self._profiled = not self.scheme.omega or provenance.decode(getattr(self, provenance.KEY)) is not None
         return self._profiled
 
     def _refuse_unprofiled(self, layer: nn.Module, inputs: Any) -> None:
-        """Hook on a stack's first layer: a task that trains without the model's `forward` would train a Post-LN."""
+        """Hook on a stack's first layer. A task that never calls the model's `forward` would train a Post-LN model."""
         if layer.training and torch.is_grad_enabled() and not self.profiled:
             raise AdminError(
                 "the task calls the encoder or the decoder without the model, whose first call profiles omega. Give "
@@ -116,7 +116,7 @@ class SchemeModel(BaseFairseqModel):
                 self.exploded_loss.check()
 
     def train(self, mode: bool = True) -> SchemeModel:
-        """As torch's. fairseq ends training mode to validate: a diverged run stops there, before it is saved."""
+        """Switch as torch does. fairseq ends training mode to validate: a diverged run stops there, before a save."""
         if self.training and not mode:
             self.exploded_loss.check()
         return super().train(mode)
@@ -129,9 +129,11 @@ class SchemeModel(BaseFairseqModel):
         self.monitor.after_backward(self)
 
     def before_forward(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
-        """Profile ω on the first batch in training mode, and measure the run if that is due.
+        """Profile ω on the first batch in training mode, and measure the run if a measurement is due.
 
-        Args: see `profiling.measure`.
+        Args:
+            src_tokens: source batch. Shape (B, T_source). None: the model has no encoder.
+            prev_output_tokens: decoder input. Shape (B, T_target). None: the model has no decoder.
         """
         if self.training and not self.profiled:
             with plain_layers(self):
@@ -156,7 +158,7 @@ class SchemeModel(BaseFairseqModel):
         if not self.scheme.omega:
             return
         rule = (provenance.decode(state_dict[provenance.KEY]) or {}).get("rule")
-        if rule in RULES and rule != cfg.admin_init:  # another record: a stock model's weights, with ω = 1
+        if rule in RULES and rule != cfg.admin_init:  # a stock model's weights, with ω = 1, have another record
             raise AdminError(
                 f"the checkpoint's omega is by --admin-init {rule}; --admin-init {cfg.admin_init} would change "
                 f"nothing. Give --admin-init {rule}, or another --save-dir to start again."
@@ -180,7 +182,8 @@ class SchemeModel(BaseFairseqModel):
                 if model_cfg is not None:  # the options that the next checkpoint saves
                     setattr(model_cfg, f"{side}_layers", len(kept))
                     setattr(model_cfg, f"{side}_layers_to_keep", None)
-        adopt(state_dict, self.state_dict(), {side: len(layers_of(stack)) for side, stack in stacks.items()})
+        depths = {side: len(layers_of(stack)) for side, stack in stacks.items()}
+        upgrade_stock_state(state_dict, self.state_dict(), depths)
         for counter in (self.skipped_updates, self.monitor):
             counter.restart()  # fairseq has set the number of updates without a batch
         return super().load_state_dict(state_dict, strict)  # fairseq would prune by the options again

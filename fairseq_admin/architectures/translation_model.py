@@ -5,7 +5,6 @@ from __future__ import annotations
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
-from ..fast.model import decoder_class, encoder_class
 from ..method.schemes import SCHEMES
 from ..method.stacks import AdminDecoder, AdminEncoder
 from .config import TransformerAdminConfig, fill_sizes, flat_translation, nested
@@ -74,11 +73,11 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):
-        return encoder_class(cfg)(cfg, src_dict, embed_tokens)
+        return AdminEncoder(cfg, src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
-        return decoder_class(cfg)(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+        return AdminDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
         """Run as fairseq's Transformer; the first call in training mode profiles ω on its batch first."""

@@ -5,7 +5,6 @@ T units of a sentence   V vocabulary
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,22 +13,15 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from .. import fingerprint
-from ..checkpoints.building import check
+from ..checkpoints.building import check_weights
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.equivalence import EOS, PAD, Batch, random_batches, real_batches
-from ..checkpoints.fold import fold
+from ..checkpoints.fold import fold_checkpoint
 from ..checkpoints.stock import attributes, stock_options
 from ..errors import AdminError
 from ..text.assets import Assets
 from ..text.bpe import CODES
 from ..text.tokens import FILE, Text
-
-PLAIN = re.compile(
-    r"(encoder|decoder)\.(version|embed_tokens\.weight|embed_positions\.weight|layernorm_embedding\.(weight|bias)"
-    r"|layer_norm\.(weight|bias)|layers\.\d+\.((self_attn|encoder_attn)\.(q|k|v|out)_proj|fc1|fc2"
-    r"|(self_attn|encoder_attn|final)_layer_norm)\.(weight|bias))|decoder\.output_projection\.weight"
-)
-"""Names of a plain Transformer's weights. No engine computes anything else."""
 
 BOUND = 1e-4
 """Largest difference of a log-probability in float32. An 18L-18L model had 1.4e-5, from the order of sums."""
@@ -60,17 +52,23 @@ class Exportable(NamedTuple):
 def stock(checkpoint: Checkpoint) -> Checkpoint:
     """Turn a checkpoint into a stock one: fold an Admin model, or put a stock model's options under `args`.
 
+    Args:
+        checkpoint: of either.
+
+    Returns:
+        The stock checkpoint.
+
     Raises:
         AdminError: the model is of neither kind, is damaged, or cannot be folded.
     """
     if checkpoint.kind == "transformer_admin":
-        return fold(checkpoint)
+        return fold_checkpoint(checkpoint)
     if checkpoint.kind != "transformer":
         raise AdminError(
             f"{checkpoint.name}: its architecture is {checkpoint.options.model.get('_name')}; transformer_admin or "
             "fairseq's transformer was expected. Nothing else can be exported."
         )
-    check(checkpoint)
+    check_weights(checkpoint)
     return Checkpoint({"args": stock_options(checkpoint), "model": dict(checkpoint.weights)})
 
 
@@ -81,16 +79,13 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
         checkpoint: one that was read from a file.
         assets: its dictionaries, and codes and text.json if they are there.
 
+    Returns:
+        The model to export.
+
     Raises:
         AdminError: the model is of another kind or damaged, or its dictionaries are missing or another model's.
     """
     plain = stock(checkpoint)
-    for key in plain.weights:
-        if not PLAIN.fullmatch(key):
-            raise AdminError(
-                f"{checkpoint.name} holds {key}, which is not part of a plain Transformer, and no other engine "
-                "computes more than that. It cannot be exported."
-            )
     options = Namespace(**plain.state["args"])
     options.task = "translation"  # whatever its task was, the model translates
     assets.expected = checkpoint.text
@@ -110,7 +105,11 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
 
 
 def batches(model: Exportable) -> list[Batch]:
-    """Make the batches of the check: random sentences, and the first of a validation set next to the dictionaries."""
+    """Make the batches of the check: random sentences, and the first of a validation set next to the dictionaries.
+
+    Args:
+        model: the model to export.
+    """
     folder = model.files[f"dict.{model.languages[1]}.txt"].parent
     batches = random_batches(model.original)
     if any(folder.glob(f"valid.{'-'.join(model.languages)}.*.idx")):
@@ -119,7 +118,14 @@ def batches(model: Exportable) -> list[Batch]:
 
 
 def sentences(tokens: Tensor) -> list[Tensor]:
-    """Cut rows to their units, without padding and end. Shape (B, T) to B shapes (T,)."""
+    """Cut rows to their units, without padding and end.
+
+    Args:
+        tokens: shape (B, T).
+
+    Returns:
+        B tensors. Shapes (T,).
+    """
     return [row[row.ne(PAD) & row.ne(EOS)] for row in tokens]
 
 
@@ -137,6 +143,6 @@ def refuse_unlike(difference: float, bound: float, compared: str) -> None:
     if not difference <= bound:
         raise AdminError(
             f"exported, the log-probabilities of {compared} differ by up to {difference:.2g}, more than {bound:g}: the "
-            "engine does not compute what this model does. Nothing was written. Allow it with --tolerance, or "
-            "translate with fairseq."
+            "engine does not compute this model. Nothing was written. Allow it with --tolerance, or translate with "
+            "fairseq."
         )

@@ -42,11 +42,10 @@ def _set_up() -> None:
     torch.fx.experimental._config.use_duck_shape = False  # sizes that are equal by chance would be one symbol
     starts: list[float] = []
 
-    def log(args: Any) -> None:
-        what = "backward" if args.callback_trigger is callback.CallbackTrigger.LAZY_BACKWARD else "graph"
-        logger.info("Admin: --admin-fast compile: a %s took %.1f s", what, time.monotonic() - starts.pop())
+    def log(_: Any) -> None:
+        logger.info("Admin: --admin-fast compile: a graph took %.1f s", time.monotonic() - starts.pop())
 
-    callback.on_compile_start(lambda args: starts.append(time.monotonic()))
+    callback.on_compile_start(lambda _: starts.append(time.monotonic()))
     callback.on_compile_end(log)
 
 
@@ -62,10 +61,10 @@ class _CompiledLayer(Fast):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """As fairseq's."""
-        if self.plain or x.dim() > 2 or "residual_connection" in vars(self):
-            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
-        plain = SchemeEncoderLayer if isinstance(self, SchemeEncoderLayer) else SchemeDecoderLayer
-        return compiled(plain.forward)(self, x, *args, **kwargs)
+        forward = super().forward.__func__  # type: ignore[misc]
+        if not (self.plain or x.dim() > 2 or "residual_connection" in vars(self)):
+            forward = compiled(forward)
+        return forward(self, x, *args, **kwargs)
 
 
 class CompiledEncoderLayer(_CompiledLayer, SchemeEncoderLayer):
@@ -74,22 +73,3 @@ class CompiledEncoderLayer(_CompiledLayer, SchemeEncoderLayer):
 
 class CompiledDecoderLayer(_CompiledLayer, SchemeDecoderLayer):
     """fairseq's decoder layer with the sub-layers of a scheme."""
-
-
-def row_sums(logits: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    """Of log-probabilities, the target's and the sum of all; and the logarithm of the softmax's divisor.
-
-    Shapes (N, V) and (N, 1), results (N, 1).
-    """
-    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    divisor = x.logsumexp(1, keepdim=True)
-    return x.gather(1, target) - divisor, x.sum(1, keepdim=True) - x.size(1) * divisor, divisor
-
-
-def write_gradient(
-    logits: Tensor, target: Tensor, weight: Tensor, of_target: float, of_every: float, divisor: Tensor
-) -> None:
-    """The loss's gradient over its logits. Shapes (N, V), others (N, 1)."""
-    chosen = torch.arange(logits.size(1), device=logits.device) == target
-    gradient = (logits.to(weight.dtype) - divisor).exp() - of_every - of_target * chosen
-    logits.copy_(gradient * weight)

@@ -26,7 +26,7 @@ from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import compiled
+from .compiled import compiled
 
 CHUNK = {"cpu": 2**20, "cuda": 2**26}
 """Numbers worked on at a time: some MB, which a cache holds, and on a GPU enough to fill it."""
@@ -38,20 +38,17 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def row_sums(logits: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    """As `compiled.row_sums`, but for the divisor."""
+    """Of log-probabilities, the target's and the sum of all. Shapes (N, V) and (N, 1), results (N, 1)."""
     lprobs = torch.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
     return lprobs.gather(1, target), lprobs.sum(1, keepdim=True)
 
 
 def write_gradient(logits: Tensor, target: Tensor, weight: Tensor, of_target: float, of_every: float) -> None:
-    """As `compiled.write_gradient`."""
+    """Overwrite logits with the loss's gradient. Shapes (N, V), others (N, 1)."""
     gradient = torch.softmax(logits, 1, dtype=weight.dtype).sub_(of_every)
-    gradient.scatter_add_(1, target, torch.full_like(weight, -of_target))
+    of_targets = (gradient.gather(1, target) - of_target) * weight
     torch.mul(gradient, weight, out=logits)
-
-
-PARTS = {False: (row_sums, write_gradient), True: (compiled.row_sums, compiled.write_gradient)}
-"""By whether they are compiled."""
+    logits.scatter_(1, target, of_targets.to(logits.dtype))
 
 
 class _SmoothedLoss(torch.autograd.Function):
@@ -60,11 +57,12 @@ class _SmoothedLoss(torch.autograd.Function):
         spread = epsilon / (logits.size(1) - 1)
         target = target.unsqueeze(1)
         real = target.ne(padding)
-        of_rows, ctx.write_gradient = map(compiled.compiled, PARTS[True]) if compile else PARTS[False]
+        parts: tuple[Any, ...] = (row_sums, write_gradient)
+        of_rows, ctx.write_gradient = map(compiled, parts) if compile else parts
         sums = [of_rows(logits[rows], target[rows]) for rows in _chunks(logits)]
-        exact, every, *kept = (torch.cat(parts) for parts in zip(*sums))
+        exact, every = (torch.cat(parts) for parts in zip(*sums))
         nll, smooth = (-torch.where(real, value, 0).sum() for value in (exact, every))
-        ctx.save_for_backward(logits, target, real, *kept)
+        ctx.save_for_backward(logits, target, real)
         ctx.shares = 1 - epsilon - spread, spread
         ctx.mark_non_differentiable(nll)
         return (1 - epsilon - spread) * nll + spread * smooth, nll
@@ -72,11 +70,10 @@ class _SmoothedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor, _: Any) -> Any:
-        logits, target, real, *kept = ctx.saved_tensors
+        logits, target, real = ctx.saved_tensors
         weight = real * scale
         for rows in _chunks(logits):
-            of_rows = [value[rows] for value in kept]
-            ctx.write_gradient(logits[rows], target[rows], weight[rows], *ctx.shares, *of_rows)
+            ctx.write_gradient(logits[rows], target[rows], weight[rows], *ctx.shares)
         return logits, None, None, None, None
 
 

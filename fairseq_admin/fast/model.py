@@ -6,11 +6,9 @@ import logging
 from typing import Any
 
 import torch
-from fairseq.modules import FairseqDropout, MultiheadAttention
+from fairseq import optim
 from torch import nn
 
-from ..method.layers import SchemeDecoderLayer, SchemeEncoderLayer
-from ..method.stacks import AdminDecoder, AdminEncoder
 from .attention import FastAttention
 from .compiled import CompiledDecoderLayer, CompiledEncoderLayer, keep_graphs
 from .dropout import FastDropout
@@ -21,9 +19,9 @@ from .stacks import FastDecoder, FastEncoder
 
 logger = logging.getLogger(__name__)
 
-FAST = {MultiheadAttention: FastAttention, FairseqDropout: FastDropout}
-"""What replaces modules of just these types."""
-COMPILED: dict[type, type] = {SchemeEncoderLayer: CompiledEncoderLayer, SchemeDecoderLayer: CompiledDecoderLayer}
+FAST = (FastEncoder, FastDecoder, FastAttention, FastDropout)
+"""Each replaces modules of just the type of its second base, the plain one."""
+COMPILED = (CompiledEncoderLayer, CompiledDecoderLayer)
 """And with --admin-fast compile."""
 
 
@@ -45,28 +43,6 @@ def wanted(cfg: Any) -> bool:
     return cfg.admin_fast != "off" and not obstacles(cfg)
 
 
-def encoder_class(cfg: Any) -> type[AdminEncoder]:
-    """The encoder for a model's options."""
-    return FastEncoder if wanted(cfg) else AdminEncoder
-
-
-def decoder_class(cfg: Any) -> type[AdminDecoder]:
-    """The decoder for a model's options."""
-    return FastDecoder if wanted(cfg) else AdminDecoder
-
-
-def avoid_cudnn_attention() -> None:
-    """Switch cuDNN's attention off in this process, stock attention included.
-
-    From torch 2.11 scaled_dot_product_attention prefers it on H100, H200 and B200, where it builds a plan for every
-    new batch size and pair of lengths, and keeps it: of text, some thousands.
-    """
-    if torch.backends.cuda.cudnn_sdp_enabled():
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        if torch.cuda.is_available():
-            logger.info("Admin: cuDNN's attention is off, which makes a plan for every shape of batch")
-
-
 def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
     """Turn the modules of a model, just made, into fast ones, or say why not, with the option's name.
 
@@ -77,23 +53,29 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
         if cfg.admin_fast != "off":
             logger.info("Admin: --admin-fast: stock layers, for %s has no faster ones", ", ".join(obstacles(cfg)))
         return
-    avoid_cudnn_attention()
-    FP16Optimizer.offer()
-    fast: dict[type, type] = dict(FAST)
+    # From torch 2.11 scaled_dot_product_attention prefers cuDNN's on H100, H200 and B200, where it builds a plan for
+    # every new batch size and pair of lengths, and keeps it: of text, some thousands. The switch is the process's.
+    if torch.backends.cuda.cudnn_sdp_enabled():
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        if torch.cuda.is_available():
+            logger.info("Admin: cuDNN's attention is off, which makes a plan for every shape of batch")
+    optim.FP16Optimizer = FP16Optimizer  # which fairseq's trainer takes, and asks no one
+    fast: list[type] = list(FAST)
     compile = cfg.admin_fast == "compile"
     if compile:
         keep_graphs(cfg.save_dir)
-        if cfg.checkpoint_activations:  # torch may compute a layer again by another of its graphs, and then stops
-            logger.info("Admin: --admin-fast compile: the loss alone, for --checkpoint-activations was given")
+        if cfg.offload_activations:  # torch cannot compile a layer that moves what it keeps to the CPU
+            logger.info("Admin: --admin-fast compile: the loss alone, because of --offload-activations")
         else:
-            fast.update(COMPILED)
+            fast += COMPILED
     elif not torch.cuda.is_available() and ahead() >= FASTER:
         logger.info("Admin: --admin-fast: linear layers through oneDNN, %.1f times as fast as MKL on this CPU", ahead())
-        fast[nn.Linear] = FastLinear
+        fast.append(FastLinear)
+    replacements = {kind.__bases__[1]: kind for kind in fast}
     for stack in stacks.values():
         projection = getattr(stack, "output_projection", None)  # its logits are too large for oneDNN's copies
         for module in stack.modules():
             if module is not projection:
-                module.__class__ = fast.get(type(module), type(module))
+                module.__class__ = replacements.get(type(module), type(module))
             if compile and isinstance(module, Fast):
                 module.gpu_code = True

@@ -96,11 +96,6 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
     fp32_params: Any
 
     @classmethod
-    def offer(cls) -> None:
-        """To fairseq's trainer, which takes `optim.FP16Optimizer` and asks no one."""
-        optim.FP16Optimizer = cls
-
-    @classmethod
     def build_optimizer(cls, cfg: Any, params: Any, **kwargs: Any) -> Any:
         """As fairseq's. A model without fast layers gets fairseq's, and so do all once a fast one has this one."""
         if getattr(cfg.get("model"), "admin_fast", "off") == "off":

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..method.schemes import layers_of
 from ..method.stacks import AdminDecoder, AdminEncoder
-from .attention import FastAttention, causal_bias, heads_of, padding_bias
+from .attention import causal_bias, heads_of, padding_bias
 from .plain import Fast
 
 BIAS = "bias"
@@ -48,8 +48,7 @@ class FastEncoder(Fast, AdminEncoder):
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
         x, bias = x.masked_fill(hidden.unsqueeze(-1), 0).flatten(0, 1), padding_bias(hidden, x, self.on_cpu(x))
         for layer in self.layers:
-            out = layer(x, encoder_padding_mask=bias)
-            x = out[0] if isinstance(out, tuple) else out
+            x = layer(x, encoder_padding_mask=bias)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return {
@@ -76,32 +75,17 @@ class FastDecoder(Fast, AdminDecoder):
     left_pad_target = False
 
     def extract_features_scriptable(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Any,
-        incremental_state: Any = None,
-        full_context_alignment: bool = False,
-        alignment_layer: int | None = None,
-        alignment_heads: int | None = None,
+        self, prev_output_tokens: Tensor, encoder_out: Any, *options: Any, **named: Any
     ) -> tuple[Tensor, dict[str, list]]:
-        """As fairseq's. Shapes: tokens (B, T), features (B, T, C)."""
+        """As fairseq's, whose options are all for the plain one. Shapes: tokens (B, T), features (B, T, C)."""
         self.batch_first = self.training and not (
             self.plain
-            or incremental_state is not None
-            or full_context_alignment
-            or alignment_layer is not None
+            or any(option is not None and option is not False for option in (*options, *named.values()))
             or not (encoder_out is None or BIAS in encoder_out)
             or self._begins_with_padding(prev_output_tokens)
         )
         if not self.batch_first:
-            return super().extract_features_scriptable(
-                prev_output_tokens,
-                encoder_out,
-                incremental_state,
-                full_context_alignment,
-                alignment_layer,
-                alignment_heads,
-            )
+            return super().extract_features_scriptable(prev_output_tokens, encoder_out, *options, **named)
         x = self._embedded(prev_output_tokens).flatten(0, 1)
         future = causal_bias(prev_output_tokens.size(1), x, self.on_cpu(x))
         bias = None if encoder_out is None else encoder_out[BIAS][0]
@@ -131,10 +115,9 @@ class FastDecoder(Fast, AdminDecoder):
         may not run, and on CPUs, where one product saves less than the copy of the weights costs.
         """
         source = None if encoder_out is None else encoder_out["encoder_out"][0].transpose(0, 1).flatten(0, 1)
-        every = [layer.encoder_attn for layer in layers_of(self)]
-        attentions: list[FastAttention] = [attention for attention in every if attention is not None]
+        attentions: list[Any] = [layer.encoder_attn for layer in layers_of(self)]
         one_by_one = self.cfg.checkpoint_activations or type(self.layers) is not nn.ModuleList
-        if source is None or not attentions or one_by_one or self.on_cpu(source):
+        if source is None or not any(attentions) or one_by_one or self.on_cpu(source):
             return [source] * len(self.layers)
         linears = [linear for attention in attentions for linear in (attention.k_proj, attention.v_proj)]
         heads = heads_of(source, linears, len(encoder_out[BIAS][0]), attentions[0].num_heads, False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import SCHEMES, norms_of
+from .schemes import SCHEMES, Options, norms_of
 from .second_stream import pack, unpack
 
 
@@ -31,19 +30,25 @@ def xavier(linear: nn.Linear) -> nn.Linear:
 
     Since 0.10 fairseq's feed-forward layers start with nn.Linear's smaller weights.
 
+    Args:
+        linear: the layer.
+
     Returns:
-        The layer.
+        The same layer.
     """
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
 
 
-def ffn_law(cfg) -> str | None:
-    """The law that a model's feed-forward weights start with; None: its scheme draws them.
+def ffn_law(cfg: Options) -> str | None:
+    """The law of a model's initial feed-forward weights.
 
     Args:
         cfg: the model's options.
+
+    Returns:
+        One of FFN_LAWS. None: the scheme draws them.
     """
     return SCHEMES[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
 
@@ -70,10 +75,11 @@ class _SchemeLayer:
     d: Tensor | None = None
     """The second stream, within a forward."""
 
-    def __init__(self, cfg, *args, **kwargs) -> None:
+    def __init__(self, cfg: Options, *args, **kwargs) -> None:
         self.scheme = SCHEMES[cfg.admin_scheme]
         self._xavier = ffn_law(cfg) == "xavier"
         super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]
+        self.recompute, self.offload = cfg.checkpoint_activations, cfg.offload_activations
         scheme = self.scheme
         depths = cfg.encoder.layers, cfg.decoder.layers
         scale = torch.tensor([scheme.shortcut(*depths)[self.side]]) if scheme.shortcut else None
@@ -104,7 +110,18 @@ class _SchemeLayer:
         return xavier(linear) if self._xavier else linear
 
     def forward(self, x: Tensor, *args, **kwargs):
-        """As fairseq's. With a second stream, x holds both streams: shape (T, B, 2C)."""
+        """As fairseq's. With a second stream, x holds both streams: shape (T, B, 2C).
+
+        Under --checkpoint-activations a layer keeps only its input, and with --offload-activations on the CPU. torch
+        recomputes as in the forward. fairseq's own wrapper forgets autocast: under --amp it would compute in float32,
+        which takes other kernels, more time and more memory.
+        """
+        if not self.recompute:
+            return self._forward(x, *args, **kwargs)
+        with save_on_cpu() if self.offload else contextlib.nullcontext():
+            return checkpoint(self._forward, x, *args, use_reentrant=False, **kwargs)
+
+    def _forward(self, x: Tensor, *args, **kwargs):
         if self.scheme.second_stream:
             x, self.d = unpack(x, self.embed_dim)
             try:  # torch ends the recomputation of a layer by an exception
@@ -142,27 +159,3 @@ class SchemeDecoderLayer(_SchemeLayer, TransformerDecoderLayerBase):
     """fairseq's decoder layer with the sub-layers of a scheme."""
 
     side = 1
-
-
-def recomputed(layer: nn.Module, cfg: Any) -> nn.Module:
-    """Make a layer recompute its forward in the backward, in place, if --checkpoint-activations is set.
-
-    torch recomputes as in the forward. fairseq's own wrapper forgets autocast: under --amp it would compute in float32,
-    which takes other kernels, more time and more memory.
-
-    Args:
-        layer: one of a stack's layers.
-        cfg: the model's options.
-
-    Returns:
-        The layer.
-    """
-    if cfg.checkpoint_activations:
-        layer.forward = partial(_checkpointed, layer.forward, cfg.offload_activations)
-    return layer
-
-
-def _checkpointed(forward: Callable[..., Any], offload: bool, *args: Any, **kwargs: Any) -> Any:
-    """Run a layer's forward and keep only its input; with `offload`, on the CPU."""
-    with save_on_cpu() if offload else contextlib.nullcontext():
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)

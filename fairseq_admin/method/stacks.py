@@ -8,8 +8,8 @@ from fairseq.models.transformer.transformer_decoder import TransformerDecoderBas
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
 
 from .fixup import Shift
-from .layers import SchemeDecoderLayer, SchemeEncoderLayer, recomputed
-from .schemes import SCHEMES, layers_of
+from .layers import SchemeDecoderLayer, SchemeEncoderLayer
+from .schemes import SCHEMES, Options, layers_of
 from .second_stream import SecondNorm
 
 
@@ -17,7 +17,7 @@ class _SchemeStack:
     """Changes to both of fairseq's stacks: the first ω is not trained, and some schemes end a stack in a module of
     their own."""
 
-    cfg: Any
+    cfg: Options
     version: Any
     layer_norm: Any
     layers: Any
@@ -50,7 +50,7 @@ class AdminEncoder(_SchemeStack, TransformerEncoderBase):
     """
 
     def build_encoder_layer(self, cfg):
-        return recomputed(SchemeEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+        return SchemeEncoderLayer(cfg, return_fc=self.return_fc)
 
 
 class AdminDecoder(_SchemeStack, TransformerDecoderBase):
@@ -60,4 +60,4 @@ class AdminDecoder(_SchemeStack, TransformerDecoderBase):
     """
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        return recomputed(SchemeDecoderLayer(cfg, no_encoder_attn), cfg)
+        return SchemeDecoderLayer(cfg, no_encoder_attn)

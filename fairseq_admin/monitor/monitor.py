@@ -32,15 +32,16 @@ PRIORITY = 600
 """Place of the values in fairseq's log: after the gradient's norm, before the times."""
 
 
-def first_rank() -> bool:
-    """Whether this process logs."""
-    return distributed_utils.get_global_rank() == 0
-
-
 def gradient_norms(model: Any) -> dict[str, Tensor]:
-    """The norm of the gradients of all weights ("model"), and of the layers of each stack, in float32.
+    """The norms of the gradients: of all weights ("model"), and of the layers of each stack.
 
-    They are in fairseq's units of the moment: summed over tokens, and times the loss scale. What has none is left out.
+    They are in fairseq's current units: summed over tokens, and times the loss scale.
+
+    Args:
+        model: after a backward.
+
+    Returns:
+        Scalars by name, float32. A part without gradients is left out.
     """
     parts: dict[str, nn.Module] = {side: nn.ModuleList(layers_of(stack)) for side, stack in stacks_of(model).items()}
     norms = {}
@@ -130,7 +131,7 @@ class Monitor:
         Args:
             num_updates: the number of updates so far.
         """
-        if not self.every or not first_rank():
+        if not self.every or distributed_utils.get_global_rank() != 0:
             return
         ended, self.ended = self.ended, False
         broken = not all(probe.whole for probe in self.probes.values())

@@ -16,8 +16,8 @@ from .. import outputs
 from ..bar import bar
 from ..errors import AdminError, line
 from ..text.tokens import removal_note
-from .engines import Search
-from .pipeline import Pipeline, Translation
+from .engines import Hypothesis, Search
+from .pipeline import Pipeline
 
 CHUNK = 2000
 """Lines read at a time; from a terminal, one."""
@@ -25,10 +25,10 @@ CHUNK = 2000
 
 @contextlib.contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """A block that reads a text, in which its disk may fail or its gzip file prove damaged.
+    """A block that reads a text.
 
     Raises:
-        AdminError: it does.
+        AdminError: the disk fails, or the gzip file is damaged.
     """
     try:
         yield
@@ -36,8 +36,16 @@ def _reading(name: str) -> Iterator[None]:
         raise AdminError(f"{name}: cannot be read ({line(error)}). Copy it again.") from None
 
 
-def read(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
-    """Yield lines of UTF-8, `size` at a time, without their newlines. Only a newline ends a line.
+def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
+    """Read lines of UTF-8. Only a newline ends a line.
+
+    Args:
+        stream: the text.
+        name: of the text, for messages.
+        size: number of lines to read at a time.
+
+    Yields:
+        Lines without their newlines.
 
     Raises:
         AdminError: a line is not UTF-8, or the text cannot be read.
@@ -60,7 +68,14 @@ def _decoded(raw: bytes, number: int, name: str) -> str:
 
 @contextlib.contextmanager
 def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
-    """A file to read, or standard input, and its name for messages. A file called .gz is decompressed."""
+    """A block that reads a file, decompressed if its name ends in .gz, or standard input.
+
+    Args:
+        path: the file. None or "-": standard input.
+
+    Yields:
+        The stream, and its name for messages.
+    """
     if path is None or str(path) == "-":
         yield sys.stdin.buffer, "standard input"
         return
@@ -70,7 +85,13 @@ def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
 
 @contextlib.contextmanager
 def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that writes to standard output, or to a file that gets its name when the block ends.
+    """A block that writes standard output, or a file that gets its name when the block ends.
+
+    Args:
+        path: the file. None: standard output.
+
+    Yields:
+        A function that writes bytes.
 
     Raises:
         AdminError: the path cannot be written, or the disk is full.
@@ -96,7 +117,7 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
         yield write
 
 
-def formatted(number: int, translations: Iterable[Translation], search: Search) -> str:
+def formatted(number: int, translations: Iterable[Hypothesis], search: Search) -> str:
     """Format the translations of a line: the text alone, or number, score and text with tabs, one line each."""
     if search.nbest == 1:
         return "".join(f"{translation.text}\n" for translation in translations)
@@ -118,18 +139,6 @@ def lines_of(source: BinaryIO, name: str) -> int | None:
     return count
 
 
-def prompted(lines: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Prompt for each line on standard error."""
-    print("fairseq-admin: type a sentence a line; Ctrl-D ends.", file=sys.stderr)
-    while True:
-        print("> ", end="", file=sys.stderr, flush=True)
-        chunk = next(lines, None)
-        if chunk is None:
-            print(file=sys.stderr)
-            return
-        yield chunk
-
-
 def flow(
     pipeline: Pipeline,
     source: BinaryIO,
@@ -138,7 +147,7 @@ def flow(
     search: Search,
     batch_tokens: int,
 ) -> None:
-    """Translate a text: from a terminal line by line after a prompt, otherwise with a bar.
+    """Translate a text: from a terminal line by line, otherwise with a bar.
 
     Args:
         pipeline: the model.
@@ -150,9 +159,10 @@ def flow(
         AdminError: a line is not UTF-8, or the text cannot be read.
     """
     if source.isatty():
-        chunks, shown = prompted(read(source, name, 1)), bar("translate", 0, " lines", hidden=True)
+        print("fairseq-admin: type a sentence a line; Ctrl-D ends.", file=sys.stderr)
+        chunks, shown = read_lines(source, name, 1), bar("translate", 0, " lines", hidden=True)
     else:
-        chunks, shown = read(source, name, CHUNK), bar("translate", lines_of(source, name), " lines")
+        chunks, shown = read_lines(source, name, CHUNK), bar("translate", lines_of(source, name), " lines")
     first, removed = 1, Counter[str]()
     with shown:
         for lines in chunks:

@@ -33,7 +33,7 @@ from recipes.validation import validated
 TESTS = "python -m pytest -p no:cacheprovider -p no:warnings -n logical --maxprocesses 8"
 TIMES = "python -m recipes.gpu_trial.times"
 SIZES = "--tokens 4096 8192 16384"
-SMALL = "--tokens 256 --cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
+SMALL = "--tokens 64 --cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
 HALVES = ("fp16", "bf16")
 COMMANDS = {
     "cuda": {
@@ -60,7 +60,7 @@ COMMANDS = {
             for method in ("stock", "attached", "compiled")
         },
         "plain-fp32": f"{TIMES} plain {SMALL}",
-        "kernels": f"{TESTS} tests/test_cuda.py",
+        "kernels": f"{TESTS} tests/test_cuda.py -m 'not slow'",
     },
 }
 """By device, the most informative first; the tests last."""

@@ -3,7 +3,7 @@
 A process times one method, and stock's imports nothing of ours. A first round warms up over every shape of batch, and
 a second is timed; all methods have the same batches. Each size is a row.
 
-    python -m recipes.gpu_trial.times fast --tokens 4096 16384 --fp16    # and other options of fairseq's
+    python -m recipes.gpu_trial.times fast --tokens 4096 16384 --fp16    # and other options of fairseq's; --cpu: tiny
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ METHODS = {
 COMMON = """--share-all-embeddings --label-smoothing 0.1 --dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1
 --adam-betas (0.9,0.98) --lr 1e-5 --lr-scheduler fixed --clip-norm 1.0 --log-interval 100000 --seed 1
 --distributed-world-size 1 --encoder-layers 18 --decoder-layers 18"""
-WORDS = 31996
-"""With fairseq's four symbols a multiple of 8, as fairseq-preprocess makes it; else half products are slow."""
+SIZES = {False: (31996, range(12, 108, 8)), True: (92, range(12, 28, 8))}
+"""Words, and the longest sentence of each batch; by whether this runs small, on a CPU. With fairseq's four symbols the
+words are a multiple of 8, as fairseq-preprocess makes it; else products in half precision are slow."""
 
 
 @register_optimizer("fused_adamw", dataclass=FairseqAdamConfig)
@@ -71,19 +72,20 @@ def trainer(method: str, further: list[str]) -> Trainer:
     parsed.tpu = False  # which fairseq takes --bf16 for
     cfg = convert_namespace_to_omegaconf(parsed)
     dictionary = Dictionary()
-    for word in range(WORDS):
+    for word in range(SIZES[cfg.common.cpu][0]):
         dictionary.add_symbol(f"w{word}")
     task = TranslationTask(cfg.task, dictionary, dictionary)
     torch.manual_seed(1)
     return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
 
 
-def batches(tokens: int) -> Iterator[dict[str, Any]]:
+def batches(tokens: int, small: bool) -> Iterator[dict[str, Any]]:
     """Batches of random words, of at most so many tokens, each of sentences of about one length, as fairseq's are."""
     torch.manual_seed(1)
-    for longest in range(12, 108, 8):
+    words, lengths_of_batches = SIZES[small]
+    for longest in lengths_of_batches:
         lengths = torch.randint(longest - 4, longest + 1, (tokens // longest, 2)).tolist()
-        pairs = [[torch.randint(4, WORDS, (length,)) for length in pair] for pair in lengths]
+        pairs = [[torch.randint(4, words, (length,)) for length in pair] for pair in lengths]
         samples = [{"id": 0, "source": source, "target": target} for source, target in pairs]
         yield collate(samples, pad_idx=1, eos_idx=2, pad_to_multiple=8)
 
@@ -91,7 +93,11 @@ def batches(tokens: int) -> Iterator[dict[str, Any]]:
 def flops_of(made: Trainer, batch: dict[str, Any]) -> int:
     """Operations of a step on a batch."""
     cfg, inputs = made.cfg.model, batch["net_input"]
-    sizes = {"width": cfg.encoder_embed_dim, "ffn": cfg.encoder_ffn_embed_dim, "words": WORDS + 4}
+    sizes = {
+        "width": cfg.encoder_embed_dim,
+        "ffn": cfg.encoder_ffn_embed_dim,
+        "words": len(made.task.source_dictionary),
+    }
     sentences, source = inputs["src_tokens"].shape
     layers = cfg.encoder_layers, cfg.decoder_layers
     return training_flops(sentences, source, inputs["prev_output_tokens"].size(1), layers=layers, **sizes)
@@ -121,7 +127,7 @@ def compilation() -> dict[str, Any]:
 
 def measure(method: str, made: Trainer, tokens: int, precision: str) -> None:
     """Write a row of steps on batches of one size."""
-    samples = list(batches(tokens))
+    samples = list(batches(tokens, not made.cuda))
     steps = [partial(made.train_step, [batch]) for batch in samples]
     for step in steps:
         step()
@@ -147,7 +153,7 @@ def measure_captured(made: Trainer, tokens: int, precision: str) -> None:
 
     On a CPU, which has no such graphs, of the same calls.
     """
-    batch = list(batches(tokens))[3]
+    batch = list(batches(tokens, not made.cuda))[-1]
     sample, _ = made._prepare_sample(batch)
     made.model.train()
 
