@@ -25,7 +25,7 @@ from fairseq_admin.fast import loss
 from fairseq_admin.fast.attention import FastAttention
 from fairseq_admin.method import provenance
 from fairseq_admin.radam import FairseqRAdam
-from recipes.bench.host import faked_device
+from recipes.bench.speed import faked_device
 
 
 def _sees(log: Path) -> None:

@@ -35,7 +35,7 @@ from fairseq_admin.fast.linear import FastLinear
 from fairseq_admin.fast.plain import Fast
 from fairseq_admin.method.schemes import MODEL_SCHEMES
 from recipes.bench.counting import Operations
-from recipes.bench.host import faked_device
+from recipes.bench.speed import faked_device
 
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 DROPPED = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.1}
