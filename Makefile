@@ -19,28 +19,31 @@ SIZES ?=
 
 RUN := $(VENV)/bin/python
 # What the front knows; and a step of a paper's experiment, as in make iwslt14-prepare.
-PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l)
+PAPERS := iwslt14 $(addprefix wmt14-,ende-6l ende-12l ende-18l ende-100l enfr-6l enfr-60l enfr-60l-deepnmt)
 STEPS := preflight prepare train average generate score
-FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper preflight $(PAPERS) \
+FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS) \
 	$(foreach step,$(STEPS),$(PAPERS:%=%-$(step)))
-.PHONY: $(FRONTED) gpu-trial table figures tables docs test test-nightly lint release bench setup lock clean distclean help
+.PHONY: $(FRONTED) preflight gpu-trial table figures tables docs test test-nightly lint release bench setup lock clean distclean help
 
 ## make demo: train 18L-18L on a generated German-English corpus and score it (METHOD=post-ln to compare)
 ## make multi30k: the same pipeline on Multi30k (PAIR=en-fr, DATA=DIR, PRESET=cpu|gpu, METHOD=, SEED=)
 ## make own DATA=DIR PAIR=de-en: the same pipeline on a parallel text of your own (train.de, train.en, valid and test alike)
 ## make iwslt14: the paper's IWSLT'14 De-En, from download to a score (GPUS=, PRECISION=, METHOD=, SEED=, DATA=, PRESET=small)
-## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (WHERE=slurm NODES= GPUS=, or MASTER= NODE=)
-## make wmt14-enfr-6l, -60l: the papers' WMT'14 En-Fr, 6L-6L and 60L-12L
+## make wmt14-ende-6l, -12l, -18l, -100l: the papers' WMT'14 En-De by depth (WHERE=slurm NODES= GPUS=, or MASTER= NODE_RANK=)
+## make wmt14-enfr-6l, -60l, -60l-deepnmt: the papers' WMT'14 En-Fr, 6L-6L and 60L-12L
 ## make iwslt14-prepare, -train, -average, -generate, -score: one step and what it needs; any wmt14 target likewise
-## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, what does it take, how long (or iwslt14-preflight; PRICE=)
 ## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
 ## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
 ## make sensitivity: what learning rates and beta2 a scheme stands without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
-## make warmup: what warm-up each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, QUICK=1)
-## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, QUICK=1)
+## make warmup: what warm-up each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, PRESET=quick)
+## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, PRESET=quick)
 $(FRONTED): $(VENV)/ready
 # make hands its variables down in the environment; under make -n, too, the front lists what would run.
 	+@if test -x $(RUN); then exec $(RUN) -m recipes $@; else echo "make setup comes first: $(RUN) is not here."; fi
+
+## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, what does it take, how long (or iwslt14-preflight; PRICE=)
+preflight: $(VENV)/ready
+	+@exec $(RUN) -m recipes $(or $(RECIPE),$(error RECIPE= is missing; expected a recipe, as in make preflight RECIPE=demo))-preflight
 
 ## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
 gpu-trial: $(VENV)/ready
@@ -56,7 +59,7 @@ figures: $(VENV)/ready
 
 ## make tables: the tables of docs/results.md that say how schemes stand, from the rows that docs/ keeps
 tables: $(VENV)/ready
-	@$(RUN) -m recipes.figures.tables docs/results.md
+	@$(RUN) -m recipes.figures.docs docs/results.md
 
 ## make docs: the site of docs/ in site/, with every link and image checked
 docs: $(VENV)/ready
@@ -114,4 +117,4 @@ distclean: clean
 
 ## make help: this list; make help TARGET=demo: a target's settings
 help: $(if $(TARGET),$(VENV)/ready)
-	@$(if $(TARGET),$(RUN) -m recipes help,sed -n 's/^## //p' $(MAKEFILE_LIST))
+	@$(if $(TARGET),$(RUN) -m recipes $(TARGET) --help,sed -n 's/^## //p' $(MAKEFILE_LIST))

@@ -43,7 +43,7 @@ RECIPES = [
     *REPORT,
     "Babel",
     "num2words",
-    "pydantic>=2",
+    "pydantic>=2.10",  # the first whose defaults may depend on other fields
     "pyyaml",
     "scipy",
     "tabulate",

@@ -29,7 +29,6 @@ def number(kind: type, expected: str, holds: Callable[[Any], bool]) -> Callable[
     return read
 
 
-count = number(int, "a whole number of at least 0", lambda value: value >= 0)
 positive = number(int, "a whole number of at least 1", lambda value: value >= 1)
 power = number(float, "a number from -10 to 10", lambda value: abs(value) <= 10)
 above_zero = number(float, "a number above 0", lambda value: 0 < value < math.inf)

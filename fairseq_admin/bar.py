@@ -60,7 +60,7 @@ def bar(
     )  # fmt: skip
 
 
-def each(title: str, items: Sequence[T], unit: str) -> Iterator[T]:
+def progress(title: str, items: Sequence[T], unit: str) -> Iterator[T]:
     """Yield the items, with a bar."""
     with bar(title, len(items), unit) as shown:
         for item in items:

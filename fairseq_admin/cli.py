@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from . import advice, outputs, register, verbs
-from .analysis import command_line as analysis
-from .arguments import above_zero, count, model, output, positive, power
+from . import outputs, register, verbs
+from .analysis import command as analysis
+from .arguments import above_zero, model, output, positive, power
 from .errors import INTERRUPTED, MISTAKE, AdminError, end
-from .method.schemes import MODEL_SCHEMES
-from .text.folders import binarised
+from .text.assets import binarised
 from .version import __version__
 
 
@@ -30,14 +29,12 @@ class Parser(argparse.ArgumentParser):
 
 def _omega(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=model, help="a checkpoint of an Admin model")
-    parser.add_argument("--json", action="store_true", help="for machines: min, mean and max over channels")
 
 
 def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--last", type=positive, help="number of checkpoints to average (run folder; default: 10)")
-    parser.add_argument("--upto", type=positive, help="no checkpoint after this epoch or update (run folder)")
     parser.add_argument("--by", choices=("epochs", "updates"), help="which (run folder; default: epochs if it has any)")
     parser.add_argument("--data", type=Path, help="folder of the training text: note its codes and text.json")
 
@@ -46,9 +43,8 @@ def _fold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=model, help="a checkpoint of ours; average first, then fold")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
-    parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="type of the weights (default: fp32)")
     parser.add_argument("--min-omega", type=above_zero, help="clamp smaller entries to this (default: refuse them)")
-    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities (default: 1e-4; fp16: 0.1)")
+    parser.add_argument("--tolerance", type=above_zero, default=1e-4, help="of log-probabilities (default: 1e-4)")
 
 
 def _text(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +56,7 @@ def _text(parser: argparse.ArgumentParser) -> None:
 
 
 def _translate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=model, help="a checkpoint (.pt), or a folder for CTranslate2 or transformers")
+    parser.add_argument("model", type=model, help="a checkpoint (.pt), or a folder for CTranslate2")
     parser.add_argument("text", type=Path, nargs="?", help="UTF-8 text (default, or -: standard input)")
     parser.add_argument("-o", "--output", type=output, help="file to write (default: standard output)")
     _text(parser)
@@ -83,15 +79,9 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
     _text(parser)
     parser.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
-    parser.add_argument("--tolerance", type=above_zero, help="of log-probabilities, in float32 (default: 1e-4)")
-
-
-def _advise(parser: argparse.ArgumentParser) -> None:
-    for side in ("encoder", "decoder"):
-        parser.add_argument(f"--{side}-layers", type=count, required=True, metavar="N", help=f"0: there is no {side}")
-    parser.add_argument("--width", type=positive, default=advice.WIDTH, help=f"channels (default: {advice.WIDTH})")
-    parser.add_argument("--scheme", choices=MODEL_SCHEMES, help="the residual scheme you have in mind")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--tolerance", type=above_zero, default=1e-4, help="of float32 log-probabilities (default: 1e-4)"
+    )
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
@@ -107,15 +97,14 @@ VERBS: dict[str, tuple[Verb, AddOptions, str]] = {
     "fold": (verbs.fold, _fold, "fold omega into the weights, giving an equivalent stock Transformer"),
     "translate": (verbs.translate, _translate, "translate raw text, a line a sentence"),
     "export": (verbs.export, _export, "write a folder that CTranslate2 or Hugging Face's transformers read"),
-    "analyze": (verbs.analyze, analysis.add_options, "measure what the papers measure: numbers and a figure"),
-    "advise": (verbs.advise, _advise, "suggest training settings for a given depth, with sources"),
+    "analyze": (analysis.run, analysis.add_options, "measure what the papers measure: numbers and a figure"),
     "path": (verbs.path, lambda parser: None, "print the folder that fairseq-train --user-dir takes"),
     "report": (verbs.report, _report, "write a page on one or several runs: losses, omega, scores, translations"),
 }
 """The function of each verb, the function that adds its options, and its help."""
 
 
-WITHOUT_FAIRSEQ = (verbs.translate, verbs.advise, verbs.path)
+WITHOUT_FAIRSEQ = (verbs.translate, verbs.path)
 """Verbs that need no fairseq; `translate` does for a checkpoint of fairseq's, and then imports it."""
 
 

@@ -13,7 +13,7 @@ from typing import TextIO
 from .errors import AdminError, line
 
 
-def check(path: Path, inputs: Iterable[Path] = ()) -> None:
+def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
     """Refuse a path that cannot be written, before the work begins.
 
     Args:
@@ -81,7 +81,7 @@ def write_bytes(content: bytes, path: Path) -> None:
     Raises:
         AdminError: the path cannot be written, or the disk is full.
     """
-    check(path)
+    check_writable(path)
     with replacing(path) as part, writing(path):
         part.write_bytes(content)
 

@@ -124,7 +124,7 @@ class RAdam(Optimizer):
 
     def __init__(self, params, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self.divided: dict[int, tuple[list[bool], list[Chunk]]] = {}
+        self.chunks_by_group: dict[int, tuple[list[bool], list[Chunk]]] = {}
 
     @property
     def supports_step_with_scale(self) -> bool:
@@ -149,7 +149,7 @@ class RAdam(Optimizer):
                 f"the checkpoint's optimizer state is of {len(saved)} tensors of other shapes than this run's (is it "
                 "another model, or pruned?). Give --reset-optimizer to start with a new state."
             )
-        self.divided.clear()
+        self.chunks_by_group.clear()
         self._load_state_dict(state_dict)
         for p, i, named in zip(params, saved, moments):
             for name, moment in named.items():
@@ -179,7 +179,7 @@ class RAdam(Optimizer):
         block, until others have gradients: of small parameters, to make them is a third of a step.
         """
         without = [p.grad is None for p in params]
-        if self.divided.get(number, ((),))[0] != without:
+        if self.chunks_by_group.get(number, ((),))[0] != without:
             by_step: dict[float, list[Tensor]] = {}
             for p in params:
                 if p.grad is not None:
@@ -187,11 +187,11 @@ class RAdam(Optimizer):
             block = None
             if params[0].dtype != torch.float32:
                 block = params[0].new_empty(2 * min(CHUNK, sum(p.numel() for p in params)), dtype=torch.float32)
-            self.divided[number] = without, []
+            self.chunks_by_group[number] = without, []
             for step, equal in by_step.items():
                 for part in [equal] if block is None else chunks(equal):
-                    self.divided[number][1].append(self._chunk(part, torch.tensor(step), block))
-        return self.divided[number][1]
+                    self.chunks_by_group[number][1].append(self._chunk(part, torch.tensor(step), block))
+        return self.chunks_by_group[number][1]
 
     def _chunk(self, params: list[Tensor], step: Tensor, block: Tensor | None) -> Chunk:
         """Parameters that have taken so many steps, with their state, a new one where they have none."""
@@ -262,7 +262,7 @@ class FairseqRAdam(ByGroup):
 
     def __init__(self, cfg: RAdamConfig, params) -> None:
         super().__init__(cfg)
-        self._optimizer = RAdam(self.divided(params), **self.optimizer_config)
+        self._optimizer = RAdam(self.grouped(params), **self.optimizer_config)
         self.has_experts = any(hasattr(p, "expert") for p in self.params)
 
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None) -> Tensor:

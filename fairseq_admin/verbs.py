@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import advice, outputs
+from . import outputs
 from .errors import AdminError
 from .text.assets import Assets
 
@@ -29,16 +28,6 @@ def omega(args: argparse.Namespace) -> str:
     stacks, record, more = checkpoint.omegas, checkpoint.record, checkpoint.more
     if not stacks and not more:
         raise AdminError(f"{checkpoint.name} has no omega: it is not (or no longer) an Admin model.")
-    if args.json:
-        table = {
-            stack: [
-                {"layer": int(name.split(".")[1]), "sublayer": name.split(".")[2], **omega_summary(omega)}
-                for name, omega in sublayers.items()
-            ]
-            for stack, sublayers in stacks.items()
-        }
-        new = {"new layers": more} if more else {}
-        return json.dumps({**table, "provenance": record, **new}, indent=1) + "\n"
     lines = []
     if not more or "encoder" in stacks:
         lines.append("omega: " + (_listed(record) if record else "not set yet"))
@@ -61,9 +50,9 @@ def _listed(record: dict[str, Any]) -> str:
 def average(args: argparse.Namespace) -> str:
     from .checkpoints import averaging
 
-    paths = averaging.choose(args.inputs, args.last, args.upto, args.by)
+    paths = averaging.choose(args.inputs, args.last, args.by)
     text = _text(paths[0], args.data)
-    outputs.check(args.output, [*paths, *(text.files() if text else [])])
+    outputs.check_writable(args.output, [*paths, *(text.files() if text else [])])
     averaged = averaging.average(paths)
     _note(averaged, text)
     averaged.write(args.output)
@@ -71,28 +60,24 @@ def average(args: argparse.Namespace) -> str:
 
 
 def fold(args: argparse.Namespace) -> str:
-    import torch
-
     from .checkpoints import equivalence, files
     from .checkpoints import fold as folding
     from .checkpoints.checkpoint import Checkpoint
 
     text = _text(args.checkpoint, args.data)
-    outputs.check(args.output, [args.checkpoint, *(text.files() if text else [])])
+    outputs.check_writable(args.output, [args.checkpoint, *(text.files() if text else [])])
     checkpoint = Checkpoint.read(args.checkpoint)
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}[args.dtype]
-    folded = folding.fold(checkpoint, dtype, args.min_omega, _languages(checkpoint, text))
+    folded = folding.fold_checkpoint(checkpoint, args.min_omega, _languages(checkpoint, text))
     _note(folded, text)
-    bound = args.tolerance or {"fp16": 0.1, "fp32": 1e-4}[args.dtype]
     with files.saved(folded.state, args.output) as path:
         largest, positions = equivalence.verify(checkpoint, Checkpoint.read(path), args.data)
         message = f"log-probabilities of {positions} positions differ by up to {largest:.2g}"
-        if largest > bound:
+        if largest > args.tolerance:
             raise AdminError(
-                f"{args.checkpoint} folded is not the same: {message}, more than {bound:g}. Nothing was written. Keep "
-                "the model unfolded, with --user-dir, or allow --tolerance."
+                f"{args.checkpoint} folded is not the same: {message}, more than {args.tolerance:g}. Nothing was "
+                "written. Keep the model unfolded, with --user-dir, or allow --tolerance."
             )
-    return f"{args.output}: {folded.state['args']['arch']}, {args.dtype}; {message} (bound {bound:g})\n"
+    return f"{args.output}: {folded.state['args']['arch']}, fp32; {message} (bound {args.tolerance:g})\n"
 
 
 def _text(model: Path, data: Path | None) -> Assets | None:
@@ -131,7 +116,7 @@ def translate(args: argparse.Namespace) -> str:
         raise AdminError(f"--nbest {args.nbest} is more than --beam {args.beam} finds; raise --beam.")
     assets = _assets(args, args.model)
     if args.output:
-        outputs.check(args.output, [*assets.files(), *([args.text] if args.text else [])])
+        outputs.check_writable(args.output, [*assets.files(), *([args.text] if args.text else [])])
     search = engines.Search(args.beam, args.lenpen, args.nbest)
     kind = "units" if args.units else "tokens" if args.tokenised else "raw"
     with streams.opened(args.text) as (source, name), streams.written(args.output) as write:
@@ -147,21 +132,10 @@ def export(args: argparse.Namespace) -> str:
 
     checkpoint = Checkpoint.read(args.checkpoint)
     assets = _assets(args, args.checkpoint)
-    exported = folder.export(checkpoint, args.to, args.output, assets, args.quantization, args.tolerance)
-    for note in exported.notes:
+    summary, notes = folder.export(checkpoint, args.to, args.output, assets, args.quantization, args.tolerance)
+    for note in notes:
         print(f"fairseq-admin: {note}", file=sys.stderr)
-    return f"{args.output}: {exported.summary}\n"
-
-
-def analyze(args: argparse.Namespace) -> str:
-    from .analysis import command
-
-    return command.run(args)
-
-
-def advise(args: argparse.Namespace) -> str:
-    lines = advice.advise(args.encoder_layers, args.decoder_layers, args.width, args.scheme)
-    return json.dumps(advice.as_dict(lines), indent=1) + "\n" if args.json else advice.table(lines)
+    return f"{args.output}: {summary}\n"
 
 
 def path(args: argparse.Namespace) -> str:
@@ -171,7 +145,8 @@ def path(args: argparse.Namespace) -> str:
 def report(args: argparse.Namespace) -> str:
     from .report import page, runs
 
-    outputs.check(args.output, [path for run in args.runs for path in run.rglob("*") if path.suffix != ".html"])
+    inputs = [path for run in args.runs for path in run.rglob("*") if path.suffix != ".html"]
+    outputs.check_writable(args.output, inputs)
     read = runs.read_runs(args.runs)
     for run in read:
         if run.log is None:

@@ -72,7 +72,7 @@ def model_task(recipe: Recipe, goal: str) -> Task:
     pipeline = LanguageModel(recipe) if recipe.file.kind == "LanguageModel" else Translation(recipe)
     machine, submits = pipeline.machine, recipe.settings.WHERE == "slurm" and not in_cluster_job()
     if machine.node and goal != "train":
-        raise ValueError(f"NODE={machine.node} of several only trains; run the target that ends in -train there.")
+        raise ValueError(f"NODE_RANK={machine.node} of several only trains; run the target that ends in -train there.")
 
     def work() -> None:
         if goal == "preflight":
@@ -90,7 +90,7 @@ def model_task(recipe: Recipe, goal: str) -> Task:
 
     def plan() -> list[str]:
         parts = slurm.parts(pipeline, "all" if goal == "preflight" else goal) if submits else ()
-        jobs = [f"job  {job.name}: {needs}" for _, job, needs, _ in parts]
+        jobs = [f"job  {job.name}: {job.needs}" for _, job in parts]
         return [*jobs, *pipeline.chain().table(pipeline.goals[goal])]
 
     return machine.cpu, plan, work
@@ -101,9 +101,10 @@ def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser("recipes", USAGE, add_help=False, allow_abbrev=False)
-    parser.description = f"Targets: {' '.join(recipes.files())}; preflight RECIPE=NAME; status."
+    parser.description = f"Targets: {' '.join(recipes.files())}; status."
     parser.epilog = f"A recipe of one model has its steps as targets, too, with -{' -'.join(STEPS)} after its name."
-    parser.add_argument("words", nargs="*", metavar="TARGET NAME=VALUE", help="a recipe and its settings")
+    parser.add_argument("target", nargs="?", help="a recipe")
+    parser.add_argument("words", nargs="*", metavar="NAME=VALUE", help="its settings")
     parser.add_argument("-n", "--dry-run", action="store_true", help="list the steps, and run none")
     parser.add_argument("-h", "--help", action="store_true", help="this page; with a target, its settings")
     args = parser.parse_intermixed_args(words[:end])
@@ -113,27 +114,17 @@ def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
 
 def main() -> None:
     args, parser = command_line()
-    target, *words = args.words or [""]
-    flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
-    if target == "help":
-        target, *words = words or [os.environ.get("TARGET", "")]
-        args.help = True
-    if not target:
+    if not args.target:
         parser.print_help()
         return
-    if target == "status":
+    if args.target == "status":
         from recipes import status
 
-        print("\n".join(status.lines(words)))
+        print("\n".join(status.lines(args.words)))
         return
-    if target == "preflight":
-        named = dict(os.environ) | dict(word.split("=", 1) for word in words if word.startswith("RECIPE="))
-        if not named.get("RECIPE"):
-            raise ValueError("RECIPE= is missing; expected a recipe, as in make preflight RECIPE=demo.")
-        target = f"{named['RECIPE']}-preflight"
-        words = [word for word in words if not word.startswith("RECIPE=")]
-    name, goal = parse_target(target)
-    given = recipes.collect(name, words, recipes.files()[name][0].names, args.options)
+    name, goal = parse_target(args.target)
+    file, _ = recipes.files()[name]
+    given = recipes.collect(name, args.words, file.names, args.options, file.aliases)
     if args.help:
         print("\n".join(recipes.help_lines(name, given)))
         return
@@ -144,6 +135,7 @@ def main() -> None:
     if on_cpu:
         # With --cpu fairseq still clips gradients on a GPU that it sees, and starts a process for each of several.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    flags, *_ = [*os.environ.get("MAKEFLAGS", "").split(), ""]
     if args.dry_run or (not flags.startswith("-") and "n" in flags):
         print("\n".join(plan()))
         return

@@ -9,7 +9,6 @@ it, and nothing else.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -150,31 +149,7 @@ class Chain:
         width = max(len(title) for _, title, _ in rows)
         return [f"{state:4} {title:{width}}  {step.writes[0]}" for state, title, step in rows]
 
-    # -- the text, which comes before the training -------------------------------------------------------------------
-
-    def _text(self) -> list[Step]:
-        return list(itertools.takewhile(lambda step: not step.trains, self.steps))
-
     def files(self) -> Settings:
-        """The files that the text was read from, by their names unpacked."""
-        inputs = (self.kept(step).get("inputs", {}) for step in self._text())
+        """The files that no step makes, by their names unpacked: those that the text was read from."""
+        inputs = (self.kept(step).get("inputs", {}) for step in self.steps)
         return {name.removesuffix(".gz"): file for files in inputs for name, file in files.items()}
-
-    def adopt(self, folder: Path, raw: Path, record: Settings, models: Path) -> None:
-        """Take a text from before steps kept keys as it is, if what was recorded of it then is so today.
-
-        Raises:
-            ValueError: it is not so, and a model depends on it.
-        """
-        written = folder / "settings.json"
-        if (folder / ".keys").exists() or not written.exists():
-            return
-        recorded = read(raw / "inputs.json").get("inputs", {})
-        now = {name.removesuffix(".gz"): file for step in self._text() for name, file in self._inputs(step).items()}
-        inputs = {name: file for name, file in recorded.items() if name in now}
-        changed = differences({**read(written), **inputs}, {**record, **{name: now[name] for name in inputs}})
-        refuse(folder, changed, models)
-        (folder / ".keys").mkdir()
-        for step in self._text() if not changed else ():
-            if all(path.exists() for path in step.writes):
-                self.keep(step)

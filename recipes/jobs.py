@@ -46,6 +46,12 @@ class Job:
     name: str
     command: Sequence[str]
     folder: Path
+    needs: Needs = Needs()
+
+    @property
+    def script(self) -> Path:
+        """For a cluster."""
+        return self.folder.absolute() / f"slurm/{self.name}.sh"
 
     @property
     def log(self) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -70,44 +70,38 @@ class Translation(Training):
     PAIR: Pair = "de-en"
     """source and target language"""
     DATA: Data | None = None
-    """a folder with the archives, or with what is in them, in place of a download"""
+    """folder with the archives or their contents, in place of a download"""
     URL: str = ""
-    """where to take the archives from, in place of the addresses in the table"""
+    """address to take the archives from, in place of those in the table"""
     TABLE: Folder = "recipes/archives.tsv"
     """sizes, checksums and addresses of archives"""
     INVALID: Literal["refuse", "replace"] = "refuse"
-    """bytes that are not UTF-8; replace puts U+FFFD there"""
+    """bytes that are not UTF-8: refuse them, or put U+FFFD there"""
     TOKENISER: Options[Tokenising] = ()
-    """what else tokenising does"""
+    """options of tokenising"""
     CLEAN: Options[str] = ("--drop-empty",)
-    """which training pairs are kept, by their words"""
+    """rule by which training pairs are kept, on words"""
     CLEAN_BPE: Options[str] = ()
-    """which pairs are kept, by their BPE tokens, of training and validation"""
+    """rule by which pairs of training and validation are kept, on BPE tokens"""
     VALID_EVERY: PositiveInt = 23
-    """of so many pairs one validates, where they are one text"""
+    """every VALID_EVERY-th pair goes to the validation set, if both are one text"""
     TOO_LONG: Literal["refuse", "skip"] = "refuse"
-    """a line of validation or test that no model reads"""
+    """lines of validation and test that are too long for the model"""
     EXPECT: Options[str] = ()
-    """the numbers of pairs that train, valid and test must have"""
+    """expected numbers of pairs of train, valid and test"""
     BLOBS: dict[str, str] = {}
     """git's blob ids of published files"""
 
-    VARIANT: str = ""
-    """of a size, with settings of its own"""
-    ENCODER_LAYERS: Maybe[PositiveInt] = None
-    """where it is not LAYERS"""
-    DECODER_LAYERS: Maybe[PositiveInt] = None
-    """where it is not LAYERS"""
-    ATTENTION_DROPOUT: Share | None = None
-    ACTIVATION_DROPOUT: Share | None = None
+    LAYERS: Depth = "18"
+    """layers of both stacks or, as in 60-12, of encoder and decoder"""
     BEAM: PositiveInt = 5
-    """hypotheses of a search"""
+    """hypotheses of the search"""
     LENPEN: NonNegativeFloat = 1.0
-    """penalty of a hypothesis by its length"""
+    """length penalty of the search"""
     GENERATE_ARGS: Options[str] = ()
     """more options for fairseq-generate"""
     COMPOUNDS: bool = False
-    """whether BLEU of split compounds is reported too"""
+    """also report BLEU of split compounds"""
 
     @model_validator(mode="after")
     def _two_languages(self) -> Translation:
@@ -137,23 +131,17 @@ class Own(Translation):
     """the folder with train.de and train.en (or .gz), valid and test alike"""
     PAIR: Pair
     """source and target language, as in de-en"""
-    CORPUS: str = ""
-    """what to call the text; the name of its folder"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        name = values.get("CORPUS") or Path(values.get("DATA", "")).name
-        if set(name) & set("/:,"):
-            raise ValueError(f"CORPUS={name} cannot be; expected a name without slash, colon and comma.")
-        return {**values, "CORPUS": name}
+    CORPUS: str = Field(default_factory=lambda values: Path(values["DATA"]).name, pattern="^[^/:,]*$")
+    """a name of the text, in place of its folder's"""
 
 
 class LanguageModel(Training):
+    LAYERS: PositiveInt = 18
+    """layers of the decoder"""
     LIBRARY: Folder | None = None
-    """the folder of a standard library whose documentation is the text; this Python's"""
+    """folder of the standard library whose documentation is the text; by default this Python's"""
     CONTEXT: PositiveInt = 128
-    """tokens of a text that the model reads at once"""
+    """tokens that the model reads at once"""
 
 
 # -- grids of runs ------------------------------------------------------------------------------------------------
@@ -172,11 +160,8 @@ class Grid(Settings):
     """of the model, while it trains on what is compared"""
     JOBS: PositiveInt = 1
     """runs at a time, each on a GPU of its own where there are any"""
-
-    @property
-    def rule(self) -> str:
-        """The rule by which Admin sets omega."""
-        return "reference"
+    SEARCH: Literal["every", "first"] = "every"
+    """seeds that every rate is run with: every one; or the first, and then the others at the best rate"""
 
 
 class Translations(Grid):
@@ -190,8 +175,8 @@ class Translations(Grid):
     """norm of the gradients, 0 for any"""
     MAX_TOKENS: PositiveInt = 192
     """of a batch"""
-    LEG: Maybe[PositiveInt] = None
-    """a run ends early after so many updates without a better validation"""
+    PATIENCE: Maybe[PositiveInt] = Field(None, alias="LEG")
+    """updates without a better validation after which a run ends early"""
     BEAM: PositiveInt = 5
     """hypotheses of a search"""
     PAIRS: PositiveInt = 20000
@@ -210,7 +195,7 @@ class Translations(Grid):
     """a page that was committed before the runs; each row then names its commit"""
 
     def lengths(self) -> dict[str, int]:
-        return {**super().lengths(), **({"LEG": self.LEG} if self.LEG else {})}
+        return {**super().lengths(), **({"PATIENCE": self.PATIENCE} if self.PATIENCE else {})}
 
 
 class Compare(Translations):
@@ -222,20 +207,6 @@ class Compare(Translations):
     """peak learning rates"""
     WARMUP: NonNegativeInt = 100
     """updates of warm-up"""
-    TIED: Literal["yes", "no"] = "yes"
-    """whether all embeddings are one"""
-    SEARCH: Literal["every", "first", "short"] = "every"
-    """seeds that every rate is run with: every one; the first, and then the others at the best rate; or the first in
-    runs of SHORT updates, and then all at the best rate"""
-    SHORT: PositiveInt = 1000
-    """updates of the runs that SEARCH=short tries the rates in"""
-
-    def lengths(self) -> dict[str, int]:
-        return {**super().lengths(), "SHORT": self.SHORT}
-
-    @property
-    def rule(self) -> str:
-        return self.INIT
 
 
 class Sensitivity(Translations):
@@ -248,8 +219,6 @@ class Sensitivity(Translations):
 
 
 class Warmup(Translations):
-    QUICK: str = ""
-    """anything, for a few minutes with small sizes"""
     LAYERS: PositiveInt = 6
     """of each stack"""
     OPTIMIZERS: Several[Literal["adam", "sgd"]] = ("adam", "sgd")
@@ -262,8 +231,6 @@ class Warmup(Translations):
 
 
 class Deeper(Grid):
-    QUICK: str = ""
-    """anything, for a few minutes with small sizes"""
     SCHEMES: Several[NewLayers] = ("dt-fixup", "admin", "post-ln", "pre-ln", "deepnorm", "rezero")
     """of the new layers; a head without any is always among the runs"""
     DEPTHS: Several[PositiveInt] = (2, 8, 24)
@@ -272,7 +239,7 @@ class Deeper(Grid):
     """peak learning rates: the first seed is run with every one, the others at the best"""
     WARMUP: NonNegativeInt = 50
     """updates of warm-up, in every scheme but dt-fixup, which has none"""
-    FACTOR: NonNegativeFloat = 0.1
+    ENCODER_LR_FACTOR: NonNegativeFloat = Field(0.1, alias="FACTOR")
     """the encoder's rate by the new layers'; 0: it is frozen"""
     PRETRAIN: PositiveInt = 40000
     """pairs to pre-train the encoder on"""

@@ -102,10 +102,8 @@ def plan(settings: Training) -> Machines:
             f"GPUS={devices} of {len(visible)} with NODES={s.NODES}: fairseq trains on each GPU it sees. Let it "
             f"see only those: CUDA_VISIBLE_DEVICES={','.join(gpu.index for gpu in visible[:devices])}"
         )
-    node = s.NODE
-    if node is None:
-        node = 0 if s.NODES == 1 else int(os.environ.get("SLURM_NODEID", 0))
-    where = (cpu, devices, s.NODES, node, s.MASTER)
+    rank = int(os.environ.get("SLURM_NODEID", 0)) if s.NODE_RANK is None and s.NODES > 1 else s.NODE_RANK or 0
+    where = (cpu, devices, s.NODES, rank, s.MASTER)
     if s.TOKENS is None:
         if s.MAX_TOKENS is None:
             raise ValueError("MAX_TOKENS= is missing; expected the tokens of a batch.")
@@ -122,11 +120,6 @@ def plan(settings: Training) -> Machines:
         raise ValueError(
             f"an update of {s.TOKENS} tokens does not split over {workers} devices into equal batches of "
             f"{min(MIN_BATCH_TOKENS, limit)} tokens or more that fit. Give {advice}, or another batch with MAX_TOKENS=."
-        )
-    if s.MAX_TOKENS and batches[0] != s.MAX_TOKENS:
-        raise ValueError(
-            f"MAX_TOKENS={s.MAX_TOKENS} on {workers} devices does not make up an update of {s.TOKENS} tokens. Take "
-            f"{batches[0]}, or leave MAX_TOKENS out."
         )
     smaller_batch, _ = split(s.TOKENS, workers, batches[0] // 2) or batches
     return Machines(*where, *batches, smaller_batch)

@@ -14,7 +14,6 @@ from typing import Any
 
 from fairseq_admin.logs import stats
 from recipes import machines
-from recipes.chain import Chain
 from recipes.recipe import Recipe
 from recipes.steps.common import read_lines
 from recipes.steps.download import disk_space, size
@@ -113,7 +112,7 @@ def page(run: Pipeline) -> None:
     recipe, m, settings = run.recipe, run.machine, run.settings
     faults = machines.faults(m, settings.PRECISION, recipe.file.presets)
     prepared = next(run.text.binary.glob("train*.idx"), None) is not None
-    text = [] if prepared else Chain(run.steps()).plan(run.text.goals)
+    text = [] if prepared else run.chain().plan(run.text.goals)
     archives, count = [path.name for step in text if step.fetches for path in step.writes], parameters(run)
     room, no_room = disk(recipe, count, archives)
     on = "the CPU" if m.cpu else "GPUs"

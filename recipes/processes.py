@@ -13,6 +13,8 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+from fairseq_admin.errors import DIVERGED
+from recipes.steps.common import replacing
 from recipes.steps.progress import progress
 
 POLL_SECONDS = 0.1
@@ -31,6 +33,10 @@ WATCH = (
 
 class Failed(ValueError):
     """A command that has said itself what is wrong."""
+
+
+class Diverged(Failed):
+    """A training that stopped because it diverged."""
 
 
 @contextmanager
@@ -125,14 +131,14 @@ def plugin(*words: object) -> str:
     return printed.getvalue()
 
 
-def stream(command: list[str], log: Path, mode: str = "ab", accepted: tuple[int, ...] = (0,), **shown: int) -> int:
-    """A command of fairseq's, whose output is kept in a file and shown in short; its exit status.
+def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> None:
+    """A command of fairseq's, whose output is kept in a file and shown in short.
 
     Args:
         shown: what `progress` is told.
 
     Raises:
-        Failed: it ended with a status that is not accepted.
+        Failed: it ended with another status than 0.
         KeyboardInterrupt: it was asked to stop.
     """
     said = "nothing said"
@@ -152,9 +158,9 @@ def stream(command: list[str], log: Path, mode: str = "ab", accepted: tuple[int,
             raise
     if process.returncode in (INTERRUPTED, *(-number for number in STOP)):
         raise KeyboardInterrupt
-    if process.returncode not in accepted:
-        raise Failed(f"{command[2]} ended with status {process.returncode}: {said} Its whole output: {log}.")
-    return process.returncode
+    if process.returncode:
+        failure = Diverged if process.returncode == DIVERGED else Failed
+        raise failure(f"{command[2]} ended with status {process.returncode}: {said} Its whole output: {log}.")
 
 
 def produce(command: list[str], out: Path, sentences: int = 0) -> None:
@@ -166,6 +172,5 @@ def produce(command: list[str], out: Path, sentences: int = 0) -> None:
     Raises:
         Failed: it ended with another status than 0.
     """
-    part = out.with_name(f"{out.name}.part")
-    stream(command, part, "wb", sentences=sentences)
-    part.replace(out)
+    with replacing(out) as part:
+        stream(command, part, "wb", sentences=sentences)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import logging
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from pydantic import BaseModel
 
 from recipes.jobs import Needs
 from recipes.kinds import KINDS
-from recipes.settings import FAIRSEQ, Machine, Settings, Training
+from recipes.settings import Machine, Settings, Training
 from recipes.steps import gpus
 from recipes.validation import described, validated
 
@@ -55,20 +56,18 @@ class File(BaseModel, extra="forbid", frozen=True):
     needs: Needs = Needs()
     """of a cluster"""
     raw: str = ""
-    command: list[str] = []
-    """settings that the command is named with"""
     fixed: dict[str, Any] = {}
     """settings that are not the user's"""
     unused: list[str] = []
     """settings of its kind without an effect on it, which are no user's either"""
     settings: dict[str, Any] = {}
     presets: dict[str, dict[str, Any]]
-    quick: dict[str, Any] = {}
-    """sizes with which it takes a few minutes: does it work here?"""
     axes: dict[str, str] = {}
     """of a grid: by name the settings of their places, in the order of a folder's name; the seed is the last"""
-    options: dict[str, dict[str, Any]] = {}
-    """of a grid: fairseq-train's for `all` runs, and for some; a setting's name in braces is its value"""
+    named: dict[str, str] = {}
+    """of a grid: the parts of its folder's name, by the settings that a user changes"""
+    options: dict[str, Any] = {}
+    """fairseq-train's; of a grid those for `all` runs, and for some; a setting's name in braces is its value"""
     sizes: dict[str, dict[str, Any]] = {}
     texts: dict[str, Raw] = {}
     splits: dict[str, Split] = {}
@@ -85,6 +84,12 @@ class File(BaseModel, extra="forbid", frozen=True):
     def names(self) -> list[str]:
         """The settings that a user may give."""
         return [name for name in self.model.model_fields if name not in {*self.fixed, *self.unused}]
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Those settings by their other names."""
+        fields = ((name, self.model.model_fields[name].alias) for name in self.names)
+        return {alias: name for name, alias in fields if alias}
 
     @property
     def preset(self) -> str:
@@ -105,7 +110,7 @@ class Recipe:
     file: File
     settings: Any
     size: str = ""
-    """the part of the target that names one, with its variant"""
+    """the part of the target that names one"""
     given: dict[str, str] = field(default_factory=dict)
     """what the user gave for its settings"""
 
@@ -117,7 +122,7 @@ class Recipe:
     @property
     def row(self) -> str:
         """What it is called in results.csv."""
-        return self.name if not self.size else f"{self.target.rpartition('-')[0]}-{self.size}"
+        return self.target if self.size else self.name
 
     @property
     def base(self) -> Path:
@@ -125,7 +130,9 @@ class Recipe:
 
     @property
     def text(self) -> Path:
-        return self.base / "data"
+        """The folder of the text. Those of before 0.2.0 have no keys: they stay, and the text is made again beside."""
+        old = self.base / "data"
+        return self.base / "text" if (old / "settings.json").exists() and not (old / ".keys").exists() else old
 
     @property
     def raw(self) -> Path:
@@ -143,15 +150,15 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        """What made it, but for the run's METHOD and SEED: with other ones it makes a run to set next to it.
+        """The command that made it, without the run's METHOD and SEED: with others it makes a run to set next to it.
 
-        What only tells processes of threads and GPUs is left out: it may be another in each shell.
+        Settings of threads and GPUs are left out: they may be others in each shell.
         """
-        left_out = {"METHOD", "SEED", "NODE", "WATCH", *Machine.model_fields} - {"RUNS"}
+        left_out = {"METHOD", "SEED", "NODE_RANK", "WATCH", *Machine.model_fields} - {"RUNS"}
         left_out |= {"MASTER"} if self.settings.WHERE == "slurm" else set()
-        named = {name: str(getattr(self.settings, name)) for name in self.file.command}
-        named |= {name: value for name, value in sorted(self.given.items()) if name not in left_out}
-        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named.items())])
+        preset = {"PRESET": self.settings.PRESET} if len(self.file.presets) > 1 else {}
+        named = sorted({**preset, **self.given}.items())
+        return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named if name not in left_out)])
 
 
 def files() -> dict[str, tuple[File, str]]:
@@ -159,56 +166,44 @@ def files() -> dict[str, tuple[File, str]]:
     targets: dict[str, tuple[File, str]] = {}
     for path in sorted(HERE.glob("*.yaml")):
         file = File.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        sizes = [name for name in file.sizes if "-" not in name]
-        targets |= {f"{path.stem}-{size}": (file, size) for size in sizes} or {path.stem: (file, "")}
+        targets |= {f"{path.stem}-{size}": (file, size) for size in file.sizes} or {path.stem: (file, "")}
     return targets
 
 
-def grouped_options(words: Iterable[str]) -> list[list[str]]:
-    """Each option of a command line, with its values.
-
-    Raises:
-        ValueError: the first word is not an option.
-    """
-    groups: list[list[str]] = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if word.startswith("--"):
-            groups.append([name, value] if equals else [word])
-        elif groups:
-            groups[-1].append(word)
-        else:
-            raise ValueError(f"{word} after --: expected an option of fairseq-train, as in -- --dropout 0.2.")
-    return groups
-
-
-def collect(target: str, words: list[str], known: list[str], options: Iterable[str] = ()) -> dict[str, str]:
+def collect(
+    target: str, words: list[str], known: list[str], options: Sequence[str] = (),
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:  # fmt: skip
     """The user's values for the settings of a target: words NAME=VALUE, or the environment; and fairseq's options.
 
     make puts the values of its command line into the environment, and the names into MAKEFLAGS.
 
     Args:
-        options: of fairseq-train. One that a setting renames is that setting; the others join TRAIN_ARGS.
+        options: of fairseq-train. One that is a setting's alias is that setting; the others join TRAIN_ARGS.
+        aliases: the settings by their other names.
 
     Raises:
-        ValueError: a word is not a setting.
+        ValueError: a word is not a setting, or the first of `options` is not an option.
     """
     if wrong := next((word for word in words if not re.match(r"[A-Z]\w*=", word)), None):
         raise ValueError(f"{wrong}: expected NAME=VALUE, a setting of {target}. See make help TARGET={target}.")
+    if options and not options[0].startswith("--"):
+        raise ValueError(f"{options[0]} after --: expected an option of fairseq-train, as in -- --dropout 0.2.")
     _, _, after = os.environ.get("MAKEFLAGS", "").partition("-- ")
     on_line = {word.partition("=")[0] for word in re.split(r"(?<!\\)\s+", after) if "=" in word} - MAKES
     values = {name: os.environ[name] for name in [*known, *on_line] if name in os.environ}
     given = dict(word.split("=", 1) for word in words)
-    quiet = {*on_line, *given, *Machine.model_fields} - {"RUNS"} | ({"RUNS"} & {*on_line, *given})
+    quiet = on_line | given.keys() | Machine.model_fields.keys() - {"RUNS"}
     if inherited := [f"{name}={value}" for name, value in values.items() if name not in quiet]:
         log.info("From the environment: %s.", " ".join(inherited))
-    values |= given
-    for name, *value in grouped_options(options):
-        if FAIRSEQ.get(name) in known and len(value) == 1:
-            values[FAIRSEQ[name]] = value[0]
-        else:
-            values["TRAIN_ARGS"] = f"{values.get('TRAIN_ARGS', '')} {shlex.join([name, *value])}".strip()
-    return values
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in filter(lambda alias: alias.startswith("--"), aliases):
+        parser.add_argument(option, dest=option)
+    named, others = parser.parse_known_args(options)
+    values |= given | {option: value for option, value in vars(named).items() if value is not None}
+    if others:
+        values["TRAIN_ARGS"] = f"{values.get('TRAIN_ARGS', '')} {shlex.join(others)}".strip()
+    return {aliases.get(name, name): value for name, value in values.items()}
 
 
 def read(target: str, given: dict[str, str]) -> Recipe:
@@ -224,15 +219,10 @@ def read(target: str, given: dict[str, str]) -> Recipe:
         raise ValueError(
             f"{unknown}={given[unknown]} is not a setting of {target}.{like} See make help TARGET={target}."
         )
-    if given.get("VARIANT"):
-        size = f"{size}-{given['VARIANT']}"
-        if size not in file.sizes:
-            expected = ", ".join(name for name in file.sizes if "-" in name) or "none"
-            raise ValueError(f"VARIANT={given['VARIANT']} is not one of {target}; expected {expected}.")
     preset = given.get("PRESET") or file.preset
     if preset not in file.presets:
         raise ValueError(f"PRESET={preset} is unknown; expected {' or '.join(file.presets)}.")
-    values = file.values(size, preset) | (file.quick if given.get("QUICK") else {}) | given
+    values = file.values(size, preset) | given
     if values.get("EPOCHS") and "UPDATES" in given:
         raise ValueError(
             f"UPDATES={given['UPDATES']} is given, and EPOCHS={values['EPOCHS']} says how long it trains; give another "
@@ -245,8 +235,7 @@ def help_lines(target: str, given: Mapping[str, str] = MappingProxyType({})) -> 
     """A recipe's presets and the settings that have an effect, with what the user gave."""
     file, size = files()[target]
     values = {**file.values(size, given.get("PRESET") or file.preset), **given}
-    without = {"LAYERS"} if values.get("ENCODER_LAYERS") and values.get("DECODER_LAYERS") else set()
+    without = {name for name, value in values.items() if isinstance(value, dict)}
     without |= {"UPDATES"} if values.get("EPOCHS") else set()
-    without |= {name for name, value in values.items() if isinstance(value, dict)}
     lines = [f"make {target} PRESET={'|'.join(file.presets)}", ""]
     return [*lines, *described(file.model, [name for name in file.names if name not in without], values)]

@@ -155,8 +155,6 @@ def main() -> None:
         if torch and torch not in BUILDS and not torch.startswith("torch"):
             expected = f"one of {' '.join(BUILDS)}, or pip's, as torch==2.7.1"
             raise ValueError(f"TORCH={torch} is unknown; expected {expected}.")
-        if python:
-            base_python(venv, python)
         if is_current(venv, torch, python):
             return
         with locked(venv):

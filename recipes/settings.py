@@ -2,6 +2,8 @@
 
 Here are those of every target and of training one model; kinds.py has those that each kind adds. A recipe's YAML has
 only what differs from the defaults. A user's NAME=VALUE comes before a preset's value, and that before the recipe's.
+
+An alias is another name for the same setting: an option of fairseq-train, or the setting's name in earlier versions.
 """
 
 from __future__ import annotations
@@ -57,51 +59,28 @@ else:
     Scheme = Literal[MODEL_SCHEMES]
     Rule = Literal[RULES]
 Tokenising = Literal["lowercase", "normalise", "aggressive_dashes", "escape", "perl"]
-FAIRSEQ = {
-    "--lr": "LR",
-    "--warmup-updates": "WARMUP",
-    "--clip-norm": "CLIP_NORM",
-    "--weight-decay": "WEIGHT_DECAY",
-    "--label-smoothing": "LABEL_SMOOTHING",
-    "--seed": "SEED",
-    "--admin-scheme": "METHOD",
-    "--admin-ffn-init": "FFN_INIT",
-    "--admin-init": "INIT",
-    "--dropout": "DROPOUT",
-    "--attention-dropout": "ATTENTION_DROPOUT",
-    "--activation-dropout": "ACTIVATION_DROPOUT",
-    "--encoder-layers": "ENCODER_LAYERS",
-    "--decoder-layers": "DECODER_LAYERS",
-    "--max-tokens": "MAX_TOKENS",
-    "--update-freq": "UPDATE_FREQ",
-    "--max-update": "UPDATES",
-    "--max-epoch": "EPOCHS",
-    "--save-interval-updates": "SAVE_EVERY",
-    "--log-interval": "LOG_EVERY",
-    "--wandb-project": "WANDB",
-}
-"""The settings that are options of fairseq-train under another name: after `--` either name works."""
 
 
 class Machine(BaseModel):
     """Of every target: where it writes, and what its processes are told by their environment."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True
-    )
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True,
+        populate_by_name=True, loc_by_alias=False,
+    )  # fmt: skip
 
     RUNS: Folder = "runs"
-    """the folder in which everything is written"""
+    """folder in which everything is written"""
     OMP_NUM_THREADS: Maybe[PositiveInt] = None
     """threads of a process on a CPU"""
     OMP_WAIT_POLICY: str | None = None
-    """what threads do that wait for one another: by default they spin for a moment, then sleep"""
+    """how threads wait for one another: by default they spin for a moment, then sleep"""
     GOMP_SPINCOUNT: str | None = None
     """how long they spin"""
-    GLIBC_TUNABLES: str | None = None
-    """of memory; by default it comes in pages of 2 MB, where Linux has glibc 2.35 or newer"""
+    GLIBC_TUNABLES: str = "glibc.malloc.hugetlb=1"
+    """memory in pages of 2 MB, where Linux has glibc 2.35 or newer"""
     CUDA_VISIBLE_DEVICES: str | None = None
-    """the GPUs that may be used"""
+    """GPUs that may be used"""
 
     def exported(self) -> dict[str, str]:
         """The environment.
@@ -113,27 +92,26 @@ class Machine(BaseModel):
         """
         spinning = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"} if self.OMP_WAIT_POLICY is None else {}
         always = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", "PYTHONWARNINGS": "ignore"}
-        values = {name: getattr(self, name) for name in Machine.model_fields if name != "RUNS"}
-        chosen = {name: str(value) for name, value in values.items() if value is not None}
-        return {**always, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **spinning, **chosen}
+        chosen = self.model_dump(include={*Machine.model_fields} - {"RUNS"}, exclude_none=True)
+        return {**always, **spinning, **{name: str(value) for name, value in chosen.items()}}
 
 
 class Settings(Machine):
     """Of every recipe and grid."""
 
     PRESET: str = ""
-    """sizes for a CPU or for GPUs, or a text and sizes for it"""
-    FFN_INIT: Literal["xavier", "stock"] = "xavier"
+    """sizes for a CPU or for GPUs, or a text with sizes for it"""
+    FFN_INIT: Literal["xavier", "stock"] = Field("xavier", alias="--admin-ffn-init")
     """feed-forward weights of every scheme: as in the fairseq of the papers, or as in today's"""
     WIDTH: PositiveInt = 64
-    """of the model"""
+    """width of the model"""
     HEADS: PositiveInt = 4
-    """of attention; WIDTH is a multiple of them"""
-    UPDATES: PositiveInt = 1000
-    """how long a run is"""
-    SAVE_EVERY: PositiveInt = 50
+    """attention heads; WIDTH is a multiple of them"""
+    UPDATES: PositiveInt = Field(1000, alias="--max-update")
+    """length of a run in updates"""
+    SAVE_EVERY: PositiveInt = Field(50, alias="--save-interval-updates")
     """updates from one checkpoint and validation to the next"""
-    LOG_EVERY: PositiveInt = 10
+    LOG_EVERY: PositiveInt = Field(10, alias="--log-interval")
     """updates from one line of progress to the next"""
     PRECISION: Literal["", "fp16", "me-fp16", "amp", "bf16", "fp32"] = ""
     """me-fp16 is memory-efficient; V100s have no bf16"""
@@ -142,9 +120,9 @@ class Settings(Machine):
     WHERE: Literal["here", "slurm"] = "here"
     """on this machine, or as jobs of a Slurm cluster"""
     SLURM: Folder = "slurm.yaml"
-    """what the cluster wants to be told: partition, account"""
+    """file with the cluster's settings: partition, account, ..."""
     WATCH: bool = False
-    """wait for the cluster's jobs, and say how they stand"""
+    """wait for the cluster's jobs, and print their states"""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Settings:
@@ -152,89 +130,88 @@ class Settings(Machine):
             raise ValueError(f"WIDTH={self.WIDTH} is not a multiple of HEADS={self.HEADS}. Give another of them.")
         for name, updates in self.lengths().items():
             if updates % self.SAVE_EVERY:
-                raise ValueError(self.uneven(name, updates))
+                multiple = max(1, updates // self.SAVE_EVERY) * self.SAVE_EVERY
+                raise ValueError(
+                    f"{name}={updates} is not a multiple of SAVE_EVERY={self.SAVE_EVERY}, so the last updates would be "
+                    f"in no checkpoint. Give {name}={multiple}, or another SAVE_EVERY."
+                )
         return self
 
     def lengths(self) -> dict[str, int]:
         """The settings that count updates in whole intervals of SAVE_EVERY."""
         return {"UPDATES": self.UPDATES}
 
-    def uneven(self, name: str, updates: int) -> str:
-        """The message for a number of updates that SAVE_EVERY does not divide."""
-        multiple = max(1, updates // self.SAVE_EVERY) * self.SAVE_EVERY
-        return (
-            f"{name}={updates} is not a multiple of SAVE_EVERY={self.SAVE_EVERY}, so the last updates would be in no "
-            f"checkpoint. Give {name}={multiple}, or another SAVE_EVERY."
-        )
-
 
 class Training(Settings):
     """Of a recipe that trains one model."""
 
-    METHOD: Scheme = "admin"
-    """the scheme of the residual branches"""
-    INIT: Rule = "reference"
-    """the rule by which Admin sets omega; other schemes have none"""
-    SEED: NonNegativeInt = 1
-    """of the weights, the batches and dropout"""
-    WANDB: str = ""
-    """a project of Weights & Biases to log to"""
+    METHOD: Scheme = Field("admin", alias="--admin-scheme")
+    """scheme of the residual branches"""
+    INIT: Rule = Field("reference", alias="--admin-init")
+    """rule by which Admin sets omega; other schemes have none"""
+    SEED: NonNegativeInt = Field(1, alias="--seed")
+    """seed of the weights, the batches and dropout"""
+    WANDB: str = Field("", alias="--wandb-project")
+    """project of Weights & Biases to log to"""
     ANALYSES: Options[Literal["dependency", "output-change"]] = ("dependency", "output-change")
-    """what of the papers' analysis the report shows"""
+    """parts of the papers' analysis in the report"""
 
-    EPOCHS: Maybe[PositiveInt] = None
-    """how long a run is in epochs, in place of UPDATES, with a checkpoint at the end of each"""
+    EPOCHS: Maybe[PositiveInt] = Field(None, alias="--max-epoch")
+    """length of a run in epochs, in place of UPDATES, with a checkpoint at the end of each"""
     AVERAGE: PositiveInt = 5
-    """how many of the last checkpoints are averaged"""
+    """number of last checkpoints that are averaged"""
 
     MERGES: PositiveInt = 1000
     """merges of byte-pair encoding"""
-    LAYERS: PositiveInt = 18
-    """of each stack"""
     FFN: PositiveInt = 128
-    """width of its feed-forward sub-layers"""
-    DROPOUT: Share = 0.0
-    LR: NonNegativeFloat = 0.001
-    """the peak learning rate"""
-    WARMUP: NonNegativeInt = 400
+    """width of the feed-forward sub-layers"""
+    DROPOUT: Share = Field(0.0, alias="--dropout")
+    """dropout of the model"""
+    LR: NonNegativeFloat = Field(0.001, alias="--lr")
+    """peak learning rate"""
+    WARMUP: NonNegativeInt = Field(400, alias="--warmup-updates")
     """updates of warm-up"""
-    CLIP_NORM: NonNegativeFloat = 1.0
-    """norm of the gradients, 0 for any"""
-    WEIGHT_DECAY: NonNegativeFloat = 0.0
-    LABEL_SMOOTHING: Share = 0.1
 
     DEVICE: Literal["cpu", "gpu"] = "cpu"
-    """what it trains on"""
+    """device to train on"""
     TOKENS: Maybe[PositiveInt] = None
-    """of an update, on all devices together"""
+    """tokens of an update, on all devices together"""
     DEVICE_TOKENS: PositiveInt = 4096
     """tokens of the papers' batch on one device"""
     BY_MEMORY: dict[int, PositiveInt] = {}
     """tokens of a batch by the GB of a GPU"""
-    MAX_TOKENS: Maybe[PositiveInt] = None
-    """of a batch on one device"""
-    UPDATE_FREQ: PositiveInt = 1
-    """batches of an update on each device, where TOKENS does not say it"""
+    MAX_TOKENS: Maybe[PositiveInt] = Field(None, alias="--max-tokens")
+    """tokens of a batch on one device, at most"""
+    UPDATE_FREQ: PositiveInt = Field(1, alias="--update-freq")
+    """batches of an update on each device, if TOKENS is not set"""
     GPUS: Maybe[PositiveInt] = None
-    """of a machine; all that are visible, or one of a cluster's"""
+    """GPUs of a machine; by default all that are visible, or one on a cluster"""
     MEMORY: Maybe[PositiveFloat] = None
-    """GB of a GPU, as nvidia-smi says"""
+    """GB of a GPU, in place of nvidia-smi's number"""
     NODES: PositiveInt = 1
-    """machines, each of which runs the same command"""
-    NODE: Maybe[NonNegativeInt] = None
-    """the number of this one, from 0; SLURM sets it"""
+    """number of machines; each runs the same command"""
+    NODE_RANK: Maybe[NonNegativeInt] = Field(None, alias="NODE")
+    """number of this machine, from 0; Slurm sets it"""
     MASTER: str = ""
-    """HOST:PORT, where the first of several machines is reached; WHERE=slurm sets it"""
+    """HOST:PORT at which the first machine is reached; WHERE=slurm sets it"""
     PRICE: Maybe[NonNegativeFloat] = None
-    """of a device an hour, for preflight"""
+    """price of a device per hour, for preflight"""
 
     @model_validator(mode="after")
     def _trains(self) -> Training:
-        if self.AVERAGE > (self.EPOCHS or self.UPDATES // self.SAVE_EVERY):
-            train = f"EPOCHS={self.AVERAGE}" if self.EPOCHS else f"UPDATES={self.AVERAGE * self.SAVE_EVERY}"
+        updates, every, average = self.UPDATES, self.SAVE_EVERY, self.AVERAGE
+        if self.EPOCHS and average > self.EPOCHS:
             raise ValueError(
-                f"{self._length()} make fewer checkpoints than AVERAGE={self.AVERAGE} averages. "
-                f"Give {self._fitting()}, or train longer, as with {train}."
+                f"EPOCHS={self.EPOCHS} make fewer checkpoints than AVERAGE={average} averages. Give "
+                f"AVERAGE={self.EPOCHS}, or train longer, as with EPOCHS={average}."
+            )
+        if not self.EPOCHS and (updates % every or updates // every < average):
+            count = min(average, updates)
+            fitting = next(size for size in range(min(every, updates // count), 0, -1) if updates % size == 0)
+            longer = every * max(average, -(-updates // every))
+            raise ValueError(
+                f"UPDATES={updates} SAVE_EVERY={every} AVERAGE={average}: expected a multiple of SAVE_EVERY, with "
+                f"AVERAGE checkpoints or more. Give SAVE_EVERY={fitting} AVERAGE={count}, or UPDATES={longer}."
             )
         host, _, port = self.MASTER.rpartition(":")
         if self.NODES > 1 and self.WHERE == "here" and not (host and port.isdecimal()):
@@ -242,31 +219,13 @@ class Training(Settings):
                 f"NODES={self.NODES} needs MASTER=HOST:PORT, where the first node is reached; found "
                 f"MASTER={self.MASTER}."
             )
-        if (self.NODE or 0) >= self.NODES:
+        if (self.NODE_RANK or 0) >= self.NODES:
             expected = f"a number from 0 to {self.NODES - 1}"
-            raise ValueError(f"NODE={self.NODE} is not one of NODES={self.NODES}; expected {expected}.")
+            raise ValueError(f"NODE_RANK={self.NODE_RANK} is not one of NODES={self.NODES}; expected {expected}.")
         return self
 
     def lengths(self) -> dict[str, int]:
-        return {} if self.EPOCHS else super().lengths()
-
-    def uneven(self, name: str, updates: int) -> str:
-        """The message also names an AVERAGE that goes with the rest."""
-        message = super().uneven(name, updates).removesuffix("another SAVE_EVERY.")
-        return f"{message}{self._fitting()}."
-
-    def _length(self) -> str:
-        return f"EPOCHS={self.EPOCHS}" if self.EPOCHS else f"UPDATES={self.UPDATES} and SAVE_EVERY={self.SAVE_EVERY}"
-
-    def _fitting(self) -> str:
-        """Settings that go with the length of the run: the last AVERAGE of its checkpoints are averaged."""
-        if self.EPOCHS:
-            return f"AVERAGE={self.EPOCHS}"
-        average = min(self.AVERAGE, self.UPDATES)
-        every = next(
-            count for count in range(min(self.SAVE_EVERY, self.UPDATES // average), 0, -1) if self.UPDATES % count == 0
-        )
-        return f"SAVE_EVERY={every} AVERAGE={average}"
+        return {}
 
     @property
     def rule(self) -> str:

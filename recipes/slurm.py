@@ -24,7 +24,6 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 
-from recipes.chain import Chain
 from recipes.jobs import SCRIPT, Job, Needs
 from recipes.processes import INTERRUPTED
 from recipes.recipe import Recipe
@@ -35,8 +34,8 @@ from recipes.training import Pipeline
 from recipes.validation import validated
 
 log = logging.getLogger(__name__)
-POLL_SECONDS = 60
-"""Time between looks at the queue, at most."""
+POLL_SECONDS = 20
+"""Time between looks at the queue."""
 WARNING_SECONDS = 300
 """Time that a job has to save its work before its time is over, at most."""
 MAX_REQUEUES = 1000
@@ -157,9 +156,9 @@ def submit(path: Path, after: str = "") -> str:
     return output_of("sbatch", "--parsable", *options, path).strip().partition(";")[0]
 
 
-def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job, Needs, Path]]:
-    """The goals of a recipe that are jobs, one after another, and their scripts: the same command again, for its text,
-    its training, and the rest."""
+def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job]]:
+    """The goals of a recipe that are jobs, one after another: the same command again, for its text, its training, and
+    the rest."""
     recipe, machine = pipeline.recipe, pipeline.machine
     needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
     needed_by = {"prepare": needs}
@@ -170,14 +169,14 @@ def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job, Needs, Path
     for part, needed in needed_by.items():
         target = recipe.target if part == "all" else f"{recipe.target}-{part}"
         folder = recipe.text if part == "prepare" else recipe.run  # other runs may wait for the same text
-        yield part, Job(target, command(recipe, target), folder), needed, folder.absolute() / f"slurm/{target}.sh"
+        yield part, Job(target, command(recipe, target), folder, needed)
 
 
 def command(recipe: Recipe, target: str) -> list[str]:
     return [sys.executable, "-m", "recipes", target, *(f"{name}={value}" for name, value in recipe.given.items())]
 
 
-def submit_all(jobs: Sequence[tuple[Job, Needs, Path]], settings: Settings, with_gpus: bool) -> None:
+def submit_all(jobs: Sequence[Job], settings: Settings, with_gpus: bool) -> None:
     """Submit each to begin after the one before it, unless it is in the queue already; WATCH waits for them.
 
     Raises:
@@ -194,35 +193,34 @@ def submit_all(jobs: Sequence[tuple[Job, Needs, Path]], settings: Settings, with
             "build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers."
         )
     slurm, after, ids = read_settings(Path(settings.SLURM)), "", []
-    with locked(jobs[0][2].parent / ".guard"):
+    with locked(jobs[0].script.parent / ".guard"):
         queue = queued()
-        for job, needs, path in jobs:
-            if path in queue:
-                after, state = queue[path][0]
+        for job in jobs:
+            if job.script in queue:
+                after, state = queue[job.script][0]
                 print(f"job {after}: {job.name}, in the queue already, {state.lower()}", flush=True)
             else:
-                write_script(path, [job], 0, needs, slurm)
-                before, after = after, submit(path, after)
-                print(f"job {after}: {job.name}, {needs}{f', after {before}' if before else ''}; output: {job.log}")
+                write_script(job.script, [job], 0, job.needs, slurm)
+                before, after = after, submit(job.script, after)
+                print(f"job {after}: {job.name}, {job.needs}{f', after {before}' if before else ''}; output: {job.log}")
             ids.append(after)
     print(f"This shell may end. squeue --me shows the jobs, scancel {' '.join(ids)} ends them, WATCH=1 waits for them.")
     if not settings.WATCH:
         raise SystemExit
-    watch({path.parent for *_, path in jobs})
-    for job, *_ in jobs:
+    watch({job.script for job in jobs})
+    for job in jobs:
         print(f"{job.name}: {job.last_line()}", flush=True)
 
 
-def watch(folders: Collection[Path]) -> None:
-    """Wait until no script of these folders is in the queue; say how many jobs are in which state."""
-    shown, began = "", time.monotonic()
-    while rows := [row for path, rows in queued().items() if path.parent in folders for row in rows]:
-        counts = Counter(state for _, state in rows)
-        text = ", ".join(f"{count} {state.lower()}" for state, count in sorted(counts.items()))
+def watch(scripts: Collection[Path]) -> None:
+    """Wait until none of the scripts is in the queue; log how many jobs are in which state."""
+    shown = ""
+    while states := [state.lower() for path, rows in queued().items() if path in scripts for _, state in rows]:
+        text = ", ".join(f"{count} {state}" for state, count in sorted(Counter(states).items()))
         if text != shown:
             log.info("%s  %s", time.strftime("%H:%M:%S"), text)
         shown = text
-        time.sleep(min(POLL_SECONDS, 1 + (time.monotonic() - began) / 20))
+        time.sleep(POLL_SECONDS)
 
 
 def make(pipeline: Pipeline, goal: str) -> None:
@@ -232,18 +230,18 @@ def make(pipeline: Pipeline, goal: str) -> None:
         ValueError: Slurm does not take them; or, of jobs that were waited for, one failed.
         SystemExit: nobody waits for them.
     """
-    chain = Chain(pipeline.steps())
-    jobs = [(job, needs, path) for part, job, needs, path in parts(pipeline, goal) if chain.plan(pipeline.goals[part])]
+    chain = pipeline.chain()
+    jobs = [job for part, job in parts(pipeline, goal) if chain.plan(pipeline.goals[part])]
     if jobs:
-        submit_all(jobs, pipeline.settings, any(needs.gpus for _, needs, _ in jobs))
-        if Chain(pipeline.steps()).plan(pipeline.goals[goal]):
-            raise ValueError(f"Not complete. All output: {', '.join(str(job.log) for job, *_ in jobs)}.")
+        submit_all(jobs, pipeline.settings, any(job.needs.gpus for job in jobs))
+        if pipeline.chain().plan(pipeline.goals[goal]):
+            raise ValueError(f"Not complete. All output: {', '.join(str(job.log) for job in jobs)}.")
 
 
 def submit_grid(recipe: Recipe, folder: Path, on_cpu: bool) -> None:
     """Submit a grid: the job that makes its text and submits its runs (`run`)."""
-    job, path = Job(recipe.target, command(recipe, recipe.target), folder), folder.absolute() / "slurm/grid.sh"
-    submit_all([(job, recipe.file.needs, path)], recipe.settings, not on_cpu)
+    job = Job(recipe.target, command(recipe, recipe.target), folder, recipe.file.needs)
+    submit_all([job], recipe.settings, not on_cpu)
 
 
 def run(jobs: Sequence[Job], needs: Needs, parallel: int, slurm: Slurm, folder: Path) -> Iterator[tuple[Job, int]]:

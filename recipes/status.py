@@ -1,6 +1,6 @@
 """`python -m recipes status`: which runs there are, how far each is, and who is at work on it.
 
-A run is a folder with settings.json (a recipe's) or run.json and a log (a grid's), anywhere below RUNS.
+A run is a folder with a log of its training, anywhere below RUNS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def state(run: Path) -> str:
     """Whether a run is done, at work, or stopped, and how far it was trained."""
     if worker := next(filter(None, map(holder, sorted(run.glob(".guard*")))), ""):
         return f"at work: {worker}"
-    if any((run / name).exists() for name in ("report.html", "result.json")):
+    if any((run / name).exists() for name in ("report.html", "result.csv")):
         return "done"
     for unit in ("updates", "epochs"):
         if count := furthest(run, unit):

@@ -45,7 +45,7 @@ def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], bl
 
     Args:
         pairs: how many, by the prefix of their files.
-        blobs: git's ids by file: the SHA-1 of "blob SIZE", a zero byte and the content.
+        blobs: git's ids by file.
 
     Raises:
         ValueError: there are more pairs or fewer.
@@ -58,18 +58,19 @@ def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], bl
                 f"{path} has {count} lines, expected {expected}, as in the published text. Check where the archive "
                 "came from, or give EXPECT= to train on this text anyway."
             )
-    contents = {name: (folder / name).read_bytes() for name in blobs}
-    ids = {name: hashlib.sha1(b"blob %d\0%b" % (len(text), text)).hexdigest() for name, text in contents.items()}
-    same = [name for name in blobs if ids[name] == blobs[name]]
-    others = [name for name in blobs if name not in same]
-    if same:
-        log.info("%s: the published text, byte for byte: %s.", folder, ", ".join(same))
-    if same and all(name.startswith("bpe/") for name in others):
-        message = "%s: the same words, in which BPE merged pairs that come equally often in another order: %s."
-    else:
-        message = "%s: not the published text, by git's blob ids: %s."
-    if others:
+    others = [name for name, blob in blobs.items() if blob_id((folder / name).read_bytes()) != blob]
+    if blobs and not others:
+        log.info("%s: the published text, byte for byte.", folder)
+    elif others and all(name.startswith("bpe/") for name in others):
+        message = "%s: the published words, in which BPE merged pairs that come equally often in another order: %s."
         log.info(message, folder, ", ".join(others))
+    elif others:
+        log.info("%s: not the published text, by git's blob ids: %s.", folder, ", ".join(others))
+
+
+def blob_id(content: bytes) -> str:
+    """git's id of a file's content."""
+    return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
 
 
 def write_rules(out: Path, source: str, target: str, settings: Iterable[str]) -> None:

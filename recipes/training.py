@@ -75,19 +75,21 @@ class Pipeline(ABC):
 
     def make(self, goal: str) -> None:
         """What a goal needs. Another text is refused where a model was trained on the one that is there."""
-        chain, record, recipe = self.chain(), self.text.record(), self.recipe
+        chain, recipe = self.chain(), self.recipe
         if self.settings.TOKENS and goal != "prepare" and chain.plan([self.trained]):
             print(self.machine, flush=True)
         warnings.simplefilter("ignore")  # of fairseq and its libraries about one another: nothing the user can fix
         if self.machine.node and in_cluster_job():
             await_files(self.goals["prepare"])  # the job before made it
         else:
+            if recipe.text.name != "data" and not recipe.text.exists():
+                log.info("%s/data is of a version before 0.2.0. It stays; the text is made again in %s.", recipe.base,
+                         recipe.text)  # fmt: skip
             with exclusive_folder(recipe.text, wait=True):
-                chain.adopt(recipe.text, recipe.raw, record, recipe.base)
                 chain.make(self.goals["prepare"], recipe.base)
         if goal != "prepare":
             with exclusive_folder(self.folder, self.machine.node):
-                self.check_resume(chain, record)
+                self.check_resume(chain, self.text.record())
                 chain.make(self.goals[goal])
 
     def chain(self) -> Chain:
@@ -154,11 +156,11 @@ class Pipeline(ABC):
         that was resumed would see others than one that was not."""
         s = self.settings
         options = {
-            "--optimizer": "radam", "--adam-betas": "(0.9, 0.98)", "--weight-decay": s.WEIGHT_DECAY,
-            "--clip-norm": s.CLIP_NORM, "--lr": s.LR, "--lr-scheduler": "inverse_sqrt", "--warmup-updates": s.WARMUP,
-            "--warmup-init-lr": "1e-7", "--criterion": "label_smoothed_cross_entropy_fast",
-            "--label-smoothing": s.LABEL_SMOOTHING, "--seed": s.SEED, "--update-epoch-batch-itr": "True",
-            "--admin-ffn-init": s.FFN_INIT,
+            "--optimizer": "radam", "--adam-betas": "(0.9, 0.98)", "--weight-decay": 0.0, "--clip-norm": 1.0,
+            "--lr": s.LR, "--lr-scheduler": "inverse_sqrt", "--warmup-updates": s.WARMUP, "--warmup-init-lr": "1e-7",
+            "--criterion": "label_smoothed_cross_entropy_fast", "--label-smoothing": 0.1, "--seed": s.SEED,
+            "--update-epoch-batch-itr": "True", "--admin-ffn-init": s.FFN_INIT,
+            **({} if self.recipe.file.is_grid else self.recipe.file.options),
         }  # fmt: skip
         options |= {"--admin-init": s.rule} if s.rule not in ("", "reference") else {}
         return [str(word) for item in options.items() for word in item]
@@ -204,7 +206,11 @@ class Pipeline(ABC):
             raise ValueError(fault)
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         node = f"-node{self.machine.node}" if self.machine.node else ""
-        shown = {self.unit: self.length, "less": self.machine.smaller_batch or 0, "every": self.settings.LOG_EVERY}
+        shown = {
+            self.unit: self.length,
+            "smaller_batch": self.machine.smaller_batch or 0,
+            "every": self.settings.LOG_EVERY,
+        }
         stream(self.command(), self.folder / f"train{node}.log", **shown)
         if not self.machine.node:
             self.trained.touch()

@@ -37,21 +37,11 @@ class Translation(Pipeline):
 
     def model_options(self) -> list[str]:
         s = self.settings
-        stacks = {
-            "layers": (s.ENCODER_LAYERS or s.LAYERS, s.DECODER_LAYERS or s.LAYERS), "embed-dim": (s.WIDTH,) * 2,
-            "ffn-embed-dim": (s.FFN,) * 2, "attention-heads": (s.HEADS,) * 2,
-        }  # fmt: skip
-        options = [
-            word
-            for name, values in stacks.items()
-            for stack, value in zip(("encoder", "decoder"), values)
-            for word in (f"--{stack}-{name}", str(value))
-        ]
-        options += ["--dropout", str(s.DROPOUT)]
-        for name in ("attention", "activation"):
-            value = getattr(s, f"{name.upper()}_DROPOUT")
-            options += [f"--{name}-dropout", str(value)] if value is not None else []
-        return [*options, "--share-all-embeddings"]
+        encoder, _, decoder = s.LAYERS.partition("-")
+        options = ["--encoder-layers", encoder, "--decoder-layers", decoder or encoder]
+        for name, value in {"embed-dim": s.WIDTH, "ffn-embed-dim": s.FFN, "attention-heads": s.HEADS}.items():
+            options += [f"--encoder-{name}", str(value), f"--decoder-{name}", str(value)]
+        return [*options, "--dropout", str(s.DROPOUT), "--share-all-embeddings"]
 
     def score_steps(self) -> Iterator[Step]:
         s, text, folder = self.settings, self.text, self.folder

@@ -160,9 +160,9 @@ def run(tmp_path: Path) -> Callable[..., Run]:
     return go
 
 
-def front(target: str, *words: object, timeout: float = 600, **more: str) -> subprocess.CompletedProcess:
+def front(*words: object, timeout: float = 600, **more: str) -> subprocess.CompletedProcess:
     """Run the recipes' front to its end; `more` is for its environment."""
-    command = [sys.executable, "-m", "recipes", target, *map(str, words)]
+    command = [sys.executable, "-m", "recipes", *map(str, words)]
     environment = make_environment(**more)
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
 

@@ -75,5 +75,4 @@ step echo drei zwei eins "|" fairseq-admin translate folded.pt --data bin --toke
 step fairseq-admin export folded.pt --to ctranslate2 --data bin -o engine
 step fairseq-admin analyze omega average.pt -o omega "|" head -3
 step fairseq-admin report run -o report.html
-step fairseq-admin advise --encoder-layers 18 --decoder-layers 18 "|" head -3
 step fairseq-admin --version

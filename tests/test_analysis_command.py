@@ -73,7 +73,7 @@ def test_a_fresh_omega_names_the_tokens_that_were_profiled(tmp_path: Path) -> No
     assert analyzed("omega", *FRESH, "--tokens", "2000", "-o", tmp_path / "out")["tokens"] <= 512
 
 
-@pytest.mark.parametrize("what", [what for what, it in MEASURES.items() if it.of not in ("nothing", "runs")])
+@pytest.mark.parametrize("what", MEASURES)
 def test_files_of_a_fresh_model(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Are there a JSON text with the facts, a PNG twice as wide as a page shows it, and an SVG of text?"""
     assert cli.main(["analyze", what, *FRESH, *QUICK, "--seed", "3", "-o", str(tmp_path / "out")]) == 0

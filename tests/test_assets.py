@@ -11,8 +11,7 @@ from test_export import TASK, state_of, words
 from fairseq_admin import cli
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
-from fairseq_admin.text.assets import Assets
-from fairseq_admin.text.folders import binarised, folders
+from fairseq_admin.text.assets import Assets, binarised, folders
 from fairseq_admin.text.tokens import Text
 
 
@@ -65,14 +64,10 @@ def test_who_tells_the_languages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pieces", [False, True])
-@pytest.mark.parametrize("engine", ["fairseq", "ctranslate2", "huggingface"])
-def test_without_text_json_and_codes(
-    pieces: bool, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("engine", ["fairseq", "ctranslate2"])
+def test_without_text_json_and_codes(pieces: bool, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """The README's sequence on one's own data: export needs the dictionaries, translating tokens the merges, if any."""
-    package = {"huggingface": "transformers"}.get(engine, engine)
-    pytest.importorskip(package, reason=f"{package} is not installed")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pytest.importorskip(engine, reason=f"{engine} is not installed")
     some = words(50)
     for number in range(10):
         some.add_symbol(f"p{number}{'@@' * pieces}")
@@ -92,7 +87,7 @@ def test_without_text_json_and_codes(
     command: list[object] = ["translate", model, "--data", data]
     if engine != "fairseq":
         status, output = run("export", model, "--data", data, "--to", engine, "-o", tmp_path / "out")
-        assert status == 0 and f"found no {'codes and no ' * pieces}text.json, which" in output, output
+        assert status == 0, output
         command = ["translate", tmp_path / "out"]
     (tmp_path / "text").write_text(f"w1 w2 p3{'@@' * pieces} w4\n")
     command += [tmp_path / "text", "--device", "cpu"]
@@ -112,19 +107,19 @@ def test_without_text_json_and_codes(
 
 
 SETTINGS = {"source": "de", "target": "en", "lowercase": False, "normalise": True, "aggressive_dashes": True}
-NOTED = {None: "c0b7b959c0102613", False: "2eea43321f31989e", True: "1ea10103ba3c84c5"}
+FINGERPRINTS = {None: "c0b7b959c0102613", False: "2eea43321f31989e", True: "1ea10103ba3c84c5"}
 """By text.json's `perl`, None where it is left out: what models of the first days noted of these settings."""
 
 
-@pytest.mark.parametrize("noted", NOTED)
-@pytest.mark.parametrize("given", NOTED)
+@pytest.mark.parametrize("noted", FINGERPRINTS)
+@pytest.mark.parametrize("given", FINGERPRINTS)
 def test_perl_left_out_is_perl_false(noted: bool | None, given: bool | None, tmp_path: Path) -> None:
     """Do files that mean the same count as the same, whichever a model was noted with?"""
     settings = {**SETTINGS, "escape": True, **({} if given is None else {"perl": given})}
     (tmp_path / "text.json").write_text(json.dumps(settings, indent=1))
     assets = Assets(tmp_path / "model.pt")
-    assert assets.fingerprints() == {"text.json": NOTED[bool(given)]}
-    assets.expected = {"text.json": NOTED[noted]}
+    assert assets.fingerprints() == {"text.json": FINGERPRINTS[bool(given)]}
+    assets.expected = {"text.json": FINGERPRINTS[noted]}
     if bool(noted) == bool(given):
         assert assets.find("text.json")
     else:

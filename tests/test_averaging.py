@@ -45,8 +45,6 @@ OTHERS = ["checkpoint_best", "checkpoint_last", "checkpoint.best_loss_3.20", "ch
         (UPDATES, {}, ["checkpoint_2_100", "checkpoint_2_1000"]),
         (EPOCHS + UPDATES, {"by": "updates"}, ["checkpoint_2_100", "checkpoint_2_1000"]),
         (EPOCHS + UPDATES, {"by": "epochs"}, ["checkpoint9", "checkpoint10"]),
-        (EPOCHS + UPDATES, {"upto": 9}, ["checkpoint2", "checkpoint9"]),
-        (EPOCHS + UPDATES, {"by": "updates", "upto": 999}, ["checkpoint_1_90", "checkpoint_2_100"]),
     ],
 )
 @pytest.mark.parametrize("place", [".", "checkpoints"])
@@ -67,7 +65,6 @@ def test_the_newest_of_a_folder(tmp_path, place, there, options, expected):
             {},
             "holds 3 checkpoints numbered by epochs and the last 5 were asked for. Lower --last, or train with",
         ),
-        (["."], {"upto": 9}, "holds 2 checkpoints numbered by epochs up to 9 and the last 5 were asked for"),
         (["."], {"by": "updates"}, r"no numbered checkpoint; expected names like checkpoint_3_900.pt \(updates\)"),
         (["two"], {}, r"no numbered checkpoint; .* checkpoint7.pt \(epochs\) or checkpoint_3_900.pt \(updates\)"),
         *(

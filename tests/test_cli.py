@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import logging
 import subprocess
 import sys
@@ -46,28 +46,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_omega(run: Path, capsys: pytest.CaptureFixture) -> None:
-    """Are the numbers, for people and for machines, those of the checkpoint?"""
+    """Are the numbers those of the checkpoint?"""
     state = files.read(run / "checkpoint4.pt")["model"]
     assert cli.main(["omega", "checkpoint4.pt"]) == 0
     table, err = capsys.readouterr()
-    assert cli.main(["omega", "--json", "checkpoint4.pt"]) == 0
-    numbers = json.loads(capsys.readouterr().out)
-    assert not err and numbers["provenance"] == provenance.decode(state[provenance.KEY])
-    assert (numbers["provenance"]["seed"], numbers["provenance"]["version"]) == (7, __version__)
-    assert table.startswith("omega: rule reference, source_tokens ")
+    assert not err and table.startswith("omega: rule reference, source_tokens ")
+    assert f"seed 7, version {__version__}\n" in table
     rows = iter(table.splitlines()[2:])
-    kinds = {"encoder": ["self_attn", "ffn"], "decoder": ["self_attn", "encoder_attn", "ffn"]}
-    for stack in kinds:
-        assert [(row["layer"], row["sublayer"]) for row in numbers[stack]] == [
-            (layer, kind) for layer in range(2) for kind in kinds[stack]
-        ]
-        for number, row in enumerate(numbers[stack], 1):
-            norm = f"{stack}.layers.{row['layer']}.{row['sublayer']}_layer_norm.".replace("ffn", "final")
-            omega = state[norm + "omega_init"].double() + state.get(norm + "omega_delta", torch.zeros(1)).double()
-            expected = {"min": omega.min().item(), "mean": omega.mean().item(), "max": omega.max().item()}
-            assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-12)
-            cells = [stack, str(number), str(row["layer"]), row["sublayer"]]
-            assert next(rows).split() == cells + [f"{value:.4f}" for value in expected.values()]
+    for stack, kinds in {"encoder": ["self_attn", "ffn"], "decoder": ["self_attn", "encoder_attn", "ffn"]}.items():
+        for number, (layer, kind) in enumerate(itertools.product("01", kinds), 1):
+            norm = f"{stack}.layers.{layer}.{kind}_layer_norm.".replace("ffn", "final")
+            omega = state[norm + "omega_init"] + state.get(norm + "omega_delta", torch.zeros(1))
+            numbers = [f"{value.item():.4f}" for value in (omega.min(), omega.double().mean(), omega.max())]
+            assert next(rows).split() == [stack, str(number), layer, kind, *numbers]
     assert next(rows, None) is None
 
 
@@ -80,7 +71,6 @@ def test_omega_before_profiling(run: Path, capsys: pytest.CaptureFixture) -> Non
     ("arguments", "names", "learned"),
     [
         (". --last 2", "checkpoint3.pt, checkpoint4.pt", 1.75),  # the mean of 3 · 0.5 and 4 · 0.5
-        (". --last 2 --upto 3", "checkpoint2.pt, checkpoint3.pt", 1.25),
         (". --last 2 --by updates", "checkpoint_1_10.pt, checkpoint_2_20.pt", 0.75),
         ("checkpoint4.pt checkpoint1.pt", "checkpoint4.pt, checkpoint1.pt", 1.25),
     ],
@@ -123,7 +113,7 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
         ("average . --last 2 -o a.pt --data none", "--data none: no such folder"),
         ("average . --last 2 -o checkpoint4.pt", "would overwrite its input checkpoint4.pt; give another --output"),
         ("average mixed --last 2 -o a.pt", "omega's rule is log in the first and constant in"),
-        *((f"average checkpoint1.pt {it} -o a.pt", FROM_FOLDER) for it in ("--last 1", "--upto 3", "--by epochs")),
+        *((f"average checkpoint1.pt {it} -o a.pt", FROM_FOLDER) for it in ("--last 1", "--by epochs")),
         ("", "the following arguments are required: verb"),
         ("fold", "fairseq-admin fold: the following arguments are required: "),
         ("fold", "-o/--output; see fairseq-admin fold --help."),  # Python 3.13 names the checkpoint, too
@@ -131,11 +121,9 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
         ("average . --last=x -o a.pt", "--last: x was found and a whole number of at least 1 was expected"),
         ("fold m -o x --tolerance nan", "--tolerance: nan was found and a number above 0 was expected"),
         ("fold m -o x --min-omega=0", "--min-omega: 0 was found and a number above 0 was expected"),
-        ("fold m -o x --dtype=int8", "--dtype: invalid choice: 'int8'"),
         ("translate m --beam 1.5", "--beam: 1.5 was found and a whole number of at least 1 was expected"),
         ("translate m --lenpen nan", "--lenpen: nan was found and a number from -10 to 10 was expected"),
         ("translate m --lenpen 1000", "--lenpen: 1000 was found and a number from -10 to 10 was expected"),
-        ("advise --encoder-layers=-1", "--encoder-layers: -1 was found and a whole number of at least 0 was expected"),
         ("translate m --unknown", "unrecognized arguments: --unknown"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.checkpoints.equivalence import Batch, log_probabilities
-from fairseq_admin.checkpoints.fold import fold
+from fairseq_admin.checkpoints.fold import fold_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden/clinic.pt"
 
@@ -20,7 +20,7 @@ def theirs():
     return Checkpoint.read(GOLDEN)
 
 
-@pytest.mark.parametrize("change", [lambda checkpoint: checkpoint, fold], ids=["read", "folded"])
+@pytest.mark.parametrize("change", [lambda checkpoint: checkpoint, fold_checkpoint], ids=["read", "folded"])
 def test_their_checkpoint_computes_the_same(theirs, change):
     """The first ω of each stack is a vector, which no matrix of a stock Transformer holds but an untied embedding."""
     expected = theirs.state["extra_state"]["expected"]

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from conftest import run_module
 from scipy import stats
 
 from fairseq_admin.logs import Log
-from recipes.compare.intervals import contrast, with_interval, with_range
+from recipes.compare.intervals import contrast, with_interval
 from recipes.compare.outcome import left_plateau, loss, mean_of_last, still_falling, verdict
 from recipes.compare.ranking import rankings, table
 from recipes.compare.rows import read_results, write_runs
 from recipes.figures import grid, protocol
 from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates
-from recipes.grid.judge import bleu, last_change
-from recipes.grid.run import Run
-from recipes.grid.texts import reversed_pairs, unigram_entropy
-from recipes.steps.common import write_lines
-from recipes.steps.guard import locked
+from recipes.grid.runs import last_change, unigram_entropy
+from recipes.grid.texts import reversed_pairs
 
-ROOT = Path(__file__).parents[1]
 NAN, INF = math.nan, math.inf
 
 
@@ -59,37 +50,10 @@ def test_corpus_is_reversed_and_mapped_one_to_one():
     assert len(mapped) == len(set(mapped.values())) == 20 and reversed_pairs("valid", 300, 20) != text
 
 
-def test_entropy_is_that_of_the_target_with_its_end(tmp_path):
+def test_entropy_is_that_of_a_token_with_ends_of_sentences(tmp_path):
     """Words x x x y and two ends: -(3/6 log 3/6 + 1/6 log 1/6 + 2/6 log 2/6) = 0.5 + 0.430827 + 0.528321 bits."""
-    (tmp_path / "train.a").write_text("p\nq r s\n")
     (tmp_path / "train.b").write_text("x\nx x y\n")
-    options = ["-s", "a", "-t", "b", f"--trainpref={tmp_path / 'train'}", "--destdir", tmp_path / "bin"]
-    assert run_module("fairseq_cli.preprocess", *options, log=tmp_path / "log").status == 0
-    assert unigram_entropy(tmp_path / "bin", "a", "b") == pytest.approx(1.459148, abs=1e-6)
-
-
-def test_bleu_is_of_the_tokens_in_the_order_of_the_test_set():
-    lines = ["T-1\tw1 w2 w3 w4", "H-1\t-0.5\tw1 w2 w3 w4", "T-0\tw9 w8 w7 w6 w5", "H-0\t-0.1\tw9 w8 w7 w6 w5"]
-    score, signature = bleu(lines)
-    assert score == pytest.approx(100) and "tok:none" in signature
-    assert bleu([*lines[:3], "H-0\t-0.1\tw1"])[0] < 60
-
-
-def test_a_run_is_made_by_one_process_at_a_time(tmp_path):
-    """The checkpoints that one translates with are gone once the other has its result."""
-    folder = tmp_path / "admin-1l-s1"
-    Run({"seed": "1"}, "data", [], 20, 20, 10, "translation", {"entropy": 8.0, "options": []}).write(folder)
-    write_lines(folder / "trained.json", ['{"stopped": true}'])
-    write_lines(folder / "train.log", ["2026-01-01 00:00:00 | INFO | fairseq_cli.train | num. shared model params: 7"])
-    with locked(folder / ".guard"):
-        second = subprocess.Popen(
-            [sys.executable, "-m", "recipes.grid.run", folder], cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
-        assert f"{folder}/.guard: taken by process {os.getpid()}" in second.stderr.readline()
-        assert not (folder / "result.json").exists()
-    assert second.wait(60) == 0, second.stderr.read()
-    result = json.loads((folder / "result.json").read_text())
-    assert (result["seed"], result["verdict"]) == ("1", "diverged")
+    assert unigram_entropy(tmp_path / "train.b") == pytest.approx(1.459148, abs=1e-6)
 
 
 def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
@@ -120,7 +84,7 @@ def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
 def result(**values):
     row = {"scheme": "admin", "layers": "6", "lr": "1e-4", "seed": "1", "verdict": "learned", "update": None}
     row |= {"bits": 2.0, "left": 15.0, "entropy": 6.0, "bleu": 50.0, "signature": "s", "params": 1, "seconds": 2}
-    row |= {"train": {10: 6.0}, "valid": {20: values.get("bits", 2.0)}, "hardware": "h", "commit": "c", **values}
+    row |= {"valid": {20: values.get("bits", 2.0)}, "hardware": "h", "commit": "c", **values}
     return row | ({"valid": {}} if row["bits"] is None else {})
 
 
@@ -136,35 +100,24 @@ DIVERGED = {"verdict": "diverged", "update": 130, "bits": None, "left": None, "b
 
 
 def test_rows_are_kept_as_they_are(tmp_path):
-    """From the runs' files to a table and back; and the tables and figures of both are the same bytes."""
+    """From the runs' tables to that of all, whose table and figures are the same bytes again."""
     rows = [*seeds("admin", "1e-3", [1.0, 2.0]), result(scheme="pre-ln", **DIVERGED)]
-    files = [tmp_path / f"{number}.json" for number in range(3)]
+    files = [tmp_path / f"{number}.csv" for number in range(3)]
     for file, row in zip(files, rows):
-        file.write_text(json.dumps(row))
+        write_runs(file, [row])
     outcomes = []
     for name, given in (("a", files), ("b", [tmp_path / "a/runs.csv"])):
         grid.write(tmp_path / name, read_results(given))
         outcomes.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 7
-    kept = read_results([tmp_path / "a/runs.csv"])
-    assert kept == [{name: value for name, value in row.items() if name != "train"} for row in rows]
-    text = (tmp_path / "a/standing.md").read_text()
+    assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 5
+    assert read_results([tmp_path / "a/runs.csv"]) == rows
+    text = (tmp_path / "a/table.md").read_text()
     assert "| Pre-LN   | 6        | 1e-4        | 0 of 1 " in text
     assert "Commit c; h; 0.00 hours of updates in 3 runs." in text
     broken = tmp_path / "b/runs.csv"
     broken.write_text(broken.read_text().replace(",6.0,", ",six,", 1))
-    with pytest.raises(ValueError, match=f"^{broken}: could not .* 'six'; expected a grid's"):
+    with pytest.raises(ValueError, match=f"^{broken}: could not .* 'six'; expected the rows of a grid"):
         read_results([broken])
-
-
-def test_table_keeps_what_went_wrong():
-    rows = [result(), result(seed="2", bits=3.0, bleu=70.0), result(seed="3", **DIVERGED), result(lr="1", bits=NAN)]
-    place, other = grid.places(rows)
-    assert list(place.values()) == [
-        *("admin", "6", "1e-4", "3", "2 learned, 1 diverged (update 130)"),
-        *("2.500 (2.000 to 3.000)", "60.00 (50.00 to 70.00)"),
-    ]
-    assert other["bits, valid"] == "-" and with_range([1.0, 1.0], 1) == "1.0 (1.0 to 1.0)"
 
 
 # -- statistics ------------------------------------------------------------------------------------------------------
@@ -240,13 +193,6 @@ def test_a_difference_has_to_show_at_every_rate_that_is_as_good():
     for worse in ([1.4, 2.4, 3.41], [1.1, 2.1, 9.0], [1.3, 2.3]):
         row = table(admin + best + seeds("pre-ln", "1e-3", worse))[1]
         assert row["best rate"] == "3e-3" and row["bits vs. Admin"] == alone["bits vs. Admin"], worse
-
-
-def test_the_seed_that_chose_the_rates_is_said():
-    """Also where every rate is the best of some scheme, at which the other seeds ran, too."""
-    one = seeds("admin", "1e-3", [1.0, 1.1]) + seeds("admin", "1e-4", [2.0])
-    other = seeds("pre-ln", "1e-3", [2.0]) + seeds("pre-ln", "1e-4", [1.0, 1.1])
-    assert "tried on seed 1;" in grid.chosen(one + other)
 
 
 # -- the protocol ----------------------------------------------------------------------------------------------------
@@ -329,14 +275,6 @@ def test_curves_are_the_runs():
     assert lines(axes, linewidth=1.6) == [losses["1"], losses["2"]]
 
 
-def test_the_protocols_figure_enlarges_the_end():
-    losses = [{250: 6.0, 6000: 3.0, 8000: bits} for bits in (2.0, 2.1, 2.2)]
-    (axes,) = protocol.draw([result(seed=seed, valid=valid) for seed, valid in zip("456", losses)]).axes
-    (inset,) = axes.child_axes
-    assert lines(inset, linewidth=0.6) == [{6000: 3.0, 8000: valid[8000]} for valid in losses]
-    assert lines(inset, linewidth=1.6) == [{6000: 3.0, 8000: pytest.approx(2.1)}]
-
-
 def test_rates_are_the_runs():
     """Has every scheme its means at its rates, every run its dot, and one that diverged its cross?"""
     rows = seeds("admin", "1e-3", [2.0, 3.0]) + seeds("admin", "1e-4", [4.0]) + seeds("deepnorm", "1e-4", [1.0])
@@ -364,6 +302,6 @@ def test_accuracies_are_the_seeds():
         for seed, test in (("1", 0.6), ("2", 0.8))
     ]
     (axes,) = draw_accuracies(rows).axes
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["head alone", "8 new layers"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "8"]
     assert lines(axes, label="head alone") == [{0: pytest.approx(0.7)}]
-    assert [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "."] == [[0.6, 0.8]] * 2
+    assert lines(axes, marker="o") == [{0: 0.6}, {0: 0.8}, {1: 0.6}, {1: 0.8}]

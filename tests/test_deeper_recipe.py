@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import front
 
-from recipes.compare.ranking import table_of_accuracies
+from recipes.compare.ranking import table
 from recipes.compare.rows import read_results
-from recipes.grid import judge, texts
+from recipes.grid import runs, texts
 from recipes.grid.front import of
 from recipes.recipe import read
+from recipes.steps.common import write_lines
 
 
 def test_near_misses_differ_in_two_places() -> None:
@@ -61,9 +62,10 @@ def test_a_text_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     (tmp_path / "given/train.de.gz").write_bytes(gzip.compress(sides[0].encode()))
     (tmp_path / "given/train.en").write_bytes(sides[1].encode())
-    sizes = {"QUICK": "1", "PRETRAIN": "30", "EXAMPLES": "10", "HELD_OUT": "5", "RUNS": str(tmp_path)}
-    of(read("deeper", {**sizes, "DATA": f"{tmp_path}/given"})).make_text()
-    made = tmp_path / "deeper-quick-text"
+    sizes = {"PRESET": "quick", "PRETRAIN": "30", "EXAMPLES": "10", "HELD_OUT": "5", "RUNS": str(tmp_path)}
+    grid = of(read("deeper", {**sizes, "DATA": f"{tmp_path}/given"}))
+    grid.run({}).make("prepare")
+    made = tmp_path / "deeper-text-quick/data"
     assert re.match(rb"w(\d+) w\d+ b \|\|\| x\1 x\d+ b\n", (made / "text/pretrain.train").read_bytes())
     assert {path.name for path in (made / "bin").iterdir()} >= {"dict.txt", "input0", "label", "train.bin"}
 
@@ -78,7 +80,7 @@ def test_the_first_seed_chooses_the_rate_on_validation() -> None:
     tried = [("1e-3", 0.7, 0.9), ("5e-4", 0.9, 0.6), ("2e-4", 0.9, 0.5), ("2e-3", 0.8, 0.9)]
     results = [run("dt-fixup", rate, 1, valid, test) for rate, valid, test in tried]
     results += [run("none", "1e-3", 1, 0.5, 0.5, "0"), run("dt-fixup", "2e-4", 2, 0.4, 0.7)]
-    ours, alone = table_of_accuracies(results)
+    ours, alone = table(results)
     assert ours["best rate"] == "2e-4 (edge)" and ours["accuracy, test"] == "0.500, 0.700"
     assert alone["best rate"] == "1e-3" and alone["accuracy, test"] == "0.500"
 
@@ -88,28 +90,34 @@ def test_accuracy_is_the_last(tmp_path: Path) -> None:
     log.write_text(
         'x | {"accuracy": "51.2"}\n{"valid_accuracy": "75", "test_accuracy": "60"}\n{"valid_accuracy": "87.5"}\n'
     )
-    assert (judge.accuracy(log, "valid"), judge.accuracy(log, "test")) == (0.875, 0.6)
+    assert (runs.accuracy(log, "valid"), runs.accuracy(log, "test")) == (0.875, 0.6)
 
 
 def test_the_runs_of_a_grid_of_new_layers(tmp_path: Path) -> None:
     """First the encoder; then the first seed at every rate, with the encoder's rate and dropout that are asked for."""
-    grid = of(read("deeper", {"FACTOR": "0", "DROPOUT": "0.1", "RUNS": str(tmp_path)}))
+    grid = of(read("deeper", {"ENCODER_LR_FACTOR": "0", "DROPOUT": "0.1", "RUNS": str(tmp_path)}))
     stages = grid.stages()
     (encoder,), tried = next(stages), next(stages)
-    assert "--finetune-from-model" not in grid.run(encoder).options and grid.run(encoder).judge == ""
-    assert {point.axes["seed"] for point in tried} == {"1"} and len(tried) == 4 * (1 + 6 * 3)
-    deep = next(point for point in tried if point.name == "dt-fixup-24l-lr1e-4-s1")
-    words = " ".join(grid.run(deep).options)
+    words = " ".join(grid.run(encoder).command())
+    assert (
+        "--arch masked_lm_admin " in words and "--finetune-from-model" not in words and "--admin-ffn-init" not in words
+    )
+    assert "--clip-norm 0 --lr 1e-3 " in words and "--seed 1 " in words and "--max-update 5000 " in words
+    assert {axes["seed"] for axes in tried} == {"1"} and len(tried) == 4 * (1 + 6 * 3)
+    (deep,) = (axes for axes in tried if grid.name(axes) == "dt-fixup-24l-lr1e-4-s1")
+    checkpoint = tmp_path / "deeper-factor0-dropout0.1/encoder/checkpoints/checkpoint_3_5000.pt"
+    write_lines(checkpoint, [])
+    words = " ".join(grid.run(deep).command())
     assert "--pretrained-lr-factor 0.0 " in words and "--dropout 0.1 --attention-dropout 0.1" in words
-    assert "--more-scheme dt-fixup " in words and "--warmup-updates 0 --more-layers 24 " in words
-    assert grid.run(deep).start == f"{tmp_path}/deeper-factor0-dropout0.1/encoder/checkpoints"
+    assert "--more-scheme dt-fixup --more-layers 24 " in words and "--warmup-updates 0 " in words
+    assert f"--finetune-from-model {checkpoint} " in words and "--clip-norm 5 " in words
 
 
 @pytest.mark.nightly
 def test_new_layers_end_to_end(tmp_path: Path) -> None:
-    done = front("deeper", "QUICK=1", "SEEDS=1 2", "SCHEMES=admin", f"RUNS={tmp_path}", "JOBS=2")
+    done = front("deeper", "PRESET=quick", "SEEDS=1 2", "SCHEMES=admin", f"RUNS={tmp_path}", "JOBS=2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| Admin " in done.stdout and "encoder: trained; 1 of 1 runs done" in done.stdout
+    assert "| Admin " in done.stdout and "1 of 1 runs done" in done.stdout
     assert (tmp_path / "deeper-quick/accuracy.png").exists()
     seeds = [row["seed"] for row in read_results([tmp_path / "deeper-quick/runs.csv"])]
     assert sorted(seeds) == ["1", "1", "2", "2"]

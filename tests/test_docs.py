@@ -22,7 +22,8 @@ from fairseq_admin.architectures.config import AdminOptions, DeeperOptions
 from fairseq_admin.method.schemes import RULES, SCHEMES
 from fairseq_admin.radam import RAdam, RAdamConfig
 from fairseq_admin.schedule import DecayConfig
-from recipes.figures.tables import TABLES, learning, write_tables
+from recipes.compare.ranking import learning
+from recipes.figures.docs import TABLES, write_tables
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
@@ -139,7 +140,7 @@ def test_the_site_builds(tmp_path):
     )
     assert done.returncode == 0, done.stderr  # -q would hide warnings, and --strict would count none
     start = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert 'href="results/#demo"' in start and 'src="images/demo-loss.png"' in start
+    assert 'href="results/#demo"' in start and 'src="images/24-layers.png"' in start
 
 
 @pytest.mark.parametrize("documented", [TransformerAdminModel, RAdam])

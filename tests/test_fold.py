@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fairseq_admin import cli
-from fairseq_admin.checkpoints import equivalence, files, fold
+from fairseq_admin.checkpoints import equivalence, fold
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.errors import AdminError
@@ -121,10 +121,10 @@ def test_only_the_readers_of_the_shortcut_change():
 # -- the same function -----------------------------------------------------------------------------------------------
 
 
-def apart(state, tmp_path, dtype=torch.float32, **options):
+def apart(state, tmp_path, **options):
     """Fold, write, read, compare: the largest difference of log-probabilities."""
     unfolded = Checkpoint(state)
-    fold.fold(unfolded, dtype, **options).write(tmp_path / "folded.pt")
+    fold.fold_checkpoint(unfolded, **options).write(tmp_path / "folded.pt")
     folded = Checkpoint.read(tmp_path / "folded.pt")
     stock = build(folded)
     assert type(stock).__name__ == "TransformerModel" and not any("omega" in key for key in stock.state_dict())
@@ -194,21 +194,13 @@ def test_the_fold_of_deep_models(tmp_path, encoder, decoder, low):
     assert apart(state, tmp_path) <= 1e-4
 
 
-def test_half_precision_output(tmp_path):
-    state = tiny(low=-1.0, high=1.0)
-    assert 1e-4 < apart(state, tmp_path, torch.float16) <= 0.1
-    model = files.read(tmp_path / "folded.pt")["model"]
-    assert {tensor.dtype for tensor in model.values() if tensor.dim() > 1} == {torch.float16}
-    assert model["encoder.embed_tokens.weight"].data_ptr() == model["decoder.output_projection.weight"].data_ptr()
-
-
 # -- the file --------------------------------------------------------------------------------------------------------
 
 
 def test_the_file_is_plain_and_its_options_are_attributes(tmp_path):
     """Loads with no class allowed, in a process without the plugin; nothing of Admin is left except a note."""
     state = tiny()
-    fold.fold(Checkpoint(state)).write(tmp_path / "folded.pt")
+    fold.fold_checkpoint(Checkpoint(state)).write(tmp_path / "folded.pt")
     program = """
 import sys, torch
 state = torch.load(sys.argv[1], weights_only=True)
@@ -230,7 +222,7 @@ assert {tensor.dtype for tensor in model.values()} == {torch.float32}
 def test_pretrained_embeddings_and_pruning_are_not_asked_for_again(tmp_path):
     state = tiny()
     state["cfg"]["model"].update(encoder_embed_path="gone.txt", encoder_layers_to_keep="0,1", encoder_layers=4)
-    args = fold.fold(Checkpoint(state)).state["args"]
+    args = fold.fold_checkpoint(Checkpoint(state)).state["args"]
     assert args.encoder_embed_path is None and args.encoder_layers_to_keep is None and args.encoder_layers == 2
     assert apart(state, tmp_path) <= 1e-4
 
@@ -256,7 +248,7 @@ STOCK["post-ln-pre-ln"] = "after before"
 def test_other_schemes_that_stock_fairseq_can_compute(tmp_path, name, options):
     state = scheme(name, **options)
     assert apart(state, tmp_path) <= 1e-4
-    folded = fold.fold(Checkpoint(state)).state
+    folded = fold.fold_checkpoint(Checkpoint(state)).state
     places = STOCK.get(name, "after after").split()
     for stack, place in zip(("encoder", "decoder"), places):
         assert getattr(folded["args"], f"{stack}_normalize_before") is (place == "before")
@@ -271,7 +263,7 @@ def test_sizes_of_a_preset_alone(tmp_path):
     given = ("_name", "admin_init", "update_freq", "admin_profile_tokens", "admin_max_skipped_updates")
     state["cfg"]["model"] = {name: state["cfg"]["model"][name] for name in given}
     state["cfg"]["model"].update(_name="transformer_admin_tiny", share_all_embeddings=True, encoder_layers=None)
-    args = fold.fold(Checkpoint(state)).state["args"]
+    args = fold.fold_checkpoint(Checkpoint(state)).state["args"]
     assert (args.encoder_embed_dim, args.decoder_ffn_embed_dim, args.decoder_attention_heads) == (64, 128, 4)
     assert args.max_source_positions == 1024 and args.encoder_normalize_before is False
     assert apart(state, tmp_path) <= 1e-4
@@ -289,7 +281,7 @@ def test_omega_near_zero_is_refused_or_clamped(tmp_path):
         r"omega of decoder\.layers\.1\.final_layer_norm is 0 at channel 18; folding divides by it.*--min-omega 1e-06"
     )
     with pytest.raises(AdminError, match=message):
-        fold.fold(Checkpoint(state))
+        fold.fold_checkpoint(Checkpoint(state))
     folded = fold.fold_weights(Checkpoint(state), 1e-3, clamp=True)
     before = state["model"]["decoder.layers.1.encoder_attn_layer_norm.weight"].double()
     after = folded["decoder.layers.1.encoder_attn_layer_norm.weight"]
@@ -346,14 +338,7 @@ UNFOLDABLE = {
 def test_what_cannot_be_folded(what):
     state, message = UNFOLDABLE[what]
     with pytest.raises(AdminError, match=message):
-        fold.fold(Checkpoint(state()))
-
-
-def test_half_precision_that_overflows_is_refused():
-    state = tiny()
-    state["model"]["encoder.layers.1.fc1.weight"][0, 3] = 1e8
-    with pytest.raises(AdminError, match=r"encoder\.layers\.1\.fc1\.weight reaches .* Fold with --dtype fp32"):
-        fold.fold(Checkpoint(state), torch.float16)
+        fold.fold_checkpoint(Checkpoint(state()))
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, front, make_environment
@@ -17,7 +18,9 @@ from recipes import slurm
 from recipes.jobs import SCRIPT, Job, Needs, run
 from recipes.kinds import Demo
 from recipes.processes import INTERRUPTED
+from recipes.recipe import read
 from recipes.steps.results import read as read_results
+from recipes.translation import Translation
 
 
 def job(folder: Path, name: str, program: str) -> Job:
@@ -85,7 +88,7 @@ def test_an_interrupted_grid_lets_its_runs_save_and_begins_no_other(tmp_path):
     ("text", "message"),
     [
         ("partitoin: gpu", "partitoin is unknown; expected one of partition, account, qos, constraint, hours, memory"),
-        ("hours: 0", "hours=0 cannot be; expected a number above 0."),
+        ("hours: 0", "hours=0 is invalid: input should be greater than 0"),
         ("- gpu", ".* must be a mapping, not list"),
     ],
 )
@@ -179,20 +182,28 @@ def test_a_job_that_is_asked_to_stop_goes_on_a_thousand_times(
 def test_each_job_begins_after_the_one_before_and_only_those_that_are_over_are_submitted_again(
     tmp_path, commands, capsys
 ):
-    jobs = [(job(tmp_path, name, ""), Needs(), tmp_path / f"{name}.sh") for name in ("text", "training")]
+    jobs = [job(tmp_path, name, "") for name in ("text", "training")]
+    text, training = (one.script for one in jobs)
     settings = Demo(SLURM=f"{tmp_path}/none.yaml")
     with pytest.raises(SystemExit):
         slurm.submit_all(jobs, settings, False)
-    first = f"--parsable {tmp_path}/text.sh"
-    after = f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {tmp_path}/training.sh"
+    first, after = f"--parsable {text}", f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {training}"
     assert calls(commands, "sbatch") == [first, after]
     shown = capsys.readouterr().out
     assert "job 2: training" in shown and "after 1" in shown and "scancel 1 2 ends them" in shown
-    (commands / "queue").write_text(f"1 RUNNING {tmp_path}/text.sh\n")
+    (commands / "queue").write_text(f"1 RUNNING {text}\n")
     with pytest.raises(SystemExit):
         slurm.submit_all(jobs, settings, False)
     assert calls(commands, "sbatch") == [first, after, after], "the training is over, the text is not"
     assert "job 1: text, in the queue already, running" in capsys.readouterr().out
+
+
+def test_a_text_that_an_earlier_version_made_for_a_model_needs_no_job(tmp_path, monkeypatch):
+    """The steps are planned as the recipe itself plans them."""
+    pipeline = Translation(read("demo", {"RUNS": str(tmp_path), "WHERE": "slurm"}))
+    monkeypatch.setattr(pipeline, "chain", lambda: SimpleNamespace(plan=lambda goals: []))
+    monkeypatch.setattr(slurm, "submit_all", lambda *_: pytest.fail("submitted"))
+    slurm.make(pipeline, "prepare")
 
 
 def test_runs_of_a_grid_are_an_array_and_the_grids_job_comes_again_after_them(tmp_path, commands, monkeypatch):
@@ -289,5 +300,5 @@ def test_a_grid_goes_on_by_itself(tmp_path, cluster):
     words = ["sensitivity", "SCHEMES=admin post-ln", "LRS=0.001 0.002", "BETA2S=0.98", "UPDATES=20", "SAVE_EVERY=10"]
     assert shell_that_exits(*words, "JOBS=2", "PAIRS=1500", "LAYERS=1", *cluster).count("job ") == 1
     wait_for(lambda: not any(tmp_path in path.parents for path in slurm.queued()), 900)
-    assert len(list((tmp_path / "runs").rglob("result.json"))) == 4, last_of(tmp_path)
+    assert len(list((tmp_path / "runs").rglob("result.csv"))) == 4, last_of(tmp_path)
     assert list((tmp_path / "runs").rglob("*.png")), last_of(tmp_path)

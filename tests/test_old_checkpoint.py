@@ -13,7 +13,7 @@ import torch
 from fairseq_admin.checkpoints.building import build
 from fairseq_admin.checkpoints.checkpoint import Checkpoint
 from fairseq_admin.checkpoints.equivalence import Batch, log_probabilities
-from fairseq_admin.checkpoints.fold import fold
+from fairseq_admin.checkpoints.fold import fold_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden/flat_layout.pt"
 
@@ -32,4 +32,4 @@ def test_what_is_folded_names_a_criterion_of_stock_fairseq():
     """Ours is registered by the plugin only; fairseq-validate builds the one that a file names."""
     checkpoint = Checkpoint.read(GOLDEN)
     checkpoint.state["cfg"]["criterion"]["_name"] = "label_smoothed_cross_entropy_fast"
-    assert fold(checkpoint).state["args"].criterion == "label_smoothed_cross_entropy"
+    assert fold_checkpoint(checkpoint).state["args"].criterion == "label_smoothed_cross_entropy"

@@ -75,7 +75,7 @@ VERBS = {
     "fold": "fold model.pt -o out/new",
     "export": "export model.pt --to ctranslate2 -o out/new",
     "translate": f"{TRANSLATE} -o out/new",
-    "analyze": "analyze variance --json --repeats 1 -o out/new",
+    "analyze": "analyze omega model.pt --json -o out/new",
     "report": "report run -o out/new",
 }
 INPUT = "would overwrite its input"
@@ -89,7 +89,7 @@ INPUT = "would overwrite its input"
         (f"{TRANSLATE} --data data -o data/bin/dict.en.txt", INPUT),
         ("fold model.pt --data data/bin -o data/bin/valid.de-en.de.idx", INPUT),
         *((f"report run -o run/{name}", INPUT) for name in ("train.log", "average.pt", "fold.txt")),
-        ("analyze variance -o ..", "the name of the files to write was expected"),
+        ("analyze omega model.pt -o ..", "the name of the files to write was expected"),
         ("fold model.pt -o data", "is a folder or a device; a file to write was expected"),
         ("fold model.pt -o none/new", "could not be written (no folder "),
     ],
@@ -209,7 +209,7 @@ def test_what_takes_long_counts_to_its_end(
 
 
 def test_translating_by_hand(work: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
-    """Is each line asked for on standard error, and are translations alone on standard output?"""
+    """Is each line translated when it ends, with translations alone on standard output?"""
     keyboard, terminal = pty.openpty()
     os.write(keyboard, b"w1 w2\n\x04")
     with os.fdopen(terminal, "r") as stdin:
@@ -217,5 +217,5 @@ def test_translating_by_hand(work: Path, monkeypatch: pytest.MonkeyPatch, capfd:
         assert cli.main(TRANSLATE.replace(" text ", " ").split(" ")) == 0
     os.close(keyboard)
     out, err = capfd.readouterr()
-    assert err == "fairseq-admin: type a sentence a line; Ctrl-D ends.\n> > \n"
+    assert err == "fairseq-admin: type a sentence a line; Ctrl-D ends.\n"
     assert out.count("\n") == 1 and out.startswith("w")

@@ -72,7 +72,7 @@ def test_iwslt14_from_download_to_a_score_killed_three_times(source, tmp_path):
     given = [f"RUNS={runs}", "ANALYSES=", *source]
     assert make("iwslt14-prepare", f"RUNS={whole}", *source).returncode == 0
     run = "iwslt14/admin-small-s1"
-    for stage in ("iwslt14/data/tok/*.part", f"{run}/checkpoints/checkpoint*.pt", f"{run}/generate.txt.part"):
+    for stage in ("iwslt14/data/tok/*.part", f"{run}/checkpoints/checkpoint*.pt", f"{run}/generate.txt.*.part"):
         kill_at(stage, runs, *given)
     done = make("iwslt14", *given)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -169,9 +169,8 @@ def test_a_text_is_compared_with_what_is_published(tmp_path, caplog):
         return caplog.text
 
     caplog.set_level("INFO")
-    assert "the published text, byte for byte: test.de" in compare({"test": "3"}, de=git)
-    said = compare({}, de=git, en="0" * 40)
-    assert "byte for byte: test.de." in said and "not the published text, by git's blob ids: test.en." in said
+    assert "the published text, byte for byte." in compare({"test": "3"}, de=git)
+    assert "not the published text, by git's blob ids: test.en." in compare({}, de=git, en="0" * 40)
     # Other units of the published words: BPE may choose between equally frequent pairs.
     (tmp_path / "bpe").mkdir()
     (tmp_path / "bpe/train.de").write_text("a li@@ ne\n")
@@ -228,7 +227,7 @@ PLANS = [
         "--encoder-layers 60 --decoder-layers 12 --max-tokens 5000 --update-freq 16 --max-epoch 50", {"BEAM": 5},
     ),
     (
-        "wmt14-enfr-60l VARIANT=deepnmt", 16,
+        "wmt14-enfr-60l-deepnmt", 16,
         "--encoder-layers 60 --decoder-layers 12 --lr 0.001 --dropout 0.2 --max-tokens 3200 --update-freq 8 "
         "--max-epoch 50 --save-dir nowhere/wmt14/en-fr/60l-deepnmt/admin-paper-s1/checkpoints",
         {"BEAM": 10, "LENPEN": 1.0},
@@ -238,8 +237,7 @@ PLANS = [
 
 @pytest.mark.parametrize(("target", "gpus", "options", "settings"), PLANS)
 def test_the_plan_is_the_papers(target, gpus, options, settings):
-    target, *words = target.split()
-    pipeline = planned(target, *words, f"GPUS={gpus}")
+    pipeline = planned(target, f"GPUS={gpus}")
     command = " ".join(pipeline.command())
     shared = (
         "--optimizer radam --adam-betas (0.9, 0.98) --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 "
@@ -249,7 +247,7 @@ def test_the_plan_is_the_papers(target, gpus, options, settings):
     for option in re.findall(r"--\S+(?: (?!--)(?:\([^)]*\)|\S+))*", f"{shared} {options}"):
         assert re.search(rf"(?<!\S){re.escape(option)}(?!\S)", command), option
     assert {name: getattr(pipeline.settings, name) for name in settings} == settings
-    assert pipeline.recipe.row == target + "".join(f"-{word.partition('=')[2]}" for word in words)
+    assert pipeline.recipe.row == target
 
 
 @pytest.mark.parametrize(
@@ -257,18 +255,11 @@ def test_the_plan_is_the_papers(target, gpus, options, settings):
     [
         ("iwslt14", "UPDATES=1000", "UPDATES=1000 is given, and EPOCHS=90 says how long it trains"),
         ("iwslt14", "GPUS=8", "an update of 4096 tokens does not split over 8 devices"),
-        ("wmt14-enfr-6l", "VARIANT=deepnmt", "is not one of wmt14-enfr-6l; expected 60l-deepnmt"),
-        ("wmt14-enfr-60l", "GPUS=8 MAX_TOKENS=3000", "MAX_TOKENS=3000 on 8 devices does not make up"),
     ],
 )  # fmt: skip
 def test_impossible_plans_are_refused_in_one_line(target, word, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         planned(target, *word.split())
-
-
-def test_training_needs_the_gpus_of_its_plan():
-    with pytest.raises(ValueError, match="this machine has 0 GPUs .CUDA_VISIBLE_DEVICES=., and the run needs 4"):
-        planned("iwslt14", "GPUS=4").train()
 
 
 def test_other_machines_go_on_with_a_run():

@@ -224,24 +224,27 @@ class Function(nn.Module):
         return functional.layer_norm(h, (C,), self.gain.weight[0])
 
 
+WEIGHTLESS = "calls layer_norm without a weight of its own for each channel"
+
+
 @pytest.mark.parametrize(
     "model, reason",
     [
-        (lambda: Own(nn.LayerNorm(C), 1.5), "norm reads a sum with a factor at the shortcut, as DeepNorm's"),
-        (
-            lambda: Own(nn.LayerNorm(C, elementwise_affine=False)),
-            "norm has no weight, into which omega could be folded",
-        ),
-        (lambda: Own(LN(C)), "norm is no norm by its class's name, LN; call it LNNorm if it is one"),
-        (lambda: Own(Function()), "norm calls layer_norm, which is no module; make it an nn.LayerNorm"),
+        (lambda: Own(nn.LayerNorm(C), 1.5), "reads a sum with a factor at the shortcut, as DeepNorm's"),
+        (lambda: Own(nn.LayerNorm(C, elementwise_affine=False)), WEIGHTLESS),
+        (lambda: Own(Function()), WEIGHTLESS),
     ],
 )
 def test_what_was_not_taken_for_a_norm_is_said(model, reason, caplog):
-    with pytest.raises(ValueError, match=rf"no site, .*{reason}\. Admin is for Post-LN\.$"):
+    with pytest.raises(ValueError, match=rf"no site, .*norm {reason}\. Admin is for Post-LN\.$"):
         admin.attach(model(), X.float())
     both = nn.Sequential(Stack(layers=1), model())
     admin.attach(both, X.float())
-    assert f"Admin: 1.norm is no site: it {reason.removeprefix('norm ')}" in caplog.text
+    assert f"Admin: 1.norm is no site: it {reason}" in caplog.text
+
+
+def test_a_norm_is_known_by_its_weights_not_by_its_name():
+    assert list(admin.omegas(admin.attach(Own(LN(C)), X.float()))) == ["norm"]
 
 
 class Every(Stack):

@@ -54,15 +54,3 @@ def test_resumed_is_uninterrupted_and_the_folded_weights_are_stock(tmp_path, rul
     stock.load_state_dict(saved)
     # float32, and weights that were rounded again.
     assert torch.allclose(output(stock, whole.batch), output(resumed.bert.eval(), whole.batch), atol=1e-4)
-
-
-def test_a_trained_model_gets_no_omega_by_depth(tmp_path):
-    model, batch = build("bert", torch.float32)
-    torch.nn.init.constant_(model.bert.encoder.layer[0].output.LayerNorm.weight, 1.1)
-    holder = Model()
-    holder.bert = model
-    callback = AdminCallback(batch, "bert")
-    with pytest.raises(ValueError, match="the model has been trained"):
-        callback.setup(None, holder, "fit")
-    AdminCallback(batch, "bert", omega=1).setup(None, holder, "fit")
-    assert len(admin.omegas(holder.bert)) == 6

@@ -107,17 +107,6 @@ def test_without_a_rule_nothing_is_profiled(tmp_path, caplog, omega):
     assert all(torch.equal(value, before[name]) for name, value in admin.omegas(run.model).items())
 
 
-@pytest.mark.parametrize("omega", ["constant", "log"])
-def test_a_trained_model_gets_no_omega_by_depth(tmp_path, omega):
-    run = trainer(tmp_path, max_steps=2)
-    run.train()
-    model = admin.fold(run.model)
-    _, batch = build("bert", torch.float32)
-    with pytest.raises(ValueError, match="is not at weight 1 and bias 0: the model has been trained"):
-        admin.attach(model, batch, omega=omega)
-    assert len(admin.omegas(admin.attach(model, batch, omega=1))) == 6
-
-
 @pytest.mark.slow
 def test_the_pages_code_runs(tmp_path, monkeypatch):
     """docs/pytorch.md's loops: plain, the Trainer's and accelerate's, one after the other."""

@@ -81,7 +81,7 @@ def test_replicas_that_run_at_once_have_their_own_shortcuts():
     site.set_omega(3)
     replicas = [(site.norm, torch.ones(2, 16)), (copy.deepcopy(site.norm).to("meta"), torch.ones(2, 16, device="meta"))]
     for _, x in replicas:
-        site.take(1, "", site.norm, (x,) * 2, {})
+        site.capture(1, "", site.norm, (x,) * 2, {})
     (total, *_), (other, *_) = (site.scale(norm, (x,)) for norm, x in replicas)
     assert total.eq(3).all() and other.is_meta and not site.shortcuts
 
@@ -138,7 +138,12 @@ def step_under_ddp(rank):
         admin.attach(DistributedDataParallel(build("bart")[0]), batch)
     with pytest.raises(ValueError, match="^DDP holds on to omega; fold the model inside, ddp.module, and wrap that"):
         admin.fold(wrapped)
-    return omega, admin.omegas(wrapped)
+    trained = admin.omegas(wrapped)
+    admin.fold(wrapped.module, batch)
+    with pytest.raises(ValueError, match="^the model in this DistributedDataParallel has been folded since; wrap it"):
+        wrapped(**batch)
+    DistributedDataParallel(wrapped.module)(**batch).loss.backward()
+    return omega, trained
 
 
 @pytest.mark.slow

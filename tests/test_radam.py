@@ -21,7 +21,7 @@ from fairseq_admin import radam
 from fairseq_admin.errors import AdminError
 from fairseq_admin.fast.radam import FP16Optimizer
 from fairseq_admin.radam import FairseqRAdam, RAdam, RAdamConfig
-from fairseq_admin.rates import AdamByGroup, slow_down
+from fairseq_admin.rates import AdamByGroup, set_lr_group
 from recipes.bench.counting import Operations
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
@@ -316,7 +316,7 @@ def test_parameters_are_cast_a_chunk_at_a_time(chunk, larger, monkeypatch):
         found.append([*params, *(optimizer.state[p][key] for p in params for key in ("step", "exp_avg"))])
     assert all(map(torch.equal, *found))
     # They are made again where others have gradients than in the step before, and of what is larger than a chunk.
-    sizes = {it.copies[0][0].untyped_storage().nbytes() for it in optimizer.divided[0][1] if it.copies}
+    sizes = {it.copies[0][0].untyped_storage().nbytes() for it in optimizer.chunks_by_group[0][1] if it.copies}
     assert copied == larger and sizes <= {8 * min(chunk, 214)}
 
 
@@ -383,7 +383,7 @@ def test_a_resumed_run_has_its_own_shares(make, handle):
     for factor in (0.008, 0.5, None):
         slow, fast = parameters()[:2]
         if factor:
-            slow_down([slow], "pretrained", factor)
+            set_lr_group([slow], "pretrained", factor)
         made.append(make(handle, [slow, fast]))
         made[-1].set_lr(4e-4)
         (train_amp if make is amp else train)([slow, fast], made[-1], range(3))

@@ -324,16 +324,3 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
         first.write(b"x")
         second.write(b"x")
     assert names(tmp_path) == {"a"} and (tmp_path / "a").read_text() == "before"
-
-
-def test_steps_load_no_torch():
-    """It takes seconds, in every step of a recipe; what a step trains or translates with is a process of its own.
-
-    train.py is that process, fairseq-train, and early_stop.py is a part of it.
-    """
-    names = {path.stem for path in Path(common.__file__).parent.glob("*.py")} - {"train", "early_stop"}
-    steps = sorted(names)
-    code = f"import sys, {', '.join(f'recipes.steps.{name}' for name in steps)}\n"
-    code += "print({'torch', 'fairseq'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr

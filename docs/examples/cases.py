@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import fairseq_admin.pytorch as admin
 
 DOCS = Path(__file__).resolve().parents[1]
-LAYERS, LENGTH, BATCH = 12, 16, 16
+LAYERS, LENGTH, BATCH, WORDS = 12, 16, 16, 32
 UPDATES = 300
 RATE = 1e-3
 METHODS = ["stock", "reference", "log", "constant", "pre-ln"]
@@ -52,6 +52,31 @@ class Model(nn.Module):
         return self.out(self.encoder(self.read(x) + self.positions.weight, mask, is_causal=mask is not None))
 
 
+class CausalModel(Model):
+    """The encoder with the initial weights of nn.Transformer: Xavier's, drawn for each layer."""
+
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__(WORDS, WORDS, norm_first, 64, 256)
+        for weight in self.encoder.parameters():
+            if weight.dim() > 1:
+                nn.init.xavier_uniform_(weight)
+
+
+class Translator(nn.Module):
+    """nn.Transformer with 18 encoder layers and 1 decoder layer; source and target share words and positions."""
+
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(WORDS + 1, 64), nn.Embedding(LENGTH, 64)
+        self.transformer = nn.Transformer(64, 4, 18, 1, 256, 0.0, batch_first=True, norm_first=norm_first)
+        self.out = nn.Linear(64, WORDS)
+
+    def forward(self, source: Tensor, previous: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        source, previous = (self.words(ids) + self.positions.weight for ids in (source, previous))
+        return self.out(self.transformer(source, previous, tgt_mask=mask, tgt_is_causal=True))
+
+
 def count_ones(generator: torch.Generator) -> Batch:
     x = torch.randint(2, (BATCH, LENGTH), generator=generator)
     return x, x.sum(1)
@@ -67,9 +92,23 @@ def waves(generator: torch.Generator) -> Batch:
 
 def motifs(generator: torch.Generator) -> Batch:
     """Four words of 32, four times over, of which a quarter is masked (word 32)."""
-    x = torch.randint(32, (BATCH, 4), generator=generator).repeat(1, 4)
+    x = torch.randint(WORDS, (BATCH, 4), generator=generator).repeat(1, 4)
     masked = torch.rand(x.shape, generator=generator) < 0.25
-    return x.masked_fill(masked, 32), x.masked_fill(~masked, -100)
+    return x.masked_fill(masked, WORDS), x.masked_fill(~masked, -100)
+
+
+def next_words(generator: torch.Generator) -> Batch:
+    """Four words of 32, repeated, and the next word of each from the fourth on."""
+    x = torch.randint(WORDS, (BATCH, 4), generator=generator).repeat(1, 5)[:, : LENGTH + 1]
+    targets = x[:, 1:].clone()
+    targets[:, :3] = -100
+    return x[:, :-1], targets
+
+
+def translations(generator: torch.Generator) -> Batch:
+    """Words, and the words that a fixed permutation makes of them."""
+    x = torch.randint(WORDS, (BATCH, LENGTH), generator=generator)
+    return x, (5 * x + 3) % WORDS
 
 
 def entropy(model: nn.Module, batch: Batch) -> Tensor:
@@ -78,6 +117,17 @@ def entropy(model: nn.Module, batch: Batch) -> Tensor:
 
 def entropy_of_mean(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]).mean(1), batch[1])
+
+
+def entropy_causal(model: nn.Module, batch: Batch) -> Tensor:
+    mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+    return nn.functional.cross_entropy(model(batch[0], mask).flatten(0, 1), batch[1].flatten(), ignore_index=-100)
+
+
+def entropy_of_translation(model: nn.Module, batch: Batch) -> Tensor:
+    source, target = batch
+    previous = torch.cat([torch.full_like(target[:, :1], WORDS), target[:, :-1]], 1)
+    return nn.functional.cross_entropy(model(source, previous).flatten(0, 1), target.flatten())
 
 
 def squares(model: nn.Module, batch: Batch) -> Tensor:
@@ -99,9 +149,11 @@ class Case:
 
 
 CASES = {
-    "masked": Case(lambda pre: Model(33, 32, pre, 64, 256), motifs, entropy, math.log(32)),
+    "masked": Case(lambda pre: Model(WORDS + 1, WORDS, pre, 64, 256), motifs, entropy, math.log(WORDS)),
     "counting": Case(lambda pre: Model(2, LENGTH + 1, pre), count_ones, entropy_of_mean, binomial_entropy()),
     "time series": Case(lambda pre: Model(0, 1, pre), waves, squares, 1.0),
+    "18L-1L": Case(Translator, translations, entropy_of_translation, math.log(WORDS)),
+    "causal": Case(CausalModel, next_words, entropy_causal, math.log(WORDS)),
 }
 
 

@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python docs/examples/omega_screen.py run           # every run that docs/omega-screen.csv lacks
     OMP_NUM_THREADS=1 python docs/examples/omega_screen.py variances     # docs/omega-variances.csv
     python docs/examples/omega_screen.py table                           # the table in markdown, from the rows
-    python docs/examples/omega_screen.py plot                            # docs/images/omega-variances.png
+    OMP_NUM_THREADS=1 python docs/examples/omega_screen.py curves        # every run that docs/24-layers.csv lacks
+    python docs/examples/omega_screen.py plot                            # the two figures, in docs/images
 
 The model, its text and its batches are those of nn_transformer.py. A finished run is a row at once, so `run` can be
 stopped at any time and goes on where it was.
@@ -40,6 +41,11 @@ SHORT, LONG = 300, 1500
 VALIDATED = [100, 300, 500, 1000, 1500]
 PLATEAU = 0.9  # a run leaves the plateau at this share of the bits that word frequencies alone give
 FIELDS = ["method", "rule", "rate", "seed", "updates", *map(str, VALIDATED), "frequencies", "commit", "seconds"]
+
+CURVES = 600  # updates of the figure on the first page
+CURVE_EVERY = 25
+CURVE_RATE = 1e-3
+CURVE_FIELDS = ["method", "rule", "rate", "seed", "update", "bits", "frequencies", "commit"]
 
 SHOWN = ["post-ln", "reference", "constant", "pre-ln"]  # in the figure
 SHOWN_RATES = [5e-4, 1e-3, 3e-3]
@@ -347,6 +353,28 @@ def screen(path: Path) -> None:
         print(f"{name} {rate:g} seed {seed}: {final(row):.2f} bits; {len(todo) - 1} runs to go", flush=True)
 
 
+def curves(path: Path) -> None:
+    """Append the held-out bits of every run of the first page's figure that has no rows."""
+    if not path.exists():
+        path.write_text(",".join(CURVE_FIELDS) + "\n")
+    train, valid = read()
+    plateau, at = frequencies_alone(train, valid), commit()
+    done = {(row["method"], row["seed"]) for row in load(path)}
+    for seed in SEEDS:
+        for name in SHOWN:
+            if (name, str(seed)) in done:
+                continue
+            run_settings = {"method": name, "rule": METHODS[name].rule, "rate": CURVE_RATE, "seed": seed, "commit": at}
+            rows = []
+            for update, model, _ in training(METHODS[name], CURVE_RATE, seed, CURVES, train):
+                if update % CURVE_EVERY == 0:
+                    value = {"update": update, "bits": f"{bits(model, valid):.4f}", "frequencies": f"{plateau:.4f}"}
+                    rows.append({**run_settings, **value})
+            with path.open("a", newline="") as file:
+                csv.DictWriter(file, CURVE_FIELDS, lineterminator="\n").writerows(rows)
+            print(f"{name} seed {seed}: {rows[-1]['bits']} bits", flush=True)
+
+
 def table(rows: list[dict[str, str]]) -> str:
     """Bits of each seed by method and rate, bold where every seed there is leaves the plateau."""
     short, long = outcomes(rows, SHORT), outcomes(rows, LONG)
@@ -411,23 +439,49 @@ def draw(rows: list[dict[str, str]]) -> Any:
     return drawn
 
 
+def draw_curves(rows: list[dict[str, str]]) -> Any:
+    """Held-out bits against updates: a line a seed, a colour a method."""
+    drawn, (axes,) = figure.panels(1, 3.4)
+    looks = {
+        "post-ln": {"color": figure.colour("post-ln")},
+        "pre-ln": {"color": figure.colour("pre-ln")},
+        "reference": {"color": figure.colour("admin"), "linestyle": "--"},
+        "constant": {"color": figure.colour("admin")},
+    }
+    for name, look in looks.items():
+        for seed in SEEDS:
+            line = [row for row in rows if (row["method"], row["seed"]) == (name, str(seed))]
+            label = METHODS[name].title.replace("`", "") if seed == SEEDS[0] else None
+            axes.plot([int(r["update"]) for r in line], [float(r["bits"]) for r in line], label=label, **look)
+    axes.axhline(float(rows[0]["frequencies"]), color="#808080", linewidth=0.8, label="word frequencies alone")
+    axes.set(xlabel="updates", ylabel="bits a word, held out", ylim=(5, 9), xlim=(0, CURVES))
+    axes.legend()
+    figure.set_title(drawn, f"24 layers of nn.TransformerEncoder, AdamW at {CURVE_RATE:g}, three seeds")
+    return drawn
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("command", choices=["run", "variances", "table", "plot"])
+    parser.add_argument("command", choices=["run", "variances", "curves", "table", "plot"])
     parser.add_argument("--csv", type=Path, default=DOCS / "omega-screen.csv")
     parser.add_argument("--variances", type=Path, default=DOCS / "omega-variances.csv")
+    parser.add_argument("--curves", type=Path, default=DOCS / "24-layers.csv")
     args = parser.parse_args()
     if args.command == "run":
         screen(args.csv)
     elif args.command == "variances":
         variances(args.variances)
+    elif args.command == "curves":
+        curves(args.curves)
     elif args.command == "table":
         print(table(load(args.csv)))
     else:
-        png = DOCS / "images/omega-variances.png"
-        with matplotlib.rc_context(figure.LOOK):
-            draw(load(args.variances)).savefig(png, dpi=130)
-        figure.few_colours(png)
+        drawings = {"omega-variances": (draw, args.variances, 130), "24-layers": (draw_curves, args.curves, 180)}
+        for name, (make, rows, dpi) in drawings.items():
+            png = DOCS / f"images/{name}.png"
+            with matplotlib.rc_context(figure.LOOK):
+                make(load(rows)).savefig(png, dpi=dpi)
+            figure.few_colours(png)
 
 
 if __name__ == "__main__":

@@ -1,32 +1,92 @@
-"""fairseq-admin analyze: choose the subject, measure, and write three files, all or none."""
+"""fairseq-admin analyze: its options, the subject, and three files, all or none.
+
+What is slow to import is imported when a measure runs, so that --help answers at once.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .. import outputs
+from .. import outputs, register
+from ..arguments import above_zero, model, number, output, positive
 from ..errors import AdminError
 from ..packages import need
-from ..text.folders import files_in, folders
-from . import figure
-from .fresh import Fresh
+from ..text.assets import binarised, files_in, folders
 from .registry import MEASURES, Settings, module_of
-from .subject import Source, Subject, Trained
+
+if TYPE_CHECKING:
+    from .subject import Subject
+
+LARGEST_SEED = 2**31 - 1
+"""numpy takes up to 2**32 - 1, and the number of an epoch or a draw is added."""
+seed = number(int, f"a whole number from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
+MODEL = "options of the model of --arch, as for fairseq-train"
+SUFFIXES = (".json", ".png", ".svg")
 
 
-def _subject(args: argparse.Namespace) -> Subject | list[Path] | None:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options to its parser; `add_model` adds those of a model."""
+    parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
+    parser.add_argument("checkpoints", type=model, nargs="*", metavar="CHECKPOINT", help="a trained model")
+    parser.add_argument(
+        "--arch", help="instead of a checkpoint, a fresh model; with the options that it would train with"
+    )
+    parser.add_argument("-o", "--output", type=output, required=True, help="name of the files to write, without .json")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--data", type=binarised, help="binarised data to measure on")
+    source.add_argument("--random-tokens", action="store_true", help="measure on random words instead")
+    parser.add_argument("--split", default="valid", help="of the data (default: valid)")
+    parser.add_argument("--tokens", type=positive, default=1024, help="how many, at least (default: 1024)")
+    parser.add_argument("--seed", type=seed, default=1, help="of sentences and of fresh weights (default: 1)")
+    parser.add_argument("--json", action="store_true", help="write the numbers alone, without a figure")
+    defaults = Settings()
+    parser.add_argument("--depths", type=_depths, help="of a fresh model, as 6,8,12 (default: the measure's own)")
+    parser.add_argument(
+        "--repeats", type=positive, default=defaults.repeats, help="random draws to average over (default: 3)"
+    )
+    parser.add_argument("--lr", type=above_zero, default=defaults.lr, help="of an optimizer's update (default: 1e-4)")
+    parser.add_argument("--updates", type=positive, default=defaults.updates, help="of a fresh model (default: 10)")
+    parser.set_defaults(model_options=())
+
+
+def _depths(text: str) -> tuple[int, ...]:
+    with contextlib.suppress(ValueError):
+        depths = tuple(sorted({int(part) for part in text.split(",")}))
+        if depths[0] >= 1:
+            return depths
+    raise argparse.ArgumentTypeError(f"{text} was found and whole numbers of at least 1, as 6,8,12, were expected")
+
+
+def add_model(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Add the options of a fresh model, if the arguments name a known --arch.
+
+    Args:
+        parser: the verb's.
+        arguments: the command line after the verb.
+    """
+    finder = argparse.ArgumentParser(add_help=False)
+    finder.add_argument("--arch")
+    arch = finder.parse_known_args(arguments)[0].arch
+    if arch is None:
+        return
+    register()
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    if arch in ARCH_MODEL_REGISTRY:
+        # As in fairseq, an option that is not given stays absent, so that the preset decides.
+        group = parser.add_argument_group(MODEL, argument_default=argparse.SUPPRESS)
+        ARCH_MODEL_REGISTRY[arch].add_args(group)
+        parser.set_defaults(model_options=tuple(action.dest for action in group._group_actions))
+
+
+def _subject(args: argparse.Namespace) -> Subject:
+    from .fresh import Fresh
+    from .subject import Source, Trained
+
     of = MEASURES[args.what].of
-    if of == "nothing":
-        if args.checkpoints or args.arch or args.data:
-            raise AdminError(
-                f"{args.what} measures no model, but CHECKPOINT, --arch or --data was given. Leave it out."
-            )
-        return None
-    if of == "runs":
-        return args.checkpoints
     if bool(args.checkpoints) == bool(args.arch):
         which = "both were" if args.arch else "neither was"
         raise AdminError(f"either a CHECKPOINT or --arch was expected, but {which} given. Give one of them.")
@@ -56,27 +116,25 @@ def run(args: argparse.Namespace) -> str:
     Raises:
         AdminError: an option does not go with the measure, or a file cannot be written.
     """
+    from . import figure
+
     stem = args.output.with_suffix("") if args.output.suffix in SUFFIXES else args.output
     if stem.name in ("", ".."):
         raise AdminError(f"-o {args.output}/ is a folder; the name of the files to write was expected, without .json.")
     paths = [stem.with_name(stem.name + suffix) for suffix in (SUFFIXES[:1] if args.json else SUFFIXES)]
     inputs = [*args.checkpoints, *(files_in(folders(args.data)) if args.data else [])]
     for path in paths:
-        outputs.check(path, inputs)
+        outputs.check_writable(path, inputs)
     with contextlib.ExitStack() as taking:
         parts = [taking.enter_context(outputs.replacing(path)) for path in paths]  # before the work, not after it
         if not args.json:
             need("matplotlib")
         measure, subject = module_of(args.what), _subject(args)
-        settings = Settings(args.depths, args.repeats, args.lr, args.updates)
-        numbers = measure.measure(subject, settings)
-        result = {"what": args.what, **(subject.facts() if isinstance(subject, Subject) else {}), **numbers}
+        numbers = measure.measure(subject, Settings(args.depths, args.repeats, args.lr, args.updates))
+        result = {"what": args.what, **subject.facts(), **numbers}
         with outputs.writing(stem):
             text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
             parts[0].write_text(text, encoding="utf-8", errors="backslashreplace")  # as JSON escapes letters too
             if not args.json:
                 figure.save(measure.draw, result, *parts[1:])
     return "".join(f"{path}\n" for path in paths)
-
-
-SUFFIXES = (".json", ".png", ".svg")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bar import each
+from ..bar import progress
 from ..method.schemes import stacks_of
 from ..method.sublayers import Sublayer, centred, channel_variance, observed
 from . import figure
@@ -64,7 +64,7 @@ def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
     """β of every stack: rows i = 0 … S of columns j = 0 … i; row 0 is the input's own."""
     sums: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
     positions = dict.fromkeys(subject.stacks, 0)
-    for sample in each("dependency", subject.samples, " batches"):
+    for sample in progress("dependency", subject.samples, " batches"):
         with observed(stacks_of(subject.model), subject.words(sample)) as seen, torch.no_grad():
             subject.model(**sample["net_input"])
         for side, sublayers in seen.items():

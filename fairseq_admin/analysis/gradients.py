@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..bar import bar, each
+from ..bar import bar, progress
 from ..method.schemes import layers_of, stacks_of
 from ..method.sublayers import Sublayer, observed
 from . import figure
@@ -54,7 +54,7 @@ def _by_layer(subject: Subject) -> dict[str, dict[str, Any]]:
     sums: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
     model, batches = subject.model, len(subject.samples)
     model.zero_grad()
-    for sample in each("gradients", subject.samples, " batches"):
+    for sample in progress("gradients", subject.samples, " batches"):
         seen = output_gradients(subject, model, sample)
         for side, sublayers in seen.items():
             gradients: list[Any] = [sublayer.output.grad for sublayer in sublayers]

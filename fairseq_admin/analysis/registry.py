@@ -12,7 +12,7 @@ class Measure(NamedTuple):
 
     text: str
     of: str = "model"
-    """A "model" and sentences; "checkpoints" of one run, and sentences; a model's "weights"; "runs"; or "nothing"."""
+    """A "model" and sentences; "checkpoints" of one run, and sentences; or a model's "weights"."""
 
 
 class Settings(NamedTuple):
@@ -33,9 +33,7 @@ MEASURES: dict[str, Measure] = {
     "output-change": Measure("how far a small change of the weights moves the output, against depth"),
     "gradients": Measure("gradient norms of sub-layers' outputs and of feed-forward weights"),
     "updates": Measure("gradients and changes of the weights from checkpoint to checkpoint", "checkpoints"),
-    "variance": Measure("how Adam's and RAdam's step varies in the first updates; no model", "nothing"),
     "omega": Measure("omega by sub-layer: profiled, trained, and by the depth rules", "weights"),
-    "curves": Measure("training and validation perplexity, of runs' folders", "runs"),
 }
 
 

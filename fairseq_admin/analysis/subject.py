@@ -17,7 +17,7 @@ from fairseq.utils import resolve_max_positions
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-from ..checkpoints.building import build, check
+from ..checkpoints.building import build, check_weights
 from ..checkpoints.checkpoint import STACKS, Checkpoint
 from ..checkpoints.equivalence import FIRST_WORD, PAD, data_of, reading
 from ..errors import AdminError
@@ -177,7 +177,7 @@ class Trained(Subject):
                 raise AdminError(
                     f"{checkpoint.name} and {first.name} are of different models. Give checkpoints of one run."
                 )
-            check(checkpoint)
+            check_weights(checkpoint)
             if checkpoint.omegas and checkpoint.record is None:
                 raise AdminError(f"{checkpoint.name}: its omega has not been profiled yet. Give a later checkpoint.")
         self.name, self.arch = paths[0].name, str(first.options.model["_name"])

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bar import each
+from ..bar import progress
 from ..checkpoints.building import build
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
-from ..method.state_dict import of_stacks
+from ..method.state_dict import strip_roberta_prefix
 from . import figure
 from .fresh import Fresh
 from .registry import Settings
@@ -41,7 +41,7 @@ Norms = dict[str, dict[str, list[float]]]
 def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
     """The norms of tensors named as the weight matrices of layers: weights, gradients or changes."""
     layers: dict[str, dict[str, dict[int, float]]] = {}
-    for key, tensor in of_stacks(tensors).items():  # type: ignore[arg-type]
+    for key, tensor in strip_roberta_prefix(tensors).items():  # type: ignore[arg-type]
         if (match := NAME.fullmatch(key)) and tensor is not None and tensor.dim() > 1:
             side, layer, attention, linear = match.groups()
             kind = f"{attention} {linear}" if attention else linear
@@ -76,7 +76,7 @@ def _spread(kinds: Mapping[str, list[float]]) -> dict[str, float | None]:
 
 def _of_checkpoints(checkpoints: Sequence[Checkpoint], subject: Subject) -> list[dict[str, Any]]:
     intervals = []
-    for one, other in each("updates", list(itertools.pairwise(checkpoints)), " checkpoints"):
+    for one, other in progress("updates", list(itertools.pairwise(checkpoints)), " checkpoints"):
         update = _moved(one.weights, other.weights)
         if not any(any(values) for kinds in update.values() for values in kinds.values()):
             raise AdminError(f"{other.name} has the same weights as {one.name}. Give different checkpoints of a run.")
@@ -89,7 +89,7 @@ def _of_fresh(subject: Fresh, settings: Settings) -> dict[str, Any]:
     gradient = _gradients(subject, model)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items() if NAME.search(key)}
     adam = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
-    for number in each("updates", range(settings.updates), " updates"):
+    for number in progress("updates", range(settings.updates), " updates"):
         adam.zero_grad()
         subject.loss(model, subject.samples[number % len(subject.samples)]).backward()
         adam.step()

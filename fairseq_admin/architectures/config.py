@@ -1,7 +1,7 @@
 """The options of our models, fairseq's and Admin's, and their default sizes."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from typing import Any, List, Optional, Type
 
@@ -138,52 +138,47 @@ def fill(args: Any, **defaults: Any) -> None:
             setattr(args, name, value)
 
 
-def _fill_stack(args: Any, side: str, layers: int, embed_dim: int, ffn_embed_dim: int, attention_heads: int) -> None:
-    sizes = {"layers": layers, "embed_dim": embed_dim, "ffn_embed_dim": ffn_embed_dim}
-    fill(args, **{f"{side}_{name}": size for name, size in {**sizes, "attention_heads": attention_heads}.items()})
+TRANSFORMER = {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8}
+"""The sizes of a stack of fairseq's `transformer` and `transformer_lm`."""
+ROBERTA = {"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12}
 
 
-def fill_sizes(
-    args: Any,
-    encoder_layers: int = 6,
-    decoder_layers: int = 6,
-    embed_dim: int = 512,
-    ffn_embed_dim: int = 2048,
-    attention_heads: int = 8,
-) -> None:
+def _fill_stack(args: Any, side: str, sizes: Mapping[str, int]) -> None:
+    fill(args, **{f"{side}_{name}": size for name, size in sizes.items()})
+
+
+def fill_sizes(args: Any, encoder_layers: int = 6, decoder_layers: int = 6, **sizes: int) -> None:
     """Set every missing size of a translation model, in place; a missing decoder width is the encoder's.
 
     Args:
         args: options.
-        encoder_layers, decoder_layers, embed_dim, ffn_embed_dim, attention_heads: the preset's sizes.
+        encoder_layers, decoder_layers: the preset's depths.
+        sizes: the preset's other sizes that differ from `TRANSFORMER`, of both stacks.
     """
-    _fill_stack(args, "encoder", encoder_layers, embed_dim, ffn_embed_dim, attention_heads)
-    fill_decoder(args, decoder_layers, args.encoder_embed_dim, args.encoder_ffn_embed_dim, attention_heads)
+    _fill_stack(args, "encoder", {**TRANSFORMER, **sizes, "layers": encoder_layers})
+    widths = {"embed_dim": args.encoder_embed_dim, "ffn_embed_dim": args.encoder_ffn_embed_dim}
+    fill_decoder(args, **{**sizes, **widths, "layers": decoder_layers})
 
 
-def fill_decoder(
-    args: Any, layers: int = 6, embed_dim: int = 512, ffn_embed_dim: int = 2048, attention_heads: int = 8
-) -> None:
+def fill_decoder(args: Any, **sizes: int) -> None:
     """Set every missing size of a decoder, in place; missing input and output widths are the embedding's.
 
     Args:
         args: options.
-        layers, embed_dim, ffn_embed_dim, attention_heads: the preset's sizes.
+        sizes: the preset's sizes that differ from `TRANSFORMER`.
     """
-    _fill_stack(args, "decoder", layers, embed_dim, ffn_embed_dim, attention_heads)
+    _fill_stack(args, "decoder", {**TRANSFORMER, **sizes})
     fill(args, decoder_input_dim=args.decoder_embed_dim, decoder_output_dim=args.decoder_embed_dim)
 
 
-def fill_masked(
-    args: Any, layers: int = 12, embed_dim: int = 768, ffn_embed_dim: int = 3072, attention_heads: int = 12
-) -> None:
+def fill_masked(args: Any, **sizes: int) -> None:
     """Set every missing option of a masked language model, in place, to the preset's value or else RoBERTa's.
 
     Args:
         args: options.
-        layers, embed_dim, ffn_embed_dim, attention_heads: the preset's sizes.
+        sizes: the preset's sizes that differ from `ROBERTA`.
     """
-    _fill_stack(args, "encoder", layers, embed_dim, ffn_embed_dim, attention_heads)
+    _fill_stack(args, "encoder", {**ROBERTA, **sizes})
     _fill_admin(args)
     if args.admin_scheme == "pre-ln":
         fill(args, layernorm_embedding=False)  # as fairseq's roberta_prenorm

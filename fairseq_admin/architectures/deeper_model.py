@@ -18,8 +18,8 @@ from ..fast.plain import plain_layers
 from ..fast.stacks import FastEncoder
 from ..method import provenance
 from ..method.extra_layers import MoreLayers, set_up
-from ..method.schemes import DEPTH_RULES, SCHEMES
-from ..rates import Slower, slow_down
+from ..method.schemes import SCHEMES
+from ..rates import LrGroup, set_lr_group
 from .config import DeeperOptions, fill, fill_masked, flat_encoder, nested
 from .masked_language_model import AdminMaskedEncoder, MaskedLMAdminModel
 from .presets import register_presets
@@ -73,20 +73,19 @@ class DeeperAdminModel(MaskedLMAdminModel):
     def __init__(self, args: Any, encoder: AdminMaskedEncoder, task: Any) -> None:
         super().__init__(args, encoder)
         self.pretrained = False
-        self._task: weakref.ref | None = weakref.ref(task)
+        self._task = weakref.ref(task)  # a copy of the model, as for --store-ema, copies no data
         self.more: MoreLayers | None = None
         if args.more_layers:
             # After RoBERTa's __init__, which draws the weights of every module that exists.
-            by_depth = args.admin_init in DEPTH_RULES
             cfg = _more_options(args)
-            self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary, by_depth)
+            self.more = (FastMoreLayers if wanted(cfg) else MoreLayers)(cfg, task.source_dictionary)
             speed_up(self.more, cfg, {"encoder": self.more})
-        self.slower: Slower | None = None
+        self.slower: LrGroup | None = None
         self.frozen = args.pretrained_lr_factor == 0
         if self.frozen:
             self.encoder.requires_grad_(False)
         elif args.pretrained_lr_factor != 1:
-            self.slower = slow_down(self.encoder.parameters(), "pretrained", args.pretrained_lr_factor)
+            self.slower = set_lr_group(self.encoder.parameters(), "pretrained", args.pretrained_lr_factor)
 
     @staticmethod
     def add_args(parser) -> None:
@@ -103,10 +102,6 @@ class DeeperAdminModel(MaskedLMAdminModel):
     @classmethod
     def make(cls, args, task):
         return cls(args, AdminMaskedEncoder(args, task.source_dictionary), task)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle everything but the task."""
-        return {**vars(self), "_task": None}
 
     def train(self, mode: bool = True) -> DeeperAdminModel:
         super().train(mode)
@@ -134,7 +129,7 @@ class DeeperAdminModel(MaskedLMAdminModel):
                 "--arch deeper_admin has no pre-trained encoder: no checkpoint was loaded. Give --finetune-from-model "
                 "CHECKPOINT."
             )
-        if self.slower and not self.slower.taken:
+        if self.slower and not self.slower.used:
             raise AdminError(
                 f"--pretrained-lr-factor {self.slower.factor} was given, and the optimizer has one rate for all. Give "
                 "--optimizer radam or adam_by_group (with --fp16 also --fp16-no-flatten-grads), or a factor of 0 or 1."
@@ -185,10 +180,6 @@ class DeeperAdminModel(MaskedLMAdminModel):
 
     def _set_up(self, more: MoreLayers) -> None:
         """Set the new layers up on the training set."""
-        if self._task is None:
-            raise AdminError(
-                "the model is a copy and has no training set to set its new layers up on. Build a new one."
-            )
         data, order = self._training_set(self._task())
         budget = max(self.cfg.admin_profile_tokens, max(map(data.num_tokens, order)))  # at least one sentence
         samples = (data.collater([data[i] for i in batch]) for batch in data.batch_by_size(order, budget))

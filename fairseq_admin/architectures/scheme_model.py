@@ -17,7 +17,7 @@ from ..method import clinic, initial_weights, provenance
 from ..method.norms import shortcut_norms
 from ..method.profiling import inputs, profile
 from ..method.schemes import DEPTH_RULES, RULES, SCHEMES, layers_of, stacks_of
-from ..method.state_dict import adopt, prune
+from ..method.state_dict import prune, upgrade_stock_state
 from ..method.state_dict import scheme as scheme_of
 from ..monitor.monitor import Monitor
 from ..pytorch.omega import omega_from_depth
@@ -180,7 +180,8 @@ class SchemeModel(BaseFairseqModel):
                 if model_cfg is not None:  # the options that the next checkpoint saves
                     setattr(model_cfg, f"{side}_layers", len(kept))
                     setattr(model_cfg, f"{side}_layers_to_keep", None)
-        adopt(state_dict, self.state_dict(), {side: len(layers_of(stack)) for side, stack in stacks.items()})
+        depths = {side: len(layers_of(stack)) for side, stack in stacks.items()}
+        upgrade_stock_state(state_dict, self.state_dict(), depths)
         for counter in (self.skipped_updates, self.monitor):
             counter.restart()  # fairseq has set the number of updates without a batch
         return super().load_state_dict(state_dict, strict)  # fairseq would prune by the options again

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bar import bar, each
+from ..bar import bar, progress
 from ..errors import AdminError
-from ..method.state_dict import OMEGA_INIT, STRAY
+from ..method.state_dict import LEGACY_KEYS, OMEGA_INIT
 from . import files
 from .building import refuse_not_finite
 from .checkpoint import Checkpoint
@@ -31,13 +31,12 @@ MOVING_AVERAGES = ("ema", "ema_fp32_params")
 """Entries of a checkpoint's `extra_state` by --store-ema: the moving average of the weights, and its float32 copy."""
 
 
-def newest(folder: Path, last: int, upto: int | None = None, by: str | None = None) -> list[Path]:
+def newest(folder: Path, last: int, by: str | None = None) -> list[Path]:
     """Find the last checkpoints of a run.
 
     Args:
         folder: the run's --save-dir.
         last: number of checkpoints.
-        upto: skip checkpoints after this epoch or update.
         by: "epochs" (checkpoint7.pt) or "updates" (checkpoint_3_900.pt). None: epochs if there are any.
 
     Returns:
@@ -59,24 +58,21 @@ def newest(folder: Path, last: int, upto: int | None = None, by: str | None = No
             "name the files."
         )
     kind = next(kind for kind in kinds if numbered[kind])
-    paths = [path for number, path in sorted(numbered[kind]) if upto is None or number <= upto]
+    paths = [path for _, path in sorted(numbered[kind])]
     if len(paths) < last:
-        bound = "" if upto is None else f" up to {upto}"
         raise AdminError(
-            f"{folder} holds {len(paths)} checkpoints numbered by {kind}{bound} and the last {last} were asked for. "
+            f"{folder} holds {len(paths)} checkpoints numbered by {kind} and the last {last} were asked for. "
             "Lower --last, or train with --keep-last-epochs or --keep-interval-updates that high."
         )
     return paths[-last:]
 
 
-def choose(
-    inputs: Sequence[Path], last: int | None = None, upto: int | None = None, by: str | None = None
-) -> list[Path]:
+def choose(inputs: Sequence[Path], last: int | None = None, by: str | None = None) -> list[Path]:
     """Resolve the inputs of the command line: the last checkpoints of one run folder, or the named files.
 
     Args:
         inputs: one run folder, or files.
-        last, upto, by: see `newest`; for a run folder only.
+        last, by: see `newest`; for a run folder only.
 
     Raises:
         AdminError: the inputs mix folders and files, or the folder holds too few checkpoints.
@@ -90,8 +86,8 @@ def choose(
         names = os.listdir(folders[0])  # refused without the right to; a search by pattern would find nothing
         in_recipes = not any(pattern.fullmatch(name) for name in names for pattern in NUMBERED.values())
         save_dir = folders[0] / "checkpoints" if in_recipes and "checkpoints" in names else folders[0]
-        return newest(save_dir, LAST if last is None else last, upto, by)
-    for option, value in (("--last", last), ("--upto", upto), ("--by", by)):
+        return newest(save_dir, LAST if last is None else last, by)
+    for option, value in (("--last", last), ("--by", by)):
         if value is not None:
             raise AdminError(
                 f"{option} chooses from a run folder, and {inputs[0]} is not one. Leave it out, or give a folder."
@@ -171,7 +167,7 @@ def average(paths: Sequence[Path]) -> Checkpoint:
             diverged.
     """
     checkpoints = []
-    for path in each("read", paths, " files"):  # a loop: an error in a comprehension would leave the bar open
+    for path in progress("read", paths, " files"):  # a loop: an error in a comprehension would leave the bar open
         checkpoints.append(Checkpoint.read(path))
     _refuse_misfits(checkpoints, [files.checksums(path) for path in paths])
     last = max(checkpoints, key=lambda checkpoint: checkpoint.updates)
@@ -198,7 +194,7 @@ def _ties(checkpoints: Sequence[Checkpoint], last: Checkpoint) -> list[list[str]
 
 def _mean(key: str, checkpoints: Sequence[Checkpoint], newest: Tensor) -> Tensor:
     """An entry's mean in the newest's type; the newest's own tensor if it is not averaged."""
-    if STRAY.search(key) or not newest.is_floating_point():
+    if LEGACY_KEYS.search(key) or not newest.is_floating_point():
         return newest
     summed = torch.zeros(newest.shape, dtype=torch.float64)
     for checkpoint in checkpoints:

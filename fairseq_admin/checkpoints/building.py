@@ -16,55 +16,29 @@ from torch.overrides import TorchFunctionMode
 
 from ..architectures.config import nested
 from ..errors import AdminError, line
-from ..method.state_dict import STRAY
+from ..method.state_dict import LEGACY_KEYS
 from .checkpoint import STACKS, Checkpoint
 
 
-def check(checkpoint: Checkpoint) -> None:
-    """Refuse missing entries, other shapes or types, and values that are not finite, before computing with them.
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Refuse weights that its model does not have, or that are not finite, before computing with them.
 
-    Names, shapes and types are compared with those of a model built from the options, before any value is read. If this
-    fairseq does not know the architecture, only the values are checked. Entries of an older fairseq are dropped.
+    If this fairseq does not know the architecture, only the values are checked. Entries that only an older fairseq
+    stores are dropped.
+
+    Args:
+        checkpoint: it gets copies of its weights, since a training may overwrite the file they are mapped from.
 
     Raises:
-        AdminError: an entry is wrong, or no model can be built.
+        AdminError: an entry is missing, unknown, of another shape or not finite, or no model can be built.
     """
-    if checkpoint.kind in STACKS:
-        _refuse_misfits(checkpoint)
-    checkpoint.state["model"] = copy.deepcopy(checkpoint.weights)  # out of the file, which a training may overwrite
-    for key in [key for key in checkpoint.weights if STRAY.search(key)]:
+    checkpoint.state["model"] = copy.deepcopy(checkpoint.weights)
+    for key in [key for key in checkpoint.weights if LEGACY_KEYS.search(key)]:
         del checkpoint.weights[key]
     for key, tensor in checkpoint.weights.items():
         refuse_not_finite(checkpoint.name, key, tensor)
-
-
-def _refuse_misfits(checkpoint: Checkpoint) -> None:
-    arguments = checkpoint.arguments
-    for stack, layers in checkpoint.layers.items():
-        if getattr(arguments, f"{stack}_layers") != layers:
-            raise AdminError(
-                f"{checkpoint.name}: its weights are of {layers} {stack} layers and its options of "
-                f"{getattr(arguments, f'{stack}_layers')}. Give the file that fairseq-train saved."
-            )
-    model = _unloaded(checkpoint)
-    weights = dict(checkpoint.weights)
-    model.upgrade_state_dict(weights)
-    for key, tensor in model.state_dict().items():
-        if STRAY.search(key):
-            continue
-        entry, expected = weights.get(key), tuple(tensor.shape)
-        if entry is None:
-            fault = "is missing"
-        elif tuple(entry.shape) != expected:
-            fault = f"has shape {tuple(entry.shape)}"
-        elif tensor.is_floating_point() and not entry.is_floating_point():
-            fault = f"is of {entry.dtype}"
-        else:
-            continue
-        raise AdminError(
-            f"{checkpoint.name}: {key} {fault}; {expected} was expected by its architecture {arguments._name}. "
-            "Give the file that fairseq-train saved."
-        )
+    if checkpoint.kind in STACKS:
+        build(checkpoint)
 
 
 def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
@@ -82,16 +56,17 @@ def build(
     """Build the model with its weights, float32, in evaluation mode.
 
     Args:
-        checkpoint: one that `check` has passed.
+        checkpoint: its weights must be the model's.
         source, target: its dictionaries; None: made-up words, as many as it has.
 
     Raises:
-        AdminError: the architecture is unknown, the model lacks an entry, or the dictionaries are another model's.
+        AdminError: the architecture is unknown, the weights are not the model's, or the dictionaries are another
+            model's.
     """
     model = _unloaded(checkpoint, source, target)
     try:
         model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
-    except RuntimeError as error:  # the file has entries that the model lacks
+    except (AdminError, RuntimeError) as error:  # torch's RuntimeError: missing, unexpected or of another shape
         reason = str(error).splitlines()[-1].strip()
         raise AdminError(f"{checkpoint.name}: {reason} Give the file that fairseq-train saved.") from None
     return model.eval()

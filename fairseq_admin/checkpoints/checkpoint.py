@@ -87,8 +87,8 @@ class Checkpoint:
 
     @cached_property
     def options(self) -> Options:
-        """The options it was trained with, by `options.read`."""
-        return options.read(self.state, self.name)
+        """The options it was trained with, by `options.read_options`."""
+        return options.read_options(self.state, self.name)
 
     @cached_property
     def kind(self) -> str | None:
@@ -151,7 +151,7 @@ class Checkpoint:
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """V, the number of rows in the embedding of each stack. (An adaptive one has a matrix per band.)"""
-        named = state_dict.of_stacks(self.weights)
+        named = state_dict.strip_roberta_prefix(self.weights)
         sizes = {}
         for stack in self.stacks:
             matrix = re.compile(rf"{stack}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")

@@ -19,7 +19,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from .. import fingerprint
-from ..bar import each
+from ..bar import progress
 from ..errors import AdminError, line
 from ..pytorch.folding import largest_difference
 from .building import build
@@ -132,7 +132,7 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
 def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterator[Tensor]:
     """Yield each batch's log-probabilities at its target positions, without padding. Shape (positions, V)."""
     with torch.no_grad():
-        for batch in each("compare", batches, " batches"):
+        for batch in progress("compare", batches, " batches"):
             scores = model.get_normalized_probs(model(*batch), log_probs=True)
             yield scores[batch.prev_output_tokens.ne(PAD)]
 

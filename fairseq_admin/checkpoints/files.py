@@ -88,10 +88,6 @@ def read(path: Path) -> dict[str, Any]:
         raise AdminError(f"{path}: not a whole checkpoint ({line(error)}). Copy or train it again.") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise AdminError(f"{path}: a torch file, but not a fairseq checkpoint (it has no entry 'model'). {GIVE}")
-    for key, tensor in state["model"].items():
-        plain_layout = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
-        if not plain_layout or tensor.is_quantized or tensor.device.type != "cpu":
-            raise AdminError(f"{path}: {key} of its model is not a plain tensor, which fairseq-train saves. {GIVE}")
     if clinic.rename(state["model"]):
         state["args"] = argparse.Namespace(**{**plain(state.get("args")), **clinic.OPTIONS})
     return state
@@ -119,7 +115,7 @@ def saved(state: Mapping[str, Any], path: Path) -> Iterator[Path]:
     Raises:
         AdminError: the path cannot be written, or the disk is full.
     """
-    outputs.check(path)
+    outputs.check_writable(path)
     with outputs.replacing(path) as part:
         with outputs.writing(path, RuntimeError):  # torch's own, of a full disk
             torch.save(state, part)

@@ -27,10 +27,10 @@ from torch import Tensor
 from .. import fingerprint
 from ..errors import AdminError
 from ..method import provenance
-from ..method.state_dict import OMEGA_DELTA, OMEGA_INIT, STRAY, layers
+from ..method.state_dict import LEGACY_KEYS, OMEGA_DELTA, OMEGA_INIT, layers
 from ..pytorch import folding
 from ..version import __version__
-from .building import check
+from .building import check_weights
 from .checkpoint import FOLD, Checkpoint
 from .stock import max_positions, stock_options
 
@@ -54,25 +54,21 @@ SHORTCUT_SCALE = ".shortcut_scale"
 BRANCH_SCALE = ".branch_scale"
 
 
-def fold(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype = torch.float32,
-    min_omega: float | None = None,
-    languages: tuple[str, str] | None = None,
+def fold_checkpoint(
+    checkpoint: Checkpoint, min_omega: float | None = None, languages: tuple[str, str] | None = None
 ) -> Checkpoint:
     """Turn a checkpoint of one of our models into a stock one, without optimizer state, that loads without the plugin.
 
     Args:
         checkpoint: the checkpoint, which is not changed.
-        dtype: type of the stored weights.
         min_omega: clamp smaller |ω| to this. None: refuse |ω| below folding.SMALLEST.
         languages: source and target language, for the options. None: those that the checkpoint names, if any.
 
     Raises:
-        AdminError: the checkpoint is damaged or not of one of our models; no stock Transformer computes its scheme; an
-            ω is too small to divide by; or `dtype` cannot hold a folded weight.
+        AdminError: the checkpoint is damaged or not of one of our models; no stock Transformer computes its scheme; or
+            an ω is too small to divide by.
     """
-    check(checkpoint)
+    check_weights(checkpoint)
     _refuse_unfoldable(checkpoint)
     folded = fold_weights(checkpoint, min_omega or folding.SMALLEST, clamp=min_omega is not None)
     first = [stack for stack in checkpoint.stacks if _embedding_scaled(folded, checkpoint.weights, stack)]
@@ -80,7 +76,7 @@ def fold(
     changed |= dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False) if first else {}
     changed |= dict(zip(("source_lang", "target_lang"), languages or ()))
     options = stock_options(checkpoint, **changed)
-    weights = fingerprint.with_fingerprints(_cast(folded, dtype), checkpoint.text)
+    weights = fingerprint.with_fingerprints(_in_float32(folded), checkpoint.text)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": checkpoint.updates}
     note = {"version": __version__, "scheme": checkpoint.scheme_name, "provenance": checkpoint.record}
     return Checkpoint(
@@ -130,7 +126,7 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
     folded = {
         key: tensor
         for key, tensor in weights.items()
-        if not key.endswith(scales) and key != provenance.KEY and not STRAY.search(key)
+        if not key.endswith(scales) and key != provenance.KEY and not LEGACY_KEYS.search(key)
     }
 
     def scale_output(module: str, factor: Tensor) -> None:
@@ -204,18 +200,12 @@ def _scaled_sublayers(weights: Mapping[str, Tensor]) -> Iterator[_Sublayer]:
                 norm_before = norm
 
 
-def _cast(weights: Mapping[str, Tensor], dtype: torch.dtype) -> OrderedDict[str, Tensor]:
-    """Cast every floating tensor to `dtype`. Entries that are one tensor, such as tied embeddings, stay one."""
-    seen: dict[tuple[int, torch.Size], Tensor] = {}
+def _in_float32(weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
+    """Cast every floating tensor. Entries that are one tensor, such as tied embeddings, stay one."""
+    cast: dict[tuple[int, torch.Size], Tensor] = {}
     result: OrderedDict[str, Tensor] = OrderedDict()
     for key, tensor in weights.items():
         if tensor.is_floating_point():
-            cast = seen.setdefault((tensor.data_ptr(), tensor.shape), tensor.to(dtype))
-            if not cast.isfinite().all():
-                raise AdminError(
-                    f"{key} reaches {tensor.abs().max().item():.3g} when folded, more than {dtype} holds "
-                    f"({torch.finfo(dtype).max:.3g}). Fold with --dtype fp32."
-                )
-            tensor = cast
+            tensor = cast.setdefault((tensor.data_ptr(), tensor.shape), tensor.float())
         result[key] = tensor
     return result

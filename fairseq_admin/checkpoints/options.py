@@ -18,7 +18,7 @@ class Options(NamedTuple):
     criterion: dict[str, Any]
 
 
-def read(state: dict[str, Any], name: str) -> Options:
+def read_options(state: dict[str, Any], name: str) -> Options:
     """Read the options in a checkpoint's contents.
 
     Args:

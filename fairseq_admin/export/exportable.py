@@ -5,7 +5,6 @@ T units of a sentence   V vocabulary
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,22 +13,15 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from .. import fingerprint
-from ..checkpoints.building import check
+from ..checkpoints.building import check_weights
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.equivalence import EOS, PAD, Batch, random_batches, real_batches
-from ..checkpoints.fold import fold
+from ..checkpoints.fold import fold_checkpoint
 from ..checkpoints.stock import attributes, stock_options
 from ..errors import AdminError
 from ..text.assets import Assets
 from ..text.bpe import CODES
 from ..text.tokens import FILE, Text
-
-PLAIN = re.compile(
-    r"(encoder|decoder)\.(version|embed_tokens\.weight|embed_positions\.weight|layernorm_embedding\.(weight|bias)"
-    r"|layer_norm\.(weight|bias)|layers\.\d+\.((self_attn|encoder_attn)\.(q|k|v|out)_proj|fc1|fc2"
-    r"|(self_attn|encoder_attn|final)_layer_norm)\.(weight|bias))|decoder\.output_projection\.weight"
-)
-"""Names of a plain Transformer's weights. No engine computes anything else."""
 
 BOUND = 1e-4
 """Largest difference of a log-probability in float32. An 18L-18L model had 1.4e-5, from the order of sums."""
@@ -64,13 +56,13 @@ def stock(checkpoint: Checkpoint) -> Checkpoint:
         AdminError: the model is of neither kind, is damaged, or cannot be folded.
     """
     if checkpoint.kind == "transformer_admin":
-        return fold(checkpoint)
+        return fold_checkpoint(checkpoint)
     if checkpoint.kind != "transformer":
         raise AdminError(
             f"{checkpoint.name}: its architecture is {checkpoint.options.model.get('_name')}; transformer_admin or "
             "fairseq's transformer was expected. Nothing else can be exported."
         )
-    check(checkpoint)
+    check_weights(checkpoint)
     return Checkpoint({"args": stock_options(checkpoint), "model": dict(checkpoint.weights)})
 
 
@@ -85,12 +77,6 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
         AdminError: the model is of another kind or damaged, or its dictionaries are missing or another model's.
     """
     plain = stock(checkpoint)
-    for key in plain.weights:
-        if not PLAIN.fullmatch(key):
-            raise AdminError(
-                f"{checkpoint.name} holds {key}, which is not part of a plain Transformer, and no other engine "
-                "computes more than that. It cannot be exported."
-            )
     options = Namespace(**plain.state["args"])
     options.task = "translation"  # whatever its task was, the model translates
     assets.expected = checkpoint.text

@@ -5,24 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from .. import outputs
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..packages import need
-from ..text.assets import NOTED, Assets
-from ..text.bpe import CODES, in_pieces
-from ..text.tokens import FILE
+from ..text.assets import FINGERPRINTS, POSITIONS, Assets
 from . import ctranslate2, huggingface
-from .exportable import prepare
-
-
-class Exported(NamedTuple):
-    """What was checked, in words, and notes for the user."""
-
-    summary: str
-    notes: list[str]
+from .exportable import BOUND, prepare
 
 
 def export(
@@ -31,8 +21,8 @@ def export(
     output: Path,
     assets: Assets | None = None,
     quantization: str | None = None,
-    tolerance: float | None = None,
-) -> Exported:
+    tolerance: float = BOUND,
+) -> tuple[str, list[str]]:
     """Write a folder for an engine, with the dictionaries and other files that the text needs.
 
     Args:
@@ -41,13 +31,16 @@ def export(
         output: the folder to write, new or empty.
         assets: its dictionaries, and codes and text.json if they are there. None: the files next to the checkpoint.
         quantization: CTranslate2's name for the type of the stored weights. None: float32.
-        tolerance: largest difference of log-probabilities in float32. None: exportable.BOUND.
+        tolerance: largest difference of log-probabilities in float32.
+
+    Returns:
+        What was checked, in words, and notes for the user.
 
     Raises:
         AdminError: the model cannot be exported, or not exactly enough, or the folder cannot be written.
     """
     if engine == "ctranslate2":
-        ctranslate2.refuse_unknown(quantization)
+        need("ctranslate2")
     else:
         need("transformers")
         if quantization:
@@ -65,11 +58,8 @@ def export(
             content = path.read_bytes()
             with outputs.writing(output):
                 (folder / name).write_bytes(content)
+        positions = min(model.options.max_source_positions, model.options.max_target_positions)
         with outputs.writing(output):
-            (folder / NOTED).write_text(json.dumps(model.fingerprints, indent=1) + "\n", encoding="utf-8")
-    needed = [*([CODES] if in_pieces(model.source.symbols) else []), FILE]
-    if missing := [name for name in needed if name not in model.files]:
-        notes.append(
-            f"found no {' and no '.join(missing)}, which `fairseq-admin translate {output}` needs for raw text."
-        )
-    return Exported(summary, notes)
+            noted = {**model.fingerprints, POSITIONS: str(positions)}
+            (folder / FINGERPRINTS).write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
+    return summary, notes

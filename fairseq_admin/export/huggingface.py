@@ -20,30 +20,23 @@ from ..checkpoints.equivalence import EOS, PAD, log_probabilities
 from ..errors import AdminError
 from ..packages import need
 from . import tokenizer
-from .exportable import BOUND, Exportable, batches, refuse_unlike
+from .exportable import Exportable, batches, refuse_unlike
 
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_accurate": "gelu_new",
-    "gelu_fast": "gelu_new",
-    "tanh": "tanh",
-    "linear": "linear",
-}
-"""All values of --activation-fn, and transformers' names for them."""
+ACTIVATIONS = {"gelu_accurate": "gelu_new", "gelu_fast": "gelu_new"}
+"""transformers' names for values of --activation-fn, if they differ."""
 
 BOS, LONGEST = 0, 200
 """Index of <s>; largest number of units in a translation, as in fairseq-generate."""
 
 
-def write(model: Exportable, output: Path, folder: Path, tolerance: float | None) -> tuple[str, list[str]]:
+def write(model: Exportable, output: Path, folder: Path, tolerance: float) -> tuple[str, list[str]]:
     """Write the folder and check it. It gets a tokenizer if FSMTTokenizer does what text.json says.
 
     Args:
         model: the model to export.
         output: the folder's name in messages.
         folder: the folder to write, which does not exist yet.
-        tolerance: largest difference. None: BOUND.
+        tolerance: largest difference.
 
     Returns:
         What was checked, in words, and notes.
@@ -52,7 +45,7 @@ def write(model: Exportable, output: Path, folder: Path, tolerance: float | None
         AdminError: FSMT does not compute this model; or the disk is full.
     """
     logs = need("transformers").utils.logging
-    logs.set_verbosity_error()  # `check` finds what matters
+    logs.set_verbosity_error()  # `compare` finds what matters
     logs.disable_progress_bar()
     refuse_other_kinds(model.options)
     from safetensors import SafetensorError  # with transformers
@@ -60,8 +53,8 @@ def write(model: Exportable, output: Path, folder: Path, tolerance: float | None
     with outputs.writing(output, SafetensorError):
         folder.mkdir()
         convert(model, folder)
-    largest, positions = check(model, folder)
-    refuse_unlike(largest, BOUND if tolerance is None else tolerance, f"{positions} positions")
+    largest, positions = compare(model, folder)
+    refuse_unlike(largest, tolerance, f"{positions} positions")
     reason = tokenizer.unlike(model)
     if reason is None:
         with outputs.writing(output):
@@ -87,9 +80,10 @@ def refuse_other_kinds(options: Namespace) -> None:
         "it is a Pre-LN Transformer (--encoder-normalize-before or the decoder's) and FSMT is Post-LN": before,
         "its positions are learned (--encoder-learned-pos or the decoder's) and FSMT's are sinusoidal": learned,
         "it normalises its embeddings (--layernorm-embedding) and FSMT does not": options.layernorm_embedding,
-        "its encoder and its decoder are not of one width (--encoder-embed-dim, --decoder-embed-dim)": (
-            options.encoder_embed_dim != options.decoder_embed_dim
+        "it has several widths (--encoder-embed-dim, --decoder-embed-dim, --decoder-output-dim) and FSMT has one": (
+            len({options.encoder_embed_dim, options.decoder_embed_dim, options.decoder_output_dim}) > 1
         ),
+        "it has an adaptive softmax (--adaptive-softmax-cutoff) and FSMT has none": options.adaptive_softmax_cutoff,
     }
     if reasons := [reason for reason, holds in differences.items() if holds]:
         raise AdminError(f"this model is not an FSMT: {'; '.join(reasons)}. Export it --to ctranslate2.")
@@ -128,7 +122,7 @@ def convert(model: Exportable, folder: Path) -> None:
             src_vocab_size=len(source),
             tgt_vocab_size=len(target),
             d_model=options.decoder_embed_dim,
-            activation_function=ACTIVATIONS[options.activation_fn],
+            activation_function=ACTIVATIONS.get(options.activation_fn, options.activation_fn),
             max_position_embeddings=min(options.max_source_positions, options.max_target_positions),
             dropout=options.dropout,
             attention_dropout=options.attention_dropout,
@@ -147,7 +141,7 @@ def convert(model: Exportable, folder: Path) -> None:
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # only the owner may read that
 
 
-def check(model: Exportable, folder: Path) -> tuple[float, int]:
+def compare(model: Exportable, folder: Path) -> tuple[float, int]:
     """Load the folder and compare it. Returns the largest difference, and the number of target positions."""
     fsmt = need("transformers").AutoModelForSeq2SeqLM.from_pretrained(str(folder), local_files_only=True).eval()
     tests = batches(model)

@@ -26,7 +26,7 @@ from ..version import __version__
 from . import initial_weights, provenance
 from .norms import shortcut_norms
 from .profiling import from_first_rank, observe
-from .schemes import SCHEMES
+from .schemes import DEPTH_RULES, SCHEMES
 from .stacks import AdminEncoder
 
 logger = logging.getLogger(__name__)
@@ -40,10 +40,9 @@ class MoreLayers(AdminEncoder):
     Args:
         cfg: the options of the new layers, as fairseq's layers read them.
         dictionary: the encoder's.
-        rule_by_depth: whether --admin-init sets ω from the depth.
     """
 
-    def __init__(self, cfg: Any, dictionary: Any, rule_by_depth: bool = False) -> None:
+    def __init__(self, cfg: Any, dictionary: Any) -> None:
         super().__init__(cfg, dictionary, nn.Embedding(1, cfg.encoder.embed_dim, padding_idx=0))
         self.padding_idx = dictionary.pad()
         del self.embed_tokens
@@ -51,7 +50,7 @@ class MoreLayers(AdminEncoder):
         initial_weights.draw(cfg.admin_scheme, {"encoder": self})
         self.register_buffer(provenance.KEY, torch.zeros(provenance.LENGTH))
         self.by_norm = cfg.admin_scheme == "dt-fixup"
-        self.measured = self.by_norm or (self.scheme.omega and not rule_by_depth)
+        self.measured = self.by_norm or (self.scheme.omega and cfg.admin_init not in DEPTH_RULES)
         if not self.measured:
             norms = shortcut_norms(self) if self.scheme.omega else []
             for norm in norms:

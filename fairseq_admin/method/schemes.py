@@ -29,9 +29,6 @@ SIDES = ("encoder", "decoder")
 PerStack = tuple[float, float]
 """A number for the encoder and one for the decoder."""
 
-DEPTH_RULES = ("log", "constant")
-"""The rules that set omega by the depth alone."""
-RULES = ("reference", "paper", *DEPTH_RULES)
 FFN_LAWS = ("xavier", "stock")
 """Initial feed-forward weights: Xavier-uniform with zero bias, as in fairseq until 0.10, or today's."""
 

@@ -21,10 +21,10 @@ FIRST_DELTA = f".layers.0.self_attn_layer_norm{OMEGA_DELTA}"
 """The key that the first norm of a stack lacks: its ω is not trained."""
 
 # fairseq up to 0.12.2 also stores a position buffer's type, and copies of weights for an inference path.
-STRAY = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
+LEGACY_KEYS = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias))$")
 
 
-def of_stacks(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def strip_roberta_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename RoBERTa's encoder.sentence_encoder to encoder, as in a Transformer. Returns a copy, same tensors."""
     return {key.replace("encoder.sentence_encoder.", "encoder.", 1): tensor for key, tensor in state.items()}
 
@@ -46,7 +46,7 @@ def scheme(state: Mapping[str, Tensor]) -> str:
     """
     if provenance.KEY in state:
         return (provenance.decode(state[provenance.KEY]) or {}).get("scheme", "admin")
-    state = of_stacks(state)
+    state = strip_roberta_prefix(state)
     before = {side: f"{side}.layer_norm.weight" in state for side in ("encoder", "decoder") if layers(state, side)}
     if all(before.values()) or not any(before.values()):
         return "pre-ln" if any(before.values()) else "post-ln"
@@ -55,7 +55,7 @@ def scheme(state: Mapping[str, Tensor]) -> str:
 
 def layers(state: Mapping[str, Tensor], stack: str) -> int:
     """The number of layers of a stack, "encoder", "decoder" or "more", in a state dict."""
-    return len({key.split(".")[2] for key in of_stacks(state) if key.startswith(f"{stack}.layers.")})
+    return len({key.split(".")[2] for key in strip_roberta_prefix(state) if key.startswith(f"{stack}.layers.")})
 
 
 def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -> None:
@@ -96,7 +96,9 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
     logger.info("Admin: of the %s's %d layers %s were kept", stack, len(numbers), ",".join(map(str, sorted(kept))))
 
 
-def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]) -> None:
+def upgrade_stock_state(
+    state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], depths: Mapping[str, int]
+) -> None:
     """Prepare a state dict for loading, in place: check its depth, drop entries that only an older fairseq stores, and
     add ω = 1 to a stock Post-LN Transformer's if the model has ω.
 
@@ -108,7 +110,7 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
     Raises:
         AdminError: the depth differs, or a Pre-LN Transformer is to become Admin.
     """
-    named = of_stacks(state)
+    named = strip_roberta_prefix(state)
     for stack, expected_layers in depths.items():
         held = layers(state, stack)
         if held != expected_layers:
@@ -116,7 +118,7 @@ def adopt(state: MutableMapping[str, Tensor], expected: Mapping[str, Tensor], de
                 f"the checkpoint's {stack} has {held} layers and the model's has {expected_layers}. Use the "
                 f"checkpoint's --{stack}-layers {held} (or its --arch), or another --save-dir to start again."
             )
-    for key in [key for key in state if key not in expected and STRAY.search(key)]:
+    for key in [key for key in state if key not in expected and LEGACY_KEYS.search(key)]:
         del state[key]
     if any(key.endswith(OMEGA_INIT) for key in state) or not any(key.endswith(OMEGA_INIT) for key in expected):
         return
@@ -149,7 +151,7 @@ def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         has shape (C,), float64. Empty if the model has no ω.
     """
     stacks: dict[str, dict[str, Tensor]] = {}
-    state = of_stacks(state)
+    state = strip_roberta_prefix(state)
     for key, tensor in state.items():
         if key.endswith(OMEGA_INIT):
             norm = key[: -len(OMEGA_INIT)]

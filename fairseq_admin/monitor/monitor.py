@@ -32,11 +32,6 @@ PRIORITY = 600
 """Place of the values in fairseq's log: after the gradient's norm, before the times."""
 
 
-def first_rank() -> bool:
-    """Whether this process logs."""
-    return distributed_utils.get_global_rank() == 0
-
-
 def gradient_norms(model: Any) -> dict[str, Tensor]:
     """The norm of the gradients of all weights ("model"), and of the layers of each stack, in float32.
 
@@ -130,7 +125,7 @@ class Monitor:
         Args:
             num_updates: the number of updates so far.
         """
-        if not self.every or not first_rank():
+        if not self.every or distributed_utils.get_global_rank() != 0:
             return
         ended, self.ended = self.ended, False
         broken = not all(probe.whole for probe in self.probes.values())

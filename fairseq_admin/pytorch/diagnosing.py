@@ -25,7 +25,8 @@ from ..errors import AdminError
 from .attaching import attach, attached
 from .batch import by_name
 from .profiling import profile
-from .trace import undisturbed, why_no_norm
+from .sites import grouped
+from .trace import undisturbed
 
 KINDS = [(None, False), (None, True), ("constant", True), ("log", True), ("reference", True)]
 """A rule, or None for the model as it is; and whether the rate warms up, for a quarter of the steps."""
@@ -151,13 +152,11 @@ class Trainer:
 
 def look(trainer: Trainer, rate: float) -> tuple[list[str], float]:
     """What may keep the model, or omega, from working, by two steps at the full rate; the seconds of one."""
-    model, seen = trainer.copy(), []
-    stacks = [[site.name for site in stack] for stack in attached(trainer.copy("constant"))[1].stacks]
-    if single := [stack[0] for stack in stacks if len(stack) == 1]:
+    model, seen, record = trainer.copy(), [], attached(trainer.copy("constant"))[1]
+    if single := [stack[0].name for stack in record.stacks if len(stack) == 1]:
         seen.append(f"Stacks of one sub-layer, where omega is 1: {', '.join(single)}.")
-    norms = {name for name, module in model.named_modules() if why_no_norm(module) == ""}
-    if skipped := norms.difference(*stacks):
-        seen.append(f"Norms without omega, as they do not read a sum x + f(x) alone: {', '.join(sorted(skipped))}.")
+    if record.reasons:
+        seen.append(f"Norms without omega: {grouped(record.reasons)}.")
     before = {name: w.detach().clone() for name, w in model.named_parameters() if w.dim() > 1 and w.any()}
     looks = [(weight.shape, weight.double().norm().item()) for weight in before.values()]
     most = max(looks, key=looks.count)

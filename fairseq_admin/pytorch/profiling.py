@@ -61,7 +61,7 @@ class Batch:
                 cut[name] = value.narrow(axis, 0, sentences)
         return cut if self.keywords else tuple(cut.values())
 
-    def real(self, inputs: frozenset[str], x: Tensor) -> Tensor | None:
+    def real(self, inputs: set[str], x: Tensor) -> Tensor | None:
         """The indices of a stack's positions that are not padding, as far as is known. None: of all.
 
         Args:
@@ -124,8 +124,7 @@ def measure(root: nn.Module, attachment: Attached, samples: Batch, rule: str, se
     measures: dict[Site, StackMeasure] = {}
 
     def observe(first: Site, site: Site, norm: nn.Module, inputs: tuple) -> None:
-        total = inputs[0]
-        x = site.shortcut(total).reshape(total.shape)
+        x, total = (tensor.movedim(site.axis, -1) for tensor in (site.shortcut(inputs[0]), inputs[0]))
         if site is first:
             measures[first] = StackMeasure(rule, samples.real(first.inputs, x))
         if first not in measures:

@@ -6,11 +6,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ..analysis import curves, dependency, figure, omega, output_change
+from ..analysis import dependency, figure, omega, output_change
 from ..errors import AdminError, line
 from ..packages import need
 from ..version import __version__
-from . import tables
+from . import curves, tables
 from .runs import Run
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ def _pictures(runs: list[Run], colours: list[str]) -> dict[str, list[Picture]]:
     }
     pictures: dict[str, list[Picture]] = {"curves": [], "omega": [], "dependency": [], "output-change": []}
     if logs:
-        svg = figure.svg(lambda result: curves.draw(result, looks), {"runs": curves.of_logs(logs)})
+        svg = figure.svg(lambda result: curves.draw(result, looks), logs)
         pictures["curves"].append((svg, "", None))
     for number, run in enumerate(runs):
         if run.omega:

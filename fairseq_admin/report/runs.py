@@ -8,18 +8,48 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import logs
-from ..analysis import curves, omega
+from ..analysis import omega
 from ..checkpoints import averaging
 from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
+from ..checkpoints.options import plain
 from ..errors import AdminError, line
 from ..method import state_dict
 from ..method.schemes import SCHEMES
-from .samples import Sample, read_samples
-from .training_options import options_of
+from . import curves
+
+SECTIONS = {
+    "model": (
+        *("_name", "admin_scheme", "admin_init", "encoder_layers", "decoder_layers"),
+        *("more_layers", "more_scheme", "more_dropout", "pretrained_lr_factor", "profile_sentences"),
+        *("encoder_embed_dim", "decoder_embed_dim", "encoder_ffn_embed_dim", "decoder_ffn_embed_dim"),
+        *("encoder_attention_heads", "decoder_attention_heads", "dropout", "attention_dropout", "activation_dropout"),
+        *("share_all_embeddings", "share_decoder_input_output_embed", "layernorm_embedding"),
+    ),
+    "task": ("_name", "source_lang", "target_lang", "data"),
+    "criterion": ("_name", "label_smoothing"),
+    "optimizer": ("_name", "adam_betas", "weight_decay"),
+    "lr_scheduler": ("_name", "warmup_updates"),
+    "optimization": ("lr", "clip_norm", "update_freq", "max_update", "max_epoch"),
+    "dataset": ("max_tokens", "batch_size"),
+    "distributed_training": ("distributed_world_size",),
+    "common": ("seed", "fp16", "memory_efficient_fp16", "bf16", "amp", "cpu", "user_dir"),
+}
+"""The options shown, by section of fairseq's configuration."""
+
+NAMED = {"model": "arch", "optimizer": "optimizer", "lr_scheduler": "lr_scheduler"}
+"""The command line's option for the `_name` of a section, if it is not the section's name."""
+
+
+class Sample(NamedTuple):
+    """A sentence, its translation by one run, and the reference."""
+
+    source: str
+    hypothesis: str
+    reference: str
 
 
 @dataclass(eq=False)
@@ -65,7 +95,7 @@ class Run:
         parts: dict[str, tuple[Any, str]] = {
             "curves": (self.log, curves.no_log(self.folder)),
             "scores": (self.score, f"{self.folder} has no score.json, which a recipe writes."),
-            "translations": (self.samples, f"No translations: fairseq-generate … | tee {self.folder}/generate.txt"),
+            "translations": (self.samples, f"{self.folder} has no translations in run.json, which a recipe writes."),
             "omega": (self.omega, no_omega),
             "fold": (self.fold, self.unfoldable or f"Not checked: {fold}"),
         }
@@ -101,8 +131,6 @@ def read_run(folder: Path, name: str) -> Run:
             "expected: a recipe's, or fairseq-train's --save-dir."
         )
     about, fold = _json(folder / "run.json"), folder / "fold.txt"
-    if not _is_recipes(about):
-        raise AdminError(f"{folder / 'run.json'} was not written by a recipe. Move it away for a report without it.")
     analyses: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((folder / "analysis").glob("*.json")):
         result = _json(path)
@@ -114,7 +142,7 @@ def read_run(folder: Path, name: str) -> Run:
         checkpoint=checkpoint,
         score=_json(folder / "score.json"),
         about=about,
-        samples=read_samples(folder, about.get("samples", [])),
+        samples=[Sample(**sample) for sample in about.get("samples") or []],
         fold=fold.read_text(encoding="utf-8", errors="replace").strip() if fold.exists() else "",
         analyses=analyses,
     )
@@ -146,7 +174,7 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
         new = checkpoint.more["scheme"]
         title += f", new layers {SCHEMES[new].title if new in SCHEMES else new}"
         layers = {side: state_dict.layers(checkpoint.weights, side) for side in ("encoder", "more")}
-    run.options = options_of(checkpoint)
+    run.options = _options(checkpoint)
     run.model = {
         "scheme": scheme,
         "title": title,
@@ -164,14 +192,20 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
         run.unfoldable = f"{title} cannot be folded."
 
 
-def _is_recipes(about: dict[str, Any]) -> bool:
-    """Whether a run.json has the shape of a recipe's; other programs write files of this name."""
-    samples, texts = about.get("samples") or [], dict.fromkeys(Sample._fields, str)
-    return (
-        all(isinstance(about.get(key) or {}, dict) for key in ("versions", "paper"))
-        and isinstance(samples, list)
-        and all(isinstance(it, dict) and {key: type(text) for key, text in it.items()} == texts for it in samples)
-    )
+def _options(checkpoint: Checkpoint) -> dict[str, str]:
+    """The options by name, as on fairseq's command line, without those that are off or not set."""
+    args, cfg = checkpoint.state.get("args"), checkpoint.state.get("cfg") or {}
+    options = {}
+    for section, names in SECTIONS.items():
+        config = vars(args) if args is not None else plain(cfg.get(section))
+        for name in names:
+            option = NAMED.get(section, section) if name == "_name" else name
+            value = config.get(option if args is not None and name == "_name" else name)
+            if isinstance(value, (list, tuple)):
+                value = ",".join(map(str, value))
+            if value not in (None, False, "", 0, "0"):
+                options[f"--{option.replace('_', '-')}"] = "on" if value is True else str(value)
+    return options
 
 
 def _json(path: Path) -> dict[str, Any]:

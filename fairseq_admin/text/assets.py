@@ -1,11 +1,15 @@
-"""The files next to a model that tell how its text is prepared: dictionaries, text.json, the merges of its units."""
+"""The files next to a model that tell how its text is prepared: dictionaries, text.json, the merges of its units.
+
+A text has two folders: one with merges, settings and dictionaries, and in it `bin`, with fairseq's data.
+fairseq-preprocess writes the dictionaries next to its data, so a file may be in either folder. The user names one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +17,6 @@ from typing import TYPE_CHECKING
 from .. import fingerprint
 from ..errors import AdminError, line
 from .bpe import CODES
-from .folders import files_in, folders
 from .tokens import FILE, Text
 
 if TYPE_CHECKING:
@@ -22,15 +25,40 @@ if TYPE_CHECKING:
 BINARISED = re.compile(r"[^.]+\.(.+)-(.+)\.(?:\1|\2)\.idx")
 """fairseq-preprocess's file names, such as train.de-en.de.idx."""
 
-NOTED = "fingerprints.json"
+FINGERPRINTS = "fingerprints.json"
 """The file with the fingerprints of the text, in an exported folder."""
+POSITIONS = "positions"
+"""The entry of that file with the number of positions, which CTranslate2 does not tell."""
 
 Pair = tuple[str | None, str | None]
 """Source and target language; None where unknown."""
 
 
+def folders(named: Path) -> list[Path]:
+    """The folder that the user named, and the other one."""
+    is_bin = named.absolute().name == "bin"
+    return [named, Path(os.path.normpath(named / "..")) if is_bin else named / "bin"]
+
+
+def binarised(name: str) -> Path:
+    """Find the folder with binarised data. If there is none: `bin` if it exists, or else the named folder.
+
+    Args:
+        name: the named folder, as the command line has it.
+    """
+    named = Path(name)
+    nowhere = named / "bin" if (named / "bin").is_dir() else named
+    return next((folder for folder in folders(named) if any(folder.glob("*.idx"))), nowhere)
+
+
+def files_in(places: Iterable[Path]) -> list[Path]:
+    """List the files of a model's text in these folders: merges, settings, dictionaries, binarised data."""
+    patterns = (CODES, FILE, "dict.*.txt", "*.*-*.*.idx", "*.*-*.*.bin")
+    return [path for place in places for pattern in patterns for path in place.glob(pattern)]
+
+
 class Assets:
-    """The files of one model's text. They are in the folders that the user names (folders.py), or next to the model."""
+    """The files of one model's text, in the two `folders` that the user names, or next to the model."""
 
     def __init__(
         self, model: Path, data: Path | None = None, codes: Path | None = None, languages: Pair = (None, None)
@@ -194,8 +222,10 @@ def _fingerprints(path: Path, name: str) -> list[str]:
 def _read_fingerprints(folder: Path) -> dict[str, str]:
     """The fingerprints in an exported folder; none if another program wrote it."""
     try:
-        return {**json.loads((folder / NOTED).read_text(encoding="utf-8"))}
+        return {**json.loads((folder / FINGERPRINTS).read_text(encoding="utf-8"))}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError):
-        raise AdminError(f"{folder / NOTED} holds no fingerprints of the text. Export the folder again.") from None
+        raise AdminError(
+            f"{folder / FINGERPRINTS} holds no fingerprints of the text. Export the folder again."
+        ) from None

@@ -1,1 +1,1 @@
-"""`fairseq-admin translate`: raw text in, raw text out, by any of three engines."""
+"""`fairseq-admin translate`: raw text in, raw text out, by fairseq or CTranslate2."""

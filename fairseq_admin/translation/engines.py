@@ -1,24 +1,18 @@
-"""One interface for three engines: fairseq's checkpoints, CTranslate2's folders, Hugging Face's FSMT folders.
+"""One interface for two engines: fairseq's checkpoints and CTranslate2's folders.
 
 They search alike: beam search that ends when the beam is full of complete hypotheses; scores divided by a power of the
 length, end of sentence included; at most MORE units longer than the source. This file imports neither torch nor
 fairseq, because CTranslate2 needs neither.
-
-    B sentences   T target units
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import AdminError
 from ..text.assets import Assets
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
-    from torch import Tensor
 
 MORE = 200
 """Units by which a translation may be longer than its source: fairseq's bound for a translation of any source."""
@@ -28,8 +22,8 @@ class Hypothesis(NamedTuple):
     """A translation, and its log-probability (natural logarithm) divided by its length to the length penalty."""
 
     score: float
-    units: str
-    """With spaces between them."""
+    text: str
+    """From an engine: units, with spaces between them. From the pipeline: what the user reads."""
 
 
 class Search(NamedTuple):
@@ -81,16 +75,3 @@ def choose_device(device: str | None, cuda: bool) -> str:
     if device == "cuda" and not cuda:
         raise AdminError("--device cuda: no CUDA device was found. Give --device cpu, or install a build for CUDA.")
     return device or ("cuda" if cuda else "cpu")
-
-
-def padded(batch: Sequence[list[str]], words: Dictionary, left: bool) -> Tensor:
-    """Numbers of the sentences' units, each with its end, padded on one side. Shape (B, longest + 1)."""
-    from fairseq.data.data_utils import collate_tokens
-
-    lines = [words.encode_line(units, line_tokenizer=list, add_if_not_exist=False).long() for units in batch]
-    return collate_tokens(lines, words.pad(), left_pad=left)
-
-
-def spelled(numbers: Tensor, words: Dictionary) -> str:
-    """Spell a hypothesis, shape (T,), as units, without beginning, end and padding."""
-    return words.string(numbers.tolist(), extra_symbols_to_ignore=[words.pad()])

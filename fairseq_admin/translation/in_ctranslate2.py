@@ -1,50 +1,41 @@
-"""The engine for CTranslate2's folders.
-
-B sentences   T target units
-"""
+"""The engine for CTranslate2's folders."""
 
 from __future__ import annotations
 
 import json
-import struct
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import AdminError, line
 from ..packages import need
-from ..text.assets import Assets
+from ..text.assets import POSITIONS, Assets
 from ..text.bpe import in_pieces
 from .engines import MORE, Hypothesis, Search, Translator, choose_device
-from .positions import positions
 
 
 class CTranslate2Translator(Translator):
-    """A folder that a converter of CTranslate2 wrote."""
+    """A folder that `fairseq-admin export --to ctranslate2` wrote."""
 
     def __init__(self, model: Path, assets: Assets, device: str | None) -> None:
         ctranslate2 = need("ctranslate2")
         chosen = choose_device(device, ctranslate2.get_cuda_device_count() > 0)
         try:
             self.model = ctranslate2.Translator(str(model), device=chosen)
-            self.positions = positions(model / "model.bin")
             units = [json.loads(path.read_bytes()) for path in model.glob("*vocabulary.json")]
-        except (OSError, RuntimeError, ValueError, struct.error) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise AdminError(f"{model} is not a whole CTranslate2 model ({line(error)}). Export it again.") from None
         self.in_pieces = any(map(in_pieces, units))
+        self.positions = int(assets.expected.get(POSITIONS, 1024))  # fairseq's default; older folders name none
         self.longest = self.positions - 1
         try:  # CTranslate2 looks for CUDA's libraries at the first batch
             self.model.translate_batch([["</s>"]], max_decoding_length=1)
         except RuntimeError as error:
             if "cannot be loaded" not in str(error):
                 raise
-            if device:
-                raise AdminError(
-                    f"--device cuda: {line(error)}; ctranslate2 is built for CUDA 12. Run pip install "
-                    "nvidia-cublas-cu12 and put the folder of its library on LD_LIBRARY_PATH, or give --device cpu."
-                ) from None
-            print(f"fairseq-admin: {line(error)}, which ctranslate2 needs for CUDA; using the CPU.", file=sys.stderr)
-            self.model = ctranslate2.Translator(str(model), device="cpu")
+            raise AdminError(
+                f"{line(error)}, which ctranslate2 needs for CUDA 12. Run pip install nvidia-cublas-cu12 and put the "
+                "folder of its library on LD_LIBRARY_PATH, or give --device cpu."
+            ) from None
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         results = self.model.translate_batch(

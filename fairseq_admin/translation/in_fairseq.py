@@ -1,7 +1,4 @@
-"""The engine for fairseq's checkpoints: Admin models and stock Transformers.
-
-B sentences   T target units
-"""
+"""The engine for fairseq's checkpoints: Admin models and stock Transformers."""
 
 from __future__ import annotations
 
@@ -9,14 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from fairseq.data.data_utils import collate_tokens
 from fairseq.sequence_generator import SequenceGenerator
 
-from ..checkpoints.building import build, check
+from ..checkpoints.building import build, check_weights
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import AdminError
 from ..text.assets import Assets
 from ..text.bpe import in_pieces
-from .engines import MORE, Hypothesis, Search, Translator, choose_device, padded, spelled
+from .engines import MORE, Hypothesis, Search, Translator, choose_device
 
 
 class FairseqTranslator(Translator):
@@ -30,7 +28,7 @@ class FairseqTranslator(Translator):
             raise AdminError(f"{model} was trained for the task {task.get('_name')!r}; expected 'translation'.")
         languages = assets.languages(task.get("source_lang"), task.get("target_lang"))
         self.device = choose_device(device, torch.cuda.is_available())
-        check(checkpoint)
+        check_weights(checkpoint)
         self.source, self.target = map(
             assets.dictionary, languages, checkpoint.vocabulary.values(), checkpoint.vocabulary
         )
@@ -45,9 +43,11 @@ class FairseqTranslator(Translator):
         generator = SequenceGenerator(
             [self.model], words, search.beam, max_len_a=1, max_len_b=MORE, len_penalty=search.length_penalty
         )
-        tokens = padded(batch, self.source, left=self.pads_left).to(self.device)
-        sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(words.pad()).sum(1)}}
+        encode = self.source.encode_line
+        lines = [encode(units, line_tokenizer=list, add_if_not_exist=False).long() for units in batch]
+        tokens = collate_tokens(lines, self.source.pad(), left_pad=self.pads_left).to(self.device)
+        sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(self.source.pad()).sum(1)}}
         return [
-            [Hypothesis(h["score"].item(), spelled(h["tokens"], words)) for h in hypotheses[: search.nbest]]
+            [Hypothesis(h["score"].item(), words.string(h["tokens"].tolist())) for h in hypotheses[: search.nbest]]
             for hypotheses in generator.generate([self.model], sample)
         ]

@@ -20,13 +20,6 @@ SENTENCE_ENDS = {".", "!", "?", "...", "…", "。", "！", "？", "।", "؟", 
 CLOSING = {'"', "&quot;", "'", "&apos;", ")", "]", "&#93;", "”", "“", "»", "’"}
 
 
-class Translation(NamedTuple):
-    """One translation of a line."""
-
-    score: float
-    text: str
-
-
 class Pipeline(NamedTuple):
     """A model, and how its text is prepared."""
 
@@ -38,7 +31,7 @@ class Pipeline(NamedTuple):
 
     @classmethod
     def load(cls, model: Path, assets: Assets, kind: str = "raw", device: str | None = None) -> Pipeline:
-        """Load the pipeline of a checkpoint, or of a folder for CTranslate2 or Hugging Face's transformers.
+        """Load the pipeline of a checkpoint, or of a folder for CTranslate2.
 
         Args:
             model: the checkpoint or folder.
@@ -65,7 +58,7 @@ class Pipeline(NamedTuple):
         batch_tokens: int = 4096,
         first: int = 1,
         done: Callable[[int], object] = lambda pieces: None,
-    ) -> list[list[Translation]]:
+    ) -> list[list[Hypothesis]]:
         """Translate lines of text. A line without words has one empty translation.
 
         A line that is too long for the model is translated in pieces, with a note on standard error.
@@ -103,18 +96,18 @@ class Pipeline(NamedTuple):
         tokens = [" ".join(line.split()) if text is None else text.tokenise(line, text.source) for line in lines]
         return [line.split(" ") if line else [] for line in (self.bpe.apply(tokens) if self.bpe else tokens)]
 
-    def _joined(self, pieces: list[list[Hypothesis]]) -> list[Translation]:
+    def _joined(self, pieces: list[list[Hypothesis]]) -> list[Hypothesis]:
         """Join the best hypotheses of all pieces, then the second best, and so on. Scores are the pieces' mean."""
         if not pieces:
-            return [Translation(0.0, "")]
+            return [Hypothesis(0.0, "")]
         translations = []
         for hypotheses in zip(*pieces):
             score = sum(hypothesis.score for hypothesis in hypotheses) / len(hypotheses)
-            translations.append(Translation(score, " ".join(filter(None, map(self._raw, hypotheses)))))
+            translations.append(Hypothesis(score, " ".join(filter(None, map(self._raw, hypotheses)))))
         return translations
 
     def _raw(self, hypothesis: Hypothesis) -> str:
-        tokens = remove_bpe(hypothesis.units) if self.bpe else hypothesis.units
+        tokens = remove_bpe(hypothesis.text) if self.bpe else hypothesis.text
         return self.text.detokenise(tokens) if self.text else tokens
 
 
@@ -124,14 +117,10 @@ def _engine(model: Path) -> type[Translator]:
         from .in_ctranslate2 import CTranslate2Translator
 
         return CTranslate2Translator
-    if (model / "config.json").exists():
-        from .in_huggingface import HuggingFaceTranslator
-
-        return HuggingFaceTranslator
     if model.is_dir():
         raise AdminError(
-            f"{model} has none of model.pt, model.bin and config.json; expected a checkpoint (.pt), a recipe's folder "
-            "model, or a folder that CTranslate2 or transformers read."
+            f"{model} has neither model.pt nor model.bin; expected a checkpoint (.pt), a recipe's folder model, or a "
+            "folder for CTranslate2. Hugging Face's transformers translate with the folder that they read."
         )
     register()
     from .in_fairseq import FairseqTranslator

@@ -16,8 +16,8 @@ from .. import outputs
 from ..bar import bar
 from ..errors import AdminError, line
 from ..text.tokens import removal_note
-from .engines import Search
-from .pipeline import Pipeline, Translation
+from .engines import Hypothesis, Search
+from .pipeline import Pipeline
 
 CHUNK = 2000
 """Lines read at a time; from a terminal, one."""
@@ -36,7 +36,7 @@ def _reading(name: str) -> Iterator[None]:
         raise AdminError(f"{name}: cannot be read ({line(error)}). Copy it again.") from None
 
 
-def read(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
+def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
     """Yield lines of UTF-8, `size` at a time, without their newlines. Only a newline ends a line.
 
     Raises:
@@ -96,7 +96,7 @@ def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
         yield write
 
 
-def formatted(number: int, translations: Iterable[Translation], search: Search) -> str:
+def formatted(number: int, translations: Iterable[Hypothesis], search: Search) -> str:
     """Format the translations of a line: the text alone, or number, score and text with tabs, one line each."""
     if search.nbest == 1:
         return "".join(f"{translation.text}\n" for translation in translations)
@@ -118,18 +118,6 @@ def lines_of(source: BinaryIO, name: str) -> int | None:
     return count
 
 
-def prompted(lines: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Prompt for each line on standard error."""
-    print("fairseq-admin: type a sentence a line; Ctrl-D ends.", file=sys.stderr)
-    while True:
-        print("> ", end="", file=sys.stderr, flush=True)
-        chunk = next(lines, None)
-        if chunk is None:
-            print(file=sys.stderr)
-            return
-        yield chunk
-
-
 def flow(
     pipeline: Pipeline,
     source: BinaryIO,
@@ -138,7 +126,7 @@ def flow(
     search: Search,
     batch_tokens: int,
 ) -> None:
-    """Translate a text: from a terminal line by line after a prompt, otherwise with a bar.
+    """Translate a text: from a terminal line by line, otherwise with a bar.
 
     Args:
         pipeline: the model.
@@ -150,9 +138,10 @@ def flow(
         AdminError: a line is not UTF-8, or the text cannot be read.
     """
     if source.isatty():
-        chunks, shown = prompted(read(source, name, 1)), bar("translate", 0, " lines", hidden=True)
+        print("fairseq-admin: type a sentence a line; Ctrl-D ends.", file=sys.stderr)
+        chunks, shown = read_lines(source, name, 1), bar("translate", 0, " lines", hidden=True)
     else:
-        chunks, shown = read(source, name, CHUNK), bar("translate", lines_of(source, name), " lines")
+        chunks, shown = read_lines(source, name, CHUNK), bar("translate", lines_of(source, name), " lines")
     first, removed = 1, Counter[str]()
     with shown:
         for lines in chunks:

@@ -28,8 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 import fairseq_admin.pytorch as admin
 from fairseq_admin.errors import AdminError
-from fairseq_admin.pytorch.attaching import INSIDE
-from fairseq_admin.pytorch.reading import tensors
+from fairseq_admin.pytorch.channel_flow import tensors
 from recipes.compare.rows import write_runs
 
 SECONDS, MEMORY = 100, 2**33
@@ -37,6 +36,8 @@ SECONDS, MEMORY = 100, 2**33
 LENGTH = 12
 EXACT = {torch.float64: 1e-11, torch.float32: 1e-4}
 
+INSIDE = ("hidden_states", "mems")
+"""Endings of the names under which models give streams inside, which a fold scales."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "align": {
         "projection_dim": 80,

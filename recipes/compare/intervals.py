@@ -55,17 +55,8 @@ def with_interval(values: Sequence[float], digits: str) -> str:
     return f"{contrast([(1, values)]):{digits}}"
 
 
-def with_range(values: Sequence[float | None], digits: int) -> str:
-    """Mean and range, of the runs that have a finite value."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    if not finite:
-        return "-"
-    mean = f"{sum(finite) / len(finite):.{digits}f}"
-    return mean if len(finite) == 1 else f"{mean} ({min(finite):.{digits}f} to {max(finite):.{digits}f})"
-
-
 def judged(interval: Interval | None, lower_is_better: bool) -> str:
-    """What a difference shows: `ahead`, `behind`, or that it shows none."""
+    """Whether a difference is shown: `ahead`, `behind` or NOT_SHOWN."""
     if interval is None or interval.count < FEWEST:
         return f"fewer than {FEWEST} seeds"
     if interval.low <= 0 <= interval.high:

@@ -14,11 +14,13 @@ The table of a comparison has a row a scheme and depth:
                 those at all rates that are as good, so that no verdict hangs on which of them came out best
     Welch       the ratio of the losses less one, by Welch's interval on their logarithms, which pairs no seeds
 
-That of make deeper has likewise
+In the table of make deeper
 
-    best rate       the most accurate on validation, with the first seed
-    accuracy, test  of every seed at that rate; a run that diverged counts as a guess
-    vs.             the difference to another scheme at the same depth, seed by seed
+    best rate       is the most accurate on validation, with the first seed
+    accuracy, test  is of every seed at that rate; a run that diverged counts as a guess
+    vs.             is the difference to another scheme at the same depth, seed by seed
+
+The table of make sensitivity and make warmup has the rates at which a scheme learns with every seed.
 
 Intervals are Student's t at 95 % over the seeds. A difference counts if its interval, from three seeds or more, is on
 one side of zero; else none was shown. Many rows are compared at once: one in twenty will count by chance. A model that
@@ -39,6 +41,7 @@ from recipes.compare.rows import TITLES, Row, grouped
 
 BASE = "admin"
 DEEPER_BASES = ("dt-fixup", "admin", "post-ln")
+OPTIMIZERS = {"": "", "radam": ", RAdam", "adam": ", Adam", "sgd": ", SGD"}
 Seeds = dict[str, Row]
 Measure = Callable[[Row], float]
 
@@ -83,7 +86,7 @@ def with_seeds_of_all(runs: dict[str, Seeds]) -> dict[str, Seeds]:
 
 
 def paired(ours: Seeds, theirs: Seeds, measure: Measure) -> Interval | None:
-    """What a measure of our runs is more than of theirs, over the seeds that both have; None if they share none."""
+    """The difference of a measure, ours less theirs, over the seeds that both have; None if they share none."""
     differences = [measure(ours[seed]) - measure(theirs[seed]) for seed in ours if seed in theirs]
     return contrast([(1, differences)]) if differences else None
 
@@ -113,7 +116,7 @@ def rankings(rows: Sequence[Row]) -> list[Ranking]:
 
 
 def difference(one: Ranking, other: Ranking, measure: Measure) -> Interval | None:
-    """What a measure of one scheme is more than of the other, at their best rates; None if they share no seed there.
+    """The difference of a measure between two schemes at their best rates; None if they share no seed there.
 
     The interval reaches from the lowest to the highest of those at all pairs of their best rates and others as good.
     """
@@ -134,60 +137,72 @@ def ratio(one: Ranking, other: Ranking) -> Interval:
 
 
 def versus(one: Ranking, other: Ranking | None, measure: Measure, digits: str, lower_is_better: bool) -> str:
-    """What the difference to another scheme shows, if there is one."""
+    """The difference to another scheme in words, if there is another."""
     return in_words(difference(one, other, measure), digits, lower_is_better) if other and other is not one else ""
 
 
-def rate(ranking: Ranking, tried: Ranking) -> str:
+def best_rate(ranking: Ranking) -> str:
     """The best rate, whether it is at the edge of those that were tried, and those that are as good."""
-    rates = list(tried.runs)
+    rates = list(ranking.runs)
     notes = ["edge"] if len(rates) > 2 and ranking.best in (rates[0], rates[-1]) else []
     notes += [f"as good: {' '.join(ranking.as_good)}"] if ranking.as_good else []
     return ranking.best + (f" ({', '.join(notes)})" if notes else "")
 
 
-def table(rows: Sequence[Row], tried: Sequence[Row] = ()) -> list[Row]:
-    """A row a scheme and depth.
-
-    Args:
-        tried: other runs, which showed each scheme's window and best rate; default: the rows themselves.
-    """
-    ranked = rankings(rows)
-    bases = {ranking.layers: ranking for ranking in ranked if ranking.scheme == BASE}
-    search = {(ranking.scheme, ranking.layers): ranking for ranking in (rankings(tried) if tried else ranked)}
-    written = []
-    for ranking in ranked:
-        runs, base = list(ranking.at_best.values()), bases.get(ranking.layers)
-        left = [row["left"] for row in runs if row["left"] is not None]
-        welch = in_words(ratio(ranking, base), "+.1%", True) if base and base is not ranking else ""
-        written.append({
-            "scheme": ranking.scheme,
-            "layers": ranking.layers,
-            "best rate": rate(ranking, search[ranking.scheme, ranking.layers]),
-            "learned": f"{learned(ranking.at_best)} of {len(runs)}",
-            "window": " ".join(search[ranking.scheme, ranking.layers].window) or "-",
-            "left the plateau at": with_interval(left, ".0f") if len(left) == len(runs) else "-",
-            "bits, valid": with_interval(list(map(loss, runs)), ".3f"),
-            "still falling": f"{sum(still_falling(row['valid']) for row in runs)} of {len(runs)}",
-            "BLEU, test": with_interval(list(map(score, runs)), ".2f"),
-            "bits vs. Admin": versus(ranking, base, loss, "+.3f", True),
-            "loss vs. Admin, Welch": welch,
-            "BLEU vs. Admin": versus(ranking, base, score, "+.2f", False),
-        })  # fmt: skip
-    return written
-
-
-def table_of_accuracies(rows: Sequence[Row]) -> list[Row]:
-    """Of make deeper: a row a scheme and depth."""
+def table(rows: Sequence[Row]) -> list[Row]:
+    """A row a scheme and depth."""
+    columns = accuracies if "diverged" in rows[0] else losses
     ranked = rankings(rows)
     places = {(ranking.scheme, ranking.layers): ranking for ranking in ranked}
-    written = []
-    for ranking in ranked:
-        runs = list(ranking.at_best.values())
-        row = {"scheme": ranking.scheme, "new layers": ranking.layers, "best rate": rate(ranking, ranking)}
-        row["diverged"] = f"{sum(run['diverged'] for run in runs)} of {len(runs)}"
-        row["accuracy, test"] = with_interval(list(map(accuracy, runs)), ".3f")
-        for base in DEEPER_BASES:
-            row[f"vs. {TITLES[base]}"] = versus(ranking, places.get((base, ranking.layers)), accuracy, "+.3f", False)
-        written.append(row)
-    return written
+    return [
+        {"scheme": one.scheme, "layers": one.layers, "best rate": best_rate(one), **columns(one, places)}
+        for one in ranked
+    ]
+
+
+def losses(ranking: Ranking, places: dict[tuple[str, str], Ranking]) -> Row:
+    runs, base = list(ranking.at_best.values()), places.get((BASE, ranking.layers))
+    left = [row["left"] for row in runs if row["left"] is not None]
+    return {
+        "learned": f"{learned(ranking.at_best)} of {len(runs)}",
+        "window": " ".join(ranking.window) or "-",
+        "left the plateau at": with_interval(left, ".0f") if len(left) == len(runs) else "-",
+        "bits, valid": with_interval(list(map(loss, runs)), ".3f"),
+        "still falling": f"{sum(still_falling(row['valid']) for row in runs)} of {len(runs)}",
+        "BLEU, test": with_interval(list(map(score, runs)), ".2f"),
+        "bits vs. Admin": versus(ranking, base, loss, "+.3f", True),
+        "loss vs. Admin, Welch": in_words(ratio(ranking, base), "+.1%", True) if base and base is not ranking else "",
+        "BLEU vs. Admin": versus(ranking, base, score, "+.2f", False),
+    }
+
+
+def accuracies(ranking: Ranking, places: dict[tuple[str, str], Ranking]) -> Row:
+    runs = list(ranking.at_best.values())
+    row = {"diverged": f"{sum(run['diverged'] for run in runs)} of {len(runs)}"}
+    row["accuracy, test"] = with_interval(list(map(accuracy, runs)), ".3f")
+    for base in DEEPER_BASES:
+        row[f"vs. {TITLES[base]}"] = versus(ranking, places.get((base, ranking.layers)), accuracy, "+.3f", False)
+    return row
+
+
+def by_level(rows: Sequence[Row]) -> dict[str, dict[str, list[Row]]]:
+    """The runs of make sensitivity or make warmup by scheme and optimizer, and by warm-up or β2."""
+    against, title = ("warmup", "warm-up") if "warmup" in rows[0] else ("beta2", "β2")
+    panels: dict[str, dict[str, list[Row]]] = {}
+    for row in sorted(rows, key=lambda row: row.get("optimizer", "")):
+        scheme = TITLES[row["scheme"]] + OPTIMIZERS[row.get("optimizer", "")]
+        panels.setdefault(scheme, {}).setdefault(f"{title} {row[against]}", []).append(row)
+    return panels
+
+
+def learning(rows: Sequence[Row]) -> list[Row]:
+    """The rates at which a scheme learns with every seed, a column for each value of the grid's other axis."""
+
+    def rates(runs: Sequence[Row]) -> str:
+        by_rate = grouped(sorted(runs, key=lambda row: float(row["lr"])), "lr").items()
+        return " ".join(rate for (rate,), same in by_rate if {row["verdict"] for row in same} == {"learned"}) or "none"
+
+    return [
+        {"scheme": title, **{label: rates(runs) for label, runs in levels.items()}}
+        for title, levels in by_level(rows).items()
+    ]

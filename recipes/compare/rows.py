@@ -1,10 +1,8 @@
-"""The rows of a grid: read from what its runs wrote, or from a runs.csv, and written as tables."""
+"""The rows of a grid: a table of one that each run writes, or of all of them."""
 
 from __future__ import annotations
 
 import csv
-import itertools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,34 +31,19 @@ def from_cells(row: dict[str, str]) -> Row:
     return {name: kinds.get(name, str)(cell) if cell or name == "valid" else None for name, cell in row.items()}
 
 
-def from_result(text: str) -> Row:
-    """A result.json: its curves have texts for updates."""
-    return {
-        name: {int(update): bits for update, bits in value.items()} if isinstance(value, dict) else value
-        for name, value in json.loads(text).items()
-    }
-
-
 def read_results(paths: Iterable[Path]) -> list[Row]:
-    """The rows in the result.json of runs, or in tables such as runs.csv.
+    """The rows of tables.
 
     Raises:
         ValueError: one is something else, or damaged.
     """
     rows: list[Row] = []
     for path in paths:
-        lines = read_lines(path)
         try:
-            rows += map(from_cells, csv.DictReader(lines)) if path.suffix == ".csv" else [from_result("".join(lines))]
+            rows += map(from_cells, csv.DictReader(read_lines(path)))
         except ValueError as error:
-            raise ValueError(f"{path}: {error}; expected a grid's result.json or runs.csv. Fix it.") from None
+            raise ValueError(f"{path}: {error}; expected the rows of a grid. Fix it.") from None
     return rows
-
-
-def places_of(row: Row) -> list[str]:
-    """Where in a grid a run is, but for its seed: what comes before how it came out."""
-    names = itertools.takewhile(lambda name: name not in ("verdict", "diverged"), row)
-    return [name for name in names if name != "seed"]
 
 
 def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[str, ...], list[Row]]:
@@ -72,7 +55,7 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[str, ...], list[Row]
 
 
 def values(rows: Iterable[Row], name: str, order: Callable[[str], Any] = str) -> list[str]:
-    """What an entry of the rows is, each once."""
+    """The values of an entry of the rows, each once."""
     return sorted({row[name] for row in rows}, key=order)
 
 
@@ -88,9 +71,8 @@ def sizes(depth: str) -> str:
 
 
 def write_runs(path: Path, rows: Iterable[Row]) -> None:
-    """A table that `read_results` reads: a curve is one cell, and that of training is left out."""
-    kept = [{name: value for name, value in row.items() if name != "train"} for row in rows]
-    cells = [{name: as_cell(it) if isinstance(it, dict) else it for name, it in row.items()} for row in kept]
+    """A table that `read_results` reads: a curve is one cell."""
+    cells = [{name: as_cell(it) if isinstance(it, dict) else it for name, it in row.items()} for row in rows]
     with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, cells[0], lineterminator="\n")
         writer.writeheader()
@@ -98,12 +80,12 @@ def write_runs(path: Path, rows: Iterable[Row]) -> None:
 
 
 def titled(rows: Iterable[Row]) -> list[Row]:
-    """With the schemes' titles in place of their names."""
-    return [{**row, "scheme": TITLES[row["scheme"]]} for row in rows]
+    """The rows with the schemes' titles in place of their names."""
+    return [{**row, "scheme": TITLES.get(row["scheme"], row["scheme"])} for row in rows]
 
 
-def write_table(path: Path, rows: Sequence[Row], notes: Iterable[str], shown: Sequence[Row] | None = None) -> None:
-    """PATH.csv and, with notes below and the rows as they are `shown`, PATH.md."""
+def write_table(path: Path, rows: Sequence[Row], notes: Iterable[str]) -> None:
+    """Write PATH.csv, and PATH.md with notes below."""
     write_runs(path.with_suffix(".csv"), rows)
-    lines = tabulate(shown or rows, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
+    lines = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True).splitlines()
     write_lines(path.with_suffix(".md"), [*lines, "", *notes])

@@ -1,8 +1,10 @@
-"""The figures of README.md and docs/ that show what docs/ keeps, rows and numbers: `make figures`.
+"""The tables and figures of README.md and docs/ that show the rows and numbers kept in docs/.
 
-    python -m recipes.figures.docs -o docs/images
+    python -m recipes.figures.docs -o docs/images     # make figures
+    python -m recipes.figures.docs docs/results.md    # make tables
 
-The others are by `fairseq-admin analyze`; docs/analysis.md has the commands.
+A table goes between `<!-- table NAME -->` and `<!-- end -->`. The other figures are by `fairseq-admin analyze`;
+docs/analysis.md has the commands.
 """
 
 from __future__ import annotations
@@ -10,21 +12,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from fairseq_admin.analysis import figure
-from recipes.compare.rows import TITLES, read_results
+from recipes.compare import ranking
+from recipes.compare.rows import TITLES, Row, read_results, titled
 from recipes.figures import drawing
-from recipes.figures.drawing import ALWAYS, BITS, MARKERS, save, subplots
+from recipes.figures.drawing import ALWAYS, BITS, save, subplots
 from recipes.steps import results
-from recipes.steps.common import replacing, run
+from recipes.steps.common import replacing, run, write_lines
 from recipes.steps.results import from_cell
-from recipes.steps.summary import titled
+from recipes.steps.summary import titled as rule_title
 
+MARKERS = dict(zip(ALWAYS, "osD"))
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GRIDS = {
     "compare": (drawing.draw_rates, "compare.csv"),
@@ -37,29 +43,59 @@ GRIDS = {
 """How rows are drawn, and which."""
 RECIPES = {"demo": "demo-loss", "multi30k/de-en": "multi30k-60l"}
 """Of results.csv: whose losses are drawn, of seed 1, and into which figure."""
-APART = 1.4
-"""Bits from one label to the next, at least."""
 LAWS = {"linear": "a + b N", "logarithmic": "a + b ln N"}
 """Of the change of the output, of which the better one is named."""
 
 
-def draw_losses(rows: Sequence[dict[str, str]]) -> Figure:
-    """The validation losses of a recipe: a curve for each row of results.csv, dashed unless omega is by `reference`.
+def standing(rows: list[Row], without: Container[str]) -> list[Row]:
+    """How schemes stand in make compare, but for some columns."""
+    return [{key: row[key] for key in row if key not in without} for row in titled(ranking.table(rows))]
 
-    A curve is labelled at its end, or above that, where labels would overlap.
+
+TABLES: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
+    "every-scheme": (partial(standing, without={"layers", "learned", "left the plateau at"}), "compare.csv"),
+    "multi30k": (partial(standing, without={"window", "left the plateau at"}), "multi30k.csv"),
+    "sensitivity-18l": (ranking.learning, "sensitivity-18l.csv"),
+    "warmup": (ranking.learning, "warmup.csv"),
+}
+"""The tables of the pages, by name: how they are made, and of which rows."""
+
+
+def table(name: str) -> str:
+    made_of, file = TABLES[name]
+    rows = made_of(read_results([DOCS / file]))
+    lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def write_tables(page: str) -> str:
+    """A page with its tables as the rows have them.
+
+    Raises:
+        ValueError: the page names a table that is not one of TABLES.
     """
+
+    def written(place: re.Match[str]) -> str:
+        if place[1] not in TABLES:
+            raise ValueError(f"found a place for the table {place[1]}; expected one of {', '.join(TABLES)}.")
+        return f"<!-- table {place[1]} -->\n{table(place[1])}<!-- end -->"
+
+    return re.sub(r"<!-- table (\S+) -->\n.*?<!-- end -->", written, page, flags=re.S)
+
+
+def draw_losses(rows: Sequence[dict[str, str]]) -> Figure:
+    """The validation losses of a recipe: a curve for each row of results.csv, dashed unless omega is by `reference`."""
     drawn, ((axes,),) = subplots(1, 1, (8, 4))
-    place, updates = -APART, 0
     curves = [from_cell(row["valid"]) for row in rows]
-    for curve, row in sorted(zip(curves, rows), key=lambda pair: pair[0][max(pair[0])]):
-        end, updates, colour = curve[max(curve)], max(updates, *curve), ALWAYS[row["method"]]
-        look = {"marker": MARKERS[row["method"]], "linestyle": "-" if row["rule"] in ("", "reference") else "--"}
-        axes.plot(*zip(*curve.items()), markersize=4, color=colour, clip_on=False, **look)
-        label = titled(TITLES[row["method"]], row["rule"])
-        text, place = f"{label}\n{end:.2f} bits, BLEU {float(row['score']):.1f}", max(end, place + APART)
-        axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), color=colour, va="center", fontweight="bold")
-    axes.set(xlabel="updates", ylabel=BITS, xlim=(0, updates), ylim=(0, None))
+    for curve, row in sorted(zip(curves, rows), key=lambda pair: -pair[0][max(pair[0])]):
+        look = {"color": ALWAYS[row["method"]], "marker": MARKERS[row["method"]]}
+        look["linestyle"] = "-" if row["rule"] in ("", "reference") else "--"
+        name, end = rule_title(TITLES[row["method"]], row["rule"]), curve[max(curve)]
+        label = f"{name}: {end:.2f} bits, BLEU {float(row['score']):.1f}"
+        axes.plot(*zip(*curve.items()), markersize=4, clip_on=False, label=label, **look)
+    axes.set(xlabel="updates", ylabel=BITS, xlim=(0, max(map(max, curves))), ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(title="at the end:", frameon=False)
     return drawn
 
 
@@ -88,10 +124,7 @@ def draw_output_changes(results: Sequence[dict[str, Any]]) -> Figure:
     return drawn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
-    folder = parser.parse_args().output
+def write_figures(folder: Path) -> None:
     for name, (draw, rows) in GRIDS.items():
         save(draw(read_results([DOCS / rows])), folder / f"{name}.png", dpi=120)
     for recipe, name in RECIPES.items():
@@ -101,6 +134,17 @@ def main() -> None:
     changes = [json.loads(path.read_text(encoding="utf-8")) for path in numbers]
     with replacing(folder / "analysis-output-change.png") as part:
         figure.save(draw_output_changes, changes, part, Path(os.devnull))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("pages", type=Path, nargs="*", help="pages whose tables are written again")
+    parser.add_argument("-o", "--output", type=Path, help="folder for the figures")
+    args = parser.parse_args()
+    for path in args.pages:
+        write_lines(path, write_tables(path.read_text(encoding="utf-8")).splitlines())
+    if args.output:
+        write_figures(args.output)
 
 
 if __name__ == "__main__":

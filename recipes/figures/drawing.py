@@ -1,4 +1,4 @@
-"""The figures of a grid's rows: the loss by update, the loss by learning rate, the accuracy by new layers."""
+"""The figures of a grid's rows: the loss by update, and a measure by learning rate or by new layers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from matplotlib.ticker import LogLocator, NullLocator
 from fairseq_admin.analysis.figure import ALWAYS, COLOURS, few_colours
 from recipes.compare.intervals import FEWEST
 from recipes.compare.outcome import EXPLODED, PLATEAU, last, loss
-from recipes.compare.ranking import Measure, accuracy, rankings
-from recipes.compare.rows import TITLES, Row, depths_of, grouped, places_of, sizes, values
+from recipes.compare.ranking import Measure, accuracy, by_level, rankings
+from recipes.compare.rows import TITLES, Row, depths_of, grouped, sizes, values
 from recipes.steps.common import replacing
 
-MARKERS = dict(zip(ALWAYS, "osD"))
 STYLES = ("-", "--", ":", "-.")
 BITS = "bits per token, validation"
-NAMES = {"radam": ", RAdam", "adam": ", Adam", "sgd": ", SGD", "warmup": "warm-up", "beta2": "β2"}
-Lines = dict[str, tuple[dict[str, Any], list[Row]]]
-"""By label: how a line looks, and its runs."""
+Panels = dict[str, dict[str, tuple[dict[str, Any], list[Row]]]]
+"""By title and label: how a line looks, and its runs."""
 
 
 def looks(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
@@ -37,10 +35,10 @@ def looks(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
     return {name: dict(zip(("linestyle", "color"), every[name])) for name in schemes}
 
 
-def subplots(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
-    """A figure and its panels. Shape (rows, columns)."""
+def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
+    """A figure and its panels, which share the vertical axis. Shape (rows, columns)."""
     figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey=True)
 
 
 def loss_axes(panels: Iterable[Axes], losses: Iterable[float], entropy: float) -> None:
@@ -90,8 +88,8 @@ def draw_runs(axes: Axes, runs: Sequence[Row], label: str, **look: Any) -> None:
 def draw_curves(rows: Sequence[Row]) -> Figure:
     """The losses of each scheme at its best rate, and dotted at those that are as good; a panel a depth."""
     drawn, depths = looks(rows), depths_of(rows)
-    figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6), sharey=True)
-    losses = []
+    figure, ((*panels,),) = subplots(1, len(depths), (4.2 * len(depths) + 2.6, 4.6))
+    losses: list[float] = []
     for ranking in sorted(rankings(rows), key=lambda ranking: [*drawn].index(ranking.scheme)):
         for rate in (ranking.best, *ranking.as_good):
             runs = list(ranking.runs[rate].values())
@@ -107,86 +105,76 @@ def draw_curves(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def fill(panel: Axes, lines: Lines, measure: Measure) -> None:
-    """The means over the seeds, and each of them; with a cross where one diverged."""
-    rates = values([row for _, runs in lines.values() for row in runs], "lr", float)
-    for label, (look, runs) in lines.items():
-        means = {rates.index(rate): fmean(map(measure, same)) for (rate,), same in grouped(runs, "lr").items()}
-        panel.plot(*zip(*sorted(means.items())), label=label, zorder=3, **look)
-        for row in runs:
-            mark = "x" if row["verdict"] == "diverged" else "o"
-            panel.plot(rates.index(row["lr"]), measure(row), mark, markersize=4, clip_on=False, zorder=3, **look)
-    panel.set_xticks(range(len(rates)), rates)
+def draw_panels(panels: Panels, against: str, measure: Measure) -> tuple[Figure, list[Axes]]:
+    """Lines through the means over the seeds, with each of them; a cross where one diverged.
+
+    Args:
+        against: the axis of the grid that the horizontal axis shows.
+    """
+    columns = min(4 if len(panels) > 6 else 3, len(panels))
+    height = -(-len(panels) // columns)
+    figure, grid = subplots(height, columns, (max(7.5, 2.3 * columns), max(4.2, 1.8 * height + 1.2)))
+    for panel, (title, lines) in zip(grid.flat, panels.items()):
+        places = values([row for _, runs in lines.values() for row in runs], against, float)
+        for label, (look, runs) in lines.items():
+            groups = grouped(runs, against).items()
+            means = {places.index(place): fmean(map(measure, same)) for (place,), same in groups}
+            panel.plot(*zip(*sorted(means.items())), label=label, zorder=3, **look)
+            for row in runs:
+                mark = "x" if row.get("diverged") or row.get("verdict") == "diverged" else "o"
+                place = places.index(row[against])
+                panel.plot(place, measure(row), mark, markersize=4, clip_on=False, zorder=3, color=look["color"])
+        panel.set_xticks(range(len(places)), places)
+        panel.set_title(title)
+    for panel in grid.flat[len(panels) :]:
+        panel.set_visible(False)
+    return figure, list(grid.flat[: len(panels)])
 
 
-def by_scheme(rows: Sequence[Row]) -> dict[str, Lines]:
+def legend(figure: Figure, panel: Axes, title: str) -> None:
+    shown = [(handle, text) for handle, text in zip(*panel.get_legend_handles_labels()) if text != panel.get_title()]
+    figure.legend(
+        *zip(*shown), loc="outside upper center", ncols=min(5, len(shown)), frameon=False, fontsize="small", title=title
+    )
+
+
+def by_scheme(rows: Sequence[Row]) -> Panels:
     """Of make compare a panel a scheme, at the largest depth, each with Admin, Post-LN and Pre-LN to compare with."""
     layers = depths_of(rows)[-1]
     schemes = grouped((row for row in rows if row["layers"] == layers), "scheme")
-    known: Lines = {TITLES[key]: ({"color": ALWAYS[key]}, runs) for (key,), runs in schemes.items() if key in ALWAYS}
-    panels = {
-        TITLES[key]: known | {TITLES[key]: ({"color": "black", "linewidth": 2.0}, runs)}
-        for (key,), runs in schemes.items()
-        if key not in ALWAYS
-    }
-    return panels or {sizes(layers): known}
-
-
-def by_level(rows: Sequence[Row]) -> dict[str, Lines]:
-    """Of another grid a panel an optimizer and scheme, with a line for each value of the grid's other axis."""
-    (against,) = {*places_of(rows[0])} - {"scheme", "lr", "optimizer"}
-    levels = values(rows, against, float)
-    panels: dict[str, Lines] = {}
-    kinds = [name for name in ("scheme", "optimizer") if name in rows[0]]
-    by_optimizer = sorted(rows, key=lambda row: str(row.get("optimizer")))
-    for (scheme, *optimizer), runs in grouped(by_optimizer, *kinds).items():
-        title = TITLES[scheme] + "".join(NAMES[name] for name in optimizer)
-        for (level,), same in grouped(runs, against).items():
-            colour = COLOURS[levels.index(level) % len(COLOURS)]
-            panels.setdefault(title, {})[f"{NAMES.get(against, against)} {level}"] = {"color": colour}, same
-    return panels
+    known = {TITLES[key]: ({"color": ALWAYS[key]}, runs) for (key,), runs in schemes.items() if key in ALWAYS}
+    others = {TITLES[key]: runs for (key,), runs in schemes.items() if key not in ALWAYS}
+    black = {"color": "black", "linewidth": 2.0}
+    return {title: known | {title: (black, runs)} for title, runs in others.items()} or {sizes(layers): known}
 
 
 def draw_rates(rows: Sequence[Row]) -> Figure:
     """The loss against the learning rate. Of make compare it is a run's outcome, else that of the last validation."""
-    panels, measure = (by_scheme(rows), loss) if "layers" in rows[0] else (by_level(rows), last)
-    columns = min(4 if "layers" in rows[0] else 3, len(panels))
-    height = -(-len(panels) // columns)
-    size = max(7.5, 2.3 * columns), max(4.2, 1.8 * height + 1.2)
-    figure, drawn = subplots(height, columns, size, sharey=True)
-    for panel, (title, lines) in zip(drawn.flat, panels.items()):
-        fill(panel, lines, measure)
-        panel.set_title(title)
-    there = [row for lines in panels.values() for _, runs in lines.values() for row in runs]
-    loss_axes(drawn.flat, map(measure, there), rows[0]["entropy"])
-    for panel in drawn.flat[len(panels) :]:
-        panel.set_visible(False)
+    if "layers" in rows[0]:
+        panels, measure = by_scheme(rows), loss
+    else:
+        levels, measure = by_level(rows), last
+        colours = [{"color": colour} for colour in COLOURS]
+        panels = {title: dict(zip(lines, zip(colours, lines.values()))) for title, lines in levels.items()}
+    figure, drawn = draw_panels(panels, "lr", measure)
+    loss_axes(drawn, map(measure, rows), rows[0]["entropy"])
     figure.supxlabel("learning rate", fontsize="medium")
     figure.supylabel(BITS, fontsize="medium")
-    handles, texts = drawn.flat[0].get_legend_handles_labels()
-    shown = [(handle, text) for handle, text in zip(handles, texts) if text not in panels]
-    figure.legend(
-        *zip(*shown), loc="outside upper center", ncols=len(shown), frameon=False, fontsize="small",
-        title=f"lines: means of the seeds, which are dots; crosses: diverged, at {EXPLODED} of the entropy",
-    )  # fmt: skip
+    legend(
+        figure, drawn[0], f"lines: means of the seeds, which are dots; crosses: diverged, at {EXPLODED} of the entropy"
+    )
     return figure
 
 
 def draw_accuracies(rows: Sequence[Row]) -> Figure:
-    """Of make deeper the schemes next to each other at each depth: the mean, and the seeds to its right."""
-    depths, schemes = depths_of(rows), looks(rows)
-    figure, ((axes,),) = subplots(1, 1, (7.5, 4))
+    """Of make deeper the accuracy at each scheme's best rate, by the number of new layers."""
+    schemes = looks(rows)
+    lines: dict[str, tuple[dict[str, Any], list[Row]]] = {}
     for ranking in rankings(rows):
-        scheme, seeds = ranking.scheme, list(map(accuracy, ranking.at_best.values()))
-        look = {"color": schemes[scheme]["color"], "clip_on": False}
-        beside = 0.0 if ranking.layers == "0" else ([*schemes].index(scheme) - len(schemes) / 2) / (len(schemes) + 2)
-        place = depths.index(ranking.layers) + beside
-        label = TITLES[scheme] if ranking.layers in ("0", depths[-1]) else ""
-        axes.plot([place], [fmean(seeds)], "o", markersize=7, label=label, **look)
-        axes.plot([place + 0.04] * len(seeds), seeds, ".", markersize=4, alpha=0.6, **look)
+        _, runs = lines.setdefault(TITLES[ranking.scheme], (schemes[ranking.scheme], []))
+        runs.extend(ranking.at_best.values())
+    figure, (axes,) = draw_panels({"": lines}, "layers", accuracy)
     axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="chance")
-    axes.set_xticks(range(len(depths)), ["head alone" if depth == "0" else f"{depth} new layers" for depth in depths])
-    axes.set(ylabel="accuracy, test", title="large: mean of the seeds (small) at the best rate")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    axes.set(xlabel="new layers (0: the head alone)", ylabel="accuracy, test")
+    legend(figure, axes, "lines: means of the seeds (dots) at the best rate")
     return figure

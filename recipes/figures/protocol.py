@@ -1,9 +1,9 @@
-"""What docs/protocol.md claims, from the rows of its runs alone.
+"""The claims of docs/protocol.md, from the rows of its runs alone.
 
     python -m recipes.figures.protocol docs/protocol.csv -o protocol.png
 
 prints each comparison whose runs are all there, and the power that the spread of the rows gives it; and draws every
-run with the means of its group. The runs that chose a rate (the pilots) are in none of it.
+run with the means of its group. The pilots, which chose the rates, are in none of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy import stats
 
 from recipes.compare.intervals import LEVEL, contrast
@@ -39,7 +38,7 @@ def first(pre_ln: Sequence[float], admin: Sequence[float]) -> str:
 
 
 def second(deep: Sequence[Sequence[float]], shallow: Sequence[Sequence[float]]) -> str:
-    """Does the difference hang on the depth? Each is of Pre-LN and Admin."""
+    """Does the difference depend on the depth? Each argument has the losses of Pre-LN and of Admin."""
     interaction = contrast([*zip((1, -1), deep), *zip((-1, 1), shallow)])
     claim = "grows with depth" if interaction.low > 0 else "shrinks with depth" if interaction.high < 0 else "not shown"
     return f"{claim}: {interaction:+.3f} bits"
@@ -61,14 +60,14 @@ def power(deviations: Sequence[float], difference: float) -> tuple[float, float]
 
 
 def group(runs: Sequence[Row]) -> str:
-    """A mean, with what went wrong in it."""
+    """The mean of a group, and its runs that did not learn."""
     failed = [f"; seed {row['seed']} {row['verdict']}" for row in runs if row["verdict"] != "learned"]
     bits, bleu = list(map(loss, runs)), fmean(row["bleu"] or 0 for row in runs)
     return f"{fmean(bits):.3f} bits, standard deviation {stdev(bits):.3f}, BLEU {bleu:.2f}{''.join(failed)}"
 
 
 def claims(rows: Sequence[Row]) -> list[str]:
-    """What can be said of the runs that count, a line each. Of a run that has two rows the later one is its."""
+    """The claims of the runs that count, a line each. If a run has two rows, the later one counts."""
     once = {(row["layers"], row["scheme"], row["seed"]): row for row in rows}.values()
     groups = {place: runs for place, runs in grouped(once, "layers", "scheme").items() if len(runs) == len(SEEDS)}
     lines = [f"{TITLES[scheme]}, {layers}L-{layers}L: {group(runs)}" for (layers, scheme), runs in groups.items()]
@@ -85,20 +84,6 @@ def claims(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def draw(rows: Sequence[Row]) -> Figure:
-    """Every run and the means of the groups, with the last updates, where the outcomes are, enlarged."""
-    figure, begin = draw_curves(rows), 6000
-    for axes in figure.axes:
-        inset = axes.inset_axes((0.4, 0.36, 0.58, 0.48))
-        for line in axes.lines:
-            updates, bits = map(np.asarray, line.get_data())
-            if (shown := updates >= begin).any():
-                look = {name: getattr(line, f"get_{name}")() for name in ("color", "linewidth", "alpha")}
-                inset.plot(updates[shown], bits[shown], **look)
-        axes.indicate_inset_zoom(inset, edgecolor="grey")
-    return figure
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rows", type=Path)
@@ -107,7 +92,7 @@ def main() -> None:
     rows = [row for row in read_results([args.rows]) if row["seed"] in SEEDS]
     print("\n".join(claims(rows)))
     if args.figure and rows:
-        save(draw(rows), args.figure)
+        save(draw_curves(rows), args.figure)
 
 
 if __name__ == "__main__":

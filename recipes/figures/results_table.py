@@ -66,8 +66,7 @@ def main() -> None:
     sources = "; ".join(sorted({row["source"] for row in papers()}))
     notes = [f"Papers: {sources}. BLEU of tokens; several seeds: mean and standard deviation."]
     notes += [f"Signature: `{signature}`" for signature in signatures]
-    shown = [{name: cell.replace("|", "/") for name, cell in row.items()} for row in table]
-    write_table(runs / "table", table, notes, shown)
+    write_table(runs / "table", table, notes)
     print((runs / "table.md").read_text(encoding="utf-8"), end="")
 
 

@@ -1,88 +1,86 @@
-"""What makes a grid: its text, its runs, stage by stage, its tables and figures.
+"""The front of a grid: its text, its runs, stage by stage, its tables and figures.
 
-Interrupt anywhere, run again: it goes on, and what is done is not made again.
+Interrupt anywhere, run again: it goes on, and what is done is not made again. A run is a process of its own:
+
+    python -m recipes.grid.front TARGET RUN NAME=VALUE ...
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from recipes import jobs, slurm
+from recipes import jobs, recipe, slurm
 from recipes.compare.rows import read_results
-from recipes.grid.grids import Compare, Deeper, Grid, Point, Warmup
+from recipes.grid.deeper import Deeper
+from recipes.grid.grids import Axes, Grid, Warmup
 from recipes.recipe import Recipe
-from recipes.steps import gpus, records
+from recipes.steps import gpus
+from recipes.steps.common import run
 from recipes.steps.guard import locked
 from recipes.steps.progress import duration
 
-KINDS: dict[str, type[Grid]] = {grid.__name__: grid for grid in (Compare, Warmup, Deeper)}
-
 
 def of(recipe: Recipe) -> Grid:
-    return KINDS.get(recipe.file.kind, Grid)(recipe)
+    return {"Warmup": Warmup, "Deeper": Deeper}.get(recipe.file.kind, Grid)(recipe)
 
 
-def is_done(grid: Grid, point: Point) -> bool:
-    folder = grid.folder / point.name
-    if point is not grid.before:
-        return (folder / "result.json").exists()
-    trained = folder / "trained.json"
-    return trained.exists() and not json.loads(trained.read_text(encoding="utf-8"))["stopped"]
+def result(grid: Grid, axes: Axes) -> Path:
+    return grid.folder / grid.name(axes) / "result.csv"
 
 
-def make_runs(grid: Grid, points: Sequence[Point]) -> None:
-    """Those of a stage that are not done.
+def make_runs(grid: Grid, points: Sequence[Axes]) -> None:
+    """Make those of a stage that are not done.
 
     Raises:
-        ValueError: one failed.
+        ValueError: one failed, or one that is done has other settings.
     """
-    began, folder, s = time.monotonic(), grid.folder, grid.settings
-    wanted = {point.name: point for point in points if not is_done(grid, point)}
-    count, done = len(points), len(points) - len(wanted)
-    if not wanted:
+    began, s = time.monotonic(), grid.settings
+    done = [axes for axes in points if result(grid, axes).exists()]
+    if done:
+        chain, text = grid.run(done[0]).chain(), grid.run(done[0]).text.record()
+        for axes in done:
+            grid.run(axes).check_resume(chain, text)
+    waiting = [axes for axes in points if axes not in done]
+    if not waiting:
         return
-    print(f"{folder}: {count} runs, {done} of them done; {s.JOBS} at a time", flush=True)
-    commands = []
-    for name, point in wanted.items():
-        grid.run(point).write(folder / name)
-        commands.append(jobs.Job(name, [sys.executable, "-m", "recipes.grid.run", str(folder / name)], folder / name))
+    print(f"{grid.folder}: {len(points)} runs, {len(done)} of them done; {s.JOBS} at a time", flush=True)
+    given = [f"{name}={value}" for name, value in grid.recipe.given.items()]
+    command = [sys.executable, "-m", "recipes.grid.front", grid.recipe.target]
+    names = [grid.name(axes) for axes in waiting]
+    commands = [jobs.Job(name, [*command, name, *given], grid.folder / name) for name in names]
     if s.WHERE == "slurm":
         needs = replace(grid.recipe.file.needs, gpus=0 if grid.on_cpu else 1)
-        ended = slurm.run(commands, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), folder / "slurm")
+        ended = slurm.run(commands, needs, s.JOBS, slurm.read_settings(Path(s.SLURM)), grid.folder / "slurm")
     else:
         ended = jobs.run(commands, s.JOBS, [] if grid.on_cpu else [gpu.index for gpu in gpus.visible()])
     failed = []
     for number, (job, status) in enumerate(ended, start=1):
-        failed += [job] if status or not is_done(grid, wanted[job.name]) else []
-        left = (time.monotonic() - began) / number * (len(wanted) - number)
-        text = f"{job.name}: {job.last_line()}; {done + number - len(failed)} of {count} runs done"
-        print(f"{text}, {duration(left)} left" if number < len(wanted) else text, flush=True)
+        failed += [job] if status else []
+        left = (time.monotonic() - began) / number * (len(waiting) - number)
+        text = f"{job.name}: {job.last_line()}; {len(done) + number - len(failed)} of {len(points)} runs done"
+        print(f"{text}, {duration(left)} left" if number < len(waiting) else text, flush=True)
     if failed:
         logs = ", ".join(str(job.log) for job in failed[:3])
-        raise ValueError(f"{len(failed)} of {len(wanted)} runs failed; their output: {logs}.")
+        raise ValueError(f"{len(failed)} of {len(waiting)} runs failed; their output: {logs}.")
 
 
 def make(grid: Grid) -> None:
-    """All of it. Other settings than the folder's are refused, or without a run of those, its text is made again."""
+    """All of it. Other settings than those of a run that is there are refused."""
     from recipes.figures import grid as figures  # with scipy and matplotlib
 
-    made_of_it = [grid.folder / name for name in ("text", "bin", "entropy.json")]
-    records.check_unchanged(grid.folder / "settings.json", grid.record(), made_of_it)
     grid.make_text()
-    if trial := grid.trial():
-        make(trial)
-    points: dict[str, Point] = {}
+    grid.run(next(grid.points())).make("prepare")
+    points: dict[str, Axes] = {}
     for stage in grid.stages():
         make_runs(grid, stage)
-        points |= {point.name: point for point in stage if point is not grid.before}
-    rows = read_results(grid.folder / name / "result.json" for name in points)
-    figures.write(grid.folder, rows, read_results([trial.folder / "runs.csv"]) if trial else ())
-    print((grid.folder / grid.summary).read_text(encoding="utf-8"))
+        points |= {grid.name(axes): axes for axes in stage if axes}
+    rows = read_results(result(grid, axes) for axes in points.values())
+    figures.write(grid.folder, rows)
+    print((grid.folder / "table.md").read_text(encoding="utf-8"))
     print(f"All tables and figures: {grid.folder}/*.md, *.csv, *.png")
 
 
@@ -94,11 +92,23 @@ def work(grid: Grid) -> None:
 
 def plan(grid: Grid) -> list[str]:
     """The runs, as far as they are known: what is best is not, before there are results."""
-    trial = grid.trial()
-    lines = plan(trial) if trial else []
+    lines = []
     try:
         for stage in grid.stages():
-            lines += [f"{'done' if is_done(grid, point) else 'run '}  {grid.folder / point.name}" for point in stage]
+            paths = (result(grid, axes) for axes in stage)
+            lines += [f"{'done' if path.exists() else 'run '}  {path.parent}" for path in paths]
     except FileNotFoundError:
         lines.append("then the best of those, as the results will show")
     return lines
+
+
+def main() -> None:
+    """Make one run."""
+    target, name, *words = sys.argv[1:]
+    grid = of(recipe.read(target, dict(word.split("=", 1) for word in words)))
+    points: list[Axes] = [{}, *grid.points()]
+    grid.run(next(axes for axes in points if grid.name(axes) == name)).work()
+
+
+if __name__ == "__main__":
+    run(main)

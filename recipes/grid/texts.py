@@ -1,7 +1,7 @@
-"""The text of a grid, as fairseq's binary data: one of its own, or a recipe's.
+"""The generated texts of the grids.
 
-For translation its own is a corpus whose target is the source reversed, and each word re-mapped to another. Words are
-drawn uniformly, so without attention nothing beats the entropy of one word.
+For translation: the target is the source reversed, and each word re-mapped to another. Words are drawn uniformly, so
+without attention nothing beats the entropy of one word.
 
 For classifiers a line is a sentence, `|||` and the one in the other language. Half of the pairs are near misses: two
 words of the translation are those of another sentence, or two neighbouring ones have changed places, so that no single
@@ -12,16 +12,11 @@ Seeded: the same call writes the same bytes.
 
 from __future__ import annotations
 
-import json
-import math
 import random
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes import recipe
-from recipes.recipe import Recipe
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.extract import extract
 from recipes.text import SPLITS, binarise
@@ -121,22 +116,16 @@ def prefixes(prefix: str, *splits: str) -> list[object]:
     return [word for split in splits for word in (f"--{split}pref", f"{prefix}{split}")]
 
 
-def for_translation(settings: Any, folder: Path) -> None:
-    s, text, data = settings, folder / "text", folder / "bin"
-    if (data / "dict.b.txt").exists():
-        return
-    for split, size in zip(SPLITS, (s.PAIRS, s.VALID_PAIRS, s.TEST_PAIRS)):
-        for language, lines in zip("ab", zip(*reversed_pairs(split, size, s.WORDS))):
-            write_lines(text / f"{split}.{language}", lines)
-    languages = ["--source-lang", "a", "--target-lang", "b", "--joined-dictionary"]
-    binarise(data, *languages, *prefixes(f"{text}/", *SPLITS))
+def write_reversed(folder: Path, sizes: Iterable[int], words: int) -> None:
+    """Write the splits of the generated text, as train.a and train.b and so on."""
+    for split, size in zip(SPLITS, sizes):
+        for language, lines in zip("ab", zip(*reversed_pairs(split, size, words))):
+            write_lines(folder / f"{split}.{language}", lines)
 
 
-def for_classes(settings: Any, folder: Path) -> None:
+def write_pairs(settings: Any, folder: Path) -> None:
     """Pairs of sentences to pre-train on, and some that are translations or near misses, with their labels."""
     s, text, data = settings, folder / "text", folder / "bin"
-    if (data / "label/dict.txt").exists():
-        return
     if s.DATA:
         for language in s.PAIR.split("-"):
             extract(Path(s.DATA), [f"train.{language}"], text / f"raw/train.{language}")
@@ -148,27 +137,3 @@ def for_classes(settings: Any, folder: Path) -> None:
     dictionary = ("--srcdict", data / "dict.txt")
     binarise(data / "input0", "--only-source", *dictionary, *prefixes(f"{text}/pairs.", *SPLITS))
     binarise(data / "label", "--only-source", *prefixes(f"{text}/label.", *SPLITS))
-
-
-def recipe_of(settings: Any) -> Recipe:
-    """The recipe whose text a grid takes. It gets those settings alone that it is given here."""
-    target = {"gpu": "demo", "multi30k": "multi30k"}[settings.PRESET]
-    names = ("DATA", "URL", "SUMS", "MERGES") if target == "multi30k" else ()
-    chosen = {name: str(getattr(settings, name)) for name in names if getattr(settings, name)}
-    return recipe.read(target, {"PRESET": "cpu", "RUNS": str(settings.RUNS), **chosen})
-
-
-def unigram_entropy(data: Path, source: str, target: str) -> float:
-    """The entropy of one target token, end of sentence included, over a binarised training set, in bits."""
-    from fairseq.data.indexed_dataset import MMapIndexedDataset  # takes seconds, which few need
-
-    dataset = MMapIndexedDataset(str(data / f"train.{source}-{target}.{target}"))
-    counts = Counter(token for sentence in range(len(dataset)) for token in dataset[sentence].tolist())
-    total = counts.total()
-    return -math.fsum(count / total * math.log2(count / total) for count in counts.values())
-
-
-def write_entropy(data: Path, pair: str, path: Path) -> None:
-    """Of a target token, in bits."""
-    if not path.exists():
-        write_lines(path, [json.dumps({"bits": unigram_entropy(data, *pair.split("-"))})])

@@ -41,7 +41,7 @@ def progress(
     lines: Iterable[str],
     updates: int = 0,
     epochs: int = 0,
-    less: int = 0,
+    smaller_batch: int = 0,
     every: int = 0,
     sentences: int = 0,
     clock=time.monotonic,
@@ -52,7 +52,7 @@ def progress(
     for a resumed run too.
 
     Args:
-        less: the batch, in tokens, to give where this one runs out of memory.
+        smaller_batch: the batch, in tokens, to give where this one runs out of memory.
         every: updates from one interval to the next, named before the first.
         sentences: of the test set that is translated.
     """
@@ -62,7 +62,9 @@ def progress(
     for line in lines:
         if OUT_OF_MEMORY in line and not warned:
             warned = True
-            said = f"stop this, and give MAX_TOKENS={less or 'less'}; an update holds as many tokens as before."
+            said = (
+                f"stop this, and give MAX_TOKENS={smaller_batch or 'less'}; an update holds as many tokens as before."
+            )
             yield f"Out of memory: {said}"
         record = parse_line(line)
         if record and record.tag == "train_inner":

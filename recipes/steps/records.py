@@ -21,8 +21,8 @@ Settings = dict[str, Any]
 """Values by name; of a file, `describe`'s."""
 NAMED = 3
 """So many differences are named."""
-MODEL = re.compile(r"trained(-.*|\.json)|checkpoint.*\.pt|average\.pt|model\.pt")
-"""What only a training leaves: the mark of its end, a checkpoint, a model."""
+MODEL = re.compile(r"trained-.*|result\.csv|checkpoint.*\.pt|average\.pt|model\.pt")
+"""What only a training leaves: the mark of its end, the result of a grid's run, a checkpoint, a model."""
 
 
 def options(words: Iterable[str]) -> Settings:

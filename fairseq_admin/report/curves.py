@@ -1,4 +1,4 @@
-"""Training and validation perplexity of several runs, from fairseq's logs (Liu et al. 2020, figures 1 and 9)."""
+"""Training and validation perplexity of several runs, from fairseq's logs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import logs
+from ..analysis import figure
 from ..errors import AdminError
-from . import figure
-from .registry import Settings
-from .subject import versions
-
-TAGS = {"train": "training", "valid": "validation"}
 
 
 def names(folders: Sequence[Path]) -> list[str]:
@@ -64,53 +60,21 @@ def no_log(folder: Path) -> str:
     )
 
 
-def of_logs(runs: Mapping[str, logs.Log]) -> dict[str, dict[str, Any]]:
-    """The curves of every run: {"train": {"updates": [...], "perplexity": [...]}, "valid": ...}.
-
-    A perplexity that is not finite is None.
-    """
-    curves: dict[str, dict[str, Any]] = {}
-    for name, log in runs.items():
-        for tag, losses in (("train", log.train), ("valid", log.valid)):
-            values = [logs.perplexity(bits) for bits in losses.values()]
-            finite = [value if math.isfinite(value) else None for value in values]
-            curves.setdefault(name, {})[tag] = {"updates": list(losses), "perplexity": finite}
-    return curves
-
-
-def measure(folders: Sequence[Path], settings: Settings) -> dict[str, Any]:
-    """Measure the curves of runs.
-
-    Raises:
-        AdminError: no folder is given, or one has no log.
-    """
-    if not folders:
-        raise AdminError("no folder was given; at least one run's was expected. Give one, or several.")
-    read: dict[str, logs.Log] = {}
-    for name, folder in zip(names(folders), folders):
-        log = read_log(folder)
-        if log is None:
-            raise AdminError(no_log(folder))
-        read[name] = log
-    runs = zip(folders, of_logs(read).items())
-    return {"versions": versions(), "runs": {name: {"folder": str(folder), **curve} for folder, (name, curve) in runs}}
-
-
-def draw(result: dict[str, Any], looks: Mapping[str, dict[str, Any]] | None = None) -> figure.Figure:
-    """Draw one panel for training and one for validation; a run has the same colour and marker in both.
+def draw(runs: Mapping[str, logs.Log], looks: Mapping[str, dict[str, Any]]) -> figure.Figure:
+    """Draw the perplexities of several runs: a panel for training, a panel for validation.
 
     Args:
-        result: the output of `measure`, or {"runs": `of_logs`}.
-        looks: matplotlib's line options by run; None: in the order of the colours.
+        runs: their logs, by name.
+        looks: matplotlib's options for the lines of each run, the same in both panels.
     """
-    looks = looks or {name: figure.style(number) for number, name in enumerate(result["runs"])}
-    drawn, panels = figure.panels(len(TAGS), sharey=True)
-    for axes, (tag, title) in zip(panels, TAGS.items()):
-        for name, run in result["runs"].items():
-            values = [math.nan if value is None else value for value in run[tag]["perplexity"]]
+    drawn, panels = figure.panels(2, sharey=True)
+    for axes, (part, title) in zip(panels, {"train": "training", "valid": "validation"}.items()):
+        for name, log in runs.items():
+            losses: dict[int, float] = getattr(log, part)
+            values = [logs.perplexity(bits) for bits in losses.values()]
+            finite = [value if math.isfinite(value) else math.nan for value in values]
             every = max(1, len(values) // 12)
-            label = figure.name_as_it_is(name)
-            axes.plot(run[tag]["updates"], values, label=label, markevery=every, **looks[name])
+            axes.plot(list(losses), finite, label=figure.name_as_it_is(name), markevery=every, **looks[name])
         axes.set(title=title, xlabel="updates")
         figure.plain_logarithmic(axes)
     panels[0].set_ylabel("perplexity")

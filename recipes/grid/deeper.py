@@ -1,0 +1,111 @@
+"""`make deeper`: new layers on a pre-trained encoder. The encoder is a run of its own, with which the others begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from fairseq_admin.logs import Log
+from recipes.chain import Step
+from recipes.compare.rows import Row
+from recipes.grid import texts
+from recipes.grid.grids import Axes, Grid
+from recipes.grid.runs import GUESS, GridRun, PointRecipe, accuracy, cost
+from recipes.settings import Training
+from recipes.steps.checkpoints import newest
+from recipes.steps.common import write_lines
+from recipes.validation import validated
+
+
+class Pairs:
+    """Pairs of sentences to pre-train on, and some that are translations or near misses, with their labels."""
+
+    assets = ()
+
+    def __init__(self, recipe: PointRecipe, settings: Any) -> None:
+        self.settings, self.folder, self.binary = settings, recipe.text, recipe.text / "bin"
+        self.binarised, self.goals = self.binary / "dict.txt", (self.binary / "label/dict.txt",)
+
+    def record(self) -> dict[str, Any]:
+        names = ("PRETRAIN", "EXAMPLES", "HELD_OUT", "WORDS", "PAIR")
+        return {name.lower(): str(getattr(self.settings, name)) for name in names} | {"data": self.settings.DATA or ""}
+
+    def steps(self) -> Iterator[Step]:
+        program = partial(texts.write_pairs, self.settings, self.folder)
+        yield Step("pairs", self.folder, (self.binarised, *self.goals), program, settings=self.record())
+
+
+class DeeperRun(GridRun):
+    """A classifier on the encoder, or the encoder, which has no axes."""
+
+    task = []
+    batch = ["--max-tokens", "2000", "--required-batch-size-multiple", "1"]
+
+    def __init__(self, grid: Deeper, axes: Axes, updates: int) -> None:
+        self.grid, self.axes = grid, axes
+        recipe = grid.recipe_of(axes, updates)
+        super(GridRun, self).__init__(recipe, Pairs(recipe, grid.settings))
+        self.arch, self.result = "deeper_admin" if axes else "masked_lm_admin", self.folder / "result.csv"
+        self.final = self.generated = self.folder / "model.pt"  # nothing asks for them
+
+    def model_options(self) -> list[str]:
+        return []
+
+    def score_steps(self) -> Iterable[Step]:
+        return ()
+
+    def command_options(self) -> list[str]:
+        encoder = newest(self.grid.folder / "encoder/checkpoints")
+        return [*super().command_options(), *(["--finetune-from-model", str(encoder)] if self.axes else [])]
+
+    def work(self) -> None:
+        if self.axes:
+            return super().work()
+        self.make("train")
+        write_lines(self.result, [])
+
+    def row(self, log: Log, diverged: bool) -> Row:
+        """Training tried every checkpoint on validation and the test set; what counts is the last one."""
+        path = self.folder / "train.log"
+        accuracies = {split: GUESS if diverged else accuracy(path, split) for split in ("valid", "test")}
+        return {"diverged": diverged, **accuracies, **cost(log)}
+
+
+class Deeper(Grid):
+    run_type = DeeperRun
+
+    def name(self, axes: Axes) -> str:
+        return super().name(axes) if axes else "encoder"
+
+    def stages(self) -> Iterator[list[Axes]]:
+        yield [{}]
+        yield from super().stages()
+
+    def points(self) -> Iterator[Axes]:
+        """The head alone is the scheme `none`."""
+        s = self.settings
+        for seed in s.SEEDS:
+            yield from ({"scheme": "none", "layers": "0", "lr": lr, "seed": str(seed)} for lr in s.RATES)
+        yield from super().points()
+
+    def recipe_of(self, axes: Axes, updates: int) -> PointRecipe:
+        s = self.settings
+        given: dict[str, Any] = {name: value for name, value in s if name in Training.model_fields}
+        given |= {"METHOD": "post-ln", "AVERAGE": 1, "MAX_TOKENS": 2000, "UPDATES": updates}
+        if axes:
+            warmup = 0 if axes["scheme"] == "dt-fixup" else s.WARMUP
+            given |= {"SEED": axes["seed"], "LR": axes["lr"], "WARMUP": warmup}
+        else:
+            given |= {"UPDATES": s.ENCODER_UPDATES, "SAVE_EVERY": s.ENCODER_SAVE_EVERY, "TRAIN_ARGS": ()}
+        settings = validated(Training, given)
+        return PointRecipe(self.recipe.target, self.recipe.file, settings, grid=self.folder, point=self.name(axes))
+
+    def options(self, axes: Axes) -> dict[str, Any]:
+        if not axes:
+            return self.listed("all", "pretraining")
+        scheme = {"--more-scheme": axes["scheme"]} if axes["scheme"] != "none" else {}
+        return self.listed("all", "classifying") | scheme | {"--more-layers": axes["layers"]}
+
+    def make_text(self) -> None:
+        """The step `pairs` makes it."""

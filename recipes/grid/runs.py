@@ -1,0 +1,184 @@
+"""One run of a grid: an ordinary run of a recipe in the grid's folder, and its row.
+
+The recipe's own steps make its text, train it, go on with it and translate with it. A run that diverges is a result;
+any other failure is an error and leaves none. Once result.csv is there, the checkpoints go.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq_admin.logs import Log
+from recipes.chain import Step
+from recipes.compare.outcome import left_plateau, verdict
+from recipes.compare.rows import Row, write_runs
+from recipes.processes import Diverged
+from recipes.recipe import Recipe
+from recipes.steps.checkpoints import furthest, newest
+from recipes.steps.common import read_lines, write_lines
+from recipes.steps.guard import locked
+from recipes.steps.results import commit, hardware, read_log
+from recipes.training import Pipeline
+from recipes.translation import Translation
+
+GENERATE_ARGS = "--max-len-a 1.2 --max-len-b 10"
+GUESS = 0.5
+"""Accuracy of a classifier that diverged."""
+
+
+@dataclass(frozen=True)
+class PointRecipe(Recipe):
+    """The recipe of one run. The folder of the grid has the text and all its runs."""
+
+    grid: Path = Path()
+    point: str = ""
+
+    @property
+    def base(self) -> Path:
+        return self.grid
+
+    @property
+    def run(self) -> Path:
+        return self.grid / self.point
+
+
+def improved(valid: dict[int, float], patience: int, end: int) -> bool:
+    """Whether the best validation up to update `end` is among the last `patience` updates."""
+    before = [bits for update, bits in valid.items() if update <= end - patience]
+    within = [bits for update, bits in valid.items() if end - patience < update <= end]
+    return not before or min(within) < min(before)
+
+
+def last_change(page: Path) -> str:
+    """The commit that last changed a page, for the row of a run made under it.
+
+    Raises:
+        ValueError: the page is not committed, or was changed since.
+    """
+    git = ["git", "-C", str(page.parent)]
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", page.name], capture_output=True).returncode
+    last = subprocess.run([*git, "log", "-1", "--format=%H", "--", page.name], capture_output=True, text=True)
+    if changed or not last.stdout.strip():
+        raise ValueError(f"{page}: not committed as it is; expected a page that was there before the run. Commit it.")
+    return last.stdout.strip()[:12]
+
+
+def unigram_entropy(text: Path) -> float:
+    """The entropy of one token of a text, ends of sentences included, in bits."""
+    lines = read_lines(text)
+    counts = Counter(token for line in lines for token in line.split()) + Counter({"</s>": len(lines)})
+    total = counts.total()
+    return -math.fsum(count / total * math.log2(count / total) for count in counts.values())
+
+
+def accuracy(log: Path, subset: str) -> float:
+    """The last accuracy on a subset, 0 to 1, in a log of --log-format json. fairseq's per cent have three digits."""
+    logged = re.findall(rf'"{subset}_accuracy": "?([0-9.]+)', "\n".join(read_lines(log)))
+    return round(float(logged[-1]) / 100, 5)
+
+
+class GridRun(Pipeline):
+    """A run of a grid, trained for up to `updates` updates."""
+
+    def __init__(self, grid: Any, axes: dict[str, str], updates: int) -> None:
+        self.grid, self.axes = grid, axes
+        super().__init__(grid.recipe_of(axes, updates))  # type: ignore[call-arg]
+        self.result = self.folder / "result.csv"
+
+    @abstractmethod
+    def row(self, log: Log, diverged: bool) -> Row:
+        """How it came out."""
+
+    def optimisation(self) -> list[str]:
+        """The recipe's own, with the grid's in place of those of the same name; null takes one out."""
+        words = super().optimisation()
+        options = dict(zip(words[::2], words[1::2])) | self.grid.options(self.axes)
+        return [str(word) for name, value in options.items() if value is not None for word in (name, value)]
+
+    def resume_settings(self) -> dict[str, Any]:
+        """The row depends on more than the checkpoints, and those are gone once it is there."""
+        more = {"updates": str(self.grid.settings.UPDATES), "patience": str(self.grid.patience)}
+        return super().resume_settings() | more
+
+    def train_with_patience(self) -> None:
+        """Train on for PATIENCE updates at a time, until that brings no better validation.
+
+        Only the log decides, so a run that was killed ends where any other does; fairseq's --patience counts in the
+        process.
+        """
+        whole = self.settings.UPDATES
+        patience = min(self.grid.patience, whole)
+        for end in [*range(patience, whole, patience), whole]:
+            run = type(self)(self.grid, self.axes, end)
+            if furthest(self.folder, "updates") <= end:
+                run.make("train")
+            if not improved(read_log(self.folder / "train.log").valid, patience, end):
+                return
+
+    def work(self) -> None:
+        """All of it, once."""
+        with locked(self.folder / ".guard-result"):
+            if self.result.exists():
+                return
+            diverged = False
+            try:
+                self.train_with_patience()
+            except Diverged:
+                diverged = True
+            row = self.row(read_log(self.folder / "train.log", unfinished=diverged), diverged)
+            write_runs(self.result, [{**self.axes, **row, "hardware": hardware(), "commit": commit()}])
+            shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        print(", ".join(f"{name}: {row[name]}" for name in ("verdict", "bleu", "diverged", "test") if name in row))
+
+
+class TranslationRun(GridRun, Translation):
+    """The score is of the last checkpoint, as it is: a model that stayed on the plateau may not fold."""
+
+    def __init__(self, grid: Any, axes: dict[str, str], updates: int) -> None:
+        super().__init__(grid, axes, updates)
+        self.folded, self.final = False, newest(self.folder / "checkpoints") or self.final
+
+    def steps(self) -> Iterator[Step]:
+        return (step for step in super().steps() if step.name not in ("average", "model"))
+
+    def resume_settings(self) -> dict[str, Any]:
+        return super().resume_settings() | {"beam": str(self.settings.BEAM)}
+
+    def keep_scores(self, scores: dict[str, str], **made: object) -> None:
+        write_lines(self.score, [json.dumps(scores)])
+
+    def row(self, log: Log, diverged: bool) -> Row:
+        s, scores = self.settings, {}
+        if not diverged:
+            type(self)(self.grid, self.axes, furthest(self.folder, "updates")).make("score")
+            scores = json.loads(self.score.read_text(encoding="utf-8"))
+        entropy = unigram_entropy(self.text.folder / f"bpe/train.{self.text.target}")
+        kind, update = verdict(log, entropy, diverged)
+        protocol = self.grid.settings.PROTOCOL
+        return {
+            "verdict": kind,
+            "update": update,
+            "bits": None if diverged else log.valid[max(log.valid)],
+            "left": left_plateau(log.valid, entropy),
+            "entropy": entropy,
+            "bleu": float(scores["score"]) if scores else None,
+            "signature": scores.get("signature"),
+            **cost(log),
+            "valid": log.valid,
+            "rule": s.rule,
+            **({"protocol": last_change(Path(protocol))} if protocol else {}),
+        }
+
+
+def cost(log: Log) -> Row:
+    return {"params": log.params, "seconds": round(log.hours * 3600)}
