@@ -311,7 +311,7 @@ def test_says_what_stays_stock(option: str | None, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO):
         model = build("transformer_admin_tiny", admin_fast="on", **options)
     lines = [record.getMessage() for record in caplog.records if "--admin-fast" in record.getMessage()]
-    assert lines == ([f"Admin: --admin-fast: stock layers, for {option} has no faster ones"] if option else [])
+    assert lines == ([f"Admin: --admin-fast: stock layers, for lack of faster ones with {option}"] if option else [])
     assert any(isinstance(module, Fast) for module in model.modules()) == (option is None)
 
 
