@@ -1,4 +1,4 @@
-"""Types of command-line arguments: numbers within bounds, a file to write, a model."""
+"""Types of command-line arguments: a number within bounds, a file to write, a model."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ def number(kind: type, expected: str, holds: Callable[[Any], bool]) -> Callable[
         kind: int or float.
         expected: the condition in words, for the message.
         holds: the condition.
+
+    Returns:
+        A function for argparse, from text to the number.
     """
 
     def read(text: str) -> Any:
@@ -35,13 +38,24 @@ above_zero = number(float, "a number above 0", lambda value: 0 < value < math.in
 
 
 def output(text: str) -> Path:
-    """The `type` of an option: a file to write. (Path would drop the "/" that marks a folder.)"""
+    """The `type` of an option: a file to write. (Path would drop the "/" that marks a folder.)
+
+    Args:
+        text: from the command line.
+
+    Raises:
+        ArgumentTypeError: the text names a folder.
+    """
     if text.endswith("/"):
         raise argparse.ArgumentTypeError(f"{text} is a folder; a file to write was expected, as {text}NAME")
     return Path(text)
 
 
 def model(text: str) -> Path:
-    """The `type` of an argument: a checkpoint, a folder of another engine, or a recipe's folder with model.pt in it."""
+    """The `type` of an argument: a checkpoint, or a folder. In a recipe's folder it is model.pt.
+
+    Args:
+        text: from the command line.
+    """
     path = Path(text)
     return path / "model.pt" if (path / "model.pt").is_file() else path

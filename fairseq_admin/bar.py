@@ -1,4 +1,4 @@
-"""Show the progress of a long step on standard error: count, total, rate, time left. A step of seconds shows nothing.
+"""Show the progress of a long step on standard error: count, total, rate, time left. A short step shows nothing.
 
 On a terminal it is tqdm's bar; elsewhere, as in a log, one line every ten seconds. The recipes use this file too.
 """
@@ -61,7 +61,16 @@ def bar(
 
 
 def progress(title: str, items: Sequence[T], unit: str) -> Iterator[T]:
-    """Yield the items, with a bar."""
+    """Go through items with a bar.
+
+    Args:
+        title: the name of the step.
+        items: of known number.
+        unit: the unit, with a space before it.
+
+    Yields:
+        The items.
+    """
     with bar(title, len(items), unit) as shown:
         for item in items:
             yield item

@@ -1,4 +1,4 @@
-"""The command `fairseq-admin`: work with trained models, measure fresh ones, get settings; one verb each."""
+"""The command `fairseq-admin`: work with trained models, and measure them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .version import __version__
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses in one line."""
+    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
@@ -48,7 +48,7 @@ def _fold(parser: argparse.ArgumentParser) -> None:
 
 
 def _text(parser: argparse.ArgumentParser) -> None:
-    """Options for how the text is prepared, if the files next to the model do not tell."""
+    """Add the options that say how text is prepared, if the files next to the model do not say it."""
     parser.add_argument("--data", type=Path, help="folder with the files that are not next to the model")
     parser.add_argument("-s", "--source-lang", metavar="CODE", help="language of the text, if no file tells it")
     parser.add_argument("-t", "--target-lang", metavar="CODE", help="language of the translation, likewise")
@@ -109,7 +109,11 @@ WITHOUT_FAIRSEQ = (verbs.translate, verbs.path)
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """Build the parser of the command line, and the parser of each verb."""
+    """Build the parsers.
+
+    Returns:
+        The parser of the command line, and the parser of each verb.
+    """
     top = Parser(prog="fairseq-admin", description=__doc__)
     top.add_argument("--version", action="version", version=__version__)
     parsers = top.add_subparsers(dest="verb", required=True)
@@ -121,7 +125,11 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line. Files may come before, among and after the options; after "--" all are files."""
+    """Parse the command line. Files may come before, among and after the options; after "--" all are files.
+
+    Args:
+        arguments: without the name of the command.
+    """
     if "--" in arguments:
         end = arguments.index("--")
         files = [f"./{name}" if name.startswith("-") and name != "-" else name for name in arguments[end + 1 :]]
@@ -135,9 +143,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command. A user's mistake is one line on standard error and status 2; Ctrl-C is one line and 130.
+    """Run one command. A user's mistake gives one line on standard error and status 2; Ctrl-C gives one line and 130.
 
     The answer is printed after the work is done and its file has its name, so a closed pipe loses nothing.
+
+    Args:
+        arguments: without the name of the command. None: sys.argv's.
 
     Returns:
         The exit status.

@@ -1,4 +1,4 @@
-"""A user's mistake in one line, and the one place that ends a process with it."""
+"""Errors that a user can fix, in one line, and the one place that ends a process with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ class DivergedError(AdminError):
 
 
 def line(error: BaseException) -> str:
-    """The first line of an error's text, or its class; for a system error, its file and reason."""
+    """Shorten an error to one line.
+
+    Args:
+        error: any.
+
+    Returns:
+        The first line of its text, or its class. For a system error: file and reason.
+    """
     if isinstance(error, OSError) and error.strerror:  # fairseq raises some without one
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -41,16 +48,30 @@ _NOT_FINITE = re.compile(r"^FloatingPointError\b(?!.*inconsistent between worker
 
 
 def end(message: str, status: int) -> int:
-    """Print the one line that says why the process ends. Returns its exit status."""
+    """Say why the process ends.
+
+    Args:
+        message: one line, for standard error.
+        status: the exit status.
+
+    Returns:
+        The exit status.
+    """
     print(f"fairseq-admin: {message}", file=sys.stderr)
     return status
 
 
 def outcome(error: BaseException) -> tuple[str, int] | None:
-    """The line and the exit status for an error; None: it is neither a user's mistake nor divergence.
+    """Find the line and the exit status of an error.
 
-    It reads the traceback as text: the processes that fairseq starts, one per GPU, send errors back as text, and the
-    text still names an error on top of which fairseq raised another. (Its NanDetector fails with today's torch.)
+    This reads the traceback as text. The processes that fairseq starts, one per GPU, send errors back as text, and the
+    text still names an error if fairseq raised another one after it. (Its NanDetector fails with today's torch.)
+
+    Args:
+        error: one that nothing caught.
+
+    Returns:
+        The line and the status. None: it is neither a user's mistake nor divergence.
     """
     text = "".join(traceback.format_exception(error))
     if ours := _OURS.findall(text):
@@ -62,9 +83,9 @@ def outcome(error: BaseException) -> tuple[str, int] | None:
 
 
 def install_excepthook() -> None:
-    """End a process by `outcome` if it does not catch an error; leave other errors to the previous hook.
+    """End the process by `outcome` when nothing catches an error; leave other errors to the previous hook.
 
-    fairseq's commands catch nothing and print tracebacks, so the plugin can act only here.
+    fairseq's commands catch nothing and print tracebacks, so this hook is the plugin's only chance.
     """
     previous = sys.excepthook
     if getattr(previous, "__module__", None) == __name__:

@@ -1,4 +1,4 @@
-"""Fingerprints of the files that a model's text was made with, to recognise another model's files.
+"""Fingerprints of a model's dictionaries, merges and text settings, to recognise another model's files.
 
 With another dictionary of the same size, or with other merges, a model would translate to garbage without an error.
 """
@@ -16,17 +16,35 @@ the stacks, "encoder" and "decoder", and of files by name, "codes" and "text.jso
 
 
 def of_bytes(content: bytes) -> str:
-    """The fingerprint of a file's content: 16 hexadecimal digits."""
+    """The fingerprint of a file.
+
+    Args:
+        content: the file's.
+
+    Returns:
+        16 hexadecimal digits.
+    """
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def of_dictionary(words: Any) -> str:
-    """The fingerprint of a fairseq Dictionary: its symbols in order, without counts."""
+    """The fingerprint of a dictionary: of its symbols in order, without their counts.
+
+    Args:
+        words: a fairseq Dictionary.
+    """
     return of_bytes("\n".join(words.symbols).encode())
 
 
 def read_fingerprints(state: Mapping[str, Any]) -> dict[str, str]:
-    """Read the fingerprints of a state dict; a stock model's has none. (A wrapper prefixes the model's metadata.)"""
+    """Read the fingerprints of a state dict. (A wrapper prefixes the model's metadata.)
+
+    Args:
+        state: a state dict.
+
+    Returns:
+        By stack or file name. Empty for a stock model.
+    """
     entries = getattr(state, "_metadata", {}).values()
     return next((dict(entry[KEY]) for entry in entries if KEY in entry), {})
 
@@ -37,6 +55,9 @@ def with_fingerprints(state: Mapping[str, Any], fingerprints: Mapping[str, str])
     Args:
         state: a state dict.
         fingerprints: by stack or file name.
+
+    Returns:
+        The copy.
     """
     copied: Any = OrderedDict(state)
     copied._metadata = OrderedDict({"": {KEY: dict(fingerprints)}})

@@ -1,7 +1,7 @@
-"""End fairseq's thread that loads batches ahead before Python exits.
+"""End fairseq's thread that loads batches ahead, before Python exits.
 
-If training stops within an epoch, the thread is still loading. It is a daemon, so Python kills it wherever it is. In
-the middle of torch's C++ that aborts the process, with status -6 after a good training.
+If training stops within an epoch, the thread is still loading. Python kills daemon threads wherever they are. In the
+middle of torch's C++ that aborts the process: status -6 after a good training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATIENCE = 5.0
 
 @atexit.register
 def end() -> None:
-    """End all such threads after their current batch; leave one that needs longer than PATIENCE."""
+    """End all such threads after their current batch. Leave a thread that needs longer than PATIENCE."""
     until = time.monotonic() + PATIENCE
     for thread in threading.enumerate():
         if isinstance(thread, BackgroundConsumer):

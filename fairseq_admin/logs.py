@@ -1,8 +1,8 @@
-"""Read the losses from fairseq's log, in any of its formats.
+"""Read the losses in fairseq's log, in any of its formats.
 
---log-format json writes objects, and --log-format simple pairs of names and numbers. --log-file leaves out time, level
-and tag, and repeats some lines. So a line is recognised by its content, not by its beginning. This file imports the
-standard library only, so that recipes need not wait for torch.
+--log-format json writes objects; --log-format simple writes pairs of names and numbers. --log-file leaves out time,
+level and tag, and repeats some lines, so a line is recognised by its content and not by its beginning. This file
+imports the standard library only: recipes need not wait for torch.
 """
 
 from __future__ import annotations
@@ -55,15 +55,23 @@ class Log:
 
 
 def perplexity(bits: float) -> float:
-    """The perplexity of a loss in bits per token."""
+    """The perplexity of a loss.
+
+    Args:
+        bits: the loss, in bits per token.
+    """
     return 2.0**bits if bits < 1000 else math.inf
 
 
 def stats(line: str) -> tuple[str, dict[str, Any]] | None:
-    """Read a line's values.
+    """Read the values in a line.
+
+    Args:
+        line: of fairseq's log.
 
     Returns:
-        Its tag (see `Record`), and its values by fairseq's names, a validation's subset among them. None: it has none.
+        The line's tag (see `Record`), and its values by fairseq's names, with the subset of a validation. None: the
+        line has no values.
     """
     values: dict[str, Any]
     if match := OBJECT.search(line):
@@ -90,7 +98,14 @@ def stats(line: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def parse_line(line: str) -> Record | None:
-    """The record in a log line; None if it has none, or a kill cut it short."""
+    """Read the record in a line.
+
+    Args:
+        line: of fairseq's log.
+
+    Returns:
+        The record. None: the line has none, or a kill cut it short.
+    """
     line_stats = stats(line)
     if line_stats is None:
         return None
@@ -112,13 +127,17 @@ def parse_line(line: str) -> Record | None:
 def parse_log(lines: Iterable[str]) -> Log:
     """Read a run's log.
 
-    A killed and resumed run goes back to its last checkpoint, and later records are dropped. Of several validation
-    subsets the first counts, by which fairseq chooses its best checkpoint. A resumed run may name other subsets, so the
-    first is that of the validations reported together: after one number of updates, with no training between.
-    The training curve is by intervals; by epochs if there are none (--log-format tqdm, a long --log-interval).
+    A run that was killed and resumed goes back to its last checkpoint, so later records are dropped. If several subsets
+    are validated, the first counts, as in fairseq's choice of the best checkpoint. A resumed run may name other
+    subsets, so "first" means: first of the validations after one number of updates, without training in between.
+    The training curve has a point per interval, or per epoch if the log has no intervals (--log-format tqdm, a long
+    --log-interval).
 
     Args:
-        lines: the log's.
+        lines: of the log.
+
+    Returns:
+        The curves and totals.
     """
     curves: dict[str, dict[int, Record]] = {"train_inner": {}, "train": {}, "valid": {}}
     gpus: dict[int, str] = {}

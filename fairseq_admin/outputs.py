@@ -1,4 +1,4 @@
-"""Write a file whole or not at all, and never over an input; write standard output. (Imports no torch.)"""
+"""Write whole files or none, never over an input, and standard output. (This file imports no torch.)"""
 
 from __future__ import annotations
 
@@ -38,9 +38,15 @@ def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name for a file or folder; when the block ends without an error, it replaces `path`.
+    """A block that makes a new file or folder, which replaces `path` if the block ends without an error.
 
     If `path` is a link, the target of the link is replaced. The temporary folder is next to it, and is removed.
+
+    Args:
+        path: the file or folder.
+
+    Yields:
+        The temporary name to write.
 
     Raises:
         AdminError: the folder cannot be written.
@@ -58,11 +64,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path | str, *refusals: type[Exception]) -> Iterator[None]:
-    """A block that only writes: turn its system errors into one line that names the path.
+    """A block that only writes. Its system errors become one line that names the path.
 
     Args:
         path: the file or folder that is written.
-        refusals: errors that a library raises in place of OSError.
+        refusals: errors that a library raises instead of OSError.
 
     Raises:
         AdminError: the system refused to write.
@@ -76,7 +82,11 @@ def writing(path: Path | str, *refusals: type[Exception]) -> Iterator[None]:
 
 
 def write_bytes(content: bytes, path: Path) -> None:
-    """Write a file whole: if writing fails, the path keeps its old content.
+    """Write a whole file. If writing fails, the path keeps its old content.
+
+    Args:
+        content: the bytes.
+        path: the file.
 
     Raises:
         AdminError: the path cannot be written, or the disk is full.
@@ -92,7 +102,7 @@ class StdoutClosed(Exception):
 
 @contextmanager
 def standard_output(stream: TextIO) -> Iterator[None]:
-    """A block that only writes to standard output; flushes at the end.
+    """A block that only writes to standard output. It ends with a flush.
 
     Args:
         stream: sys.stdout, or its value before it was redirected.

@@ -1,4 +1,4 @@
-"""Packages that parts of the plugin need and a plain installation lacks."""
+"""Packages that some commands need and a plain installation lacks."""
 
 from __future__ import annotations
 

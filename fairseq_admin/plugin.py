@@ -1,8 +1,8 @@
 """The plugin: importing this module registers it with fairseq.
 
 It registers the models and their presets, the optimizers, a learning-rate schedule and the criterion
-`label_smoothed_cross_entropy_fast`. It also lets torch's safe loader read fairseq's checkpoints, ends a user's mistake
-in one line, and ends fairseq's threads before Python ends.
+`label_smoothed_cross_entropy_fast`. It also lets torch's safe loader read fairseq's checkpoints, turns a user's mistake
+into one line, and ends fairseq's threads before Python ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """`--optimizer radam`: rectified Adam (Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and Beyond").
 
-torch's implementation does the arithmetic. Where torch differs from the optimizer of the authors' Transformer-Clinic,
-the latter is followed: no step, rather than a momentum step (which microsoft/deepnmt takes too), while the variance is
-not tractable (ρ_t ≤ 5: the first five steps at β2 = 0.98), and decoupled weight decay p ← p - lr·wd·p, in those steps
-too.
+torch does the arithmetic. In two points we follow the optimizer of the authors' Transformer-Clinic instead. While the
+variance is intractable (ρ_t ≤ 5: the first five steps at β2 = 0.98) it makes no step; torch and microsoft/deepnmt make
+a momentum step. Weight decay is decoupled, p ← p - lr·wd·p, in those steps too.
 """
 
 import ast
@@ -28,13 +27,20 @@ from .rates import ByGroup, refuse_other_groups
 # No annotations from the future: fairseq reads the types of RAdamConfig.
 
 CHUNK = 2**22
-"""Elements of half precision updated at once, in 34 MB that are kept; a larger parameter alone, in its own 8 bytes an
-element."""
+"""Elements of half precision updated at once, in 34 MB that are kept. A larger parameter is updated alone, in its own 8
+bytes an element."""
 MOMENTS = "exp_avg", "exp_avg_sq"
 
 
 def chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """The parameters in their order, in lists of at most CHUNK elements; a larger parameter is a list of its own."""
+    """Cut parameters into chunks.
+
+    Args:
+        params: in order.
+
+    Yields:
+        Lists of at most CHUNK elements. A larger parameter is a list of its own.
+    """
     chunk: list[Tensor] = []
     elements = 0
     for p in params:
@@ -48,7 +54,15 @@ def chunks(params: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def float_copies(params: list[Tensor], block: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
-    """Float32 tensors for half parameters and for their gradients, one after another in a block of memory."""
+    """Make float32 tensors for half parameters and for their gradients, one after another in a block of memory.
+
+    Args:
+        params: of half precision.
+        block: the memory. None: allocate it.
+
+    Returns:
+        The tensors for the parameters, and those for the gradients.
+    """
     both = [*params, *params]
     ends = list(accumulate(p.numel() for p in both))
     if block is None:
@@ -61,8 +75,8 @@ def plain_step(
     params: list[Tensor], grads: list[Tensor], moments: list[Tensor], squares: list[Tensor], step: int,
     grad_scale: float | Tensor, **options: float,
 ) -> None:  # fmt: skip
-    """As `fast.radam.fused_step`, by torch's RAdam."""
-    if torch.is_tensor(grad_scale) or grad_scale != 1:  # to look at a tensor would be to wait for the device
+    """Do what `fast.radam.fused_step` does, by torch's RAdam. See there for the arguments."""
+    if torch.is_tensor(grad_scale) or grad_scale != 1:  # reading a tensor would wait for the device
         torch._foreach_div_(grads, grad_scale)
     decay = 1 - options["lr"] * options["weight_decay"]
     held = [] if rectification(step, options["beta2"]) else [p * decay for p in params]
@@ -73,9 +87,10 @@ def plain_step(
 
 
 class Chunk(NamedTuple):
-    """Parameters of one type that have taken as many steps, updated at once; they share the tensor that counts these.
+    """Parameters of one type and one number of steps, updated at once.
 
-    (A thousand such tensors cost more than the kernel.) Half parameters have `float_copies`, unless they are too large.
+    They share the tensor that counts their steps: a thousand such tensors cost more than the kernel. Half parameters
+    have `float_copies`, unless they are too large.
     """
 
     params: list[Tensor]
@@ -86,7 +101,7 @@ class Chunk(NamedTuple):
 
 
 class RAdam(Optimizer):
-    """Rectified Adam without steps while the variance is intractable, its state in float32 whatever the parameters'.
+    """Rectified Adam without steps while the variance is intractable. Its state is always float32.
 
     Example:
         >>> import torch
@@ -105,18 +120,23 @@ class RAdam(Optimizer):
         5 False
         6 True
 
-    The arguments are torch's; weight decay is decoupled.
+    Args:
+        params: tensors, or groups, as for torch's optimizers.
+        lr: the learning rate.
+        betas: β1 and β2.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled, multiplied by the learning rate.
     """
 
     fused = True
-    """Whether torch's fused kernel computes where there is one; else its RAdam does, its reference."""
+    """Whether torch's fused kernel computes, if the device has it. Otherwise torch's RAdam does: the reference."""
 
     supports_flat_params = True
     supports_memory_efficient_fp16 = True
-    # fairseq would put a checkpoint's own tensors, which are on the CPU, in place of what load_state_dict has made.
+    # fairseq would replace the tensors that load_state_dict has made by the checkpoint's, which are on the CPU.
     disable_mem_eff_fp16_loading_hack = True
 
-    # torch wraps these so that its compiler leaves them alone, and the wrapper loads the compiler: 65 MB and a second.
+    # torch wraps these for its compiler, and the wrapper loads the compiler: 65 MB and a second.
     add_param_group = inspect.unwrap(Optimizer.add_param_group)
     zero_grad = inspect.unwrap(Optimizer.zero_grad)
     state_dict = inspect.unwrap(Optimizer.state_dict)
@@ -128,14 +148,14 @@ class RAdam(Optimizer):
 
     @property
     def supports_step_with_scale(self) -> bool:
-        """Whether a step takes the scale of its gradients: of half parameters, which are divided in float32.
+        """Whether a step takes the scale of its gradients: only for half parameters, which are divided in float32.
 
         fairseq's wrapper of float32 copies (--bf16) would not set its factor back after such a step.
         """
         return self.param_groups[0]["params"][0].dtype != torch.float32
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but the moments stay float32 instead of taking the parameters' type.
+        """Load as torch does, but keep the moments in float32.
 
         Raises:
             AdminError: the state belongs to other parameters.
@@ -159,9 +179,14 @@ class RAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, scale: float | Tensor = 1.0):
-        """A step with gradients that are `scale` times too large: by the loss scale, and what else fairseq divides by.
+        """Step. Gradients are divided by `scale` first, half gradients in float32, where the quotient is not too small.
 
-        Half gradients are divided in float32, where the quotient is not too small.
+        Args:
+            closure: computes the loss again.
+            scale: the loss scale, times other divisors of fairseq's.
+
+        Returns:
+            The closure's loss. None: there is no closure.
         """
         loss = None
         if closure is not None:
@@ -173,10 +198,10 @@ class RAdam(Optimizer):
         return loss
 
     def _chunks(self, number: int, params: list[Tensor]) -> list[Chunk]:
-        """Those of a group's parameters that have gradients, in chunks, those of float32 in one.
+        """Chunk a group's parameters with gradients; float32 parameters are one chunk.
 
-        A layer that layerdrop skipped has taken fewer steps than its neighbours. Chunks are kept, their copies in one
-        block, until others have gradients: of small parameters, to make them is a third of a step.
+        A layer that layerdrop skipped has taken fewer steps than its neighbours. Chunks are kept, with their copies in
+        one block, until other parameters have gradients: for small parameters, making them takes a third of a step.
         """
         without = [p.grad is None for p in params]
         if self.chunks_by_group.get(number, ((),))[0] != without:
@@ -194,7 +219,7 @@ class RAdam(Optimizer):
         return self.chunks_by_group[number][1]
 
     def _chunk(self, params: list[Tensor], step: Tensor, block: Tensor | None) -> Chunk:
-        """Parameters that have taken so many steps, with their state, a new one where they have none."""
+        """Make a chunk of parameters with this number of steps, and the state of those without."""
         states = [self.state[p] for p in params]
         for p, state in zip(params, states):
             if not state:
@@ -258,7 +283,12 @@ def _not_negative(option: str, value: float) -> float:
 
 @register_optimizer("radam", dataclass=RAdamConfig)
 class FairseqRAdam(ByGroup):
-    """fairseq's handle on `RAdam`."""
+    """fairseq's handle on `RAdam`.
+
+    Args:
+        cfg: its options.
+        params: of the model.
+    """
 
     def __init__(self, cfg: RAdamConfig, params) -> None:
         super().__init__(cfg)
@@ -266,7 +296,7 @@ class FairseqRAdam(ByGroup):
         self.has_experts = any(hasattr(p, "expert") for p in self.params)
 
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None) -> Tensor:
-        """As fairseq's, with one operation for all norms instead of one each."""
+        """Clip as fairseq does, with one operation for all norms instead of one each."""
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         grads = [gradient for p in params if (gradient := p.grad) is not None]
         if not grads or self.has_experts:
@@ -280,7 +310,7 @@ class FairseqRAdam(ByGroup):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The options as `RAdam` takes them. A resumed run has the checkpoint's, except for the rate, as in fairseq."""
+        """`RAdam`'s arguments. As in fairseq, a resumed run keeps the checkpoint's, except for the rate."""
         return {
             "lr": next(iter(self.cfg.lr)) if isinstance(self.cfg.lr, Iterable) else self.cfg.lr,
             "betas": _betas(self.cfg.adam_betas),

@@ -1,6 +1,6 @@
 """The verbs of fairseq-admin. Each takes the parsed command line and returns the text to print.
 
-A verb imports what it works with when it is called: torch and fairseq take seconds, and not every verb needs them.
+A verb does its imports when it is called: torch and fairseq take seconds, and not every verb needs them.
 """
 
 from __future__ import annotations

@@ -20,17 +20,8 @@ from kinds import KINDS, STILL, assert_equal, logits, omegas
 
 from fairseq_admin.errors import AdminError
 from fairseq_admin.method import provenance
-from fairseq_admin.method.schemes import stacks_of
 
 KIND = pytest.mark.parametrize("kind", [KINDS["language"], KINDS["masked"]], ids=["language", "masked"])
-
-
-@KIND
-def test_a_stack_that_trains_alone_is_refused(kind):
-    model = kind.build()
-    (stack,) = stacks_of(model).values()
-    with pytest.raises(AdminError, match="whose first call profiles omega"):
-        stack(*kind.batch().values())
 
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------

@@ -142,5 +142,5 @@ def test_optimizer_state_of_the_whole_model(corpus: Path, trained: Path, tmp_pat
     done = train(corpus, tmp_path, *given, status=2)
     last = done.output.splitlines()[-1]
     assert last.startswith("fairseq-admin: the checkpoint's optimizer state is of "), done.output
-    assert "Give --reset-optimizer" in last and "Traceback" not in done.output
+    assert "--reset-optimizer" in last and "Traceback" not in done.output
     train(corpus, tmp_path, *given, "--reset-optimizer")

@@ -227,6 +227,14 @@ def test_t_fixup_scales_every_embedding_once(tied):
         assert "output" in key or key not in parameters or not parameters[key][:, PAD].any()
 
 
+@pytest.mark.parametrize("share", ["all", "decoder", "none"])
+def test_fixups_output_projection_is_zero_unless_tied(share):
+    tied = {"share_all_embeddings": share == "all", "share_decoder_input_output_embed": share == "decoder"}
+    model = TRANSLATION.build(admin_scheme="fixup", **tied)
+    assert bool(model.decoder.output_projection.weight.any()) == (share != "none")
+    assert model.decoder.embed_tokens.weight.any()
+
+
 # fairseq's own -------------------------------------------------------------------------------------------------------
 
 ADAPTIVE = {

@@ -1,6 +1,6 @@
 """fairseq-admin analyze: its options, the subject, and three files, all or none.
 
-What is slow to import is imported when a measure runs, so that --help answers at once.
+Slow imports wait until a measure runs, so --help answers at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ SUFFIXES = (".json", ".png", ".svg")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the verb's options to its parser; `add_model` adds those of a model."""
+    """Add the verb's options, except those of a model.
+
+    Args:
+        parser: the verb's.
+    """
     parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
     parser.add_argument("checkpoints", type=model, nargs="*", metavar="CHECKPOINT", help="a trained model")
     parser.add_argument(

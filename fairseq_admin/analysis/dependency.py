@@ -61,7 +61,15 @@ def squared_dependencies(sublayers: list[Sublayer]) -> Tensor:
 
 
 def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
-    """β of every stack: rows i = 0 … S of columns j = 0 … i; row 0 is the input's own."""
+    """Measure β of every stack.
+
+    Args:
+        subject: the model and its samples.
+        settings: not used.
+
+    Returns:
+        By stack: rows i = 0 … S with columns j = 0 … i. Row 0 is the input.
+    """
     sums: dict[str, Any] = dict.fromkeys(subject.stacks, 0)
     positions = dict.fromkeys(subject.stacks, 0)
     for sample in progress("dependency", subject.samples, " batches"):
@@ -83,7 +91,11 @@ def measure(subject: Subject, settings: Any = None) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """A heat map of β² a stack: the shares of a row add up to about 1."""
+    """Draw a heat map of β² for each stack. The shares of a row add up to about 1.
+
+    Args:
+        result: the output of `measure`, with the subject's facts.
+    """
     stacks = result["stacks"]
     drawn, panels = figure.panels(len(stacks), height=3.7)
     for axes, (side, stack) in zip(panels, stacks.items()):

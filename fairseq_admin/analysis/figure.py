@@ -1,4 +1,4 @@
-"""One look for every figure: legible when small, in print and to the colour-blind. Imports matplotlib at first use."""
+"""The look of every figure: legible when small, in print and to the colour-blind. (matplotlib is imported late.)"""
 
 from __future__ import annotations
 
@@ -65,14 +65,28 @@ def panels(count: int, height: float = 3.2, rows: int = 1, **options: Any) -> tu
 
 
 def heat_map(axes: Axes, table: list[list[float]], low: float, **options: Any) -> Any:
-    """Draw shares from `low` to 1 as colours on a logarithmic scale; lower ones in the lowest colour."""
+    """Draw shares as colours on a logarithmic scale.
+
+    Args:
+        axes: the panel.
+        table: shares, by row.
+        low: lower shares have the lowest colour.
+        options: for matplotlib's imshow.
+
+    Returns:
+        The image, for a colour bar.
+    """
     from matplotlib.colors import LogNorm
 
     return axes.imshow(table, cmap=SHADES, norm=LogNorm(low, 1, clip=True), **options)
 
 
 def whole_numbers(*axes: Axis) -> None:
-    """Put ticks at whole numbers only."""
+    """Put ticks at whole numbers only.
+
+    Args:
+        axes: the axes to change.
+    """
     from matplotlib.ticker import MaxNLocator
 
     for axis in axes:
@@ -80,23 +94,45 @@ def whole_numbers(*axes: Axis) -> None:
 
 
 def colour(scheme: str) -> str:
-    """The colour of a scheme; black if it has none."""
+    """The colour of a scheme.
+
+    Args:
+        scheme: its name.
+
+    Returns:
+        Its colour, or black.
+    """
     return ALWAYS.get(scheme, "black")
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour and marker of the line `number` in a figure whose lines are not schemes."""
+    """Matplotlib's options for a line in a figure whose lines are not schemes.
+
+    Args:
+        number: of the line, from 0.
+
+    Returns:
+        Its colour and marker.
+    """
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
 def name_as_it_is(name: str) -> str:
-    """Escape a file's name for a label: matplotlib reads $ as mathematics, and hides labels that begin with _."""
+    """Escape a name for a label: matplotlib reads $ as mathematics, and hides labels that begin with _.
+
+    Args:
+        name: of a file or folder.
+    """
     shown = name.encode("utf-8", "backslashreplace").decode("utf-8").replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
 
 def plain_logarithmic(axes: Axes) -> None:
-    """Make the y-axis logarithmic, with ticks 0.02, 0.05, 0.1 … even if it spans less than a power of ten."""
+    """Make the y-axis logarithmic, with ticks 0.02, 0.05, 0.1 … even if it spans less than a power of ten.
+
+    Args:
+        axes: the panel.
+    """
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")
@@ -106,7 +142,14 @@ def plain_logarithmic(axes: Axes) -> None:
 
 
 def headline(drawn: FigureBase, title: str, result: dict[str, Any], with_depth: bool = True) -> None:
-    """Set a title: the measure, the model and the number of tokens; without the depth if the figure varies it."""
+    """Set a title: the measure, the model and the number of tokens.
+
+    Args:
+        drawn: the figure.
+        title: the measure.
+        result: of the measure.
+        with_depth: whether to name the depth; not if the figure varies it.
+    """
     model = result["model"]
     depth = "-".join(f"{model[f'{side}_layers']}L" for side in ("encoder", "decoder") if model[f"{side}_layers"])
     state = f"{model['updates']} updates" if model["updates"] else "at initialisation"
@@ -117,12 +160,23 @@ def headline(drawn: FigureBase, title: str, result: dict[str, Any], with_depth: 
 
 
 def set_title(drawn: FigureBase, text: str) -> None:
-    """Set the title above the panels, at the left."""
+    """Set the title above the panels, at the left.
+
+    Args:
+        drawn: the figure.
+        text: the title.
+    """
     drawn.suptitle(text, fontsize=9, x=0.01, ha="left")
 
 
 def save(draw: Callable[[Any], Figure], result: Any, png: Path, svg: Path) -> None:
-    """Draw a result as PNG, of twice a page's width, and as SVG. The same numbers give the same bytes."""
+    """Draw a result as PNG, twice a page's width, and as SVG. The same numbers give the same bytes.
+
+    Args:
+        draw: draws the result.
+        result: of a measure.
+        png, svg: the files to write.
+    """
     import matplotlib
 
     with matplotlib.rc_context(LOOK):
@@ -133,7 +187,15 @@ def save(draw: Callable[[Any], Figure], result: Any, png: Path, svg: Path) -> No
 
 
 def svg(draw: Callable[[Any], Figure], result: Any) -> str:
-    """Draw a result as SVG for a page, with VARIABLES in place of colours."""
+    """Draw a result for a page, with VARIABLES instead of colours.
+
+    Args:
+        draw: draws the result.
+        result: of a measure.
+
+    Returns:
+        The SVG.
+    """
     import matplotlib
 
     text = io.StringIO()
@@ -146,7 +208,11 @@ def svg(draw: Callable[[Any], Figure], result: Any) -> str:
 
 
 def few_colours(png: Path) -> None:
-    """Reduce a PNG to 256 colours, which suffice for a figure and take a third of the bytes."""
+    """Reduce a PNG to 256 colours: enough for a figure, and a third of the bytes.
+
+    Args:
+        png: the file, which is replaced.
+    """
     from PIL import Image
 
     with Image.open(png) as image:

@@ -96,7 +96,15 @@ def _last_feed_forward(subject: Fresh, depths: Sequence[int], repeats: int) -> d
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """Measure gradients by sub-layer and layer; in a fresh model also against depth."""
+    """Measure gradients by sub-layer and layer; in a fresh model also against depth.
+
+    Args:
+        subject: the model and its samples.
+        settings: depths and repeats.
+
+    Returns:
+        By stack, and against depth.
+    """
     result: dict[str, Any] = {"stacks": _by_layer(subject)}
     if isinstance(subject, Fresh):
         result["last feed-forward"] = _last_feed_forward(subject, settings.depths or DEPTHS, settings.repeats)
@@ -106,7 +114,10 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 def draw(result: dict[str, Any]) -> figure.Figure:
     """Draw outputs by sub-layer, feed-forward weights by layer and, for a fresh model, the last W2 against depth.
 
-    Colour shows the scheme, dashes and markers the stack; markers of W2 are hollow.
+    Colour shows the scheme, dashes and markers show the stack, and hollow markers W2.
+
+    Args:
+        result: the output of `measure`, with the subject's facts.
     """
     last = result.get("last feed-forward")
     drawn, panels = figure.panels(3 if last else 2, height=3.4)

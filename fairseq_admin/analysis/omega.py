@@ -41,7 +41,14 @@ def by_stack(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """Measure ω of every stack; a fresh model has no trained ω.
+    """Measure ω of every stack. A fresh model has no trained ω.
+
+    Args:
+        subject: the model.
+        settings: not used.
+
+    Returns:
+        By stack: see `by_stack`.
 
     Raises:
         AdminError: the model has none.
@@ -60,7 +67,11 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """One panel per stack: profiled ω as rings, trained ω as its mean and range over the channels."""
+    """Draw a panel for each stack: profiled ω as rings, trained ω as its mean and range over the channels.
+
+    Args:
+        result: the output of `measure`, with the subject's facts.
+    """
     colour = figure.colour(result["model"]["scheme"])
     drawn, panels = figure.panels(len(result["stacks"]), sharey=True)
     for axes, (side, stack) in zip(panels, result["stacks"].items()):

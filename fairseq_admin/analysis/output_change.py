@@ -66,24 +66,42 @@ def sublayers_of(stack: Any, words: Tensor, branches: Sequence[Tensor] | None = 
 
 
 def states(sublayers: Sequence[Sublayer]) -> list[Tensor]:
-    """The output of the first 1, 2, … N layers, normalised. Shapes (R, C)."""
+    """The output of the first 1, 2, … N layers, normalised.
+
+    Args:
+        sublayers: of a stack.
+
+    Returns:
+        N tensors. Shapes (R, C).
+    """
     last = {sublayer.layer: sublayer for sublayer in sublayers}  # of each layer
     outputs = [sublayer.rows(sublayer.output) for sublayer in last.values()]
     return [layer_norm(output, output.shape[-1:], eps=torch.finfo(output.dtype).tiny) for output in outputs]
 
 
 def changes(before: Sequence[Sublayer], after: Sequence[Sublayer]) -> Tensor:
-    """|F(x, W) - F(x, W*)|² of the first 1, 2, … N layers. Shape (N,), float64."""
+    """|F(x, W) - F(x, W*)|² of the first 1, 2, … N layers.
+
+    Args:
+        before: the sub-layers under W.
+        after: the sub-layers under W*.
+
+    Returns:
+        Shape (N,), float64.
+    """
     pairs = zip(states(before), states(after))
     return torch.stack([(one - other).square().mean(dtype=torch.float64) for one, other in pairs])
 
 
 def predicted(before: Sequence[Sublayer], alone: Sequence[Sublayer]) -> Tensor:
-    """Σ β_{i,i}² C_i of theorem 2, for the first 1, 2, … N layers. Shape (N,), float64.
+    """Σ β_{i,i}² C_i of theorem 2, for the first 1, 2, … N layers.
 
     Args:
         before: the sub-layers under W.
         alone: the sub-layers under W*, each with the input that it has under W.
+
+    Returns:
+        Shape (N,), float64.
     """
     total, sums = 0.0, {}
     for sublayer, moved in zip(before, alone):
@@ -97,7 +115,14 @@ def predicted(before: Sequence[Sublayer], alone: Sequence[Sublayer]) -> Tensor:
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
-    """Fit the least-squares line a + b·x. r2 is the share of y's variance that it explains; 0 for a falling line."""
+    """Fit the least-squares line a + b·x.
+
+    Args:
+        x, y: as many values.
+
+    Returns:
+        Intercept a, slope b, and r2: the share of y's variance that the line explains, 0 for a falling line.
+    """
     points = torch.tensor([list(x), list(y)], dtype=torch.float64)
     if points.size(1) < 2 or not points.std(1).all():
         return {"intercept": float(points[1].mean()), "slope": 0.0, "r2": 0.0}
@@ -109,7 +134,15 @@ def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
 
 
 def fits(depths: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Fit values against N, and against the natural logarithm of N."""
+    """Fit values against N, and against the natural logarithm of N.
+
+    Args:
+        depths: the N.
+        values: as many.
+
+    Returns:
+        The fits: "linear" and "logarithmic".
+    """
     return {"linear": fit(depths, values), "logarithmic": fit([math.log(n) for n in depths], values)}
 
 
@@ -145,7 +178,15 @@ def _changes(subject: Subject, model: Any, seed: int, lr: float) -> Tensor:
 
 
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """Measure both series, their fits and theorem 2's estimate. Its error is None if nothing moves (fresh ReZero)."""
+    """Measure both series, their fits and theorem 2's estimate.
+
+    Args:
+        subject: the model and its samples.
+        settings: depths, repeats and rate.
+
+    Returns:
+        The series. The error of theorem 2 is None if nothing moves (fresh ReZero).
+    """
     side, seed, lr = subject.stacks[0], subject.source.seed + 100, settings.lr
     if isinstance(subject, Fresh):
         depths, repeats = list(settings.depths or DEPTHS), settings.repeats
@@ -177,7 +218,11 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """Draw one panel per series: the measured points, both fits, and theorem 2's estimate."""
+    """Draw a panel for each series: the measured points, both fits, and theorem 2's estimate.
+
+    Args:
+        result: the output of `measure`, with the subject's facts.
+    """
     drawn, panels = figure.panels(len(result["series"]))
     for axes, (name, series) in zip(panels, result["series"].items()):
         depths = series["depths"]

@@ -40,7 +40,7 @@ class Source(NamedTuple):
     tokens: int
     """Smallest number of real tokens for the last stack."""
     seed: int
-    """Of the choice of sentences, of random words, and of a fresh model's weights."""
+    """For the choice of sentences, for random words, and for a fresh model's weights."""
 
 
 class Subject:
@@ -52,7 +52,7 @@ class Subject:
     arch: str
     """fairseq's --arch."""
     checkpoints: list[Checkpoint]
-    """Of a trained model, in the order given; none of a fresh one."""
+    """A trained model's, in the order given. A fresh model has none."""
     stacks: tuple[str, ...]
     """"encoder", "decoder" or both."""
     model: Any

@@ -39,7 +39,11 @@ Norms = dict[str, dict[str, list[float]]]
 
 
 def norms(tensors: Mapping[str, Tensor | None]) -> Norms:
-    """The norms of tensors named as the weight matrices of layers: weights, gradients or changes."""
+    """The norms of the weight matrices of layers, or of their gradients or changes.
+
+    Args:
+        tensors: by the names of the weights.
+    """
     layers: dict[str, dict[str, dict[int, float]]] = {}
     for key, tensor in strip_roberta_prefix(tensors).items():  # type: ignore[arg-type]
         if (match := NAME.fullmatch(key)) and tensor is not None and tensor.dim() > 1:
@@ -100,6 +104,13 @@ def _of_fresh(subject: Fresh, settings: Settings) -> dict[str, Any]:
 def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
     """Measure the interval from each checkpoint to the next, or one interval of a fresh model.
 
+    Args:
+        subject: the model and its samples.
+        settings: rate and number of updates of a fresh model.
+
+    Returns:
+        The intervals.
+
     Raises:
         AdminError: only one checkpoint is given, or two have the same weights.
     """
@@ -114,7 +125,11 @@ def measure(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> figure.Figure:
-    """Draw gradients and updates of the last interval, one row of panels per stack: kinds against layers."""
+    """Draw gradients and updates of the last interval, a row of panels for each stack: kinds against layers.
+
+    Args:
+        result: the output of `measure`, with the subject's facts.
+    """
     last = result["intervals"][-1]
     sides = list(last["update"])
     names = " to ".join(figure.name_as_it_is(last[name].rpartition("/")[2]) for name in ("from", "to"))

@@ -56,13 +56,13 @@ class FastMoreLayers(MoreLayers, FastEncoder):
 class DeeperAdminModel(MaskedLMAdminModel):
     """RoBERTa, new layers on top of it, and fairseq's classification heads.
 
-    --admin-scheme is the scheme of the pre-trained encoder (a stock RoBERTa is `post-ln`), --more-scheme that of the
-    new layers. The state dict is that of `masked_lm_admin`, with the new layers under `more.`. A state dict without
-    them is a pre-trained encoder's, and loading it sets the new layers up.
+    --admin-scheme is the scheme of the pre-trained encoder (a stock RoBERTa is `post-ln`), and --more-scheme is the
+    scheme of the new layers. The state dict is that of `masked_lm_admin`, with the new layers under `more.`. A state
+    dict without them is a pre-trained encoder's: loading it sets the new layers up.
 
     A frozen encoder (--pretrained-lr-factor 0) is always in evaluation mode, so the new layers get the same features in
     set-up, training and test. Its weights need no gradient, so nothing is kept for a backward. (DT-Fixup's authors do
-    not freeze theirs; their code has an option for it, off by default, which leaves the dropout on.)
+    not freeze their encoder; their code has an option for it, off by default, which leaves the dropout on.)
 
     Args:
         args: the options, as `build_model` completes them.

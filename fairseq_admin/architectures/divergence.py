@@ -20,7 +20,7 @@ EXPLODED = 20
 
 
 class ExplodedLoss:
-    """Compares the training loss that fairseq logged last with the first one, or with 1 if the first is smaller."""
+    """Compares the training loss that fairseq logged last with the first one, or with 1 if the first is below 1."""
 
     def __init__(self) -> None:
         self.first: float | None = None

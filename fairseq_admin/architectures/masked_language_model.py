@@ -34,15 +34,19 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
     """fairseq's RoBERTa with a scheme of the table in schemes.py, by default Admin.
 
     Task, criteria, classification heads and commands are fairseq's for RoBERTa. The state dict is that of fairseq's
-    `roberta` with the entries that `TransformerAdminModel` adds. Weights that the scheme does not draw follow
-    RoBERTa's law, N(0, 0.02²) with zero biases; `stock` feed-forward weights, too.
+    `roberta` with the entries that `TransformerAdminModel` adds. Weights that the scheme does not draw, and `stock`
+    feed-forward weights, follow RoBERTa's law: N(0, 0.02²) with zero biases.
+
+    Args:
+        args: the options, as `build_model` completes them.
+        encoder: RoBERTa's encoder over the scheme's layers.
     """
 
     def __init__(self, args: Any, encoder: AdminMaskedEncoder) -> None:
         super().__init__(args, encoder)
         self.cfg = nested(args, ["encoder"])
         if ffn_law(self.cfg) == "xavier":
-            for layer in layers_of(self.encoder.sentence_encoder):  # RoBERTa has just redrawn what they began with
+            for layer in layers_of(self.encoder.sentence_encoder):  # RoBERTa has just redrawn these weights
                 xavier(layer.fc1), xavier(layer.fc2)
         self.set_up_scheme(self.cfg)
 

@@ -1,4 +1,4 @@
-"""Refuse, in one line each, options that do not work with a scheme, or with new layers on an encoder."""
+"""Refuse options that do not work with a scheme, or with new layers on an encoder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def layers_to_keep(stack: Any) -> list[int]:
         stack: the options of an encoder or a decoder.
 
     Returns:
-        Numbers from 0, with -1 for what is no number. Empty: all layers stay.
+        Numbers from 0, with -1 for anything that is not a number. Empty: all layers stay.
     """
     numbers = stack.layers_to_keep.split(",") if stack.layers_to_keep else []
     return [int(number) if number.strip().isdecimal() else -1 for number in numbers]

@@ -94,13 +94,13 @@ class SchemeModel(BaseFairseqModel):
 
     @property
     def profiled(self) -> bool:
-        """Whether ω is set, or the scheme has none: the record in the state dict tells, whoever loaded it."""
+        """Whether ω is set, or the scheme has none. The record in the state dict decides, whoever loaded it."""
         if not self._profiled:
             self._profiled = not self.scheme.omega or provenance.decode(getattr(self, provenance.KEY)) is not None
         return self._profiled
 
     def _refuse_unprofiled(self, layer: nn.Module, inputs: Any) -> None:
-        """Hook on a stack's first layer: a task that trains without the model's `forward` would train a Post-LN."""
+        """Hook on a stack's first layer. A task that never calls the model's `forward` would train a Post-LN model."""
         if layer.training and torch.is_grad_enabled() and not self.profiled:
             raise AdminError(
                 "the task calls the encoder or the decoder without the model, whose first call profiles omega. Give "
@@ -116,7 +116,7 @@ class SchemeModel(BaseFairseqModel):
                 self.exploded_loss.check()
 
     def train(self, mode: bool = True) -> SchemeModel:
-        """As torch's. fairseq ends training mode to validate: a diverged run stops there, before it is saved."""
+        """Switch as torch does. fairseq ends training mode to validate: a diverged run stops there, before a save."""
         if self.training and not mode:
             self.exploded_loss.check()
         return super().train(mode)
@@ -129,9 +129,11 @@ class SchemeModel(BaseFairseqModel):
         self.monitor.after_backward(self)
 
     def before_forward(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
-        """Profile ω on the first batch in training mode, and measure the run if that is due.
+        """Profile ω on the first batch in training mode, and measure the run if a measurement is due.
 
-        Args: see `profiling.measure`.
+        Args:
+            src_tokens: source batch. Shape (B, T_source). None: the model has no encoder.
+            prev_output_tokens: decoder input. Shape (B, T_target). None: the model has no decoder.
         """
         if self.training and not self.profiled:
             with plain_layers(self):
@@ -156,7 +158,7 @@ class SchemeModel(BaseFairseqModel):
         if not self.scheme.omega:
             return
         rule = (provenance.decode(state_dict[provenance.KEY]) or {}).get("rule")
-        if rule in RULES and rule != cfg.admin_init:  # another record: a stock model's weights, with ω = 1
+        if rule in RULES and rule != cfg.admin_init:  # a stock model's weights, with ω = 1, have another record
             raise AdminError(
                 f"the checkpoint's omega is by --admin-init {rule}; --admin-init {cfg.admin_init} would change "
                 f"nothing. Give --admin-init {rule}, or another --save-dir to start again."

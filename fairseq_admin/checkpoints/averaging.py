@@ -1,6 +1,6 @@
 """Average the checkpoints of a run: choose the files, check that they belong together, take the mean.
 
-The files are mapped, not loaded: the system can take back the memory of what was read.
+The files are mapped, not loaded, so the system can take back memory at any time.
 """
 
 from __future__ import annotations
@@ -74,6 +74,9 @@ def choose(inputs: Sequence[Path], last: int | None = None, by: str | None = Non
         inputs: one run folder, or files.
         last, by: see `newest`; for a run folder only.
 
+    Returns:
+        The files to average.
+
     Raises:
         AdminError: the inputs mix folders and files, or the folder holds too few checkpoints.
     """
@@ -120,8 +123,8 @@ def _refuse_misfits(checkpoints: Sequence[Checkpoint], checksums: Sequence[tuple
 
 
 def _refuse_other_profile(one: Checkpoint, two: Checkpoint) -> None:
-    """Refuse models whose profiled omega differs by more than half precision rounds: training changes omega_delta."""
-    if "code" in (one.record or {}):  # the authors' code, which trains what we take as omega_init
+    """Refuse models whose profiled ω differs by more than a rounding. (Training changes omega_delta alone.)"""
+    if "code" in (one.record or {}):  # the authors' code trains the ω that we load as omega_init
         return
     for key in filter(lambda key: key.endswith(OMEGA_INIT), one.weights):
         first, second = one.weights[key].float(), two.weights[key].float()
@@ -184,7 +187,7 @@ def average(paths: Sequence[Path]) -> Checkpoint:
 
 
 def _ties(checkpoints: Sequence[Checkpoint], last: Checkpoint) -> list[list[str]]:
-    """Group the names of the newest checkpoint's entries: names of one tensor in every file are together."""
+    """Group the newest checkpoint's names: together are the names that are one tensor in every file."""
     ties: dict[Any, list[str]] = {}
     for key in last.weights:
         tensors = [checkpoint.weights[key] for checkpoint in checkpoints]
@@ -193,7 +196,7 @@ def _ties(checkpoints: Sequence[Checkpoint], last: Checkpoint) -> list[list[str]
 
 
 def _mean(key: str, checkpoints: Sequence[Checkpoint], newest: Tensor) -> Tensor:
-    """An entry's mean in the newest's type; the newest's own tensor if it is not averaged."""
+    """The mean of an entry, in the newest's type. An entry that is not averaged stays the newest's."""
     if LEGACY_KEYS.search(key) or not newest.is_floating_point():
         return newest
     summed = torch.zeros(newest.shape, dtype=torch.float64)

@@ -21,13 +21,13 @@ from .checkpoint import STACKS, Checkpoint
 
 
 def check_weights(checkpoint: Checkpoint) -> None:
-    """Refuse weights that its model does not have, or that are not finite, before computing with them.
+    """Refuse weights that are not finite, or that do not fit the model, before anything is computed from them.
 
     If this fairseq does not know the architecture, only the values are checked. Entries that only an older fairseq
     stores are dropped.
 
     Args:
-        checkpoint: it gets copies of its weights, since a training may overwrite the file they are mapped from.
+        checkpoint: its weights become copies, because a training may overwrite the file that they are mapped from.
 
     Raises:
         AdminError: an entry is missing, unknown, of another shape or not finite, or no model can be built.
@@ -42,7 +42,16 @@ def check_weights(checkpoint: Checkpoint) -> None:
 
 
 def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
-    """Refuse the entry `key` of the checkpoint `name` if it holds NaN or infinity."""
+    """Refuse a tensor with NaN or infinity.
+
+    Args:
+        name: of the checkpoint.
+        key: of the tensor.
+        tensor: any.
+
+    Raises:
+        AdminError: it has one.
+    """
     if bad := tensor.numel() - int(tensor.isfinite().sum()):
         raise AdminError(
             f"{name}: {key} holds NaN or infinity, {bad} of {tensor.numel()} values: the run had diverged. Leave this "
@@ -57,7 +66,7 @@ def build(
 
     Args:
         checkpoint: its weights must be the model's.
-        source, target: its dictionaries; None: made-up words, as many as it has.
+        source, target: its dictionaries. None: made-up words.
 
     Raises:
         AdminError: the architecture is unknown, the weights are not the model's, or the dictionaries are another
@@ -73,7 +82,7 @@ def build(
 
 
 class _Undrawn(TorchFunctionMode):
-    """A block that draws no initial weights. (The meta device has torch import its compiler, which takes 1 s.)"""
+    """A block that draws no initial weights. (The meta device would have torch import its compiler: one second.)"""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__.endswith(("uniform_", "normal_")):
@@ -112,6 +121,11 @@ def _unloaded(
 
 
 def made_up_words(symbols: int) -> Dictionary:
+    """Make a dictionary of meaningless words.
+
+    Args:
+        symbols: their number, with fairseq's four special symbols.
+    """
     words = Dictionary()
     for number in range(symbols - len(words)):
         words.add_symbol(f"w{number}")

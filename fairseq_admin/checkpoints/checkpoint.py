@@ -1,4 +1,4 @@
-"""A fairseq checkpoint, read once: its weights, and facts about its model, task and training.
+"""A fairseq checkpoint: its weights, and facts about its model, task and training.
 
 C channels   V vocabulary
 """
@@ -38,13 +38,13 @@ FOLD = "admin_fold"
 
 
 class Checkpoint:
-    """One checkpoint, and facts about it that are computed once, on first use."""
+    """A checkpoint. Facts about it are computed at their first use."""
 
     def __init__(self, state: dict[str, Any], path: Path | None = None) -> None:
         """
         Args:
             state: the contents, as fairseq writes them.
-            path: their file, for messages; None: they are not from a file.
+            path: their file, for messages. None: there is no file.
         """
         self.state = state
         self.path = path
@@ -52,11 +52,25 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Read a checkpoint's file by `files.read`."""
+        """Read a file, by `files.read`.
+
+        Args:
+            path: the file.
+
+        Raises:
+            AdminError: it is not a whole checkpoint.
+        """
         return cls(files.read(path), path)
 
     def write(self, path: Path) -> None:
-        """Save the checkpoint by `files.saved`, without a check."""
+        """Write a file, by `files.saved`.
+
+        Args:
+            path: the file.
+
+        Raises:
+            AdminError: it cannot be written.
+        """
         with files.saved(self.state, path):
             pass
 
@@ -72,12 +86,12 @@ class Checkpoint:
 
     @property
     def folded(self) -> bool:
-        """Whether `fold` made it."""
+        """Whether `fold_checkpoint` made it."""
         return FOLD in (self.state.get("extra_state") or {})
 
     @property
     def text(self) -> dict[str, str]:
-        """Fingerprints of its dictionaries, merges and text settings (fingerprint.py); empty for a stock checkpoint."""
+        """Fingerprints of its dictionaries, merges and text settings (fingerprint.py). A stock checkpoint has none."""
         earlier = self.state["extra_state"][FOLD] if self.folded else self.state.get("task_state")
         return fingerprint.read_fingerprints(self.weights) or dict((earlier or {}).get(fingerprint.KEY) or {})
 
@@ -87,19 +101,19 @@ class Checkpoint:
 
     @cached_property
     def options(self) -> Options:
-        """The options it was trained with, by `options.read_options`."""
+        """The options of its training, by `options.read_options`."""
         return options.read_options(self.state, self.name)
 
     @cached_property
     def kind(self) -> str | None:
-        """The registered name of its model; None: this fairseq does not know it."""
+        """The registered name of its model. None: this fairseq does not know it."""
         return ARCH_MODEL_NAME_REGISTRY.get(self.options.model.get("_name"))
 
     @cached_property
     def scheme_name(self) -> str:
-        """The scheme it was trained with; for a stock Transformer, the scheme with norms in the same places.
+        """Its scheme. A stock Transformer has the scheme with norms in the same places.
 
-        For a pre-trained encoder with new layers, the encoder's scheme; for any other model, its architecture.
+        A pre-trained encoder with new layers has the encoder's. For any other model this is the architecture.
         """
         if self.kind in OURS:
             return self.options.model.get("admin_scheme") or "admin"  # checkpoints from before there was a choice
@@ -109,11 +123,15 @@ class Checkpoint:
 
     @property
     def scheme(self) -> Scheme:
-        """The scheme's row of the table. Raises an AdminError if this version has none."""
+        """The scheme's row of the table.
+
+        Raises:
+            AdminError: this version has no such scheme.
+        """
         if self.scheme_name not in MODEL_SCHEMES:
             raise AdminError(
                 f"{self.name} is of the scheme {self.scheme_name}; expected one of {', '.join(MODEL_SCHEMES)}. Use the "
-                "fairseq_admin that it was trained with."
+                "version of fairseq_admin that trained it."
             )
         return SCHEMES[self.scheme_name]
 
@@ -124,22 +142,22 @@ class Checkpoint:
 
     @cached_property
     def layers(self) -> dict[str, int]:
-        """Number of layers of each stack in the file; fewer than were trained if some were pruned."""
+        """Number of layers of each stack in the file: fewer than were trained, if some were pruned."""
         return {stack: state_dict.layers(self.weights, stack) for stack in self.stacks}
 
     @cached_property
     def omegas(self) -> dict[str, dict[str, Tensor]]:
-        """ω of every sub-layer by `state_dict.omegas`; empty without ω. Shapes (C,), float64."""
+        """ω of every sub-layer, by `state_dict.omegas`. Empty without ω. Shapes (C,), float64."""
         return state_dict.omegas(self.weights)
 
     @cached_property
     def record(self) -> dict[str, Any] | None:
-        """The record of how ω was set, or of another scheme; None: not profiled yet, or a stock model."""
+        """The record of ω's origin, or of another scheme. None: not profiled yet, or a stock model."""
         return self._decoded(provenance.KEY)
 
     @cached_property
     def more(self) -> dict[str, Any] | None:
-        """The record of new layers on a pre-trained encoder; None: it has none."""
+        """The record of new layers on a pre-trained encoder. None: it has no new layers."""
         return self._decoded(f"more.{provenance.KEY}")
 
     def _decoded(self, key: str) -> dict[str, Any] | None:
@@ -167,8 +185,8 @@ class Checkpoint:
     def arguments(self) -> Namespace:
         """The model's options with every size, even those that only its --arch set.
 
-        They describe the file. So they name no file of embeddings, and count only the layers that a model pruned with
-        --encoder-layers-to-keep has kept.
+        They describe the file: they name no file of embeddings, and after --encoder-layers-to-keep they count the
+        layers that were kept.
         """
         args = Namespace(**{"_name": None, **self.options.model})
         if args._name not in ARCH_CONFIG_REGISTRY:

@@ -1,6 +1,6 @@
 """Compare the log-probabilities of two checkpoints on random and on real sentences.
 
-Translation and language models both have a decoder, whose input shows which positions are not padding.
+Translation and language models both have a decoder; its input shows which positions are padding.
 
 T time   B batch   V vocabulary
 """
@@ -45,7 +45,13 @@ class LanguageBatch(NamedTuple):
 
 
 def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Any]:
-    """Draw sentences of random words and lengths, padded as fairseq pads, the same for every model of a vocabulary.
+    """Draw sentences of random words and lengths, padded as fairseq pads. Models of one vocabulary get the same ones.
+
+    Args:
+        checkpoint: of the model.
+        batches: their number.
+        sentences: in a batch.
+        longest: largest number of words in a sentence.
 
     Returns:
         `Batch`es, or `LanguageBatch`es for a language model.
@@ -73,10 +79,14 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
 
 @contextlib.contextmanager
 def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
-    """A block in which fairseq reads binarised data, and may fail anywhere if the data is damaged.
+    """A block in which fairseq reads binarised data. If the data is damaged, fairseq fails anywhere.
+
+    Args:
+        data: its folder.
+        lacking: what the message says is lacking.
 
     Raises:
-        AdminError: it fails.
+        AdminError: the block failed.
     """
     try:
         yield
@@ -88,6 +98,14 @@ def reading(data: Path, lacking: str = "no data to check on") -> Iterator[None]:
 
 def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
     """Set up the checkpoint's task over binarised data, and load a split.
+
+    Args:
+        checkpoint: of the model.
+        data: the folder that fairseq-preprocess wrote.
+        split: such as "valid".
+
+    Returns:
+        fairseq's task.
 
     Raises:
         AdminError: the folder has no such split, or its dictionaries are not the model's.
@@ -114,7 +132,18 @@ def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
 
 
 def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batches: int = 4) -> list[Any]:
-    """Load the first batches of a split of binarised data. Raises the errors of `data_of`."""
+    """Load the first batches of a split.
+
+    Args:
+        checkpoint, data, split: see `data_of`.
+        batches: their number, at most.
+
+    Returns:
+        `Batch`es, or `LanguageBatch`es for a language model.
+
+    Raises:
+        AdminError: see `data_of`.
+    """
     task = data_of(checkpoint, data, split)
     with reading(data):
         iterator = task.get_batch_iterator(
@@ -130,7 +159,15 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
 
 
 def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterator[Tensor]:
-    """Yield each batch's log-probabilities at its target positions, without padding. Shape (positions, V)."""
+    """Compute log-probabilities at the target positions, without padding.
+
+    Args:
+        model: in evaluation mode.
+        batches: see `random_batches`.
+
+    Yields:
+        Those of each batch. Shape (positions, V).
+    """
     with torch.no_grad():
         for batch in progress("compare", batches, " batches"):
             scores = model.get_normalized_probs(model(*batch), log_probs=True)

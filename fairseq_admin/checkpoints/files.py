@@ -25,8 +25,8 @@ from .options import plain
 def allow_fairseq_globals() -> None:
     """Let torch's safe loader (weights_only, the default since torch 2.6) build the objects in fairseq's checkpoints.
 
-    They are plain containers without behaviour: option namespaces, numpy scalars and arrays (learning rates and losses,
-    whose constructors numpy 1 and 2 name differently), fairseq's placeholder for broadcast tensors, and omegaconf's
+    They are containers without behaviour: namespaces of options, numpy scalars and arrays (learning rates and losses;
+    numpy 1 and 2 name their constructors differently), fairseq's placeholder for broadcast tensors, and omegaconf's
     containers.
     """
     from fairseq.distributed.utils import _TensorPlaceholder
@@ -56,8 +56,14 @@ GIVE = "Give a file that fairseq-train wrote, and copy it again if it is one."
 def read(path: Path) -> dict[str, Any]:
     """Load a fairseq checkpoint without running code in it.
 
-    Tensors stay in the file until their values are used. (A file from before torch 1.6 cannot be mapped, and is read
-    whole.) A checkpoint of the authors' code is renamed to ours.
+    Tensors stay in the file until their values are used. (A file from before torch 1.6 cannot be mapped, so it is read
+    at once.) The weights of the authors' code get our names.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Its contents, as fairseq writes them.
 
     Raises:
         AdminError: the file is missing, damaged, not a checkpoint, or holds objects that no checkpoint needs.
@@ -94,7 +100,14 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def checksums(path: Path) -> tuple[int, ...]:
-    """Checksums of all storages, from the file's directory. Equal if weights and optimizer state are."""
+    """Read the checksums of all tensors from a file's directory.
+
+    Args:
+        path: a checkpoint.
+
+    Returns:
+        Checksums that are equal for files of equal weights and optimizer state.
+    """
     if not zipfile.is_zipfile(path):  # torch before 1.6
         return (zlib.crc32(path.read_bytes()),)
     with zipfile.ZipFile(path) as archive:
@@ -103,7 +116,7 @@ def checksums(path: Path) -> tuple[int, ...]:
 
 @contextmanager
 def saved(state: Mapping[str, Any], path: Path) -> Iterator[Path]:
-    """Save a checkpoint next to `path`; it replaces `path` when the block ends without an error.
+    """A block around a new checkpoint, which replaces `path` if the block ends without an error.
 
     Args:
         state: the checkpoint's contents.

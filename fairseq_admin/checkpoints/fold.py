@@ -1,8 +1,8 @@
 """Fold omega into stock Post-LN weights that compute the same function (Liu et al. 2020, appendix C).
 
 pytorch/folding.py has the algebra; this file knows fairseq's names. The shortcut of a sub-layer is the output of the
-norm before it, and nothing else reads that output. Encoder-attention reads it only by its query; key and value read the
-encoder.
+norm before it, and only the sub-layer reads that output. In encoder-attention only the query reads it; key and value
+read the encoder.
 
 The first shortcut of a stack is the embedding. It is a norm's output only with --layernorm-embedding, and its ω is one
 constant c > 0. That fold is exact except for the norm's eps, 1e-5, which should be divided by c² and cannot be. At
@@ -57,12 +57,15 @@ BRANCH_SCALE = ".branch_scale"
 def fold_checkpoint(
     checkpoint: Checkpoint, min_omega: float | None = None, languages: tuple[str, str] | None = None
 ) -> Checkpoint:
-    """Turn a checkpoint of one of our models into a stock one, without optimizer state, that loads without the plugin.
+    """Turn a checkpoint of our models into a stock one, without optimizer state, which loads without the plugin.
 
     Args:
         checkpoint: the checkpoint, which is not changed.
         min_omega: clamp smaller |ω| to this. None: refuse |ω| below folding.SMALLEST.
-        languages: source and target language, for the options. None: those that the checkpoint names, if any.
+        languages: source and target language, for the options. None: keep the checkpoint's.
+
+    Returns:
+        The stock checkpoint, in float32.
 
     Raises:
         AdminError: the checkpoint is damaged or not of one of our models; no stock Transformer computes its scheme; or

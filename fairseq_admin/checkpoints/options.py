@@ -1,4 +1,4 @@
-"""Read the options of a checkpoint, whether from fairseq's command line, hydra, or a version before 0.10."""
+"""Read the options of a checkpoint: by fairseq's command line, by hydra, or by a version before 0.10."""
 
 from __future__ import annotations
 
@@ -39,7 +39,14 @@ def read_options(state: dict[str, Any], name: str) -> Options:
 
 
 def plain(section: Any) -> dict[str, Any]:
-    """Turn a section of fairseq's configuration into a dict of plain values; empty for None."""
+    """Turn a section of fairseq's configuration into plain values.
+
+    Args:
+        section: a Namespace, a config of omegaconf's, a mapping, or None.
+
+    Returns:
+        A new dict; empty for None.
+    """
     if isinstance(section, Namespace):
         return dict(vars(section))
     if OmegaConf.is_config(section):

@@ -1,4 +1,4 @@
-"""Options of a stock Transformer, or language model, with the sizes of a checkpoint's model."""
+"""Make the options of a stock Transformer or language model, with the sizes of a checkpoint's model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ DEFAULTS = {
 
 
 def max_positions(checkpoint: Checkpoint, stack: str) -> int:
-    """Number of positions of a stack."""
+    """The number of positions of a stack.
+
+    Args:
+        checkpoint: of any model.
+        stack: "encoder" or "decoder".
+    """
     side = {"encoder": "source", "decoder": "target"}[stack]
     options = checkpoint.options
     return options.model.get(f"max_{side}_positions") or options.task.get("tokens_per_sample") or 1024
@@ -38,6 +43,9 @@ def stock_options(checkpoint: Checkpoint, **changed: Any) -> OrderedDict[str, An
     Args:
         checkpoint: of an Admin model or a stock one, for translation or language modelling.
         changed: options that differ in the stock model.
+
+    Returns:
+        A mapping by `attributes`.
     """
     options = checkpoint.options
     arch, task = (ARCH, "translation") if "encoder" in checkpoint.stacks else (LM_ARCH, "language_modeling")
@@ -60,10 +68,16 @@ def stock_options(checkpoint: Checkpoint, **changed: Any) -> OrderedDict[str, An
 
 
 def attributes(flat: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Make a mapping that has its entries as attributes too.
+    """Make a mapping whose entries are attributes too.
 
-    fairseq and CTranslate2 read a checkpoint's `args` as an argparse.Namespace, which torch's safe loader (the default
-    since torch 2.6) refuses. It accepts an OrderedDict with attributes.
+    fairseq and CTranslate2 read a checkpoint's `args` as an argparse.Namespace. torch's safe loader (the default since
+    torch 2.6) refuses a Namespace, but accepts an OrderedDict with attributes.
+
+    Args:
+        flat: options by name.
+
+    Returns:
+        The mapping, sorted by name.
     """
     result: OrderedDict[str, Any] = OrderedDict(sorted(flat.items()))
     result.__dict__.update(flat)

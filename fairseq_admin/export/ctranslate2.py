@@ -1,4 +1,4 @@
-"""A folder that CTranslate2 reads."""
+"""Export a folder that CTranslate2 reads."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def write(
         output: the folder's name in messages.
         folder: the folder to write, which does not exist yet. Temporary files are next to it.
         quantization: type of the stored weights. None: float32.
-        tolerance: largest difference in float32. No bound on the noise of another type finds a small mistake, so its
-            difference is told and not judged.
+        tolerance: largest difference in float32. Other types are measured and not judged: no bound on their noise
+            finds a small mistake.
 
     Returns:
-        What was checked, in words, and an empty list of notes.
+        A summary of the check, and no notes.
 
     Raises:
         AdminError: CTranslate2 cannot compute this model, or computes something else; or the disk is full.
@@ -66,6 +66,9 @@ def write(
 def convert(model: Exportable, folder: Path, quantization: str | None) -> None:
     """Write the folder, and next to it the files that the converter reads.
 
+    Args:
+        model, folder, quantization: see `write`.
+
     Raises:
         AdminError: CTranslate2 cannot compute this model.
         OSError: the disk is full.
@@ -86,7 +89,15 @@ def convert(model: Exportable, folder: Path, quantization: str | None) -> None:
 
 
 def compare(model: Exportable, folder: Path) -> Checked:
-    """Compare the folder's log-probabilities of sentences with the checkpoint's."""
+    """Compare the folder's log-probabilities with the checkpoint's.
+
+    Args:
+        model: the exported model.
+        folder: its folder.
+
+    Returns:
+        The differences.
+    """
     ctranslate2 = need("ctranslate2")
     ctranslate2.set_log_level(logging.ERROR)  # the summary says if the processor computes in a wider type
     translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=torch.get_num_threads())

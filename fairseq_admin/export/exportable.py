@@ -52,6 +52,12 @@ class Exportable(NamedTuple):
 def stock(checkpoint: Checkpoint) -> Checkpoint:
     """Turn a checkpoint into a stock one: fold an Admin model, or put a stock model's options under `args`.
 
+    Args:
+        checkpoint: of either.
+
+    Returns:
+        The stock checkpoint.
+
     Raises:
         AdminError: the model is of neither kind, is damaged, or cannot be folded.
     """
@@ -72,6 +78,9 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
     Args:
         checkpoint: one that was read from a file.
         assets: its dictionaries, and codes and text.json if they are there.
+
+    Returns:
+        The model to export.
 
     Raises:
         AdminError: the model is of another kind or damaged, or its dictionaries are missing or another model's.
@@ -96,7 +105,11 @@ def prepare(checkpoint: Checkpoint, assets: Assets) -> Exportable:
 
 
 def batches(model: Exportable) -> list[Batch]:
-    """Make the batches of the check: random sentences, and the first of a validation set next to the dictionaries."""
+    """Make the batches of the check: random sentences, and the first of a validation set next to the dictionaries.
+
+    Args:
+        model: the model to export.
+    """
     folder = model.files[f"dict.{model.languages[1]}.txt"].parent
     batches = random_batches(model.original)
     if any(folder.glob(f"valid.{'-'.join(model.languages)}.*.idx")):
@@ -105,7 +118,14 @@ def batches(model: Exportable) -> list[Batch]:
 
 
 def sentences(tokens: Tensor) -> list[Tensor]:
-    """Cut rows to their units, without padding and end. Shape (B, T) to B shapes (T,)."""
+    """Cut rows to their units, without padding and end.
+
+    Args:
+        tokens: shape (B, T).
+
+    Returns:
+        B tensors. Shapes (T,).
+    """
     return [row[row.ne(PAD) & row.ne(EOS)] for row in tokens]
 
 
@@ -123,6 +143,6 @@ def refuse_unlike(difference: float, bound: float, compared: str) -> None:
     if not difference <= bound:
         raise AdminError(
             f"exported, the log-probabilities of {compared} differ by up to {difference:.2g}, more than {bound:g}: the "
-            "engine does not compute what this model does. Nothing was written. Allow it with --tolerance, or "
-            "translate with fairseq."
+            "engine does not compute this model. Nothing was written. Allow it with --tolerance, or translate with "
+            "fairseq."
         )

@@ -34,7 +34,7 @@ def export(
         tolerance: largest difference of log-probabilities in float32.
 
     Returns:
-        What was checked, in words, and notes for the user.
+        A summary of the check, and notes for the user.
 
     Raises:
         AdminError: the model cannot be exported, or not exactly enough, or the folder cannot be written.

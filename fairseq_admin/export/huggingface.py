@@ -39,7 +39,7 @@ def write(model: Exportable, output: Path, folder: Path, tolerance: float) -> tu
         tolerance: largest difference.
 
     Returns:
-        What was checked, in words, and notes.
+        A summary of the check, and notes.
 
     Raises:
         AdminError: FSMT does not compute this model; or the disk is full.
@@ -71,8 +71,11 @@ def write(model: Exportable, output: Path, folder: Path, tolerance: float) -> tu
 def refuse_other_kinds(options: Namespace) -> None:
     """Refuse a Transformer that FSMT does not compute.
 
+    Args:
+        options: of the stock model.
+
     Raises:
-        AdminError: it is one, with all reasons.
+        AdminError: it is such a model; the message has all reasons.
     """
     before = options.encoder_normalize_before or options.decoder_normalize_before
     learned = options.encoder_learned_pos or options.decoder_learned_pos
@@ -90,7 +93,11 @@ def refuse_other_kinds(options: Namespace) -> None:
 
 
 def convert(model: Exportable, folder: Path) -> None:
-    """Write config.json, generation_config.json and model.safetensors into a folder that exists.
+    """Write config.json, generation_config.json and model.safetensors.
+
+    Args:
+        model: the model to export.
+        folder: exists.
 
     Raises:
         OSError, SafetensorError: the disk is full.
@@ -142,7 +149,15 @@ def convert(model: Exportable, folder: Path) -> None:
 
 
 def compare(model: Exportable, folder: Path) -> tuple[float, int]:
-    """Load the folder and compare it. Returns the largest difference, and the number of target positions."""
+    """Compare the folder's log-probabilities with the checkpoint's.
+
+    Args:
+        model: the exported model.
+        folder: its folder.
+
+    Returns:
+        The largest difference, and the number of target positions.
+    """
     fsmt = need("transformers").AutoModelForSeq2SeqLM.from_pretrained(str(folder), local_files_only=True).eval()
     tests = batches(model)
     differences, positions = [], 0

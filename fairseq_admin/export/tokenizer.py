@@ -1,6 +1,6 @@
-"""Write the files of an FSMTTokenizer, if it prepares a text as text.json says.
+"""Write the files of an FSMTTokenizer, if it prepares text as text.json says.
 
-FSMTTokenizer marks the last unit of a word with "</w>", where fairseq marks all others with "@@". Both number the units
+FSMTTokenizer marks the last unit of a word with "</w>"; fairseq marks all other units with "@@". Both number the units
 alike.
 """
 
@@ -22,7 +22,14 @@ ALWAYS = ("normalise", "aggressive_dashes", "escape")
 
 
 def unlike(model: Exportable) -> str | None:
-    """The reason why FSMTTokenizer cannot prepare this model's text, or None."""
+    """Find a reason why FSMTTokenizer cannot prepare a model's text.
+
+    Args:
+        model: the model to export.
+
+    Returns:
+        The reason, in words. None: it can.
+    """
     if model.text is None or CODES not in model.files:
         return f"{FILE if model.text is None else CODES} was not found"
     if model.text.perl:
@@ -34,7 +41,15 @@ def unlike(model: Exportable) -> str | None:
 
 
 def write(model: Exportable, folder: Path) -> list[Path]:
-    """Write vocab-src.json, vocab-tgt.json, merges.txt and tokenizer_config.json. Returns their paths."""
+    """Write vocab-src.json, vocab-tgt.json, merges.txt and tokenizer_config.json.
+
+    Args:
+        model: the model to export.
+        folder: exists.
+
+    Returns:
+        Their paths.
+    """
     assert model.text is not None
     config = {
         "tokenizer_class": "FSMTTokenizer",
@@ -56,7 +71,14 @@ def write(model: Exportable, folder: Path) -> list[Path]:
 
 
 def vocabulary(words: Dictionary) -> dict[str, int]:
-    """FSMTTokenizer's units and their numbers: "un@@" is "un", and "able" is "able</w>"."""
+    """FSMTTokenizer's units: "un@@" is "un", and "able" is "able</w>".
+
+    Args:
+        words: the model's dictionary.
+
+    Returns:
+        Units and their numbers.
+    """
     return {
         unit if number < FIRST_WORD else unit[:-2] if unit.endswith("@@") else f"{unit}</w>": number
         for number, unit in enumerate(words.symbols)
@@ -64,7 +86,12 @@ def vocabulary(words: Dictionary) -> dict[str, int]:
 
 
 def difference(model: Exportable, folder: Path, lines: int = 50) -> str | None:
-    """Compare the folder's tokenizer with our text pipeline on seeded lines of random units.
+    """Compare the folder's tokenizer with our text pipeline on random units, the same at every call.
+
+    Args:
+        model: the model to export.
+        folder: with the tokenizer's files.
+        lines: number of lines to compare.
 
     Returns:
         The first difference, in words, or None.

@@ -1,1 +1,1 @@
-"""What Admin and its rivals compute: the mathematics, the layers, the profiling pass."""
+"""Admin and its rivals: the mathematics, the layers, the profiling pass."""

@@ -1,8 +1,8 @@
 """Rename checkpoints of the authors' own code to today's names.
 
-LiyuanLucasLiu/Transformer-Clinic, fairseq/modules/transformer_layer.py at 70f72b7, a fork of fairseq 0.8;
-namisan/exdeep-nmt has the same names. Their ω is a parameter of the layer, `*_ratio_change`, one for each norm, and q,
-k and v are one matrix. They train a stack's first ω too; here it stays at the vector that their training reached.
+LiyuanLucasLiu/Transformer-Clinic, fairseq/modules/transformer_layer.py at 70f72b7, is a fork of fairseq 0.8;
+namisan/exdeep-nmt has the same names. There ω is a parameter of the layer, `*_ratio_change`, one for each norm, and q,
+k and v are one matrix. That code trains a stack's first ω too; here this ω stays at the vector that training reached.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def rename(weights: MutableMapping[str, Tensor]) -> bool:
     """Rename the entries of a state dict of the authors' code, in place.
 
     Args:
-        weights: a state dict. One of any other code stays as it is.
+        weights: a state dict. Any other code's stays as it is.
 
     Returns:
-        Whether it was one of theirs.
+        Whether the state dict was the authors'.
     """
     if not any(RATIO.fullmatch(key) for key in weights):
         return False

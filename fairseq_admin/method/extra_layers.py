@@ -26,7 +26,7 @@ from ..version import __version__
 from . import initial_weights, provenance
 from .norms import shortcut_norms
 from .profiling import from_first_rank, observe
-from .schemes import DEPTH_RULES, SCHEMES
+from .schemes import DEPTH_RULES, SCHEMES, Options
 from .stacks import AdminEncoder
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class MoreLayers(AdminEncoder):
         dictionary: the encoder's.
     """
 
-    def __init__(self, cfg: Any, dictionary: Any) -> None:
+    def __init__(self, cfg: Options, dictionary: Any) -> None:
         super().__init__(cfg, dictionary, nn.Embedding(1, cfg.encoder.embed_dim, padding_idx=0))
         self.padding_idx = dictionary.pad()
         del self.embed_tokens
@@ -62,8 +62,11 @@ class MoreLayers(AdminEncoder):
         getattr(self, provenance.KEY).copy_(provenance.encode(record))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
-        """Return the state dict unchanged. fairseq would take weights of a pre-trained encoder, which has no such
-        layers, for those of an old version, and drop the norm that ends the stack."""
+        """Return the state dict unchanged.
+
+        A pre-trained encoder has no such layers. fairseq would take its weights for an old version's, and drop the norm
+        that ends the stack.
+        """
         return state_dict
 
     def forward_embedding(self, src_tokens: Tensor, token_embedding: Tensor | None = None) -> tuple[Tensor, Tensor]:

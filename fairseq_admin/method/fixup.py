@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .schemes import attentions_of, linears_of
+from .schemes import Layer, attentions_of, linears_of
 
 
 class Shift(nn.Module):
@@ -62,7 +62,7 @@ def _drop_bias(linear: nn.Linear) -> None:
     linear.register_buffer("bias", zeros, persistent=False)
 
 
-def set_up_layer(layer: Any) -> None:
+def set_up_layer(layer: Layer) -> None:
     """Turn a new layer into Fixup's, in place.
 
     Args:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ def _depths(stacks: Stacks) -> tuple[int, int]:
     return encoder, decoder
 
 
-def _layers(stacks: Stacks, per_stack: PerStack = (1.0, 1.0)) -> Iterator[tuple[Any, int, float]]:
+def _layers(stacks: Stacks, per_stack: PerStack = (1.0, 1.0)) -> Iterator[tuple[Layer, int, float]]:
     """Yield every layer in forward order, its number in its stack, from 1, and its stack's entry of `per_stack`."""
     for side, value in zip(SIDES, per_stack):
         if side in stacks:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from . import fixup
 from .branch_norms import norm_inputs, norm_outputs
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import SCHEMES, norms_of
+from .schemes import SCHEMES, Options, norms_of
 from .second_stream import pack, unpack
 
 
@@ -30,19 +30,25 @@ def xavier(linear: nn.Linear) -> nn.Linear:
 
     Since 0.10 fairseq's feed-forward layers start with nn.Linear's smaller weights.
 
+    Args:
+        linear: the layer.
+
     Returns:
-        The layer.
+        The same layer.
     """
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
 
 
-def ffn_law(cfg) -> str | None:
-    """The law that a model's feed-forward weights start with; None: its scheme draws them.
+def ffn_law(cfg: Options) -> str | None:
+    """The law of a model's initial feed-forward weights.
 
     Args:
         cfg: the model's options.
+
+    Returns:
+        One of FFN_LAWS. None: the scheme draws them.
     """
     return SCHEMES[cfg.admin_scheme].ffn_law(cfg.admin_ffn_init)
 
@@ -69,7 +75,7 @@ class _SchemeLayer:
     d: Tensor | None = None
     """The second stream, within a forward."""
 
-    def __init__(self, cfg, *args, **kwargs) -> None:
+    def __init__(self, cfg: Options, *args, **kwargs) -> None:
         self.scheme = SCHEMES[cfg.admin_scheme]
         self._xavier = ffn_law(cfg) == "xavier"
         super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Norms that compute their input themselves: branch plus scaled shortcut, or a sum plus the layer's input."""
+"""Norms that compute their own input: branch plus scaled shortcut, or a sum plus the layer's input."""
 
 from __future__ import annotations
 
@@ -58,7 +58,14 @@ class ShortcutNorm(nn.LayerNorm):
 
 
 def shortcut_norms(stack: Stack) -> list[ShortcutNorm]:
-    """The norms of the sub-layers of an encoder or a decoder of Admin, in forward order."""
+    """The norms of Admin's sub-layers.
+
+    Args:
+        stack: an encoder or a decoder of Admin.
+
+    Returns:
+        Its norms, in forward order.
+    """
     return [getattr(layer, name) for layer in layers_of(stack) for name in norms_of(layer)]
 
 

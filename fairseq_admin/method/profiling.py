@@ -38,7 +38,7 @@ def observe(stack: Stack, rule: str, tokens: Tensor, undo: contextlib.ExitStack)
         undo: close it after the forward.
 
     Returns:
-        The measurements; its `omega()` is valid after the forward.
+        The measurement. Its `omega()` is valid after the forward.
     """
     measured = StackMeasure(rule, real_positions(tokens, stack.padding_idx))
 

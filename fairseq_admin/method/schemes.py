@@ -41,6 +41,18 @@ SUBLAYER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_laye
 """The norms of a layer in forward order; an encoder's layers lack the second."""
 
 
+class Options(Protocol):
+    """The options of a model that this package reads: fairseq's TransformerConfig, with Admin's."""
+
+    admin_scheme: str
+    admin_init: str
+    admin_ffn_init: str | None
+    checkpoint_activations: bool
+    offload_activations: bool
+    encoder: Any
+    decoder: Any
+
+
 class Layer(Protocol):
     """The attributes of one of fairseq's layers that this package reads."""
 
@@ -49,6 +61,8 @@ class Layer(Protocol):
     self_attn: Any
     fc1: nn.Linear
     fc2: nn.Linear
+    self_attn_layer_norm: nn.Module
+    final_layer_norm: nn.Module
 
 
 class Stack(Protocol):
@@ -154,7 +168,11 @@ def stacks_of(model: Any) -> dict[str, Any]:
 
 
 def layers_of(stack: Stack) -> tuple[Any, ...]:
-    """The layers of an encoder or a decoder, in order. (Iterating over a LayerDropModuleList would skip some.)"""
+    """The layers of a stack, in order. (Iterating over a LayerDropModuleList would skip some.)
+
+    Args:
+        stack: an encoder or a decoder.
+    """
     return tuple(stack.layers.children())
 
 

@@ -9,7 +9,7 @@ from fairseq.models.transformer.transformer_encoder import TransformerEncoderBas
 
 from .fixup import Shift
 from .layers import SchemeDecoderLayer, SchemeEncoderLayer
-from .schemes import SCHEMES, layers_of
+from .schemes import SCHEMES, Options, layers_of
 from .second_stream import SecondNorm
 
 
@@ -17,7 +17,7 @@ class _SchemeStack:
     """Changes to both of fairseq's stacks: the first ω is not trained, and some schemes end a stack in a module of
     their own."""
 
-    cfg: Any
+    cfg: Options
     version: Any
     layer_norm: Any
     layers: Any

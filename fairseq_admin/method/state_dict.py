@@ -25,12 +25,19 @@ LEGACY_KEYS = re.compile(r"\.(embed_positions\._float_tensor|layers\.\d+\.(in_pr
 
 
 def strip_roberta_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename RoBERTa's encoder.sentence_encoder to encoder, as in a Transformer. Returns a copy, same tensors."""
+    """Rename RoBERTa's encoder.sentence_encoder to encoder, as in a Transformer.
+
+    Args:
+        state: a state dict.
+
+    Returns:
+        A copy, with the same tensors.
+    """
     return {key.replace("encoder.sentence_encoder.", "encoder.", 1): tensor for key, tensor in state.items()}
 
 
 def scheme(state: Mapping[str, Tensor]) -> str:
-    """The scheme of a state dict, by its record. Admin's record names none, and a stock Transformer has no record.
+    """Find the scheme of a state dict in its record. Admin's record names none; a stock Transformer has no record.
 
     In a stock Transformer, a norm at the end of a stack means Pre-LN. A scheme that differs only in its initial weights
     is a stock Transformer.
@@ -54,7 +61,12 @@ def scheme(state: Mapping[str, Tensor]) -> str:
 
 
 def layers(state: Mapping[str, Tensor], stack: str) -> int:
-    """The number of layers of a stack, "encoder", "decoder" or "more", in a state dict."""
+    """Count the layers of a stack.
+
+    Args:
+        state: a state dict.
+        stack: "encoder", "decoder" or "more".
+    """
     return len({key.split(".")[2] for key in strip_roberta_prefix(state) if key.startswith(f"{stack}.layers.")})
 
 
@@ -67,8 +79,8 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
     fairseq's own pruning drops every layer of the encoder if only the decoder is pruned, and the other way round.
 
     Args:
-        state: the state dict about to be loaded. If it has exactly as many layers as are kept, it was pruned before and
-            is left as it is.
+        state: the state dict about to be loaded. If it has as many layers as are kept, it was pruned before, and stays
+            as it is.
         stack: "encoder" or "decoder".
         kept: numbers of the layers to keep, from 0.
 

@@ -1,8 +1,8 @@
 """Observe the sub-layers of an encoder or a decoder while they run: branch, shortcut and output, in forward order.
 
 Every layer, ours or fairseq's, adds its branch to its shortcut in `residual_connection`. For one forward, each layer
-gets an instance method of that name that reports its arguments and calls the layer's own. So profiling, monitoring and
-analysis can observe every scheme, and the model does not change.
+gets an instance method of that name, which reports its arguments and calls the layer's own. Profiling, monitoring and
+analysis observe every scheme this way, and the model does not change.
 
     T time   B batch   C channels   S sub-layers   R real positions
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .norms import BottomNorm, ShortcutNorm
-from .schemes import Stack, layers_of, norms_of
+from .schemes import Layer, Stack, layers_of, norms_of
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Sublayer:
         return total if self.bottom is None else total + self.bottom
 
 
-def _scales(layer: Any, norm: nn.Module) -> tuple[Tensor | float, Tensor | float]:
+def _scales(layer: Layer, norm: nn.Module) -> tuple[Tensor | float, Tensor | float]:
     """a and b of the sub-layer with this norm."""
     if isinstance(norm, ShortcutNorm):
         return norm.omega.detach(), 1.0
@@ -90,8 +90,8 @@ def watch(
 ) -> None:
     """Report every sub-layer of a stack's next forward to `see`, before its norm runs.
 
-    A layer is watched for one forward: activation checkpointing runs it a second time. A layer that layerdrop skips is
-    watched until `undo` is closed.
+    A layer is watched for one forward, because activation checkpointing runs it a second time. A layer that layerdrop
+    skips is watched until `undo` is closed.
 
     Args:
         stack: an encoder or a decoder; outputs are right for plain layers only (--admin-fast off).
@@ -188,7 +188,14 @@ def real_positions(words: Tensor, padding: int, batch_first: bool = False) -> Te
 
 
 def channel_variance(x: Tensor) -> Tensor:
-    """The variance over the channels. Shape (..., C) to (...,)."""
+    """The variance over the channels.
+
+    Args:
+        x: shape (..., C).
+
+    Returns:
+        Shape (...,).
+    """
     return centred(x).square().mean(-1)
 
 
@@ -211,5 +218,12 @@ def own_share(sublayer: Sublayer) -> Tensor:
 
 
 def centred(x: Tensor) -> Tensor:
-    """Subtract the mean over the channels. Shape (..., C)."""
+    """Subtract the mean over the channels.
+
+    Args:
+        x: shape (..., C).
+
+    Returns:
+        The same shape.
+    """
     return x - x.mean(-1, keepdim=True)

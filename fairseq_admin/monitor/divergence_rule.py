@@ -1,9 +1,8 @@
 """A sign of divergence: the branches' share of a stack's outputs rises, and the loss does not fall.
 
 With a large share β, a stack's output follows every change of its weights, and more so in a deeper stack (Liu et al.
-2020, section 4). A rising share alone is no bad sign: Admin's begins small and grows while the model learns. In our
-trials (docs/monitor.md) the loss fell meanwhile in the runs that learned; in those that diverged it stood still, then
-rose.
+2020, section 4). A rising share alone is not a bad sign: Admin's begins small and grows while the model learns. In our
+trials (docs/monitor.md) the loss fell meanwhile in runs that learned; in runs that diverged it stood still, then rose.
 """
 
 from __future__ import annotations

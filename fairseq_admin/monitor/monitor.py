@@ -33,9 +33,15 @@ PRIORITY = 600
 
 
 def gradient_norms(model: Any) -> dict[str, Tensor]:
-    """The norm of the gradients of all weights ("model"), and of the layers of each stack, in float32.
+    """The norms of the gradients: of all weights ("model"), and of the layers of each stack.
 
-    They are in fairseq's units of the moment: summed over tokens, and times the loss scale. What has none is left out.
+    They are in fairseq's current units: summed over tokens, and times the loss scale.
+
+    Args:
+        model: after a backward.
+
+    Returns:
+        Scalars by name, float32. A part without gradients is left out.
     """
     parts: dict[str, nn.Module] = {side: nn.ModuleList(layers_of(stack)) for side, stack in stacks_of(model).items()}
     norms = {}

@@ -15,6 +15,12 @@ from ..errors import AdminError
 def names(folders: Sequence[Path]) -> list[str]:
     """Name runs by the last parts of their paths, as many as tell them apart.
 
+    Args:
+        folders: of the runs.
+
+    Returns:
+        Their names.
+
     Raises:
         AdminError: a folder is given twice.
     """
@@ -27,7 +33,13 @@ def names(folders: Sequence[Path]) -> list[str]:
 
 
 def read_log(folder: Path) -> logs.Log | None:
-    """Read a run's log: train.log, or else the only *.log or *log.txt. None if there is no log.
+    """Read a run's log: train.log, or the only *.log or *log.txt.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The log. None: there is no log.
 
     Raises:
         AdminError: it is not a folder, has several logs, or one without losses.

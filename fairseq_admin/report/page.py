@@ -21,7 +21,13 @@ Picture = tuple[str, str, int | None]
 
 
 def render(runs: list[Run]) -> str:
-    """Render the page of some runs, as HTML.
+    """Render the page.
+
+    Args:
+        runs: its runs.
+
+    Returns:
+        HTML.
 
     Raises:
         AdminError: a package is missing, or a file in analysis/ is not from `fairseq-admin analyze`.

@@ -73,7 +73,7 @@ class Run:
     options: dict[str, str] = field(default_factory=dict)
     """The training's options: the main ones of fairseq's, and a recipe's settings of the text."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Of its checkpoint: {scheme, title, rule, encoder_layers, decoder_layers, width, updates}."""
+    """Its checkpoint's {scheme, title, rule, encoder_layers, decoder_layers, width, updates}."""
     layers: str = ""
     omega: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By stack, as `analysis.omega` measures it."""
@@ -108,6 +108,12 @@ class Run:
 def read_runs(folders: list[Path]) -> list[Run]:
     """Read runs.
 
+    Args:
+        folders: of the runs.
+
+    Returns:
+        The runs, in the same order.
+
     Raises:
         AdminError: a folder is not a run's, is given twice, or has a file that cannot be read.
     """
@@ -120,6 +126,9 @@ def read_run(folder: Path, name: str) -> Run:
     Args:
         folder: the run's.
         name: its name in the report.
+
+    Returns:
+        The run.
 
     Raises:
         AdminError: it is not a folder, has neither log nor checkpoint, or has a file that cannot be read.
@@ -193,7 +202,7 @@ def _describe(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def _options(checkpoint: Checkpoint) -> dict[str, str]:
-    """The options by name, as on fairseq's command line, without those that are off or not set."""
+    """The options that are on, by name, as on fairseq's command line."""
     args, cfg = checkpoint.state.get("args"), checkpoint.state.get("cfg") or {}
     options = {}
     for section, names in SECTIONS.items():

@@ -1,7 +1,7 @@
 """The tables of a report, and of a recipe's summary in the terminal: one row per fact, one column per run.
 
-This file imports the standard library only, so that recipes need not wait for torch. A run is any object with a `log`,
-by `logs.parse_log`, and a `score`, a recipe's score.json; the tables of a report alone need a `runs.Run`.
+This file imports the standard library only: recipes need not wait for torch. For a summary, a run is any object with a
+`log` (by `logs.parse_log`) and a `score` (a recipe's score.json). The other tables need a `runs.Run`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,20 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
 
 
 def results(runs: Sequence[Any]) -> list[Row]:
-    """Scores on the test set, and the cost of each run."""
+    """Scores on the test set, and the cost of each run.
+
+    Args:
+        runs: with `log` and `score`.
+    """
     return _rows(runs, RESULTS)
 
 
 def losses(runs: Sequence[Any]) -> list[Row]:
-    """Validation losses in bits per token, at up to ROWS updates of validations."""
+    """Validation losses in bits per token, at up to ROWS updates.
+
+    Args:
+        runs: with `log`.
+    """
     curves = [run.log.valid if run.log else {} for run in runs]
     updates = sorted(set().union(*curves))
     step = -(-len(updates) // ROWS) or 1
@@ -91,7 +99,11 @@ def glance(runs: Sequence[Any]) -> list[Row]:
 
 
 def scores(runs: Sequence[Any]) -> list[Row]:
-    """Scores on the test set, and the papers' number for the same experiment."""
+    """Scores on the test set, and the papers' number for the same experiment.
+
+    Args:
+        runs: the report's.
+    """
     facts = {title: _of_score(key) for title, (key, _) in SCORES.items()}
     rows = _rows(runs, {**facts, "perplexity": _of_score("perplexity")})
     paper = {"the paper's BLEU of tokens": lambda run: (run.about.get("paper") or {}).get("bleu")}
@@ -99,14 +111,22 @@ def scores(runs: Sequence[Any]) -> list[Row]:
 
 
 def notes(runs: Sequence[Any]) -> list[str]:
-    """The signature of every score, and the source of the papers' numbers."""
+    """The signature of every score, and the source of the papers' numbers.
+
+    Args:
+        runs: the report's.
+    """
     computed = [f"{title}: {run.score[key]}" for run in runs for title, (_, key) in SCORES.items() if key in run.score]
     papers = [(run.about.get("paper") or {}).get("source") for run in runs]
     return list(dict.fromkeys([*computed, *(f"Paper: {source}." for source in papers if source)]))
 
 
 def origin(runs: Sequence[Any]) -> list[Row]:
-    """Folder, command, commit, versions and hardware of each run."""
+    """Folder, command, commit, versions and hardware of each run.
+
+    Args:
+        runs: the report's.
+    """
 
     def hardware(run: Any) -> str:
         gpus = run.log.gpus if run.log else ()
@@ -121,14 +141,25 @@ def origin(runs: Sequence[Any]) -> list[Row]:
 
 
 def options(runs: Sequence[Any]) -> list[Row]:
-    """Every option of any run; those that differ come first."""
+    """Every option of any run. Options that differ come first.
+
+    Args:
+        runs: the report's.
+    """
     names = dict.fromkeys(name for run in runs for name in run.options)
     rows = [Row(name, [run.options.get(name, "") for run in runs]) for name in names]
     return sorted(rows, key=lambda row: not row.differs)
 
 
 def translations(runs: Sequence[Any]) -> list[tuple[str, list[str], str]]:
-    """Sentences of the test set: source, one translation per run, reference."""
+    """Sentences of the test set.
+
+    Args:
+        runs: the report's.
+
+    Returns:
+        For each sentence: source, one translation per run, reference.
+    """
     sentences: dict[tuple[str, str], list[str]] = {}
     for number, run in enumerate(runs):
         for source, hypothesis, reference in run.samples:

@@ -1,4 +1,4 @@
-"""The files next to a model that tell how its text is prepared: dictionaries, text.json, the merges of its units.
+"""The files next to a model that say how its text is prepared: dictionaries, text.json, merges.
 
 A text has two folders: one with merges, settings and dictionaries, and in it `bin`, with fairseq's data.
 fairseq-preprocess writes the dictionaries next to its data, so a file may be in either folder. The user names one.
@@ -35,16 +35,26 @@ Pair = tuple[str | None, str | None]
 
 
 def folders(named: Path) -> list[Path]:
-    """The folder that the user named, and the other one."""
+    """The two folders of a text.
+
+    Args:
+        named: the folder that the user named.
+
+    Returns:
+        That folder, and the other one.
+    """
     is_bin = named.absolute().name == "bin"
     return [named, Path(os.path.normpath(named / "..")) if is_bin else named / "bin"]
 
 
 def binarised(name: str) -> Path:
-    """Find the folder with binarised data. If there is none: `bin` if it exists, or else the named folder.
+    """The `type` of an option: the folder with binarised data.
 
     Args:
-        name: the named folder, as the command line has it.
+        name: the text's folder, or its `bin`.
+
+    Returns:
+        The one with data. Without data: `bin` if it exists, otherwise the named folder.
     """
     named = Path(name)
     nowhere = named / "bin" if (named / "bin").is_dir() else named
@@ -52,7 +62,11 @@ def binarised(name: str) -> Path:
 
 
 def files_in(places: Iterable[Path]) -> list[Path]:
-    """List the files of a model's text in these folders: merges, settings, dictionaries, binarised data."""
+    """List the files of a model's text: merges, settings, dictionaries, binarised data.
+
+    Args:
+        places: the folders to look in.
+    """
     patterns = (CODES, FILE, "dict.*.txt", "*.*-*.*.idx", "*.*-*.*.bin")
     return [path for place in places for pattern in patterns for path in place.glob(pattern)]
 
@@ -82,7 +96,13 @@ class Assets:
         """Known fingerprints of the model's files. A file with another fingerprint is refused."""
 
     def find(self, name: str) -> Path | None:
-        """Find a file by its name; None if it is missing.
+        """Find a file.
+
+        Args:
+            name: the file name.
+
+        Returns:
+            Its path. None: it is missing.
 
         Raises:
             AdminError: the file is another model's.
@@ -94,11 +114,14 @@ class Assets:
         return path
 
     def need(self, name: str, instead: str = "") -> Path:
-        """Find a file by its name.
+        """Find a file that must be there.
 
         Args:
             name: the file name.
-            instead: the alternatives to --data, for the message, from a comma on.
+            instead: alternatives to --data for the message, from a comma on.
+
+        Returns:
+            Its path.
 
         Raises:
             AdminError: the file is missing, or another model's.
@@ -127,15 +150,19 @@ class Assets:
         return Text.read(path) if path else None
 
     def languages(self, source: str | None, target: str | None) -> tuple[str, str]:
-        """Find source and target: from the command line, the model, text.json, or the names of the binarised data.
+        """Find source and target: on the command line, in the model, in text.json, or in the names of binarised data.
 
-        fairseq-train stores only languages on its command line; otherwise it takes them from the data's names, as here.
+        fairseq-train stores the languages only if they are on its command line; otherwise it takes them from the data's
+        names.
 
         Args:
-            source, target: those that the model names, or None.
+            source, target: the model's. None: it does not name them.
+
+        Returns:
+            Their codes.
 
         Raises:
-            AdminError: none of them tells, or two of them disagree.
+            AdminError: nothing names them, or two sources disagree.
         """
         text = self.text()
         pairs: list[tuple[object, Pair]] = [("the command line", self.asked), (self.model, (source, target))]
@@ -183,6 +210,9 @@ class Assets:
             size: number of symbols that the model has.
             stack: the stack that reads it, "encoder" or "decoder".
 
+        Returns:
+            The dictionary.
+
         Raises:
             AdminError: it is missing, not a dictionary, or another model's.
         """
@@ -211,7 +241,7 @@ class Assets:
 
 
 def _fingerprints(path: Path, name: str) -> list[str]:
-    """Fingerprints of the merges or of text.json; without `perl`, also the one from before that setting existed."""
+    """Fingerprints of the merges or of text.json. Without `perl`, also the fingerprint before that setting existed."""
     if name == CODES:
         return [fingerprint.of_bytes(path.read_bytes())]
     settings = asdict(Text.read(path))

@@ -17,11 +17,13 @@ class BPE:
     """Byte-pair encoding by the merges of a file in fastBPE's format."""
 
     def __init__(self, codes: Path) -> None:
-        """Read the merges.
+        """
+        Args:
+            codes: the file of merges.
 
         Raises:
-            AdminError: a line is not "left right count"; fastBPE would take it for a merge.
-            OSError: the file cannot be read; fastBPE would end the process.
+            AdminError: a line is not "left right count". (fastBPE would take it for a merge.)
+            OSError: the file cannot be read. (fastBPE would end the process.)
         """
         import fastBPE
 
@@ -35,19 +37,34 @@ class BPE:
             self._codes = fastBPE.fastBPE(str(codes))
 
     def apply(self, lines: list[str]) -> list[str]:
-        """Split each line's tokens into units, one space between them; "@@" ends a unit inside a token."""
+        """Split tokens into units.
+
+        Args:
+            lines: tokens with spaces between them.
+
+        Returns:
+            For each line its units, with one space between them. "@@" ends a unit inside a token.
+        """
         units = self._codes.apply(lines)
         assert len(units) == len(lines), "fastBPE changed the number of lines"
         return units
 
 
 def in_pieces(units: Iterable[str]) -> bool:
-    """Whether a dictionary's units are pieces of words, which need merges."""
+    """Whether units are pieces of words, which need merges.
+
+    Args:
+        units: of a dictionary.
+    """
     return any(unit.endswith("@@") for unit in units)
 
 
 def remove_bpe(units: str) -> str:
-    """Join units to the tokens that `BPE.apply` split."""
+    """Join units to tokens.
+
+    Args:
+        units: of one line, as `BPE.apply` returns them.
+    """
     return f"{units} ".replace("@@ ", "").rstrip()
 
 

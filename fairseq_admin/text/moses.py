@@ -24,7 +24,7 @@ NUMERIC_ONLY = re.compile(r"(.*)\s+#NUMERIC_ONLY#")
 
 
 class Tokeniser(MosesTokenizer):
-    """sacremoses' own, with a joiner kept between the letters or the emoji that it joins."""
+    """sacremoses' own, but a joiner stays between the letters or the emoji that it joins."""
 
     _OTHER = rf"[^{MosesTokenizer.IsAlnum}{JOINERS}\s.'`,\-]"
     _MODIFIERS = "[\ufe0f\U0001f3fb-\U0001f3ff]*"  # of an emoji: its presentation, the tone of its skin
@@ -42,8 +42,8 @@ class PerlTokeniser(MosesTokenizer):
 
         Args:
             language: the code for tokenizer.perl.
-            last: the last character that the rules know; a second tokeniser takes lines with characters after it. Up to
-                the 65,536th, `re` looks characters up in a table, which is 2.5 times as fast.
+            last: the last character that the rules know; a second tokeniser takes lines with later characters. Up to
+                the 65,536th character, `re` looks them up in a table, which is 2.5 times as fast.
 
         Raises:
             AdminError: the script has rules for this language that are not here.
@@ -109,8 +109,8 @@ class PerlTokeniser(MosesTokenizer):
 def _abbreviations(language: str) -> dict[str, bool]:
     """The language's abbreviations, each with whether it is one only before a number.
 
-    They are read from Moses' list as the script reads it, unlike sacremoses: blanks at the end of an entry belong to
-    it, so it matches no word, and the later of two equal abbreviations counts.
+    This reads Moses' list as the script does, unlike sacremoses: blanks at the end of an entry belong to the entry,
+    which then matches no word, and the later of two equal abbreviations counts.
     """
     code = NonbreakingPrefixes().available_langs.get(language, "en")
     abbreviations: dict[str, bool] = {}
@@ -122,7 +122,11 @@ def _abbreviations(language: str) -> dict[str, bool]:
 
 
 def lower(tokens: str) -> str:
-    """lowercase.perl. (Python's lower() has another sigma at the end of a word.)"""
+    """Lower-case as lowercase.perl does. (Python's lower() has another sigma at the end of a word.)
+
+    Args:
+        tokens: with spaces between them.
+    """
     return tokens.replace("\u03a3", "\u03c3").lower()
 
 

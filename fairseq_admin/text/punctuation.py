@@ -17,7 +17,7 @@ class PunctuationNormaliser(MosesPunctNormalizer):
 
     def _compile(self, rules: list[tuple[str, str]], flags: int = 0) -> None:
         self._rules = [(re.compile(pattern, flags), replacement) for pattern, replacement in rules]
-        # In every pattern a character outside ASCII stands for itself, so such a pattern matches no line of ASCII.
+        # Outside ASCII, characters in patterns stand for themselves, so such a pattern matches no line of ASCII.
         self._rules_of_ascii = [rule for rule in self._rules if rule[0].pattern.isascii()]
 
     def _apply(self, text: str) -> str:

@@ -61,6 +61,12 @@ class Text:
     def read(cls, path: Path) -> Text:
         """Read a `text.json`. Settings that it lacks are off.
 
+        Args:
+            path: the file.
+
+        Returns:
+            The settings.
+
         Raises:
             AdminError: the file is not JSON, or a setting is unknown or of the wrong type.
             OSError: the file cannot be read.
@@ -80,7 +86,11 @@ class Text:
         return text
 
     def write(self, path: Path) -> None:
-        """Write a `text.json`, whole or not at all."""
+        """Write a `text.json`, by `write_bytes`.
+
+        Args:
+            path: the file.
+        """
         write_bytes(f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode(), path)
 
     def tokenise(self, line: str, language: str) -> str:
@@ -111,9 +121,15 @@ class Text:
         return tokens
 
     def removed(self, lines: Iterable[str]) -> Counter[str]:
-        """Count the control and format characters of raw lines that their tokens lack.
+        """Count the control and format characters that tokenising removes.
 
-        With perl and normalise, Moses puts a space in place of each, a joiner too.
+        With perl and normalise, Moses puts a space in place of each, and of each joiner.
+
+        Args:
+            lines: raw text.
+
+        Returns:
+            The count of each character.
         """
         counts: Counter[str] = Counter()
         for line in lines:
@@ -127,7 +143,13 @@ class Text:
         return unicodedata.category(character).startswith("C") if self.normalise else character < " "
 
     def detokenise(self, tokens: str) -> str:
-        """Join tokens, with spaces between them, to raw text of the target language.
+        """Join tokens to raw text of the target language.
+
+        Args:
+            tokens: with spaces between them.
+
+        Returns:
+            The text.
 
         Raises:
             AdminError: sacremoses is not installed.
@@ -150,6 +172,10 @@ class Text:
 
 
 def removal_note(removed: Counter[str]) -> str:
-    """What to tell the user of the characters that `Text.removed` counted."""
+    """A note for the user on removed characters.
+
+    Args:
+        removed: the result of `Text.removed`.
+    """
     each = ", ".join(f"U+{ord(character):04X} ({count})" for character, count in removed.most_common())
     return f"{removed.total()} control or format characters are not in the tokens: {each}"

@@ -67,7 +67,14 @@ class Translator(Protocol):
 
 
 def choose_device(device: str | None, cuda: bool) -> str:
-    """The user's device, or else CUDA if it is there.
+    """Choose the device: the user's, otherwise CUDA if it is there.
+
+    Args:
+        device: the user's. None: not given.
+        cuda: whether CUDA is there.
+
+    Returns:
+        "cpu" or "cuda".
 
     Raises:
         AdminError: the user's is CUDA, and it is not there.

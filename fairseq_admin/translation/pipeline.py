@@ -1,4 +1,4 @@
-"""Translate raw text to raw text: tokenise, split into units, translate, join. Too long lines are cut into pieces."""
+"""Translate raw text to raw text: tokenise, split into units, translate, join. Long lines are cut into pieces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pipeline(NamedTuple):
 
         Args:
             model: the checkpoint or folder.
-            assets: text.json, codes and the dictionaries, as far as they are needed.
+            assets: text.json, codes and dictionaries, if the model needs them.
             kind: "raw", "tokens" or "units": the kind of text and translation.
             device: "cpu" or "cuda"; None: CUDA if it is there.
 
@@ -129,9 +129,16 @@ def _engine(model: Path) -> type[Translator]:
 
 
 def split(units: list[str], longest: int) -> list[list[str]]:
-    """Cut a line into pieces of at most `longest` units; no piece if it has no units.
+    """Cut a line into pieces.
 
-    A piece ends with the last sentence that ends within the bound, or else with the last word, or else anywhere.
+    A piece ends with the last sentence that ends within the bound, otherwise with the last word, otherwise anywhere.
+
+    Args:
+        units: of the line.
+        longest: largest number of units in a piece.
+
+    Returns:
+        The pieces. A line without units has none.
     """
     pieces = []
     while len(units) > longest:

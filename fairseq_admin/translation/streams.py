@@ -25,10 +25,10 @@ CHUNK = 2000
 
 @contextlib.contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """A block that reads a text, in which its disk may fail or its gzip file prove damaged.
+    """A block that reads a text.
 
     Raises:
-        AdminError: it does.
+        AdminError: the disk fails, or the gzip file is damaged.
     """
     try:
         yield
@@ -37,7 +37,15 @@ def _reading(name: str) -> Iterator[None]:
 
 
 def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
-    """Yield lines of UTF-8, `size` at a time, without their newlines. Only a newline ends a line.
+    """Read lines of UTF-8. Only a newline ends a line.
+
+    Args:
+        stream: the text.
+        name: of the text, for messages.
+        size: number of lines to read at a time.
+
+    Yields:
+        Lines without their newlines.
 
     Raises:
         AdminError: a line is not UTF-8, or the text cannot be read.
@@ -60,7 +68,14 @@ def _decoded(raw: bytes, number: int, name: str) -> str:
 
 @contextlib.contextmanager
 def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
-    """A file to read, or standard input, and its name for messages. A file called .gz is decompressed."""
+    """A block that reads a file, decompressed if its name ends in .gz, or standard input.
+
+    Args:
+        path: the file. None or "-": standard input.
+
+    Yields:
+        The stream, and its name for messages.
+    """
     if path is None or str(path) == "-":
         yield sys.stdin.buffer, "standard input"
         return
@@ -70,7 +85,13 @@ def opened(path: Path | None) -> Iterator[tuple[BinaryIO, str]]:
 
 @contextlib.contextmanager
 def written(path: Path | None) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that writes to standard output, or to a file that gets its name when the block ends.
+    """A block that writes standard output, or a file that gets its name when the block ends.
+
+    Args:
+        path: the file. None: standard output.
+
+    Yields:
+        A function that writes bytes.
 
     Raises:
         AdminError: the path cannot be written, or the disk is full.
