@@ -221,4 +221,5 @@ def test_generated_code_computes_the_same(monkeypatch: pytest.MonkeyPatch, tmp_p
     found = differences(model, plain, loss_of)
     # The gradient of a key's bias is 0 but for rounding.
     assert max(value for name, value in found.items() if "k_proj.bias" not in name) < 1e-5, found
+    assert_is_fairseqs(0.1, torch.bfloat16, compile=True)
     assert any((tmp_path / "compiled").rglob("*.py"))
