@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import reference
 import torch
+from conftest import one_line_error
 from test_fold import state_of
 
 from fairseq_admin import cli
@@ -39,14 +40,6 @@ def checkpoint(path: Path, arch: str = "transformer_admin_tiny", updates: int = 
 @pytest.fixture(scope="module")
 def words(corpus: Path) -> int:
     return len((corpus / "dict.a.txt").read_text().splitlines())
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line of a command that must fail with status 2."""
-    assert cli.main(["analyze", *map(str, arguments)]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.count("\n") == 1, err
-    return err
 
 
 def analyzed(*arguments: object) -> dict:
@@ -179,7 +172,7 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     """Is the missing package named before any work, and are the numbers still to be had?"""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(command, "_subject", lambda args: pytest.fail("work was begun"))
-    message = refused(capsys, "dependency", *FRESH, "-o", tmp_path / "out")
+    message = one_line_error(capsys, "analyze", "dependency", *FRESH, "-o", tmp_path / "out")
     assert "Run pip install matplotlib" in message and "--json" in message and not list(tmp_path.iterdir())
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -225,7 +218,7 @@ def test_refusals(
             state["cfg"]["model"]["_name"] = "lightconv"
         Checkpoint(state).write(places[name])
     given = [places.get(word, word) for word in arguments.split()]
-    assert message in refused(capsys, *given, "-o", tmp_path / "out" / "x")
+    assert message in one_line_error(capsys, "analyze", *given, "-o", tmp_path / "out" / "x")
     assert not list((tmp_path / "out").iterdir())
 
 

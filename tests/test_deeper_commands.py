@@ -11,7 +11,7 @@ import conftest
 import deeper
 import pytest
 import torch
-from conftest import Run, run_module
+from conftest import Run, one_line_error, run_module
 from test_modes import same, two_processes
 
 from fairseq_admin import cli
@@ -182,9 +182,7 @@ def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest
         (["export", path, "--to", "ctranslate2", "-o", out], "its architecture is deeper_admin_tiny"),
         (["analyze", "omega", path, "-o", out], "is a deeper_admin_tiny; a checkpoint of a model of"),
     ):
-        assert cli.main(command) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert said in line
+        assert said in one_line_error(capsys, *command)
     other = read(trained / "checkpoint_1_3.pt")
     other["model"]["more.admin_provenance"] = provenance.encode({"scheme": "dt-fixup", "mu": 2.5, "sentences": 9})
     torch.save(other, tmp_path / "other.pt")

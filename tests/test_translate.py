@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib.util
 import io
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, Run, run_module, train
+from conftest import ROOT, Run, one_line_error, run_module, train
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
@@ -256,14 +257,7 @@ def test_ctranslate2_needs_no_torch(ct2: Path, tmp_path: Path) -> None:
 def refused(capfd: pytest.CaptureFixture) -> Callable[..., str]:
     """refused(model, text, ...) -> the one line that `translate` ends with."""
 
-    def go(*arguments: object) -> str:
-        capfd.readouterr()
-        assert command("translate", *arguments) == 2
-        out, err = capfd.readouterr()
-        assert out == "" and len(err.splitlines()) == 1, err
-        return err
-
-    return go
+    return functools.partial(one_line_error, capfd, "translate")
 
 
 @pytest.fixture
