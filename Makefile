@@ -34,18 +34,18 @@ FRONTED := demo multi30k own lm-demo compare sensitivity warmup deeper $(PAPERS)
 ## make iwslt14-prepare, -train, -average, -generate, -score: one step and what it needs; any wmt14 target likewise
 ## make lm-demo: an 18-layer language model on Python's own documentation (METHOD=post-ln to compare)
 ## make compare: every residual scheme at its best learning rate (SCHEMES=, RATES=, DEPTHS=, SEEDS=, JOBS=, PRESET=cpu|gpu)
-## make sensitivity: what learning rates and beta2 a scheme stands without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
-## make warmup: what warm-up each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, PRESET=quick)
+## make sensitivity: the learning rates and beta2 at which a scheme trains without warm-up (SCHEMES=, LRS=, BETA2S=, JOBS=, PRESET=)
+## make warmup: the warm-up that each scheme needs, by peak rate, with Adam and SGD (SCHEMES=, WARMUPS=, ADAM_LRS=, SGD_LRS=, PRESET=quick)
 ## make deeper: new layers on a pre-trained encoder, by depth and scheme, DT-Fixup among them (SCHEMES=, DEPTHS=, DATA=, PRESET=quick)
 $(FRONTED): $(VENV)/ready
 # make hands its variables down in the environment; under make -n, too, the front lists what would run.
 	+@if test -x $(RUN); then exec $(RUN) -m recipes $@; else echo "make setup comes first: $(RUN) is not here."; fi
 
-## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, what does it take, how long (or iwslt14-preflight; PRICE=)
+## make preflight RECIPE=wmt14-ende-18l: can a recipe work here, and its time, space and cost (or iwslt14-preflight; PRICE=)
 preflight: $(VENV)/ready
 	+@exec $(RUN) -m recipes $(or $(RECIPE),$(error RECIPE= is missing; expected a recipe, as in make preflight RECIPE=demo))-preflight
 
-## make gpu-trial: what only a GPU can show, step by step, into one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
+## make gpu-trial: measurements that need a GPU, step by step, in one report (DATA=DIR PAIR=, MINUTES=, DEVICE=cpu to try it)
 gpu-trial: $(VENV)/ready
 	@$(RUN) -m recipes.gpu_trial.run
 
@@ -53,11 +53,11 @@ gpu-trial: $(VENV)/ready
 table: $(VENV)/ready
 	@$(RUN) -m recipes.figures.results_table "$${RUNS:-runs}"
 
-## make figures: the figures of README.md and docs/ that show what docs/ keeps, rows and numbers
+## make figures: the figures of README.md and docs/, from the rows and numbers that docs/ keeps
 figures: $(VENV)/ready
 	@$(RUN) -m recipes.figures.docs -o docs/images
 
-## make tables: the tables of docs/results.md that say how schemes stand, from the rows that docs/ keeps
+## make tables: the tables of docs/results.md that compare schemes, from the rows that docs/ keeps
 tables: $(VENV)/ready
 	@$(RUN) -m recipes.figures.docs docs/results.md
 
@@ -88,7 +88,7 @@ release: $(VENV)/ready
 	$(RUN) -m twine check --strict dist/*
 	PYTHON=$(abspath $(RUN)) tests/release.sh dist/*.whl
 
-## make bench: what Admin costs next to stock Post-LN, fast and plain (SIZES=: that alone), the host time of a GPU's step, and an attached BERT's
+## make bench: the cost of Admin next to stock Post-LN, fast and plain (SIZES=: that alone), the host time of a GPU's step, and an attached BERT's
 bench: $(VENV)/ready
 	$(RUN) -m recipes.bench.speed $(if $(SIZES),--sizes $(SIZES)) --csv "$${RUNS:-runs}/bench/speed.csv"
 	$(if $(SIZES),,$(RUN) -m recipes.bench.host --csv "$${RUNS:-runs}/bench/host.csv")

@@ -97,7 +97,7 @@ def model_task(recipe: Recipe, goal: str) -> Task:
 
 
 def command_line() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    """The words, whether it is a dry run, whether help is wanted, and what comes after -- as `options`."""
+    """The parsed words and flags, with everything after -- as `options`; and their parser."""
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser("recipes", USAGE, add_help=False, allow_abbrev=False)

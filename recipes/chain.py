@@ -1,4 +1,4 @@
-"""A recipe as a table of steps: what each reads and writes, which settings matter to it, and its program.
+"""A recipe as a table of steps. A step has the files that it reads and writes, its settings, and its program.
 
 A step is done when its files are there and its last key is today's. A key is a hash of the step's settings, of its
 program's version, and of the keys of what it reads; of a file that no step writes, of its content, which is read again
@@ -31,15 +31,15 @@ class Step:
     version: int = 1
     """of its program: a higher one writes something else from the same input"""
     after: tuple[Path, ...] = ()
-    """what must be there before it begins, though it does not depend on it"""
+    """files that must be there before it begins, though it does not depend on them"""
     trains: bool = False
-    """it is done where what it writes is there, whatever its key; its folder's settings.json is compared before"""
+    """it is done once its files are there, whatever its key; its folder's settings.json is compared first"""
     fetches: bool = False
     """it fetches a file that counts by its content, and is needed only by a step that runs"""
     optional: bool = False
-    """some model or text has not what it would write"""
+    """it may write nothing, for some models or texts"""
     title: str = ""
-    """what is said when it runs, in place of its name"""
+    """printed when it runs, in place of its name"""
 
     @property
     def keyed(self) -> dict[str, Any]:
@@ -61,11 +61,11 @@ class Chain:
         self._files: dict[Path, Settings] = {}
 
     def kept(self, step: Step) -> dict[str, Any]:
-        """What it kept when it was done last: its key, settings and inputs."""
+        """The key, settings and inputs that it kept when it was last done."""
         return read(step.kept)
 
     def _inputs(self, step: Step) -> dict[str, Settings]:
-        """The files that it reads and no step makes. One that was read once, and is gone, is as it was."""
+        """The files that it reads and no step writes. One that has gone since it was read counts as unchanged."""
         known = self.kept(step).get("inputs", {})
         paths = [path for path in step.reads if path not in self.writer or self.writer[path].fetches]
         for path in filter(Path.is_file, paths):
@@ -73,7 +73,7 @@ class Chain:
         return {path.name: known[path.name] for path in paths if path.name in known}
 
     def key(self, step: Step) -> str:
-        """Of the step as it would be done now."""
+        """The key of the step as it would be done now."""
         if step.name not in self._keys:
             inputs = {name: file["sha256"] for name, file in self._inputs(step).items()}
             for path in step.reads:
@@ -112,16 +112,16 @@ class Chain:
         return [step for step in self.steps if step.name in wanted]
 
     def changes(self, step: Step) -> list[str]:
-        """In what its settings and inputs differ from those that it was done with last."""
+        """The differences of its settings and inputs from those of the last time."""
         if not (kept := self.kept(step)):
             return []
         return differences({**kept["settings"], **kept["inputs"]}, {**step.keyed, **self._inputs(step)})
 
     def make(self, goals: Iterable[Path], models: Path | None = None) -> None:
-        """Run what is planned.
+        """Run the planned steps.
 
         Args:
-            models: where the models are that depend on it, if any; then it is not made again once there is one.
+            models: the folder of the models that depend on it; once there is one, nothing is made again.
 
         Raises:
             ValueError: it would be; or a step's own.
@@ -137,13 +137,13 @@ class Chain:
             self.keep(step)
 
     def keep(self, step: Step) -> None:
-        """Write the step's key, the last thing of it."""
+        """Write the step's key, after everything else."""
         self._keys.clear()
         kept = {"key": self.key(step), "settings": step.keyed, "inputs": self._inputs(step)}
         write_lines(step.kept, [json.dumps(kept, indent=1)])
 
     def table(self, goals: Iterable[Path]) -> list[str]:
-        """What would run, and what is done, a line a step."""
+        """A line for each step: whether it would run or is done."""
         planned = {step.name for step in self.plan(goals)}
         rows = [("run" if step.name in planned else "-", step.title or step.name, step) for step in self.steps]
         width = max(len(title) for _, title, _ in rows)

@@ -25,8 +25,7 @@ def in_cluster_job() -> bool:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job needs of a cluster, and of the disk. GPUs, cores and GB of memory are each node's; it
-    has one process on each."""
+    """A job's needs of a cluster and of the disk. GPUs, cores and GB of memory are per node, with one process each."""
 
     gpus: int = 0
     nodes: int = 1

@@ -65,7 +65,7 @@ Depth = Annotated[str, BeforeValidator(str), Field(pattern=r"^[1-9][0-9]*(-[1-9]
 
 
 class Translation(Training):
-    """Of a recipe that trains a model to translate."""
+    """Settings of a recipe that trains a model to translate."""
 
     PAIR: Pair = "de-en"
     """source and target language"""
@@ -148,51 +148,51 @@ class LanguageModel(Training):
 
 
 class Grid(Settings):
-    """Of every grid."""
+    """Settings of every grid."""
 
     SEEDS: Several[NonNegativeInt] = (1,)
-    """of the weights, the batches and dropout"""
+    """seeds of the weights, the batches and dropout"""
     WORDS: PositiveInt = 100
-    """of a generated language"""
+    """words of the generated language"""
     DATA: Data | None = None
-    """a folder with a text, in place of the one that the grid makes or fetches"""
+    """folder with a text, in place of the one that the grid makes or fetches"""
     DROPOUT: Share = 0.0
-    """of the model, while it trains on what is compared"""
+    """dropout of the models"""
     JOBS: PositiveInt = 1
     """runs at a time, each on a GPU of its own where there are any"""
     SEARCH: Literal["every", "first"] = "every"
-    """seeds that every rate is run with: every one; or the first, and then the others at the best rate"""
+    """seeds that every rate is run with: all; or the first, and then the others at the best rate"""
 
 
 class Translations(Grid):
-    """Of a grid that trains models to translate."""
+    """Settings of a grid that trains models to translate."""
 
     SCHEMES: Several[Scheme] = MODEL_SCHEMES
-    """of the residual branches"""
+    """schemes of the residual branches"""
     FFN: PositiveInt = 256
     """width of the feed-forward sub-layers"""
     CLIP_NORM: NonNegativeFloat = 0.0
     """norm of the gradients, 0 for any"""
     MAX_TOKENS: PositiveInt = 192
-    """of a batch"""
+    """tokens of a batch"""
     PATIENCE: Maybe[PositiveInt] = Field(None, alias="LEG")
     """updates without a better validation after which a run ends early"""
     BEAM: PositiveInt = 5
-    """hypotheses of a search"""
+    """hypotheses of the search"""
     PAIRS: PositiveInt = 20000
     """sentence pairs of the generated text"""
     VALID_PAIRS: PositiveInt = 1000
-    """of it, to validate on"""
+    """sentence pairs of the generated text to validate on"""
     TEST_PAIRS: PositiveInt = 1000
-    """of it, to test on"""
+    """sentence pairs of the generated text to test on"""
     URL: str = ""
-    """of Multi30k, as make multi30k takes it"""
+    """Multi30k's, as for make multi30k"""
     SUMS: str = ""
-    """of Multi30k, as make multi30k takes it"""
+    """Multi30k's, as for make multi30k"""
     MERGES: Maybe[PositiveInt] = None
-    """of Multi30k, as make multi30k takes it"""
+    """Multi30k's, as for make multi30k"""
     PROTOCOL: str = ""
-    """a page that was committed before the runs; each row then names its commit"""
+    """page that was committed before the runs; each row then names its commit"""
 
     def lengths(self) -> dict[str, int]:
         return {**super().lengths(), **({"PATIENCE": self.PATIENCE} if self.PATIENCE else {})}
@@ -200,9 +200,9 @@ class Translations(Grid):
 
 class Compare(Translations):
     DEPTHS: Several[Depth] = ("18",)
-    """layers of the encoder, and as many of the decoder or, as in 60-12, another number"""
+    """layers of both stacks or, as in 60-12, of encoder and decoder"""
     INIT: Rule = "reference"
-    """the rule by which Admin sets omega; other schemes have none"""
+    """rule by which Admin sets omega; other schemes have none"""
     RATES: Rates = ("1e-4", "3e-4", "1e-3", "3e-3")
     """peak learning rates"""
     WARMUP: NonNegativeInt = 100
@@ -211,17 +211,18 @@ class Compare(Translations):
 
 class Sensitivity(Translations):
     LAYERS: PositiveInt = 6
-    """of each stack"""
+    """layers of each stack"""
     LRS: Rates = ("1e-4", "2e-4", "3e-4", "4e-4", "5e-4")
     """peak learning rates"""
     BETA2S: Several[Annotated[str, _below(1, "numbers below 1, as 0.98")]] = ("0.99", "0.995", "0.999")
-    """of RAdam"""
+    """beta2 of RAdam"""
 
 
 class Warmup(Translations):
     LAYERS: PositiveInt = 6
-    """of each stack"""
+    """layers of each stack"""
     OPTIMIZERS: Several[Literal["adam", "sgd"]] = ("adam", "sgd")
+    """optimizers"""
     WARMUPS: Several[NonNegativeInt] = (0, 100, 400)
     """updates of warm-up"""
     ADAM_LRS: Rates = ("5e-4", "1e-3", "2e-3")
@@ -232,7 +233,7 @@ class Warmup(Translations):
 
 class Deeper(Grid):
     SCHEMES: Several[NewLayers] = ("dt-fixup", "admin", "post-ln", "pre-ln", "deepnorm", "rezero")
-    """of the new layers; a head without any is always among the runs"""
+    """schemes of the new layers; a head without any is always among the runs"""
     DEPTHS: Several[PositiveInt] = (2, 8, 24)
     """new layers"""
     RATES: Rates = ("1e-4", "3e-4", "1e-3", "3e-3")
@@ -250,9 +251,9 @@ class Deeper(Grid):
     PAIR: Pair = "de-en"
     """the languages of the text in DATA"""
     ENCODER_LAYERS: PositiveInt = 4
-    """of the pre-trained encoder"""
+    """layers of the pre-trained encoder"""
     ENCODER_UPDATES: PositiveInt = 5000
-    """how long it is pre-trained"""
+    """updates of its pre-training"""
     ENCODER_SAVE_EVERY: PositiveInt = 500
     """updates from one of its checkpoints to the next"""
 

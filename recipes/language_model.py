@@ -25,7 +25,7 @@ SIGNATURE = "perplexity a word, test set, as fairseq-eval-lm counts words with B
 
 
 def perplexity(lines: list[str]) -> str:
-    """What fairseq-eval-lm printed.
+    """The perplexity that fairseq-eval-lm printed.
 
     Raises:
         ValueError: it printed none, or more than one.

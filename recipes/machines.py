@@ -53,7 +53,7 @@ class Machines:
 
     @property
     def tokens(self) -> int:
-        """Of an update, at most."""
+        """Tokens of an update, at most."""
         return self.max_tokens * self.update_freq * self.world
 
     @property

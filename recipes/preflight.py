@@ -1,4 +1,4 @@
-"""Before a run of days: what is missing, what does it take, and how long? `make preflight RECIPE=iwslt14` prints it."""
+"""Time, space and missing parts of a run, before it starts. `make preflight RECIPE=iwslt14` prints them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UPDATES, WARM_UP = 10, 3
 
 
 def parameters(run: Pipeline) -> int:
-    """Of the model that would be trained, built without memory of its own."""
+    """Number of parameters of the model, which is built without memory."""
     import torch
     from fairseq import options as fairseq_options
     from fairseq.data import Dictionary
@@ -38,8 +38,8 @@ def parameters(run: Pipeline) -> int:
     words = [str(run.text.binary), *run.command_options(), *run.settings.TRAIN_ARGS]
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words)
     dictionary = Dictionary()
-    there = next(run.text.binary.glob("dict*.txt"), None)
-    for number in range(len(read_lines(there)) if there else run.settings.MERGES):
+    dictionary_file = next(run.text.binary.glob("dict*.txt"), None)
+    for number in range(len(read_lines(dictionary_file)) if dictionary_file else run.settings.MERGES):
         dictionary.add_symbol(f"w{number}")
     names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary")
     with torch.device("meta"):
@@ -49,7 +49,7 @@ def parameters(run: Pipeline) -> int:
 
 
 def disk(recipe: Recipe, count: int, archives: list[str]) -> tuple[str, str]:
-    """What the run takes of the disk against what is free; and what is wrong with that, if anything is.
+    """A line on the space that the run needs and has; and the fault, if it has too little.
 
     The checkpoints are those to average, the newest, the best, one of an early stop and one in writing, of fp32 weights
     and two moments each; then the average and the model.
@@ -81,15 +81,14 @@ def updates(run: Pipeline) -> list[dict[str, Any]]:
     intervals = [values for values in map(stats, done.stdout.splitlines()) if values]
     inner = [values for tag, values in intervals if tag == "train_inner"]
     if len(inner) <= WARM_UP:
-        said = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "nothing said")
-        raise ValueError(f"{len(inner)} updates of {UPDATES}; the last line: {said}")
+        last_line = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "nothing said")
+        raise ValueError(f"{len(inner)} updates of {UPDATES}; the last line: {last_line}")
     return inner
 
 
-def forecast(settings: Any, devices: int, told: list[dict[str, Any]]) -> str:
-    """What some updates say of the whole run: hours, and the cost. fairseq's times are whole seconds, but not its
-    tokens a second."""
-    timed, last = told[WARM_UP:], told[-1]
+def forecast(settings: Any, devices: int, intervals: list[dict[str, Any]]) -> str:
+    """Hours and cost of the whole run, from some updates. fairseq rounds its times to seconds, but not its speed."""
+    timed, last = intervals[WARM_UP:], intervals[-1]
     an_update = statistics.mean(float(values["wpb"]) / float(values["wps"]) for values in timed)
     an_epoch = int(last["num_updates"]) / float(last["update"])
     count = settings.EPOCHS * an_epoch if settings.EPOCHS else settings.UPDATES

@@ -19,8 +19,8 @@ from recipes.steps.progress import progress
 
 POLL_SECONDS = 0.1
 """Time between checks whether the work is done, and whether the make above is still there."""
-PATIENCE = 300
-"""Seconds that work has to end by itself after it was asked to."""
+STOP_SECONDS = 300
+"""Seconds that work has to end by itself after a signal to stop."""
 STOP = (signal.SIGTERM, signal.SIGUSR2)
 """The signals that ask a process to stop; a training then writes a checkpoint (steps/early_stop.py)."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -28,11 +28,11 @@ WATCH = (
     "import os, signal, sys; [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGUSR2)];"
     "sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
 )
-"""A watcher's program: it reads to the end of what the process that started it holds open, and then ends its group."""
+"""A watcher's program: it waits until the process that started it closes its pipe, then kills its own group."""
 
 
 class Failed(ValueError):
-    """A command that has said itself what is wrong."""
+    """A command failed and has printed why."""
 
 
 class Diverged(Failed):
@@ -86,12 +86,12 @@ def _stop(child: multiprocessing.process.BaseProcess, group: int) -> int:
     child.join(2)
     if child.exitcode is None:
         print("Stopping: a training writes a checkpoint first. Ctrl-C again stops it now.", file=sys.stderr)
-        child.join(PATIENCE)
+        child.join(STOP_SECONDS)
     return INTERRUPTED if child.exitcode != 0 else 0
 
 
 def _within(group: subprocess.Popen, work: Callable[[], object]) -> None:
-    """Do some work in that group; what ends it must be open in its parent alone."""
+    """Do some work in that group. Only the parent may hold the watcher's pipe open."""
     os.setpgid(0, group.pid)
     os.register_at_fork(after_in_child=lambda: [signal.signal(number, signal.SIG_DFL) for number in STOP])
     group.stdin.close()  # type: ignore[union-attr]
@@ -101,7 +101,7 @@ def _within(group: subprocess.Popen, work: Callable[[], object]) -> None:
 
 @contextmanager
 def passing_on(process: subprocess.Popen) -> Iterator[None]:
-    """In the block, what asks this process to stop asks the other one, and is not an error here."""
+    """In the block, pass signals to stop on to the other process."""
 
     def pass_on(*_: Any) -> None:
         process.send_signal(signal.SIGUSR2)
@@ -115,7 +115,7 @@ def passing_on(process: subprocess.Popen) -> Iterator[None]:
 
 
 def plugin(*words: object) -> str:
-    """A verb of fairseq-admin, in this process; what it prints.
+    """Run a verb of fairseq-admin in this process; returns its output.
 
     Raises:
         Failed: it has said why.
@@ -132,16 +132,16 @@ def plugin(*words: object) -> str:
 
 
 def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> None:
-    """A command of fairseq's, whose output is kept in a file and shown in short.
+    """Run a command of fairseq's, keep its output in a file and show it in short.
 
     Args:
-        shown: what `progress` is told.
+        shown: arguments of `progress`.
 
     Raises:
         Failed: it ended with another status than 0.
         KeyboardInterrupt: it was asked to stop.
     """
-    said = "nothing said"
+    last_line = "nothing said"
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     with process, passing_on(process), log.open(mode, buffering=0) as out:
 
@@ -151,8 +151,8 @@ def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> Non
                 yield line.decode("utf-8", "replace")
 
         try:
-            for said in progress(lines(), **shown):
-                print(said, flush=True)
+            for last_line in progress(lines(), **shown):
+                print(last_line, flush=True)
         except BaseException:  # nobody reads what is shown, or the disk is full: without its log it is not to go on
             process.kill()
             raise
@@ -160,14 +160,14 @@ def stream(command: list[str], log: Path, mode: str = "ab", **shown: int) -> Non
         raise KeyboardInterrupt
     if process.returncode:
         failure = Diverged if process.returncode == DIVERGED else Failed
-        raise failure(f"{command[2]} ended with status {process.returncode}: {said} Its whole output: {log}.")
+        raise failure(f"{command[2]} ended with status {process.returncode}: {last_line} Its whole output: {log}.")
 
 
 def produce(command: list[str], out: Path, sentences: int = 0) -> None:
-    """A file of what a command of fairseq's prints, whole or not at all.
+    """Write the output of a command of fairseq's to a file, whole or not at all.
 
     Args:
-        sentences: of the test set, if it translates one.
+        sentences: number in the test set, if it translates one.
 
     Raises:
         Failed: it ended with another status than 0.

@@ -1,9 +1,10 @@
-"""A recipe, or a grid of runs: its YAML, what a user gives for its settings, and where its files are."""
+"""A recipe, or a grid of runs: its YAML, the user's settings, and its folders."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import logging
 import os
 import re
@@ -30,7 +31,7 @@ MAKES = {"PYTHON", "VENV", "TORCH", "PYTEST", "TARGET", "RECIPE"}
 
 
 class Raw(BaseModel, extra="forbid", frozen=True):
-    """A raw text of both languages, and what it is extracted from."""
+    """A raw text of both languages, and its source."""
 
     members: list[str]
     archive: str | None = None
@@ -49,7 +50,7 @@ class Split(BaseModel, extra="forbid", frozen=True):
 
 
 class File(BaseModel, extra="forbid", frozen=True):
-    """What a recipe's YAML holds."""
+    """The content of a recipe's YAML."""
 
     kind: str
     folder: str = ""
@@ -57,9 +58,9 @@ class File(BaseModel, extra="forbid", frozen=True):
     """of a cluster"""
     raw: str = ""
     fixed: dict[str, Any] = {}
-    """settings that are not the user's"""
+    """settings that the user cannot change"""
     unused: list[str] = []
-    """settings of its kind without an effect on it, which are no user's either"""
+    """settings of its kind that have no effect on it, which the user cannot give either"""
     settings: dict[str, Any] = {}
     presets: dict[str, dict[str, Any]]
     axes: dict[str, str] = {}
@@ -99,20 +100,20 @@ class File(BaseModel, extra="forbid", frozen=True):
         return next(iter(self.presets))
 
     def values(self, size: str, preset: str) -> dict[str, Any]:
-        """Of the settings, before a user gives any."""
+        """The settings before the user gives any."""
         return {**self.settings, **self.fixed, **self.sizes.get(size, {}), **self.presets[preset], "PRESET": preset}
 
 
 @dataclass(frozen=True)
 class Recipe:
     target: str
-    """what `make` calls it by"""
+    """its name for `make`"""
     file: File
     settings: Any
     size: str = ""
     """the part of the target that names one"""
     given: dict[str, str] = field(default_factory=dict)
-    """what the user gave for its settings"""
+    """the user's values"""
 
     @property
     def name(self) -> str:
@@ -121,7 +122,7 @@ class Recipe:
 
     @property
     def row(self) -> str:
-        """What it is called in results.csv."""
+        """Its name in results.csv."""
         return self.target if self.size else self.name
 
     @property
@@ -161,6 +162,7 @@ class Recipe:
         return shlex.join(["make", self.target, *(f"{name}={value}" for name, value in named if name not in left_out)])
 
 
+@functools.cache
 def files() -> dict[str, tuple[File, str]]:
     """The YAML of every target, and the size that the target names."""
     targets: dict[str, tuple[File, str]] = {}
@@ -196,7 +198,7 @@ def collect(
     quiet = on_line | given.keys() | Machine.model_fields.keys() - {"RUNS"}
     if inherited := [f"{name}={value}" for name, value in values.items() if name not in quiet]:
         log.info("From the environment: %s.", " ".join(inherited))
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser("--", argparse.SUPPRESS, add_help=False, allow_abbrev=False)
     for option in filter(lambda alias: alias.startswith("--"), aliases):
         parser.add_argument(option, dest=option)
     named, others = parser.parse_known_args(options)
@@ -207,7 +209,7 @@ def collect(
 
 
 def read(target: str, given: dict[str, str]) -> Recipe:
-    """The recipe of a target, with what a user gives for its settings.
+    """The recipe of a target, with the user's values.
 
     Raises:
         ValueError: a setting is unknown or wrong.
@@ -232,7 +234,7 @@ def read(target: str, given: dict[str, str]) -> Recipe:
 
 
 def help_lines(target: str, given: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """A recipe's presets and the settings that have an effect, with what the user gave."""
+    """A recipe's presets and the settings that have an effect, with the user's values."""
     file, size = files()[target]
     values = {**file.values(size, given.get("PRESET") or file.preset), **given}
     without = {name for name, value in values.items() if isinstance(value, dict)}

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LOCK = Path("requirements.lock")
-# What fairseq-fixed is built with; pip prepares all of a list before it installs any of it.
+# fairseq-fixed is built with these. pip prepares a whole list before it installs any of it.
 BUILD = ("cython", "numpy", "setuptools", "wheel")
 PARTS = ("ready", "pyvenv.cfg", "bin", "include", "lib", "lib64", "share")
 """The parts that are removed before an environment is made again."""
@@ -136,8 +136,8 @@ def install(venv: Path) -> None:
     # another version than torch's.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_HOME"}
     asked = recorded_build(venv)
-    said = f"Setting up {venv}: torch ({asked}; TORCH= takes another), fairseq and the tools, a few minutes."
-    print(said, flush=True)
+    message = f"Setting up {venv}: torch ({asked}; TORCH= takes another), fairseq and the tools, a few minutes."
+    print(message, flush=True)
     torch, build = BUILDS.get(asked, asked).split(), venv / "build.lock"
     pinned = re.split(r"\n(?=\w)", LOCK.read_text(encoding="utf-8"))
     build.write_text("\n".join(one for one in pinned if one.partition("==")[0] in BUILD) + "\n")

@@ -1,4 +1,4 @@
-"""The settings of the recipes: what each is called, may be and means, and what goes with what. recipe.py reads them.
+"""The settings of the recipes: names, types, meanings, and which go together. recipe.py reads them.
 
 Here are those of every target and of training one model; kinds.py has those that each kind adds. A recipe's YAML has
 only what differs from the defaults. A user's NAME=VALUE comes before a preset's value, and that before the recipe's.
@@ -43,7 +43,7 @@ def _there(path: str) -> str:
 
 
 Maybe = Annotated[T | None, BeforeValidator(lambda value: None if value == "" else value)]
-"""An empty one is none."""
+"""Empty means None."""
 Options = Annotated[
     tuple[T, ...], BeforeValidator(lambda value: shlex.split(value) if isinstance(value, str) else value)
 ]
@@ -62,7 +62,7 @@ Tokenising = Literal["lowercase", "normalise", "aggressive_dashes", "escape", "p
 
 
 class Machine(BaseModel):
-    """Of every target: where it writes, and what its processes are told by their environment."""
+    """Settings of every target: its folder, and the environment of its processes."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True,
@@ -97,7 +97,7 @@ class Machine(BaseModel):
 
 
 class Settings(Machine):
-    """Of every recipe and grid."""
+    """Settings of every recipe and grid."""
 
     PRESET: str = ""
     """sizes for a CPU or for GPUs, or a text with sizes for it"""
@@ -143,7 +143,7 @@ class Settings(Machine):
 
 
 class Training(Settings):
-    """Of a recipe that trains one model."""
+    """Settings of a recipe that trains one model."""
 
     METHOD: Scheme = Field("admin", alias="--admin-scheme")
     """scheme of the residual branches"""

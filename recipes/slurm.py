@@ -61,7 +61,7 @@ exit $status
 
 
 class Slurm(BaseModel, extra="forbid", use_attribute_docstrings=True):
-    """A user's slurm.yaml: what this cluster needs. Names and meanings are those of sbatch's options."""
+    """A user's slurm.yaml, the settings of the cluster. Names and meanings are those of sbatch's options."""
 
     partition: str | None = None
     account: str | None = None
@@ -80,7 +80,7 @@ class Slurm(BaseModel, extra="forbid", use_attribute_docstrings=True):
 
 
 def read_settings(path: Path) -> Slurm:
-    """The settings in a slurm.yaml; the cluster's own defaults where there is none.
+    """The settings in a slurm.yaml; without the file, the cluster's defaults.
 
     Raises:
         ValueError: something in it is unknown or wrong.
@@ -130,7 +130,7 @@ def write_script(path: Path, jobs: Sequence[Job], parallel: int, needs: Needs, s
 
 
 def output_of(*command: str | Path) -> str:
-    """What one of Slurm's commands prints.
+    """Output of one of Slurm's commands.
 
     Raises:
         ValueError: it failed.

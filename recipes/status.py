@@ -44,9 +44,9 @@ def lines(words: Sequence[str]) -> Iterator[str]:
     Raises:
         ValueError: there is another word, or no such folder.
     """
-    given = dict(word.partition("=")[::2] for word in words)
-    runs = Path(given.pop("RUNS", "runs"))
-    if given or not runs.is_dir():
+    settings = dict(word.partition("=")[::2] for word in words)
+    runs = Path(settings.pop("RUNS", "runs"))
+    if settings or not runs.is_dir():
         raise ValueError(f"status {' '.join(words)}: expected RUNS= of a folder that is there, and nothing else.")
     folders = {log.parent for log in runs.rglob("train*.log")}
     if not folders:

@@ -41,7 +41,7 @@ def binarise(folder: Path, *options: object) -> None:
 
 
 def compare(folder: Path, languages: Iterable[str], pairs: Mapping[str, str], blobs: Mapping[str, str]) -> None:
-    """Compare a text with what is published of it: refuse another number of pairs, and say whether the files are those.
+    """Compare a text with the published one: refuse another number of pairs, and log whether the files are the same.
 
     Args:
         pairs: how many, by the prefix of their files.
@@ -74,7 +74,7 @@ def blob_id(content: bytes) -> str:
 
 
 def write_rules(out: Path, source: str, target: str, settings: Iterable[str]) -> None:
-    """Write text.json: how a text is tokenised, for its steps and for whoever translates with the model.
+    """Write text.json, the rules of tokenising, for the steps and for `fairseq-admin translate`.
 
     Logs which language the tokeniser does not know.
 
@@ -112,7 +112,7 @@ class Text:
         return tuple(folder / f"{name}.{language}" for name in names for language in (self.source, self.target))
 
     def record(self) -> dict[str, Any]:
-        """What it was made from, as the settings.json of its runs have it."""
+        """Its settings, as in the settings.json of its runs."""
         s = self.settings
         gather = self._gather("train") if self.recipe.file.splits else []
         kept: dict[str, Any] = {"pair": s.PAIR, "merges": str(s.MERGES), "tokeniser": " ".join(sorted(s.TOKENISER))}
@@ -159,7 +159,7 @@ class Text:
         download(path, Path(self.settings.TABLE), self.settings.URL, archives, self.recipe.file.needs.text)
 
     def _extraction(self, name: str, text: Raw, language: str) -> Step:
-        """A raw text, from an archive or from what was unpacked from it."""
+        """A raw text, from an archive or from its unpacked files."""
         s, out = self.settings, self.raw / f"{name}.{language}"
         side = "src" if language == self.source else "ref"
         members = [member.format(language=language, side=side) for member in text.members]

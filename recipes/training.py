@@ -1,6 +1,6 @@
-"""What every recipe of one model has: its text, which others may share, then training, average, model, score, report.
+"""The steps of every recipe of one model: its text, which others may share, training, average, model, score, report.
 
-translation.py and language_model.py say what is trained and how it is scored. A training never starts again.
+translation.py and language_model.py have the model and its score. A training never starts again.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Pipeline(ABC):
     arch: str
     task: list[str]
     batch: list[str]
-    """fairseq's options for what is read at once"""
+    """fairseq's options for a batch"""
     validated: list[str] = []
     """those for validation"""
     final: Path
     """the model"""
     generated: Path
-    """what is scored"""
+    """the output that is scored"""
     test: tuple[Any, ...] = ()
     """of a translation: prefix of the raw test set, and its languages"""
 
     def __init__(self, recipe: Recipe, text: Any) -> None:
-        """Of a text: text.Text, or what has the same attributes."""
+        """Args: text: a text.Text, or an object with the same attributes."""
         self.recipe, self.settings, self.folder, self.text = recipe, recipe.settings, recipe.run, text
         self.machine = machines.plan(recipe.settings)
         self.folded = SCHEMES[self.settings.METHOD].folds
@@ -74,7 +74,7 @@ class Pipeline(ABC):
         }  # fmt: skip
 
     def make(self, goal: str) -> None:
-        """What a goal needs. Another text is refused where a model was trained on the one that is there."""
+        """Make the files of a goal. Another text is refused once a model was trained on this one."""
         chain, recipe = self.chain(), self.recipe
         if self.settings.TOKENS and goal != "prepare" and chain.plan([self.trained]):
             print(self.machine, flush=True)
@@ -93,7 +93,7 @@ class Pipeline(ABC):
                 chain.make(self.goals[goal])
 
     def chain(self) -> Chain:
-        """The steps. A text that a model was trained on stays as it is, though its programs have changed."""
+        """The steps. A text that a model was trained on is kept, even if its programs have changed."""
         chain = Chain(self.steps())
         run = records.trained_run(self.recipe.base)
         if run and (earlier := chain.keep_versions()):
@@ -104,8 +104,7 @@ class Pipeline(ABC):
         return chain
 
     def check_resume(self, chain: Chain, text: records.Settings) -> None:
-        """Refuse what would not go on with the folder's training as it was begun: other settings, another text, fewer
-        updates."""
+        """Refuse settings that do not continue the folder's training: changed ones, another text, fewer updates."""
         # A text with published checksums is known by them.
         files = {} if isinstance(self.settings, Multi30k) else chain.files()
         records.check_unchanged(self.folder / "settings.json", {**self.resume_settings(), **text, **files})
@@ -117,7 +116,7 @@ class Pipeline(ABC):
             )
 
     def steps(self) -> Iterator[Step]:
-        """The other methods' results, once they are there, are part of the summary and of the report."""
+        """The results of other methods, if there are any, are part of the summary and the report."""
         s, m, folder = self.settings, self.machine, self.folder
         yield from self.text.steps()
         where = f"{m.nodes} x {m.gpus} x {m.update_freq} batches of up to {m.max_tokens} tokens"
@@ -148,12 +147,12 @@ class Pipeline(ABC):
 
     @property
     def user_dir(self) -> list[str]:
-        """What the model needs of the plugin. A folded one needs none."""
+        """fairseq's option for the plugin, which a folded model does not need."""
         return [] if self.folded else ["--user-dir", "fairseq_admin"]
 
     def optimisation(self) -> list[str]:
-        """Every epoch has batches of its own: fairseq would keep those of the epoch that a process began with, so a run
-        that was resumed would see others than one that was not."""
+        """Every epoch draws new batches. By default fairseq keeps those of the epoch in which the process began, so a
+        resumed run would see others than an uninterrupted one."""
         s = self.settings
         options = {
             "--optimizer": "radam", "--adam-betas": "(0.9, 0.98)", "--weight-decay": 0.0, "--clip-norm": 1.0,
@@ -169,15 +168,15 @@ class Pipeline(ABC):
         return [*self.batch, "--update-freq", str(self.machine.update_freq)]
 
     def resume_settings(self) -> dict[str, Any]:
-        """What a run's checkpoints depend on. More updates continue it; with the tokens of an update held, a run may go
-        on with other batches, on other machines."""
+        """The settings that a run's checkpoints depend on. More updates continue it. So do other batches and
+        machines, if TOKENS fixes the tokens of an update."""
         s = self.settings
         batches = self._batches() if s.TOKENS is None else ["--tokens-per-update", str(s.TOKENS)]
         words = [*self.model_options(), *self.optimisation(), *batches, *machines.device(s), *s.TRAIN_ARGS]
         return {"save_every": str(s.SAVE_EVERY), **records.options(words)}
 
     def command_options(self) -> list[str]:
-        """fairseq-train's, but for the data and how long it trains."""
+        """fairseq-train's options, without the data and the length of the training."""
         return [
             *("--user-dir", "fairseq_admin", *self.task, "--arch", self.arch),
             *("--admin-scheme", self.settings.METHOD, *self.model_options(), *self.optimisation()),
@@ -215,7 +214,7 @@ class Pipeline(ABC):
         if not self.machine.node:
             self.trained.touch()
 
-    # -- what is made of it ------------------------------------------------------------------------------------------
+    # -- average, model, scores ----------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         """Folding compares the two models on the validation set."""
@@ -223,14 +222,14 @@ class Pipeline(ABC):
         for path in self.text.assets:
             shutil.copy(path, self.final.parent)
         if self.folded:
-            said = plugin("fold", self.average, "-o", self.final, "--data", self.text.binary)
-            write_lines(self.folder / "fold.txt", [said.rstrip("\n")])
+            output = plugin("fold", self.average, "-o", self.final, "--data", self.text.binary)
+            write_lines(self.folder / "fold.txt", [output.rstrip("\n")])
         else:
             with replacing(self.final) as part:
                 shutil.copy(self.average, part)
 
     def keep_scores(self, scores: dict[str, str], **made: object) -> None:
-        """Keep the run's row of results.csv, with what it was made with, besides the average."""
+        """Keep the run's row of results.csv, with the settings of averaging and translating."""
         s = self.settings
         key = {"recipe": self.recipe.row, "method": s.METHOD, "preset": s.PRESET, "seed": str(s.SEED), "rule": s.rule}
         words = {name: str(value) for name, value in {"average": s.AVERAGE, **made}.items()}
@@ -238,7 +237,7 @@ class Pipeline(ABC):
         results.record(self.folder, Path(s.RUNS, "results.csv"), key, measured)
 
     def _analyse(self, path: Path) -> None:
-        """On a few tokens. A scheme or a text that it cannot be made of says so in a line, here and in the report."""
+        """Analyse a few tokens. If a scheme or text cannot be analysed, a line says so, here and in the report."""
         path.parent.mkdir(exist_ok=True)
         out, sizes = path.with_suffix(""), ("--tokens", 256, "--json")
         try:

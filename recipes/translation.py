@@ -16,8 +16,8 @@ from recipes.text import Text
 from recipes.training import Pipeline
 
 POSITIONS = LONGEST + 1
-"""Of a model. fairseq ends over a line of validation or test that fits no batch, so theirs hold at least as many
-tokens; lines that are too long for that, prepare has refused or counted (TOO_LONG), and they are skipped."""
+"""Positions of a model. fairseq stops at a line of validation or test that fits no batch, so their batches hold at
+least as many tokens. `prepare` has refused or counted longer lines (TOO_LONG), and they are skipped."""
 
 
 class Translation(Pipeline):

@@ -29,9 +29,9 @@ def validated(model: type[Model], values: dict[str, Any]) -> Model:
         meaning = " ".join((model.model_fields[name].description or "").split())
         if fault["type"] == "missing":
             raise ValueError(f"{name}= is missing; expected {meaning}.") from None
-        what = f"expected {message}" if fault["type"] == "value_error" else message[0].lower() + message[1:]
+        expected = f"expected {message}" if fault["type"] == "value_error" else message[0].lower() + message[1:]
         value = values.get(name, fault["input"])
-        raise ValueError(f"{name}={value} is invalid: {what}{f' ({meaning})' if meaning else ''}.") from None
+        raise ValueError(f"{name}={value} is invalid: {expected}{f' ({meaning})' if meaning else ''}.") from None
 
 
 def described(model: type[BaseModel], names: Iterable[str], values: dict[str, Any]) -> Iterator[str]:

@@ -48,30 +48,21 @@ def build(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tupl
         model = nn.Transformer(16, 2, 2, 2, 24, options.get("dropout", 0.1))
         batch = {"src": torch.randn(7, 3, 16), "tgt": torch.randn(7, 3, 16), "src_key_padding_mask": PADDED == 0}
         batch |= {"tgt_key_padding_mask": PADDED == 0, "tgt_mask": torch.ones(7, 7).triu(1).bool()}
-    elif name in ("bert", "roberta", "electra"):
-        classes = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM", "electra": "ElectraForMaskedLM"}
-        config = getattr(transformers, name.capitalize() + "Config")
-        more = {"embedding_size": 8} if name == "electra" else {}
-        model = getattr(transformers, classes[name])(config(vocab_size=WORDS, **ENCODER, **more, **options))
+    elif name == "bert":
+        model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=WORDS, **ENCODER, **options))
         batch["labels"] = ids()
-    elif name in ("bart", "marian"):
+    else:
         config, model_class = {
             "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration),
             "marian": (transformers.MarianConfig, transformers.MarianMTModel),
         }[name]
         model = model_class(config(vocab_size=WORDS, **BOTH, **options))
         batch["labels"] = ids(2).masked_fill(PADDED == 0, -100)
-    else:
-        config = transformers.FSMTConfig(
-            langs=["a", "b"], src_vocab_size=WORDS, tgt_vocab_size=WORDS, **BOTH, **options
-        )
-        model = transformers.FSMTForConditionalGeneration(config)
-        batch["decoder_input_ids"] = ids(2)
     floats = {key: value.to(dtype) for key, value in batch.items() if value.is_floating_point()}
     return model.to(dtype).train(), {**batch, **floats}
 
 
-NAMES = ["encoder", "transformer", "bert", "roberta", "electra", "bart", "marian", "fsmt"]
+NAMES = ["encoder", "transformer", "bert", "bart", "marian"]
 
 
 def output(model: Any, batch: dict[str, Any]) -> Tensor:

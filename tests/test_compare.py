@@ -10,13 +10,15 @@ from scipy import stats
 
 from fairseq_admin.logs import Log
 from recipes.compare.intervals import contrast, with_interval
-from recipes.compare.outcome import left_plateau, loss, mean_of_last, still_falling, verdict
+from recipes.compare.outcome import loss, mean_of_last, still_falling, verdict
 from recipes.compare.ranking import rankings, table
 from recipes.compare.rows import read_results, write_runs
 from recipes.figures import grid, protocol
 from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates
+from recipes.grid.front import make, of
 from recipes.grid.runs import last_change, unigram_entropy
 from recipes.grid.texts import reversed_pairs
+from recipes.recipe import read
 
 NAN, INF = math.nan, math.inf
 
@@ -75,7 +77,8 @@ def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
     assert last_change(page) == decided
     page.write_text("changed afterwards")
     with pytest.raises(ValueError, match="not committed as it is"):
-        last_change(page)
+        make(of(read("compare", {"PROTOCOL": str(page), "RUNS": f"{tmp_path}/runs"})))
+    assert not (tmp_path / "runs").exists(), "nothing is made before it"
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
@@ -83,7 +86,7 @@ def test_a_row_names_the_commit_of_the_page_that_it_was_run_under(tmp_path):
 
 def result(**values):
     row = {"scheme": "admin", "layers": "6", "lr": "1e-4", "seed": "1", "verdict": "learned", "update": None}
-    row |= {"bits": 2.0, "left": 15.0, "entropy": 6.0, "bleu": 50.0, "signature": "s", "params": 1, "seconds": 2}
+    row |= {"bits": 2.0, "entropy": 6.0, "bleu": 50.0, "signature": "s", "params": 1, "seconds": 2}
     row |= {"valid": {20: values.get("bits", 2.0)}, "hardware": "h", "commit": "c", **values}
     return row | ({"valid": {}} if row["bits"] is None else {})
 
@@ -96,7 +99,7 @@ def seeds(scheme, rate, bits, **values):
     ]
 
 
-DIVERGED = {"verdict": "diverged", "update": 130, "bits": None, "left": None, "bleu": None, "signature": None}
+DIVERGED = {"verdict": "diverged", "update": 130, "bits": None, "bleu": None, "signature": None}
 
 
 def test_rows_are_kept_as_they_are(tmp_path):
@@ -148,19 +151,6 @@ def test_the_outcome_is_the_mean_of_the_last_validations():
         assert still_falling(dict(enumerate([3.0] * 4 + [last] * 4))) == falls, last
     assert loss(result(valid=flat)) == 2.0
     assert [loss(result(**DIVERGED)), loss(result(bits=40.0)), loss(result(bits=INF))] == [9.0] * 3
-
-
-@pytest.mark.parametrize(
-    ("valid", "expected"),
-    [
-        ({100: 6.0, 200: 4.0}, 160.0),  # 4.8 of 6 bits is the bound: 1.2 of the 2 bits on the way down
-        ({100: 4.0, 200: 3.0}, 100.0),
-        ({100: NAN, 200: 3.0}, 200.0),
-        ({100: 4.81, 200: 5.0}, None),
-    ],
-)
-def test_where_a_run_leaves_the_plateau(valid, expected):
-    assert left_plateau(valid, 6.0) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

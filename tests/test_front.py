@@ -85,6 +85,7 @@ COMMAND_LINES = [
     ("own DATA=nowhere PAIR=de-en", 2, "DATA=nowhere is invalid: expected a folder that is there; no folder has"),
     ("demo typo", 2, "typo: expected NAME=VALUE, a setting of demo."),
     ("demo DATA=x", 2, "DATA=x is not a setting of demo."),
+    ("demo -- --lr", 2, "--: error: argument --lr: expected one argument"),
     ("demo -- 0.2", 2, "0.2 after --: expected an option of fairseq-train"),
     ("status RUN=x", 2, "expected RUNS= of a folder that is there"),
 ]

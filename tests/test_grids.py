@@ -38,7 +38,6 @@ def planned(target: str, folder: Path, *words: str) -> list[str]:
 def command(target: str, folder: Path, place: int = 0, **given: str) -> dict[str, str]:
     """fairseq-train's options of a run, the last of each name."""
     grid = of(read(target, {"RUNS": str(folder), **given}))
-    grid.make_text()
     words = grid.run(list(grid.points())[place]).command()
     return {name: value for name, value in zip(words, [*words[1:], ""]) if name.startswith("--")}
 
@@ -54,7 +53,7 @@ def test_rates_are_tried_on_the_first_seed(tmp_path):
 
 def result(axes: Axes, bits: float) -> dict:
     """The row of a run that learned."""
-    kept = {"update": None, "left": 1.0, "entropy": 6.0, "bleu": 1.0, "signature": "s", "params": 1, "seconds": 2}
+    kept = {"update": None, "entropy": 6.0, "bleu": 1.0, "signature": "s", "params": 1, "seconds": 2}
     curve = {"valid": {10: bits}, "hardware": "h", "commit": "c"}
     return {**axes, "verdict": "learned", "bits": bits, **kept, **curve}
 
@@ -206,7 +205,6 @@ def test_a_run_is_made_by_one_process_at_a_time(tmp_path):
     """One waits for the other, and finds its result."""
     words = [f"RUNS={tmp_path}", "SCHEMES=admin", "RATES=1e-3", "SEEDS=1", *TINY]
     run = tmp_path / "compare/admin-18l-lr1e-3-s1"
-    (tmp_path / "compare/generated").mkdir(parents=True)
     with locked(run / ".guard-result"):
         command = [sys.executable, "-m", "recipes.grid.front", "compare", run.name, *words]
         second = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)

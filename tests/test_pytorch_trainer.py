@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM, Trainer, TrainerCallback, Trainin
 
 import fairseq_admin.pytorch as admin
 
-pytest.importorskip("accelerate", reason="accelerate, which the Trainer needs, is not installed")
+Accelerator = pytest.importorskip("accelerate", reason="the Trainer needs accelerate").Accelerator
 from fairseq_admin.pytorch.huggingface import AdminCallback  # noqa: E402
 
 SENTENCES = [
@@ -107,9 +107,22 @@ def test_without_a_rule_nothing_is_profiled(tmp_path, caplog, omega):
     assert all(torch.equal(value, before[name]) for name, value in admin.omegas(run.model).items())
 
 
+def test_under_accelerate():
+    model, batch = build("bert", torch.float32)
+    accelerator = Accelerator(cpu=True)
+    prepared, optimizer = accelerator.prepare(admin.attach(model, batch), torch.optim.AdamW(model.parameters(), 1e-2))
+    accelerator.backward(prepared(**batch).loss)
+    optimizer.step()
+    assert all(omega.std() > 0 for omega in admin.omegas(prepared).values())
+    before = output(model.eval(), batch)
+    stock = admin.fold(accelerator.unwrap_model(prepared), batch)
+    # float32, and weights that were rounded again.
+    assert torch.allclose(output(stock, batch), before, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_the_pages_code_runs(tmp_path, monkeypatch):
-    """docs/pytorch.md's loops: plain, the Trainer's and accelerate's, one after the other."""
+    """docs/pytorch.md's loops, plain and the Trainer's, one after the other."""
     monkeypatch.chdir(tmp_path)
     names = {}
     for block in re.findall(r"^```python\n(.+?)^```", (ROOT / "docs" / "pytorch.md").read_text(), flags=re.M | re.S):

@@ -193,7 +193,7 @@ def test_all_nodes_go_on_from_the_checkpoint_that_the_first_one_finds(tmp_path, 
 
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
-    monkeypatch.setattr(guard, "PATIENCE", 0)
+    monkeypatch.setattr(guard, "NFS_WAIT", 0)
     for first in (tmp_path / "checkpoint_1_50.pt", None):
         assert train.agreed_checkpoint(tmp_path) == first
     first = tmp_path / "checkpoint_1_150.pt"

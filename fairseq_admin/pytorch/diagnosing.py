@@ -180,13 +180,31 @@ def diagnose(
 ) -> Diagnosis:  # fmt: skip
     """Try, on copies, which smallest change lets a new model leave the plateau. The model stays as it is.
 
+        >>> words, out = torch.nn.Embedding(8, 16), torch.nn.Linear(16, 8)
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        >>> model = torch.nn.Sequential(words, torch.nn.LayerNorm(16), torch.nn.TransformerEncoder(layer, 1), out)
+        >>> result = admin.diagnose(
+        ...     model,
+        ...     [torch.randint(8, (4, 5)) for _ in range(6)],
+        ...     loss=lambda model, ids: torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()),
+        ...     optimizer=lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),
+        ...     rates=[1e-2],
+        ...     steps=20_000,
+        ... )
+        >>> result.advice
+        'It learns as it is.'
+
     Args:
         model: not attached, and not trained yet.
         batches: of the training: a list or a DataLoader, which every trial reads from its beginning.
         loss: the loss of a batch, by calling the model that it is given: loss(model, batch).
         optimizer: optimizer(parameters, lr).
         rates: learning rates to try: yours first, then in the order in which you would take them.
-        steps: of the run that you plan; the trials take a tenth of them at most, all together.
+        steps: number of steps of the run that you plan; the trials take a tenth of them at most, all together.
+
+    Returns:
+        The trials (rule, warm-up in steps, rate, steps, loss, status), the loss of the plateau, and `advice` in one
+        sentence. `print` shows them as one table.
 
     Raises:
         AdminError: too few steps for so many rates; what `attach` and `profile` refuse (Pre-LN, a trained model).

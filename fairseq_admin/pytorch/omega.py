@@ -101,7 +101,7 @@ def omega_from_depth(rule: str, sublayers: int) -> float:
 
 
 class StackMeasure:
-    """What one stack's sub-layers add up, as they run in forward order, and their ω by a rule.
+    """The variances of one stack's sub-layers, as they run in forward order, and their ω by a rule.
 
     Args:
         rule: "reference" or "paper".
@@ -125,11 +125,11 @@ class StackMeasure:
         self.branch_variances: list[Tensor] = []
 
     def add(self, shortcut: Tensor, branch: Tensor) -> Tensor:
-        """Measure the next sub-layer. Returns the ω with which it is to go on, a scalar.
+        """Measure the next sub-layer. Returns the ω with which it continues, a scalar.
 
         Args:
             shortcut: x_{i-1}, before scaling. Shape (T, B, C).
-            branch: f_i. Likewise.
+            branch: f_i. Shape (T, B, C).
         """
         omega = torch.ones((), device=branch.device)
         if self.omegas and self.rule == "reference":
@@ -147,7 +147,7 @@ class StackMeasure:
 
 
 def omega_range(stack: str, omega: Tensor) -> str:
-    """What to say of a stack's ω. Shape (S,).
+    """The part of the log's line about a stack with these ω, shape (S,).
 
     Raises:
         AdminError: one is not a finite number.
@@ -163,7 +163,7 @@ def omega_range(stack: str, omega: Tensor) -> str:
 
 
 def within_memory(measure: Callable[[int], Tensor], sentences: int) -> tuple[Tensor, int]:
-    """What `measure` gives for so many sentences, or for half of them, each time that memory runs out; how many."""
+    """Call `measure`, halving `sentences` whenever memory runs out. Returns its result and the number used."""
     while True:
         try:
             return measure(sentences), sentences
@@ -191,7 +191,7 @@ def profile_stacks(
         from_first_rank: broadcasts a tensor, in place.
 
     Returns:
-        ω, shape (S_1 + S_2 + ...,); from how many sentences; what to say of it.
+        ω, shape (S_1 + S_2 + ...,); the number of sentences used; the log's text about it.
 
     Raises:
         AdminError: an ω is not a finite number, and none was set.

@@ -86,19 +86,26 @@ class Batch:
 
 @one_batch
 def profile(model: nn.Module, batch: Any, *, rule: str = "reference", tokens: int = 8192) -> dict[str, Tensor]:
-    """Set every ω of an attached model from one training batch; under DDP, rank 0's on every rank, each of which calls.
+    """Set every ω of an attached model from one training batch, as the paper does (Liu et al. 2020, section 4.3).
 
     Padding is left out of the variances where the batch has an attention mask (or torch's key padding mask); of a
     decoder without one, where labels are -100.
 
+        >>> batch = torch.randn(4, 7, 16)
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        >>> model = admin.attach(torch.nn.TransformerEncoder(layer, 3), batch)
+        >>> omega = admin.profile(model, batch)
+        >>> len(omega), omega["layers.0.norm1"].item(), (omega["layers.2.norm2"] > omega["layers.0.norm2"]).item()
+        (6, 1.0, True)
+
     Args:
-        model: attached, and not trained yet.
+        model: attached, and not trained yet. Under DDP every rank has to call, and all get rank 0's ω.
         batch: what a forward takes (see `batch`).
         rule: "reference", as the authors' code, or "paper" (see `omega`).
         tokens: padded tokens to use at most; the batch's first sentences that fit are used, at least one.
 
     Returns:
-        {norm: ω}, a scalar each, as `omegas` orders them.
+        ω, a scalar without a unit, by the name of the site's norm, as `omegas` orders them.
 
     Raises:
         AdminError: the model is not attached, or not fresh; a site does not run once; a variance is not finite.

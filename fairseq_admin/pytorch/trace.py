@@ -169,7 +169,7 @@ class Trace(TorchFunctionMode):
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[contextlib.ExitStack]:
-    """No gradients, layerdrop or nested tensors; afterwards all is as it was, and what the stack was given is done."""
+    """Switch gradients, layerdrop and nested tensors off. Afterwards all is as it was, and the stack is unwound."""
     switches = {"layerdrop", "use_nested_tensor"}
     modes = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}

@@ -6,11 +6,16 @@ bit for bit at ω = 1 and the same to rounding once folded, or why it cannot be 
 
     python -m recipes.bench.families --csv docs/families.csv     # all, about half an hour
     python -m recipes.bench.families bert bart xlnet
+
+Encoders of other libraries too, by name, in an environment of your own that has them:
+
+    python -m recipes.bench.families recbole x-transformers joeynmt espnet --csv docs/libraries.csv
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import math
 import re
@@ -123,13 +128,36 @@ def batch_for(model: Any) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name in names and (text or name != "attention_mask")}
 
 
+def library(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """An encoder of three Post-LN layers of another library, and a batch."""
+    x, mask = torch.randn(2, LENGTH, 64), torch.ones(2, 1, LENGTH, dtype=torch.bool)
+    if name == "recbole":
+        layers = importlib.import_module("recbole.model.layers")
+        inputs = {"hidden_states": x, "attention_mask": torch.zeros(2, 1, 1, LENGTH)}
+        return layers.TransformerEncoder(3, 4, 64), {**inputs, "output_all_encoded_layers": False}
+    if name == "x-transformers":
+        return importlib.import_module("x_transformers").Encoder(dim=64, depth=3, heads=4, pre_norm=False), {"x": x}
+    if name == "joeynmt":
+        encoders = importlib.import_module("joeynmt.encoders")
+        model = encoders.TransformerEncoder(64, 96, 3, 4, layer_norm="post")
+        return model, {"src_embed": x, "src_length": torch.full((2,), LENGTH), "mask": mask}
+    assert name == "espnet", name
+    encoder = importlib.import_module("espnet.nets.pytorch_backend.transformer.encoder")
+    model = encoder.Encoder(64, 64, linear_units=96, num_blocks=3, input_layer="linear", normalize_before=False)
+    return model, {"xs": x, "masks": mask}
+
+
+LIBRARIES = ("recbole", "x-transformers", "joeynmt", "espnet")
+
+
 def result_of(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
     """What the model gives, of one random state, without hidden states."""
     torch.manual_seed(1)
     with torch.no_grad():
         result = model(**batch)
-    items = [value for key, value in result.items() if not key.endswith(INSIDE)]
-    return [tensor for tensor in tensors(items) if tensor.is_floating_point()]
+    if isinstance(result, dict):
+        result = [value for key, value in result.items() if not key.endswith(INSIDE)]
+    return [tensor for tensor in tensors(result) if tensor.is_floating_point()]
 
 
 def apart_by(before: Tensor, after: Tensor) -> float:
@@ -137,20 +165,28 @@ def apart_by(before: Tensor, after: Tensor) -> float:
     return (before - after).abs().max().item() if before.shape == after.shape else math.inf
 
 
-def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
-    """One family's row."""
-    torch.manual_seed(1)
+def family(name: str, narrow: bool) -> tuple[nn.Module, dict[str, Any]]:
+    """A small model of transformers, and a batch."""
     classes = CLASSES.get(name) or MODEL_MAPPING_NAMES[name]
     model_class = getattr(transformers, classes if isinstance(classes, str) else classes[0])
-    row: dict[str, Any] = {"model": name, "class": model_class.__name__, "sites": 0, "verdict": "", "reason": ""}
     settings = SETTINGS.get(name, {})
     config = small(CONFIG_MAPPING[name](**{key: value for key, value in settings.items() if "." not in key}), narrow)
     for key, value in settings.items():
         part, dot, last = key.partition(".")
         if dot:
             setattr(getattr(config, part), last, value)
-    model = model_class(config).to(dtype).eval()
-    batch = {key: v.to(dtype) if v.is_floating_point() else v for key, v in batch_for(model).items()}
+    model = model_class(config)
+    return model, batch_for(model)
+
+
+def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
+    """One family's row."""
+    torch.manual_seed(1)
+    model, batch = library(name) if name in LIBRARIES else family(name, narrow)
+    model.to(dtype).eval()
+    row: dict[str, Any] = {"model": name, "class": type(model).__name__, "sites": 0, "verdict": "", "reason": ""}
+    floats = {key: v.to(dtype) for key, v in batch.items() if isinstance(v, Tensor) and v.is_floating_point()}
+    batch |= floats
     before = result_of(model, batch)
     kept = ""
     try:

@@ -44,21 +44,6 @@ def verdict(log: Log, entropy: float, stopped: bool) -> tuple[str, int | None]:
     return "plateau" if log.valid[max(log.valid)] > PLATEAU * entropy else "learned", None
 
 
-def left_plateau(valid: dict[int, float], entropy: float) -> float | None:
-    """The update at which validation fell below the plateau's bound; between two validations, on the straight line.
-
-    None if it never does.
-    """
-    bound = PLATEAU * entropy
-    before, higher = 0, math.nan
-    for update, bits in sorted(valid.items()):
-        if bits < bound:
-            share = (higher - bound) / (higher - bits) if math.isfinite(higher) else 1.0
-            return before + (update - before) * share
-        before, higher = update, bits
-    return None
-
-
 def mean_of_last(valid: dict[int, float]) -> float:
     """The mean of the last validations, nan without any. Bits per token, by update."""
     last = [valid[update] for update in sorted(valid)[-LAST:]]

@@ -6,7 +6,6 @@ The table of a comparison has a row a scheme and depth:
                 lowest mean of the last loss on validation; `edge`: no rate beyond it was tried; `as good`: rates at
                 which as many seeds learned, three or more, and whose loss is not shown to be higher
     window      the rates at which every seed learned
-    left        the update at which validation fell below the plateau's bound
     bits, BLEU  the outcome, which is the mean of the last four validations, and the score of the test set, which chose
                 nothing; of one seed or two, each value
     falling     the runs whose outcome is more than 2 % below the mean of the four validations before
@@ -162,11 +161,9 @@ def table(rows: Sequence[Row]) -> list[Row]:
 
 def losses(ranking: Ranking, places: dict[tuple[str, str], Ranking]) -> Row:
     runs, base = list(ranking.at_best.values()), places.get((BASE, ranking.layers))
-    left = [row["left"] for row in runs if row["left"] is not None]
     return {
         "learned": f"{learned(ranking.at_best)} of {len(runs)}",
         "window": " ".join(ranking.window) or "-",
-        "left the plateau at": with_interval(left, ".0f") if len(left) == len(runs) else "-",
         "bits, valid": with_interval(list(map(loss, runs)), ".3f"),
         "still falling": f"{sum(still_falling(row['valid']) for row in runs)} of {len(runs)}",
         "BLEU, test": with_interval(list(map(score, runs)), ".2f"),

@@ -20,7 +20,7 @@ TITLES = {"none": "head alone", **{name: scheme.title for name, scheme in SCHEME
 """Of schemes; `none` is a head without new layers, in make deeper."""
 NUMBERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("update", "params", "seconds"), int),
-    **dict.fromkeys(("bits", "left", "entropy", "bleu", "test"), float),
+    **dict.fromkeys(("bits", "entropy", "bleu", "test"), float),
     "diverged": lambda cell: cell == "True",
 }
 

@@ -22,8 +22,8 @@ from recipes.steps.common import replacing
 
 STYLES = ("-", "--", ":", "-.")
 BITS = "bits per token, validation"
-Panels = dict[str, dict[str, tuple[dict[str, Any], list[Row]]]]
-"""By title and label: how a line looks, and its runs."""
+Panels = dict[str, dict[str, list[Row]]]
+"""The runs by the title of a panel and the label of a line."""
 
 
 def looks(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
@@ -105,25 +105,27 @@ def draw_curves(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def draw_panels(panels: Panels, against: str, measure: Measure) -> tuple[Figure, list[Axes]]:
+def draw_panels(panels: Panels, colours: dict[str, str], against: str, measure: Measure) -> tuple[Figure, list[Axes]]:
     """Lines through the means over the seeds, with each of them; a cross where one diverged.
 
     Args:
+        colours: by label; a line without one is black and thick.
         against: the axis of the grid that the horizontal axis shows.
     """
     columns = min(4 if len(panels) > 6 else 3, len(panels))
     height = -(-len(panels) // columns)
     figure, grid = subplots(height, columns, (max(7.5, 2.3 * columns), max(4.2, 1.8 * height + 1.2)))
     for panel, (title, lines) in zip(grid.flat, panels.items()):
-        places = values([row for _, runs in lines.values() for row in runs], against, float)
-        for label, (look, runs) in lines.items():
+        places = values([row for runs in lines.values() for row in runs], against, float)
+        for label, runs in lines.items():
+            colour, width = (colours[label], 1.5) if label in colours else ("black", 2.0)
             groups = grouped(runs, against).items()
             means = {places.index(place): fmean(map(measure, same)) for (place,), same in groups}
-            panel.plot(*zip(*sorted(means.items())), label=label, zorder=3, **look)
+            panel.plot(*zip(*sorted(means.items())), label=label, zorder=3, color=colour, linewidth=width)
             for row in runs:
                 mark = "x" if row.get("diverged") or row.get("verdict") == "diverged" else "o"
                 place = places.index(row[against])
-                panel.plot(place, measure(row), mark, markersize=4, clip_on=False, zorder=3, color=look["color"])
+                panel.plot(place, measure(row), mark, markersize=4, clip_on=False, zorder=3, color=colour)
         panel.set_xticks(range(len(places)), places)
         panel.set_title(title)
     for panel in grid.flat[len(panels) :]:
@@ -142,21 +144,19 @@ def by_scheme(rows: Sequence[Row]) -> Panels:
     """Of make compare a panel a scheme, at the largest depth, each with Admin, Post-LN and Pre-LN to compare with."""
     layers = depths_of(rows)[-1]
     schemes = grouped((row for row in rows if row["layers"] == layers), "scheme")
-    known = {TITLES[key]: ({"color": ALWAYS[key]}, runs) for (key,), runs in schemes.items() if key in ALWAYS}
+    known = {TITLES[key]: runs for (key,), runs in schemes.items() if key in ALWAYS}
     others = {TITLES[key]: runs for (key,), runs in schemes.items() if key not in ALWAYS}
-    black = {"color": "black", "linewidth": 2.0}
-    return {title: known | {title: (black, runs)} for title, runs in others.items()} or {sizes(layers): known}
+    return {title: known | {title: runs} for title, runs in others.items()} or {sizes(layers): known}
 
 
 def draw_rates(rows: Sequence[Row]) -> Figure:
     """The loss against the learning rate. Of make compare it is a run's outcome, else that of the last validation."""
     if "layers" in rows[0]:
-        panels, measure = by_scheme(rows), loss
+        panels, measure, colours = by_scheme(rows), loss, {TITLES[key]: colour for key, colour in ALWAYS.items()}
     else:
-        levels, measure = by_level(rows), last
-        colours = [{"color": colour} for colour in COLOURS]
-        panels = {title: dict(zip(lines, zip(colours, lines.values()))) for title, lines in levels.items()}
-    figure, drawn = draw_panels(panels, "lr", measure)
+        panels, measure = by_level(rows), last
+        colours = dict(zip(dict.fromkeys(label for lines in panels.values() for label in lines), COLOURS))
+    figure, drawn = draw_panels(panels, colours, "lr", measure)
     loss_axes(drawn, map(measure, rows), rows[0]["entropy"])
     figure.supxlabel("learning rate", fontsize="medium")
     figure.supylabel(BITS, fontsize="medium")
@@ -168,12 +168,11 @@ def draw_rates(rows: Sequence[Row]) -> Figure:
 
 def draw_accuracies(rows: Sequence[Row]) -> Figure:
     """Of make deeper the accuracy at each scheme's best rate, by the number of new layers."""
-    schemes = looks(rows)
-    lines: dict[str, tuple[dict[str, Any], list[Row]]] = {}
+    lines: dict[str, list[Row]] = {}
     for ranking in rankings(rows):
-        _, runs = lines.setdefault(TITLES[ranking.scheme], (schemes[ranking.scheme], []))
-        runs.extend(ranking.at_best.values())
-    figure, (axes,) = draw_panels({"": lines}, "layers", accuracy)
+        lines.setdefault(TITLES[ranking.scheme], []).extend(ranking.at_best.values())
+    colours = {TITLES[scheme]: look["color"] for scheme, look in looks(rows).items()}
+    figure, (axes,) = draw_panels({"": lines}, colours, "layers", accuracy)
     axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="chance")
     axes.set(xlabel="new layers (0: the head alone)", ylabel="accuracy, test")
     legend(figure, axes, "lines: means of the seeds (dots) at the best rate")

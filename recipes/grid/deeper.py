@@ -106,6 +106,3 @@ class Deeper(Grid):
             return self.listed("all", "pretraining")
         scheme = {"--more-scheme": axes["scheme"]} if axes["scheme"] != "none" else {}
         return self.listed("all", "classifying") | scheme | {"--more-layers": axes["layers"]}
-
-    def make_text(self) -> None:
-        """The step `pairs` makes it."""

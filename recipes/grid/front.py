@@ -17,6 +17,7 @@ from recipes import jobs, recipe, slurm
 from recipes.compare.rows import read_results
 from recipes.grid.deeper import Deeper
 from recipes.grid.grids import Axes, Grid, Warmup
+from recipes.grid.runs import last_change
 from recipes.recipe import Recipe
 from recipes.steps import gpus
 from recipes.steps.common import run
@@ -72,7 +73,8 @@ def make(grid: Grid) -> None:
     """All of it. Other settings than those of a run that is there are refused."""
     from recipes.figures import grid as figures  # with scipy and matplotlib
 
-    grid.make_text()
+    if protocol := getattr(grid.settings, "PROTOCOL", ""):
+        last_change(Path(protocol))
     grid.run(next(grid.points())).make("prepare")
     points: dict[str, Axes] = {}
     for stage in grid.stages():

@@ -95,7 +95,8 @@ class Grid:
         if SCHEMES[axes["scheme"]].ffn is None:  # its initialisation has feed-forward weights of its own
             given["FFN_INIT"] = "xavier"
         if target == "own":
-            given |= {"DATA": str(self.generated), "PAIR": "a-b", "TOKENISER": "", "MERGES": str(10 * s.WORDS)}
+            text = texts.reversed_text(self.folder, (s.PAIRS, s.VALID_PAIRS, s.TEST_PAIRS), s.WORDS)
+            given |= {"DATA": str(text), "PAIR": "a-b", "TOKENISER": "", "MERGES": str(10 * s.WORDS)}
         given |= {"PRESET": "cpu", "DEVICE": "gpu" if s.PRESET == "gpu" else "cpu", "AVERAGE": "1"}
         given["GENERATE_ARGS"] = GENERATE_ARGS + (" --cpu" if s.PRESET != "gpu" else "")
         given["UPDATES"] = str(updates)
@@ -111,18 +112,6 @@ class Grid:
         """fairseq's options that are not settings of the recipe; None for one that its optimizer or schedule lacks."""
         betas = {"--adam-betas": f"(0.9, {axes['beta2']})"} if "beta2" in axes else {}
         return self.listed("all") | betas | OPTIMIZERS.get(axes.get("optimizer", ""), {})
-
-    # -- the text ----------------------------------------------------------------------------------------------------
-
-    @property
-    def generated(self) -> Path:
-        return self.folder / "generated"
-
-    def make_text(self) -> None:
-        """Write the text that the recipe of the runs begins with, unless that is the recipe's own."""
-        s = self.settings
-        if TEXTS[s.PRESET] == "own":
-            texts.write_reversed(self.generated, (s.PAIRS, s.VALID_PAIRS, s.TEST_PAIRS), s.WORDS)
 
 
 class Warmup(Grid):

@@ -20,7 +20,7 @@ from typing import Any
 
 from fairseq_admin.logs import Log
 from recipes.chain import Step
-from recipes.compare.outcome import left_plateau, verdict
+from recipes.compare.outcome import verdict
 from recipes.compare.rows import Row, write_runs
 from recipes.processes import Diverged
 from recipes.recipe import Recipe
@@ -169,7 +169,6 @@ class TranslationRun(GridRun, Translation):
             "verdict": kind,
             "update": update,
             "bits": None if diverged else log.valid[max(log.valid)],
-            "left": left_plateau(log.valid, entropy),
             "entropy": entropy,
             "bleu": float(scores["score"]) if scores else None,
             "signature": scores.get("signature"),

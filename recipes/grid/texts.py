@@ -13,7 +13,7 @@ Seeded: the same call writes the same bytes.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +116,14 @@ def prefixes(prefix: str, *splits: str) -> list[object]:
     return [word for split in splits for word in (f"--{split}pref", f"{prefix}{split}")]
 
 
-def write_reversed(folder: Path, sizes: Iterable[int], words: int) -> None:
-    """Write the splits of the generated text, as train.a and train.b and so on."""
+def reversed_text(folder: Path, sizes: Sequence[int], words: int) -> Path:
+    """The folder with the generated text, as train.a and train.b and so on. It is written if it is not there."""
+    text = folder / "-".join(map(str, ["reversed", *sizes, words]))
     for split, size in zip(SPLITS, sizes):
-        for language, lines in zip("ab", zip(*reversed_pairs(split, size, words))):
-            write_lines(folder / f"{split}.{language}", lines)
+        if not (text / f"{split}.b").exists():
+            for language, lines in zip("ab", zip(*reversed_pairs(split, size, words))):
+                write_lines(text / f"{split}.{language}", lines)
+    return text
 
 
 def write_pairs(settings: Any, folder: Path) -> None:

@@ -15,7 +15,7 @@ from recipes.steps.common import decoded, write_lines
 logger = logging.getLogger(__name__)
 
 VERSION = 1
-"""Of learning and applying BPE: raise it with a change after which the same tokens have other units."""
+"""Version of learning and applying BPE. Raise it with a change that gives the same tokens other units."""
 END = "</w>"
 RARE = 2
 """A pair of units is merged if it comes as often: subword-nmt's bound."""

@@ -30,7 +30,7 @@ def reached(checkpoint: Path | None) -> int:
 
 
 def furthest(folder: Path, unit: str) -> int:
-    """How many updates, or epochs, were trained in a run's folder, by what its files are called."""
+    """Number of updates, or epochs, trained in a run's folder, by the names of its files."""
     ended, saved = {
         "updates": (r"trained-(\d+)", r"checkpoint_(?:stopped_)?\d+_(\d+)\.pt"),
         "epochs": (r"trained-(\d+)-epochs", NUMBERED.pattern),

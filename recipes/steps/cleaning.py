@@ -51,7 +51,7 @@ def by_length(shortest: int, longest: int, ratio: float) -> Rule:
 
 
 def rule(words: Sequence[str]) -> Rule:
-    """What CLEAN= or CLEAN_BPE= asks for: --drop-empty, or --lengths MIN MAX and --ratio R; or nothing.
+    """The rule of CLEAN= or CLEAN_BPE=: --drop-empty, or --lengths MIN MAX and --ratio R; or none.
 
     Raises:
         ValueError: the words are others, or contradict each other.

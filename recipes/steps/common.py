@@ -1,4 +1,4 @@
-"""What every step shares: whole files or none, text read line by line, errors in one line."""
+"""Shared by every step: files written whole or not at all, text read line by line, errors in one line."""
 
 from __future__ import annotations
 
@@ -83,23 +83,23 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a program's main: what the user can fix is one line on stderr and exit status 2, not a traceback."""
+    """Run a program's main: a mistake of the user is one line on stderr and exit status 2, not a traceback."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    status, said = 2, ""
+    status, message = 2, ""
     try:
         use_environment()
         return main()
     except ValueError as error:
-        said = str(error)
+        message = str(error)
     except BrokenPipeError:
-        # Whoever read what is printed has read enough. Python would write the rest at its end, and fail again.
+        # The reader of the output has closed it. Python would write the rest at its end, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        said = f"{where}{error.strerror or error}. Check the path and its permissions, or make room, and run again."
+        message = f"{where}{error.strerror or error}. Check the path and its permissions, or make room, and run again."
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
-    if said:
-        print(said, file=sys.stderr)
+    if message:
+        print(message, file=sys.stderr)
     raise SystemExit(status)

@@ -29,7 +29,7 @@ TIMEOUT = 60.0
 """Seconds without an answer."""
 RETRY = Retry(3, backoff_factor=5, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False,
               respect_retry_after_header=False)  # fmt: skip
-"""Of a request, where a server cannot be reached or is busy."""
+"""Retries of a request, if a server cannot be reached or is busy."""
 
 
 def kept(part: Path, archive: Archive) -> int:
@@ -57,7 +57,7 @@ def receive(session: requests.Session, url: str, part: Path, archive: Archive) -
     """
     if (have := kept(part, archive)) and have == archive.size:
         return
-    # A .tgz is what is wanted, not what is in it.
+    # The .tgz itself, not its content.
     headers = {"User-Agent": "fairseq-admin", "Accept-Encoding": "identity"}
     headers |= {"Range": f"bytes={have}-"} if have else {}
     with session.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
@@ -90,15 +90,12 @@ def fetch(archive: Archive, part: Path) -> None:
         while before != (before := kept(part, archive)):
             try:
                 receive(session, url, part, archive)
+                return check(url, part, archive)
             except (requests.RequestException, HTTPError) as error:
                 reasons[url] = str(error)
-            else:
-                try:
-                    return check(url, part, archive)
-                except ValueError as error:
-                    # Its beginning may be another address's file, or an older one.
-                    part.unlink()
-                    reasons[url] = str(error)
+            except ValueError as error:
+                part.unlink()  # its beginning may be another address's file, or an older one
+                reasons[url] = str(error)
             log.info("%s: %s", archive.name, reasons[url])
     if not (have := kept(part, archive)):
         part.unlink(missing_ok=True)

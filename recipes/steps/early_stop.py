@@ -1,4 +1,4 @@
-"""A training that is told to stop writes a checkpoint after the update that it is in, and ends.
+"""On a signal to stop, a training ends its current update, writes a checkpoint, and ends.
 
 The checkpoint is checkpoint_stopped_EPOCH_UPDATE.pt. The next start goes on from it (checkpoints.newest), no average
 counts it, and the end of the training removes it.
@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 """The signals that ask for it: Slurm sends the first before it preempts a job, the second before a time limit."""
 CHECKPOINTS = "checkpoint_stopped_*.pt"
 REQUEST, THRESHOLD = 1e12, 1e9
-"""Seconds added to the training time of a process that is asked to stop, and a mean that only such times reach."""
+"""Seconds added to the training time of a process that received the signal, and a mean that only such times reach."""
 
 
 class Stopped(Exception):
@@ -51,7 +51,7 @@ class StoppableTrainer(Trainer):
 
 
 def _stopping(validate_and_save: Callable) -> Callable:
-    """fairseq's function that ends each update, which also stops the training if any process was asked to."""
+    """Make fairseq's function that ends each update also stop the training if any process received the signal."""
 
     def stopping(cfg: Any, trainer: Any, task: Any, batches: Any, *options: Any) -> Any:
         losses, is_last = validate_and_save(cfg, trainer, task, batches, *options)
@@ -64,7 +64,7 @@ def _stopping(validate_and_save: Callable) -> Callable:
 
 
 def install() -> None:
-    """Make this process's training stop early when it is asked to."""
+    """Make this process's training stop early on a signal."""
 
     def request(*_: Any) -> None:
         StoppableTrainer.requested = True

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 BLOCK = 1 << 20
 DROPPED = ("<url>", "<talkid>", "<keywords>")
 TAGS = re.compile("</?(?:title|description)>")
-# White space is what sed takes for it in these files; no-break spaces belong to the text.
+# White space as sed sees it in these files; no-break spaces belong to the text.
 OPENING = re.compile(r'<seg id="[0-9]*">[ \t\r\f\v]*')
 CLOSING = re.compile(r"[ \t\r\f\v]*</seg>[ \t\r\f\v]*")
 
@@ -150,16 +150,16 @@ def extract(
                 if not count:
                     raise ValueError(f"{name}: no line is left of it as {kind}. Check the name, its kind, the archive.")
             except DAMAGE as error:
-                said = f"found a truncated or corrupt archive ({error}). Fetch that file again."
-                raise ValueError(f"{archive}: {name}: {said}") from None
+                fault = f"found a truncated or corrupt archive ({error}). Fetch that file again."
+                raise ValueError(f"{archive}: {name}: {fault}") from None
             except ValueError as error:
                 raise ValueError(f"{archive}: {error}") from None
             log.info("%s: %s: %d lines", archive, name, count)
         file.flush()
         listed = dict(line.split("  ", 1)[::-1] for line in read_lines(sums)) if sums else {}
         expected = listed.get(Path(names[0]).name)
-        if sums and (found := digest(Path(file.name), "sha256")) != expected:
+        if sums and (digits := digest(Path(file.name), "sha256")) != expected:
             raise ValueError(
-                f"{archive}: {names[0]}: its text has SHA-256 {found}, expected {expected} ({sums}). It is not the "
+                f"{archive}: {names[0]}: its text has SHA-256 {digits}, expected {expected} ({sums}). It is not the "
                 "published text: remove it, and fetch it again."
             )

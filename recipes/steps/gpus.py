@@ -59,9 +59,9 @@ def main() -> None:
         for number in range(devices):
             torch.ones(1, device=f"cuda:{number}").add(1)
     except (AssertionError, RuntimeError) as error:  # no CUDA in it, an old driver, an old card, too few cards
-        said = str(error).partition("\n")[0].rstrip(".")
+        reason = str(error).partition("\n")[0].rstrip(".")
         print(
-            f"torch {torch.__version__} does not run on {devices} GPUs here ({said}). Give GPUS=, or take another "
+            f"torch {torch.__version__} does not run on {devices} GPUs here ({reason}). Give GPUS=, or take another "
             "build: make setup TORCH=cuda, or TORCH=cu126 for cards before compute capability 7.5 and older drivers."
         )
         raise SystemExit(1) from None

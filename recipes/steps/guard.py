@@ -1,4 +1,4 @@
-"""One process at a time: who has a file or a folder, and what a killed one left half-written there."""
+"""Locks of files and folders, and the half-written files of killed processes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 log = logging.getLogger(__name__)
-SHORT = 1.0
+NOTICE_SECONDS = 1.0
 """Seconds to wait for a lock before it is said who has it."""
-PATIENCE = 120
+NFS_WAIT = 120
 """Seconds until a network file system shows a file that another node has written."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of a file system without flock: Lustre mounted without it, NFS without its lock daemon."""
 HALVES = re.compile(
     r".+\..*\.\d+\.part(\.\d+)?|(bin|generate\.txt|eval\.txt|omega\.json|model\.pt)\.part|checkpoint.*\.pt\.tmp"
 )
-"""What half-written files and folders are called, by the recipes and by fairseq. No other is removed."""
+"""Names of half-written files and folders of the recipes and of fairseq. No other is removed."""
 
 
 @contextmanager
@@ -45,12 +45,12 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     marker = path.with_name(f".marker{path.name}")
     try:
         try:
-            lock.acquire(timeout=SHORT if wait else 0)
+            lock.acquire(timeout=NOTICE_SECONDS if wait else 0)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
             lock = SoftFileLock(marker)
-            lock.acquire(timeout=SHORT if wait else 0)
+            lock.acquire(timeout=NOTICE_SECONDS if wait else 0)
     except Timeout:
         holder = path.read_text(encoding="utf-8") or "another process"
         holder += f" (if it is gone, remove {marker})" if isinstance(lock, SoftFileLock) else ""
@@ -73,12 +73,12 @@ def await_files(paths: Iterable[Path]) -> None:
     Raises:
         ValueError: one did not come.
     """
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + NFS_WAIT
     for path in paths:
         while not path.is_file():
             if time.monotonic() > end:
                 raise ValueError(
-                    f"{path}: another node has it, and this one did not see it in {PATIENCE} s; expected a folder that "
+                    f"{path}: another node has it, and this one did not see it in {NFS_WAIT} s; expected a folder that "
                     "all nodes share. Give RUNS= on shared storage."
                 )
             time.sleep(1)
@@ -105,7 +105,7 @@ def use_environment() -> None:
 
 @contextmanager
 def exclusive_folder(folder: Path, node: int = 0, wait: bool = False) -> Iterator[None]:
-    """Have a folder to oneself, or share it with other nodes of the same run; what is half-written there goes."""
+    """Lock a folder, which other nodes of the same run may share, and remove half-written files there."""
     with locked(folder / f".guard{node or ''}", wait):
         if not node:
             clear(folder)
@@ -113,7 +113,7 @@ def exclusive_folder(folder: Path, node: int = 0, wait: bool = False) -> Iterato
 
 
 def clear(folder: Path) -> None:
-    """Remove what is half-written in a folder that nobody else is at work in."""
+    """Remove half-written files in a folder in which no other process works."""
     for path in [path for path in folder.rglob("*.p*") if HALVES.fullmatch(path.name)]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -16,7 +16,7 @@ from recipes.steps.common import decoded, read_lines, writing
 logger = logging.getLogger(__name__)
 
 VERSION = 2
-"""Of tokenising and cleaning: raise it with a change after which the same raw text has other tokens."""
+"""Version of tokenising and cleaning. Raise it with a change that gives the same raw text other tokens."""
 LONGEST = 1024 - 1
 """Units a line that a model reads: its positions (1,024 is fairseq's default), less the end of the sentence. fairseq
 ends over a longer line, for a test set only after all training."""
@@ -68,20 +68,20 @@ def convert(
 
     counts, long = Counter[str](), []
     with writing(*outputs) as files:
-        for sides, reasons, found in streaming.parallel(work, streaming.blocks(*paths)):
+        for sides, reasons, long_lines in streaming.parallel(work, streaming.blocks(*paths)):
             for file, side in zip(files, sides):
                 file.write(side)
             counts += reasons
-            long += found
+            long += long_lines
         if long:
-            said = f"{long[0]} is of more than {LONGEST} units, which is what the model reads"
-            said += f" ({len(long)} such lines in all)" if len(long) > 1 else ""
+            message = f"{long[0]} is of more than {LONGEST} units, which is what the model reads"
+            message += f" ({len(long)} such lines in all)" if len(long) > 1 else ""
             if too_long == "refuse":
                 raise ValueError(
-                    f"{said}. Split it in the raw text, and its translation with it, or give TOO_LONG=skip, which "
+                    f"{message}. Split it in the raw text, and its translation with it, or give TOO_LONG=skip, which "
                     "counts it as not translated."
                 )
-            logger.info("%s; skipped: no loss is computed of it, and its translation is empty.", said)
+            logger.info("%s; skipped: no loss is computed of it, and its translation is empty.", message)
         cleaning.report(" ".join(map(str, paths)), counts)
 
 

@@ -15,14 +15,14 @@ from fairseq_admin.logs import Record, parse_line
 LOG = re.compile(r"(\S+ \S+ \| (?P<level>[A-Z]+) \| (?P<logger>\S+) \| |(?P<early>INFO|DEBUG):[\w.]+:)")
 # The further lines of a long message, such as the model that fairseq prints.
 CONTINUED = re.compile(r"\s|\)")
-# What fairseq-generate prints for a sentence: its hypothesis, and the lines that come with it.
+# fairseq-generate's lines for a sentence: its hypothesis, and the others.
 HYPOTHESIS = re.compile(r"H-\d+\t")
 DETAIL = re.compile(r"[STDPAEI]-\d+(_\d+)?\t")
 SENTENCES, SECONDS = 100, 10
 """A line comes after so many translated sentences, or so long."""
 BEGIN = "begin training epoch"
 OUT_OF_MEMORY = "OOM: Ran out of memory"
-"""What fairseq says where a GPU has run out of memory. It skips the batch, and goes on."""
+"""fairseq's message when a GPU has run out of memory. It skips the batch, and goes on."""
 
 
 def duration(seconds: float) -> str:
@@ -46,7 +46,7 @@ def progress(
     sentences: int = 0,
     clock=time.monotonic,
 ) -> Iterator[str]:
-    """What to show for each line of fairseq's output, if anything.
+    """The lines to show for fairseq's output.
 
     A run lasts `updates` updates, or `epochs` epochs. The time left counts from the first interval seen, so it is right
     for a resumed run too.
@@ -62,10 +62,10 @@ def progress(
     for line in lines:
         if OUT_OF_MEMORY in line and not warned:
             warned = True
-            said = (
+            advice = (
                 f"stop this, and give MAX_TOKENS={smaller_batch or 'less'}; an update holds as many tokens as before."
             )
-            yield f"Out of memory: {said}"
+            yield f"Out of memory: {advice}"
         record = parse_line(line)
         if record and record.tag == "train_inner":
             now = clock()

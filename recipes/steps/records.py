@@ -1,4 +1,4 @@
-"""What something was made from: settings by name, options of a command, files; in what two such records differ.
+"""Records of settings, options and files, and the differences of two records.
 
 A run's record is settings.json in its folder, and a grid's in its own. Others take its place while no model was trained
 with the old ones, and are refused once one was.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ Settings = dict[str, Any]
 NAMED = 3
 """So many differences are named."""
 MODEL = re.compile(r"trained-.*|result\.csv|checkpoint.*\.pt|average\.pt|model\.pt")
-"""What only a training leaves: the mark of its end, the result of a grid's run, a checkpoint, a model."""
+"""Names of files that only a training leaves: the mark of its end, a grid's result, a checkpoint, a model."""
 
 
 def options(words: Iterable[str]) -> Settings:
@@ -44,7 +43,7 @@ def describe(path: Path, known: Settings | None = None) -> Settings:
     Its hash is taken from what is known of it, if it has not changed since.
     """
     path, status = path.absolute(), path.stat()
-    # Not the time of modification, which whoever copies a file may set.
+    # Not the time of modification, which a program that copies a file may set.
     now = {"path": str(path), "bytes": status.st_size, "changed": status.st_ctime_ns}
     if known is not None and all(known[name] == value for name, value in now.items()):
         return known
@@ -58,7 +57,7 @@ def _shown(value: Any) -> str:
 
 
 def _identity(value: Any) -> Any:
-    """What tells two values apart: of a file its content, wherever it is; 1e-3 is 0.001."""
+    """A value for comparing: a file is its content, wherever it is; 1e-3 is 0.001."""
     try:
         return value.get("sha256", value) if isinstance(value, dict) else float(value)
     except (TypeError, ValueError):
@@ -66,7 +65,7 @@ def _identity(value: Any) -> Any:
 
 
 def differences(before: Settings, now: Settings) -> list[str]:
-    """What differs, as "name before -> now"."""
+    """The differences, as "name before -> now"."""
     both = {name: (before.get(name, "unset"), now.get(name, "unset")) for name in sorted(before.keys() | now.keys())}
     return [
         f"{name} {_shown(old)} -> {_shown(new)}"
@@ -106,11 +105,11 @@ def refuse(folder: Path, changed: list[str], models: Path) -> None:
     """
     if not changed:
         return
-    named = "; ".join([*changed[:NAMED], *([f"{len(changed) - NAMED} more"] if len(changed) > NAMED else [])])
-    said = f"{folder} was made with other settings ({named})"
+    shown = "; ".join([*changed[:NAMED], *([f"{len(changed) - NAMED} more"] if len(changed) > NAMED else [])])
+    message = f"{folder} was made with other settings ({shown})"
     if run := trained_run(models):
         raise ValueError(
-            f"{said}, and {run} holds a model of them. Go on with the old ones, remove {models} to begin again, or "
+            f"{message}, and {run} holds a model of them. Go on with the old ones, remove {models} to begin again, or "
             "write elsewhere with RUNS=."
         )
     for lock in sorted(models.rglob(".guard*")):
@@ -119,23 +118,16 @@ def refuse(folder: Path, changed: list[str], models: Path) -> None:
                 with locked(lock, wait=False):
                     pass
         except ValueError as error:
-            raise ValueError(f"{said}; {error}") from None
+            raise ValueError(f"{message}; {error}") from None
 
 
-def check_unchanged(path: Path, settings: Settings, stale: Iterable[Path] = ()) -> None:
+def check_unchanged(path: Path, settings: Settings) -> None:
     """Write the record of a folder, or check that it is the one written there.
 
-    Args:
-        stale: what goes where others take the place of the settings.
-
     Raises:
-        ValueError: they differ, and what was trained with the old ones is in that folder.
+        ValueError: they differ, and that folder has a model of the old ones.
     """
-    if path.exists():
-        changed = differences(read(path), settings)
-        refuse(path.parent, changed, path.parent)
-        if not changed:
-            return
-        for left in stale:
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-    write_lines(path, [json.dumps(settings, indent=2)])
+    changed = differences(read(path), settings) if path.exists() else []
+    refuse(path.parent, changed, path.parent)
+    if changed or not path.exists():
+        write_lines(path, [json.dumps(settings, indent=2)])

@@ -120,7 +120,7 @@ def hardware() -> str:
 
 
 def record(run: Path, table: Path, key: dict[str, str], measured: dict[str, object]) -> None:
-    """Keep a run's scores, with what its RUN/train.log says, as its row of the table and as RUN/score.json.
+    """Keep a run's scores, with the numbers of RUN/train.log, as its row of the table and as RUN/score.json.
 
     Args:
         key: the columns KEY.

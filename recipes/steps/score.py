@@ -96,7 +96,7 @@ def scores(text: Text, tokens: list[str], raw: list[str], tokenised: list[str], 
     """
     results = {}
     results["score"], results["signature"] = bleu(bleu_of(text), [text.detokenise(line) for line in tokens], raw)
-    # Of tokens, BLEU as multi-bleu.perl and fairseq have it.
+    # BLEU of tokens, as multi-bleu.perl and fairseq compute it.
     plain = BLEU(tokenize="none", smooth_method="none", force=True)
     results["tokenised"], results["tokenised_signature"] = bleu(plain, tokens, tokenised)
     if compounds:

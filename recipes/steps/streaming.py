@@ -39,9 +39,11 @@ def blocks(*paths: Path) -> Iterator[Block]:
             lines += [list(islice(file, len(lines[0]) or 1)) for file in files[1:]]
             if len(set(map(len, lines))) > 1:
                 counts = [first - 1 + len(side) + sum(1 for _ in file) for side, file in zip(lines, files)]
-                said = ", ".join(f"{path} has {count} lines" for path, count in zip(paths, counts))
-                what = "expected the same number, each line the other's translation. Fetch or align the files again."
-                raise ValueError(f"{said}; {what}")
+                message = ", ".join(f"{path} has {count} lines" for path, count in zip(paths, counts))
+                expected = (
+                    "expected the same number, each line the other's translation. Fetch or align the files again."
+                )
+                raise ValueError(f"{message}; {expected}")
             if not lines[0]:
                 return
             yield first, lines
@@ -71,12 +73,12 @@ def parallel(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[A
             while some := list(islice(left, AHEAD * cores())):
                 yield from pool.map(_work, some)
     except BrokenProcessPool:
-        said = "a worker process ended early; did it run out of memory?"
-        raise ValueError(f"{said} Run again on fewer cores (taskset -c 0 make ...).") from None
+        message = "a worker process ended early; did it run out of memory?"
+        raise ValueError(f"{message} Run again on fewer cores (taskset -c 0 make ...).") from None
 
 
 FUNCTION: list[Callable[[Any], Any]] = []
-"""In a worker: what it computes, which a fork need not have by name."""
+"""In a worker, its function, which a fork need not find by name."""
 
 
 def _work(item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Close a run: what came out, where it is and what to run next, as RUN/summary.txt; and RUN/run.json for the report.
+"""Close a run: RUN/summary.txt has its results, files and commands to run next; RUN/run.json is for the report.
 
 Runs of the other methods with the same preset and seed are set next to it once they have a score.json.
 """
@@ -68,7 +68,7 @@ def samples(raw: Path, pair: str, folders: list[Path]) -> list[list[str]]:
 
 
 def about(run: Path, command: str, sentences: list[list[str]]) -> dict[str, Any]:
-    """What the report shows of a run besides its files."""
+    """The report's facts on a run that are in none of its files."""
     score = with_rule(json.loads((run / "score.json").read_text(encoding="utf-8")))
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     attempt = score["preset"] in ("", "paper") and score["rule"] in ("", "reference")

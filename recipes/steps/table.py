@@ -16,7 +16,7 @@ from typing import NamedTuple
 from recipes.steps.bar import reading
 from recipes.steps.common import read_lines
 
-# What reading a damaged archive raises.
+# Errors of reading a damaged archive.
 DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError)
 
 
@@ -70,5 +70,7 @@ def check(where: str, path: Path, archive: Archive) -> None:
             with tarfile.open(path) as tar:
                 tar.getmembers()
         except DAMAGE as error:
-            said = str(error).partition("\n")[0].rstrip(":")
-            raise ValueError(f"{where}: found a truncated or corrupt archive ({said}), expected a whole one") from None
+            reason = str(error).partition("\n")[0].rstrip(":")
+            raise ValueError(
+                f"{where}: found a truncated or corrupt archive ({reason}), expected a whole one"
+            ) from None
