@@ -188,7 +188,7 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
         ("dependency CHECKPOINT CHECKPOINT --data DATA", "measures one checkpoint, but 2 were"),
         ("updates CHECKPOINT --data DATA", "Give two or more checkpoints of a run"),
         ("updates CHECKPOINT CHECKPOINT --data DATA", "has the same weights as"),
-        ("updates CHECKPOINT STOCK --data DATA", "are of different models"),
+        ("updates CHECKPOINT STOCK --data DATA", "hold different models"),
         ("omega STOCK", "STOCK has no omega"),
         ("omega UNPROFILED", "its omega has not been profiled yet"),
         ("dependency OTHER --random-tokens", "a checkpoint of a model of transformer_lm, "),
@@ -227,8 +227,8 @@ def test_refusals(
     [
         ([*FRESH, "--encoder-layers", "x"], "argument --encoder-layers"),
         (["c.pt", "--encoder-layers", "2"], "unrecognized arguments: --encoder-layers"),
-        ([*FRESH, "--seed", "-1"], "-1 was found and a whole number from 0 to"),
-        ([*FRESH, "--depths", "0,1"], "0,1 was found and whole numbers of at least 1"),
+        ([*FRESH, "--seed", "-1"], "expected a whole number from 0 to"),
+        ([*FRESH, "--depths", "0,1"], "expected whole numbers of at least 1, as 6,8,12, found 0,1"),
     ],
 )
 def test_a_wrong_option_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
