@@ -158,7 +158,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_what_may_not_be_read_is_not_called_damaged(damaged, capsys, line):
+def test_a_file_without_read_permission_is_not_called_damaged(damaged, capsys, line):
     path = damaged(None)
     for verb in ("average", "translate"):
         arguments(verb, path)

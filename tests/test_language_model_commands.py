@@ -206,7 +206,7 @@ CTRANSLATE2, HUGGINGFACE = (["export", "--to", format, "-o", "out"] for format i
         ("checkpoint_last.pt", ["fold", "-o", "out"], "masked_lm"),
     ],
 )
-def test_what_they_are_not_for_is_one_line(name, verb, said, trained, masked, tmp_path, capsys, monkeypatch) -> None:
+def test_unsuitable_verbs_give_one_line(name, verb, said, trained, masked, tmp_path, capsys, monkeypatch) -> None:
     for engine in ("ctranslate2", "huggingface"):
         if engine in verb:
             pytest.importorskip({"huggingface": "transformers"}.get(engine, engine), reason="its lack is told first")

@@ -92,7 +92,7 @@ INPUT = "would overwrite its input"
         ("fold model.pt -o none/new", "could not be written (no folder "),
     ],
 )
-def test_what_is_refused_before_the_work(line: str, message: str, work: Path, capsys: pytest.CaptureFixture) -> None:
+def test_refusals_before_the_work(line: str, message: str, work: Path, capsys: pytest.CaptureFixture) -> None:
     assert message in refused(capsys, work, line)
 
 
@@ -195,7 +195,7 @@ def test_a_link_stays_one(verb: str, work: Path, capsys: pytest.CaptureFixture) 
 
 
 @pytest.mark.parametrize("verb", ["average", "fold", "export", "translate"])
-def test_what_takes_long_counts_to_its_end(
+def test_long_steps_count_to_the_end(
     verb: str, work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     needs(verb)

@@ -202,7 +202,7 @@ def test_tables_are_read_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
-def test_of_long_runs_some_losses_are_shown() -> None:
+def test_long_runs_show_some_losses() -> None:
     """The last of them among these."""
     log = logs.Log({}, {update: update / 100 for update in range(100, 2100, 100)}, 1, 2000, 1.0, 1.0)
     rows = tables.losses([Namespace(log=log), Namespace(log=None)])
