@@ -5,15 +5,13 @@ from __future__ import annotations
 import csv
 import gc
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 
-from recipes.bench import host
+from fairseq_admin.fast.plain import Fast
+from recipes.bench import speed
 from recipes.bench.counting import counts
 
 
@@ -27,35 +25,17 @@ def kept(file: Path) -> list[dict[str, str]]:
     return found
 
 
-def test_reports_host_time(tmp_path, capsys) -> None:
-    """Is there one row per method, with fewer operations and waits for fast layers, and is the real device restored?"""
-    host.main(f"--layers 2-1 --pairs 1 --csv {tmp_path}/host.csv".split())
-    rows = {row["method"]: row for row in kept(tmp_path / "host.csv")}
-    printed = re.findall(r"^(\S+) +2 +1 ", capsys.readouterr().out, re.M)
-    assert list(rows) == ["post-ln", "admin-plain", "admin"] == printed
-    assert rows["post-ln"]["step"] == "1.0" and all(float(row["step_ms"]) > 0 for row in rows.values())
-    assert all(int(rows["admin"][name]) < int(rows["admin-plain"][name]) for name in ("operations", "waits"))
-    assert torch.ones(1).is_cpu
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_reports_what_fast_layers_save(tmp_path) -> None:
-    """Is there one row per method, with lower counts for fast Admin than for plain?"""
-    command = [sys.executable, "-m", "recipes.bench.speed", "--sizes", "3-2:16:64", "--pairs", "1"]
-    done = subprocess.run([*command, "--csv", str(tmp_path / "speed.csv")], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    rows = {row["method"]: row for row in kept(tmp_path / "speed.csv")}
-    assert list(rows) == ["post-ln", "pre-ln", "admin-plain", "admin"] and float(rows["admin"]["profile_steps"]) > 0
-    for name in ("waits", "kept_mib"):  # host.py counts operations, which matter on a GPU
-        assert 0 < float(rows["admin"][name]) < float(rows["admin-plain"][name]), name
-
-
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        host.main(["--csv", str(tmp_path)])
-    out, err = capsys.readouterr()
-    assert out == "" and f"--csv: {tmp_path} cannot be written: Is a directory" in err
+def test_reports_what_fast_layers_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row a method; fast Admin has lower counts than plain: of saved bytes on a CPU, and of operations, of which a
+    GPU's host is timed. Then the device is real again."""
+    for options, saved in ((["--sizes", "3-2:16:64"], "kept_mib"), (["--host", "--sizes", "2-1:16:64"], "operations")):
+        speed.main([*options, "--pairs", "1", "--csv", f"{tmp_path}/speed.csv"])
+        rows = {row["method"]: row for row in kept(tmp_path / "speed.csv")}
+        printed = re.findall(r"^(\S+) +[23] +[12] ", capsys.readouterr().out, re.M)
+        assert list(rows) == ["stock", "pre-ln", "plain", "fast"] == printed
+        assert rows["stock"]["step"] == "1.0" and all(float(row["step_ms"]) > 0 for row in rows.values())
+        assert all(0 < float(rows["fast"][name]) < float(rows["plain"][name]) for name in ("waits", saved))
+    assert torch.ones(1).is_cpu and not Fast.gpu_code
 
 
 def test_counting_leaves_nothing_behind() -> None:

@@ -13,8 +13,8 @@ import pytest
 import reference
 import torch
 from conftest import TRAIN
-from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from post_ln import build, output
+from test_fast_loss import DTYPES, assert_is_fairseqs
 from test_modes import QUICK, last, train, two_processes
 from test_radam import amp, assert_amp_is_float32, gradients, handled
 from torch import Tensor
@@ -24,7 +24,7 @@ from fairseq_admin.fast import loss
 from fairseq_admin.fast.attention import FastAttention
 from fairseq_admin.method import provenance
 from fairseq_admin.radam import FairseqRAdam
-from recipes.bench.host import faked_device
+from recipes.bench.speed import faked_device
 
 
 def _sees(log: Path) -> None:
@@ -114,25 +114,11 @@ def test_fast_gradients_on_cuda(fast: str, scheme: str, dtype: torch.dtype) -> N
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_loss_on_cuda(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are values and gradients fairseq's, in several chunks, the last one not full?"""
-    monkeypatch.setattr(loss, "CHUNK", dict.fromkeys(loss.CHUNK, 1000 * 64))
-    torch.manual_seed(1)
-    logits, target = torch.randn(150, 1000).to(dtype).cuda(), torch.randint(4, 1000, (150,)).cuda()
-    target[::7] = reference.PAD
-    found = []
-    for fast in (True, False):
-        x = logits.clone().requires_grad_()
-        if fast:
-            values = loss.smoothed_loss(x * 1, target, 0.1, reference.PAD)
-        else:
-            lprobs = (x * 1).log_softmax(1, dtype=torch.float32)
-            values = label_smoothed_nll_loss(lprobs, target, 0.1, ignore_index=reference.PAD)
-        (values[0] * 128).backward()
-        found.append((*(value.detach() for value in values), x.grad))
-    for ours, theirs in zip(*found):
-        torch.testing.assert_close(ours, theirs, rtol=max(2 * torch.finfo(dtype).eps, 1e-5), atol=2**-20)
+    """In several chunks, the last one not full."""
+    monkeypatch.setattr(loss, "CHUNK", dict.fromkeys(loss.CHUNK, 104 * 5))
+    assert_is_fairseqs(0.1, dtype, "cuda")
 
 
 @pytest.mark.cuda
@@ -255,7 +241,3 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_what_no_gpu_has_seen_runs(test: Callable[[], None], faked: None) -> None:
     """Do the tests above run here? (Otherwise, their mistakes would only show on a GPU.)"""
     test()
-
-
-def test_loss_runs(faked: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    test_loss_on_cuda(torch.float16, monkeypatch)

@@ -8,11 +8,9 @@ import contextlib
 import logging
 import math
 import os
-import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +19,6 @@ import language
 import masked
 import pytest
 import torch
-from conftest import Run, train
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from reference import PAD, TINY, batch, build, dictionary
 from test_schemes import MECHANISMS
@@ -36,7 +33,7 @@ from fairseq_admin.fast.linear import FastLinear
 from fairseq_admin.fast.plain import Fast
 from fairseq_admin.method.schemes import MODEL_SCHEMES
 from recipes.bench.counting import Operations
-from recipes.bench.host import faked_device
+from recipes.bench.speed import faked_device
 
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 DROPPED = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.1}
@@ -146,15 +143,6 @@ def test_gradients_are_the_plain_ones(kind, scheme, padded, device, exact_softma
         patch.setattr(functional, "scaled_dot_product_attention", attended)
         found = differences(fast, plain, loss_of)
     assert max(found.values()) <= 1e-9, found
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_through_onednn(kind: str, onednn) -> None:
-    """Are gradients equal with oneDNN? A sum of a few hundred products has a relative error of about 1e-6."""
-    fast, plain, loss_of = pair(kind, **STILL)
-    assert sum(isinstance(module, FastLinear) for module in fast.modules()) > 10
-    found = differences(fast, plain, loss_of)
-    assert max(found.values()) <= 1e-5, found
 
 
 def test_a_gpus_bias_is_aligned() -> None:
@@ -316,7 +304,7 @@ def test_says_what_stays_stock(option: str | None, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO):
         model = build("transformer_admin_tiny", admin_fast="on", **options)
     lines = [record.getMessage() for record in caplog.records if "--admin-fast" in record.getMessage()]
-    assert lines == ([f"Admin: --admin-fast: stock layers, for {option} has no faster ones"] if option else [])
+    assert lines == ([f"Admin: --admin-fast: stock layers, for lack of faster ones with {option}"] if option else [])
     assert any(isinstance(module, Fast) for module in model.modules()) == (option is None)
 
 
@@ -376,22 +364,3 @@ def test_when_onednn_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         torch.set_num_threads(1)
     assert os.environ["LRU_CACHE_CAPACITY"] == os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"
-
-
-@pytest.mark.slow
-def test_trains_and_generates_as_without(corpus: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
-    """Without dropout, are loss curves the same, and does a checkpoint generate the same text and scores?"""
-    curves, said = [], []
-    for fast, criterion in (("off", "label_smoothed_cross_entropy"), ("on", "label_smoothed_cross_entropy_fast")):
-        options = ["--criterion", criterion, "--report-accuracy", "--label-smoothing", 0.1, "--admin-fast", fast]
-        options += ["--dropout", 0, "--attention-dropout", 0, "--max-update", 60, "--lr", "2e-3"]
-        done = train(corpus, tmp_path / fast, *options)
-        curves.append([float(value) for value in re.findall(r"\bloss=?\s*([\d.]+)", done.output)])
-    assert len(curves[0]) == len(curves[1]) > 60 and curves[0][-1] < 0.8 * curves[0][0]
-    # Rounding errors grow from update to update: 1e-6 per step at first, over 60 steps.
-    assert max(abs(a - b) for a, b in zip(*curves)) < 0.02
-    for fast in ("on", "off"):
-        options = ["--path", tmp_path / "on/checkpoint_last.pt", "--user-dir", "fairseq_admin", "--cpu", "--beam", 3]
-        out = run("fairseq_cli.generate", corpus, *options, "--model-overrides", str({"admin_fast": fast}))
-        said.append(re.findall(r"^[HDP]-\d+\t.*$", out.output, re.M))
-    assert len(said[0]) > 40 and said[0] == said[1]

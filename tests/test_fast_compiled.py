@@ -17,11 +17,10 @@ import pytest
 import test_modes
 import torch
 from conftest import TRAIN
-from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
-from reference import PAD, batch
+from reference import batch
 from test_fast import DROPPED, KINDS, STILL, attended, differences, every_fifth, translation
 from test_fast import loss as loss_of_logits
-from test_fast_loss import random
+from test_fast_loss import DTYPES, assert_is_fairseqs
 from test_modes import QUICK, assert_same_state, last, two_processes
 from test_schemes import MECHANISMS
 from torch import Tensor
@@ -140,19 +139,12 @@ def test_evaluation_profiling_and_watched_layers_are_plain() -> None:
     assert not counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_is_fairseqs(smoothing: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss is fairseq's, in several chunks, the last not full, with two graphs."""
     monkeypatch.setitem(loss.CHUNK, "cpu", 104 * 5)
-    (logits, target), (others, _) = random(23, dtype), random(23, dtype)
-    ours = loss.smoothed_loss(logits, target, smoothing, PAD, compile=True)
-    lprobs = functional.log_softmax(others, 1, dtype=torch.float32)
-    theirs = label_smoothed_nll_loss(lprobs, target, smoothing, ignore_index=PAD)
-    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
-    gradients = [torch.autograd.grad(128 * value[0], x)[0] for value, x in ((ours, logits), (theirs, others))]
-    torch.testing.assert_close(*gradients, rtol=max(2 * torch.finfo(dtype).eps, 1e-5), atol=2**-20)
-    assert gradients[0].data_ptr() == logits.data_ptr() and gradients[0][target.eq(PAD)].eq(0).all()
+    assert_is_fairseqs(smoothing, dtype, compile=True)
     assert counters["stats"]["unique_graphs"] == 2
 
 
@@ -171,7 +163,7 @@ def _rank(arguments: list[str], log: Path) -> None:
 COMPILE = ["--admin-fast", "compile", "--criterion", "label_smoothed_cross_entropy_fast", "--label-smoothing", 0.1]
 MODES = {
     "fp32": "",
-    "update-freq": "--update-freq 2 --max-tokens 150",
+    "update-freq": "--update-freq 2 --max-tokens 150 --checkpoint-activations",
     "memory-efficient fp16": "--memory-efficient-fp16",
     "amp": "--amp --fp16-init-scale 4096",
 }
@@ -232,4 +224,5 @@ def test_generated_code_computes_the_same(monkeypatch: pytest.MonkeyPatch, tmp_p
     found = differences(model, plain, loss_of)
     # The gradient of a key's bias is 0 up to rounding.
     assert max(value for name, value in found.items() if "k_proj.bias" not in name) < 1e-5, found
+    assert_is_fairseqs(0.1, torch.bfloat16, compile=True)
     assert any((tmp_path / "compiled").rglob("*.py"))

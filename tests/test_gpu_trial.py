@@ -18,10 +18,15 @@ from reference import batch, build
 from torch.utils.flop_counter import FlopCounterMode
 
 from recipes import recipe
-from recipes.gpu_trial import run, times
+from recipes.bench import step
+from recipes.bench.common import machine
+from recipes.gpu_trial import run
 from recipes.gpu_trial.flops import training_flops, utilisation
 
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
+
+
+HERE = ", ".join(f"{name} {value}" for name, value in machine().items())
 
 
 def block(folder: Path) -> list[str]:
@@ -31,28 +36,28 @@ def block(folder: Path) -> list[str]:
 
 def test_repeats_what_was_measured(tmp_path: Path) -> None:
     """Does it repeat only times, test counts, failed tests, scores and validation losses?"""
-    printed = ["row: what fast, ms 3.0", "FAILED tests/a.py::b - it", "== 1 failed, 2 passed in 3s =="]
+    printed = ['row: {"what": "fast", "ms": 3.0}', "FAILED tests/a.py::b - it", "== 1 failed, 2 passed in 3s =="]
     printed += ["sacreBLEU      13.0", "update 30     7.1"]
-    (tmp_path / "name.log").write_text("\n".join([f"{run.made_by()}: exit 1", *printed, "", "status 0, 1 s", ""]))
+    (tmp_path / "name.log").write_text("\n".join([f"{HERE}: exit 1", *printed, "", "status 0, 1 s", ""]))
     run.run_missing(tmp_path, [("name", "exit 1")], 60)
     assert block(tmp_path) == ["name: status 0, 1 s: exit 1", *(f"  {' '.join(line.split())}" for line in printed)]
 
 
 def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are failed commands run again, finished ones not, none after the time limit, and all reported in the block?"""
+    """Commands that ended well do not run again; those that failed do; none starts after its time; all are reported."""
     count = f"sh -c 'echo x >> {shlex.quote(str(tmp_path))}/count; "
-    good, bad = ("good", count + "echo row: what fast, ms 3.0'"), ("bad", count + "exit 3'")
+    good, bad = ("good", count + "exit 0'"), ("bad", count + "exit 3'")
     run.run_missing(tmp_path, [good], 60)
     run.run_missing(tmp_path, [good, bad], 60)
     run.run_missing(tmp_path, [good, bad], 60)
     run.run_missing(tmp_path, [good, ("late", "true")], 0)
     assert (tmp_path / "count").read_text() == "x\n" * 3
-    first, measured, late = block(tmp_path)
-    assert first.startswith("good: status 0, ") and measured == "  row: what fast, ms 3.0"
+    first, late = block(tmp_path)
+    assert first.startswith("good: status 0, ")
     assert late == "late: not run: true"
     run.run_missing(tmp_path, [bad], 60)
     assert block(tmp_path)[0].startswith("bad: status 3, ")
-    monkeypatch.setattr(run, "made_by", lambda: "another card")  # this machine's measurements are not reported for it
+    monkeypatch.setattr(run, "machine", lambda: {"device": "another card"})  # this one's rows are not of that
     run.run_missing(tmp_path, [good], 0)
     assert block(tmp_path) == [f"good: not run: {good[1]}"]
 
@@ -73,16 +78,16 @@ def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_commands_exist(device: str, tmp_path: Path) -> None:
-    """Do all commands exist, in order of importance: the card's ceilings, then fast and stock steps?"""
-    commands = dict(run.commands_of(run.Trial(DEVICE=device), tmp_path))
-    half = {"cuda": "fp16", "cpu": "fp32"}[device]
-    assert list(commands)[:3] == ["ceilings", f"fast-{half}", f"stock-{half}"]
-    for command in commands.values():
+def test_commands_exist(tmp_path: Path) -> None:
+    """The card's ceilings come first, then fast, stock and plain steps in fp16; the tests last."""
+    commands = dict(run.commands_of(run.Trial(DEVICE="cuda"), tmp_path))
+    assert list(commands)[:4] == ["ceilings", "fast-fp16", "stock-fp16", "plain-fp16"]
+    assert list(commands)[-2:] == ["kernels", "trainings"] and {"stock-adamw-bf16", "compiled-fp16"} < set(commands)
+    for name, command in commands.items():
+        kind, _, last = name.rpartition("-")
+        assert kind in ("", "captured", "bert", *step.METHODS)
         words = command.split()
         assert words[:2] == ["python", "-m"] and importlib.util.find_spec(words[2])
-        assert words[2] != "recipes.gpu_trial.times" or words[3] in times.METHODS
         assert all((ROOT / word).exists() for word in words if word.startswith("tests"))
 
 
@@ -107,7 +112,7 @@ def test_a_method_trains_for_its_minutes(tmp_path: Path) -> None:
 
     Each uses its own learning rate, and Admin the rule of ω for which its rate was found. The default is de-en.
     """
-    (tmp_path / "fast-fp16.log").write_text("row: what fast, precision fp16, tokens 8192, ms 106.4, low 9.9\n")
+    (tmp_path / "fast-fp16.log").write_text('row: {"what": "fast", "tokens": 8192, "ms": 106.4}\n')
     commands = dict(run.commands_of(run.Trial(DATA=str(tmp_path)), tmp_path))
     texts = [command for name, command in commands.items() if name.startswith("text-")]
     assert list(commands)[-3:] == ["text-admin", "text-pre-ln", "text-post-ln"]
@@ -139,31 +144,32 @@ def test_refuses_in_one_line(word: str, line: str, tmp_path: Path) -> None:
 
 ROWS = {
     "ceilings": ["copy", "product", "product"],
-    "captured": ["fast, captured"],
-    **{f"{method}-fp32": [method] for method in times.METHODS},
+    "captured-fp32": ["captured"],
+    **{f"{method}-fp32": [method] for method in ("fast", "stock", "plain", "stock-adamw", "compiled")},
     **{f"bert-{method}": [f"bert {method}"] for method in ("stock", "attached", "compiled")},
 }
-"""The rows of each step of the rehearsal on a CPU, except the kernel tests."""
+"""What each measurement on a CPU writes."""
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.nightly if "compiled" in name else pytest.mark.slow) for name in ROWS]
 )
-def test_every_step_of_the_rehearsal_writes_its_rows(name: str, tmp_path: Path) -> None:
-    """Does every step end with status 0, write rows with min ≤ time ≤ max, and update the weights?"""
-    run.run_missing(tmp_path, [(name, run.COMMANDS["cpu"][name])], 600)
+def test_every_measurement_writes_its_rows(name: str, tmp_path: Path) -> None:
+    """And ends with status 0; times are between the lowest and the highest; every step updated the weights."""
+    commands = dict(run.commands_of(run.Trial(DEVICE="cpu"), tmp_path))
+    run.run_missing(tmp_path, [(name, commands[name])], 600)
     first, *printed = block(tmp_path)
     assert first.startswith(f"{name}: status 0, "), (tmp_path / f"{name}.log").read_text()[-3000:]
     with (tmp_path / "rows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["what"] for row in rows] == ROWS[name]
-    for row, line in zip(rows, printed, strict=True):
-        assert line.startswith(f"  row: what {row['what']}, precision ") and re.match("[0-9a-f]{12}", row["commit"])
-        assert 0 < float(row["low"]) <= float(row["ms"]) <= float(row["high"]) and row["mfu"] == ""
-    if name.endswith("fp32"):
-        assert int(row["updates"]) == (5 if "compiled" in name else 6)
-        assert (float(row["compile_s"] or 0) > 0) == (row["graphs"] != "") == ("compiled" in name)
+    assert [row["what"] for row in rows] == ROWS[name] and len(printed) == len(rows)
+    for row in rows:
+        assert 0 < float(row["low"]) <= float(row["ms"]) <= float(row["high"])
+        assert row["device"] and re.match("[0-9a-f]{12}", row["commit"])
+    if "updates" in rows[0]:
+        assert rows[0]["updates"] == "5" and float(rows[0]["tflops"]) > 0 and rows[0]["mfu"] == ""
+        assert ("compile_s" in rows[0]) == ("compiled" in name) and float(rows[0].get("compile_s", 1)) > 0
 
 
-def test_the_rehearsal_is_tested_whole() -> None:
-    assert {*ROWS, "kernels"} == set(run.COMMANDS["cpu"])
+def test_every_measurement_is_tested(tmp_path: Path) -> None:
+    assert set(ROWS) == set(dict(run.commands_of(run.Trial(DEVICE="cpu"), tmp_path))) - set(run.TESTS)

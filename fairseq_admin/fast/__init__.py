@@ -1,1 +1,1 @@
-"""What trains faster and computes the same: layers, loss and optimizer, each with the plain one that it stands for."""
+"""Faster layers, loss and optimizer for training. Each computes the same as a plain one, which its docstring names."""

@@ -4,9 +4,9 @@
 
     T target time   S source time   B batch   H heads   D channels a head   C = H · D channels   D( ) dropout
 
-fairseq's encoder-attention leaves torch's kernels in training, every layer makes its masks again, and time comes first
-in its tensors, which the kernels then copy. Here a stack makes a mask once a batch, as a bias of four dimensions, and
-next to one tensors are rows, (B · T, C), which linear layers take without views.
+In training, fairseq's encoder-attention does not use torch's attention kernels, every layer makes its masks again, and
+tensors are time-first, so the kernels copy them. Here a stack makes each mask once a batch, as a 4-D bias. Tensors that
+come with such a bias are rows, (B · T, C), which linear layers take without views.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .dropout import dropout
 from .plain import Fast
 
 ALIGNED = 8
-"""CUDA's kernels copy a bias whose rows are not a multiple of so many numbers apart. Here rows are always further apart
-than they are long, so that a compiled layer sees no special case."""
+"""CUDA's kernels copy a bias unless its rows are a multiple of this many numbers apart. Here rows are always further
+apart than they are long, so a compiled layer has no special case."""
 ROW = 16
-"""Numbers of a vector of AVX-512. On CPUs torch's softmax takes seven times as long for a shorter row."""
+"""Numbers in a vector of AVX-512. On CPUs torch's softmax takes seven times as long if a row is shorter."""
 
 
 def _additive_mask(hidden: Tensor, like: Tensor, cpu: bool) -> Tensor:
-    """0, or -inf where something is hidden. Shapes (..., S) and, on CPUs, (..., S or more), the rest hidden."""
+    """Additive mask: -inf where hidden, else 0. Shape (..., S). On CPUs the result may be longer, the rest hidden."""
     if torch.is_autocast_enabled(like.device.type):
         dtype = torch.get_autocast_dtype(like.device.type)
     else:
@@ -43,12 +43,12 @@ def _additive_mask(hidden: Tensor, like: Tensor, cpu: bool) -> Tensor:
 
 
 def padding_bias(hidden: Tensor, like: Tensor, cpu: bool) -> Tensor:
-    """No position sees padding.
+    """Mask that hides padding from every position.
 
     Args:
-        hidden: where padding is. Shape (B, S), bool.
-        like: what attends, for type and device.
-        cpu: whether the code for CPUs computes.
+        hidden: True at padding. Shape (B, S).
+        like: a tensor of the type and device of the queries.
+        cpu: whether to make it for the code for CPUs.
 
     Returns:
         Shape (B, 1, 1, S or more).
@@ -57,9 +57,9 @@ def padding_bias(hidden: Tensor, like: Tensor, cpu: bool) -> Tensor:
 
 
 def causal_bias(length: int, like: Tensor, cpu: bool) -> Tensor:
-    """Position t sees positions up to t; padding behind the words is hidden by that alone. Shape (1, 1, T, T or more).
+    """Mask that shows position t the positions up to t, and so hides padding at the end. Shape (1, 1, T, T or more).
 
-    CUDA's kernels know this mask, and only its shape counts there, (1, 1, T, 1).
+    CUDA's kernels have this mask built in. For them only the shape of the result counts: (1, 1, T, 1).
     """
     if not cpu:
         return like.new_empty(1, 1, length, 1)
@@ -67,7 +67,7 @@ def causal_bias(length: int, like: Tensor, cpu: bool) -> Tensor:
 
 
 def by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, p: float) -> Tensor:
-    """Attention for CPUs, where torch's kernel has no dropout and does far more instead. Shapes (B, H, T or S, D)."""
+    """Attention for CPUs, where torch's kernel has no dropout and its fallback is slow. Shapes (B, H, T or S, D)."""
     batch, heads, length, width = q.shape
     missing = bias.size(-1) - k.size(2)
     if missing:
@@ -79,9 +79,9 @@ def by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, p: float) -> Tens
 
 
 def heads_of(x: Tensor, linears: list[nn.Linear], batch: int, heads: int, cpu: bool) -> tuple[Tensor, ...]:
-    """Heads of several linear layers of one input. Shapes (B · T, C) and, for each layer, (B, H, T, D).
+    """Heads from several linear layers of one input. Shapes (B · T, C) and, for each layer, (B, H, T, D).
 
-    One product of all, but on CPUs, where it saves less than the copy of the weights costs.
+    One product computes all of them, except on CPUs, where the copy of the weights costs more than it saves.
     """
     length = len(x) // batch
     if cpu or len(linears) == 1:
@@ -93,7 +93,7 @@ def heads_of(x: Tensor, linears: list[nn.Linear], batch: int, heads: int, cpu: b
 
 
 class FastAttention(Fast, MultiheadAttention):
-    """fairseq's attention, its parameters and their names unchanged."""
+    """fairseq's attention, with the same parameters and names."""
 
     def forward(
         self,
@@ -105,9 +105,9 @@ class FastAttention(Fast, MultiheadAttention):
         attn_mask: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's, with its options; or, where the mask has four dimensions, of rows and without weights.
+        """As fairseq's. If the mask is 4-D, tensors are rows, and no attention weights are returned.
 
-        Then `key` may be a pair, the encoder's keys and values, each of shape (B, H, S, D).
+        Then `key` may be the pair of the encoder's keys and values, each of shape (B, H, S, D).
         """
         bias = key_padding_mask if attn_mask is None else attn_mask
         if bias is None or bias.dim() < 4:
@@ -129,5 +129,5 @@ class FastAttention(Fast, MultiheadAttention):
         return self.out_proj(mixed.transpose(1, 2).reshape(len(query), -1)), None
 
     def get_incremental_state(self, incremental_state: Any, key: str) -> Any:
-        """As fairseq's, which first makes the module's own name: each layer would be compiled for itself."""
+        """As fairseq's. Without a state the module's name is not read; torch would compile each layer for its name."""
         return None if incremental_state is None else super().get_incremental_state(incremental_state, key)

@@ -1,7 +1,7 @@
-"""Layers and loss through torch.compile (`--admin-fast compile`); the plain layers are those of method/layers.py.
+"""Layers and loss through torch.compile (`--admin-fast compile`). The plain layers are those of method/layers.py.
 
-A layer's forward is one graph, and layers of one structure share it. Sizes are symbols that are never equal by chance,
-so few graphs are made, and seldom does which of them computes a batch depend on the batches before.
+A layer's forward is one graph, shared by all layers of the same structure. Each size is a symbol of its own, even if
+two are equal by chance. So there are few graphs, and the graph of a batch rarely depends on earlier batches.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 
 BACKEND = "inductor"
 GRAPHS = 64
-"""Graphs of one function before torch gives up: enough for every scheme's layers, in both stacks, with every option."""
+"""Maximum number of graphs of one function: enough for the layers of both stacks in every scheme, with every option."""
 
 
 def keep_graphs(save_dir: str) -> None:
-    """Have torch keep what it compiles in a run's folder, unless TORCHINDUCTOR_CACHE_DIR names another."""
+    """Keep compiled code in the run's folder, for when it resumes, unless TORCHINDUCTOR_CACHE_DIR is set."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(save_dir, "compiled").absolute()))
 
 
 @functools.cache
 def _set_up() -> None:
-    """Torch's compiler for this process, and a line of the log for each compilation."""
+    """Configure torch's compiler in this process, and log the time of each compilation."""
     from torch._dynamo import callback, config
 
     config.recompile_limit = GRAPHS
-    config.optimize_ddp = False  # it would cut a layer's graph at DDP's buckets, which are larger than a layer
+    config.optimize_ddp = False  # it would split graphs at DDP's buckets, which are larger than a layer
     torch.fx.experimental._config.use_duck_shape = False  # sizes that are equal by chance would be one symbol
     starts: list[float] = []
 
@@ -51,13 +51,13 @@ def _set_up() -> None:
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function through torch.compile. A break of its graph is an error."""
+    """The compiled function. A graph break is an error."""
     _set_up()
     return torch.compile(function, dynamic=True, fullgraph=True, backend=BACKEND)
 
 
 class _CompiledLayer(Fast):
-    """A layer of a scheme. In evaluation, profiling and while a layer is watched, its plain code computes."""
+    """A layer of a scheme. Its plain code computes in evaluation, in profiling, and while the layer is watched."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """As fairseq's."""

@@ -1,8 +1,8 @@
-"""Dropout that draws less on CPUs; the plain one is fairseq's, which is torch's.
+"""Dropout with fewer random bits on CPUs. The plain one is fairseq's, which is torch's.
 
-There torch draws a 32-bit number for every element, and keeps the mask in the elements' own type. Here sixteen bits
-decide, and the mask is kept as one byte. The chance to drop is therefore the multiple of 2⁻¹⁶ next to p, and what is
-kept is scaled by that chance, so the mean is unchanged. Elsewhere torch's one operation computes.
+On CPUs torch draws a 32-bit number for every element, and keeps the mask in the elements' type. Here an element takes
+16 bits, and its mask one byte. So the probability is the multiple of 2⁻¹⁶ closest to p, and the elements that stay are
+scaled by that probability, which keeps the mean. On other devices this is torch's operation.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ZERO = torch.zeros(())
 
 
 def keep(x: Tensor, p: float) -> tuple[Tensor, float]:
-    """Which elements stay, 1 or 0 in int8, and what scales them. 0 < p < 1."""
+    """The mask of the elements that stay (1 or 0, int8), and the factor that scales them. 0 < p < 1."""
     dropped = min(max(round(p * LEVELS), 1), LEVELS - 1)
-    # Four numbers in each 64 bits drawn.
+    # Each 64 bits are four numbers.
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    # torch has vector code for this, and for products with int8; not for bool.
+    # torch has vector code for int8 here and in products, but not for bool.
     mask = torch.ge(bits[: x.numel()], dropped - LEVELS // 2, out=torch.empty(x.numel(), dtype=torch.int8))
     return mask.view(x.shape), LEVELS / (LEVELS - dropped)
 
@@ -45,7 +45,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """On CPUs: elements are 0 with the chance p, else scaled so that their mean stays. Any shape."""
+    """For CPUs: elements are 0 with probability p, else scaled so that the mean stays. Any shape."""
     if not p:
         return x
     return _Dropout.apply(x, p) if p < 1 else functional.dropout(x, p)

@@ -1,7 +1,7 @@
-"""Linear layers through oneDNN, for CPUs on which MKL is slow (AMD's); the plain one is nn.Linear.
+"""Linear layers through oneDNN, for CPUs on which MKL is slow (AMD's). The plain one is nn.Linear.
 
-torch multiplies float32 matrices on CPUs by MKL, and has no setting for another library: of its own settings, those of
-torch.backends.mkldnn concern 16-bit numbers. oneDNN comes with torch too, and does not ask who made the CPU.
+On CPUs torch multiplies float32 matrices by MKL, and has no setting that changes it: those of torch.backends.mkldnn are
+for 16-bit numbers. oneDNN comes with torch too, and does not check the maker of the CPU.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.autograd.function import once_differentiable
 from .plain import Fast
 
 FASTER = 1.25
-"""By what oneDNN has to be ahead in the probe. On an AMD CPU it was 2.1 to 2.3, and on a busy one 1.5 in the worst of a
-thousand probes: noise should not decide, so that a resumed run computes as it did before."""
+"""The speed-up in the probe from which oneDNN is used. On an AMD CPU it was 2.1 to 2.3, and on a busy one at least 1.5
+in a thousand probes. So noise does not decide, and a resumed run computes as it did before."""
 
 SMALLEST = 2**12
-"""The smallest weight matrix to use it for: of 2^13 numbers it was level, of 2^10 slower."""
+"""Size of the smallest weight matrix that goes through oneDNN. At 2^13 numbers MKL was as fast, at 2^10 faster."""
 
 CACHES = {"LRU_CACHE_CAPACITY": "32", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
-"""How many compiled products torch and oneDNN keep, one for each combination of shapes; on their own 1,024 each, of up
-to 1 MB. Batches differ, so few come back."""
+"""Number of compiled products that torch and oneDNN keep, one for each combination of shapes. The default is 1,024
+each, of up to 1 MB. Batches differ, so few are used again."""
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -34,7 +34,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-class _Product(torch.autograd.Function):  # of matrices: of more dimensions it is a view, which none may change in place
+class _Product(torch.autograd.Function):  # of matrices, since the result is changed in place, which a view may not be
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -62,7 +62,7 @@ class FastLinear(Fast, nn.Linear):
 
 @functools.cache
 def ahead() -> float:
-    """How many times as fast as MKL oneDNN is on this CPU, by one thread; 0 without oneDNN. Takes some milliseconds."""
+    """Speed of oneDNN over MKL on this CPU, on one thread; 0 without oneDNN. The probe takes some milliseconds."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return 0.0
     for name, capacity in CACHES.items():
@@ -70,7 +70,7 @@ def ahead() -> float:
     x, weight, bias = torch.ones(512, 512), torch.ones(512, 512), torch.ones(512)
     best = dict.fromkeys((nn.functional.linear, product), float("inf"))
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # of several, other processes decide how long they wait for each other
+    torch.set_num_threads(1)  # with several, other processes on the machine would decide the result
     with torch.no_grad():
         for function in list(best) * 10:
             start = time.thread_time()

@@ -3,11 +3,11 @@
     loss = Σ (1 - ε - ε_i) · (lse(x) - x_target) + ε_i · Σ_v (lse(x) - x_v),   ε_i = ε / (V - 1)
     gradient = softmax(x) - (1 - ε - ε_i) · [v = target] - ε_i
 
-with x a position's logits, V words, and both sums over positions that are not padding. fairseq keeps log-probabilities,
-in float32, next to the logits, and makes as much again in the backward. Here the logits alone are kept, their gradient
-is written over them, and everything else is made a few rows at a time.
+where x are the logits of a position, V is the number of words, and padding is left out of the sum over positions.
+fairseq keeps float32 log-probabilities next to the logits, and makes as much again in the backward. Here only the
+logits are kept, the gradient overwrites them, and the rest is computed a few rows at a time.
 
-torch's linear_cross_entropy and liger-kernel have no second value for the log, which wants the loss without smoothing.
+torch's linear_cross_entropy and liger-kernel do not return the loss without smoothing, which the log needs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from .compiled import compiled
 
 CHUNK = {"cpu": 2**20, "cuda": 2**26}
-"""Numbers worked on at a time: some MB, which a cache holds, and on a GPU enough to fill it."""
+"""Logits processed at a time: on a CPU some MB, which fit its cache; on a GPU enough to keep it busy."""
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
@@ -38,7 +38,7 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def row_sums(logits: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    """Of log-probabilities, the target's and the sum of all. Shapes (N, V) and (N, 1), results (N, 1)."""
+    """Log-probability of the target, and the sum over all words. Shapes (N, V) and (N, 1), results (N, 1)."""
     lprobs = torch.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
     return lprobs.gather(1, target), lprobs.sum(1, keepdim=True)
 
@@ -80,26 +80,26 @@ class _SmoothedLoss(torch.autograd.Function):
 def smoothed_loss(
     logits: Tensor, target: Tensor, epsilon: float, padding: int, compile: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The sum over all positions of the smoothed loss, and of the one without smoothing, which has no gradient.
+    """The loss with and without smoothing, summed over positions. The second has no gradient.
 
     The backward overwrites the logits.
 
     Args:
         logits: shape (N, V).
         target: indices of words, shape (N,).
-        epsilon: how much of the target's share all words have.
-        padding: the index of positions that do not count.
-        compile: whether to work through torch.compile.
+        epsilon: the smoothing.
+        padding: the target of positions that do not count.
+        compile: whether to use torch.compile.
     """
     return _SmoothedLoss.apply(logits, target, epsilon, padding, compile)
 
 
 STOCK = {way.get_normalized_probs for way in (BaseFairseqModel, TransformerModelBase, FairseqDecoder)}
-"""Ways to log-probabilities that are a softmax of the output."""
+"""Methods that compute log-probabilities by a plain log-softmax of the output."""
 
 
 def _gives_logits(model: Any) -> bool:
-    """Whether fairseq's loss would take the softmax of a model's output, and nothing else."""
+    """Whether fairseq's loss would take a plain softmax of the model's output."""
     decoder = getattr(model, "decoder", None)
     ways = [getattr(part.get_normalized_probs, "__func__", None) for part in (model, decoder) if part is not None]
     return len(ways) == 2 and STOCK.issuperset(ways) and getattr(decoder, "adaptive_softmax", None) is None
@@ -107,12 +107,12 @@ def _gives_logits(model: Any) -> bool:
 
 @register_criterion("label_smoothed_cross_entropy_fast", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class FastLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
-    """fairseq's criterion, with its options; fairseq's computes for models of adaptive softmax and the like."""
+    """fairseq's criterion, with its options. For an adaptive softmax and the like fairseq's own code computes."""
 
     def compute_loss(
         self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """As fairseq's; with `reduce`, the backward overwrites the model's output."""
+        """As fairseq's. With `reduce` the backward overwrites the model's output."""
         if not (reduce and _gives_logits(model)):
             return super().compute_loss(model, net_output, sample, reduce=reduce)
         logits, target = net_output[0].flatten(0, -2), model.get_targets(sample, net_output)

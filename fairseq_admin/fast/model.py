@@ -1,4 +1,4 @@
-"""From the options of a model to its fast modules, and what stays plain said once."""
+"""Choose the fast modules from a model's options, and log once which stay plain."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .stacks import FastDecoder, FastEncoder
 logger = logging.getLogger(__name__)
 
 FAST = (FastEncoder, FastDecoder, FastAttention, FastDropout)
-"""Each replaces modules of just the type of its second base, the plain one."""
+"""Each replaces modules whose type is exactly its second base class, the plain one."""
 COMPILED = (CompiledEncoderLayer, CompiledDecoderLayer)
-"""And with --admin-fast compile."""
+"""The same, for --admin-fast compile."""
 
 
 def obstacles(cfg: Any) -> list[str]:
-    """The options given under which all layers stay plain."""
+    """The model's options that keep all layers plain."""
     options = {
         "--quant-noise-pq": cfg.quant_noise.pq,
         "--quant-noise-scalar": cfg.quant_noise.scalar,
@@ -39,32 +39,34 @@ def obstacles(cfg: Any) -> list[str]:
 
 
 def wanted(cfg: Any) -> bool:
-    """Whether a model is to have fast modules."""
+    """Whether the model gets fast modules."""
     return cfg.admin_fast != "off" and not obstacles(cfg)
 
 
 def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
-    """Turn the modules of a model, just made, into fast ones, or say why not, with the option's name.
+    """Replace a new model's modules by fast ones, or log the option that prevents it.
 
     Args:
-        stacks: those of its encoder and decoder that it has.
+        model: a new model.
+        cfg: its options.
+        stacks: its encoder, its decoder or both, by name.
     """
     if not wanted(cfg):
         if cfg.admin_fast != "off":
-            logger.info("Admin: --admin-fast: stock layers, for %s has no faster ones", ", ".join(obstacles(cfg)))
+            logger.info("Admin: --admin-fast: stock layers, for lack of faster ones with %s", ", ".join(obstacles(cfg)))
         return
-    # From torch 2.11 scaled_dot_product_attention prefers cuDNN's on H100, H200 and B200, where it builds a plan for
-    # every new batch size and pair of lengths, and keeps it: of text, some thousands. The switch is the process's.
+    # From torch 2.11 scaled_dot_product_attention prefers cuDNN on H100, H200 and B200. cuDNN builds and keeps a plan
+    # for every new batch size and pair of lengths, of which text has thousands. The switch acts on the whole process.
     if torch.backends.cuda.cudnn_sdp_enabled():
         torch.backends.cuda.enable_cudnn_sdp(False)
         if torch.cuda.is_available():
-            logger.info("Admin: cuDNN's attention is off, which makes a plan for every shape of batch")
-    optim.FP16Optimizer = FP16Optimizer  # which fairseq's trainer takes, and asks no one
+            logger.info("Admin: cuDNN's attention is off: it makes a plan for every shape of batch")
+    optim.FP16Optimizer = FP16Optimizer  # fairseq's trainer takes this name
     fast: list[type] = list(FAST)
     compile = cfg.admin_fast == "compile"
     if compile:
         keep_graphs(cfg.save_dir)
-        if cfg.offload_activations:  # torch cannot compile a layer that moves what it keeps to the CPU
+        if cfg.offload_activations:  # torch cannot compile hooks that move tensors to the CPU
             logger.info("Admin: --admin-fast compile: the loss alone, because of --offload-activations")
         else:
             fast += COMPILED
@@ -73,7 +75,7 @@ def speed_up(model: nn.Module, cfg: Any, stacks: dict[str, Any]) -> None:
         fast.append(FastLinear)
     replacements = {kind.__bases__[1]: kind for kind in fast}
     for stack in stacks.values():
-        projection = getattr(stack, "output_projection", None)  # its logits are too large for oneDNN's copies
+        projection = getattr(stack, "output_projection", None)  # oneDNN would copy its large logits
         for module in stack.modules():
             if module is not projection:
                 module.__class__ = replacements.get(type(module), type(module))

@@ -1,4 +1,4 @@
-"""What every fast module has: the way back to the plain one, which it is held against, and the code for its device."""
+"""The base class of fast modules: a switch back to the plain module, and the choice of the code for a device."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from torch import Tensor, nn
 
 
 class Fast:
-    """First base class of a fast module; the second is the plain one, whose `forward` computes where this one's cannot.
+    """First base class of a fast module. The second is the plain one, whose `forward` takes all other cases.
 
-    A module is turned into a fast one by its `__class__`, so parameters, initial weights, hooks and names stay.
+    A module becomes fast by a change of its `__class__`, so parameters, initial weights, hooks and names stay.
     """
 
     plain: bool = False
-    """Whether the plain module computes at present."""
+    """Whether the plain `forward` computes at the moment."""
     gpu_code: bool = False
-    """Whether tensors on a CPU take a GPU's code too: compiled layers, tests, and the host's time."""
+    """Whether tensors on a CPU take the code for GPUs too: in compiled layers, in tests, and when the host is timed."""
 
     def on_cpu(self, x: Tensor) -> bool:
-        """Whether to take the code for CPUs."""
+        """Whether to run the code for CPUs."""
         return x.is_cpu and not self.gpu_code
 
 
 @contextlib.contextmanager
 def plain_layers(model: nn.Module) -> Iterator[None]:
-    """Within this context the plain modules compute: the same numbers, to the last bit, as without fast ones."""
+    """Within this context the plain modules compute: the same numbers, bit for bit, as with --admin-fast off."""
     fast = [module for module in model.modules() if isinstance(module, Fast) and not module.plain]
     for module in fast:
         module.plain = True

@@ -1,12 +1,12 @@
-"""Rectified Adam through torch's fused kernel of AdamW; the plain one is `plain_step` of ../radam.py, torch's RAdam.
+"""Rectified Adam through torch's fused AdamW kernel. The plain one is `plain_step` in ../radam.py, torch's RAdam.
 
-The two differ in the step size and in where ε is (Liu et al. 2020, "On the Variance of the Adaptive Learning Rate and
-Beyond", algorithm 2; t counts from 1):
+AdamW and RAdam differ in the step size and in the place of ε (Liu et al. 2020, "On the Variance of the Adaptive
+Learning Rate and Beyond", algorithm 2; t counts from 1):
 
     AdamW    p ← p - η λ p - η m / (1 - β1^t) / (sqrt(v) / b + ε),    b = sqrt(1 - β2^t)
     RAdam    p ← p - η λ p - η r m / (1 - β1^t) · b / (sqrt(v) + ε)
 
-so RAdam is AdamW with the step size η r, the decay λ / r and b's share taken out of ε: ε / b.
+so RAdam is AdamW with the step size η r, the decay λ / r and, as ε, ε / b.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def rho(step: int, beta2: float) -> tuple[float, float]:
 
 
 def rectification(step: int, beta2: float) -> float:
-    """r, or 0 while the variance is not tractable: ρ_t ≤ 5."""
+    """r, or 0 while the variance is intractable (ρ_t ≤ 5)."""
     now, limit = rho(step, beta2)
     if now <= 5:
         return 0.0
@@ -36,7 +36,7 @@ def rectification(step: int, beta2: float) -> float:
 
 
 def has_kernel(device: torch.device) -> bool:
-    """Whether torch has the kernel for a device."""
+    """Whether torch has the kernel for this device."""
     return device.type in ("cpu", "cuda") and hasattr(torch, "_fused_adamw_")
 
 
@@ -54,13 +54,13 @@ def fused_step(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Change parameters, gradients and both moments in place; all of float32 and one device.
+    """Update parameters and both moments in place. All tensors are float32, on one device.
 
-    Parameters move only once their variance is tractable; weight decay, which is decoupled, applies before, too.
+    Parameters do not move while the variance is intractable, except by weight decay, which is decoupled.
 
     Args:
-        step: this one's number, the same for all.
-        grad_scale: what the gradients are divided by.
+        step: the number of this step, from 1, for all parameters.
+        grad_scale: divides the gradients.
     """
     device = params[0].device
     if torch.is_tensor(grad_scale):
@@ -81,7 +81,7 @@ def fused_step(
         beta1=beta1,
         beta2=beta2,
         weight_decay=weight_decay / r if r else 0.0,
-        # A step of size 0 must not be 0 / 0 either.
+        # With a step size of 0, avoid 0 / 0.
         eps=eps / math.sqrt(1 - beta2**step) if r else 1.0,
         amsgrad=False,
         maximize=False,
@@ -90,14 +90,14 @@ def fused_step(
 
 
 class FP16Optimizer(fp16_optimizer.FP16Optimizer):
-    """fairseq's, with one operation for all copies that are not flat. The name is in checkpoints, and so fairseq's."""
+    """fairseq's, with one operation for all copies that are not flat. Checkpoints contain its name, which must stay."""
 
     _needs_sync: bool
     fp32_params: Any
 
     @classmethod
     def build_optimizer(cls, cfg: Any, params: Any, **kwargs: Any) -> Any:
-        """As fairseq's. A model without fast layers gets fairseq's, and so do all once a fast one has this one."""
+        """As fairseq's. Only a fast model gets this class, and only the first that asks; later ones get fairseq's."""
         if getattr(cfg.get("model"), "admin_fast", "off") == "off":
             return fp16_optimizer.FP16Optimizer.build_optimizer(cfg, params, **kwargs)
         optim.FP16Optimizer = fp16_optimizer.FP16Optimizer
@@ -107,7 +107,7 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
     def _sync_fp16_grads_to_fp32(self) -> None:
         if self._needs_sync and not self.has_flat_params:
             halves, floats = ([p.grad for p in params] for params in (self.fp16_params, self.fp32_params))
-            if set(map(type, halves + floats)) == {Tensor}:  # else fairseq puts zeros where there is none
+            if set(map(type, halves + floats)) == {Tensor}:  # else fairseq fills in zeros for missing gradients
                 torch._foreach_copy_(floats, halves)
                 self._needs_sync = False
         super()._sync_fp16_grads_to_fp32()
@@ -127,4 +127,4 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
             return super().zero_grad()
         self.fp32_params = [p32 for p, p32 in zip(self.fp16_params, params) if not p.requires_grad]  # never copied to
         super().zero_grad()
-        self.fp32_params, self._needs_sync = params, True  # which makes zeros of those that no backward follows
+        self.fp32_params, self._needs_sync = params, True  # without a backward, a step then makes zeros

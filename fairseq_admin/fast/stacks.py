@@ -1,8 +1,8 @@
-"""An encoder and a decoder that make their masks once a batch, and are batch-first; the plain ones: method/stacks.py.
+"""A batch-first encoder and decoder that make their masks once a batch. The plain ones are in method/stacks.py.
 
-fairseq asks the device in every encoder layer whether there is padding, and each question makes the host wait. Here
-nothing is asked. These stacks are for training: in evaluation, and for whoever wants a layer's output or attention
-weights, the plain ones compute.
+In every encoder layer fairseq asks the device whether there is padding, and the host waits for the answer. These stacks
+never ask. They are for training: the plain ones compute in evaluation, and if a caller wants a layer's output or
+attention weights.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .attention import causal_bias, heads_of, padding_bias
 from .plain import Fast
 
 BIAS = "bias"
-"""The entry of the encoder's output that holds its mask for the decoder: `padding_bias`."""
+"""Key of the encoder's output under which the decoder finds its mask, a `padding_bias`."""
 
 
 class FastEncoder(Fast, AdminEncoder):
     """fairseq's encoder over the layers of a scheme.
 
     Attributes:
-        batch_first: whether the layers' tensors are rows, (B · T, C), in the forward that runs, or ran last.
+        batch_first: whether the layers' tensors are rows, (B · T, C), in the current or last forward.
     """
 
     batch_first = False
@@ -37,7 +37,7 @@ class FastEncoder(Fast, AdminEncoder):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list]:
-        """As fairseq's, and the mask for `FastDecoder`.
+        """As fairseq's, with the mask for `FastDecoder`.
 
         Shapes: tokens (B, T), embeddings (B, T, C), `encoder_out` (T, B, C).
         """
@@ -64,11 +64,11 @@ class FastEncoder(Fast, AdminEncoder):
 
 
 class FastDecoder(Fast, AdminDecoder):
-    """fairseq's decoder over the layers of a scheme; it returns no attention weights and no layer's output.
+    """fairseq's decoder over the layers of a scheme. It returns no attention weights and no layer's output.
 
     Attributes:
-        batch_first: as `FastEncoder`'s.
-        left_pad_target: whether the task says that targets begin with padding.
+        batch_first: see `FastEncoder`.
+        left_pad_target: whether targets begin with padding, by the task's option.
     """
 
     batch_first = False
@@ -77,7 +77,7 @@ class FastDecoder(Fast, AdminDecoder):
     def extract_features_scriptable(
         self, prev_output_tokens: Tensor, encoder_out: Any, *options: Any, **named: Any
     ) -> tuple[Tensor, dict[str, list]]:
-        """As fairseq's, whose options are all for the plain one. Shapes: tokens (B, T), features (B, T, C)."""
+        """As fairseq's; with any of its options the plain one computes. Shapes: tokens (B, T), features (B, T, C)."""
         self.batch_first = self.training and not (
             self.plain
             or any(option is not None and option is not False for option in (*options, *named.values()))
@@ -98,9 +98,9 @@ class FastDecoder(Fast, AdminDecoder):
         return x.view(*prev_output_tokens.shape, -1), {"attn": [None], "inner_states": []}
 
     def _begins_with_padding(self, tokens: Tensor) -> bool:
-        """Whether a position before the words would see nothing but padding. Shape (B, T).
+        """Whether targets begin with padding, where the causal mask would hide every word. Shape (B, T).
 
-        The host does not wait for a GPU's answer: if the task did not say so, the GPU stops the run.
+        The host does not wait for a GPU's answer: if the task's option is wrong, the GPU stops the run.
         """
         padded = tokens[:, 0].eq(self.padding_idx).any()
         if self.left_pad_target or self.on_cpu(tokens):
@@ -109,10 +109,11 @@ class FastDecoder(Fast, AdminDecoder):
         return False
 
     def _sources(self, encoder_out: Any) -> list[Any]:
-        """What each layer's encoder-attention reads: keys and values, of all layers by one product, or its input.
+        """The input of each layer's encoder-attention: the encoder's output, or keys and values.
 
-        Its input where a layer is computed again in the backward, which would keep its keys and values until then, or
-        may not run, and on CPUs, where one product saves less than the copy of the weights costs.
+        One product computes the keys and values of all layers. Each layer computes its own under activation
+        checkpointing, which would keep them until the backward; under layerdrop, which may skip the layer; and on CPUs,
+        where the copy of the weights costs more than one product saves.
         """
         source = None if encoder_out is None else encoder_out["encoder_out"][0].transpose(0, 1).flatten(0, 1)
         attentions: list[Any] = [layer.encoder_attn for layer in layers_of(self)]
@@ -124,7 +125,7 @@ class FastDecoder(Fast, AdminDecoder):
         return list(zip(heads[::2], heads[1::2]))
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        """Words and their positions. Shapes (B, T) and (B, T, C)."""
+        """Embeddings of words and positions. Shapes (B, T) and (B, T, C)."""
         x = self.embed_scale * self.embed_tokens(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)

@@ -18,7 +18,8 @@ import transformers
 from torch import nn
 
 import fairseq_admin.pytorch as admin
-from recipes.bench.common import interleaved, parser, report, timed
+from recipes.bench.common import parser, report
+from recipes.bench.timing import interleaved, timed
 from recipes.compare.rows import Row
 
 WORDS, SENTENCES, LENGTH = 1000, 4, 128
@@ -50,7 +51,7 @@ def row_of(args: Namespace) -> Row:
     batch: dict[str, Any] = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words}
     attached = admin.attach(copy.deepcopy(stock), batch)
     plain, scaled = interleaved([step_of(stock, batch), step_of(attached, batch)], args.pairs)
-    return {"layers": args.layers, "width": args.width, **timed(scaled, plain, "step", "ratio")}
+    return {"layers": args.layers, "width": args.width, **timed(scaled, plain, "step")}
 
 
 def main() -> None:

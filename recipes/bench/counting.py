@@ -1,7 +1,7 @@
-"""What a forward, a loss and a backward ask of the device: operations, waits, and bytes kept in between.
+"""Operations of a forward, a loss and a backward, waits for the device, and bytes kept for the backward.
 
-An operation is a call that torch dispatches to a kernel: what the profiler shows as the innermost aten:: call, without
-those that only describe memory (views, empty tensors). What a GPU would be asked is counted in host.py.
+An operation is a call that torch dispatches to a kernel: the innermost aten:: call in the profiler, without calls that
+only describe memory (views, empty tensors).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNCOUNTED = set(
 
 
 class Operations(TorchDispatchMode):
-    """Counts what is called, by name, and the questions to the device."""
+    """Counts calls by name, and waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,19 +31,19 @@ class Operations(TorchDispatchMode):
 
     @property
     def number(self) -> int:
-        """Of the calls that compute."""
+        """The number of calls that compute."""
         return sum(number for name, number in self.calls.items() if name not in UNCOUNTED)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.__name__.split(".")[0]
         self.calls[name] += 1
-        # Of bool: fairseq asks positions for integers, of tensors that are on the CPU always.
+        # Only of bool tensors: fairseq also reads integers, of positions, which are always on the CPU.
         self.waits += name == "_local_scalar_dense" and args[0].dtype == torch.bool
         return function(*args, **(kwargs or {}))
 
 
 def counts(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, float]:
-    """Operations, waits and MiB kept, of one loss with its forward, and its backward."""
+    """Operations, waits and MiB kept, of one forward, loss and backward."""
     with Operations() as operations:
         loss().backward()
     model.zero_grad(set_to_none=True)
@@ -53,7 +53,7 @@ def counts(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, float]:
     def keep(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in parameters:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor.detach()  # the tensor itself would hold the node that keeps it, and nothing would be freed
+        return tensor.detach()  # the tensor itself would keep its own graph node alive
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = loss()

@@ -1,75 +1,109 @@
-"""One table of what a step costs: stock Post-LN and Pre-LN, Admin plain, Admin fast (`--admin-fast`).
+"""The cost of a training step on a CPU thread: stock Post-LN and Pre-LN, Admin plain, Admin fast (`--admin-fast on`).
 
-Steps (forward, loss, backward, optimizer) of the four run in turns, on one CPU thread, in process CPU time; a turn
-gives one ratio to stock Post-LN, and the median counts. Next to the time: what counting.py counts, the peak of a
-process that makes three steps, and the profiling pass as a share of stock's step.
+Stock has fairseq's loss and Adam, Admin plain fairseq's loss and torch's RAdam, Admin fast our loss and RAdam. The four
+train in turns, in process CPU time; each turn gives one ratio to stock Post-LN, and the median counts. A row also has
+the counts of counting.py.
+
+With --host the step is that of the CPU thread that starts a GPU's kernels: fast modules take a GPU's code; dropout is
+the one operation that it is there (native_dropout), and attention drops nothing, since torch's kernel for CPUs has no
+dropout and a GPU's does it itself. At width 16 the arithmetic hardly counts.
 
     python -m recipes.bench.speed                                      # 18L-18L at widths 16, 256 and 512
     python -m recipes.bench.speed --sizes 6:512:1024 60-12:512:1024    # layers, width, target tokens
+    python -m recipes.bench.speed --host                               # 18L-18L and 60L-12L at width 16
 """
 
 from __future__ import annotations
 
-import os
-import re
+import contextlib
 from argparse import Namespace
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
-from statistics import median
+from collections.abc import Iterator
+from unittest import mock
 
 import torch
+from torch import Tensor
 
-from recipes.bench.common import FORM, interleaved, parser, report, size, timed
-from recipes.bench.step import METHODS, Run
+from fairseq_admin.fast.plain import Fast
+from recipes.bench.common import parser, report
+from recipes.bench.counting import counts
+from recipes.bench.step import batches, trainer
+from recipes.bench.timing import interleaved, timed
 from recipes.compare.rows import Row
 
-SIZES = ["18:16:512", "18:256:1024", "18:512:1024"]
-"""Layers, width and target tokens. At width 16 only dispatch counts."""
-BLOCKS_OF_THEIR_OWN = {
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
-    "MALLOC_ARENA_MAX": "1",
-}
-"""The environment of a process whose memory is measured: what malloc keeps for later is no one's memory."""
+COMPARED = ("stock", "pre-ln", "plain", "fast")
+"""Keys of step.METHODS; the first is what the others are compared with."""
+SIZES = {False: ["18:16:512", "18:256:1024", "18:512:1024"], True: ["18:16:64", "60-12:16:64"]}
+"""By whether the host is timed."""
+FORM = "LAYERS[-DECODER_LAYERS]:WIDTH:TOKENS"
 
 
-def peak_of(method: str, args: Namespace) -> float:
-    """MiB at most of a process that makes three steps, and no other; nan where it has no /proc to tell.
-
-    (Peaks of getrusage are not to be trusted on Linux, where a child begins with its parent's across exec.)
-    """
-    torch.set_num_threads(1)
-    run = Run(method, args)
-    for _ in range(3):
-        run.step()
-    status = Path("/proc/self/status")
-    peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    return int(peak[1]) / 2**10 if peak else float("nan")
+def size(text: str) -> Row:
+    """A model's size and tokens in the form FORM."""
+    layers, width, tokens = text.split(":")
+    encoder, _, decoder = layers.partition("-")
+    return {
+        "layers": int(encoder),
+        "decoder_layers": int(decoder or encoder),
+        "width": int(width),
+        "tokens": int(tokens),
+    }
 
 
-def rows_of(args: Namespace) -> list[Row]:
+def _native_dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+@contextlib.contextmanager
+def faked_device() -> Iterator[None]:
+    """Within this context fast modules take a GPU's code on a CPU."""
+    with mock.patch.object(Fast, "gpu_code", True), mock.patch("torch.nn.functional.dropout", _native_dropout):
+        yield
+
+
+class Run:
+    """A method's model with its loss, its optimizer and a fixed batch."""
+
+    def __init__(self, method: str, sizes: Row, host: bool) -> None:
+        words, length = (100, 8) if host else (4000, 32)
+        layers, further = (sizes["layers"], sizes["decoder_layers"]), ["--attention-dropout=0"] if host else []
+        trained = trainer(method, words, layers, sizes["width"], "--cpu", *further)
+        self.model, self.criterion, self.optimizer = trained.model.train(), trained.criterion, trained.optimizer
+        self.optimizer.optimizer.fused = method == "fast"
+        self.sample = next(batches(max(sizes["tokens"], length), words, [length]))
+
+    def loss(self) -> Tensor:
+        return self.criterion(self.model, self.sample)[0]
+
+    def forward_backward(self) -> None:
+        self.loss().backward()
+
+    def step(self) -> None:
+        self.forward_backward()
+        self.optimizer.clip_grad_norm(1.0)
+        self.optimizer.step()
+        self.model.zero_grad(set_to_none=True)
+
+
+def rows_of(sizes: Row, args: Namespace) -> list[Row]:
     """A row for each method at one size."""
-    runs = [Run(method, args) for method in METHODS]
-    steps = interleaved([run.step for run in runs], args.pairs)
-    (profiles,) = interleaved([runs[-1].profile], args.pairs)
-    rows = []
-    for method, run, times in zip(METHODS, runs, steps):
-        row = {name: getattr(args, name) for name in ("layers", "decoder_layers", "width", "tokens")}
-        row |= {"method": method, **timed(times, steps[0], "step", "ratio"), **run.counts()}
-        rows.append(row | {"profile_steps": median(profiles) / median(steps[0]) if run.fast else None})
-    del runs, run
-    os.environ.update(BLOCKS_OF_THEIR_OWN)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        return [row | {"peak_mib": pool.submit(peak_of, row["method"], args).result()} for row in rows]
+    with faked_device() if args.host else contextlib.nullcontext():
+        runs = [Run(method, sizes, args.host) for method in COMPARED]
+        passes = interleaved([run.forward_backward for run in runs], args.pairs)
+        steps = interleaved([run.step for run in runs], args.pairs)
+        return [
+            {"method": method, **sizes, **counts(run.model, run.loss)}
+            | timed(of_passes, passes[0], "forward_backward")
+            | timed(of_steps, steps[0], "step")
+            for method, run, of_passes, of_steps in zip(COMPARED, runs, passes, steps)
+        ]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     top = parser(__doc__)
-    top.add_argument("--sizes", nargs="+", type=size, help=f"{FORM} (default: {' '.join(SIZES)})")
-    args = top.parse_args()
-    sizes = args.sizes or map(size, SIZES)
-    report((rows_of(Namespace(**vars(args) | each, words=4000, length=32)) for each in sizes), args.csv)
+    top.add_argument("--sizes", nargs="+", type=size, metavar=FORM, help=f"default: {', '.join(SIZES[False])}")
+    top.add_argument("--host", action="store_true", help=f"the host of a GPU; --sizes {' '.join(SIZES[True])}")
+    args = top.parse_args(arguments)
+    report((rows_of(sizes, args) for sizes in args.sizes or map(size, SIZES[args.host])), args.csv)
 
 
 if __name__ == "__main__":

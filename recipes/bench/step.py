@@ -1,49 +1,53 @@
-"""What is timed: a training step of one model on a fixed batch, with fairseq's classes for the loss and the optimizer.
-
-Stock Post-LN and Pre-LN have fairseq's loss and Adam, Admin plain fairseq's loss and torch's RAdam, and Admin fast has
-its own of both.
-"""
+"""The methods that are timed, with fairseq's trainer and batches. For stock this imports nothing of ours."""
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Sequence
+import importlib
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from fairseq import options
 from fairseq.data import Dictionary
+from fairseq.data.language_pair_dataset import collate
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
-from torch import Tensor
 
-import fairseq_admin.plugin  # noqa: F401  (registers the models)
-from fairseq_admin.method.profiling import measure
-from recipes.bench import counting
-
-STOCK = "--arch transformer --criterion label_smoothed_cross_entropy --optimizer adam"
-ADMIN = "--arch transformer_admin --optimizer radam"
+STOCK = "--arch transformer --criterion label_smoothed_cross_entropy"
+ADMIN = "--arch transformer_admin --admin-init log --optimizer radam --fp16-no-flatten-grads"
 METHODS = {
-    "post-ln": STOCK,
-    "pre-ln": f"{STOCK} --encoder-normalize-before --decoder-normalize-before",
-    "admin-plain": f"{ADMIN} --admin-fast off --criterion label_smoothed_cross_entropy",
-    "admin": f"{ADMIN} --admin-fast on --criterion label_smoothed_cross_entropy_fast",
+    "stock": f"{STOCK} --optimizer adam",
+    "stock-adamw": f"{STOCK} --optimizer fused_adamw",
+    "pre-ln": f"{STOCK} --optimizer adam --encoder-normalize-before --decoder-normalize-before",
+    "plain": f"{ADMIN} --admin-fast off --criterion label_smoothed_cross_entropy",
+    "fast": f"{ADMIN} --criterion label_smoothed_cross_entropy_fast",
+    "compiled": f"{ADMIN} --admin-fast compile --criterion label_smoothed_cross_entropy_fast",
 }
-"""fairseq's options of each; the first is what the others are compared with."""
+"""fairseq's options. Stock is fairseq's Post-LN with its defaults (fp16 is flat); ours are as the recipes train."""
 COMMON = """--share-all-embeddings --label-smoothing 0.1 --dropout 0.1 --attention-dropout 0.1 --adam-betas (0.9,0.98)
 --lr 1e-5 --lr-scheduler fixed --clip-norm 1.0 --log-interval 100000 --seed 1 --distributed-world-size 1"""
-PADDING = 1
 
 
-def trainer(options_of_method: str, words: int, further: Sequence[str]) -> Trainer:
-    """fairseq's, of a new model, with further options.
+def trainer(method: str, words: int, layers: tuple[int, int], width: int, *further: str) -> Trainer:
+    """fairseq's trainer of a new model. Heads have 64 channels, or there are two.
 
     Args:
-        words: of the dictionary.
+        method: a key of METHODS.
+        words: of the dictionary, without fairseq's four symbols.
+        layers: of the encoder and of the decoder.
+        width: C. The feed-forward has 4 C.
+        further: options of fairseq's.
     """
-    arguments = ["no-data", *options_of_method.split(), *COMMON.split(), *further]
+    if ADMIN in METHODS[method]:
+        importlib.import_module("fairseq_admin.plugin")
+    arguments = ["no-data", *METHODS[method].split(), *COMMON.split(), *further]
+    shape = {"embed-dim": width, "ffn-embed-dim": 4 * width, "attention-heads": math.gcd(width, max(2, width // 64))}
+    for side, number in zip(("encoder", "decoder"), layers):
+        arguments += [f"--{side}-{name}={size}" for name, size in {"layers": number, **shape}.items()]
     parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
-    parsed.tpu = False  # which fairseq takes --bf16 for
+    parsed.tpu = False  # fairseq would take --bf16 for a TPU
     cfg = convert_namespace_to_omegaconf(parsed)
     dictionary = Dictionary()
     for word in range(words):
@@ -53,38 +57,17 @@ def trainer(options_of_method: str, words: int, further: Sequence[str]) -> Train
     return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
 
 
-class Run:
-    """A method's model with its loss, its optimizer and a fixed batch of random words, on the CPU."""
+def batches(tokens: int, words: int, longest_of_each: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """fairseq's batches of random words and some padding, each of sentences of about one length.
 
-    def __init__(self, method: str, args: Namespace, *further: str) -> None:
-        sizes = ["--cpu", *further]
-        for side, layers in (("encoder", args.layers), ("decoder", args.decoder_layers)):
-            shape = {"layers": layers, "embed-dim": args.width, "ffn-embed-dim": args.ffn}
-            for name, value in {**shape, "attention-heads": args.heads}.items():
-                sizes += [f"--{side}-{name}", str(value)]
-        made = trainer(METHODS[method], args.words, sizes)
-        self.fast, self.criterion = method == "admin", made.criterion
-        self.model, self.optimizer = made.model.train(), made.optimizer
-        self.optimizer.optimizer.fused = self.fast
-        batch = (max(1, args.tokens // args.length), args.length)
-        source, self.target = (torch.randint(4, args.words + 4, batch) for _ in range(2))
-        lengths = torch.full(batch[:1], args.length)
-        self.inputs = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": self.target.roll(1, 1)}
-
-    def loss(self) -> Tensor:
-        sample = {"net_input": self.inputs, "target": self.target, "ntokens": self.target.numel()}
-        return self.criterion(self.model, sample)[0]
-
-    def forward_backward(self) -> None:
-        self.loss().backward()
-
-    def step(self) -> None:
-        self.forward_backward()
-        self.optimizer.step()
-        self.model.zero_grad(set_to_none=True)
-
-    def profile(self) -> None:
-        measure(self.model, self.inputs["src_tokens"], self.inputs["prev_output_tokens"], "reference")
-
-    def counts(self) -> dict[str, float]:
-        return counting.counts(self.model, self.loss)
+    Args:
+        tokens: of a batch, at most, on either side.
+        words: as for `trainer`.
+        longest_of_each: the longest sentence of each batch.
+    """
+    torch.manual_seed(1)
+    for longest in longest_of_each:
+        lengths = torch.randint(longest - 4, longest + 1, (tokens // longest, 2)).tolist()
+        pairs = [[torch.randint(4, words, (length,)) for length in pair] for pair in lengths]
+        samples = [{"id": 0, "source": source, "target": target} for source, target in pairs]
+        yield collate(samples, pad_idx=1, eos_idx=2, pad_to_multiple=8)

@@ -1,0 +1,46 @@
+"""Times of calls in turns. In turns, other work on the machine affects all calls alike. This imports torch alone."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+def synchronize() -> None:
+    """Wait until a GPU, if there is one, has finished its work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def interleaved(
+    actions: Sequence[Callable[[], object]], rounds: int, clock: Callable[[], float] = time.process_time
+) -> list[list[float]]:
+    """Seconds of each action in each round, the work on a GPU included.
+
+    A round of warm-up comes first. The order is reversed from one round to the next.
+    """
+    times: list[list[float]] = [[] for _ in actions]
+    for turn in range(rounds + 1):
+        for number in sorted(range(len(actions)), reverse=turn % 2 == 0):
+            synchronize()
+            start = clock()
+            actions[number]()
+            synchronize()
+            times[number].append(clock() - start)
+    return [seconds[1:] for seconds in times]
+
+
+def timed(times: Sequence[float], stock: Sequence[float], name: str) -> dict[str, float]:
+    """Columns of one side: the median in ms, and the median ratio to stock with its lowest and highest.
+
+    Args:
+        times: seconds of each round.
+        stock: likewise.
+        name: what was timed.
+    """
+    ratios = sorted(a / b for a, b in zip(times, stock))
+    medians = {f"{name}_ms": 1000 * statistics.median(times), name: statistics.median(ratios)}
+    return {**medians, f"{name}_low": ratios[0], f"{name}_high": ratios[-1]}

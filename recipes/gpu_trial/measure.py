@@ -1,0 +1,201 @@
+"""One measurement of the trial, in a process of its own; it prints a line of JSON after `row: ` for each row.
+
+    python -m recipes.gpu_trial.measure ceilings       # copies and products of matrices: the card's best
+    python -m recipes.gpu_trial.measure fast-bf16      # steps of fairseq's trainer: METHOD-PRECISION
+    python -m recipes.gpu_trial.measure captured-bf16  # a forward and backward in one CUDA graph: without the host
+    python -m recipes.gpu_trial.measure bert-attached  # steps of Hugging Face's BERT-base in bf16
+
+Without a GPU everything is tiny. All methods have the same batches, and nothing of ours is imported for stock.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+from fairseq.trainer import Trainer
+
+from recipes.bench.step import batches, trainer
+from recipes.bench.timing import interleaved, synchronize
+from recipes.gpu_trial.flops import training_flops, utilisation
+
+SMALL = not torch.cuda.is_available()
+DEVICE = "CPU" if SMALL else torch.cuda.get_device_name()
+PLACE = "cpu" if SMALL else "cuda"
+WORDS = 92 if SMALL else 31996
+"""With fairseq's four symbols a multiple of 8, as fairseq-preprocess makes it; else half products are slow."""
+LONGEST = range(12, 28 if SMALL else 108, 8)
+"""The longest sentence of each batch."""
+TOKENS = [64] if SMALL else [4096, 8192, 16384]
+"""Of a batch, at most."""
+LAYERS, WIDTH = ((1, 1), 16) if SMALL else ((18, 18), 512)
+
+
+@register_optimizer("fused_adamw", dataclass=FairseqAdamConfig)
+class FusedAdamW(FairseqAdam):
+    """torch's fused AdamW, in place of fairseq's loop over parameters where apex is missing."""
+
+    def __init__(self, cfg: Any, params: Iterable[torch.Tensor]) -> None:
+        FairseqOptimizer.__init__(self, cfg)
+        self._optimizer = torch.optim.AdamW(params, fused=True, **self.optimizer_config)
+
+    supports_flat_params = True
+
+
+def write(what: str, precision: str, times: Sequence[float], flops: float | None = None, **columns: Any) -> None:
+    """Print a row: the mean, lowest and highest of the times in ms, and with `flops` the rate of one call."""
+    mean = statistics.mean(times)
+    row = {"what": what, "precision": precision, **columns}
+    row |= {"ms": 1000 * mean, "low": 1000 * min(times), "high": 1000 * max(times)}
+    if flops:
+        row |= {"tflops": flops / mean / 1e12, "mfu": utilisation(flops, mean, DEVICE)}
+    row = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in row.items()}
+    print("row:", json.dumps(row), flush=True)
+
+
+def wall_times(action: Callable[[], object], rounds: int = 10) -> list[float]:
+    return interleaved([action], rounds, time.perf_counter)[0]
+
+
+def profiled(step: Callable[[], object], seconds: float) -> dict[str, Any]:
+    """Of one step: GiB at its peak above those before it, the kernels that computed attention, and on a GPU its own
+    time, its kernels and the share of `seconds`, the wall time, that it is idle."""
+    before = torch.cuda.memory_allocated()
+    if not SMALL:
+        torch.cuda.reset_peak_memory_stats()
+    with torch.profiler.profile() as profile:
+        step()
+        synchronize()
+    events = profile.key_averages()
+    names = " ".join(event.key for event in events)
+    attention = set(re.findall(r"aten::_scaled_dot_product_(\w+)_attention(?!\w*backward)", names)) or {"bmm"}
+    peak = (torch.cuda.max_memory_allocated() - before) / 2**30
+    columns = {"step_gib": peak, "attention": " and ".join(sorted(attention))}
+    kernels = [event for event in events if "CUDA" in str(event.device_type)]
+    if kernels:
+        busy = sum(event.self_device_time_total for event in kernels) / 1e6
+        columns |= {"device_ms": 1000 * busy, "idle": 1 - busy / seconds}
+        columns["launches"] = sum(event.count for event in kernels)
+    return columns
+
+
+def ceilings() -> None:
+    """Copies in GB/s, read and written, and products of square matrices in TFLOP/s."""
+    size = 256 if SMALL else 8192
+    source = torch.ones(16 * size**2, device=PLACE)
+    times = wall_times(partial(torch.empty_like(source).copy_, source))
+    write("copy", "fp32", times, gb_s=2 * source.nbytes / min(times) / 1e9)
+    for precision, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        a, b = (torch.randn(size, size, device=PLACE).to(dtype) for _ in range(2))
+        times = wall_times(partial(torch.mm, a, b))
+        write("product", precision, times, tflops=2 * size**3 / min(times) / 1e12)
+
+
+def fairseq_trainer(method: str, precision: str) -> Trainer:
+    if "stock" in method:  # hydra would import our plugin
+        sys.modules["hydra_plugins"] = SimpleNamespace(__name__="hydra_plugins", __path__=[])  # type: ignore[assignment]
+    made = trainer(method, WORDS, LAYERS, WIDTH, "--cpu" if SMALL else f"--{precision}")
+    made.cuda_env = None  # fairseq would reset the peak of memory to log it
+    return made
+
+
+def flops_of(batch: dict[str, Any]) -> int:
+    """Operations of a step on a batch."""
+    sentences, source = batch["net_input"]["src_tokens"].shape
+    target = batch["net_input"]["prev_output_tokens"].size(1)
+    return training_flops(sentences, source, target, layers=LAYERS, width=WIDTH, ffn=4 * WIDTH, words=WORDS + 4)
+
+
+def steps(method: str, precision: str) -> None:
+    """Rows of one step on each of several shapes of batch, after one on each to warm up."""
+    made = fairseq_trainer(method, precision)
+    for tokens in TOKENS:
+        samples = list(batches(tokens, WORDS, LONGEST))
+        actions = [partial(made.train_step, [batch]) for batch in samples]
+        times = [seconds for (seconds,) in interleaved(actions, 1, time.perf_counter)]
+        columns = profiled(actions[-1], times[-1])
+        if method == "compiled":
+            from torch._dynamo.utils import calculate_time_spent, counters
+
+            columns["graphs"] = counters["stats"]["unique_graphs"]
+            columns["compile_s"] = calculate_time_spent()["entire_frame_compile"]
+        columns["updates"] = made.get_num_updates()  # fewer than steps: fp16 overflowed
+        write(method, precision, times, statistics.mean(map(flops_of, samples)), tokens=tokens, **columns)
+
+
+def captured(precision: str) -> None:
+    """A row of a forward, loss and backward of fast layers in one CUDA graph; without a GPU, of the same calls."""
+    made = fairseq_trainer("fast", precision)
+    made.model.train()
+    *_, batch = batches(TOKENS[-1], WORDS, LONGEST)
+    sample, _ = made._prepare_sample(batch)
+
+    def forward_backward() -> None:
+        made.optimizer.backward(made.criterion(made.model, sample)[0])
+
+    replay: Callable[[], object] = forward_backward
+    if not SMALL:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            wall_times(forward_backward, 2)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            forward_backward()
+        replay = graph.replay
+    write("captured", precision, wall_times(replay), flops_of(batch), tokens=TOKENS[-1])
+
+
+def bert(method: str) -> None:
+    """A row of a step of BERT-base: stock, with Admin attached, or attached and compiled."""
+    transformers = importlib.import_module("transformers")
+    torch.manual_seed(1)
+    model = transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=2 if SMALL else 12)).to(PLACE)
+    words = torch.randint(1000, 30000, (2, 16) if SMALL else (32, 512), device=PLACE)
+    batch = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words}
+    if method != "stock":
+        importlib.import_module("fairseq_admin.pytorch").attach(model, batch)
+    if method == "compiled":
+        for layer in model.bert.encoder.layer:
+            layer.compile(dynamic=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+    def step() -> None:
+        with torch.autocast(PLACE, dtype=torch.bfloat16):
+            loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    times = wall_times(step)
+    write(f"bert {method}", "bf16", times, tokens=words.numel(), **profiled(step, statistics.mean(times)))
+
+
+def main() -> None:
+    logging.disable(logging.INFO)  # fairseq's
+    kind, _, last = sys.argv[1].rpartition("-")
+    if kind == "bert":
+        bert(last)
+    elif kind == "captured":
+        captured(last)
+    elif kind:
+        steps(kind, last)
+    else:
+        ceilings()
+    assert "stock" not in sys.argv[1] or "fairseq_admin" not in sys.modules, "stock is timed without anything of ours"
+
+
+if __name__ == "__main__":
+    main()
