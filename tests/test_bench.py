@@ -26,8 +26,10 @@ def kept(file: Path) -> list[dict[str, str]]:
 
 
 def test_reports_what_fast_layers_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row a method; fast Admin has lower counts than plain: of saved bytes on a CPU, and of operations, of which a
-    GPU's host is timed. Then the device is real again."""
+    """Is there one row per method, with lower counts for fast Admin than for plain, and is the device restored?
+
+    The counts are saved bytes on a CPU, and operations for a GPU's host time.
+    """
     for options, saved in ((["--sizes", "3-2:16:64"], "kept_mib"), (["--host", "--sizes", "2-1:16:64"], "operations")):
         speed.main([*options, "--pairs", "1", "--csv", f"{tmp_path}/speed.csv"])
         rows = {row["method"]: row for row in kept(tmp_path / "speed.csv")}

@@ -116,7 +116,7 @@ def test_fast_gradients_on_cuda(fast: str, scheme: str, dtype: torch.dtype) -> N
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_loss_on_cuda(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several chunks, the last one not full."""
+    """Is the loss fairseq's, in several chunks, the last one not full?"""
     monkeypatch.setattr(loss, "CHUNK", dict.fromkeys(loss.CHUNK, 104 * 5))
     assert_is_fairseqs(0.1, dtype, "cuda")
 

@@ -61,13 +61,15 @@ def random(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tenso
 
 
 def assert_is_fairseqs(smoothing: float, dtype: torch.dtype, device: str = "cpu", **options: Any) -> None:
-    """Sums are in float32, and a gradient is rounded to the logits' type once, after it is scaled. Padding has none.
-    The gradient is in the logits' memory."""
+    """Check the loss and its gradient, which is in the logits' memory, against fairseq's.
+
+    Sums are float32. A gradient is rounded to the logits' type once, after scaling. Padding's gradient is 0.
+    """
     (logits, target), (others, _) = ((x.to(device), y.to(device)) for x, y in (random(23, dtype), random(23, dtype)))
     ours = loss.smoothed_loss(logits, target, smoothing, PAD, **options)
     lprobs = functional.log_softmax(others, 1, dtype=torch.float32)
     theirs = label_smoothed_nll_loss(lprobs, target, smoothing, ignore_index=PAD)
-    # On a GPU some 2,000 numbers are added in another order.
+    # A GPU adds about 2,000 numbers in another order.
     torch.testing.assert_close(ours, theirs, rtol=1e-5 if device == "cuda" else 1e-6, atol=0)
     gradients = [torch.autograd.grad(128 * value[0], x)[0] for value, x in ((ours, logits), (theirs, others))]
     # float16's smallest number is 2^-24. Smoothing subtracts two roundings of about 0.1 / 103 in float32.

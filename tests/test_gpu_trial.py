@@ -44,7 +44,7 @@ def test_repeats_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that ended well do not run again; those that failed do; none starts after its time; all are reported."""
+    """Are failed commands run again, finished ones not, none started after the time limit, and all reported?"""
     count = f"sh -c 'echo x >> {shlex.quote(str(tmp_path))}/count; "
     good, bad = ("good", count + "exit 0'"), ("bad", count + "exit 3'")
     run.run_missing(tmp_path, [good], 60)
@@ -57,7 +57,9 @@ def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.Monkey
     assert late == "late: not run: true"
     run.run_missing(tmp_path, [bad], 60)
     assert block(tmp_path)[0].startswith("bad: status 3, ")
-    monkeypatch.setattr(run, "machine", lambda: {"device": "another card"})  # this one's rows are not of that
+    monkeypatch.setattr(
+        run, "machine", lambda: {"device": "another card"}
+    )  # rows of this machine are not reported for another
     run.run_missing(tmp_path, [good], 0)
     assert block(tmp_path) == [f"good: not run: {good[1]}"]
 
@@ -79,7 +81,7 @@ def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
 
 
 def test_commands_exist(tmp_path: Path) -> None:
-    """The card's ceilings come first, then fast, stock and plain steps in fp16; the tests last."""
+    """Do the card's ceilings come first, then fast, stock and plain steps in fp16, and the tests last?"""
     commands = dict(run.commands_of(run.Trial(DEVICE="cuda"), tmp_path))
     assert list(commands)[:4] == ["ceilings", "fast-fp16", "stock-fp16", "plain-fp16"]
     assert list(commands)[-2:] == ["kernels", "trainings"] and {"stock-adamw-bf16", "compiled-fp16"} < set(commands)
@@ -155,7 +157,7 @@ ROWS = {
     "name", [pytest.param(name, marks=pytest.mark.nightly if "compiled" in name else pytest.mark.slow) for name in ROWS]
 )
 def test_every_measurement_writes_its_rows(name: str, tmp_path: Path) -> None:
-    """And ends with status 0; times are between the lowest and the highest; every step updated the weights."""
+    """Does every measurement end with status 0, write rows with min ≤ time ≤ max, and update the weights?"""
     commands = dict(run.commands_of(run.Trial(DEVICE="cpu"), tmp_path))
     run.run_missing(tmp_path, [(name, commands[name])], 600)
     first, *printed = block(tmp_path)

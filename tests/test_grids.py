@@ -141,7 +141,7 @@ def test_a_run_of_the_protocol(given, more, tmp_path):
 
 
 def test_the_runs_of_the_other_grids(tmp_path):
-    """No warm-up, and Admin by the paper's rule; a plain schedule; SGD without Adam's options."""
+    """The other grids: no warm-up, Admin with the paper's rule, a plain schedule, and SGD without Adam's options."""
     options = command("sensitivity", tmp_path, PAIRS="20", SCHEMES="admin")
     assert options["--admin-scheme"] == "admin" and "--admin-init" not in options
     assert options["--adam-betas"] == "(0.9, 0.99)" and options["--warmup-updates"] == "0"

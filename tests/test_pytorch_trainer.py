@@ -121,7 +121,7 @@ def test_under_accelerate():
 
 
 def test_the_pages_code_runs(tmp_path, monkeypatch):
-    """docs/pytorch.md's first screen."""
+    """The code on docs/pytorch.md's first screen runs."""
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"^```python\n(.+?)^```", (ROOT / "docs" / "pytorch.md").read_text(), flags=re.M | re.S)
     exec(block, {})

@@ -64,8 +64,10 @@ def train(params, optimizer, steps):
     ],
 )
 def test_against_plain_float64(more, scale):
-    """In two groups; with gradients that are a loss scale too large, a number or a tensor, which a small epsilon would
-    hide; and with some gradients missing, so that parameters take different numbers of steps."""
+    """Is it the published algorithm, with two groups, loss scales (number or tensor) and missing gradients?
+
+    A small epsilon would hide a wrong loss scale. With missing gradients, parameters take different numbers of steps.
+    """
     params, other = parameters(), {"lr": 3e-2, "weight_decay": 0.0}
     settings = [{**SETTINGS, **more, **(other if i > 1 else {})} for i in range(len(params))]
     twins = [reference.PlainRAdam(p.detach(), **its) for p, its in zip(params, settings)]
