@@ -57,9 +57,8 @@ def test_goes_on_and_reports_failures(tmp_path: Path, monkeypatch: pytest.Monkey
     assert late == "late: not run: true"
     run.run_missing(tmp_path, [bad], 60)
     assert block(tmp_path)[0].startswith("bad: status 3, ")
-    monkeypatch.setattr(
-        run, "machine", lambda: {"device": "another card"}
-    )  # rows of this machine are not reported for another
+    # rows of this machine are not reported for another
+    monkeypatch.setattr(run, "machine", lambda: {"device": "another card"})
     run.run_missing(tmp_path, [good], 0)
     assert block(tmp_path) == [f"good: not run: {good[1]}"]
 
