@@ -27,7 +27,7 @@ def number(kind: type, expected: str, holds: Callable[[Any], bool]) -> Callable[
             value = kind(text)
             if holds(value):
                 return value
-        raise argparse.ArgumentTypeError(f"{text} was found and {expected} was expected")
+        raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
 
     return read
 
@@ -47,7 +47,7 @@ def output(text: str) -> Path:
         ArgumentTypeError: the text names a folder.
     """
     if text.endswith("/"):
-        raise argparse.ArgumentTypeError(f"{text} is a folder; a file to write was expected, as {text}NAME")
+        raise argparse.ArgumentTypeError(f"{text} is a folder; expected a file to write, as {text}NAME")
     return Path(text)
 
 

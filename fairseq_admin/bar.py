@@ -38,7 +38,7 @@ class Lines:
 
 def bar(
     title: str, total: int | None, unit: str, scaled: bool = False, hidden: bool = False, done: int = 0,
-    speaker: str = "fairseq-admin: ",
+    prefix: str = "fairseq-admin: ",
 ) -> tqdm:  # fmt: skip
     """Make a bar, a context manager with `update`.
 
@@ -49,13 +49,13 @@ def bar(
         scaled: show large numbers as 1.2G.
         hidden: show nothing.
         done: number of units that an earlier run did.
-        speaker: prefix of the title.
+        prefix: prefix of the title.
     """
     look: dict[str, Any] = {"file": sys.stderr, "mininterval": SECONDS / 10, "dynamic_ncols": True}
     if not sys.stderr.isatty():
         look = {"file": Lines(), "mininterval": SECONDS, "bar_format": LINE if total else LINE_WITHOUT_TOTAL}
     return Bar(
-        desc=f"{speaker}{title}", total=total, initial=done, unit=unit, unit_scale=scaled, leave=False, miniters=1,
+        desc=f"{prefix}{title}", total=total, initial=done, unit=unit, unit_scale=scaled, leave=False, miniters=1,
         delay=look["mininterval"], disable=hidden, **look,
     )  # fmt: skip
 

@@ -35,23 +35,27 @@ def _average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", type=Path, nargs="+", help="checkpoints, or one run folder")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
     parser.add_argument("--last", type=positive, help="number of checkpoints to average (run folder; default: 10)")
-    parser.add_argument("--by", choices=("epochs", "updates"), help="which (run folder; default: epochs if it has any)")
-    parser.add_argument("--data", type=Path, help="folder of the training text: note its codes and text.json")
+    parser.add_argument(
+        "--by", choices=("epochs", "updates"), help="kind of checkpoint (run folder; default: epochs, if any)"
+    )
+    parser.add_argument("--data", type=Path, help="folder of the training text: record its codes and text.json")
 
 
 def _fold(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=model, help="a checkpoint of ours; average first, then fold")
+    parser.add_argument("checkpoint", type=model, help="a checkpoint of an Admin model; average first, then fold")
     parser.add_argument("-o", "--output", type=output, required=True, help="file to write")
-    parser.add_argument("--data", type=binarised, help="binarised data: compare on its validation set too")
-    parser.add_argument("--min-omega", type=above_zero, help="clamp smaller entries to this (default: refuse them)")
-    parser.add_argument("--tolerance", type=above_zero, default=1e-4, help="of log-probabilities (default: 1e-4)")
+    parser.add_argument("--data", type=binarised, help="binarised data, to compare on its validation set too")
+    parser.add_argument("--min-omega", type=above_zero, help="raise smaller omega to this (default: refuse them)")
+    parser.add_argument(
+        "--tolerance", type=above_zero, default=1e-4, help="of log-probabilities, at most (default: 1e-4)"
+    )
 
 
 def _text(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how text is prepared, if the files next to the model do not say it."""
     parser.add_argument("--data", type=Path, help="folder with the files that are not next to the model")
-    parser.add_argument("-s", "--source-lang", metavar="CODE", help="language of the text, if no file tells it")
-    parser.add_argument("-t", "--target-lang", metavar="CODE", help="language of the translation, likewise")
+    parser.add_argument("-s", "--source-lang", metavar="CODE", help="language of the text, if no file names it")
+    parser.add_argument("-t", "--target-lang", metavar="CODE", help="language of the translation, if no file names it")
     parser.add_argument("--codes", type=Path, metavar="FILE", help="merges of the byte-pair encoding (default: codes)")
 
 
@@ -61,26 +65,29 @@ def _translate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=output, help="file to write (default: standard output)")
     _text(parser)
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--tokenised", action="store_true", help="the text is tokens, the translation too")
-    kind.add_argument("--units", action="store_true", help="the text is units of the dictionary, the translation too")
+    kind.add_argument("--tokenised", action="store_true", help="text and translation are tokens")
+    kind.add_argument("--units", action="store_true", help="text and translation are units of the dictionary")
     parser.add_argument("--beam", type=positive, default=5, help="width of the beam (default: 5)")
     parser.add_argument(
-        "--lenpen", type=power, default=1.0, help="power of the length that divides scores (default: 1)"
+        "--lenpen", type=power, default=1.0, help="scores are divided by the length to this power (default: 1)"
     )
     hypotheses = "above 1, that many hypotheses a line, each as the line's NUMBER<tab>SCORE<tab>TEXT (default: 1)"
     parser.add_argument("--nbest", type=positive, default=1, help=hypotheses)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if it is there")
-    parser.add_argument("--batch-tokens", type=positive, default=4096, help="source units a batch (default: 4096)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device (default: cuda if there is one)")
+    parser.add_argument("--batch-tokens", type=positive, default=4096, help="source units per batch (default: 4096)")
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=model, help="of an Admin model, folded or not, or of a stock Transformer")
+    parser.add_argument("checkpoint", type=model, help="of an Admin model, folded or not, or a stock Transformer")
     parser.add_argument("--to", choices=("ctranslate2", "huggingface"), required=True, help="target engine")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write, new or empty")
     _text(parser)
-    parser.add_argument("--quantization", metavar="TYPE", help="CTranslate2's, as int8 (default: float32)")
+    parser.add_argument("--quantization", metavar="TYPE", help="CTranslate2's type of weights (default: float32)")
     parser.add_argument(
-        "--tolerance", type=above_zero, default=1e-4, help="of float32 log-probabilities (default: 1e-4)"
+        "--tolerance",
+        type=above_zero,
+        default=1e-4,
+        help="largest difference in float32 (default: 1e-4)",
     )
 
 

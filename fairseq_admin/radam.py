@@ -171,8 +171,8 @@ class RAdam(Optimizer):
             )
         self.chunks_by_group.clear()
         self._load_state_dict(state_dict)
-        for p, i, named in zip(params, saved, moments):
-            for name, moment in named.items():
+        for p, i, both in zip(params, saved, moments):
+            for name, moment in both.items():
                 self.state[p][name] = moment.to(p.device, torch.float32, copy=True)
             if i in state_dict["state"]:
                 self.state[p]["step"] = torch.tensor(float(state_dict["state"][i]["step"]))

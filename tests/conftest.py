@@ -28,6 +28,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import fairseq_admin.plugin  # noqa: E402, F401  (registers the models)
+from fairseq_admin import cli  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = {"checkpoints", "outputs", "multirun"}  # what fairseq and hydra make where they are told no folder
@@ -172,6 +173,15 @@ def make_environment(**more: str) -> dict[str, str]:
     return {
         name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     } | more
+
+
+def one_line_error(capsys: pytest.CaptureFixture, *arguments: object, status: int = 2) -> str:
+    """The one line of a command of ours that must fail and print nothing else."""
+    capsys.readouterr()
+    assert cli.main([str(argument) for argument in arguments]) == status
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("fairseq-admin: ") and err.count("\n") == 1, err
+    return err
 
 
 @pytest.fixture(scope="session")

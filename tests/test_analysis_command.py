@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import reference
 import torch
+from conftest import one_line_error
 from test_fold import state_of
 
 from fairseq_admin import cli
@@ -39,14 +40,6 @@ def checkpoint(path: Path, arch: str = "transformer_admin_tiny", updates: int = 
 @pytest.fixture(scope="module")
 def words(corpus: Path) -> int:
     return len((corpus / "dict.a.txt").read_text().splitlines())
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line of a command that must fail with status 2."""
-    assert cli.main(["analyze", *map(str, arguments)]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.count("\n") == 1, err
-    return err
 
 
 def analyzed(*arguments: object) -> dict:
@@ -179,7 +172,7 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     """Is the missing package named before any work, and are the numbers still to be had?"""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(command, "_subject", lambda args: pytest.fail("work was begun"))
-    message = refused(capsys, "dependency", *FRESH, "-o", tmp_path / "out")
+    message = one_line_error(capsys, "analyze", "dependency", *FRESH, "-o", tmp_path / "out")
     assert "Run pip install matplotlib" in message and "--json" in message and not list(tmp_path.iterdir())
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -195,7 +188,7 @@ def test_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
         ("dependency CHECKPOINT CHECKPOINT --data DATA", "measures one checkpoint, but 2 were"),
         ("updates CHECKPOINT --data DATA", "Give two or more checkpoints of a run"),
         ("updates CHECKPOINT CHECKPOINT --data DATA", "has the same weights as"),
-        ("updates CHECKPOINT STOCK --data DATA", "are of different models"),
+        ("updates CHECKPOINT STOCK --data DATA", "hold different models"),
         ("omega STOCK", "STOCK has no omega"),
         ("omega UNPROFILED", "its omega has not been profiled yet"),
         ("dependency OTHER --random-tokens", "a checkpoint of a model of transformer_lm, "),
@@ -225,7 +218,7 @@ def test_refusals(
             state["cfg"]["model"]["_name"] = "lightconv"
         Checkpoint(state).write(places[name])
     given = [places.get(word, word) for word in arguments.split()]
-    assert message in refused(capsys, *given, "-o", tmp_path / "out" / "x")
+    assert message in one_line_error(capsys, "analyze", *given, "-o", tmp_path / "out" / "x")
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -234,8 +227,8 @@ def test_refusals(
     [
         ([*FRESH, "--encoder-layers", "x"], "argument --encoder-layers"),
         (["c.pt", "--encoder-layers", "2"], "unrecognized arguments: --encoder-layers"),
-        ([*FRESH, "--seed", "-1"], "-1 was found and a whole number from 0 to"),
-        ([*FRESH, "--depths", "0,1"], "0,1 was found and whole numbers of at least 1"),
+        ([*FRESH, "--seed", "-1"], "expected a whole number from 0 to"),
+        ([*FRESH, "--depths", "0,1"], "expected whole numbers of at least 1, as 6,8,12, found 0,1"),
     ],
 )
 def test_a_wrong_option_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def test_a_text_is_in_two_folders_and_either_may_be_named(tmp_path: Path, monkey
     assert folders(Path(".")) == [Path("."), Path("..")]
 
 
-def test_who_tells_the_languages(tmp_path: Path) -> None:
+def test_sources_of_the_languages(tmp_path: Path) -> None:
     """The user, the model, text.json and at last the data's names; those that are there must agree."""
     (tmp_path / "train.de-en.de.idx").touch()
     model = tmp_path / "model.pt"

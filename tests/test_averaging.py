@@ -117,7 +117,7 @@ def test_the_rest_is_of_the_one_with_most_updates(tmp_path):
     assert state["extra_state"] == {"epoch": "b"} and "last_optimizer_state" not in state
 
 
-def test_what_only_fairseq_0122_stores_is_the_newests(tmp_path):
+def test_entries_of_fairseq_0122_come_from_the_newest(tmp_path):
     """Its _float_tensor is uninitialised memory, which may read as NaN."""
     key, copy = "encoder.embed_positions._float_tensor", "encoder.layers.1.in_proj_weight"
     models = [{**vectors(w=n), key: torch.tensor([float("nan")]), copy: torch.full((2,), float(n))} for n in range(3)]

@@ -127,7 +127,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("what", UNREADABLE)
-def test_what_cannot_be_read_is_one_line(tmp_path, what):
+def test_unreadable_files_give_one_line(tmp_path, what):
     path = save(tmp_path / "c.pt", admin().state_dict())
     damage, message = UNREADABLE[what]
     damage(path)
@@ -179,7 +179,7 @@ SAVE = torch.save
 
 
 @pytest.mark.parametrize(("failing", "error"), [(a_full_disk, AdminError), (ctrl_c, KeyboardInterrupt)])
-def test_what_was_there_stays_where_writing_fails(tmp_path, monkeypatch, failing, error):
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch, failing, error):
     path = tmp_path / "c.pt"
     Checkpoint({"model": {"w": torch.ones(2)}}).write(path)
     before = path.read_bytes()
@@ -205,7 +205,7 @@ def test_a_check_that_fails_leaves_what_was_there(tmp_path, error):
 # State dicts ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_only_fairseq_0122_stores_is_dropped():
+def test_entries_of_fairseq_0122_are_dropped():
     """Do its checkpoints, stock or ours, load strictly, whatever fairseq is installed?"""
     for arch in ("transformer", "transformer_admin"):
         state = reference.build(arch, **reference.TINY).state_dict()

@@ -117,13 +117,13 @@ FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
         ("", "the following arguments are required: verb"),
         ("fold", "fairseq-admin fold: the following arguments are required: "),
         ("fold", "-o/--output; see fairseq-admin fold --help."),  # Python 3.13 names the checkpoint, too
-        ("average . --last=0 -o a.pt", "--last: 0 was found and a whole number of at least 1 was expected"),
-        ("average . --last=x -o a.pt", "--last: x was found and a whole number of at least 1 was expected"),
-        ("fold m -o x --tolerance nan", "--tolerance: nan was found and a number above 0 was expected"),
-        ("fold m -o x --min-omega=0", "--min-omega: 0 was found and a number above 0 was expected"),
-        ("translate m --beam 1.5", "--beam: 1.5 was found and a whole number of at least 1 was expected"),
-        ("translate m --lenpen nan", "--lenpen: nan was found and a number from -10 to 10 was expected"),
-        ("translate m --lenpen 1000", "--lenpen: 1000 was found and a number from -10 to 10 was expected"),
+        ("average . --last=0 -o a.pt", "--last: expected a whole number of at least 1, found 0"),
+        ("average . --last=x -o a.pt", "--last: expected a whole number of at least 1, found x"),
+        ("fold m -o x --tolerance nan", "--tolerance: expected a number above 0, found nan"),
+        ("fold m -o x --min-omega=0", "--min-omega: expected a number above 0, found 0"),
+        ("translate m --beam 1.5", "--beam: expected a whole number of at least 1, found 1.5"),
+        ("translate m --lenpen nan", "--lenpen: expected a number from -10 to 10, found nan"),
+        ("translate m --lenpen 1000", "--lenpen: expected a number from -10 to 10, found 1000"),
         ("translate m --unknown", "unrecognized arguments: --unknown"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_callers_log_is_as_it_was() -> None:
 def test_a_folder_is_no_file_to_write(verb, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main([*verb.split(), "model.pt", "-o", "x/"])
-    assert "--output: x/ is a folder; a file to write was expected, as x/NAME; see" in capsys.readouterr().err
+    assert "--output: x/ is a folder; expected a file to write, as x/NAME; see" in capsys.readouterr().err
 
 
 def test_the_path_is_what_user_dir_takes(capsys):

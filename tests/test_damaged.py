@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import one_line_error
 from test_export import state_of, words
 
 from fairseq_admin import cli
@@ -129,9 +130,7 @@ def test_damage_is_one_line(damaged, capsys, verb, name):
     if verb == "export" and not CTRANSLATE2:
         pytest.skip("ctranslate2 is not installed")
     path = damaged(name)
-    assert cli.main([str(argument) for argument in arguments(verb, path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1, err
+    err = one_line_error(capsys, *arguments(verb, path))
     assert err.startswith(f"fairseq-admin: {path}") and DAMAGES[name][1] in err, err
     assert not (path.parent / "out").exists()
 
@@ -140,9 +139,8 @@ def test_another_dictionary_of_the_same_size_is_one_line(damaged, capsys):
     """fairseq refuses shared embeddings with different dictionaries; that is not shown as a traceback."""
     path = damaged(None)
     words(60, 7).save(str(path.parent / "dict.en.txt"))
-    assert cli.main([str(argument) for argument in arguments("translate", path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and err.startswith(f"fairseq-admin: {path}: no model can be built"), err
+    err = one_line_error(capsys, *arguments("translate", path))
+    assert err.startswith(f"fairseq-admin: {path}: no model can be built"), err
 
 
 # Without the right to read --------------------------------------------------------------------------------------------
@@ -160,7 +158,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_what_may_not_be_read_is_not_called_damaged(damaged, capsys, line):
+def test_a_file_without_read_permission_is_not_called_damaged(damaged, capsys, line):
     path = damaged(None)
     for verb in ("average", "translate"):
         arguments(verb, path)

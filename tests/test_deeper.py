@@ -271,7 +271,7 @@ def test_checkpoints_that_do_not_fit(task):
             build(task, **given).load_state_dict(model.state_dict())
 
 
-def test_what_is_missing(task, data, tmp_path):
+def test_missing_parts_are_named(task, data, tmp_path):
     """A head, a pre-trained encoder, an optimizer that knows two rates, a text to measure on."""
     with pytest.raises(AdminError, match="which has no classification head. Give --task sentence_prediction"):
         build(SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64))

@@ -11,13 +11,12 @@ import conftest
 import deeper
 import pytest
 import torch
-from conftest import Run, run_module
+from conftest import Run, one_line_error
 from test_modes import same, two_processes
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints.files import read
 from fairseq_admin.method import provenance
-from recipes.grid import run as grid_run
 
 COMMON = (
     "--user-dir fairseq_admin --max-tokens 300 --cpu --no-epoch-checkpoints --log-format simple --log-interval 1 "
@@ -91,37 +90,6 @@ def test_measured_once_and_resumed_bit_for_bit(scheme: str, data: Path, encoder:
     assert same(read(tmp_path / "again/checkpoint_last.pt")["model"], state)
 
 
-def test_a_run_begins_from_a_checkpoint_and_goes_on_from_its_own(
-    data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Run again as after a kill: are the new layers set up once in all?"""
-    cell = tmp_path / "cell"
-
-    def streamed(command: list[str], log: Path, **_: object) -> int:
-        """The same, from a process that has imported fairseq already."""
-        done = run_module(*command[2:], log=tmp_path / "log")
-        with log.open("a") as out:
-            out.write(done.output)
-        return done.status
-
-    monkeypatch.setattr(grid_run, "stream", streamed)
-    options = [*CLASSES, "--pretrained-lr-factor", 0, "--lr", 1e-3, "--batch-size", 16, "--cpu", "--num-workers", 0]
-    begin = tmp_path / "encoder/checkpoint_2_9.pt"
-    begin.parent.mkdir()
-    shutil.copy(encoder, begin)
-    for updates in (2, 4):
-        spec = grid_run.Run({}, str(data), list(map(str, options)), updates, updates, 2, start=str(begin.parent))
-        spec.write(cell)
-        grid_run.train(cell, spec)
-        (cell / "trained.json").unlink()
-    log, given = (cell / "train.log").read_text(), read(encoder)["model"]
-    begun = f"loading pretrained model from {begin}: "
-    assert log.count(begun) == 1 and len(re.findall(MEASURED, log)) == 1
-    assert f"Loaded checkpoint {cell}/checkpoints/checkpoint_1_2.pt (epoch 1 @ 2 updates)" in log.partition(begun)[2]
-    state = read(cell / "checkpoints/checkpoint_1_4.pt")["model"]
-    assert all(torch.equal(state[key], it) for key, it in given.items() if key.startswith("encoder."))
-
-
 def test_half_precision_trains_the_scaled_weights(data: Path, encoder: Path, tmp_path: Path) -> None:
     """After an update, which writes the optimizer's masters to the model, is the widest weight Xavier's, scaled?
 
@@ -182,9 +150,7 @@ def test_verbs_that_are_not_for_it(trained: Path, tmp_path: Path, capsys: pytest
         (["export", path, "--to", "ctranslate2", "-o", out], "its architecture is deeper_admin_tiny"),
         (["analyze", "omega", path, "-o", out], "is a deeper_admin_tiny; a checkpoint of a model of"),
     ):
-        assert cli.main(command) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert said in line
+        assert said in one_line_error(capsys, *command)
     other = read(trained / "checkpoint_1_3.pt")
     other["model"]["more.admin_provenance"] = provenance.encode({"scheme": "dt-fixup", "mu": 2.5, "sentences": 9})
     torch.save(other, tmp_path / "other.pt")

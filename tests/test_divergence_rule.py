@@ -43,7 +43,7 @@ def test_rule(shares: list[float], losses: list[float], expected: list[int]) -> 
 
 
 @pytest.mark.parametrize(("place", "number"), [(0, math.nan), (30, math.inf), (60, math.nan)])
-def test_what_is_not_finite_is_left_out(place: int, number: float) -> None:
+def test_measurements_that_are_not_finite_are_ignored(place: int, number: float) -> None:
     """Are warnings the same as without it, and as many measurements later as were put in?"""
     steady, rising = [0.4] * 100, [0.4 + 0.005 * max(0, step - 60) for step in range(100)]
     for shares, expected in ((steady, []), (rising, said(rising, [5.0] * 100))):

@@ -112,7 +112,7 @@ def targets() -> set[str]:
     ],
     ids=["options", "architectures", "verbs", "targets", "schemes"],
 )
-def test_what_there_is_has_a_name_on_its_page(page: str, names: set[str]) -> None:
+def test_pages_name_everything(page: str, names: set[str]) -> None:
     """Is every option, architecture, verb, target and scheme on its page?"""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert len(names) > 5

@@ -330,7 +330,7 @@ UNLIKE = [
 
 
 @pytest.mark.parametrize(("engine", "message", "options"), UNLIKE)
-def test_what_an_engine_does_not_compute_is_refused(given, tmp_path, engine, message, options):
+def test_models_that_an_engine_cannot_compute_are_refused(given, tmp_path, engine, message, options):
     needs(engine)
     with pytest.raises(AdminError, match=message) as refusal:
         given(**options).export(engine, tmp_path / "out")

@@ -335,7 +335,7 @@ UNFOLDABLE = {
 
 
 @pytest.mark.parametrize("what", UNFOLDABLE)
-def test_what_cannot_be_folded(what):
+def test_models_that_cannot_be_folded_are_refused(what):
     state, message = UNFOLDABLE[what]
     with pytest.raises(AdminError, match=message):
         fold.fold_checkpoint(Checkpoint(state()))
@@ -358,7 +358,7 @@ def test_command(unfolded, capsys):
     assert sorted(path.name for path in unfolded.parent.iterdir()) == ["average.pt", "folded.pt"]
 
 
-def test_what_is_compared_is_what_was_written(unfolded, capsys, monkeypatch):
+def test_the_written_file_is_compared(unfolded, capsys, monkeypatch):
     """The folded model in memory is right; the file has one other weight, and does not stay."""
     save, norm = torch.save, "decoder.layers.1.final_layer_norm.weight"
 

@@ -206,14 +206,13 @@ CTRANSLATE2, HUGGINGFACE = (["export", "--to", format, "-o", "out"] for format i
         ("checkpoint_last.pt", ["fold", "-o", "out"], "masked_lm"),
     ],
 )
-def test_what_they_are_not_for_is_one_line(name, verb, said, trained, masked, tmp_path, capsys, monkeypatch) -> None:
+def test_unsuitable_verbs_give_one_line(name, verb, said, trained, masked, tmp_path, capsys, monkeypatch) -> None:
     for engine in ("ctranslate2", "huggingface"):
         if engine in verb:
             pytest.importorskip({"huggingface": "transformers"}.get(engine, engine), reason="its lack is told first")
     monkeypatch.chdir(tmp_path)
-    assert main(verb[0], (masked if name == "checkpoint_last.pt" else trained) / name, *verb[1:]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("fairseq-admin: ") and error.count("\n") == 1 and said in error, error
+    path = (masked if name == "checkpoint_last.pt" else trained) / name
+    assert said in conftest.one_line_error(capsys, verb[0], path, *verb[1:])
     assert not (tmp_path / "out").exists()
 
 

@@ -28,7 +28,7 @@ def test_a_checkpoint_from_before_the_rooms_computes_the_same():
     assert [len(omegas[stack]) for stack in ("encoder", "decoder")] == [4, 6]
 
 
-def test_what_is_folded_names_a_criterion_of_stock_fairseq():
+def test_a_folded_file_names_a_stock_criterion():
     """Ours is registered by the plugin only; fairseq-validate builds the one that a file names."""
     checkpoint = Checkpoint.read(GOLDEN)
     checkpoint.state["cfg"]["criterion"]["_name"] = "label_smoothed_cross_entropy_fast"

@@ -73,7 +73,7 @@ def test_every_kind_tells_what_it_is_and_is_built_again(kind, arch, options, sch
         assert build(fold_checkpoint(it)).state_dict().keys() <= found.keys()
 
 
-def test_what_was_checked_stays_when_its_file_is_written_over(tmp_path):
+def test_checked_weights_survive_an_overwritten_file(tmp_path):
     """As a running training writes over checkpoint_last.pt: what is read from the file after that ends the process."""
     checkpoint_of(*KINDS[0][:3]).write(tmp_path / "c.pt")
     it = Checkpoint.read(tmp_path / "c.pt")

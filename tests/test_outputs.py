@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, one_line_error
 from test_export import two_models, words
 
 from fairseq_admin import bar, cli
@@ -62,9 +62,7 @@ def contents(path: Path) -> dict[Path, bytes]:
 def refused(capsys: pytest.CaptureFixture, work: Path, command_line: str, status: int = 2) -> str:
     """The one line of a command that must fail, leaving every file as it is and no other."""
     before = contents(work)
-    assert cli.main(command_line.split(" ")) == status
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1, err
+    err = one_line_error(capsys, *command_line.split(" "), status=status)
     assert contents(work) == before and not list(work.rglob("*.part"))
     return err
 
@@ -94,7 +92,7 @@ INPUT = "would overwrite its input"
         ("fold model.pt -o none/new", "could not be written (no folder "),
     ],
 )
-def test_what_is_refused_before_the_work(line: str, message: str, work: Path, capsys: pytest.CaptureFixture) -> None:
+def test_refusals_before_the_work(line: str, message: str, work: Path, capsys: pytest.CaptureFixture) -> None:
     assert message in refused(capsys, work, line)
 
 
@@ -197,7 +195,7 @@ def test_a_link_stays_one(verb: str, work: Path, capsys: pytest.CaptureFixture) 
 
 
 @pytest.mark.parametrize("verb", ["average", "fold", "export", "translate"])
-def test_what_takes_long_counts_to_its_end(
+def test_long_steps_count_to_the_end(
     verb: str, work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     needs(verb)

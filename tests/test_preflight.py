@@ -64,7 +64,7 @@ def test_a_recipe_that_works_has_a_page(tmp_path, corpus):
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_files_are_named(tmp_path):
     done = make("wmt14-ende-18l", f"RUNS={tmp_path}", "GPUS=4")
     (fault,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
     assert done.returncode == 2 and fault.startswith("It cannot work here: this machine has 0 GPUs")

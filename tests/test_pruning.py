@@ -57,7 +57,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("arch, side, keep", CASES)
-def test_what_is_kept_computes_what_it_did(arch: str, side: str, keep: str) -> None:
+def test_kept_layers_compute_the_same(arch: str, side: str, keep: str) -> None:
     """One stack is pruned of its first layer: same logits, bit for bit, as with that layer taken out."""
     build, logits = MODELS[arch]
     whole = reference.scattered(build(admin_init="log"))

@@ -17,7 +17,7 @@ import deeper
 import pytest
 import reference
 import torch
-from conftest import ROOT
+from conftest import ROOT, one_line_error
 from test_moving_average import Task
 
 from fairseq_admin import cli, logs
@@ -202,7 +202,7 @@ def test_tables_are_read_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
-def test_of_long_runs_some_losses_are_shown() -> None:
+def test_long_runs_show_some_losses() -> None:
     """The last of them among these."""
     log = logs.Log({}, {update: update / 100 for update in range(100, 2100, 100)}, 1, 2000, 1.0, 1.0)
     rows = tables.losses([Namespace(log=log), Namespace(log=None)])
@@ -242,12 +242,6 @@ def test_names_that_a_figure_could_take_for_something_else(tmp_path: Path) -> No
     assert all(page.text["curves"].count(name) == 2 for name in ("a$b_{$", "_base", r"caf\udce9"))  # legend, table
 
 
-def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
-    assert cli.main(["report", *map(str, arguments)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
 def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """With a checkpoint the page is made of the rest, and a line says so; without one there is nothing to report on."""
     bare = tmp_path / "bare"
@@ -259,7 +253,7 @@ def test_a_folder_without_a_log(folders: list[Path], tmp_path: Path, capsys: pyt
     assert "has no log" in page.text["curves"] and page.source.count("<svg") == 1
     (bare / "checkpoint_last.pt").unlink()
     message = "has neither a checkpoint (.pt) nor a log of fairseq-train (train.log)"
-    assert message in refused(capsys, bare, "-o", tmp_path / "none.html")
+    assert message in one_line_error(capsys, "report", bare, "-o", tmp_path / "none.html")
     assert not (tmp_path / "none.html").exists()
 
 
@@ -281,7 +275,7 @@ def test_bad_input_is_one_line(
     run = tmp_path / "run"
     write(run / ("a.log" if name == "b.log" else "train.log"), log_lines({10: 5.0}, {10: 5.0}))
     write(run / name, content)
-    assert message in refused(capsys, run, "-o", tmp_path / "report.html")
+    assert message in one_line_error(capsys, "report", run, "-o", tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
@@ -289,9 +283,13 @@ def test_arguments_that_cannot_be(
     folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = ["-o", tmp_path / "report.html"]
-    assert "no such folder; a run's folder was expected" in refused(capsys, tmp_path / "nowhere", *output)
-    assert "train.log: is a file" in refused(capsys, folders[0] / "train.log", *output)
-    assert "was given more than once; each run counts once" in refused(capsys, folders[0], folders[0] / ".", *output)
+    assert "no such folder; a run's folder was expected" in one_line_error(
+        capsys, "report", tmp_path / "nowhere", *output
+    )
+    assert "train.log: is a file" in one_line_error(capsys, "report", folders[0] / "train.log", *output)
+    assert "was given more than once; each run counts once" in one_line_error(
+        capsys, "report", folders[0], folders[0] / ".", *output
+    )
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert "jinja2 is not installed. Run pip install jinja2" in refused(capsys, folders[1], *output)
+    assert "jinja2 is not installed. Run pip install jinja2" in one_line_error(capsys, "report", folders[1], *output)
     assert list(tmp_path.iterdir()) == []

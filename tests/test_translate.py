@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib.util
 import io
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, Run, run_module, train
+from conftest import ROOT, Run, one_line_error, run_module, train
 
 from fairseq_admin import cli
 from fairseq_admin.checkpoints import files
@@ -256,14 +257,7 @@ def test_ctranslate2_needs_no_torch(ct2: Path, tmp_path: Path) -> None:
 def refused(capfd: pytest.CaptureFixture) -> Callable[..., str]:
     """refused(model, text, ...) -> the one line that `translate` ends with."""
 
-    def go(*arguments: object) -> str:
-        capfd.readouterr()
-        assert command("translate", *arguments) == 2
-        out, err = capfd.readouterr()
-        assert out == "" and len(err.splitlines()) == 1, err
-        return err
-
-    return go
+    return functools.partial(one_line_error, capfd, "translate")
 
 
 @pytest.fixture
@@ -273,7 +267,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_missing_is_named(
+def test_missing_files_are_named(
     folded: Path, data: Path, text: Path, tmp_path: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = tmp_path / "empty"
@@ -464,7 +458,7 @@ def test_batches_hold_every_sentence_once_and_no_more_than_they_may() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 2000])
-def test_what_is_written(
+def test_format_of_the_output(
     chunk: int, shouter: Pipeline, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Are hypotheses numbered by line, however many are read at a time, and is there no bar without a terminal?"""
@@ -484,7 +478,7 @@ def test_removed_characters_are_said_once(shouter: Pipeline, capfd: pytest.Captu
     assert capfd.readouterr() == ("", note)
 
 
-def test_what_is_not_utf8_is_named_by_its_line(shouter: Pipeline) -> None:
+def test_text_that_is_not_utf8_is_named_by_line(shouter: Pipeline) -> None:
     sink = io.BytesIO()
     with pytest.raises(AdminError, match=f"text: line {streams.CHUNK + 1} is not UTF-8 \\(byte 0xfc at column 2\\)"):
         source = io.BytesIO(b"x\n" * streams.CHUNK + b"f\xfcnf\n")

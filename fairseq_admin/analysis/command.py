@@ -35,23 +35,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument("what", choices=list(MEASURES), help="; ".join(f"{k}: {v.text}" for k, v in MEASURES.items()))
     parser.add_argument("checkpoints", type=model, nargs="*", metavar="CHECKPOINT", help="a trained model")
-    parser.add_argument(
-        "--arch", help="instead of a checkpoint, a fresh model; with the options that it would train with"
-    )
-    parser.add_argument("-o", "--output", type=output, required=True, help="name of the files to write, without .json")
+    parser.add_argument("--arch", help="a fresh model instead of a checkpoint; takes its options as fairseq-train does")
+    parser.add_argument("-o", "--output", type=output, required=True, help="name of the files to write, without suffix")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--data", type=binarised, help="binarised data to measure on")
     source.add_argument("--random-tokens", action="store_true", help="measure on random words instead")
-    parser.add_argument("--split", default="valid", help="of the data (default: valid)")
-    parser.add_argument("--tokens", type=positive, default=1024, help="how many, at least (default: 1024)")
-    parser.add_argument("--seed", type=seed, default=1, help="of sentences and of fresh weights (default: 1)")
-    parser.add_argument("--json", action="store_true", help="write the numbers alone, without a figure")
+    parser.add_argument("--split", default="valid", help="split of the data (default: valid)")
+    parser.add_argument("--tokens", type=positive, default=1024, help="smallest number of tokens (default: 1024)")
+    parser.add_argument("--seed", type=seed, default=1, help="of sentences and fresh weights (default: 1)")
+    parser.add_argument("--json", action="store_true", help="write the numbers only, no figure")
     defaults = Settings()
-    parser.add_argument("--depths", type=_depths, help="of a fresh model, as 6,8,12 (default: the measure's own)")
+    parser.add_argument("--depths", type=_depths, help="of a fresh model, as 6,8,12 (default: by measure)")
     parser.add_argument(
         "--repeats", type=positive, default=defaults.repeats, help="random draws to average over (default: 3)"
     )
-    parser.add_argument("--lr", type=above_zero, default=defaults.lr, help="of an optimizer's update (default: 1e-4)")
+    parser.add_argument("--lr", type=above_zero, default=defaults.lr, help="learning rate of an update (default: 1e-4)")
     parser.add_argument("--updates", type=positive, default=defaults.updates, help="of a fresh model (default: 10)")
     parser.set_defaults(model_options=())
 
@@ -61,7 +59,7 @@ def _depths(text: str) -> tuple[int, ...]:
         depths = tuple(sorted({int(part) for part in text.split(",")}))
         if depths[0] >= 1:
             return depths
-    raise argparse.ArgumentTypeError(f"{text} was found and whole numbers of at least 1, as 6,8,12, were expected")
+    raise argparse.ArgumentTypeError(f"expected whole numbers of at least 1, as 6,8,12, found {text}")
 
 
 def add_model(parser: argparse.ArgumentParser, arguments: list[str]) -> None:

@@ -175,7 +175,7 @@ class Trained(Subject):
                 )
             if {key: tensor.shape for key, tensor in checkpoint.weights.items()} != shapes:
                 raise AdminError(
-                    f"{checkpoint.name} and {first.name} are of different models. Give checkpoints of one run."
+                    f"{checkpoint.name} and {first.name} hold different models. Give checkpoints of one run."
                 )
             check_weights(checkpoint)
             if checkpoint.omegas and checkpoint.record is None:

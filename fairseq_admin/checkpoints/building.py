@@ -98,7 +98,7 @@ def _unloaded(
     args.admin_fast = "off"  # for training only: stock layers compute the same, without a probe of the CPU
     args.checkpoint_activations = args.offload_activations = False  # also for training only
     sizes = list(checkpoint.vocabulary.values())
-    named = "options" if source is None else "options and its dictionaries"
+    origin = "options" if source is None else "options and its dictionaries"
     source = source or made_up_words(sizes[0])
     target = target or (source if sizes[0] == sizes[-1] else made_up_words(sizes[-1]))
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
@@ -115,7 +115,7 @@ def _unloaded(
     except Exception as error:  # fairseq checks little: a wrong value fails where it is first used
         option = f"{error.full_key}: " if isinstance(error, ValidationError) else ""
         raise AdminError(
-            f"{checkpoint.name}: no model can be built from its {named} ({option}{line(error)}). Give the file that "
+            f"{checkpoint.name}: no model can be built from its {origin} ({option}{line(error)}). Give the file that "
             "fairseq-train saved, and what it was trained with."
         ) from None
 

@@ -169,11 +169,11 @@ class Checkpoint:
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """V, the number of rows in the embedding of each stack. (An adaptive one has a matrix per band.)"""
-        named = state_dict.strip_roberta_prefix(self.weights)
+        weights = state_dict.strip_roberta_prefix(self.weights)
         sizes = {}
         for stack in self.stacks:
             matrix = re.compile(rf"{stack}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
-            sizes[stack] = sum(tensor.size(0) for key, tensor in named.items() if matrix.fullmatch(key))
+            sizes[stack] = sum(tensor.size(0) for key, tensor in weights.items() if matrix.fullmatch(key))
             if not sizes[stack]:
                 raise AdminError(
                     f"{self.name} has no {stack}.embed_tokens.weight: it is not a Transformer with that stack, or "

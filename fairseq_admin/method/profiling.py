@@ -126,7 +126,7 @@ def profile(
     start = time.perf_counter()
     batch, stacks = inputs(src_tokens, prev_output_tokens), stacks_of(model)
     norms = {side: shortcut_norms(stacks[side]) for side in batch}
-    named = {"encoder": "source", "decoder": "target"} if len(batch) > 1 else dict.fromkeys(batch, "")
+    labels = {"encoder": "source", "decoder": "target"} if len(batch) > 1 else dict.fromkeys(batch, "")
 
     def attempt(sentences: int) -> Tensor:
         src, prev = (None if side is None else side[:sentences] for side in (src_tokens, prev_output_tokens))
@@ -135,7 +135,7 @@ def profile(
     widths, sentences = [words.size(1) for words in batch.values()], len(next(iter(batch.values())))
     fitting = min(sentences, max(1, tokens // max(widths)))
     _, sentences, summary = profile_stacks(norms, attempt, fitting, from_first_rank)
-    counts = {named[side]: int(batch[side][:sentences].ne(stacks[side].padding_idx).sum()) for side in batch}
+    counts = {labels[side]: int(batch[side][:sentences].ne(stacks[side].padding_idx).sum()) for side in batch}
     logger.info(
         "Admin: profiled by rule %s on %s tokens in %.2f s: %s",
         rule,

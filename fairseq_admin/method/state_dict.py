@@ -122,7 +122,7 @@ def upgrade_stock_state(
     Raises:
         AdminError: the depth differs, or a Pre-LN Transformer is to become Admin.
     """
-    named = strip_roberta_prefix(state)
+    renamed = strip_roberta_prefix(state)
     for stack, expected_layers in depths.items():
         held = layers(state, stack)
         if held != expected_layers:
@@ -135,7 +135,7 @@ def upgrade_stock_state(
     if any(key.endswith(OMEGA_INIT) for key in state) or not any(key.endswith(OMEGA_INIT) for key in expected):
         return
     for stack in depths:
-        if f"{stack}.layer_norm.weight" in named:
+        if f"{stack}.layer_norm.weight" in renamed:
             raise AdminError(
                 f"the checkpoint is a Pre-LN Transformer (it has {stack}.layer_norm); Admin takes Post-LN weights only."
             )

@@ -225,7 +225,7 @@ def diagnose(
     print(f"diagnose: {cost}", file=sys.stderr)
     trials = [Trial(*kind, rate) for rate in rates for kind in KINDS]
     alive = list(range(len(trials)))
-    with bar("trials", unit * parts, " steps", speaker="diagnose: ") as shown:
+    with bar("trials", unit * parts, " steps", prefix="diagnose: ") as shown:
         trainer.step_done = shown.update
         plateau = trainer.train(trainer.blind(), max(rates), 0, unit * LENGTHS[-1])
         if plateau == math.inf:

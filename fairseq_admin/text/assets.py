@@ -34,17 +34,17 @@ Pair = tuple[str | None, str | None]
 """Source and target language; None where unknown."""
 
 
-def folders(named: Path) -> list[Path]:
+def folders(folder: Path) -> list[Path]:
     """The two folders of a text.
 
     Args:
-        named: the folder that the user named.
+        folder: the one that the user named.
 
     Returns:
         That folder, and the other one.
     """
-    is_bin = named.absolute().name == "bin"
-    return [named, Path(os.path.normpath(named / "..")) if is_bin else named / "bin"]
+    is_bin = folder.absolute().name == "bin"
+    return [folder, Path(os.path.normpath(folder / "..")) if is_bin else folder / "bin"]
 
 
 def binarised(name: str) -> Path:
@@ -56,9 +56,9 @@ def binarised(name: str) -> Path:
     Returns:
         The one with data. Without data: `bin` if it exists, otherwise the named folder.
     """
-    named = Path(name)
-    nowhere = named / "bin" if (named / "bin").is_dir() else named
-    return next((folder for folder in folders(named) if any(folder.glob("*.idx"))), nowhere)
+    text = Path(name)
+    without_data = text / "bin" if (text / "bin").is_dir() else text
+    return next((folder for folder in folders(text) if any(folder.glob("*.idx"))), without_data)
 
 
 def files_in(places: Iterable[Path]) -> list[Path]:

@@ -4,7 +4,7 @@ Every model class is built small with random weights, in float64 where it allows
 in which a norm alone reads a sum x + f(x) are Post-LN; of each it says how many sites it has, whether it is the same
 bit for bit at ω = 1 and the same to rounding once folded, or why it cannot be folded and whether it learns ω.
 
-    python -m recipes.bench.families --csv docs/families.csv     # all, about half an hour
+    python -m recipes.bench.families --csv docs/families.csv     # all, more than half an hour
     python -m recipes.bench.families bert bart xlnet
 
 Encoders of other libraries too, by name, in an environment of your own that has them:
@@ -192,7 +192,7 @@ def tried(name: str, narrow: bool, dtype: torch.dtype) -> dict[str, Any]:
     try:
         admin.attach(model, batch, omega=1)
     except AdminError as error:
-        kept = str(error).partition(": ")[2].partition("; unfoldable")[0].partition(" (modeling_")[0]
+        kept = re.split(r"; unfoldable|\. Give unfoldable| \(modeling_", str(error).partition(": ")[2])[0]
         try:
             admin.attach(model, batch, omega=1, unfoldable="keep")
         except AdminError as error:

@@ -1,15 +1,15 @@
-"""How a run came out: did it learn, stay on the plateau, or diverge, and at what loss did it end?
+"""The outcome of a run: learned, plateau or diverged, and its loss at the end.
 
 H is the entropy of one target token, end of sentence included, over the training set: the loss of a model that knows
-how frequent every word is and nothing else.
+only how frequent every word is.
 
     diverged   it stopped because a loss or gradient was no longer finite, update after update overflowed; or the last
                loss is not finite, or above 1.5 H: confidently wrong
     plateau    the last validation is above 0.8 H. (On the generated corpus a model that ends every sentence where it
                should, and guesses the words, is at 0.92 H: still on the plateau.)
-    learned    else
+    learned    otherwise
 
-The outcome of a run is the mean of its last validations: one alone is noise on top of an effect.
+The loss at the end is the mean of the last validations, since one alone is noisy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FALLING = 0.02
 
 
 def verdict(log: Log, entropy: float, stopped: bool) -> tuple[str, int | None]:
-    """How a finished run ended, and where it diverged (the last update logged, or the first bad loss), if it did.
+    """The verdict on a finished run, and the update at which it diverged (the last one logged, or the first bad loss).
 
     Args:
         entropy: H, in bits per token.

@@ -1,16 +1,16 @@
-"""How the schemes of a grid stand: each at its own best learning rate, with intervals over the seeds.
+"""The schemes of a grid compared: each at its own best learning rate, with intervals over the seeds.
 
 The table of a comparison has a row a scheme and depth:
 
-    best rate   by the seeds that every rate was tried with: the one with most that learned; of those the one with the
-                lowest mean of the last loss on validation; `edge`: no rate beyond it was tried; `as good`: rates at
-                which as many seeds learned, three or more, and whose loss is not shown to be higher
+    best rate   the rate at which most seeds learned, and of several the one with the lowest mean of the last loss on
+                validation, by the seeds that every rate was tried with; `edge`: no rate beyond it was tried; `as good`:
+                rates at which as many seeds learned, three or more, and whose loss is not shown to be higher
     window      the rates at which every seed learned
-    bits, BLEU  the outcome, which is the mean of the last four validations, and the score of the test set, which chose
-                nothing; of one seed or two, each value
+    bits, BLEU  the mean of the last four validations (the outcome), and the score of the test set, which chose nothing;
+                of one seed or two, each value
     falling     the runs whose outcome is more than 2 % below the mean of the four validations before
     vs. Admin   the difference to Admin's row, seed by seed: the same batches in the same order. Its interval spans
-                those at all rates that are as good, so that no verdict hangs on which of them came out best
+                those at all rates that are as good, so that no verdict depends on which of them is best
     Welch       the ratio of the losses less one, by Welch's interval on their logarithms, which pairs no seeds
 
 In the table of make deeper
@@ -22,8 +22,8 @@ In the table of make deeper
 The table of make sensitivity and make warmup has the rates at which a scheme learns with every seed.
 
 Intervals are Student's t at 95 % over the seeds. A difference counts if its interval, from three seeds or more, is on
-one side of zero; else none was shown. Many rows are compared at once: one in twenty will count by chance. A model that
-diverged counts with the loss beyond which a run has diverged, and with BLEU 0.
+one side of zero; otherwise none is shown. Many rows are compared at once: one in twenty will count by chance. A run
+that diverged counts with the loss beyond which a run has diverged, and with BLEU 0.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from recipes.steps.common import read_lines, replacing, write_lines
 from recipes.steps.results import as_cell, from_cell
 
 Row = dict[str, Any]
-"""Where in the grid a run is, as texts, then how it came out. `valid` is the loss on validation, in bits per token by
-update; of make deeper it is an accuracy of 0 to 1, as `test` is."""
+"""A run's place in the grid, as texts, then its outcome. `valid` is the loss on validation, in bits per token by
+update; in make deeper it is an accuracy of 0 to 1, as `test` is."""
 TITLES = {"none": "head alone", **{name: scheme.title for name, scheme in SCHEMES.items()}}
-"""Of schemes; `none` is a head without new layers, in make deeper."""
+"""The schemes' titles; `none` is a head without new layers, in make deeper."""
 NUMBERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("update", "params", "seconds"), int),
     **dict.fromkeys(("bits", "entropy", "bleu", "test"), float),

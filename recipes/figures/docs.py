@@ -42,13 +42,13 @@ GRIDS = {
 }
 """How rows are drawn, and which."""
 RECIPES = {"demo": "demo-loss", "multi30k/de-en": "multi30k-60l"}
-"""Of results.csv: whose losses are drawn, of seed 1, and into which figure."""
+"""The recipes of results.csv whose losses are drawn, of seed 1, and the figure of each."""
 LAWS = {"linear": "a + b N", "logarithmic": "a + b ln N"}
-"""Of the change of the output, of which the better one is named."""
+"""The laws of the output change; a figure names the better one."""
 
 
 def standing(rows: list[Row], without: Container[str]) -> list[Row]:
-    """How schemes stand in make compare, but for some columns."""
+    """The table of make compare, without some columns."""
     return [{key: row[key] for key in row if key not in without} for row in titled(ranking.table(rows))]
 
 

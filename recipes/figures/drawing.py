@@ -141,7 +141,7 @@ def legend(figure: Figure, panel: Axes, title: str) -> None:
 
 
 def by_scheme(rows: Sequence[Row]) -> Panels:
-    """Of make compare a panel a scheme, at the largest depth, each with Admin, Post-LN and Pre-LN to compare with."""
+    """A panel for each scheme of make compare at the largest depth, with Admin, Post-LN and Pre-LN in each."""
     layers = depths_of(rows)[-1]
     schemes = grouped((row for row in rows if row["layers"] == layers), "scheme")
     known = {TITLES[key]: runs for (key,), runs in schemes.items() if key in ALWAYS}
@@ -150,7 +150,7 @@ def by_scheme(rows: Sequence[Row]) -> Panels:
 
 
 def draw_rates(rows: Sequence[Row]) -> Figure:
-    """The loss against the learning rate. Of make compare it is a run's outcome, else that of the last validation."""
+    """The loss against the learning rate: of make compare the mean of the last validations, otherwise the last one."""
     if "layers" in rows[0]:
         panels, measure, colours = by_scheme(rows), loss, {TITLES[key]: colour for key, colour in ALWAYS.items()}
     else:
@@ -167,7 +167,7 @@ def draw_rates(rows: Sequence[Row]) -> Figure:
 
 
 def draw_accuracies(rows: Sequence[Row]) -> Figure:
-    """Of make deeper the accuracy at each scheme's best rate, by the number of new layers."""
+    """The accuracy of make deeper at each scheme's best rate, by the number of new layers."""
     lines: dict[str, list[Row]] = {}
     for ranking in rankings(rows):
         lines.setdefault(TITLES[ranking.scheme], []).extend(ranking.at_best.values())

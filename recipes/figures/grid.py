@@ -1,7 +1,7 @@
 """The table and figures of a grid of runs, in its folder.
 
-runs.csv has a row a run; table.csv and table.md say how the schemes stand (recipes/compare/ranking.py). rates.png has
-the losses by rate, and of make compare curves.png those by update; of make deeper accuracy.png has the accuracies.
+runs.csv has a row for each run; table.csv and table.md compare the schemes (recipes/compare/ranking.py). rates.png has
+the losses by rate, curves.png (make compare) those by update, accuracy.png (make deeper) the accuracies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recipes.figures.drawing import draw_accuracies, draw_curves, draw_rates, sa
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
-    """What holds for a whole table."""
+    """The notes below a table."""
     yield f"Columns: recipes/compare/ranking.py. Brackets: Student's t over the seeds, {LEVEL:.0%}."
     if "entropy" in rows[0]:
         entropy = ", ".join(sorted({f"{row['entropy']:.3f}" for row in rows}))

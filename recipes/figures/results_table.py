@@ -35,7 +35,7 @@ COLUMNS = {
     "tokens an update": (each, "tokens"), "parameters": (each, "params"), "hours": (spread, "hours"),
     "hardware": (each, "hardware"), "commit": (each, "commit"),
 }  # fmt: skip
-"""Of the table: what of which column of results.csv. The papers' number comes after the first."""
+"""The columns of the table: how a cell is made, and from which column of results.csv."""
 
 
 def lines(results: list[dict[str, str]], papers: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -20,13 +20,13 @@ from recipes.grid.runs import GENERATE_ARGS, GridRun, PointRecipe, TranslationRu
 from recipes.recipe import Recipe
 
 Axes = dict[str, str]
-"""Where in the grid a run is."""
+"""A run's place in the grid, by axis."""
 NAMED = {"layers": "{}l", "warmup": "w{}", "lr": "lr{}", "beta2": "b{}", "seed": "s{}"}
-"""How an axis is in the name of a run's folder, where not as it is."""
+"""The parts of a run's name by axis, if not the place itself."""
 TEXTS = {"cpu": "own", "gpu": "demo", "multi30k": "multi30k", "quick": "own"}
 """The recipe of a grid's runs, by preset. `own` has the generated text."""
 SETTINGS = {"scheme": "METHOD", "layers": "LAYERS", "lr": "LR", "warmup": "WARMUP", "seed": "SEED"}
-"""The recipe's setting that is an axis."""
+"""The recipe's setting for an axis."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"--optimizer": "adam"},
     "sgd": {"--optimizer": "sgd", "--momentum": 0, "--adam-betas": None},
@@ -90,10 +90,13 @@ class Grid:
         """The recipe of a run: the grid's settings, the places on its axes, and the last checkpoint alone."""
         s, target = self.settings, TEXTS[self.settings.PRESET]
         names = {*recipes.files()[target][0].names} - {"PAIRS", "WHERE"}
-        given = {name: as_text(value) for name, value in s if name in names and as_text(value)}
+        given = {"INIT": "reference"}
+        given |= {name: as_text(value) for name, value in s if name in names and as_text(value)}
         given |= {SETTINGS[axis]: place for axis, place in axes.items() if axis in SETTINGS}
         if SCHEMES[axes["scheme"]].ffn is None:  # its initialisation has feed-forward weights of its own
             given["FFN_INIT"] = "xavier"
+        if target != "multi30k" and s.DATA:
+            raise ValueError(f"DATA={s.DATA} with PRESET={s.PRESET}: the text is generated. Leave DATA= out.")
         if target == "own":
             text = texts.reversed_text(self.folder, (s.PAIRS, s.VALID_PAIRS, s.TEST_PAIRS), s.WORDS)
             given |= {"DATA": str(text), "PAIR": "a-b", "TOKENISER": "", "MERGES": str(10 * s.WORDS)}

@@ -97,7 +97,7 @@ class GridRun(Pipeline):
 
     @abstractmethod
     def row(self, log: Log, diverged: bool) -> Row:
-        """How it came out."""
+        """The outcome of the run."""
 
     def optimisation(self) -> list[str]:
         """The recipe's own, with the grid's in place of those of the same name; null takes one out."""

@@ -80,7 +80,7 @@ def read_pairs(folder: Path, pair: str) -> list[Pair]:
 
 
 def generated_pairs(size: int, words: int) -> list[Pair]:
-    """Of the corpus of `make compare` as many different pairs as there are, up to a size."""
+    """Up to `size` different pairs of the corpus of `make compare`."""
     text = dict.fromkeys(reversed_pairs("train", size, words))
     return list(text if len(text) == size else dict.fromkeys(reversed_pairs("train", 2 * size, words)))
 

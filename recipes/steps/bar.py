@@ -25,7 +25,7 @@ def bar(title: str, total: int | None, done: int = 0) -> Iterator[tqdm]:
         total: bytes in all, if they are known.
         done: bytes that an earlier run did.
     """
-    opened = plain.bar(title, total, "B", scaled=True, done=done, speaker="")
+    opened = plain.bar(title, total, "B", scaled=True, done=done, prefix="")
     with logging_redirect_tqdm(tqdm_class=type(opened)), opened as shown:
         yield shown
 

@@ -1,4 +1,4 @@
-"""A table of archives: recipes/archives.tsv, and any other of its format; and whether a file is one of them.
+"""Tables of archives, such as recipes/archives.tsv, and the check of a file against its row.
 
 A row is a name, bytes or -, a checksum and addresses separated by spaces, with tabs between; # starts a comment. A
 checksum is 64 hex digits (SHA-256), md5:..., or - where none is published.
@@ -54,7 +54,7 @@ def digest(path: Path, algorithm: str) -> str:
 
 
 def check(where: str, path: Path, archive: Archive) -> None:
-    """Is the file the archive, as far as is known? Without a checksum it must be one that can be read.
+    """Check that a file is the archive, by its size and checksum; without a checksum, that it can be read.
 
     Raises:
         ValueError: it is not; the message has no full stop.
