@@ -163,7 +163,7 @@ def _rank(arguments: list[str], log: Path) -> None:
 COMPILE = ["--admin-fast", "compile", "--criterion", "label_smoothed_cross_entropy_fast", "--label-smoothing", 0.1]
 MODES = {
     "fp32": "",
-    "update-freq": "--update-freq 2 --max-tokens 150 --checkpoint-activations",
+    "update-freq": "--update-freq 2 --max-tokens 150",
     "memory-efficient fp16": "--memory-efficient-fp16",
     "amp": "--amp --fp16-init-scale 4096",
 }
