@@ -144,4 +144,4 @@ def test_what_diagnose_says_is_run_with_other_seeds(monkeypatch, tmp_path):
 
 
 def test_the_page_of_the_cases_has_the_table_of_its_rows():
-    assert cases.table(cases.load(ROOT / "docs/cases.csv")) in (ROOT / "docs/cases.md").read_text()
+    assert cases.table(cases.load(ROOT / "docs/rows/cases.csv")) in (ROOT / "docs/cases.md").read_text()

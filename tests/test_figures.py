@@ -32,7 +32,7 @@ def test_loss() -> None:
 
 def test_output_changes_are_in_one_figure() -> None:
     """Does every scheme have its points and theorem 2's, in its colour, with the law that fits better?"""
-    kept = [json.loads((ROOT / f"docs/output-change-{scheme}.json").read_text()) for scheme in ALWAYS]
+    kept = [json.loads((ROOT / f"docs/rows/output-change-{scheme}.json").read_text()) for scheme in ALWAYS]
     noise, update = docs.draw_output_changes(kept).axes
     for axes, series, laws in (
         (noise, "random perturbation", ["a + b ln N, R² 0.993", "a + b N, R² 0.994", "a + b ln N, R² 0.987"]),

@@ -225,7 +225,7 @@ def test_rules_of_omega_are_set_side_by_side(tmp_path):
     assert results.with_rule({**before, "method": "pre-ln"})["rule"] == ""
     assert [row["rule"] for row in results.read(tmp_path / "results.csv")] == ["reference", "constant"]
     assert run_summary(run).splitlines()[2].split() == ["Admin,", "constant", "Admin"]
-    assert {row["rule"] for row in results.read(ROOT / "docs/results.csv")} == {"reference", "constant", ""}
+    assert {row["rule"] for row in results.read(ROOT / "docs/rows/results.csv")} == {"reference", "constant", ""}
 
 
 def test_sentences_end_at_the_edge_of_the_terminal():

@@ -1,6 +1,6 @@
 """Public reports of models that do not train, as small models of our own: with each rule, as Pre-LN, and by diagnose.
 
-    OMP_NUM_THREADS=1 python docs/examples/cases.py run       # every run that docs/cases.csv lacks
+    OMP_NUM_THREADS=1 python docs/examples/cases.py run       # every run that docs/rows/cases.csv lacks
     python docs/examples/cases.py table                       # the table in markdown, from the rows
 
 The reports are named by number in docs/cases.md; nothing of theirs is in here. A finished run is a row at once.
@@ -264,7 +264,7 @@ def table(rows: list[dict[str, str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("command", choices=["run", "table"])
-    parser.add_argument("--csv", type=Path, default=DOCS / "cases.csv")
+    parser.add_argument("--csv", type=Path, default=DOCS / "rows/cases.csv")
     args = parser.parse_args()
     if args.command == "run":
         run_all(args.csv)

@@ -1,10 +1,10 @@
 """Which rules for omega leave the plateau? The screen of docs/protocol-omega.md, and Var[f] as training begins.
 
-    OMP_NUM_THREADS=1 python docs/examples/omega_screen.py run           # every run that docs/omega-screen.csv lacks
-    OMP_NUM_THREADS=1 python docs/examples/omega_screen.py variances     # docs/omega-variances.csv
-    python docs/examples/omega_screen.py table                           # the table in markdown, from the rows
-    OMP_NUM_THREADS=1 python docs/examples/omega_screen.py curves        # every run that docs/24-layers.csv lacks
-    python docs/examples/omega_screen.py plot                            # the two figures, in docs/images
+    OMP_NUM_THREADS=1 python docs/examples/omega_screen.py run           # runs that docs/rows/omega-screen.csv lacks
+    OMP_NUM_THREADS=1 python docs/examples/omega_screen.py variances     # docs/rows/omega-variances.csv
+   python docs/examples/omega_screen.py table                           # the table in markdown, from the rows
+    OMP_NUM_THREADS=1 python docs/examples/omega_screen.py curves        # runs that docs/rows/24-layers.csv lacks
+   python docs/examples/omega_screen.py plot                            # the two figures, in docs/images
 
 The model, its text and its batches are those of nn_transformer.py. A finished run is a row at once, so `run` can be
 stopped at any time and goes on where it was.
@@ -463,9 +463,9 @@ def draw_curves(rows: list[dict[str, str]]) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("command", choices=["run", "variances", "curves", "table", "plot"])
-    parser.add_argument("--csv", type=Path, default=DOCS / "omega-screen.csv")
-    parser.add_argument("--variances", type=Path, default=DOCS / "omega-variances.csv")
-    parser.add_argument("--curves", type=Path, default=DOCS / "24-layers.csv")
+    parser.add_argument("--csv", type=Path, default=DOCS / "rows/omega-screen.csv")
+    parser.add_argument("--variances", type=Path, default=DOCS / "rows/omega-variances.csv")
+    parser.add_argument("--curves", type=Path, default=DOCS / "rows/24-layers.csv")
     args = parser.parse_args()
     if args.command == "run":
         screen(args.csv)

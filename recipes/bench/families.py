@@ -4,12 +4,12 @@ Every model class is built small with random weights, in float64 where it allows
 in which a norm alone reads a sum x + f(x) are Post-LN; of each it says how many sites it has, whether it is the same
 bit for bit at ω = 1 and the same to rounding once folded, or why it cannot be folded and whether it learns ω.
 
-    python -m recipes.bench.families --csv docs/families.csv     # all, more than half an hour
+    python -m recipes.bench.families --csv docs/rows/families.csv     # all, more than half an hour
     python -m recipes.bench.families bert bart xlnet
 
 Encoders of other libraries too, by name, in an environment of your own that has them:
 
-    python -m recipes.bench.families recbole x-transformers joeynmt espnet --csv docs/libraries.csv
+    python -m recipes.bench.families recbole x-transformers joeynmt espnet --csv docs/rows/libraries.csv
 """
 
 from __future__ import annotations

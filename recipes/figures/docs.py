@@ -31,7 +31,7 @@ from recipes.steps.results import from_cell
 from recipes.steps.summary import titled as rule_title
 
 MARKERS = dict(zip(ALWAYS, "osD"))
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROWS = Path(__file__).resolve().parents[2] / "docs/rows"
 GRIDS = {
     "compare": (drawing.draw_rates, "compare.csv"),
     "sensitivity": (drawing.draw_rates, "sensitivity.csv"),
@@ -63,7 +63,7 @@ TABLES: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
 
 def table(name: str) -> str:
     made_of, file = TABLES[name]
-    rows = made_of(read_results([DOCS / file]))
+    rows = made_of(read_results([ROWS / file]))
     lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
@@ -126,11 +126,11 @@ def draw_output_changes(results: Sequence[dict[str, Any]]) -> Figure:
 
 def write_figures(folder: Path) -> None:
     for name, (draw, rows) in GRIDS.items():
-        save(draw(read_results([DOCS / rows])), folder / f"{name}.png", dpi=120)
+        save(draw(read_results([ROWS / rows])), folder / f"{name}.png", dpi=120)
     for recipe, name in RECIPES.items():
-        runs = [row for row in results.read(DOCS / "results.csv") if (row["recipe"], row["seed"]) == (recipe, "1")]
+        runs = [row for row in results.read(ROWS / "results.csv") if (row["recipe"], row["seed"]) == (recipe, "1")]
         save(draw_losses(runs), folder / f"{name}.png", dpi=180)
-    numbers = [DOCS / f"output-change-{scheme}.json" for scheme in ("post-ln", "pre-ln", "admin")]
+    numbers = [ROWS / f"output-change-{scheme}.json" for scheme in ("post-ln", "pre-ln", "admin")]
     changes = [json.loads(path.read_text(encoding="utf-8")) for path in numbers]
     with replacing(folder / "analysis-output-change.png") as part:
         figure.save(draw_output_changes, changes, part, Path(os.devnull))

@@ -1,6 +1,6 @@
 """The claims of docs/protocol.md, from the rows of its runs alone.
 
-    python -m recipes.figures.protocol docs/protocol.csv -o protocol.png
+    python -m recipes.figures.protocol docs/rows/protocol.csv -o protocol.png
 
 prints each comparison whose runs are all there, and the power that the spread of the rows gives it; and draws every
 run with the means of its group. The pilots, which chose the rates, are in none of it.

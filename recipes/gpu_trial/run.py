@@ -41,7 +41,7 @@ ON_TEXT = {
     "cpu": "PRESET=cpu LAYERS=1 WIDTH=16 FFN=32 HEADS=2 MAX_TOKENS=256 MERGES=200 SAVE_EVERY=2 AVERAGE=2 UPDATES=6",
 }
 RATES = {"admin": 3e-4, "pre-ln": 3e-4, "post-ln": 1e-4}
-"""Each method's own: the best of `make compare` with 18 layers (docs/compare.csv), Admin's with INIT=reference."""
+"""Each method's own: the best of `make compare` with 18 layers (docs/rows/compare.csv), Admin's with INIT=reference."""
 RESULT = re.compile(r"row: |=* ?\d+ (passed|failed|skipped|error)|FAILED|sacreBLEU +\d|update \d+ +\d")
 """How a line begins that the report repeats: a row, a count of tests, a test that failed, a score, a validation."""
 ABOUT = "Each command's whole output is next to this file. To paste into an issue:"
