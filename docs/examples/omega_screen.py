@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python docs/examples/omega_screen.py run           # runs that docs/rows/omega-screen.csv lacks
     OMP_NUM_THREADS=1 python docs/examples/omega_screen.py variances     # docs/rows/omega-variances.csv
-   python docs/examples/omega_screen.py table                           # the table in markdown, from the rows
+    python docs/examples/omega_screen.py table                           # the table in markdown, from the rows
     OMP_NUM_THREADS=1 python docs/examples/omega_screen.py curves        # runs that docs/rows/24-layers.csv lacks
-   python docs/examples/omega_screen.py plot                            # the two figures, in docs/images
+    python docs/examples/omega_screen.py plot                            # the two figures, in docs/images
 
 The model, its text and its batches are those of nn_transformer.py. A finished run is a row at once, so `run` can be
 stopped at any time and goes on where it was.
