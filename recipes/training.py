@@ -89,7 +89,7 @@ class Pipeline(ABC):
                 chain.make(self.goals["prepare"], recipe.base)
         if goal != "prepare":
             with exclusive_folder(self.folder, self.machine.node):
-                self.check_resume(chain, self.text.record())
+                self.check_resume(self.text_settings())
                 chain.make(self.goals[goal])
 
     def chain(self) -> Chain:
@@ -103,11 +103,17 @@ class Pipeline(ABC):
             )  # fmt: skip
         return chain
 
-    def check_resume(self, chain: Chain, text: records.Settings) -> None:
-        """Refuse settings that do not continue the folder's training: changed ones, another text, fewer updates."""
-        # A text with published checksums is known by them.
-        files = {} if isinstance(self.settings, Multi30k) else chain.files()
-        records.check_unchanged(self.folder / "settings.json", {**self.resume_settings(), **text, **files})
+    def text_settings(self) -> records.Settings:
+        """The settings that the text was made with, and the files that it was read from.
+
+        A text with published checksums is known by those.
+        """
+        files = {} if isinstance(self.settings, Multi30k) else Chain(self.text.steps()).files()
+        return {**self.text.record(), **files}
+
+    def check_resume(self, text: records.Settings) -> None:
+        """Refuse to continue the folder's training with other settings, another text or fewer updates."""
+        records.check_unchanged(self.folder / "settings.json", {**self.resume_settings(), **text})
         reached, unit = checkpoints.furthest(self.folder, self.unit), self.unit.upper()
         if reached > self.length:
             raise ValueError(

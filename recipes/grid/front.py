@@ -42,9 +42,9 @@ def make_runs(grid: Grid, points: Sequence[Axes]) -> None:
     began, s = time.monotonic(), grid.settings
     done = [axes for axes in points if result(grid, axes).exists()]
     if done:
-        chain, text = grid.run(done[0]).chain(), grid.run(done[0]).text.record()
+        text_settings = grid.run(done[0]).text_settings()
         for axes in done:
-            grid.run(axes).check_resume(chain, text)
+            grid.run(axes).check_resume(text_settings)
     waiting = [axes for axes in points if axes not in done]
     if not waiting:
         return
