@@ -13,7 +13,6 @@ from conftest import ROOT
 
 from fairseq_admin.text.tokens import Text
 from recipes import recipe
-from recipes.chain import Chain
 from recipes.steps import checkpoints, results, score, summary
 from recipes.steps.common import read_lines, write_lines
 from recipes.steps.progress import progress
@@ -48,10 +47,9 @@ def test_a_fault_of_the_machine_is_one_line(fault):
 
 def test_a_training_is_not_taken_back(tmp_path):
     def hold(**length: str) -> None:
-        pipeline = Translation(
-            recipe.read("demo", {"RUNS": str(tmp_path), "SAVE_EVERY": "1", "AVERAGE": "1", **length})
-        )
-        pipeline.check_resume(Chain(pipeline.steps()), pipeline.text.record())
+        settings = {"RUNS": str(tmp_path), "SAVE_EVERY": "1", "AVERAGE": "1", **length}
+        pipeline = Translation(recipe.read("demo", settings))
+        pipeline.check_resume(pipeline.text_settings())
 
     run = tmp_path / "demo/admin-constant-cpu-s1"
     hold(UPDATES="90")
