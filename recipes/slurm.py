@@ -157,8 +157,7 @@ def submit(path: Path, after: str = "") -> str:
 
 
 def parts(pipeline: Pipeline, goal: str) -> Iterator[tuple[str, Job]]:
-    """The goals of a recipe that are jobs, one after another: the same command again, for its text, its training, and
-    the rest."""
+    """The jobs of a recipe, in order: text, training, the rest. Each runs the same command with a goal."""
     recipe, machine = pipeline.recipe, pipeline.machine
     needs, gpus = recipe.file.needs, 0 if machine.cpu else machine.gpus
     needed_by = {"prepare": needs}

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Pipeline(ABC):
-    """A recipe's steps. The first attributes are a kind's own."""
+    """A recipe's steps. Subclasses set the attributes from `arch` to `test`."""
 
     arch: str
     task: list[str]

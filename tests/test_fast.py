@@ -327,7 +327,7 @@ def test_cudnns_attention_is_off(caplog: pytest.LogCaptureFixture, monkeypatch) 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_products_by_onednn_are_as_torchs(bias: bool) -> None:
-    """Do products by oneDNN match torch's, even if changed in place (queries) or without a bias (adaptive softmax)?"""
+    """Do oneDNN's products match torch's, also changed in place (queries) or without a bias (adaptive softmax)?"""
     gradients = []
     for kind in (nn.Linear, FastLinear):
         torch.manual_seed(1)

@@ -64,7 +64,7 @@ PRECISIONS = [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, F
 @pytest.mark.parametrize(("dtype", "fp32"), PRECISIONS)
 @pytest.mark.parametrize("decay", [0.5, 0.99, 0.9999])
 def test_records(dtype: torch.dtype, fp32: bool, decay: float) -> None:
-    """Do the records survive averaging? In bfloat16, 125 * 0.99 + 125 * 0.01 is 124.5, which is another letter."""
+    """Do the records survive averaging? In bfloat16, 125 * 0.99 + 125 * 0.01 is 124.5, not 125."""
     model = reference.build("transformer_admin_tiny")
     model(*reference.batch())
     new = deeper.build(Task(), more_layers=1, more_scheme="peri-ln", admin_scheme="admin", admin_init="log")

@@ -95,7 +95,7 @@ def _unloaded(
 ) -> BaseFairseqModel:
     """Build the model without its weights."""
     args = Namespace(**vars(checkpoint.arguments))  # building a model may write into its options
-    args.admin_fast = "off"  # for training only: stock layers compute the same, without a probe of the CPU
+    args.admin_fast = "off"  # fast layers are for training; stock ones compute the same and do not probe the CPU
     args.checkpoint_activations = args.offload_activations = False  # also for training only
     sizes = list(checkpoint.vocabulary.values())
     origin = "options" if source is None else "options and its dictionaries"

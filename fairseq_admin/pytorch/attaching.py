@@ -350,7 +350,7 @@ def refuse_call(wrapper: nn.Module, args: tuple) -> None:
 
 @one_batch
 def fold(model: nn.Module, batch: Any = None) -> nn.Module:
-    """Make the stock model of an attached one, in place: no ω, no hook, the same function.
+    """Fold ω into the weights, in place: the stock model again, without hooks, with the same function.
 
         >>> batch = torch.randn(4, 7, 16)
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)

@@ -72,7 +72,7 @@ class Trace(TorchFunctionMode):
         for name, argument in by_name(model, batch).items():
             self.values.update({tensor: Value(flow.ARGUMENT, Call(name)) for tensor in tensors(argument)})
         with undisturbed(model) as undo:
-            model.eval()  # which may compute, as adapters do that are merged
+            model.eval()  # this may compute: some adapters merge their weights here
             for module in self.names:
                 undo.callback(module.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
                 undo.callback(module.register_forward_hook(self.leave, with_kwargs=True).remove)

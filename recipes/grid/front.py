@@ -70,7 +70,7 @@ def make_runs(grid: Grid, points: Sequence[Axes]) -> None:
 
 
 def make(grid: Grid) -> None:
-    """All of it. Other settings than those of a run that is there are refused."""
+    """Make the whole grid. Refuse settings that differ from those of an existing run."""
     from recipes.figures import grid as figures  # with scipy and matplotlib
 
     if protocol := getattr(grid.settings, "PROTOCOL", ""):

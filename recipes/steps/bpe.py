@@ -1,4 +1,4 @@
-"""Joint byte-pair encoding: Hugging Face's tokenizers learn it, fastBPE, whose binding cannot learn, applies it."""
+"""Joint byte-pair encoding: Hugging Face's tokenizers learn the merges, and fastBPE applies them."""
 
 from __future__ import annotations
 

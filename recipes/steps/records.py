@@ -94,7 +94,7 @@ def trained_run(models: Path) -> Path | None:
 
 
 def refuse(folder: Path, changed: list[str], models: Path) -> None:
-    """Let nothing in a folder be made again with other settings where a model depends on the old ones.
+    """Refuse to rebuild a folder with other settings if a model depends on it.
 
     Args:
         changed: what differs, as `differences` has it.
