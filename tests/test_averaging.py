@@ -117,6 +117,14 @@ def test_the_rest_is_of_the_one_with_most_updates(tmp_path):
     assert state["extra_state"] == {"epoch": "b"} and "last_optimizer_state" not in state
 
 
+def test_memory_that_fairseq_never_initialises_may_be_nan(tmp_path):
+    """An adaptive softmax or input has a _float_tensor, whose value nothing reads."""
+    key = "decoder.adaptive_softmax.head._float_tensor"
+    models = [{**vectors(w=n), key: torch.tensor([float("nan")])} for n in range(2)]
+    mean = averaging.average([save(tmp_path / f"{n}.pt", model, n) for n, model in enumerate(models)]).weights
+    assert mean["encoder.w"].item() == 0.5 and mean[key].isnan().all()
+
+
 def test_entries_of_fairseq_0122_come_from_the_newest(tmp_path):
     """_float_tensor comes from the newest file. It is uninitialised memory, which may be NaN."""
     key, copy = "encoder.embed_positions._float_tensor", "encoder.layers.1.in_proj_weight"
