@@ -80,10 +80,10 @@ def test_what_a_command_started_ends_with_its_time(tmp_path: Path) -> None:
 
 
 def test_commands_exist(tmp_path: Path) -> None:
-    """Do the card's ceilings come first, then fast, stock and plain steps in fp16, and the tests last?"""
+    """Do the card's ceilings come first, then fast, compiled and best stock steps in fp16, and the tests last?"""
     commands = dict(run.commands_of(run.Trial(DEVICE="cuda"), tmp_path))
-    assert list(commands)[:4] == ["ceilings", "fast-fp16", "stock-fp16", "plain-fp16"]
-    assert list(commands)[-2:] == ["kernels", "trainings"] and {"stock-adamw-bf16", "compiled-fp16"} < set(commands)
+    assert list(commands)[:4] == ["ceilings", "fast-fp16", "compiled-fp16", "stock-adamw-fp16"]
+    assert list(commands)[-2:] == ["kernels", "trainings"] and {"stock-bf16", "plain-fp16"} < set(commands)
     for name, command in commands.items():
         kind, _, last = name.rpartition("-")
         assert kind in ("", "captured", "bert", *step.METHODS)

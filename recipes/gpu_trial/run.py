@@ -67,9 +67,9 @@ def commands_of(trial: Trial, folder: Path) -> Iterator[tuple[str, str]]:
     """
     precisions = PRECISIONS[trial.DEVICE]
     names = ["ceilings"]
-    names += [f"{method}-{precision}" for precision in precisions for method in ("fast", "stock", "plain")]
+    names += [f"{method}-{precision}" for precision in precisions for method in ("fast", "compiled", "stock-adamw")]
     names.append(f"captured-{precisions[-1]}")
-    names += [f"{method}-{precision}" for method in ("stock-adamw", "compiled") for precision in precisions]
+    names += [f"{method}-{precision}" for method in ("stock", "plain") for precision in precisions]
     names += ["bert-stock", "bert-attached", "bert-compiled"]
     yield from ((name, f"python -m recipes.gpu_trial.measure {name}") for name in names)
     yield from ((name, f"{PYTEST} {files}") for name, files in TESTS.items())
