@@ -34,7 +34,6 @@ MARKERS = dict(zip(ALWAYS, "osD"))
 ROWS = Path(__file__).resolve().parents[2] / "docs/rows"
 GRIDS = {
     "compare": (drawing.draw_rates, "compare.csv"),
-    "sensitivity": (drawing.draw_rates, "sensitivity.csv"),
     "sensitivity-18l": (drawing.draw_rates, "sensitivity-18l.csv"),
     "warmup": (drawing.draw_rates, "warmup.csv"),
     "multi30k-curves": (drawing.draw_curves, "multi30k.csv"),
