@@ -34,10 +34,8 @@ MARKERS = dict(zip(ALWAYS, "osD"))
 ROWS = Path(__file__).resolve().parents[2] / "docs/rows"
 GRIDS = {
     "compare": (drawing.draw_rates, "compare.csv"),
-    "sensitivity": (drawing.draw_rates, "sensitivity.csv"),
     "sensitivity-18l": (drawing.draw_rates, "sensitivity-18l.csv"),
     "warmup": (drawing.draw_rates, "warmup.csv"),
-    "multi30k-curves": (drawing.draw_curves, "multi30k.csv"),
     "deeper": (drawing.draw_accuracies, "deeper.csv"),
 }
 """How rows are drawn, and which."""
@@ -54,7 +52,6 @@ def standing(rows: list[Row], without: Container[str]) -> list[Row]:
 
 TABLES: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
     "every-scheme": (partial(standing, without={"layers", "learned"}), "compare.csv"),
-    "multi30k": (partial(standing, without={"window"}), "multi30k.csv"),
     "sensitivity-18l": (ranking.learning, "sensitivity-18l.csv"),
     "warmup": (ranking.learning, "warmup.csv"),
 }
