@@ -53,7 +53,6 @@ def standing(rows: list[Row], without: Container[str]) -> list[Row]:
 TABLES: dict[str, tuple[Callable[[list[Row]], list[Row]], str]] = {
     "every-scheme": (partial(standing, without={"layers", "learned"}), "compare.csv"),
     "sensitivity-18l": (ranking.learning, "sensitivity-18l.csv"),
-    "warmup": (ranking.learning, "warmup.csv"),
 }
 """The tables of the pages, by name: how they are made, and of which rows."""
 
