@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_admin.errors import DIVERGED
-from recipes.steps.common import replacing
+from recipes.steps.common import INTERRUPTED, STOP, replacing
 from recipes.steps.progress import progress
 
 POLL_SECONDS = 0.1
 """Time between checks whether the work is done, and whether the parent make still runs."""
 STOP_SECONDS = 300
 """Time that the work has to end by itself after a signal to stop."""
-STOP = (signal.SIGTERM, signal.SIGUSR2)
-"""The signals that ask a process to stop. A training then writes a checkpoint (steps/early_stop.py)."""
-INTERRUPTED = 128 + signal.SIGINT
 WATCH = (
     "import os, signal, sys; [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGUSR2)];"
     "sys.stdin.read(); os.killpg(0, signal.SIGKILL)"

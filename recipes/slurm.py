@@ -27,10 +27,9 @@ import yaml
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 
 from recipes.jobs import SCRIPT, Job, Needs
-from recipes.processes import INTERRUPTED
 from recipes.recipe import Recipe
 from recipes.settings import Settings
-from recipes.steps.common import write_lines
+from recipes.steps.common import INTERRUPTED, write_lines
 from recipes.steps.guard import locked
 from recipes.training import Pipeline
 from recipes.validation import validated
