@@ -1,4 +1,4 @@
-"""A translation recipe: text, training, average, fold, translations of the test set, sacreBLEU, summary and report."""
+"""Recipes that train a model to translate: the model's options, the translations of the test set, and their scores."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from recipes.text import Text
 from recipes.training import Pipeline
 
 POSITIONS = LONGEST + 1
-"""Positions of a model. fairseq stops at a line of validation or test that fits no batch, so their batches hold at
-least as many tokens. `prepare` has refused or counted longer lines (TOO_LONG), and they are skipped."""
+"""Positions of a model. fairseq stops if a line of the validation or test set fits no batch, so those batches hold at
+least this many tokens. Longer lines are skipped: `prepare` has refused or counted them (TOO_LONG)."""
 
 
 class Translation(Pipeline):
@@ -30,7 +30,7 @@ class Translation(Pipeline):
         self.final, self.generated = self.folder / "model/model.pt", self.folder / "generate.txt"
         self.test = (text.raw / "test", self.settings.PAIR)
         self.task = ["--source-lang", text.source, "--target-lang", text.target]
-        # A multiple of 1: with fairseq's own, 8, the last sentences (up to 7) fall in no batch: they are lost.
+        # With fairseq's default multiple of 8, up to 7 last sentences would be in no batch.
         self.batch = ["--max-tokens", str(self.machine.max_tokens), "--required-batch-size-multiple", "1"]
         self.fitting = str(max(POSITIONS, self.machine.max_tokens))
         self.validated = ["--max-tokens-valid", self.fitting, "--skip-invalid-size-inputs-valid-test"]
@@ -54,7 +54,7 @@ class Translation(Pipeline):
         )  # fmt: skip
 
     def _score(self) -> None:
-        from recipes.steps import score  # with sacreBLEU
+        from recipes.steps import score  # imports sacreBLEU
 
         s, text = self.settings, self.text
         raw, words, units = (folder / "test" for folder in (text.raw, text.words, text.folder / "bpe"))

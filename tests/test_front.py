@@ -99,9 +99,8 @@ def test_the_command_line_is_read_before_anything_starts(words, status, message,
 
 
 def test_an_option_of_fairseqs_is_the_setting_that_renames_it():
-    file, _ = recipes.files()["demo"]
     options = "--dropout 0.2 --lr=5e-4 --adam-eps 1e-6 --fp16".split()
-    given = recipes.collect("demo", ["NODE=0"], file.names, options, file.aliases)
+    given = recipes.collect("demo", ["NODE=0"], options)
     given = {name: value for name, value in given.items() if name not in os.environ}
     assert given.pop("NODE_RANK") == "0", "its name in earlier versions"
     assert given == {"DROPOUT": "0.2", "LR": "5e-4", "TRAIN_ARGS": "--adam-eps 1e-6 --fp16"}
@@ -117,7 +116,7 @@ def test_help_lists_nothing_that_the_recipe_refuses():
     """Help lists only settings that can be given: none that the recipe refuses or another setting overrides."""
     for target in recipes.files():
         more = ["DATA=docs", "PAIR=de-en"] if target == "own" else []
-        listed = [line.partition(": ")[0] for line in recipes.help_lines(target)[2:]]
+        listed = [line.partition(": ")[0] for line in recipes.help_lines(target, {})[2:]]
         given = [word for word in listed if "=" in word and not word.startswith("GPUS=")]
         assert read(target, *given, *more).settings, target
 
