@@ -127,7 +127,7 @@ class RecordedSteps:
             losses_of: computes the losses. A pair is recorded from it.
             batch: its input.
         """
-        if not self.recordable or watched(self.model):
+        if not self.recordable or watched(self.model) or not all(map(torch.is_tensor, batch.values())):
             return None
         shape = tuple((name, tensor.shape, tensor.dtype) for name, tensor in batch.items())
         if shape not in self._pairs:
