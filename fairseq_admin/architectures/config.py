@@ -190,10 +190,24 @@ def _fill_admin(args: Any) -> None:
     fill(args, **{option.name: OUTSIDE.get(option.name, option.default) for option in fields(AdminOptions)})
 
 
+def plain(section: Any) -> dict[str, Any]:
+    """Copy options as plain values.
+
+    Args:
+        section: a Namespace, a config of omegaconf's, a mapping, or None.
+
+    Returns:
+        A new dict; empty for None.
+    """
+    if isinstance(section, Namespace):
+        return dict(vars(section))
+    if OmegaConf.is_config(section):
+        return dict(OmegaConf.to_container(section, resolve=True, enum_to_str=True))  # type: ignore[arg-type]
+    return dict(section or {})
+
+
 def _copied(cfg: Any) -> Namespace:
-    """Copy options from a Namespace or a DictConfig."""
-    flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True) if OmegaConf.is_config(cfg) else vars(cfg)
-    args = Namespace(**flat)
+    args = Namespace(**plain(cfg))
     _fill_admin(args)
     if getattr(args, "offload_activations", False):  # as in fairseq's presets: offloaded inputs are for recomputation
         args.checkpoint_activations = True

@@ -10,18 +10,17 @@ from argparse import Namespace
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from torch import Tensor
 
 from .. import fingerprint
-from ..architectures.config import fill_masked, fill_sizes, flat_decoder
+from ..architectures.config import fill_masked, fill_sizes, flat_decoder, plain
 from ..errors import AdminError
 from ..method import provenance, state_dict
 from ..method.schemes import MODEL_SCHEMES, SCHEMES, Scheme
-from . import files, options
-from .options import Options
+from . import files
 
 OURS = ("transformer_admin", "transformer_lm_admin", "masked_lm_admin")
 """The models of this plugin."""
@@ -35,6 +34,14 @@ STACKS = {
 
 FOLD = "admin_fold"
 """Entry of a checkpoint's `extra_state` that marks a folded model."""
+
+
+class Options(NamedTuple):
+    """A checkpoint's options. Each part has its registered name under `_name`."""
+
+    model: dict[str, Any]
+    task: dict[str, Any]
+    criterion: dict[str, Any]
 
 
 class Checkpoint:
@@ -101,8 +108,20 @@ class Checkpoint:
 
     @cached_property
     def options(self) -> Options:
-        """The options of its training, by `options.read_options`."""
-        return options.read_options(self.state, self.name)
+        """The options of its training, from fairseq's command line, from hydra, or from a version before 0.10.
+
+        Raises:
+            AdminError: the file has none.
+        """
+        if self.state.get("args") is not None:
+            flat = plain(self.state["args"])
+            return Options(*({**flat, "_name": flat.get(kind)} for kind in ("arch", "task", "criterion")))
+        if self.state.get("cfg") is None:
+            raise AdminError(
+                f"{self.name} has neither 'cfg' nor 'args', which give the model's sizes. Use the file that "
+                "fairseq-train saved."
+            )
+        return Options(*(plain(self.state["cfg"].get(kind)) for kind in Options._fields))
 
     @cached_property
     def kind(self) -> str | None:

@@ -17,9 +17,9 @@ import numpy
 import torch
 
 from .. import outputs
+from ..architectures.config import plain
 from ..errors import AdminError, line
 from ..method import clinic
-from .options import plain
 
 
 def allow_fairseq_globals() -> None:

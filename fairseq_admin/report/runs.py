@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from .. import logs
 from ..analysis import omega
+from ..architectures.config import plain
 from ..checkpoints import averaging
 from ..checkpoints.checkpoint import OURS, STACKS, Checkpoint
 from ..checkpoints.fold import FOLDABLE
-from ..checkpoints.options import plain
 from ..errors import AdminError, line
 from ..method import state_dict
 from ..method.schemes import SCHEMES
