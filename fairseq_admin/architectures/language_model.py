@@ -56,7 +56,7 @@ class TransformerLMAdminModel(SchemeModel, TransformerLanguageModel):
 
     def forward(self, src_tokens, **kwargs):
         """Run as fairseq's language model; the first call in training mode profiles ω on its batch first."""
-        self.before_forward(None, src_tokens)
+        self.before_forward(decoder=src_tokens)
         return super().forward(src_tokens, **kwargs)
 
 

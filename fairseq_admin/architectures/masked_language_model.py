@@ -74,7 +74,7 @@ class MaskedLMAdminModel(SchemeModel, RobertaModel):
 
     def forward(self, src_tokens, *args, **kwargs):
         """Run as fairseq's RoBERTa; the first call in training mode profiles ω on its batch first."""
-        self.before_forward(src_tokens, None)
+        self.before_forward(encoder=src_tokens)
         return super().forward(src_tokens, *args, **kwargs)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):

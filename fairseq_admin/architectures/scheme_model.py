@@ -15,7 +15,7 @@ from ..fast.model import speed_up
 from ..fast.plain import plain_layers
 from ..method import clinic, initial_weights, provenance
 from ..method.norms import shortcut_norms
-from ..method.profiling import inputs, profile
+from ..method.profiling import profile
 from ..method.schemes import DEPTH_RULES, RULES, SCHEMES, layers_of, stacks_of
 from ..method.state_dict import prune, upgrade_stock_state
 from ..method.state_dict import scheme as scheme_of
@@ -128,18 +128,16 @@ class SchemeModel(BaseFairseqModel):
         """
         self.monitor.after_backward(self)
 
-    def before_forward(self, src_tokens: Tensor | None, prev_output_tokens: Tensor | None) -> None:
+    def before_forward(self, **words: Tensor) -> None:
         """Profile ω on the first batch in training mode, and measure the run if a measurement is due.
 
         Args:
-            src_tokens: source batch. Shape (B, T_source). None: the model has no encoder.
-            prev_output_tokens: decoder input. Shape (B, T_target). None: the model has no decoder.
+            words: the input of each stack, by side, the encoder's first. Shapes (B, T).
         """
         if self.training and not self.profiled:
             with plain_layers(self):
-                rule, tokens = self.cfg.admin_init, self.cfg.admin_profile_tokens
-                self._record(profile(self, src_tokens, prev_output_tokens, rule, tokens))
-        self.monitor.before_forward(self, inputs(src_tokens, prev_output_tokens))
+                self._record(profile(self, words, self.cfg.admin_init, self.cfg.admin_profile_tokens))
+        self.monitor.before_forward(self, words)
 
     def _refuse_other(self, state_dict: dict[str, Any]) -> None:
         """Refuse weights of another scheme, or with ω by another rule. Admin takes a stock Transformer's weights.

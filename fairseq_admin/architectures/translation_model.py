@@ -81,7 +81,7 @@ class TransformerAdminModel(SchemeModel, TransformerModelBase):
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
         """Run as fairseq's Transformer; the first call in training mode profiles ω on its batch first."""
-        self.before_forward(src_tokens, prev_output_tokens)
+        self.before_forward(encoder=src_tokens, decoder=prev_output_tokens)
         kwargs.setdefault("return_all_hiddens", False)  # the encoder's: no decoder here reads them
         if self.aligned:
             kwargs.setdefault("alignment_layer", self.decoder.num_layers - 1)
