@@ -275,12 +275,6 @@ def _betas(value: Any) -> tuple[float, float]:
     return beta1, beta2
 
 
-def _not_negative(option: str, value: float) -> float:
-    if not 0 <= value < float("inf"):
-        raise AdminError(f"{option} is {value}; a number of at least 0 was expected.")
-    return value
-
-
 @register_optimizer("radam", dataclass=RAdamConfig)
 class FairseqRAdam(ByGroup):
     """fairseq's handle on `RAdam`.
@@ -314,6 +308,6 @@ class FairseqRAdam(ByGroup):
         return {
             "lr": next(iter(self.cfg.lr)) if isinstance(self.cfg.lr, Iterable) else self.cfg.lr,
             "betas": _betas(self.cfg.adam_betas),
-            "eps": _not_negative("--adam-eps", self.cfg.adam_eps),
-            "weight_decay": _not_negative("--weight-decay", self.cfg.weight_decay),
+            "eps": self.cfg.adam_eps,
+            "weight_decay": self.cfg.weight_decay,
         }

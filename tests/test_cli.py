@@ -100,7 +100,7 @@ def test_average_notes_the_text_it_was_trained_on(run: Path) -> None:
     assert text.keys() == {"encoder", "decoder", "codes", "text.json"}
 
 
-FROM_FOLDER = "chooses from a run folder, and checkpoint1.pt is not one"
+FROM_FOLDER = "choose from a run folder, and checkpoint1.pt is not one"
 
 
 @pytest.mark.parametrize(

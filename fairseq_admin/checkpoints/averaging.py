@@ -90,11 +90,10 @@ def choose(inputs: Sequence[Path], last: int | None = None, by: str | None = Non
         in_recipes = not any(pattern.fullmatch(name) for name in names for pattern in NUMBERED.values())
         save_dir = folders[0] / "checkpoints" if in_recipes and "checkpoints" in names else folders[0]
         return newest(save_dir, LAST if last is None else last, by)
-    for option, value in (("--last", last), ("--by", by)):
-        if value is not None:
-            raise AdminError(
-                f"{option} chooses from a run folder, and {inputs[0]} is not one. Leave it out, or give a folder."
-            )
+    if last or by:
+        raise AdminError(
+            f"--last and --by choose from a run folder, and {inputs[0]} is not one. Leave them out, or give a folder."
+        )
     return list(inputs)
 
 

@@ -9,12 +9,9 @@ from typing import Any
 
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
-from fairseq.utils import eval_str_list
-from omegaconf import OmegaConf, ValidationError
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..architectures.config import nested
 from ..errors import AdminError, line
 from ..method.state_dict import LEGACY_KEYS
 from .checkpoint import STACKS, Checkpoint
@@ -106,18 +103,13 @@ def _unloaded(
     longest = checkpoint.options.task.get("tokens_per_sample") or 512  # fairseq's default
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     try:
-        typed = nested(Namespace(**{name: value for name, value in vars(args).items() if value is not None}))
-        if isinstance(typed.adaptive_softmax_cutoff, str):  # the command line stores text
-            typed.adaptive_softmax_cutoff = eval_str_list(typed.adaptive_softmax_cutoff, type=int)
-        OmegaConf.structured(typed)  # checks the values against fairseq's types
         with _Undrawn():
             return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     except AdminError:
         raise
-    except Exception as error:  # fairseq checks little: a wrong value fails where it is first used
-        option = f"{error.full_key}: " if isinstance(error, ValidationError) else ""
+    except Exception as error:  # fairseq checks no option: a wrong value fails where it is first used
         raise AdminError(
-            f"{checkpoint.name}: no model can be built from its {origin} ({option}{line(error)}). Give the file that "
+            f"{checkpoint.name}: no model can be built from its {origin} ({line(error)}). Give the file that "
             "fairseq-train saved, and what it was trained with."
         ) from None
 

@@ -32,6 +32,7 @@ from ..pytorch import folding
 from ..version import __version__
 from .building import check_weights
 from .checkpoint import FOLD, Checkpoint
+from .equivalence import PAD
 from .stock import max_positions, stock_options
 
 READERS = {
@@ -40,9 +41,6 @@ READERS = {
     "final": ("fc1",),
 }
 """The modules of a branch that read its shortcut, by the first part of its norm's name."""
-
-PAD = 1
-"""Index of padding in every fairseq dictionary. Positions are numbered from the next index on."""
 
 WRITERS = ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
 """The last modules of a layer's branches."""
@@ -166,7 +164,7 @@ def _scale_embedding(folded: dict[str, Tensor], checkpoint: Checkpoint, stack: s
         )
     folded[words] = folded[words].double() * omega
     if not checkpoint.options.model.get("no_token_positional_embeddings"):
-        rows = max_positions(checkpoint, stack) + PAD + 1
+        rows = max_positions(checkpoint, stack) + PAD + 1  # positions are numbered from PAD + 1 on
         table = SinusoidalPositionalEmbedding.get_embedding(rows, omega.numel(), PAD)
         folded[positions] = folded.get(positions, table).double() * omega
 
