@@ -464,12 +464,6 @@ def test_scale_is_loaded_with_the_weights():
         ("translation", {"decoder_normalize_before": True}, "^--decoder-normalize-before was given"),
         (
             "translation",
-            {"admin_scheme": "keel", "cross_self_attention": True},
-            "^--cross-self-attention was given with",
-        ),
-        ("translation", {"admin_scheme": "keel", "no_cross_attention": True}, "^--no-cross-attention was given with"),
-        (
-            "translation",
             {"admin_scheme": "looklinear", "encoder_ffn_embed_dim": 63},
             "^a feed-forward layer is 63 wide",
         ),
@@ -477,7 +471,6 @@ def test_scale_is_loaded_with_the_weights():
         ("language", {"scale_resids": True}, "^scale_resids was given"),
         ("language", {"base_layers": 1}, "^--base-layers 1 was given"),
         ("language", {"decoder_layers_to_keep": "1,3"}, "^--decoder-layers-to-keep is 1,3; expected .* from 0 to 2,"),
-        ("language", {"admin_scheme": "t-fixup", **ADAPTIVE}, "^--admin-scheme t-fixup scales one embedding matrix"),
         ("masked", {"encoder_normalize_before": True}, "^--encoder-normalize-before was given, .* pre-ln"),
         ("masked", {"encoder_layers_to_keep": "1,3"}, "^--encoder-layers-to-keep is 1,3; expected .* from 0 to 2,"),
         ("masked", {"admin_scheme": "t-fixup"}, "^--admin-scheme t-fixup was given; its paper has no gain for an enc"),

@@ -82,10 +82,6 @@ def _refuse_clashes(cfg: TransformerConfig) -> None:
         clash = f"--admin-init {cfg.admin_init}", "has no omega to set"
     elif scheme.ffn is None and cfg.admin_ffn_init == "stock":
         clash = "--admin-ffn-init stock", "draws its feed-forward weights itself, from Xavier's law"
-    elif scheme.branch_norm == "input" and cfg.cross_self_attention:
-        clash = "--cross-self-attention", "norms a self-attention's input and not the encoder's output in it"
-    elif cfg.admin_scheme == "keel" and cfg.no_cross_attention:
-        clash = "--no-cross-attention", "counts three sub-layers in a layer of a decoder next to an encoder"
     if clash:
         option, reason = clash
         raise AdminError(

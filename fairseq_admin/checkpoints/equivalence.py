@@ -11,7 +11,7 @@ import contextlib
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq import tasks
@@ -30,21 +30,16 @@ PAD, EOS, FIRST_WORD = 1, 2, 4
 """Indices in every fairseq dictionary: padding, end of sentence, first word."""
 
 
-class Batch(NamedTuple):
-    """Inputs of a translation model's forward. Shapes (B, T_source), (B,), (B, T_target)."""
-
-    src_tokens: Tensor
-    src_lengths: Tensor
-    prev_output_tokens: Tensor
+Batch = dict[str, Tensor]
+"""fairseq's `net_input`: src_tokens (B, T), src_lengths (B,), and prev_output_tokens (B, T) of a translation model."""
 
 
-class LanguageBatch(NamedTuple):
-    """Input of a language model's forward. Shape (B, T)."""
+def decoder_input(batch: Batch) -> Tensor:
+    """The decoder's input in a batch. Shape (B, T)."""
+    return batch.get("prev_output_tokens", batch["src_tokens"])
 
-    prev_output_tokens: Tensor
 
-
-def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Any]:
+def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8, longest: int = 40) -> list[Batch]:
     """Draw sentences of random words and lengths, padded as fairseq pads. Models of one vocabulary get the same ones.
 
     Args:
@@ -52,9 +47,6 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
         batches: their number.
         sentences: in a batch.
         longest: largest number of words in a sentence.
-
-    Returns:
-        `Batch`es, or `LanguageBatch`es for a language model.
     """
     generator = torch.Generator().manual_seed(1)
     longest = min(longest, *(max_positions(checkpoint, stack) for stack in checkpoint.stacks))
@@ -70,9 +62,9 @@ def random_batches(checkpoint: Checkpoint, batches: int = 3, sentences: int = 8,
         words[:, 0] = EOS
         return words.masked_fill_(places >= lengths, PAD)
 
-    def batch() -> Any:
-        sides = [side_of(stack) for stack in checkpoint.stacks]
-        return Batch(sides[0], sides[0].ne(PAD).sum(1), sides[1]) if len(sides) == 2 else LanguageBatch(sides[0])
+    def batch() -> Batch:
+        inputs = dict(zip(("src_tokens", "prev_output_tokens"), map(side_of, checkpoint.stacks)))
+        return {**inputs, "src_lengths": inputs["src_tokens"].ne(PAD).sum(1)}
 
     return [batch() for _ in range(batches)]
 
@@ -131,15 +123,12 @@ def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
     return task
 
 
-def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batches: int = 4) -> list[Any]:
+def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batches: int = 4) -> list[Batch]:
     """Load the first batches of a split.
 
     Args:
         checkpoint, data, split: see `data_of`.
         batches: their number, at most.
-
-    Returns:
-        `Batch`es, or `LanguageBatch`es for a language model.
 
     Raises:
         AdminError: see `data_of`.
@@ -152,13 +141,10 @@ def real_batches(checkpoint: Checkpoint, data: Path, split: str = "valid", batch
             max_positions=task.max_positions(),
             ignore_invalid_inputs=True,
         ).next_epoch_itr(shuffle=False)
-        inputs = [sample["net_input"] for _, sample in zip(range(batches), iterator)]
-    if len(checkpoint.stacks) == 1:
-        return [LanguageBatch(sample["src_tokens"]) for sample in inputs]
-    return [Batch(*(sample[name] for name in Batch._fields)) for sample in inputs]
+        return [sample["net_input"] for _, sample in zip(range(batches), iterator)]
 
 
-def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterator[Tensor]:
+def log_probabilities(model: BaseFairseqModel, batches: Sequence[Batch]) -> Iterator[Tensor]:
     """Compute log-probabilities at the target positions, without padding.
 
     Args:
@@ -170,8 +156,8 @@ def log_probabilities(model: BaseFairseqModel, batches: Sequence[Any]) -> Iterat
     """
     with torch.no_grad():
         for batch in progress("compare", batches, " batches"):
-            scores = model.get_normalized_probs(model(*batch), log_probs=True)
-            yield scores[batch.prev_output_tokens.ne(PAD)]
+            scores = model.get_normalized_probs(model(**batch), log_probs=True)
+            yield scores[decoder_input(batch).ne(PAD)]
 
 
 def verify(one: Checkpoint, other: Checkpoint, data: Path | None = None) -> tuple[float, int]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from .. import fingerprint
 from ..errors import AdminError
 from ..method import provenance
-from ..method.state_dict import LEGACY_KEYS, OMEGA_DELTA, OMEGA_INIT, layers
+from ..method.state_dict import LEGACY_KEYS, OMEGA_DELTA, OMEGA_INIT, layers, omega
 from ..pytorch import folding
 from ..version import __version__
 from .building import check_weights
@@ -139,13 +139,13 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
         if sublayer.norm_before is None and (sublayer.omega.eq(sublayer.omega[0]) & sublayer.omega.gt(0)).all():
             scale_output(f"{sublayer.layer}.self_attn.out_proj", 1 / sublayer.omega[:1])
             continue
-        omega = folding.divisible(sublayer.omega, where, smallest, clamp)
+        factor = folding.divisible(sublayer.omega, where, smallest, clamp)
         if sublayer.norm_before is None:
-            _scale_embedding(folded, checkpoint, sublayer.layer.partition(".")[0], omega)
+            _scale_embedding(folded, checkpoint, sublayer.layer.partition(".")[0], factor)
         else:
-            scale_output(sublayer.norm_before, omega)
+            scale_output(sublayer.norm_before, factor)
         for key in (f"{sublayer.layer}.{reader}.weight" for reader in sublayer.readers):
-            folded[key] = folding.scale(folded[key], 1 / omega, 1)
+            folded[key] = folding.scale(folded[key], 1 / factor, 1)
     for key, factor in weights.items():
         if key.endswith(BRANCH_SCALE):
             for writer in (key.replace(BRANCH_SCALE, f".{name}") for name in WRITERS):
@@ -191,14 +191,11 @@ def _scaled_sublayers(weights: Mapping[str, Tensor]) -> Iterator[_Sublayer]:
         for layer in (f"{stack}.layers.{number}" for number in range(layers(weights, stack))):
             for branch, readers in READERS.items():
                 norm = f"{layer}.{branch}_layer_norm"
-                omega = weights.get(norm + OMEGA_INIT, weights.get(layer + SHORTCUT_SCALE))
-                if omega is None or f"{norm}.weight" not in weights:
-                    continue
-                omega = omega.double()
-                if norm + OMEGA_DELTA in weights:
-                    omega = omega + weights[norm + OMEGA_DELTA].double()
-                yield _Sublayer(layer, norm, norm_before, readers, omega)
-                norm_before = norm
+                scale = omega(weights, norm)
+                scale = weights.get(layer + SHORTCUT_SCALE) if scale is None else scale
+                if scale is not None and f"{norm}.weight" in weights:
+                    yield _Sublayer(layer, norm, norm_before, readers, scale.double())
+                    norm_before = norm
 
 
 def _in_float32(weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:

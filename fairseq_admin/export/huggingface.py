@@ -163,8 +163,9 @@ def compare(model: Exportable, folder: Path) -> tuple[float, int]:
     differences, positions = [], 0
     for expected, batch in zip(log_probabilities(build(model.original), tests), tests):
         # fairseq pads sources on the left, most users of transformers on the right.
-        for tokens in (batch.src_tokens, convert_padding_direction(batch.src_tokens, PAD, left_to_right=True)):
-            computed = _log_probabilities(fsmt, tokens, batch.prev_output_tokens)
+        source = batch["src_tokens"]
+        for tokens in (source, convert_padding_direction(source, PAD, left_to_right=True)):
+            computed = _log_probabilities(fsmt, tokens, batch["prev_output_tokens"])
             differences.append((computed - expected).abs().max())
             positions += len(expected)
     return torch.stack(differences).max().item(), positions

@@ -101,20 +101,6 @@ def largest_norm(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], 
     return torch.stack([torch.linalg.vector_norm(output, dim=-1).max() for output in outputs]).max()[None]
 
 
-def measured_omega(more: MoreLayers, tokens: Tensor, features: Tensor) -> Tensor:
-    """Set ω of the new layers by --admin-init on one batch. Returns it, shape (S,).
-
-    Args:
-        more: the new layers, in evaluation mode.
-        tokens: one batch. Shape (B, T).
-        features: the encoder's output. Shape (B, T, C).
-    """
-    with contextlib.ExitStack() as undo:
-        measured = observe(more, more.cfg.admin_init, tokens, undo)
-        more.extend(tokens, features)
-    return measured.omega()
-
-
 def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor], sentences: int) -> None:
     """Measure, then set ω or scale the weights, the same on all data-parallel ranks, and record the measurement.
 
@@ -134,7 +120,10 @@ def set_up(more: MoreLayers, encode: Callable[[Tensor], Tensor], batches: Iterab
             measured = largest_norm(encode, batches, more.padding_idx)
         else:
             tokens = next(iter(batches))
-            sentences, measured = len(tokens), measured_omega(more, tokens, encode(tokens))
+            with contextlib.ExitStack() as undo:
+                stack = observe(more, more.cfg.admin_init, tokens, undo)
+                more.extend(tokens, encode(tokens))
+            sentences, measured = len(tokens), stack.omega()
     measured = from_first_rank(measured)
     if not torch.isfinite(measured).all():
         raise AdminError(

@@ -103,17 +103,6 @@ class Scheme(NamedTuple):
     new_layers_only: bool = False
     """Whether it is only for new layers on a pre-trained encoder (deeper_model.py)."""
 
-    def ffn_law(self, option: str | None) -> str | None:
-        """The law that the feed-forward weights start with.
-
-        Args:
-            option: the value of --admin-ffn-init.
-
-        Returns:
-            One of FFN_LAWS; None: the scheme draws them itself.
-        """
-        return self.ffn and (option or self.ffn)
-
     @property
     def stock_layers(self) -> bool:
         """Whether fairseq's own layers compute the scheme; its state dict is then a stock Transformer's."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,8 +147,20 @@ def upgrade_stock_state(
     state[provenance.KEY] = provenance.encode({"rule": "stock checkpoint, omega = 1"})
 
 
-FORWARD = ("encoder", "more", "decoder")
-"""The stacks in forward order; `more` is the new layers on a pre-trained encoder."""
+def omega(state: Mapping[str, Tensor], norm: str) -> Tensor | None:
+    """ω of one sub-layer in a state dict.
+
+    Args:
+        state: a model's state dict.
+        norm: the name of the sub-layer's norm, such as encoder.layers.0.final_layer_norm.
+
+    Returns:
+        ω as the forward uses it, float64. Shape (C,). None: the norm has no ω.
+    """
+    if norm + OMEGA_INIT not in state:
+        return None
+    profiled, delta = state[norm + OMEGA_INIT].double(), state.get(norm + OMEGA_DELTA)
+    return profiled if delta is None else profiled + delta.double()
 
 
 def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -159,21 +170,12 @@ def omegas(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         state: a model's state dict.
 
     Returns:
-        {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}, in forward order, new layers under "more". Each ω
-        has shape (C,), float64. Empty if the model has no ω.
+        {"encoder": {"layers.0.self_attn": ω, ...}, "decoder": ...}, new layers under "more", in the state dict's order,
+        which is the forward's. Each ω has shape (C,), float64. Empty if the model has no ω.
     """
     stacks: dict[str, dict[str, Tensor]] = {}
     state = strip_roberta_prefix(state)
-    for key, tensor in state.items():
-        if key.endswith(OMEGA_INIT):
-            norm = key[: -len(OMEGA_INIT)]
-            stack, name = norm.split(".", 1)
-            delta = state.get(norm + OMEGA_DELTA)
-            omega = tensor.double() if delta is None else tensor.double() + delta.double()
-            stacks.setdefault(stack, {})[name.replace("_layer_norm", "").replace("final", "ffn")] = omega
-    return {stack: dict(sorted(stacks[stack].items(), key=_forward_order)) for stack in FORWARD if stack in stacks}
-
-
-def _forward_order(item: Any) -> tuple:
-    _, layer, sublayer = item[0].split(".")
-    return int(layer), ("self_attn", "encoder_attn", "ffn").index(sublayer)
+    for norm in [key.removesuffix(OMEGA_INIT) for key in state if key.endswith(OMEGA_INIT)]:
+        stack, name = norm.replace("_layer_norm", "").replace("final", "ffn").split(".", 1)
+        stacks.setdefault(stack, {})[name] = omega(state, norm)  # type: ignore[assignment]
+    return stacks

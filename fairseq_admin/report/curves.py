@@ -64,14 +64,6 @@ def read_log(folder: Path) -> logs.Log | None:
     return log
 
 
-def no_log(folder: Path) -> str:
-    """The message for a run without a log."""
-    return (
-        f"{folder} has no log: found no train.log; expected the output of fairseq-train. Train with --log-format json "
-        f"and 2>&1 | tee {folder}/train.log, or copy the log there."
-    )
-
-
 def draw(runs: Mapping[str, logs.Log], looks: Mapping[str, dict[str, Any]]) -> figure.Figure:
     """Draw the perplexities of several runs: a panel for training, a panel for validation.
 

@@ -90,10 +90,14 @@ class Run:
     def missing(self) -> dict[str, str]:
         """For every missing part, a line that says how to make it."""
         checkpoint = self.checkpoint or "CHECKPOINT"
+        no_log = (
+            f"{self.folder} has no log: found no train.log; expected the output of fairseq-train. Train with "
+            f"--log-format json and 2>&1 | tee {self.folder}/train.log, or copy the log there."
+        )
         no_omega = f"{self.model['title']} has no ω." if self.model else f"{self.folder} has no checkpoint."
         fold = f"fairseq-admin fold {checkpoint} -o model.pt --data DATA | tee {self.folder}/fold.txt"
         parts: dict[str, tuple[Any, str]] = {
-            "curves": (self.log, curves.no_log(self.folder)),
+            "curves": (self.log, no_log),
             "scores": (self.score, f"{self.folder} has no score.json, which a recipe writes."),
             "translations": (self.samples, f"{self.folder} has no translations in run.json, which a recipe writes."),
             "omega": (self.omega, no_omega),
