@@ -287,13 +287,12 @@ class FairseqRAdam(ByGroup):
     def __init__(self, cfg: RAdamConfig, params) -> None:
         super().__init__(cfg)
         self._optimizer = RAdam(self.grouped(params), **self.optimizer_config)
-        self.has_experts = any(hasattr(p, "expert") for p in self.params)
 
     def clip_grad_norm(self, max_norm, aggregate_norm_fn=None) -> Tensor:
         """Clip as fairseq does, with one operation for all norms instead of one each."""
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         grads = [gradient for p in params if (gradient := p.grad) is not None]
-        if not grads or self.has_experts:
+        if not grads:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, dtype=torch.float32)))
         if aggregate_norm_fn is not None:

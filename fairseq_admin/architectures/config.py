@@ -147,17 +147,20 @@ def _fill_stack(args: Any, side: str, sizes: Mapping[str, int]) -> None:
     fill(args, **{f"{side}_{name}": size for name, size in sizes.items()})
 
 
-def fill_sizes(args: Any, encoder_layers: int = 6, decoder_layers: int = 6, **sizes: int) -> None:
+def fill_sizes(
+    args: Namespace, encoder_layers: int | None = None, decoder_layers: int | None = None, **sizes: int
+) -> None:
     """Set every missing size of a translation model, in place; a missing decoder width is the encoder's.
 
     Args:
         args: options.
-        encoder_layers, decoder_layers: the preset's depths.
+        encoder_layers, decoder_layers: the preset's depths, if they differ.
         sizes: the preset's other sizes that differ from `TRANSFORMER`, of both stacks.
     """
-    _fill_stack(args, "encoder", {**TRANSFORMER, **sizes, "layers": encoder_layers})
+    fill(args, encoder_layers=encoder_layers, decoder_layers=decoder_layers)
+    _fill_stack(args, "encoder", {**TRANSFORMER, **sizes})
     widths = {"embed_dim": args.encoder_embed_dim, "ffn_embed_dim": args.encoder_ffn_embed_dim}
-    fill_decoder(args, **{**sizes, **widths, "layers": decoder_layers})
+    fill_decoder(args, **{**sizes, **widths})
 
 
 def fill_decoder(args: Any, **sizes: int) -> None:

@@ -99,10 +99,6 @@ class DeeperAdminModel(MaskedLMAdminModel):
         refuse_new_layers(args, task)
         return super().build_model(args, task)
 
-    @classmethod
-    def make(cls, args, task):
-        return cls(args, AdminMaskedEncoder(args, task.source_dictionary), task)
-
     def train(self, mode: bool = True) -> DeeperAdminModel:
         super().train(mode)
         if self.frozen:
@@ -155,10 +151,8 @@ class DeeperAdminModel(MaskedLMAdminModel):
         self.upgrade_state_dict(state_dict)
         self._refuse_other_sizes(state_dict)
         more, self.more = self.more, None
-        try:
-            result = super().load_state_dict(state_dict, strict, model_cfg, args)
-        finally:
-            self.more = more
+        result = super().load_state_dict(state_dict, strict, model_cfg, args)
+        self.more = more
         self.pretrained = True
         if state or more is None:
             self._load_more(state, strict)
@@ -193,17 +187,15 @@ class DeeperAdminModel(MaskedLMAdminModel):
 
     def _training_set(self, task: Any) -> tuple[Any, Any]:
         """The training set, and the numbers of its sentences, at most --profile-sentences, in random order."""
-        needs = f"--more-scheme {self.args.more_scheme} is set up on the training set"
         try:
             task.load_dataset("train")
         except (AssertionError, FileNotFoundError) as error:
             raise AdminError(
-                f"{needs}, which is missing: {error}. Give the folder of data with the split train."
+                f"--more-scheme {self.args.more_scheme} is set up on the training set, which is missing: {error}. Give "
+                "the folder of data with the split train."
             ) from error
         data = task.dataset("train")
         order, _ = data.filter_indices_by_size(data.ordered_indices(), task.max_positions())
-        if not len(order):
-            raise AdminError(f"{needs}, which has no sentence within --max-positions. Give another training set.")
         return data, order[: self.args.profile_sentences or None]
 
 

@@ -109,8 +109,3 @@ def refuse_new_layers(args: Any, task: Any) -> None:
             f"--more-layers is {args.more_layers} and --more-scheme {args.more_scheme}; expected both or neither. Give "
             f"--more-layers 24 and one of {', '.join(SCHEMES)}, or leave both out."
         )
-    if args.more_scheme and args.more_scheme.startswith("t-fixup"):
-        raise AdminError(
-            f"--more-scheme {args.more_scheme} was given; its paper scales the embeddings too, which are pre-trained "
-            "here. Give dt-fixup, which is made for this."
-        )

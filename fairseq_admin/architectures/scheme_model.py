@@ -14,13 +14,12 @@ from ..errors import AdminError
 from ..fast.model import speed_up
 from ..fast.plain import plain_layers
 from ..method import clinic, initial_weights, provenance
-from ..method.norms import shortcut_norms
+from ..method.norms import set_omega_by_depth
 from ..method.profiling import profile
 from ..method.schemes import DEPTH_RULES, RULES, SCHEMES, layers_of, stacks_of
 from ..method.state_dict import prune, upgrade_stock_state
 from ..method.state_dict import scheme as scheme_of
 from ..monitor.monitor import Monitor
-from ..pytorch.omega import omega_from_depth
 from ..version import __version__
 from .divergence import ExplodedLoss, SkippedUpdates
 from .refusals import layers_to_keep
@@ -81,9 +80,7 @@ class SchemeModel(BaseFairseqModel):
             self._record({"scheme": cfg.admin_scheme, "version": __version__})
         elif cfg.admin_init in DEPTH_RULES:
             for stack in stacks.values():
-                norms = shortcut_norms(stack)
-                for norm in norms:
-                    norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
+                set_omega_by_depth(stack, cfg.admin_init)
             self._record({"rule": cfg.admin_init, "version": __version__})
         else:
             for stack in stacks.values():

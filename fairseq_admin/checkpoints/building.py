@@ -58,6 +58,15 @@ def refuse_not_finite(name: str, key: str, tensor: Tensor) -> None:
         )
 
 
+class _Undrawn(TorchFunctionMode):
+    """A block that draws no initial weights. (The meta device would have torch import its compiler: one second.)"""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.endswith(("uniform_", "normal_")):
+            return args[0] if args else None
+        return func(*args, **(kwargs or {}))
+
+
 def build(
     checkpoint: Checkpoint, source: Dictionary | None = None, target: Dictionary | None = None
 ) -> BaseFairseqModel:
@@ -71,28 +80,6 @@ def build(
         AdminError: the architecture is unknown, the weights are not the model's, or the dictionaries are another
             model's.
     """
-    model = _unloaded(checkpoint, source, target)
-    try:
-        model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
-    except (AdminError, RuntimeError) as error:  # torch's RuntimeError: missing, unexpected or of another shape
-        reason = str(error).splitlines()[-1].strip()
-        raise AdminError(f"{checkpoint.name}: {reason} Give the file that fairseq-train saved.") from None
-    return model.eval()
-
-
-class _Undrawn(TorchFunctionMode):
-    """A block that draws no initial weights. (The meta device would have torch import its compiler: one second.)"""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__.endswith(("uniform_", "normal_")):
-            return args[0] if args else None
-        return func(*args, **(kwargs or {}))
-
-
-def _unloaded(
-    checkpoint: Checkpoint, source: Dictionary | None = None, target: Dictionary | None = None
-) -> BaseFairseqModel:
-    """Build the model without its weights."""
     args = Namespace(**vars(checkpoint.arguments))  # building a model may write into its options
     args.admin_fast = "off"  # fast layers are for training; stock ones compute the same and do not probe the CPU
     args.checkpoint_activations = args.offload_activations = False  # also for training only
@@ -104,7 +91,7 @@ def _unloaded(
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, max_positions=lambda: longest)
     try:
         with _Undrawn():
-            return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
+            model = ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
     except AdminError:
         raise
     except Exception as error:  # fairseq checks no option: a wrong value fails where it is first used
@@ -112,6 +99,12 @@ def _unloaded(
             f"{checkpoint.name}: no model can be built from its {origin} ({line(error)}). Give the file that "
             "fairseq-train saved, and what it was trained with."
         ) from None
+    try:
+        model.load_state_dict(dict(checkpoint.weights), strict=True, model_cfg=checkpoint.arguments)
+    except (AdminError, RuntimeError) as error:  # torch's RuntimeError: missing, unexpected or of another shape
+        reason = str(error).splitlines()[-1].strip()
+        raise AdminError(f"{checkpoint.name}: {reason} Give the file that fairseq-train saved.") from None
+    return model.eval()
 
 
 def made_up_words(symbols: int) -> Dictionary:

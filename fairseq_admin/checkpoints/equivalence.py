@@ -110,16 +110,8 @@ def data_of(checkpoint: Checkpoint, data: Path, split: str) -> Any:
         task.load_dataset(split)
     words_of = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
     for stack in checkpoint.stacks:
-        if len(words_of[stack]) != checkpoint.vocabulary[stack]:
-            raise AdminError(
-                f"{data}: the dictionary has {len(words_of[stack])} symbols and the model's {stack} "
-                f"{checkpoint.vocabulary[stack]}. Give the data the model was trained on."
-            )
-        if checkpoint.text.get(stack) not in (None, fingerprint.of_dictionary(words_of[stack])):
-            raise AdminError(
-                f"{data}: the dictionary of the {stack} is not the one that {checkpoint.name} was trained with. Give "
-                "the data the model was trained on."
-            )
+        size, expected = checkpoint.vocabulary[stack], checkpoint.text.get(stack)
+        fingerprint.refuse_other_dictionary(words_of[stack], data, size, expected)
     return task
 
 

@@ -72,7 +72,8 @@ def fold_checkpoint(
     check_weights(checkpoint)
     _refuse_unfoldable(checkpoint)
     folded = fold_weights(checkpoint, min_omega or folding.SMALLEST, clamp=min_omega is not None)
-    first = [stack for stack in checkpoint.stacks if _embedding_scaled(folded, checkpoint.weights, stack)]
+    tables = {stack: f"{stack}.embed_tokens.weight" for stack in checkpoint.stacks}
+    first = [stack for stack, key in tables.items() if folded.get(key) is not checkpoint.weights.get(key)]
     changed: dict[str, Any] = {f"{stack}_learned_pos": True for stack in first}
     changed |= dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False) if first else {}
     changed |= dict(zip(("source_lang", "target_lang"), languages or ()))
@@ -120,7 +121,7 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
         Stock names and shapes. Folded tensors are float64; the others are the checkpoint's own.
 
     Raises:
-        AdminError: an ω is too small, or a stack's first ω is a vector and its embedding not a plain matrix.
+        AdminError: an ω is too small.
     """
     weights = checkpoint.weights
     scales = (OMEGA_INIT, OMEGA_DELTA, SHORTCUT_SCALE, BRANCH_SCALE)
@@ -157,21 +158,11 @@ def fold_weights(checkpoint: Checkpoint, smallest: float = folding.SMALLEST, cla
 def _scale_embedding(folded: dict[str, Tensor], checkpoint: Checkpoint, stack: str, omega: Tensor) -> None:
     """Multiply a stack's embedding by ω, shape (C,), in place: its words, and its positions as a table."""
     words, positions = (f"{stack}.embed_{part}.weight" for part in ("tokens", "positions"))
-    if words not in folded or folded[words].size(1) != omega.numel():
-        raise AdminError(
-            f"{checkpoint.name}: the first omega of the {stack} is not one positive number, and its embedding is "
-            "adaptive or of another width, which no fold reaches. Keep the model unfolded, with --user-dir."
-        )
     folded[words] = folded[words].double() * omega
     if not checkpoint.options.model.get("no_token_positional_embeddings"):
         rows = max_positions(checkpoint, stack) + PAD + 1  # positions are numbered from PAD + 1 on
         table = SinusoidalPositionalEmbedding.get_embedding(rows, omega.numel(), PAD)
         folded[positions] = folded.get(positions, table).double() * omega
-
-
-def _embedding_scaled(folded: Mapping[str, Tensor], weights: Mapping[str, Tensor], stack: str) -> bool:
-    words = f"{stack}.embed_tokens.weight"
-    return words in folded and folded[words] is not weights[words]
 
 
 class _Sublayer(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .schemes import Layer, attentions_of
+from .schemes import Layer, attentions_of, change_first
 
 
 def _norm_query(attention: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -31,9 +31,7 @@ def _norm_input(linear: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 def _norm_output(last: Any, inputs: Any, output: Any) -> Any:
     """Hook after a branch's last module."""
-    if isinstance(output, Tensor):
-        return last.output_norm(output)
-    return last.output_norm(output[0]), *output[1:]
+    return change_first(output, last.output_norm)
 
 
 def norm_inputs(layer: Layer) -> None:

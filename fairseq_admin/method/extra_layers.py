@@ -21,10 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdminError
-from ..pytorch.omega import omega_from_depth
 from ..version import __version__
 from . import initial_weights, provenance
-from .norms import shortcut_norms
+from .norms import set_omega_by_depth, shortcut_norms
 from .profiling import from_first_rank, observe
 from .schemes import DEPTH_RULES, SCHEMES, Options
 from .stacks import AdminEncoder
@@ -52,10 +51,9 @@ class MoreLayers(AdminEncoder):
         self.by_norm = cfg.admin_scheme == "dt-fixup"
         self.measured = self.by_norm or (self.scheme.omega and cfg.admin_init not in DEPTH_RULES)
         if not self.measured:
-            norms = shortcut_norms(self) if self.scheme.omega else []
-            for norm in norms:
-                norm.set_omega(omega_from_depth(cfg.admin_init, len(norms)))
-            self.record({"rule": cfg.admin_init} if norms else {})
+            if self.scheme.omega:
+                set_omega_by_depth(self, cfg.admin_init)
+            self.record({"rule": cfg.admin_init} if self.scheme.omega else {})
 
     def record(self, measured: dict[str, Any]) -> None:
         record = {"scheme": self.cfg.admin_scheme, **measured, "version": __version__}

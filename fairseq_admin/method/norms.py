@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..pytorch.omega import omega_from_depth
 from .schemes import Stack, layers_of, norms_of
 
 
@@ -67,6 +68,18 @@ def shortcut_norms(stack: Stack) -> list[ShortcutNorm]:
         Its norms, in forward order.
     """
     return [getattr(layer, name) for layer in layers_of(stack) for name in norms_of(layer)]
+
+
+def set_omega_by_depth(stack: Stack, rule: str) -> None:
+    """Set every ω of a stack from its depth, in place.
+
+    Args:
+        stack: an encoder or a decoder of Admin.
+        rule: one of DEPTH_RULES.
+    """
+    norms = shortcut_norms(stack)
+    for norm in norms:
+        norm.set_omega(omega_from_depth(rule, len(norms)))
 
 
 class BottomNorm(nn.LayerNorm):

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 SIDES = ("encoder", "decoder")
 PerStack = tuple[float, float]
@@ -174,6 +174,16 @@ def attentions_of(layer: Layer) -> tuple[Any, ...]:
     """A layer's self-attention and, in a decoder, its encoder-attention."""
     both = layer.self_attn, getattr(layer, "encoder_attn", None)
     return tuple(attention for attention in both if attention is not None)
+
+
+def change_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change a module's output in a hook.
+
+    Args:
+        output: a tensor, or a tuple that begins with it, as an attention's or a decoder layer's.
+        change: computes the new tensor.
+    """
+    return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
 
 def linears_of(layer: Layer) -> tuple[nn.Linear, ...]:

@@ -78,24 +78,16 @@ def prune(state: MutableMapping[str, Tensor], stack: str, kept: Sequence[int]) -
     fairseq's own pruning drops every layer of the encoder if only the decoder is pruned, and the other way round.
 
     Args:
-        state: the state dict about to be loaded. If it has as many layers as are kept, it was pruned before, and stays
-            as it is.
+        state: the state dict about to be loaded. It stays as it is if it was pruned before (it has as many layers as
+            are kept), or lacks one of these layers (`upgrade_stock_state` refuses its depth).
         stack: "encoder" or "decoder".
         kept: numbers of the layers to keep, from 0.
-
-    Raises:
-        AdminError: there is no such layer.
     """
     layer = re.compile(rf"({stack}\.(?:sentence_encoder\.)?layers\.)(\d+)(\..+)")
     matches = {key: match for key in state if (match := layer.fullmatch(key))}
     numbers = {int(match[2]) for match in matches.values()}
-    if len(numbers) == len(kept):
+    if len(numbers) == len(kept) or not numbers.issuperset(kept):
         return
-    if not numbers.issuperset(kept):
-        raise AdminError(
-            f"--{stack}-layers-to-keep is {','.join(map(str, kept))} and the checkpoint's {stack} has {len(numbers)} "
-            f"layers. Expected numbers from 0 to {len(numbers) - 1}."
-        )
     tensors = {key: state.pop(key) for key in matches}
     for new, old in enumerate(sorted(kept)):
         for key, match in matches.items():

@@ -225,17 +225,14 @@ def _json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty if the file is missing.
 
     Raises:
-        AdminError: the file is not a JSON object.
+        AdminError: the file is not JSON.
     """
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         message = line(error)
         raise AdminError(
             f"{path}: cannot be read ({message}); expected JSON. Make it again, or move it away."
         ) from None
-    if not isinstance(content, dict):
-        raise AdminError(f"{path}: found a {type(content).__name__}, expected a JSON object. Make it again.")
-    return content

@@ -100,7 +100,10 @@ class Assets:
         path = self.codes if name == CODES else None
         path = path or next((folder / name for folder in self.folders if (folder / name).is_file()), None)
         if path and name in self.expected and self.expected[name] not in _fingerprints(path, name):
-            raise self._foreign(path)
+            raise AdminError(
+                f"{path} is another model's: {self.model} was trained with a {path.name} of other content. Give the "
+                "folder of the model's own as --data."
+            )
         return path
 
     def need(self, name: str, instead: str = "") -> Path:
@@ -212,17 +215,8 @@ class Assets:
             raise AdminError(
                 f"{path} is not a dictionary of fairseq's ({line(error)}). Give the model's own."
             ) from None
-        if len(words) != size:
-            raise AdminError(f"{path} has {len(words)} symbols and the model {size}. Give the model's own dictionary.")
-        if self.expected.get(stack) not in (None, fingerprint.of_dictionary(words)):
-            raise self._foreign(path)
+        fingerprint.refuse_other_dictionary(words, path, size, self.expected.get(stack))
         return words
-
-    def _foreign(self, path: Path) -> AdminError:
-        return AdminError(
-            f"{path} is another model's: {self.model} was trained with a {path.name} of other content. Give the folder "
-            "of the model's own as --data."
-        )
 
 
 def _fingerprints(path: Path, name: str) -> list[str]:
